@@ -24,6 +24,7 @@ from ..model_loaders.networks import graphs
 from ..model_loaders.networks.speed import COMPILE, suited_threads
 from ..reports.record import Report, joined
 from .conditioning import AnyCondition
+from .engine import Step
 from .noise import noise_bytes
 from .registry import Entry, family_of
 
@@ -35,7 +36,6 @@ SPLIT = "Memory was insufficient for"
 # Networks that have run in this process; of compiled ones by which samplers, because each compiles what it needs.
 _RAN: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
-S = TypeVar("S")
 R = TypeVar("R", bound=tuple)
 
 
@@ -80,7 +80,9 @@ def run_beginning(steps: Generator[Any, None, Any]) -> None:
     steps.close()
 
 
-def in_parts(start: Callable[[range], Generator[S, None, R]], images: int, net: nn.Module) -> Generator[S, None, R]:
+def in_parts(
+    start: Callable[[range], Generator[Step, None, R]], images: int, net: nn.Module
+) -> Generator[Step, None, R]:
     """Sample a batch at once; if memory is insufficient, in parts of half the size, again halved until a part fits.
 
     ``start`` begins the sampler for some of the images, by their place in the batch, and may be called again for an
@@ -121,8 +123,8 @@ def in_parts(start: Callable[[range], Generator[S, None, R]], images: int, net: 
 
 
 def _attempt(
-    start: Callable[[range], Generator[S, None, R]], part: range, net: nn.Module, batch: _BatchSteps
-) -> Generator[S, None, R | None]:
+    start: Callable[[range], Generator[Step, None, R]], part: range, net: nn.Module, batch: _BatchSteps
+) -> Generator[Step, None, R | None]:
     """Sample some of the images; returns their result, or None if memory was insufficient.
 
     This function is left before memory is released: its names would keep the tensors of the attempt.
@@ -181,29 +183,29 @@ class _BatchSteps:
 
     def __init__(self, images: int):
         self.images = images
-        self.tensors: dict[str, Tensor] = {}  # by field of a step, of all images
+        self.latents: Tensor | None = None  # of all images, zero where a part has not begun
+        self.decided: Tensor | None = None
 
-    def step(self, step: Any, part: range) -> Any:
+    def step(self, step: Step, part: range) -> Step:
         """A step of some images as one of all: that of the whole batch is itself."""
         if len(part) == self.images:
             return step
 
-        whole: dict[str, Tensor] = {}
-        for f in fields(step):
-            value = getattr(step, f.name)
-            if isinstance(value, Tensor):
-                of_all = self.tensors.setdefault(f.name, value.new_zeros(self.images, *value.shape[1:]))
-                of_all[part.start : part.stop] = value
-                whole[f.name] = of_all.clone()
+        if self.latents is None or self.decided is None:
+            self.latents = step.latents.new_zeros(self.images, *step.latents.shape[1:])
+            self.decided = step.decided.new_zeros(self.images, *step.decided.shape[1:])
+        self.latents[part.start : part.stop] = step.latents
+        self.decided[part.start : part.stop] = step.decided
+        so_far = self.latents.clone(), self.decided.clone()
 
         done = part.start * step.total + len(part) * step.done
-        total = self.images * step.total
-        return replace(step, done=done, total=total, **whole)
+        return Step(done, self.images * step.total, step.report, lambda: so_far)
 
     def clear(self, first: int) -> None:
         """Forget the images from ``first`` on, of which an attempt failed."""
-        for of_all in self.tensors.values():
-            of_all[first:] = 0
+        if self.latents is not None and self.decided is not None:
+            self.latents[first:] = 0
+            self.decided[first:] = False
 
 
 # ------------------------------------------------------------------------------------------------ results

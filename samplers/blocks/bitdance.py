@@ -18,7 +18,7 @@ from ..chain import Chains, Given, Head, StepTable, run_chain, spread, step_tabl
 from ..conditioning import MaskedCondition
 from ..device import to_device
 from ..editing import Edit
-from ..engine import Sampler, decode
+from ..engine import Sampler
 from ..noise import CounterRNG, PairedNoise, row_keys
 from ..speculation import Speculation
 from .canvas import BlockCanvas, Inputs, block_canvas
@@ -66,11 +66,27 @@ def bitdance(
     draw = BlockDiffusion(canvas)
 
     canvas.total = sum(draw.evaluations[block] for block in plan)
-    return (yield from decode(canvas, plan, look, draw, draw.evaluations))
+    done = 0
+    for block, cells in plan.items():
+        # 1. The condition of the block, given the blocks before it.
+        with canvas.clock.phase("transformer"):
+            z = look(block)
+
+        # 2. Its diffusion. A block takes many evaluations of the head, and is decided after the last one.
+        for count, data in canvas.clock.timed("head", draw.denoised(block, z)):
+            prediction = data
+            if count < draw.evaluations[block]:
+                yield from canvas.show(done + count)
+
+        # 3. The signs are the tokens.
+        canvas.decide(cells, draw.tokens(block, prediction), block)
+        done += draw.evaluations[block]
+        yield from canvas.show(done)
+    return canvas.finish()
 
 
 class BlockLook:
-    """The transformer with its KV cache: what it says of a block, given the blocks before it, fp32 [R, P, D]."""
+    """The transformer with its KV cache: conditions fp32 [R, P, D] of a block, given the blocks before it."""
 
     def __init__(self, canvas: BlockCanvas, inputs: Inputs):
         self.canvas = canvas
@@ -80,7 +96,7 @@ class BlockLook:
         self.hidden: Tensor | None = None  # of the newest block
         self.fed = 0  # tokens in the cache
 
-    def __call__(self, block: int, cells: Tensor) -> Tensor:
+    def __call__(self, block: int) -> Tensor:
         report = self.canvas.report
         at = self.canvas.span(block)
 
@@ -123,21 +139,12 @@ class BlockDiffusion:
             times = to_device(torch.tensor(made.times), canvas.device)
             self.tables[count] = step_table(made.steps, canvas.model.net.denoiser.times(times)), times
 
-    def __call__(self, block: int, cells: Tensor, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Yields evaluations and predictions, and at the end the tokens of the block; ``conditions``: fp32
-        [R, P, D].
-        """
-        for count, made in self._denoised(block, conditions):
-            prediction = made
-            if count < self.evaluations[block]:
-                yield count, made
-
-        # The signs are the tokens, in both branches.
+    def tokens(self, block: int, prediction: Tensor) -> Tensor:
+        """The tokens fp32 [B, P, C] of a block: the signs of its last prediction, in both branches of guidance."""
         self.canvas.watch(torch.linalg.vector_norm(prediction, torch.inf))
-        tokens = torch.where(prediction >= 0, 1.0, -1.0)
-        yield self.evaluations[block], self.canvas.feed(block, tokens)
+        return self.canvas.feed(block, torch.where(prediction >= 0, 1.0, -1.0))
 
-    def _denoised(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def denoised(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
         """The evaluations so far and the predictions fp32 [B or R, P, C] of a block, of which the last one counts."""
         canvas = self.canvas
         net = canvas.model.net

@@ -5,8 +5,10 @@ Source: Li et al. 2024 (arXiv 2406.11838), section 3. Shapes: B images, L tokens
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,6 +83,62 @@ class Order:
         return self.reveal[:, : self.starts[step]].sort(dim=1).values
 
 
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """N tokens of a batch of images."""
+
+    image: Tensor  # int64 [N]
+    position: Tensor  # int64 [N]
+    # int64 [N], their columns among the positions that they were chosen from; None: they are all of these.
+    column: Tensor | None = None
+
+    @staticmethod
+    def all(positions: Tensor) -> Tokens:
+        """All tokens at positions int64 [B, n], one image after another."""
+        image = torch.arange(len(positions), device=positions.device).repeat_interleave(positions.shape[1])
+        return Tokens(image, positions.flatten())
+
+    @staticmethod
+    def in_columns(columns: Tensor, positions: Tensor) -> Tokens:
+        """Those in columns int64 [B, m] of positions int64 [B, n], one image after another."""
+        image = torch.arange(len(columns), device=columns.device).repeat_interleave(columns.shape[1])
+        column = columns.flatten()
+        return Tokens(image, positions[image, column], column)
+
+    @staticmethod
+    def where(mask: Tensor, positions: Tensor) -> Tokens:
+        """Those of positions int64 [B, n] at which ``mask``, bool [B, n] on the host, is True."""
+        image, column = to_device(mask.nonzero().T, positions.device)
+        return Tokens(image, positions[image, column], column)
+
+    @staticmethod
+    def joined(several: Sequence[Tokens]) -> Tokens:
+        """All tokens of several."""
+        return Tokens(torch.cat([t.image for t in several]), torch.cat([t.position for t in several]))
+
+    def __len__(self) -> int:
+        return len(self.image)
+
+    def of(self, values: Tensor) -> Tensor:
+        """Their entries [N, ...] of values [B, L, ...]."""
+        return values[self.image, self.position]
+
+    def write(self, values: Tensor, new: Tensor) -> None:
+        """Replace their entries of values [B, L, ...] by new ones [N, ...]."""
+        values[self.image, self.position] = new
+
+    def conditions(self, z: Tensor) -> Tensor:
+        """Their conditions [P, N, C] among those [P, B, n, C] of the positions that they were chosen from."""
+        return z.flatten(1, 2) if self.column is None else z[:, self.image, self.column]
+
+
+class TokenNoise(NamedTuple):
+    """Noise of every token, fp32."""
+
+    start: Tensor  # of the state before the first diffusion step, [B, L, c]
+    steps: Tensor  # [S, B, L, c]
+
+
 @dataclass(eq=False)
 class MARCanvas(Canvas):
     """Tokens fp32 [B, L, c]. An edit keeps the latents that it starts from, bit for bit."""
@@ -138,12 +196,23 @@ class MARCanvas(Canvas):
         """The head's embeddings [S, w] of the timesteps of tables, highest first."""
         return self.model.net.head.time_embed(to_device(made.timestep_map.flip(0), self.device))
 
-    def draws(self, stream: str, count: int) -> tuple[Tensor, Tensor]:
-        """Noise of every token on the device: start [B, L, c] and ``count`` steps [S, B, L, c]."""
+    def draws(self, stream: str, count: int) -> TokenNoise:
+        """Noise of every token for ``count`` diffusion steps, on the device."""
         c = self.model.net.config
         start = self.noise.first(stream, c.tokens, c.channels)
         steps = self.noise.steps(stream, count, c.tokens, c.channels)
-        return to_device(start, self.device), to_device(steps, self.device).transpose(0, 1)
+        return TokenNoise(to_device(start, self.device), to_device(steps, self.device).transpose(0, 1))
+
+    def chains(self, table: chain.StepTable, tokens: Tokens, z: Tensor, noise: TokenNoise) -> chain.Chains:
+        """Tokens, of conditions z [P, N, C], before the diffusion steps of a table."""
+        return chain.Chains(
+            z=z,
+            cfg=tokens.of(self.order.scale)[:, None],
+            x=tokens.of(noise.start),
+            noise=chain.spread(noise.steps[:, tokens.image, tokens.position], len(table)),
+            table=table,
+            temperature=self.settings.temperature,
+        )
 
 
 @torch.no_grad()

@@ -25,9 +25,8 @@ steps are plain MAR's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -40,10 +39,10 @@ from ..chain import Chains, Change
 from ..conditioning import MaskedCondition
 from ..device import to_device
 from ..editing import Edit
-from ..engine import Sampler, decode
+from ..engine import Sampler, Verdict, decode, verified
 from ..noise import PairedNoise
-from .canvas import MARCanvas, mar_canvas
-from .heads import Heads, joined
+from .canvas import MARCanvas, Tokens, mar_canvas
+from .heads import joined
 from .mar import Diffusion, annealed_tables
 from .settings import FastHybridSettings
 from .transformer import FullTransformer, Transformer
@@ -73,41 +72,37 @@ def fasthybrid(
 
     refinement = Refinement(canvas, settings)
     drafts = Drafts(canvas, settings)
-    for step in range(order.steps):
-        reach = reach_of(step, settings)
+
+    def segment(step: int) -> Iterator[Verdict]:
+        """An AR step."""
         here = order.ahead(step)  # [B, n]
-        ahead = order.ahead(step, reach)  # [B, m], the n first
+        ahead = order.ahead(step, reach_of(step, settings))  # [B, m], the n first
         n = here.shape[1]
         with canvas.clock.phase("transformer"):
             z = transformer(step, ahead)  # [P, B, m, C]
 
         with canvas.clock.phase("head"):
             # 1. Verify: a draft is accepted if cos(z', z) >= lambda.
-            ok = drafts.verify(here, z[0, :, :n].float())
+            ok, outcome = drafts.verify(here, z[0, :, :n].float())
 
-            # 2. Lookahead: full diffusion of all other tokens and, for the images that have one, of all later steps in
-            # reach.
-            full = None
-            looks_ahead = (~ok).any(1, keepdim=True)
-            todo = torch.cat([~ok, looks_ahead.expand(-1, ahead.shape[1] - n)], 1)
-            if bool(todo.any()):
-                image, column = to_device(todo.nonzero().T, z.device)
-                position = ahead[image, column]
-                full = Placed(plain.chains(plain.tables[step], image, position, z[:, image, column]), image, position)
+            # 2. Lookahead: full diffusion of all other tokens of this step and, in images that have one, of all later
+            # steps in reach.
+            restarts = (~ok).any(1, keepdim=True)
+            redo = Tokens.where(torch.cat([~ok, restarts.expand(-1, ahead.shape[1] - n)], 1), ahead)
+            z_redo = redo.conditions(z)
 
             # 3. Refine: guided diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
-            refined = refinement.begin(z, here, ok, drafts.x)
+            keep = refinement.tokens(ok, here)
+            guided = refinement.chains(keep, z, drafts.x)
 
-            # 4. The tokens of both.
-            of_full, of_refined = sampled(canvas, heads, full, refined)
-            if full is not None:
-                drafts.renew(full, of_full)
-            if refined is not None:
-                refinement.write(drafts.x, refined, of_refined)
-            canvas.write(here, pick(drafts.x, here), step)
-        with canvas.clock.paused():
-            yield canvas.step(step + 1)
+            # 4. Both in one loop.
+            full = canvas.chains(plain.tables[step], redo, z_redo, plain.noise)
+            both = heads.sample_both(canvas.model.net, full, guided, canvas.report, joined_with_drafts)
+            drafts.renew(redo, both[0], z_redo[0])
+            keep.write(drafts.x, both[1])
+        yield Verdict(here, pick(drafts.x, here), step, outcome)
 
+    yield from verified(canvas, 0, segment)
     canvas.report.similarity = drafts.similarity()
     return canvas.finish()
 
@@ -118,27 +113,6 @@ def reach_of(step: int, settings: FastHybridSettings) -> int:
         return 1
     passed = step % settings.lookahead if settings.align_lookaheads else 0
     return settings.lookahead - passed
-
-
-class Placed(NamedTuple):
-    """N tokens to sample, and where they are."""
-
-    chains: Chains
-    image: Tensor  # int64 [N]
-    position: Tensor  # int64 [N]
-
-
-def sampled(canvas: MARCanvas, heads: Heads, full: Placed | None, refined: Placed | None) -> tuple[Tensor, Tensor]:
-    """The tokens of a full and of a guided diffusion, fp32 [N, channels] each, in one loop; none for None."""
-    net = canvas.model.net
-    none = canvas.values[:0, 0]
-    if full is not None and refined is not None:
-        return heads.sample_both(net, full.chains, refined.chains, canvas.report, joined_with_drafts)
-    if full is not None:
-        return heads.sample(net, full.chains, canvas.report), none
-    if refined is not None:
-        return none, heads.sample(net, refined.chains, canvas.report)
-    return none, none
 
 
 class Drafts:
@@ -153,13 +127,13 @@ class Drafts:
         # z', the condition that a draft was made from.
         self.z = torch.zeros(images, length, canvas.model.net.config.dim, device=device)
         self.made = torch.zeros(images, length, dtype=torch.bool, device=device)  # whether a token has a draft
-        self.outcome = canvas.outcome
 
         # Of each AR step: cos(z', z) [B, n] on the device, and which tokens have a draft, bool [B, n] on the host.
         self._similarities: list[tuple[Tensor, Tensor]] = []
 
-    def verify(self, here: Tensor, z: Tensor) -> Tensor:
-        """Which tokens keep their drafts, bool [B, n] on the host: those with cos(z', z) >= lambda.
+    def verify(self, here: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Which drafts are accepted, bool [B, n] on the host: those with cos(z', z) >= lambda; and what becomes of each
+        token, uint8 [B, n].
 
         ``here`` int64 [B, n] are the positions of an AR step, z fp32 [B, n, C] their conditions.
         """
@@ -167,19 +141,18 @@ class Drafts:
         cosine = F.cosine_similarity(pick(self.z, here), z, dim=-1)
         ok = drafted & (cosine >= self.settings.threshold)
 
-        outcome = torch.where(ok, ACCEPTED, torch.where(drafted, REDONE, PLAIN))
-        self.outcome.scatter_(1, here, outcome.to(torch.uint8))
+        outcome = torch.where(ok, ACCEPTED, torch.where(drafted, REDONE, PLAIN)).to(torch.uint8)
         ok, drafted = torch.stack([ok, drafted]).cpu()  # the host waits for the device here, and nowhere else
         self._similarities.append((cosine, drafted))
 
         redone = drafted & ~ok
         self.report.add(accepted=int(ok.sum()), rejected=int(redone.sum()), restarts=int(redone.any(1).sum()))
-        return ok
+        return ok, outcome
 
-    def renew(self, tokens: Placed, x: Tensor) -> None:
-        """Write tokens of a full diffusion. Those of later AR steps are drafts, and their z is z'."""
-        self.x[tokens.image, tokens.position] = x
-        self.z[tokens.image, tokens.position] = tokens.chains.z[0].float()
+    def renew(self, tokens: Tokens, x: Tensor, z: Tensor) -> None:
+        """Write the values of tokens, x fp32 [N, c] of conditions z [N, C]. Those of later AR steps are drafts."""
+        tokens.write(self.x, x)
+        tokens.write(self.z, z.float())
         self.made[tokens.image, tokens.position] = True
 
     def similarity(self) -> np.ndarray:
@@ -198,7 +171,7 @@ class Refinement:
         self.temperature = settings.temperature
         self.table = canvas.table(settings.guided_steps)
         steps = len(self.table)
-        self.start, self.noise = canvas.draws("guided", steps)
+        self.noise = canvas.draws("guided", steps)
 
         weights = guidance_weights(settings.guidance_schedule, steps)
         self.gamma = to_device(torch.tensor(weights), canvas.device)
@@ -216,29 +189,24 @@ class Refinement:
         # Without a step a draft stays as it is.
         self.leaves_draft = settings.accepted == "keep" or ends_in_drafts or self.first_step == steps
 
-    def begin(self, z: Tensor, here: Tensor, ok: Tensor, drafts: Tensor) -> Placed | None:
-        """The accepted tokens before the first step that needs the head; None if there are none or if they stay as
-        drafted.
+    def tokens(self, accepted: Tensor, here: Tensor) -> Tokens:
+        """The tokens to refine, of positions int64 [B, n] with drafts ``accepted``, bool [B, n] on the host; none if a
+        draft stays as it is.
+        """
+        return Tokens.where(torch.zeros_like(accepted) if self.leaves_draft else accepted, here)
+
+    def chains(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> Chains:
+        """Tokens before the first step that needs the head.
 
         Args:
-            z: conditions [P, B, m, C], of which the first n are those of ``here``.
-            here: int64 [B, n], the positions of an AR step.
-            ok: bool [B, n] on the host, which of them are accepted.
+            z: conditions [P, B, m, C] of the positions that the tokens were chosen from.
             drafts: x' of all positions, fp32 [B, L, channels].
         """
-        if self.leaves_draft or not bool(ok.any()):
-            return None
-
-        image, column = to_device(ok.nonzero().T, z.device)
-        position = here[image, column]
-        draft = drafts[image, position]
-        noise = self.noise[:, image, position].contiguous()
-        x = self.first_states(draft, self.start[image, position], noise)
+        rows = self.canvas.chains(self.table, tokens, tokens.conditions(z), self.noise)
+        draft = tokens.of(drafts)
+        x = self.first_states(draft, rows.x, rows.noise)
         pull = None if self.renoises else Change(pulled, [(draft, gamma) for gamma in self.gamma])
-
-        cfg = self.canvas.order.scale[image, position, None]
-        rows = Chains(z[:, image, column], cfg, x, noise, self.table, self.temperature, change=pull)
-        return Placed(rows.part(self.first_step, len(self.table)), image, position)
+        return replace(rows, x=x, change=pull).part(self.first_step, len(self.table))
 
     def first_states(self, draft: Tensor, start: Tensor, noise: Tensor) -> Tensor:
         """States before the first step that needs the head, fp32 [N, channels].
@@ -256,10 +224,6 @@ class Refinement:
             return draft + log_sigma.exp() * self.temperature * noise[0]
 
         return start
-
-    def write(self, drafts: Tensor, tokens: Placed, x: Tensor) -> None:
-        """Write the refined tokens over their drafts, fp32 [B, L, channels]."""
-        drafts[tokens.image, tokens.position] = x
 
 
 def pulled(mean: Tensor, draft: Tensor, gamma: Tensor) -> Tensor:

@@ -15,7 +15,7 @@ docs/papers.md.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -26,9 +26,9 @@ from ..conditioning import MaskedCondition
 from ..editing import Edit
 from ..engine import Sampler, decode
 from ..noise import PairedNoise
-from .canvas import MARCanvas, mar_canvas
+from .canvas import MARCanvas, Tokens, mar_canvas
 from .heads import Heads, joined
-from .mar import Diffusion, annealed_tables, places
+from .mar import Diffusion, annealed_tables
 from .settings import GtRSettings
 from .transformer import FullTransformer, Transformer
 
@@ -67,32 +67,28 @@ class FrequencyWeighted(Diffusion):
         super().__init__(canvas, heads, tables)
         self.share = share
 
-    def __call__(self, step: int, here: Tensor, z: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def __call__(self, step: int, here: Tensor, z: Tensor) -> Tensor:
         """The tokens fp32 [B, n, c] at positions ``here`` [B, n], of their conditions z [P, B, n, C]."""
         canvas = self.canvas
         most, few = self.tables[0], self.tables[step]
         count = math.floor(round(self.share * here.shape[1], 9))
         if not count or few is most:
-            yield from super().__call__(step, here, z)
-            return
+            return super().__call__(step, here, z)
 
         # 1. Columns of every image's tokens by falling energy.
         columns = high_frequency_energy(z[0]).argsort(dim=1, descending=True)
 
         # 2. The tokens of most detail, and the others, each with diffusion steps of their own.
-        image, column = places(columns[:, :count])
-        detailed = self.chains(most, image, here[image, column], z[:, image, column])
-        other_image, other_column = places(columns[:, count:])
-        others = self.chains(few, other_image, here[other_image, other_column], z[:, other_image, other_column])
+        detailed = Tokens.in_columns(columns[:, :count], here)
+        others = Tokens.in_columns(columns[:, count:], here)
+        of_detailed = canvas.chains(most, detailed, detailed.conditions(z), self.noise)
+        of_others = canvas.chains(few, others, others.conditions(z), self.noise)
 
         # 3. In one loop.
-        tokens = torch.empty(*here.shape, canvas.values.shape[-1], device=z.device)
-        if count == here.shape[1]:
-            tokens[image, column] = self.heads.sample(canvas.model.net, detailed, canvas.report)
-        else:
-            both = self.heads.sample_both(canvas.model.net, detailed, others, canvas.report, joined)
-            tokens[image, column], tokens[other_image, other_column] = both
-        yield 1, tokens
+        values = torch.empty(*here.shape, canvas.values.shape[-1], device=z.device)
+        both = self.heads.sample_both(canvas.model.net, of_detailed, of_others, canvas.report, joined)
+        values[detailed.image, detailed.column], values[others.image, others.column] = both
+        return values
 
 
 def high_frequency_energy(z: Tensor) -> Tensor:

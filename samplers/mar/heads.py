@@ -27,9 +27,9 @@ class Heads:
         return full_head(net, rows, report)
 
     def sample(self, net: MAR, rows: Chains, report: Report) -> Tensor:
-        """The tokens of rows, fp32 [N, channels]."""
+        """The tokens of rows, fp32 [N, channels]; without a row or a step the head is not called."""
         x = rows.x
-        if len(rows.table):
+        if len(rows.x) and len(rows.table):
             for advanced in run_chain(net, rows, self.head(net, rows, report)):
                 x = advanced.x
         return x
@@ -51,7 +51,7 @@ class Heads:
         ``join`` makes one batch of those last steps: :func:`joined`, or one that also joins what a sampler makes of the
         means.
         """
-        together = min(len(one.table), len(other.table))
+        together = min(len(one.table), len(other.table)) if len(one.x) and len(other.x) else 0
         if not together or not (self.whole(len(one.table)) and self.whole(len(other.table))):
             return self.sample(net, one, report), self.sample(net, other, report)
 

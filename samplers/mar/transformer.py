@@ -51,25 +51,7 @@ class FullTransformer(Transformer):
         self.vectors = canvas.conditioning.vectors(canvas.guided)  # of the encoder's buffer rows, [E, C]
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
-        canvas = self.canvas
-        net = canvas.model.net
-        conditioning = canvas.conditioning
-        branches = 1 + canvas.guided
-        known = canvas.order.known(step)
-
-        # 1. The encoder, of both branches where they differ in it: 2 copies of the images, else 1.
-        copies = len(self.vectors) // len(known)
-        encoder_known = known.repeat(copies, 1)
-        encoded = net.encode(canvas.values.repeat(copies, 1, 1), encoder_known, self.vectors)
-
-        # 2. The decoder, of both branches.
-        fused = conditioning.fuse(encoded, encoder_known, canvas.guided)
-        z = net.decode(fused, known.repeat(branches, 1), wanted.repeat(branches, 1))
-
-        encoder_rows = encoded.shape[0] * encoded.shape[1]
-        decoder_rows = len(z) * (net.config.buffer + net.config.tokens)
-        canvas.report.add(**conditioning.counts(encoder_rows, decoder_rows))
-        return z.unflatten(0, (branches, -1))
+        return self._pass(self.canvas.order.known(step), wanted, self.vectors)
 
     def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
         """All ``count`` AR steps in one pass; equal to :meth:`__call__` step by step, up to the rounding of padded
@@ -77,9 +59,6 @@ class FullTransformer(Transformer):
         """
         canvas = self.canvas
         order = canvas.order
-        net = canvas.model.net
-        conditioning = canvas.conditioning
-        branches = 1 + canvas.guided
         if count == 1:
             yield [self(step, order.ahead(step))]
             return
@@ -100,21 +79,40 @@ class FullTransformer(Transformer):
             padding = here[:, :1].expand(-1, max(sizes) - here.shape[1])
             wanted.append(torch.cat([here, padding], 1))
 
-        # 3. One pass. Its batch rows are in the order branch, AR step, image; the encoder has one branch if both share
-        #    it, which is one copy.
-        vectors = conditioning.vectors(canvas.guided, count)
+        # 3. One pass, whose batch rows are in the order AR step, image.
+        vectors = canvas.conditioning.vectors(canvas.guided, count)
+        z = self._pass(known, torch.cat(wanted), vectors, mask)
+
+        # 4. The conditions of each step, without the padding.
+        yield [part[:, :, :n] for part, n in zip(z.split(canvas.images, 1), sizes, strict=True)]
+
+    def _pass(self, known: Tensor, wanted: Tensor, vectors: Tensor, mask: Tensor | None = None) -> Tensor:
+        """z [P, R, M, C] of R batch rows, each of which is an image at one AR step.
+
+        Args:
+            known: int64 [R, K], the positions that are read.
+            wanted: int64 [R, M], the positions whose z is returned.
+            vectors: [R or 2 R, C], those of the encoder's buffer rows.
+            mask: bool [R, K], False for padding in ``known``; None if there is none.
+        """
+        canvas = self.canvas
+        net = canvas.model.net
+        conditioning = canvas.conditioning
+        branches = 1 + canvas.guided
+
+        # 1. The encoder, of both branches where they differ in it: 2 copies of the rows, else 1.
         copies = len(vectors) // len(known)
         encoder_known = known.repeat(copies, 1)
-        encoder_mask = mask.repeat(copies, 1)
-        encoded = net.encode(canvas.values.repeat(count * copies, 1, 1), encoder_known, vectors, encoder_mask)
+        encoder_mask = None if mask is None else mask.repeat(copies, 1)
+        tokens = canvas.values.repeat(len(vectors) // canvas.images, 1, 1)
+        encoded = net.encode(tokens, encoder_known, vectors, encoder_mask)
+
+        # 2. The decoder, of both branches.
         fused = conditioning.fuse(encoded, encoder_known, canvas.guided, encoder_mask)
-        asked = torch.cat(wanted).repeat(branches, 1)
-        z = net.decode(fused, known.repeat(branches, 1), asked, mask.repeat(branches, 1))
+        decoder_mask = None if mask is None else mask.repeat(branches, 1)
+        z = net.decode(fused, known.repeat(branches, 1), wanted.repeat(branches, 1), decoder_mask)
 
         encoder_rows = encoded.shape[0] * encoded.shape[1]
         decoder_rows = len(z) * (net.config.buffer + net.config.tokens)
         canvas.report.add(**conditioning.counts(encoder_rows, decoder_rows))
-
-        # 4. The conditions of each step, without the padding.
-        of_steps = z.unflatten(0, (branches, -1)).split(canvas.images, 1)
-        yield [part[:, :, :n] for part, n in zip(of_steps, sizes, strict=True)]
+        return z.unflatten(0, (branches, -1))

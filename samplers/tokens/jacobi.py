@@ -283,16 +283,14 @@ def decode_in_windows(canvas: TokenCanvas, look: ScheduleLook, draw: TokenDraw, 
         hidden = look.prefill(any(draw.guided_by_pass), t.slots)
     with canvas.clock.phase(canvas.phases[1]):
         hidden = hidden.expand(-1, len(first), -1)
-        canvas.write(first, draw.tokens(hidden, draw.guided_by_pass[0], first, canvas.values), 0)
-    with canvas.clock.paused():
-        yield canvas.step(len(first))
+        canvas.decide(first, draw.tokens(hidden, draw.guided_by_pass[0], first, canvas.values), 0)
+    yield from canvas.show(len(first))
 
     # 2. The other passes, in windows.
     drawn = 0
     for certain, cells in iterate(canvas, look, draw, schedule, width):
         drawn += cells
-        with canvas.clock.paused():
-            yield canvas.step(int(t.cell_start[certain]))
+        yield from canvas.show(int(t.cell_start[certain]))
 
     # 3. Of all cells that the calls drew, each became certain once; the others were drawn in vain.
     in_vain = drawn - canvas.images * (canvas.cells - len(first))

@@ -158,16 +158,14 @@ def draft_block(state: State, block: Block) -> Iterator[Step]:
             cells = to_device(np.array(schedule.passes[0].cells), canvas.device)
             hidden = _prefill_draft(state, in_windows).expand(-1, len(cells), -1)
             _draw_draft(state, hidden, cells, 0)
-        with canvas.clock.paused():
-            yield state.end_draft_pass(block)
+        yield from state.end_draft_pass(block)
 
     # 2. The other passes, in windows.
     if in_windows:
         # Finished images leave the batch only if no further block needs their keys and values.
         only_block = len(state.blocks) == 1
         for _ in iterate(canvas, look, draw, schedule, state.settings.draft_parallel, shrink=only_block):
-            with canvas.clock.paused():
-                yield state.end_draft_pass(block)
+            yield from state.end_draft_pass(block)
         return
 
     # 3. Or one by one.
@@ -177,8 +175,7 @@ def draft_block(state: State, block: Block) -> Iterator[Step]:
             p = table.at(k)
             hidden = look.feed(canvas.values, p.fed, state.null)[:, p.predicted_by]
             _draw_draft(state, hidden, p.cells, k)
-        with canvas.clock.paused():
-            yield state.end_draft_pass(block)
+        yield from state.end_draft_pass(block)
 
 
 def _prefill_draft(state: State, in_windows: bool) -> Tensor:
@@ -196,7 +193,7 @@ def _draw_draft(state: State, hidden: Tensor, cells: Tensor, k: int) -> None:
     """Draw the cells int64 [n] of pass k of a block, which hidden rows [R, n, C] predict."""
     canvas, _, draw = state.draft
     logits = draw.logits(hidden, draw.guided_by_pass[k])
-    canvas.write(cells, draw.sample(logits, cells, canvas.values), k)
+    canvas.decide(cells, draw.sample(logits, cells, canvas.values), k)
 
 
 def enlarge(state: State, block: Block) -> None:
@@ -344,13 +341,11 @@ def resample_islands(state: State, block: Block, hidden: Tensor, wave: np.ndarra
         if k == 0:
             predicted_by = (cells - block.first).clamp(max=hidden.shape[1] - 1)  # any row for padding
         else:
-            with canvas.clock.paused():
-                yield state.end_pass()
+            yield from state.end_pass()
             hidden, predicted_by = _feed_wave(state, w)
         _draw_wave(state, hidden, cells, predicted_by)
 
-    with canvas.clock.paused():
-        yield state.end_pass()
+    yield from state.end_pass()
 
 
 def _feed_wave(state: State, w: geometry.WavePass) -> tuple[Tensor, Tensor]:
@@ -374,7 +369,7 @@ def _draw_wave(state: State, hidden: Tensor, cells: Tensor, predicted_by: Tensor
     with canvas.clock.phase("sampling"):
         for part, rows in zip(cells.split(size, dim=1), predicted_by.split(size, dim=1), strict=True):
             logits = draw.logits(chosen_rows(hidden, rows), guidance_applies(state.settings, part - 1))
-            canvas.write(part, draw.sample(logits, part, canvas.values), state.done)
+            canvas.decide(part, draw.sample(logits, part, canvas.values), state.done)
 
 
 def reduce(state: State, block: Block) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import NamedTuple
@@ -119,25 +120,30 @@ class State:
         later = sum(b.draft_passes + 1 for b in self.blocks if b.row > block.row)
         self.target.canvas.total = self.done + passes + later
 
-    def end_pass(self) -> Step:
-        """End a pass of the target; the partial result."""
+    def end_pass(self) -> Iterator[Step]:
+        """End a pass of the target; yields the partial result."""
         self.done += 1
-        return self.target.canvas.step(self.done)
+        return self.target.canvas.show(self.done)
 
-    @torch.inference_mode(False)
-    def end_draft_pass(self, block: Block) -> Step:
-        """End a pass of the draft model; the partial result, in which the draft's tokens of the block are repeated over
-        the cells that they cover.
+    def end_draft_pass(self, block: Block) -> Iterator[Step]:
+        """End a pass of the draft model; yields the partial result, in which the draft's tokens of the block are
+        repeated over the cells that they cover.
         """
         canvas = self.target.canvas
         canvas.report.add(draft_passes=1)
-        out = self.end_pass()
+        self.done += 1
 
-        draft = self.draft.canvas.step(0)
-        codes = draft.latents.repeat_interleave(self.ratio, 1).repeat_interleave(self.ratio, 2)
-        drafted = draft.decided.repeat_interleave(self.ratio, 1).repeat_interleave(self.ratio, 2)
-        drafted[:, : block.row * self.ratio] = False
-        return replace(out, latents=torch.where(drafted, codes, out.latents), decided=out.decided | drafted)
+        @torch.inference_mode(False)
+        def view() -> tuple[Tensor, Tensor]:
+            of_target, decided = canvas.view()
+            codes, drafted = (
+                values.repeat_interleave(self.ratio, 1).repeat_interleave(self.ratio, 2)
+                for values in self.draft.canvas.view()
+            )
+            drafted[:, : block.row * self.ratio] = False
+            return torch.where(drafted, codes, of_target), decided | drafted
+
+        return canvas.show(self.done, view)
 
 
 @lru_cache(maxsize=64)

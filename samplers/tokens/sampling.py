@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from typing import Any, NamedTuple
 
@@ -70,9 +70,9 @@ class TokenDraw:
         self.draws: PairedDraws = canvas.noise
         self.given = canvas.given
 
-    def __call__(self, k: int, cells: Tensor, hidden: Tensor) -> Iterator[tuple[int, Tensor]]:
+    def __call__(self, k: int, cells: Tensor, hidden: Tensor) -> Tensor:
         """The tokens int64 [B, n] of the cells [n] of pass k."""
-        yield 1, self.tokens(hidden, self.guided_by_pass[k], cells, self.canvas.values)
+        return self.tokens(hidden, self.guided_by_pass[k], cells, self.canvas.values)
 
     def of(self, images: np.ndarray) -> TokenDraw:
         """The draw of some of the images, by their places int64 [L]."""

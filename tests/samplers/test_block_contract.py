@@ -146,8 +146,8 @@ def test_one_block_of_one_image_is_enough(monkeypatch, sampler, wrong):
     """Later blocks are finite again, because they read the signs only."""
     look = BlockLook.__call__
 
-    def spoilt(self, block, cells):
-        hidden = look(self, block, cells).clone()
+    def spoilt(self, block):
+        hidden = look(self, block).clone()
         if block == wrong:
             hidden[1] = torch.nan
         return hidden

@@ -75,7 +75,7 @@ def toy(model, condition, settings, noise, edit=None):
     canvas.total = len(plan)
 
     def draw(k, cells, z):
-        yield 1, drawn[:, cells] * z + classes
+        return drawn[:, cells] * z + classes
 
     return (yield from decode(canvas, plan, lambda k, cells: model.net.scale, draw))
 

@@ -292,7 +292,7 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
             cfg = order.scale.gather(1, where).view(-1, 1)
             rows = chain.Chains(z, cfg, first, noise, table, settings.temperature)
             made = look.heads.sample(model.net, rows, canvas.report)
-            canvas.write(where, made.view(*where.shape, -1), step)
+            canvas.decide(where, made.view(*where.shape, -1), step)
 
         yield relative(canvas.values, found["tokens"])
         if model.net.config.grid**2 == model.net.config.tokens:

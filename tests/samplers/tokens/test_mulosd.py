@@ -748,9 +748,9 @@ def test_a_draft_in_progress_is_shown_enlarged_behind_what_is_final():
     """
     shown = []
     for step in start(tau=0.6, draft_window=0, draft_rows=1, resample_window=MuLoSDSettings().resample_window):
+        codes = step.latents  # read now: the sampler continues
         if step.report.counts["draft_passes"] > len(shown):
             shown.append(step)
-    codes = step.latents
     assert len(shown) == 9
     for n, step in enumerate(shown):
         top, right = n // 3 * 2, n % 3 * 2 + 2

@@ -1,4 +1,4 @@
-"""The draft model of CSpD (``cspd.py``): its AR steps, and what becomes of its work in the report."""
+"""The draft model of CSpD: its AR steps, and how the report counts its work."""
 
 from __future__ import annotations
 
@@ -9,17 +9,16 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ...model_loaders.networks.mar import MARModel
-from ...reports.record import ACCEPTED, PROMPT_COUNTS, REJECTED, Report
-from .. import chain
-from ..chain import Chains, spread
-from ..conditioning import MaskedCondition
-from ..coupling import Gaussian
-from ..device import to_device
-from .canvas import MARCanvas
-from .heads import full_head
-from .mar import places
-from .transformer import FullTransformer, Transformer
+from ....model_loaders.networks.mar import MARModel
+from ....reports.record import ACCEPTED, PROMPT_COUNTS, REJECTED, Report
+from ... import chain
+from ...chain import Chains
+from ...conditioning import MaskedCondition
+from ...coupling import Gaussian
+from ...device import to_device
+from ..canvas import MARCanvas, TokenNoise, Tokens
+from ..heads import full_head
+from ..transformer import FullTransformer, Transformer
 
 # Counts of the report that are both models' together.
 _BOTH = ("transformer_passes", "transformer_tokens", "head_calls", "head_rows", "cache_bytes", *PROMPT_COUNTS)
@@ -32,6 +31,10 @@ class Trace(NamedTuple):
     # The learned kernel of each step, fp32 [N, S, channels], without the temperature. CSpD compares those of the last
     # step, which therefore has a std, although in MAR it adds no noise.
     kernel: Gaussian
+
+    def tokens(self, positions: Tensor) -> Tensor:
+        """The ends of the paths of all tokens at positions int64 [B, n]: fp32 [B, n, channels]."""
+        return self.path[:, -1].view(*positions.shape, -1)
 
     def split(self, sizes: Sequence[int]) -> list[Trace]:
         """Parts of so many rows each."""
@@ -72,21 +75,16 @@ def traced(canvas: MARCanvas, rows: Chains, last_noise: bool = False) -> Trace:
 
 
 def segment_chains(
-    canvas: MARCanvas, first: int, zs: Sequence[Tensor], start: Tensor, noise: Tensor, table: chain.StepTable
-) -> tuple[Chains, Tensor, Tensor]:
-    """The tokens of the AR steps from ``first`` on as rows for the target's head, one AR step after another; and image
-    and position of each, int64 [N].
+    canvas: MARCanvas, first: int, zs: Sequence[Tensor], noise: TokenNoise, table: chain.StepTable
+) -> tuple[Chains, Tokens]:
+    """The tokens of the AR steps from ``first`` on, one AR step after another, as rows for the target's head.
 
-    ``zs``: conditions [P, B, n, C] of each AR step; ``start`` and ``noise`` of every position, see :class:`Drafter`.
+    ``zs``: conditions [P, B, n, C] of each AR step.
     """
-    order = canvas.order
-    where = [places(order.ahead(step)) for step in range(first, first + len(zs))]
-    image = torch.cat([image for image, _ in where])
-    position = torch.cat([position for _, position in where])
-    z = torch.cat([z.flatten(1, 2) for z in zs], 1)
-    cfg = order.scale[image, position, None]
-    rows = Chains(z, cfg, start[image, position], noise[:, image, position], table, canvas.settings.temperature)
-    return rows, image, position
+    steps = [Tokens.all(canvas.order.ahead(step)) for step in range(first, first + len(zs))]
+    tokens = Tokens.joined(steps)
+    z = torch.cat([of_step.conditions(z) for of_step, z in zip(steps, zs, strict=True)], 1)
+    return canvas.chains(table, tokens, z, noise), tokens
 
 
 class Drafter:
@@ -104,30 +102,23 @@ class Drafter:
         conditioning = condition.conditioning(model, canvas.guided)
         report = Report("draft", model.name, {}, None, canvas.images, canvas.report.device)
 
-        self.report = canvas.report
+        self.target = canvas
         self.canvas = canvas.read_by(model, conditioning, report)
         self.table = noisy_last_step_table(self.canvas)
         self.transformer = make_transformer(self.canvas)
         self.last_noise = last_noise
 
-    def step(self, step: int, start: Tensor, noise: Tensor) -> Trace:
-        """Draft the tokens of an AR step, given the tokens so far, and write them on the canvas, undecided.
-
-        ``start`` fp32 [B, L, channels] and ``noise`` fp32 [S, B, L, channels] are the noise of every position.
-        """
+    def step(self, step: int, noise: TokenNoise) -> Trace:
+        """Draft the tokens of an AR step, given the tokens so far, and write them on the canvas, undecided."""
         canvas = self.canvas
-        order = canvas.order
-        here = order.ahead(step)
-        image, position = places(here)
+        here = canvas.order.ahead(step)
+        tokens = Tokens.all(here)
 
         with canvas.clock.phase("draft"):
             z = self.transformer(step, here)
-
-            cfg = order.scale[image, position, None]
-            noises = spread(noise[:, image, position], len(self.table))
-            rows = Chains(z.flatten(1, 2), cfg, start[image, position], noises, self.table)
+            rows = canvas.chains(self.table, tokens, tokens.conditions(z), noise)
             trace = traced(canvas, rows, self.last_noise)
-            canvas.values[image, position] = trace.path[:, -1]
+            self.target.draft(here, trace.tokens(here))
 
         self._move_counts()
         return trace
@@ -140,28 +131,16 @@ class Drafter:
         """Move the work so far from the draft's report into the target's."""
         counts = self.canvas.report.counts
         both = {name: counts[name] for name in _BOTH if name in counts}
-        self.report.add(**both)
-        self.report.add(draft_passes=counts["transformer_passes"], draft_head_calls=counts["head_calls"])
+        self.target.report.add(**both)
+        self.target.report.add(draft_passes=counts["transformer_passes"], draft_head_calls=counts["head_calls"])
         counts.clear()
 
 
-def prefill_steps(ar_steps: int, ratio: float) -> int:
-    """AR steps of the target alone at the beginning: steps 0 .. S ratio, as the reference."""
-    return min(ar_steps, int(ar_steps * ratio) + 1)
-
-
-def record_outcome(canvas: MARCanvas, positions: Tensor, accepted: Tensor) -> bool:
-    """Record which drafts were accepted; whether all were.
-
-    Args:
-        canvas: whose outcome is written.
-        positions: int64 [B, n] of the drafts.
-        accepted: bool [B, n] on the host.
+def outcome_of(canvas: MARCanvas, accepted: Tensor) -> Tensor:
+    """What became of drafts that were ``accepted`` or not, bool [B, n] on the host: uint8 [B, n] on the device. The
+    report counts them.
     """
-    values = torch.where(accepted, ACCEPTED, REJECTED).to(torch.uint8)
-    canvas.outcome.scatter_(1, positions, to_device(values, canvas.device))
-
     kept = int(accepted.sum())
     restarts = int((~accepted).any(1).sum())
     canvas.report.add(accepted=kept, rejected=accepted.numel() - kept, restarts=restarts)
-    return kept == accepted.numel()
+    return to_device(torch.where(accepted, ACCEPTED, REJECTED).to(torch.uint8), canvas.device)

@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..coupling import Gaussian
-from ..device import to_device
-from ..noise import CounterRNG
+from ...coupling import Gaussian
+from ...device import to_device
+from ...noise import CounterRNG
+from ..canvas import Tokens
 
 # Redraws of a rejected token, of which so many are computed for all tokens, the others for those that need them.
 TRIES = 100
@@ -44,18 +45,18 @@ AS_PRINTED = Rule(power=1, inner_temperature=1.0)
 
 
 class RejectionDraws:
-    """Random numbers of images and positions, int64 [N] each, of keys int64 [B, L]. A test injects recorded ones."""
+    """Random numbers of tokens, of keys int64 [B, L]. A test injects recorded ones."""
 
     def __init__(self, keys: Tensor):
         self.keys = keys
 
-    def guess(self, image: Tensor, position: Tensor) -> Tensor:
+    def guess(self, tokens: Tokens) -> Tensor:
         """Uniform fp32 [N] to compare a draft's ratio with."""
-        return CounterRNG(self.keys[image, position]).uniform(_GUESS)[:, 0]
+        return CounterRNG(tokens.of(self.keys)).uniform(_GUESS)[:, 0]
 
-    def again(self, image: Tensor, position: Tensor, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
+    def again(self, tokens: Tokens, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
         """Redraws from number ``first`` on: standard normals fp32 [N, count, channels] and uniforms fp32 [N, count]."""
-        rng = CounterRNG(self.keys[image, position])
+        rng = CounterRNG(tokens.of(self.keys))
         return rng.normal(_NORMAL, first, count, channels), rng.uniform(_UNIFORM, first, count)
 
 
@@ -70,11 +71,14 @@ class LastStep(NamedTuple):
         """The parts at an index."""
         return LastStep(self.mean[index], self.log_std[index], self.other_log_stds[index])
 
-    def write(self, image: Tensor, position: Tensor, new: LastStep) -> None:
+    def of(self, tokens: Tokens) -> LastStep:
+        """Those of some tokens, of parts [B, L, channels]."""
+        return LastStep(*(tokens.of(part) for part in self))
+
+    def write(self, tokens: Tokens, new: LastStep) -> None:
         """Replace those of some tokens, of parts [B, L, channels]."""
-        self.mean[image, position] = new.mean
-        self.log_std[image, position] = new.log_std
-        self.other_log_stds[image, position] = new.other_log_stds
+        for part, of_tokens in zip(self, new, strict=True):
+            tokens.write(part, of_tokens)
 
 
 def last_step(kernel: Gaussian, temperature: float = 1.0) -> LastStep:
@@ -114,18 +118,18 @@ class Judged(NamedTuple):
 
 
 def accept_or_redraw(
-    drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, draws: RejectionDraws, image: Tensor, position: Tensor
+    drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, draws: RejectionDraws, tokens: Tokens
 ) -> Judged:
-    """Judge drafts fp32 [N, channels] of images and positions, int64 [N] each.
+    """Verify the drafts fp32 [N, channels] of tokens.
 
     Reads from the device once, and twice where some of the first redraws were not enough.
     """
     # 1. Accept with probability min(1, r).
-    accepted = log_ratio(drafts, q, p, rule) > draws.guess(image, position).log()
+    accepted = log_ratio(drafts, q, p, rule) > draws.guess(tokens).log()
 
     # 2. The first redraws, of all tokens.
-    redraw, number = redrawn(draws, image, position, q, p, rule, 0, _FIRST_TRIES)
-    tokens = torch.where(accepted[:, None], drafts, redraw)
+    redraw, number = redrawn(draws, tokens, q, p, rule, 0, _FIRST_TRIES)
+    values = torch.where(accepted[:, None], drafts, redraw)
 
     # 3. The others, of rejected tokens of which none was kept yet.
     ok, number = torch.stack([accepted.to(number.dtype), number]).cpu()
@@ -134,23 +138,24 @@ def accept_or_redraw(
     if len(missing):
         i = to_device(missing, drafts.device)
         more = TRIES - _FIRST_TRIES
-        tokens[i], later = redrawn(draws, image[i], position[i], q.rows(i), p.rows(i), rule, _FIRST_TRIES, more)
+        some = Tokens(tokens.image[i], tokens.position[i])
+        values[i], later = redrawn(draws, some, q.rows(i), p.rows(i), rule, _FIRST_TRIES, more)
         number[missing] = later.cpu()
 
     found = ok | (number != _NONE_KEPT)
     redraws = number.masked_fill(ok, 0).masked_fill(~found, TRIES)
-    return Judged(tokens, ok, redraws, found)
+    return Judged(values, ok, redraws, found)
 
 
 def redrawn(
-    draws: RejectionDraws, image: Tensor, position: Tensor, q: LastStep, p: LastStep, rule: Rule, first: int, count: int
+    draws: RejectionDraws, tokens: Tokens, q: LastStep, p: LastStep, rule: Rule, first: int, count: int
 ) -> tuple[Tensor, Tensor]:
     """The first redraw that is kept of N tokens, fp32 [N, channels], and its number from 1, int64 [N]; where none is
     kept, zeros and _NONE_KEPT.
 
     Redraws ``first .. first + count - 1`` of p's kernel are tried.
     """
-    normals, uniforms = draws.again(image, position, first, count, p.mean.shape[1])
+    normals, uniforms = draws.again(tokens, first, count, p.mean.shape[1])
     q = q.rows(slice(None), None)
     p = p.rows(slice(None), None)
     drawn = p.mean + p.log_std.exp() * normals
@@ -158,6 +163,6 @@ def redrawn(
 
     found = kept.any(1)
     chosen = kept.to(torch.uint8).argmax(1)
-    row = torch.arange(len(image), device=image.device)
+    row = torch.arange(len(tokens), device=drawn.device)
     value = torch.where(found[:, None], drawn[row, chosen], 0.0)
     return value, torch.where(found, first + 1 + chosen, _NONE_KEPT)

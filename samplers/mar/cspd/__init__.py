@@ -1,13 +1,14 @@
 """CSpD: a small MAR drafts tokens, a large one (the target) verifies them.
 
 Source: Wang et al. 2024, "Continuous Speculative Decoding for Autoregressive Image Generation" (arXiv 2411.11925), and
-its published code. Three modes, a file each:
+its published code. There are three modes, each in a file:
 
-- ``published`` (``cspd_published.py``): the rule of the published code; approximate.
-- ``paper`` (``cspd_paper.py``): the paper's algorithm 1.
-- ``lossless`` (``cspd_lossless.py``): ours; exactly the target's distribution, whatever the draft.
+- ``published``: the rule of the published code; approximate.
+- ``paper``: the paper's algorithm 1.
+- ``lossless``: ours; exactly the target's distribution, whatever the draft.
 
-``drafting.py`` has the draft model's AR steps, which all share, and ``rejection.py`` the judgement of the first two.
+A mode is a class with a method ``segment``, for :func:`samplers.engine.verified`. ``draft.py`` has the draft model's AR
+steps, which all modes share, and ``densities.py`` the rejection rule of the first two.
 """
 
 from __future__ import annotations
@@ -16,21 +17,24 @@ from collections.abc import Callable
 
 import torch
 
-from ...errors import UserError
-from ...model_loaders.networks.mar import MARModel
-from ...reports.record import DRAFTED_BY
-from ..conditioning import MaskedCondition
-from ..editing import Edit
-from ..engine import Sampler, remark_draft
-from ..memory import WEIGHTS
-from ..noise import PairedNoise
-from .canvas import MARCanvas, mar_canvas
-from .cspd_lossless import lossless_steps
-from .cspd_paper import paper_steps
-from .cspd_published import published_steps
-from .drafting import Drafter
-from .settings import CSpDSettings
-from .transformer import FullTransformer, Transformer
+from ....errors import UserError
+from ....model_loaders.networks.mar import MARModel
+from ....reports.record import DRAFTED_BY
+from ...conditioning import MaskedCondition
+from ...editing import Edit
+from ...engine import Sampler, passes, remark_draft, verified
+from ...memory import WEIGHTS
+from ...noise import PairedNoise
+from ..canvas import MARCanvas, mar_canvas
+from ..mar import Diffusion
+from ..settings import CSpDSettings
+from ..transformer import FullTransformer, Transformer
+from .draft import Drafter
+from .lossless import Lossless
+from .paper import Paper
+from .published import Published
+
+MODES = {"published": Published, "paper": Paper, "lossless": Lossless}
 
 
 def check_pair(draft: MARModel, target: MARModel) -> None:
@@ -106,12 +110,35 @@ def cspd(
     draft.net.begin_run()
     with torch.no_grad():
         transformer = make_transformer(canvas)
-        last_noise = settings.mode == "paper"
-        drafter = Drafter(canvas, draft, condition, make_draft_transformer, last_noise)
+        drafter = Drafter(canvas, draft, condition, make_draft_transformer, last_noise=settings.mode == "paper")
+        plain = diffusion(canvas, transformer)
+        mode = MODES[settings.mode](canvas, transformer, drafter, plain.noise)
     for name, count in drafter.canvas.report.memory.items():
         canvas.report.memory[f"draft {name}"] = count
 
-    modes = {"published": published_steps, "paper": paper_steps, "lossless": lossless_steps}
-    result = yield from modes[settings.mode](canvas, transformer, drafter, settings)
+    result = yield from speculate(canvas, transformer, plain, mode)
     remark_draft(result.report, draft)
     return result
+
+
+def diffusion(canvas: MARCanvas, transformer: Transformer) -> Diffusion:
+    """The target's own draw, for the prefill."""
+    table = canvas.table(canvas.settings.diffusion_steps)
+    return Diffusion(canvas, transformer.heads, [table] * canvas.order.steps)
+
+
+@torch.no_grad()
+def speculate(
+    canvas: MARCanvas, transformer: Transformer, plain: Diffusion, mode: Published | Paper | Lossless
+) -> Sampler:
+    """The prefill, whose AR steps are the target's alone, then segments of drafts that the target verifies."""
+    order = canvas.order
+    first = prefill_steps(order.steps, canvas.settings.prefill_ratio)
+    yield from passes(canvas, {step: order.ahead(step) for step in range(first)}, transformer, plain)
+    yield from verified(canvas, first, mode.segment)
+    return canvas.finish()
+
+
+def prefill_steps(ar_steps: int, ratio: float) -> int:
+    """AR steps of the prefill: steps 0 .. S ratio, as in the published code."""
+    return min(ar_steps, int(ar_steps * ratio) + 1)
