@@ -33,8 +33,8 @@ from ..samplers.conditioning import MaskedCondition
 from ..samplers.engine import Sampled
 from ..samplers.mar.canvas import Tokens, mar_canvas
 from ..samplers.mar.mar import Diffusion, annealed_tables
+from ..samplers.mar.network import FullTransformer
 from ..samplers.mar.settings import MARSettings
-from ..samplers.mar.transformer import FullTransformer
 from ..samplers.noise import PairedNoise
 
 

@@ -23,12 +23,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ..model_loaders.networks.speed import Regional
+from ..model_loaders.networks.speed import Regional, recorded
 from ..reports.record import Report
 from .device import to_device
 
@@ -109,14 +110,7 @@ def advance(
 
 
 def run_chain(net: Regional, rows: Chains, head: ChainHead) -> Iterator[Advanced]:
-    """The steps of all rows together, one at a time; the states after the last one are the samples.
-
-    A step calls the head's function, which :meth:`ChainHead.at_step` gives, and then :func:`advance`. Where the network
-    is compiled, each of the two is a compiled function; where it records, both together are one recording
-    (:func:`evaluated_step`).
-    """
-    step = net.recorded(evaluated_step)
-    advancing = net.region(advance, "diffusion steps")
+    """The steps of all rows together, one at a time; the states after the last one are the samples."""
     noise = rows.noise if rows.temperature == 1 else rows.noise * rows.temperature
     noises = (*noise, noise[-1])  # of the last step unused
     function = None
@@ -124,43 +118,27 @@ def run_chain(net: Regional, rows: Chains, head: ChainHead) -> Iterator[Advanced
     if rows.change is not None:
         function, arguments = rows.change
 
-    columns = rows.table.columns()
     x = rows.x
-    for k, numbers in enumerate(zip(columns.mean_x, columns.mean_out, columns.middle, columns.slope, strict=True)):
+    for k, numbers in enumerate(rows.table.of_mean):
         if rows.given is not None:
             x = rows.given.follow(x, k)
-        evaluation = head.at_step(k)
-        advanced, kept = step(evaluation, advancing, numbers, rows.cfg, noises[k], x, function, arguments[k])
-        head.evaluated(kept)
+        advanced, kept = step(net, head.at(k), numbers, rows.cfg, noises[k], x, function, arguments[k])
+        if kept is not None:
+            head.kept = kept
         x = advanced.x
         yield advanced
 
 
-class Evaluation(NamedTuple):
-    """An evaluation of a head: ``function(x, *arguments)`` of states x fp32 [N, *, c].
-
-    It returns the output [P, N, *, c or 2 c], and tensors that later evaluations reuse, or None.
-    """
-
-    function: Callable[..., tuple[Tensor, Any]]
-    arguments: tuple[Any, ...]
-
-
-def evaluated_step(
-    evaluation: Evaluation,
-    advancing: Callable[..., Advanced],
-    numbers: Any,
-    cfg: Tensor,
-    noise: Tensor,
-    x: Tensor,
-    *change: Any,
+@recorded
+def step(
+    net: Regional, evaluation: Evaluation, numbers: Any, cfg: Tensor, noise: Tensor, x: Tensor, *change: Any
 ) -> tuple[Advanced, Any]:
-    """A step with the head's evaluation, as one function to record; and what later evaluations reuse.
+    """A step of all rows: an evaluation of the head, then :func:`advance`, whose other arguments these are.
 
-    ``advancing`` is :func:`advance`, perhaps compiled, whose arguments the others are.
+    Returns :class:`Advanced`, and what the head keeps for later steps, or None.
     """
-    out, kept = evaluation.function(x, *evaluation.arguments)
-    return advancing(numbers, cfg, noise, x, out, *change), kept
+    out, kept = evaluation(net, x)
+    return net.compiled(advance, "diffusion steps")(numbers, cfg, noise, x, out, *change), kept
 
 
 # ------------------------------------------------------------------------------------------------ numbers of the steps
@@ -201,6 +179,12 @@ class StepTable:
 
     def __len__(self) -> int:
         return len(self.numbers)
+
+    @cached_property
+    def of_mean(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """Of every step mean_x, mean_out, middle and slope, fp32 [] or [N, 1 ...] each."""
+        columns = self.columns()
+        return list(zip(columns.mean_x, columns.mean_out, columns.middle, columns.slope, strict=True))
 
     def columns(self) -> StepNumbers:
         """The numbers of all steps, fp32 [S] or [S, N, 1 ...] each."""
@@ -296,72 +280,48 @@ class HeadNetwork(Protocol):
         """
 
 
+class Evaluation(Protocol):
+    """An evaluation of a head at a step: a NamedTuple, whose tensors change from step to step and whose other fields
+    are those of every step of its kind, so that it can be recorded.
+    """
+
+    def __call__(self, net: Regional, x: Tensor) -> tuple[Tensor, Any]:
+        """The output [P, N, *, c or 2 c] for states x fp32 [N, *, c], and what later evaluations reuse, or None."""
+
+
 class ChainHead(Protocol):
     """A diffusion head for the conditions of N rows, for :func:`run_chain`."""
 
-    def at_step(self, k: int) -> Evaluation:
-        """Its evaluation at step k, in the order k = 0, 1, 2, ..."""
+    kept: Any  # what the last evaluation returned for later ones
 
-    def evaluated(self, kept: Any) -> None:
-        """Take what the evaluation returned for later ones, and count it."""
+    def at(self, k: int) -> Evaluation:
+        """Its evaluation at step k, which the report counts; called in the order k = 0, 1, 2, ..."""
 
 
-def evaluate(
-    x: Tensor, denoise: Callable[..., Tensor], head: HeadNetwork, modulations: Sequence[Tensor]
-) -> tuple[Tensor, None]:
-    """A head's output [P, N, *, c or 2 c] for states x fp32 [N, *, c]; ``denoise`` is the head's, perhaps compiled."""
-    return denoise(head, x, modulations), None
+class Evaluated(NamedTuple):
+    """A head evaluated in full."""
+
+    head: HeadNetwork
+    modulations: tuple[Tensor, ...]  # of the step, [P, N, *, w'] each
+
+    def __call__(self, net: Regional, x: Tensor) -> tuple[Tensor, None]:
+        return net.compiled(type(self.head).denoise, "diffusion head")(self.head, x, self.modulations), None
 
 
 class Head:
-    """The diffusion head for the conditions of N rows.
+    """The diffusion head in full for the conditions of N rows; the report counts its work.
 
-    The report counts its work. ``budget``: see :class:`Modulations`.
+    The modulations of many steps are one product, which reads the weights once. ``budget``: how many numbers of them
+    are computed at once; the modulations of one step of all rows may exceed it.
     """
+
+    kept = None  # nothing is reused
 
     def __init__(self, net: Regional, head: HeadNetwork, rows: Chains, report: Report, budget: int):
+        self._net = net
         self._head = head
         self._report = report
-        self._denoise = net.region(type(head).denoise, "diffusion head")
-        self._modulations = Modulations(head, rows, budget, contiguous=net.records)
         self._rows = rows.z.shape[:-1].numel()
-
-    def at_step(self, k: int) -> Evaluation:
-        """See :class:`ChainHead`."""
-        return Evaluation(evaluate, (self._denoise, self._head, self._modulations.of_step(k)))
-
-    def evaluated(self, kept: Any) -> None:
-        """Count an evaluation of all rows."""
-        self._report.add(head_calls=1, head_rows=self._rows)
-
-    def at(self, row: Tensor, k: Tensor, x: Tensor) -> Tensor:
-        """Its output [P, M, *, c or 2 c] for M states x fp32 [M, *, c], with a call for as many as fit the budget.
-
-        The states are those of rows ``row`` at steps ``k``, int64 [M] each on the device. All rows have the same steps.
-        """
-        most = self._modulations.rows_at_once
-        parts = []
-        for some, step, state in zip(row.split(most), k.split(most), x.split(most), strict=True):
-            out = self._denoise(self._head, state, self._modulations.at(some, step))
-            self._report.add(head_calls=1, head_rows=out.shape[:-1].numel())
-            parts.append(out)
-
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-
-
-class Modulations:
-    """The modulations of a diffusion head [P, N, *, w'] for the conditions of N rows, at every step.
-
-    Those of many steps are one product, which reads the weights once. ``budget``: how many are computed at once, in
-    numbers; those of one step of all rows may be more.
-    """
-
-    rows_at_once: int  # rows whose modulations at a step fit the budget
-
-    def __init__(self, head: HeadNetwork, rows: Chains, budget: int, contiguous: bool = False):
-        """``contiguous``: whether those of a step are, which steps that are recorded copy faster."""
-        self._head = head
-        self._contiguous = contiguous
         self._condition = head.conditions(rows.z)
 
         # Embeddings of times, [S, 1, 1 or N, 1 ..., w].
@@ -369,32 +329,44 @@ class Modulations:
         tokens = (1,) * (rows.z.ndim - 3)
         self._times = times.view(len(times), 1, -1, *tokens, times.shape[-1])
 
-        of_step = self._condition.shape[:-1].numel() * head.modulation_numbers
-        of_row = of_step // self._condition.shape[1]
+        of_step = self._rows * head.modulation_numbers
         self._steps_at_once = max(1, budget // max(1, of_step))
-        self.rows_at_once = max(1, budget // max(1, of_row))
+        self._rows_at_once = max(1, budget * rows.z.shape[1] // max(1, of_step))
         self._newest: list[tuple[Tensor, ...]] = []
         self._of_all_steps: list[Tensor] | None = None
 
-    def of_step(self, k: int) -> tuple[Tensor, ...]:
-        """Those of all rows at step k; called in the order k = 0, 1, 2, ..."""
+    def at(self, k: int) -> Evaluated:
+        """See :class:`ChainHead`."""
         place = k % self._steps_at_once
         if place == 0:
-            self._newest = list(zip(*self._of_steps(k, k + self._steps_at_once), strict=True))
-        return self._newest[place]
+            self._newest = list(zip(*self._modulations(k, k + self._steps_at_once), strict=True))
+        self._report.add(head_calls=1, head_rows=self._rows)
+        return Evaluated(self._head, self._newest[place])
 
-    def at(self, row: Tensor, step: Tensor) -> list[Tensor]:
-        """Those [P, M, *, w'] of rows at steps, int64 [M] each on the device."""
-        # Of all rows at all steps, where they fit.
+    def at_states(self, row: Tensor, k: Tensor, x: Tensor) -> Tensor:
+        """Its output [P, M, *, c or 2 c] for M states x fp32 [M, *, c], with a call for as many as fit the budget.
+
+        The states are those of rows ``row`` at steps ``k``, int64 [M] each on the device. All rows have the same steps.
+        """
+        # The modulations of all rows at all steps, if they fit.
         if self._of_all_steps is None and len(self._times) <= self._steps_at_once:
-            self._of_all_steps = [m.transpose(0, 1) for m in self._of_steps(0, len(self._times))]
+            self._of_all_steps = [m.transpose(0, 1) for m in self._modulations(0, len(self._times))]
 
-        if self._of_all_steps is not None:
-            return [m[:, step, row] for m in self._of_all_steps]
-        times = self._times[step, :, 0].transpose(0, 1)  # [1, M, 1 ..., w]: all rows have the same steps
-        return self._head.modulations(times + self._condition[:, row])
+        most = self._rows_at_once
+        denoise = self._net.compiled(type(self._head).denoise, "diffusion head")
+        parts = []
+        for some, step, state in zip(row.split(most), k.split(most), x.split(most), strict=True):
+            if self._of_all_steps is not None:
+                modulations = [m[:, step, some] for m in self._of_all_steps]
+            else:
+                times = self._times[step, :, 0].transpose(0, 1)  # [1, M, 1 ..., w]: all rows have the same steps
+                modulations = self._head.modulations(times + self._condition[:, some])
+            out = denoise(self._head, state, modulations)
+            self._report.add(head_calls=1, head_rows=out.shape[:-1].numel())
+            parts.append(out)
 
-    def _of_steps(self, first: int, stop: int) -> list[Tensor]:
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def _modulations(self, first: int, stop: int) -> list[Tensor]:
         """Those [S', P, N, *, w'] of some steps."""
-        made = self._head.modulations(self._times[first:stop] + self._condition)
-        return [modulation.contiguous() for modulation in made] if self._contiguous else made
+        return self._net.laid_out(self._head.modulations(self._times[first:stop] + self._condition))

@@ -131,8 +131,8 @@ class Speculation:
         # Steps whose drafts are reported: of BitDance all but the last one.
         self.reported = self.steps if self.learned else self.steps - 1
         self.device = chains.x.device
-        self._couple = net.region(couple, "verification of speculation")
-        self._reflect = net.region(reflect, "verification of speculation")
+        self._couple = net.compiled(couple, "verification of speculation")
+        self._reflect = net.compiled(reflect, "verification of speculation")
 
         # Before any evaluation there is no data to draft from: zeros stand in. Such a draft is mostly rejected, which
         # costs nothing, because the verifying call is also the first step's own.
@@ -295,7 +295,7 @@ class Speculation:
 
         The states are those of rows ``row`` before steps ``step``, int64 [M] on the device.
         """
-        prediction, logits = guide(self.head.at(row, step, x), self.chains.cfg[row], x.shape[-1])
+        prediction, logits = guide(self.head.at_states(row, step, x), self.chains.cfg[row], x.shape[-1])
         at = self._numbers_at(step)
         return torch.addcmul(at.data_x * x, at.data_out, prediction), logits
 

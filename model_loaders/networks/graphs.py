@@ -315,7 +315,7 @@ def _described(value: Any, tensors: list[Tensor]) -> Hashable:
     if isinstance(value, State):
         return tuple((tensor.data_ptr(), tensor.shape, tensor.dtype, tensor.stride()) for tensor in value)
     if isinstance(value, (list, tuple)):
-        return tuple(_described(item, tensors) for item in value)
+        return type(value), tuple(_described(item, tensors) for item in value)
     return cast(Hashable, value)
 
 

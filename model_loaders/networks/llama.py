@@ -16,7 +16,7 @@ padded on the right, every cell has the same slot of the cache in all images, an
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from .graphs import State
 from .ops import FAST, Operations, dot_product_attention, linear
 from .precision import HALVES
-from .speed import Regional
+from .speed import Regional, recorded
 from .structure import depth, official_names
 from .ta_tok import TATokModel
 
@@ -442,20 +442,22 @@ def cached_block(
     return block(x, rope, attention)
 
 
-def cached_blocks(
-    layers: nn.ModuleList,
-    stores: Sequence[Tensor],
-    run: Callable[..., Tensor],
+@recorded
+def decode_step(
+    net: Llama,
+    stores: State,
     x: Tensor,
     rope: Tensor | None,
     slot: Tensor,
     end: int,
     mask: Tensor | None,
-    causal: bool,
 ) -> Tensor:
-    """All blocks, as one function to record; ``run`` is :func:`cached_block`, perhaps compiled."""
-    for block, store in zip(layers, stores, strict=True):
-        x = run(block, x, rope, store, slot, end, mask, causal)
+    """All blocks of a pass over the cache; ``stores`` are those of the blocks, other arguments as for
+    :meth:`Llama.feed`.
+    """
+    run = net.compiled(cached_block, "decode steps")
+    for block, store in zip(net.layers, stores, strict=True):
+        x = run(block, x, rope, store, slot, end, mask, False)
     return x
 
 
@@ -761,11 +763,10 @@ class Llama(Regional):
 
         # 2. The blocks.
         if causal:
-            x = cached_blocks(self.layers, cache.blocks, cached_block, x, rope, slot, longer, mask, causal)
+            for block, store in zip(self.layers, cache.blocks, strict=True):
+                x = cached_block(block, x, rope, store, slot, longer, mask, causal)
         else:
-            run_all = self.recorded(cached_blocks)
-            run = self.region(cached_block, "decode steps")
-            x = run_all(self.layers, State(cache.blocks), run, x, rope, slot, longer, mask, causal)
+            x = decode_step(self, State(cache.blocks), x, rope, slot, longer, mask)
         return x[:, :fed]
 
     def _whole_length(self, slots: int, device: torch.device) -> int:

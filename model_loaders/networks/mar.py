@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar, cast
@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .ops import FAST, Operations, dot_product_attention
-from .precision import widened
-from .speed import Regional
+from .speed import Regional, recorded
 from .structure import depth
 
 # The head count is in no state dict. Official sizes B, L, H by width; others need metadata "heads".
@@ -207,9 +206,9 @@ class Norm(nn.LayerNorm):
     """LayerNorm in fp32, as under autocast; its output has the dtype of its weights, that of the next product."""
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = widened(self.weight)
-        bias = widened(self.bias)
-        return F.layer_norm(widened(x), self.normalized_shape, weight, bias, self.eps).to(self.weight.dtype)
+        weight = self.weight.float()
+        bias = self.bias.float()
+        return F.layer_norm(x.float(), self.normalized_shape, weight, bias, self.eps).to(self.weight.dtype)
 
 
 class Block(nn.Module):
@@ -247,7 +246,7 @@ class Block(nn.Module):
         """
         mask = None if key_mask is None else key_mask[:, None, None]
         out = dot_product_attention(q, k, v, mask)
-        return widened(x) + self.attn.proj(out.transpose(1, 2).flatten(2))
+        return x.float() + self.attn.proj(out.transpose(1, 2).flatten(2))
 
 
 def _blocks(c: MARConfig, count: int, operations: Operations) -> list[Block]:
@@ -325,8 +324,7 @@ class MAR(Regional):
         if padding_mask is not None:
             key_mask = F.pad(padding_mask, (self.config.buffer, 0), value=True)
 
-        run = self.region(Block.forward, "transformer blocks")
-        return self.recorded(run_encoder)(self, run, x, key_mask)
+        return run_encoder(self, x, key_mask)
 
     def canvas(self, encoded: Tensor, known: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """The decoder's input [B, buffer + L, C]: encoded rows at their places, mask tokens elsewhere."""
@@ -351,22 +349,24 @@ class MAR(Regional):
         ``wanted`` int64 [B, M]: positions whose z is needed, the only ones that the last block computes; None: all L.
         """
         x = self.canvas(encoded, known, padding_mask)
-        run = self.region(Block.forward, "transformer blocks")
-        return self.recorded(run_decoder)(self, run, x, wanted)
+        return run_decoder(self, x, wanted)
 
 
-def run_encoder(net: MAR, run: Callable[..., Tensor], x: Tensor, key_mask: Tensor | None) -> Tensor:
-    """The encoder's blocks, as one function to record; ``run`` is :meth:`Block.forward`, perhaps compiled."""
+@recorded
+def run_encoder(net: MAR, x: Tensor, key_mask: Tensor | None) -> Tensor:
+    """The encoder's blocks, of their input x [B, buffer + K, C]; ``key_mask`` as of :meth:`Block.forward`."""
+    run = net.compiled(Block.forward, "transformer blocks")
     for block in net.encoder_blocks:
         x = run(block, x, key_mask)
     return net.encoder_norm(x)
 
 
-def run_decoder(net: MAR, run: Callable[..., Tensor], x: Tensor, wanted: Tensor | None) -> Tensor:
-    """The decoder's blocks, as one function to record: conditions z [B, M, C] of its input [B, buffer + L, C].
-
-    ``run`` and ``wanted`` as in :func:`run_encoder` and :meth:`MAR.decode`.
+@recorded
+def run_decoder(net: MAR, x: Tensor, wanted: Tensor | None) -> Tensor:
+    """The decoder's blocks: conditions z [B, M, C] of their input x [B, buffer + L, C]; ``wanted`` as of
+    :meth:`MAR.decode`.
     """
+    run = net.compiled(Block.forward, "transformer blocks")
     *blocks, last = net.decoder_blocks
     for block in blocks:
         x = run(block, x)

@@ -33,11 +33,6 @@ from torch import Tensor
 HALVES = (torch.float16, torch.bfloat16)
 
 
-def widened(x: Tensor) -> Tensor:
-    """x in fp32 if it is 16-bit, else x itself."""
-    return x.float() if x.dtype in HALVES else x
-
-
 def is_finite(x: Tensor) -> bool:
     """Whether all values of a tensor of floating-point numbers are finite. It waits for the device."""
     if x.element_size() == 1:  # most operations do not support fp8

@@ -10,14 +10,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import partial
+from functools import partial, wraps
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.fx.experimental import _config
 
 from ...errors import UserError
@@ -99,32 +99,25 @@ class Regional(nn.Module):
         if self.speed == COMPILE or self.records:
             self._ran_plain[part] = None
 
-    def recorded(self, function: Callable[..., R]) -> Callable[..., R]:
-        """``function``, whose launches are recorded if this run records; see :meth:`.Graphs.call`.
+    def launch(self, function: Callable[..., R], args: tuple[Any, ...]) -> R:
+        """``function(*args)`` in a run that records; see :meth:`.Graphs.call`."""
+        try:
+            out = cast(R, self.graphs.call(function, args))
+        except torch.OutOfMemoryError:
+            self.graphs.forget()  # the next run has their memory
+            raise
 
-        What is compiled (:meth:`region`) are the small parts that it calls.
-        """
-        if not self.records:
-            return function
+        if self.graphs.problem:
+            self.runs_plain(f"launches ({self.graphs.problem})")
+            self.records = False
+            self.graphs.forget()
+        return out
 
-        def call(*args: Any) -> R:
-            if not self.records:  # any more
-                return function(*args)
-            try:
-                out = cast(R, self.graphs.call(function, args))
-            except torch.OutOfMemoryError:
-                self.graphs.forget()  # the next run has their memory
-                raise
+    def laid_out(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+        """Tensors as recorded functions copy them fastest."""
+        return [tensor.contiguous() for tensor in tensors] if self.records else tensors
 
-            if self.graphs.problem:
-                self.runs_plain(f"launches ({self.graphs.problem})")
-                self.records = False
-                self.graphs.forget()
-            return out
-
-        return call
-
-    def region(self, function: Callable[P, R], part: str) -> Callable[P, R]:
+    def compiled(self, function: Callable[P, R], part: str) -> Callable[P, R]:
         """``function``, compiled if this network is and all its weights are on the device.
 
         ``part``: what it computes, for :attr:`remark`.
@@ -143,6 +136,22 @@ class Regional(nn.Module):
     def _apply(self, *args: Any, **more: Any) -> Any:
         self.graphs.forget()  # the weights move
         return super()._apply(*args, **more)
+
+
+def recorded(function: Callable[..., R]) -> Callable[..., R]:
+    """Record what ``function(net, ...)`` launches, if the run of the network records.
+
+    Its arguments are those of :meth:`.Graphs.call`. What is compiled (:meth:`Regional.compiled`) are the small parts
+    that it calls.
+    """
+
+    @wraps(function)
+    def call(net: Regional, *args: Any) -> R:
+        if net.records:
+            return net.launch(function, (net, *args))
+        return function(net, *args)
+
+    return call
 
 
 class _Compiled:

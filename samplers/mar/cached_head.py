@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from ...model_loaders.networks.mar import BUDGET, MAR, DiffusionHead, HeadBlock, modulated
 from ...model_loaders.networks.ops import outputs
+from ...model_loaders.networks.speed import Regional
 from ...reports.record import Report
-from ..chain import ChainHead, Chains, Evaluation
+from ..chain import ChainHead, Chains
 from ..device import to_device
-from .heads import Heads
+from .network import Heads
 from .settings import CacheSettings
 
 
@@ -103,80 +104,69 @@ class CachedHead:
     [1] as its difference to the conditional branch's.
     """
 
+    kept: Kept | None = None  # of the last step that computed it; the first step is a full one
+
     def __init__(self, net: MAR, batch: Chains, plan: HeadPlan, report: Report):
-        head = self.head = net.head
+        self.head = net.head
         self.cfg = batch.cfg
         self.kinds = plan.kinds
         self.branches, self.tokens = batch.z.shape[:2]
-        self.outer = [j for j in range(len(head.res_blocks)) if j not in MIDDLE]
+        self.outer = tuple(j for j in range(len(net.head.res_blocks)) if j not in MIDDLE)
         self.report = report  # counts the work
-        self._evaluate = net.region(evaluate_full, "diffusion head")
-        self._reuse = net.region(evaluate_from_kept, "diffusion head")
+        self.modulations = modulations_by_kind(net, self.outer, batch, plan)
 
-        self.modulations = modulations_by_kind(net.head, self.outer, batch, plan, contiguous=net.records)
-
-        # Of the last step that computed it; the first step is a full one.
-        self._kept: Kept | None = None
-        # Of the step that at_step has given, which evaluated then counts.
-        self._kind = FULL
-
-    def at_step(self, k: int) -> Evaluation:
+    def at(self, k: int) -> FullStep | ReusedStep:
         """See :class:`..chain.ChainHead`. The output is [P, N, 2 channels] at a full step. After it steps reuse
         :class:`Kept`, and their output [1, N, 2 channels] has the guidance in it: of one branch, :func:`..chain.guide`
         adds none.
         """
-        self._kind = self.kinds[k]
-        modulations = next(self.modulations[self._kind])
-        if self._kind == FULL:
-            return Evaluation(full_step, (self._evaluate, self.head, self.cfg, self.branches, modulations))
+        kind = self.kinds[k]
+        modulations = next(self.modulations[kind])
+        if kind == FULL:
+            self.report.add(head_calls=1, head_rows=self.branches * self.tokens)
+            return FullStep(self.head, self.cfg, self.branches, modulations)
 
-        assert self._kept is not None
-        edge = self._kind == EDGE
-        return Evaluation(reused_step, (self._reuse, self.head, self.outer, self._kept, edge, modulations))
-
-    def evaluated(self, kept: Kept | None) -> None:
-        """See :class:`..chain.ChainHead`."""
-        if kept is not None:
-            self._kept = kept
-        branches = self.branches if self._kind == FULL else 1
-        self.report.add(head_calls=1, head_rows=branches * self.tokens)
+        assert self.kept is not None
+        self.report.add(head_calls=1, head_rows=self.tokens)
+        return ReusedStep(self.head, self.outer, self.kept, kind == EDGE, modulations)
 
 
-def full_step(
-    x: Tensor,
-    evaluate: Callable[..., tuple[Tensor, Kept]],
-    head: DiffusionHead,
-    cfg: Tensor,
-    branches: int,
-    modulations: Sequence[Tensor],
-) -> tuple[Tensor, Kept]:
-    """:func:`evaluate_full`, perhaps compiled, of states [N, channels]: output [P, N, 2 channels]."""
-    out, kept = evaluate(head, cfg, torch.cat([x] * branches), modulations)
-    return out.view(branches, len(x), -1), kept
+class FullStep(NamedTuple):
+    """The head in full, see :func:`evaluate_full`."""
+
+    head: DiffusionHead
+    cfg: Tensor
+    branches: int
+    modulations: tuple[Tensor, ...]
+
+    def __call__(self, net: Regional, x: Tensor) -> tuple[Tensor, Kept]:
+        evaluate = net.compiled(evaluate_full, "diffusion head")
+        out, kept = evaluate(self.head, self.cfg, torch.cat([x] * self.branches), self.modulations)
+        return out.view(self.branches, len(x), -1), kept
 
 
-def reused_step(
-    x: Tensor,
-    evaluate: Callable[..., tuple[Tensor, Kept]],
-    head: DiffusionHead,
-    outer: Sequence[int],
-    kept: Kept,
-    edge: bool,
-    modulations: Sequence[Tensor],
-) -> tuple[Tensor, Kept | None]:
-    """:func:`evaluate_from_kept`, perhaps compiled, of states [N, channels]: output [1, N, 2 channels], and what is
-    kept if that has changed.
-    """
-    out, newer = evaluate(head, outer, kept, edge, x, modulations)
-    return out[None], newer if edge else None
+class ReusedStep(NamedTuple):
+    """The head from what was kept, see :func:`evaluate_from_kept`."""
+
+    head: DiffusionHead
+    outer: tuple[int, ...]
+    kept: Kept
+    edge: bool
+    modulations: tuple[Tensor, ...]
+
+    def __call__(self, net: Regional, x: Tensor) -> tuple[Tensor, Kept | None]:
+        evaluate = net.compiled(evaluate_from_kept, "diffusion head")
+        out, newer = evaluate(self.head, self.outer, self.kept, self.edge, x, self.modulations)
+        return out[None], newer if self.edge else None
 
 
 def modulations_by_kind(
-    head: DiffusionHead, outer: Sequence[int], batch: Chains, plan: HeadPlan, contiguous: bool
+    net: MAR, outer: Sequence[int], batch: Chains, plan: HeadPlan
 ) -> dict[str, Iterator[tuple[Tensor, ...]]]:
     """The modulations of each kind of step. A reused step needs the gates of its ``outer`` blocks and those of the last
     layer only.
     """
+    head = net.head
     blocks = [cast(HeadBlock, head.res_blocks[j]) for j in outer]
     width = head.input_proj.out_features
     gates = []
@@ -197,9 +187,9 @@ def modulations_by_kind(
     at = {kind: times[which] for kind, which in plan.of_kind.items()}
     # Three modulations a block, and two of the last layer; a reused step has one gate a block.
     return {
-        FULL: step_modulations(head.modulations, at[FULL], condition, 3 * len(head.res_blocks) + 2, contiguous),
-        EDGE: step_modulations(of_edge, at[EDGE], conditional, 3 * len(outer) + 2, contiguous),
-        REUSED: step_modulations(of_reused, at[REUSED], conditional, len(outer) + 2, contiguous),
+        FULL: step_modulations(net, head.modulations, at[FULL], condition, 3 * len(head.res_blocks) + 2),
+        EDGE: step_modulations(net, of_edge, at[EDGE], conditional, 3 * len(outer) + 2),
+        REUSED: step_modulations(net, of_reused, at[REUSED], conditional, len(outer) + 2),
     }
 
 
@@ -275,16 +265,13 @@ def evaluate_from_kept(
 
 
 def step_modulations(
-    modulations: Callable[[Tensor], list[Tensor]], times: Tensor, condition: Tensor, size: int, contiguous: bool
+    net: MAR, modulations: Callable[[Tensor], list[Tensor]], times: Tensor, condition: Tensor, size: int
 ) -> Iterator[tuple[Tensor, ...]]:
     """The head's modulations at every diffusion step, of time embeddings [S, w] and condition embeddings [R, w].
 
     Those of many steps are one product, which reads the weights once. ``modulations`` makes ``size`` tensors [..., w]
-    of embeddings; they become ``contiguous`` where the steps are recorded.
+    of embeddings.
     """
     at_once = max(1, BUDGET // max(1, condition.numel() * size))
     for some in times[:, None].split(at_once):
-        made = modulations(some + condition)
-        if contiguous:
-            made = [modulation.contiguous() for modulation in made]
-        yield from zip(*made, strict=True)
+        yield from zip(*net.laid_out(modulations(some + condition)), strict=True)

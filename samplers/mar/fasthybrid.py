@@ -42,10 +42,9 @@ from ..editing import Edit
 from ..engine import Sampler, Verdict, decode, verified
 from ..noise import PairedNoise
 from .canvas import MARCanvas, Tokens, mar_canvas
-from .heads import joined
 from .mar import Diffusion, annealed_tables
+from .network import FullTransformer, Transformer, joined
 from .settings import FastHybridSettings
-from .transformer import FullTransformer, Transformer
 
 
 @torch.no_grad()

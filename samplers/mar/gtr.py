@@ -27,10 +27,9 @@ from ..editing import Edit
 from ..engine import Sampler, decode
 from ..noise import PairedNoise
 from .canvas import MARCanvas, Tokens, mar_canvas
-from .heads import Heads, joined
 from .mar import Diffusion, annealed_tables
+from .network import FullTransformer, Heads, Transformer, joined
 from .settings import GtRSettings
-from .transformer import FullTransformer, Transformer
 
 
 def gtr(

@@ -54,10 +54,10 @@ from .canvas import MARCanvas
 from .feature_cache import CacheReport, FeatureCache, Store, own_copy
 from .mar import check as check_mar
 from .mar import expect_whole_head, mar
+from .network import FullTransformer, Transformer
 from .refresh import chosen_block, next_refreshes
 from .row_choice import RowChoice
 from .settings import CacheSettings, LazyMARSettings, MARBase
-from .transformer import FullTransformer, Transformer
 
 
 def lazymar(
@@ -126,7 +126,7 @@ class LazyTransformer(Transformer):
         self.heads = CachedHeads(settings)
         self.full = FullTransformer(canvas)
         self.vectors = self.full.vectors  # of the encoder's class rows, [E, C]; null ones last, if it has any
-        self.feed_forward = net.region(feed_forward, "transformer blocks")
+        self.feed_forward = net.compiled(feed_forward, "transformer blocks")
         self.cache: FeatureCache | None = None
 
         block = chosen_block(settings, net.config.decoder_depth, canvas.model.name)

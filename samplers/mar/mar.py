@@ -20,11 +20,11 @@ from ..device import to_device
 from ..editing import Edit
 from ..engine import Sampler, decode
 from ..noise import CounterRNG, PairedNoise, row_keys
+from ..speculation import Speculation
 from .canvas import MARCanvas, Tokens, mar_canvas
-from .heads import Heads, speculation_of
+from .network import FULL, FullTransformer, Heads, Transformer
 from .settings import DiSASettings, LazyMARSettings, MARBase, MARSettings
 from .tables import STEPS
-from .transformer import FullTransformer, Transformer
 
 # Where fewer than so many steps remain at the end and t_max is left out, all tables start at t = 950 or below, as in
 # the authors' code: from 999 they would multiply the head's error by thousands (tables.py).
@@ -99,7 +99,8 @@ class Diffusion:
         tokens = Tokens.all(here)
         rows = canvas.chains(self.tables[step], tokens, tokens.conditions(z), self.noise)
         if self.window > 1:
-            paths = speculation_of(net, rows, CounterRNG(tokens.of(self.keys)), canvas.report)
+            head = FULL.head(net, rows, canvas.report)
+            paths = Speculation(net, head, rows, CounterRNG(tokens.of(self.keys)), canvas.report)
             values = paths.finish(np.arange(len(tokens)), self.window)
         else:
             values = self.heads.sample(net, rows, canvas.report)

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...model_loaders.networks.llama import Llama
+from ...model_loaders.networks.speed import recorded
 from ..device import to_device
 from .canvas import TokenCanvas
 from .draws import PairedDraws, draw, penalised
@@ -86,8 +87,7 @@ class TokenDraw:
         """:meth:`logits`, then :meth:`sample`, as one function that may be recorded."""
         low, high = self.span or (0, self.net.config.vocab)
         source = self._source(cells, tokens, high - low)
-        run = self.net.recorded(recordable_tokens)
-        values, *norms = run(self.net, self.rule, hidden, guided, len(self.draws), *source)
+        values, *norms = recordable_tokens(self.net, self.rule, hidden, guided, len(self.draws), *source)
         self.canvas.watch(*norms)
         return values
 
@@ -128,6 +128,7 @@ class Rule(NamedTuple):
     part: float
 
 
+@recorded
 def recordable_tokens(
     net: Llama, rule: Rule, hidden: Tensor, guided: bool | Tensor, images: int, *source: Any
 ) -> tuple[Tensor, Tensor, Tensor]:

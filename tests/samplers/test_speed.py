@@ -110,8 +110,8 @@ def test_another_run_compiles_nothing(counters):
 def test_a_region_is_plain_beyond_the_compilers_limit(counters, caplog):
     net = speed.Regional()
     speed.choose(net, speed.COMPILE, CPU)
-    region = net.region(_doubled, "doubling")
-    assert region is net.region(_doubled, "doubling") and speed.Regional().region(_doubled, "doubling") is _doubled
+    region = net.compiled(_doubled, "doubling")
+    assert region is net.compiled(_doubled, "doubling") and speed.Regional().compiled(_doubled, "doubling") is _doubled
     for n in range(20):  # strings are constants to the compiler
         assert region(torch.ones(2), str(n)).tolist() == [2.0 + n, 2.0 + n]
     assert counters["stats"]["unique_graphs"] == torch._dynamo.config.recompile_limit
@@ -133,10 +133,10 @@ def test_a_region_is_plain_while_weights_are_off_the_device(counters):
     host = Host()
     net = MAR(tiny_mar().net.config, host)
     speed.choose(net, speed.COMPILE, CPU)
-    assert net.region(_doubled, "doubling") is not _doubled
+    assert net.compiled(_doubled, "doubling") is not _doubled
     assert net.remark == "speed: compile"
     host.away = True
-    assert net.region(_doubled, "doubling") is _doubled
+    assert net.compiled(_doubled, "doubling") is _doubled
     assert net.remark == "speed: compile, but plain: doubling (weights are in main memory)"
 
 

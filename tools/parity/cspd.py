@@ -20,10 +20,10 @@ from ...samplers.mar.cspd import diffusion, prefill_steps, speculate
 from ...samplers.mar.cspd.densities import TRIES, LastStep, RejectionDraws, keep_probability, log_ratio
 from ...samplers.mar.cspd.draft import Drafter
 from ...samplers.mar.cspd.published import Published, published_rule
+from ...samplers.mar.network import FullTransformer
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import CSpDSettings
 from ...samplers.mar.tables import Tables, tables_at
-from ...samplers.mar.transformer import FullTransformer
 from ...samplers.noise import PairedNoise
 from .cases import Case, Check, exact, masked_model, read_tensors
 

@@ -29,9 +29,9 @@ from ...reports.record import fingerprint
 from ...samplers import chain
 from ...samplers.annealing import annealed_steps
 from ...samplers.mar.canvas import mar_canvas
+from ...samplers.mar.network import FullTransformer
 from ...samplers.mar.settings import MARSettings
 from ...samplers.mar.tables import Tables, tables
-from ...samplers.mar.transformer import FullTransformer
 from ...samplers.noise import PairedNoise
 from ..training.hybrid_recipe import conditions
 from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, relative, same_shapes

@@ -22,8 +22,8 @@ from ...samplers import chain
 from ...samplers.chain import guide
 from ...samplers.conditioning import from_ids
 from ...samplers.engine import finish
-from ...samplers.mar.heads import Heads
 from ...samplers.mar.mar import mar
+from ...samplers.mar.network import Heads
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import MARSettings
 from ...samplers.mar.tables import constants, respaced_timesteps, tables

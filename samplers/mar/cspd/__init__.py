@@ -27,8 +27,8 @@ from ...memory import WEIGHTS
 from ...noise import PairedNoise
 from ..canvas import MARCanvas, mar_canvas
 from ..mar import Diffusion
+from ..network import FullTransformer, Transformer
 from ..settings import CSpDSettings
-from ..transformer import FullTransformer, Transformer
 from .draft import Drafter
 from .lossless import Lossless
 from .paper import Paper

@@ -26,8 +26,7 @@ from ...engine import Verdict
 from ...noise import CounterRNG, row_keys
 from ...speculation import Drafts, Speculation
 from ..canvas import MARCanvas, TokenNoise
-from ..heads import speculation_of
-from ..transformer import Transformer
+from ..network import FULL, Transformer
 from .draft import Drafter, Trace, outcome_of, segment_chains
 
 
@@ -88,6 +87,7 @@ class Lossless:
         caches reads final tokens only: ask for an AR step when the tokens of the last one are final.
         """
         canvas = self.canvas
+        net = canvas.model.net
         conditions = self.transformer.each_step(first, len(drafts))
         done = 0
         while done < len(drafts):
@@ -99,7 +99,8 @@ class Lossless:
             with canvas.clock.phase("head"):
                 rows, tokens = segment_chains(canvas, first + done, zs, self.noise, self.table)
                 rng = CounterRNG(tokens.of(self.keys))
-                paths = speculation_of(canvas.model.net, rows, rng, canvas.report)
+                head = FULL.head(net, rows, canvas.report)
+                paths = Speculation(net, head, rows, rng, canvas.report)
                 kept_steps = self.advance(paths, drafts[done : done + len(zs)])
 
             # 3. The rows of each AR step.

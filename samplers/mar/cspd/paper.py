@@ -36,7 +36,7 @@ from ...device import to_device
 from ...engine import Verdict
 from ...noise import row_keys
 from ..canvas import MARCanvas, TokenNoise, Tokens
-from ..transformer import Transformer
+from ..network import Transformer
 from .densities import AS_PRINTED, Judged, RejectionDraws, accept_or_redraw, last_step
 from .draft import Drafter, Trace, noisy_last_step_table, segment_chains, traced
 

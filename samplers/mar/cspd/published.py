@@ -24,8 +24,8 @@ from ...device import to_device
 from ...engine import Verdict
 from ...noise import row_keys
 from ..canvas import MARCanvas, TokenNoise, Tokens
+from ..network import Transformer
 from ..settings import CSpDSettings
-from ..transformer import Transformer
 from .densities import LastStep, RejectionDraws, Rule, accept_or_redraw, last_step
 from .draft import Drafter, noisy_last_step_table, outcome_of, traced
 

@@ -50,14 +50,11 @@ class Affine:
         of_null = x.flatten(1) @ torch.tensor([[0.2, 0.3], [-0.1, 0.5]]).to(x) - torch.tensor([0.2, 0.1]).to(x)
         return torch.stack([mixed, of_null])[: self.branches].unflatten(2, x.shape[1:])
 
-    def at(self, row, k, x):
+    def at_states(self, row, k, x):
         return self(k, x)
 
-    def at_step(self, k):
-        return chain.Evaluation(lambda x: (self(k, x), None), ())
-
-    def evaluated(self, kept):
-        pass
+    def at(self, k):
+        return lambda net, x: (self(k, x), None)
 
 
 def toy_rows(start, noise, made, given=None, dtype=torch.float32):
@@ -269,16 +266,16 @@ def test_states_are_evaluated_as_many_at_once_as_fit_the_budget(monkeypatch):
         assert len(sizes) == parts.report.counts["head_calls"]
 
 
-def test_every_evaluation_of_the_head_is_of_the_region_that_may_be_compiled(monkeypatch):
+def test_every_evaluation_of_the_head_is_may_be_compiled(monkeypatch):
     """Else a report would say "speed: compile" of a head that ran plain."""
     calls = []
 
-    def region(self, function, part):
+    def compiled(self, function, part):
         if function is not Head.denoise:
             return function
         return lambda *args: calls.append(part) or function(*args)
 
-    monkeypatch.setattr(Regional, "region", region)
+    monkeypatch.setattr(Regional, "compiled", compiled)
     assert run(replace(FEW, speculation=3)).report.counts["head_calls"] == calls.count("diffusion head") > 0
 
 

@@ -17,8 +17,8 @@ from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.network import FullTransformer, Transformer
 from fastar_nodes.samplers.mar.settings import CSpDSettings, MARSettings
-from fastar_nodes.samplers.mar.transformer import FullTransformer, Transformer
 from fastar_nodes.samplers.noise import PairedNoise
 from stepping import stepped
 from tiny_hybrids import tiny_hybrid

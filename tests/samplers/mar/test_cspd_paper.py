@@ -27,8 +27,8 @@ from fastar_nodes.samplers.mar.cspd.densities import (
     log_ratio,
 )
 from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.network import FullTransformer, Transformer
 from fastar_nodes.samplers.mar.settings import CSpDSettings, MARSettings
-from fastar_nodes.samplers.mar.transformer import FullTransformer, Transformer
 from fastar_nodes.samplers.noise import PairedNoise
 from tiny_models import tiny_mar
 from torch import Tensor

@@ -21,9 +21,9 @@ from fastar_nodes.samplers.mar import row_choice
 from fastar_nodes.samplers.mar.cached_head import CachedHeads, evaluate_from_kept, evaluate_full
 from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.fasthybrid import pulled
-from fastar_nodes.samplers.mar.heads import Heads
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer, lazymar
 from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.network import Heads
 from fastar_nodes.samplers.mar.refresh import chosen_block, computed_ratios, usual_block
 from fastar_nodes.samplers.mar.settings import CacheSettings, LazyMARSettings, MARBase, MARSettings
 from fastar_nodes.samplers.mar.tables import tables
@@ -469,17 +469,17 @@ def test_the_head_cache_equals_the_slow_reference(depth, steps, period, guided):
 
 @pytest.mark.parametrize("cfg", [1.0, 2.0])
 @pytest.mark.fast_cases("2.0")
-def test_every_step_of_a_cached_head_is_of_a_region_that_may_be_compiled(deep, monkeypatch, cfg):
+def test_every_step_of_a_cached_head_may_be_compiled(deep, monkeypatch, cfg):
     """Else a report would say "speed: compile" of a head that ran plain."""
     calls = []
     own = {evaluate_full: "full", evaluate_from_kept: "reused"}
 
-    def region(self, function, part):
+    def compiled(self, function, part):
         if function not in own:
             return function
         return lambda *args: calls.append(own[function]) or function(*args)
 
-    monkeypatch.setattr(Regional, "region", region)
+    monkeypatch.setattr(Regional, "compiled", compiled)
     counts = lazy(deep, {**BASE, "diffusion_steps": 25, "cfg": cfg}).report.counts
     assert len(calls) == counts["head_calls"]
     # 25 steps are 24 up to t = 950; those with 23, 22, 20, 18, ... steps left are in full.

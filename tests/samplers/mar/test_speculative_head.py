@@ -15,7 +15,7 @@ from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers import chain
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar import heads
+from fastar_nodes.samplers.mar import network
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
@@ -82,7 +82,7 @@ def test_states_are_evaluated_as_many_at_once_as_fit_the_budget(model, monkeypat
     whole = run(model, **short)
     for budget, states in ((2 * 2 * 8 * 16, 2), (2 * 2 * 8 * 16 - 1, 1), (1, 1)):
         sizes.clear()
-        monkeypatch.setattr(heads, "BUDGET", budget)
+        monkeypatch.setattr(network, "BUDGET", budget)
         parts = run(model, **short)
         torch.testing.assert_close(parts.latents, whole.latents, rtol=1e-4, atol=1e-3)
         assert max(sizes) == states and 2 * sum(sizes) == whole.report.counts["head_rows"]
@@ -130,22 +130,22 @@ def test_modulations_that_fit_the_budget_are_kept(monkeypatch):
     for budget, shapes in ((5 * 6 * width, [(5, 2, 3, 16)]), (5 * 6 * width - 1, [(2, 3, 16)] * 2)):
         made.clear()
         head = chain.Head(net, net.head, rows, Report("mar", "tiny", {}, None, 1, "cpu"), budget)
-        outs += [head.at(*index, torch.ones(3, 4)), head.at(*index, torch.ones(3, 4))]
+        outs += [head.at_states(*index, torch.ones(3, 4)), head.at_states(*index, torch.ones(3, 4))]
         assert made == shapes
     for out in outs[1:]:
         torch.testing.assert_close(out, outs[0])
 
 
-def test_every_evaluation_of_the_head_is_of_the_region_that_may_be_compiled(model, monkeypatch):
+def test_every_evaluation_of_the_head_may_be_compiled(model, monkeypatch):
     """Else a report would say "speed: compile" of a head that ran plain."""
     calls: list[int] = []
 
-    def region(self, function, part):
+    def compiled(self, function, part):
         if function is not DiffusionHead.denoise:
             return function
         return lambda *args: calls.append(1) or function(*args)
 
-    monkeypatch.setattr(Regional, "region", region)
+    monkeypatch.setattr(Regional, "compiled", compiled)
     for length in (1, 3):
         calls.clear()
         assert run(model, speculation=length).report.counts["head_calls"] == len(calls) > 0

@@ -1,19 +1,97 @@
-"""How the transformer of a MAR-like model is evaluated: here in full at every AR step. ``lazymar.py`` keeps features.
+"""How the network of a MAR-like model is evaluated, transformer and diffusion head: here in full at every step.
+``lazymar.py`` and ``cached_head.py`` keep features.
 
-Shapes: B images, C transformer width, and P branches of guidance: 2, the condition's and the null one, or 1 without
-guidance.
+Shapes: B images, C transformer width, N tokens, and P branches of guidance: 2, the condition's and the null one, or 1
+without guidance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from ...model_loaders.networks.mar import BUDGET, MAR
+from ...reports.record import Report
+from ..chain import ChainHead, Chains, Head, StepTable, run_chain
 from ..device import to_device
 from .canvas import MARCanvas
-from .heads import Heads
+
+
+class Heads:
+    """How the diffusion head is evaluated: here in full; with LazyMAR's cache in ``cached_head.py``."""
+
+    def whole(self, steps: int) -> bool:
+        """Whether the head is evaluated in full at every one of ``steps`` diffusion steps."""
+        return True
+
+    def head(self, net: MAR, rows: Chains, report: Report) -> ChainHead:
+        """The head for rows, see :func:`..chain.run_chain`."""
+        return Head(net, net.head, rows, report, BUDGET)
+
+    def sample(self, net: MAR, rows: Chains, report: Report) -> Tensor:
+        """The tokens of rows, fp32 [N, channels]; without a row or a step the head is not called."""
+        x = rows.x
+        if len(rows.x) and len(rows.table):
+            for advanced in run_chain(net, rows, self.head(net, rows, report)):
+                x = advanced.x
+        return x
+
+    def sample_both(
+        self, net: MAR, one: Chains, other: Chains, report: Report, join: Callable[[Chains, Chains], Chains]
+    ) -> tuple[Tensor, Tensor]:
+        """The tokens of two batches of rows, fp32 [N, channels] each, in one loop.
+
+        The longer one starts alone, and the other joins it for the last steps, so that the sequential head calls are
+        those of the longer one. With 5 steps of ``one`` and 3 of ``other``::
+
+            head call     0  1  2  3  4
+            step of one   0  1  2  3  4
+            step of other       0  1  2
+
+        A cache of the head belongs to one diffusion: with one they run after each other.
+
+        ``join`` makes one batch of those last steps: :func:`joined`, or one that also joins what a sampler makes of the
+        means.
+        """
+        together = min(len(one.table), len(other.table)) if len(one.x) and len(other.x) else 0
+        if not together or not (self.whole(len(one.table)) and self.whole(len(other.table))):
+            return self.sample(net, one, report), self.sample(net, other, report)
+
+        # 1. The first steps of the longer one, alone.
+        alone = []
+        for rows in (one, other):
+            first = len(rows.table) - together
+            x = self.sample(net, rows.part(0, first), report)
+            alone.append(replace(rows.part(first, len(rows.table)), x=x))
+
+        # 2. The steps of both.
+        x = self.sample(net, join(*alone), report)
+        return x[: len(one.x)], x[len(one.x) :]
+
+
+def joined(one: Chains, other: Chains) -> Chains:
+    """The rows of both as one batch, of equally many steps that are each row's own; changes of the means are left
+    out.
+    """
+    parts = (one, other)
+    columns = [rows.table.numbers[:, :, None, None].expand(-1, -1, len(rows.x), -1) for rows in parts]
+    times = [rows.table.times[:, None].expand(-1, len(rows.x), -1) for rows in parts]
+
+    return Chains(
+        z=torch.cat([rows.z for rows in parts], 1),
+        cfg=torch.cat([rows.cfg for rows in parts]),
+        x=torch.cat([rows.x for rows in parts]),
+        noise=torch.cat([rows.noise for rows in parts], 1),
+        table=StepTable(torch.cat(columns, 2), torch.cat(times, 1), one.table.learned),
+        temperature=one.temperature,
+    )
+
+
+# The head in full.
+FULL = Heads()
 
 
 class Transformer:
@@ -21,7 +99,7 @@ class Transformer:
     positions ``wanted`` int64 [B, M], given the tokens decided before AR step ``step``.
     """
 
-    heads = Heads()  # how the diffusion head is evaluated beside it
+    heads = FULL  # how the diffusion head is evaluated beside it
 
     def __init__(self, canvas: MARCanvas):
         self.canvas = canvas
