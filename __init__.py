@@ -91,7 +91,7 @@ def _public():
     import ast
     from pathlib import Path
 
-    listed = ast.parse((Path(__file__).parent / "api.py").read_text(encoding="utf-8"))
+    listed = ast.parse((Path(__file__).parent / "api.py").read_text(encoding="utf-8-sig"))
 
     modules = {}
     for statement in listed.body:

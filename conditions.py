@@ -35,10 +35,10 @@ from .model_loaders.networks.tar import TarModel
 from .samplers.batches import in_parts
 from .samplers.conditioning import (
     FREEDOM,
-    MOST_FREEDOM,
     AnyCondition,
     CodeCondition,
     Condition,
+    EditSettings,
     ImagePromptCondition,
     PromptCondition,
     TextCondition,
@@ -47,6 +47,7 @@ from .samplers.conditioning import (
 )
 from .samplers.engine import finish
 from .samplers.labels import labels_for, split_labels, unknown_words
+from .samplers.settings import make
 from .samplers.tokens.draws import PairedDraws
 from .samplers.tokens.prepare import features_of
 from .samplers.tokens.tar import tar_prompt
@@ -145,17 +146,17 @@ class ConditionBuilder:
         return condition
 
     def image_prompts(
-        self, on: Ready, texts: Sequence[str], images: Sequence[Tensor], freedom: float = FREEDOM
+        self, on: Ready, texts: Sequence[str], images: Sequence[Tensor], freedom: float | str = FREEDOM
     ) -> ImagePromptCondition:
         """Images uint8 [H, W, 3] with what is to be changed in each, for a Janus that edits.
 
         Raises:
-            UserError: a model that cannot edit, a prompt that it cannot read, or ``freedom`` outside 0 to 10.
+            UserError: a model that cannot edit, a prompt that it cannot read, or ``freedom`` that is no number of 0 to
+                10.
         """
         model: Any = on.model
-        if not 0 <= freedom <= MOST_FREEDOM:
-            raise UserError(f"freedom: {freedom:g} is outside 0 to {MOST_FREEDOM:g}.")
-        condition = ImagePromptCondition(tuple(texts), tuple(images), freedom)
+        settings = make(EditSettings, {"freedom": freedom})
+        condition = ImagePromptCondition(tuple(texts), tuple(images), settings.freedom)
         expect_editor(condition, model)
         for text in dict.fromkeys(texts):
             model.image_prompt(text)

@@ -21,7 +21,7 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image
+from PIL import Image, ImageOps
 from torch import Tensor, nn
 
 from . import assembly
@@ -66,7 +66,8 @@ _NEW_SEEDS = 1 << 32
 Prompt = str | int | Sequence[str | int]
 Callback = Callable[[Step], object]
 # An image, or a batch of them: a PIL image, the path of an image file, pixels uint8 [H, W, 3] or [B, H, W, 3], or
-# latents or codes as a sampler returns them.
+# latents or codes as a sampler returns them. PIL images and files are read as viewers show them: turned as their EXIF
+# data says, and with white at 65535 in those of 16 bits.
 AnyImage = Image.Image | str | Path | np.ndarray | Tensor
 
 _log = logging.getLogger(__name__)
@@ -281,9 +282,9 @@ class Pipeline:
             image: with ``mask`` what inpainting starts from: an image, or latents or codes of :meth:`sample`; one, or
                 one for each image. Without it, for a Janus that was trained to edit: what the prompt changes, an image
                 of any size, or one for each prompt; it is drawn anew as a whole, at 384 x 384 pixels.
-            mask: the part of ``image`` to sample again: a grey image or [H, W] of any size, black where the image
-                stays; one, or one for each image. A token is sampled again if any part of it is not black, so a soft
-                edge is sampled again too.
+            mask: the part of ``image`` to sample again: a grey image or [H, W] of any size, black or transparent where
+                the image stays; one, or one for each image. A token is sampled again if any part of it is not black, so
+                a soft edge is sampled again too.
             freedom: for an image without a mask, 0 to 10: how much more the guidance counts what the image shows than
                 its very pixels; at 0 they count most, and less is computed. None: 5, as published.
             callback: called with the partial result after every step; its ``done`` and ``total`` count steps.
@@ -612,99 +613,180 @@ class Pipeline:
 
 
 def _pixels(image: Any) -> np.ndarray:
-    """An image, or several of one size, as uint8 [B, H, W, 3]. Raises UserError: what is no image."""
-    given = _values(image, "RGB", "image")
-    batch = given[None] if given.ndim == 3 else given
-    if isinstance(batch, Tensor) or batch.ndim != 4 or batch.shape[3] != 3 or batch.dtype != np.uint8 or not batch.size:
-        raise UserError(
-            f"image: it is {given.dtype} of the shape {list(given.shape)}; give a PIL image, or uint8 "
-            "[height, width, 3]."
-        )
-    return batch
+    """An image, or several of one size, as uint8 [B, H, W, 3]. Raises UserError: see :func:`_images`."""
+    found = _images(image)
+    if not found:
+        raise UserError("image: it is a list without an image; give at least one.")
 
-
-def _mask(mask: Any) -> Tensor:
-    """A mask as floats of 0 to 1, [1 or B, h, w]. Raises UserError: what is no mask."""
-    given = _values(mask, "L", "mask")
-    values = given if isinstance(given, Tensor) else torch.tensor(given)
-    if values.dtype == torch.uint8:
-        values = values.float() / 255
-
-    masks = None if values.is_complex() else masks_of(values.float())
-    if masks is None:
-        raise UserError(
-            f"mask: it is {values.dtype} of the shape {list(values.shape)}; give a grey image, or [height, width] for "
-            "all images or for each."
-        )
-    return masks.contiguous()  # a view may be larger than memory
-
-
-def _values(given: Any, mode: str, field: str) -> np.ndarray | Tensor:
-    """The values of an image or a mask: an array or tensor as it is, files and PIL images in the mode of PIL, and
-    several of one size in a list as a batch.
-
-    Raises:
-        UserError: a file that cannot be read, images of different sizes, or another value.
-    """
-    if isinstance(given, str | Path):
-        try:
-            with Image.open(given) as file:
-                given = file.convert(mode)
-        except (OSError, ValueError, Image.DecompressionBombError) as problem:
-            raise UserError(
-                f"{field}: {given} cannot be read as an image ({first_line(problem)}); give the path of an image file."
-            ) from None
-
-    if isinstance(given, Image.Image):
-        return np.asarray(given.convert(mode))
-
-    if isinstance(given, list | tuple) and given:
-        values = [np.asarray(_values(one, mode, field)) for one in given]
-        shapes = {one.shape for one in values}
-        if len(shapes) > 1:
-            raise UserError(f"{field}: its images have the shapes {sorted(shapes)}; give images of one size.")
-        return np.stack(values)
-
-    if isinstance(given, np.ndarray) and given.dtype.kind in "buif":
-        return np.ascontiguousarray(given)  # torch reads no array with a negative stride
-    if isinstance(given, Tensor):
-        return given
-
-    kind = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else f"a {type(given).__name__}"
-    raise UserError(f"{field}: it is {kind}; give an image, the path of one, or an array.")
+    shapes = {one.shape for one in found}
+    if len(shapes) > 1:
+        raise UserError(f"image: its images have the shapes {sorted(shapes)}; give images of one size.")
+    return np.stack(found)
 
 
 def pictures(image: Any, prompts: int) -> list[Tensor]:
     """Images to edit, uint8 [H, W, 3] of any size, one for each of the prompts; a single one is for all.
 
     Raises:
-        UserError: another number of images, or what is none.
+        UserError: another number of images; see :func:`_images`.
     """
-    found: list[Tensor] = []
-    for one in image if isinstance(image, list | tuple) else [image]:
-        values = _values(one, "RGB", "image")
-        if (
-            isinstance(values, Tensor)
-            or values.dtype != np.uint8
-            or values.ndim not in (3, 4)
-            or values.shape[-1] != 3
-            or not values.size
-        ):
-            raise UserError(
-                f"image: it is {values.dtype} of the shape {list(values.shape)}; to edit it, give a PIL image, the "
-                "path of one, or uint8 [height, width, 3]."
-            )
-        batch = values[None] if values.ndim == 3 else values
-        found += [torch.from_numpy(np.array(own)) for own in batch]
-
+    found = [torch.tensor(one) for one in _images(image)]
     if len(found) == 1:
         found *= prompts
+
     if len(found) != prompts:
         raise UserError(
             f"image: there are {len(found)} images for {amount(prompts, 'prompts')}; a Janus reads one image with a "
             "prompt or a question, so give one, or one for each prompt."
         )
     return found
+
+
+def _mask(mask: Any) -> Tensor:
+    """A mask, or several of one size, as floats of 0 to 1, [1 or B, h, w]. Raises UserError: see :func:`_read`."""
+    if not isinstance(mask, list | tuple):
+        return _masks(mask)
+
+    if not mask:
+        raise UserError("mask: it is a list without a mask; give at least one.")
+    found = [_masks(one) for one in mask]
+    shapes = {tuple(one.shape[1:]) for one in found}
+    if len(shapes) > 1:
+        raise UserError(f"mask: its masks have the shapes {sorted(shapes)}; give masks of one size.")
+    return torch.cat(found)
+
+
+def _images(image: Any) -> list[np.ndarray]:
+    """Images, each uint8 [H, W, 3] of any size: of PIL images, files or pixels, one or several in a list.
+
+    Raises:
+        UserError: pixels of another form; see :func:`_read`.
+    """
+    found: list[np.ndarray] = []
+    for one in image if isinstance(image, list | tuple) else [image]:
+        given = _read(one, "image", _colours)
+        batch = given[None] if given.ndim == 3 else given
+        is_array = isinstance(batch, np.ndarray) and batch.dtype == np.uint8 and batch.size > 0
+        if not is_array or batch.ndim != 4 or batch.shape[3] != 3:
+            raise UserError(
+                f"image: it is {given.dtype} of the shape {list(given.shape)}; give a PIL image, the path of one, or "
+                "uint8 [height, width, 3]."
+            )
+        found.extend(batch)
+
+    return found
+
+
+def _masks(mask: Any) -> Tensor:
+    """A mask or an array of several, as :func:`_mask` returns them."""
+    given = _read(mask, "mask", _greys)
+    values = given if isinstance(given, Tensor) else torch.tensor(given)
+    masks = None if values.is_complex() else masks_of(values)
+    if masks is None:
+        raise UserError(
+            f"mask: it is {values.dtype} of the shape {list(values.shape)}; give a grey image, or [height, width] for "
+            "all images or for each."
+        )
+
+    numbers = masks.float().contiguous()  # a view may be larger than memory
+    if values.dtype == torch.uint8:
+        return numbers / 255
+    if values.dtype == torch.uint16:
+        return numbers / 65535
+    if values.dtype == torch.bool or values.is_floating_point():
+        return numbers
+    return numbers / _white(float(numbers.abs().max()), "mask")
+
+
+def _read(given: Any, field: str, values_of: Callable[[Image.Image], np.ndarray]) -> np.ndarray | Tensor:
+    """The values of an image or a mask. All entrances of Python and the command line read theirs here.
+
+    Args:
+        given: an array or a tensor, which is returned as it is, a PIL image or the path of a file.
+        field: name of the argument, for messages.
+        values_of: makes the values of a PIL image, which stands upright and has 8 bits per channel.
+
+    Raises:
+        UserError: a file or a PIL image that cannot be read, or another value.
+    """
+    if isinstance(given, np.ndarray) and given.dtype.kind in "buif" and given.dtype.itemsize <= 8:
+        # torch reads no array with a negative stride or the other byte order.
+        return np.ascontiguousarray(given, given.dtype.newbyteorder("="))
+    if isinstance(given, Tensor):
+        return given
+
+    if not isinstance(given, Image.Image | str | Path):
+        kind = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else f"a {type(given).__name__}"
+        raise UserError(f"{field}: it is {kind}; give an image, the path of one, or an array.")
+
+    try:
+        if isinstance(given, Image.Image):
+            return values_of(_as_shown(given, field))
+        with Image.open(given) as file:
+            return values_of(_as_shown(file, field))
+    except (MemoryError, UserError):
+        raise
+    except Exception as problem:  # a damaged file can raise any exception
+        name = f"a PIL image of the mode {given.mode}" if isinstance(given, Image.Image) else given
+        raise UserError(
+            f"{field}: {name} cannot be read as an image ({first_line(problem)}); give an image file, for example a "
+            "PNG, or a PIL image of the mode RGB."
+        ) from None
+
+
+def _as_shown(image: Image.Image, field: str) -> Image.Image:
+    """An image as viewers show it: upright, as its EXIF data states, and with 8 bits per channel.
+
+    Raises:
+        UserError: numbers without a known white.
+    """
+    upright = ImageOps.exif_transpose(image)
+    if upright.mode not in ("I", "F") and not upright.mode.startswith("I;16"):
+        return upright
+
+    values = np.asarray(upright)
+    # PNG and PGM files with 16 bits may have the mode I.
+    if values.dtype.itemsize == 2 or image.format in ("PNG", "PPM"):
+        white = 65535
+    else:
+        white = _white(float(np.abs(values.astype(np.float64)).max()), field)
+    return Image.fromarray((values / white * 255).clip(0, 255).round().astype(np.uint8))
+
+
+def _white(largest: float, field: str) -> int:
+    """The value of white among numbers whose type states no range: 1, 255 or 65535, whichever fits the largest number.
+
+    A filter that enlarges an image can exceed white, but not reach twice its value.
+    """
+    for white in (1, 255, 65535):
+        if largest < 2 * white:
+            return white
+
+    raise UserError(f"{field}: it holds numbers up to {largest:g}, and white is 65535 at most; give 8 or 16 bits.")
+
+
+def _colours(image: Image.Image) -> np.ndarray:
+    """The pixels of an image, uint8 [H, W, 3]."""
+    return np.asarray(image.convert("RGB"))
+
+
+def _greys(mask: Image.Image) -> np.ndarray:
+    """The values of a mask, uint8 [H, W]; where it is transparent, nothing is painted.
+
+    Raises:
+        UserError: it is transparent, and what is visible of it is black.
+    """
+    if not mask.has_transparency_data:
+        return np.asarray(mask.convert("L"))
+
+    layer = mask.convert("RGBA")
+    black = Image.new("RGBA", layer.size, "black")
+    greys = np.asarray(Image.alpha_composite(black, layer).convert("L"))
+    if np.asarray(layer)[..., 3].any() and not greys.any():
+        raise UserError(
+            "mask: its visible part is black, and black keeps the image; use white for the area to regenerate."
+        )
+    return greys
 
 
 def _in_list(prompt: Any) -> list[str | int]:

@@ -39,7 +39,7 @@ from ..samplers import presets, registry
 from ..samplers.choice import Choice
 from ..samplers.conditioning import AnyCondition, Condition, FeatureCondition, PromptCondition, TextCondition
 from ..samplers.engine import finish
-from ..samplers.mar import rejection
+from ..samplers.mar.cspd import densities
 from ..samplers.tokens import islands
 from ..samplers.tokens.upsampling import UpSampling
 from .initialise import initialise_hybrid, initialise_llama, initialise_mar
@@ -275,7 +275,7 @@ def accepting(share: float) -> Iterator[None]:
         return torch.where(kept, torch.inf, -torch.inf)
 
     similar = mock.patch.object(F, "cosine_similarity", cosine)
-    with similar, mock.patch.object(rejection, "log_ratio", log_ratio):
+    with similar, mock.patch.object(densities, "log_ratio", log_ratio):
         yield
 
 

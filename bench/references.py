@@ -482,7 +482,7 @@ def identify(folder: Path) -> tuple[str, Path]:
     """Which reference a checkout holds, by its name in :data:`REFERENCES`, and where its modules are."""
     for name, known in REFERENCES.items():
         file = folder / known.file
-        if file.is_file() and known.word in file.read_text(encoding="utf-8"):
+        if file.is_file() and known.word in file.read_text(encoding="utf-8-sig"):
             return name, folder / known.inside
     raise UserError(
         f"against: {folder} is not a checkout of MAR, LazyMAR, CSpD, LlamaGen, PAR, ZipAR, Tar or transformers."

@@ -10,6 +10,7 @@ cfg = 2                                   # of every sampler that has it
 
 from __future__ import annotations
 
+import codecs
 import json
 import sys
 from collections.abc import Mapping, Sequence
@@ -107,7 +108,7 @@ def read_table(path: Path) -> dict[str, Any]:
     data = _bytes(path, "spec")
 
     try:
-        text = data.decode()
+        text = _decoded(data)
         table = json.loads(text) if path.suffix.lower() == ".json" else _toml(text)
     except (ValueError, RecursionError) as e:
         raise UserError(f"spec: {path.name} cannot be parsed ({first_line(e)}).") from None
@@ -134,6 +135,15 @@ def _bytes(path: Path, name: str) -> bytes:
     raise UserError(f"{name}: {str(path)[:200]} cannot be read ({why}).")
 
 
+def _decoded(data: bytes) -> str:
+    """The text of a file in UTF-8, or in UTF-16 after a byte order mark, without the mark.
+
+    Excel and editors on Windows write such a mark, and PowerShell writes UTF-16.
+    """
+    in_utf16 = data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    return data.decode("utf-16" if in_utf16 else "utf-8-sig")
+
+
 def _toml(text: str) -> dict[str, Any]:
     """The table of a TOML text."""
     try:
@@ -155,7 +165,7 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
     data = _bytes(path, "prompts")
 
     try:
-        lines = [line.strip() for line in data.decode().splitlines() if line.strip()]
+        lines = [line.strip() for line in _decoded(data).splitlines() if line.strip()]
         if path.suffix.lower() in (".jsonl", ".json"):
             return [json.loads(line) for line in lines]
     except (ValueError, RecursionError) as e:
@@ -170,7 +180,7 @@ def _prompts_of_folder(folder: Path) -> list[dict[str, Any]]:
     found: list[dict[str, Any]] = []
     for file in texts or [folder / name for name in _HPS_FILES if (folder / name).is_file()]:
         try:
-            text = _bytes(file, "prompts").decode()
+            text = _decoded(_bytes(file, "prompts"))
             listed = [text.strip()] if texts else json.loads(text)
         except (ValueError, RecursionError) as e:
             raise UserError(f"prompts: {file.name} cannot be parsed ({first_line(e)}).") from None

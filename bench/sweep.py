@@ -180,6 +180,8 @@ def _run(options: argparse.Namespace, spec: Spec, out: str | None, place: Place)
         store.folder.remove_made()
         raise
 
+    if place.rank == 0 and store.manifest() is None:
+        print(f"a new sweep begins in {store.folder.address}", file=sys.stderr)
     store.write_manifest(manifest(spec, numbers), cells)
     tasks = _left(store, tasks_of(store, cells, place.rank, place.world))
 

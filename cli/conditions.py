@@ -67,7 +67,7 @@ def conditions(
     stated = getattr(options, "freedom", None)
     if stated is not None and not images:
         raise UserError("freedom: it is for an image that the prompt changes; name one with --image.")
-    freedom = FREEDOM if stated is None else _number(stated, "freedom")
+    freedom = FREEDOM if stated is None else stated
     if images and "class" in kinds:
         raise UserError(f"image: the models of this run ({names}) draw classes; only a Janus-4o edits an image.")
 
@@ -101,14 +101,6 @@ def conditions(
             made[id(p.on)] = build.read(codes, p.on)
 
     return [made[id(p.on)] for p in planned]
-
-
-def _number(text: str, option: str) -> float:
-    """The number that an option holds."""
-    try:
-        return float(text)
-    except ValueError:
-        raise UserError(f"{option}: {text[:40]!r} is not a number.") from None
 
 
 def _each(texts: Sequence[str] | None, repeat: int, on: Ready) -> list[str]:

@@ -44,7 +44,7 @@ _LOOK = 0.002
 def pack_version() -> str:
     """Version of this pack: of its pyproject.toml, which is shipped with it."""
     with suppress(OSError):
-        text = (Path(__file__).resolve().parents[1] / "pyproject.toml").read_text(encoding="utf-8")
+        text = (Path(__file__).resolve().parents[1] / "pyproject.toml").read_text(encoding="utf-8-sig")
         found = _VERSION.search(text)
         if found:
             return found[1]

@@ -378,6 +378,16 @@ def _unpickled(file: Checkpoint) -> Any:
         raise file.error(f"is damaged or not a checkpoint ({first_line(e)})") from e
 
 
+def expect_no_broken_link(path: Path, field: str) -> None:
+    """Raise a UserError if a link on the way to ``path`` leads nowhere, as one to a drive that is not connected."""
+    for place in (*reversed(path.parents), path):
+        if os.path.islink(place) and not os.path.exists(place):
+            raise UserError(
+                f"{field}: {path.name} is not here, because {place} is a link to {os.readlink(place)}, which cannot be "
+                "reached; connect the drive that holds it, or choose another"
+            )
+
+
 def member(path: Path, field: str) -> Path:
     """A file of a model folder.
 
@@ -424,7 +434,7 @@ def read_json(path: Path, field: str) -> dict[str, Any]:
 def parse_json(text: str, where: str, field: str) -> dict[str, Any]:
     """A JSON object; a UserError if the text is none, where ``where`` says where it stands."""
     try:
-        value = json.loads(text)
+        value = json.loads(text.removeprefix("\ufeff"))  # the byte order mark of a file that became an entry
     except (ValueError, RecursionError) as e:
         raise UserError(f"{field}: {where} cannot be read ({first_line(e)}); get the file again") from e
 

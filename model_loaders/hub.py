@@ -23,6 +23,7 @@ from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
 from ..errors import UserError, did_you_mean
+from .checkpoint import expect_no_broken_link
 from .families import KINDS
 from .formats import SUFFIXES
 from .shards import INDEX, named_by_index
@@ -198,7 +199,7 @@ def _below(folder: Path, name: str) -> Iterator[Path]:
 
 @lru_cache(maxsize=1)
 def _catalogue() -> tuple[Entry, ...]:
-    text = Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8")
+    text = Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8-sig")
     return tuple(Entry(**fields) for fields in json.loads(text)["entries"])
 
 
@@ -353,8 +354,13 @@ def _wanted(choice: str, family: str, folders: Sequence[Path], local: Sequence[s
     if path is not None:
         return path
 
+    for folder in folders:
+        expect_no_broken_link(folder.joinpath(*_parts(choice)), kind.field)
+
     where = " or ".join(map(str, folders)) or "any model folder"
-    same = next((name for name in local if _last_part(name) == _last_part(choice)), "")
+    # ComfyUI may still list a file that was removed.
+    others = [name for name in local if _parts(name) != _parts(choice)]
+    same = next((name for name in others if _last_part(name) == _last_part(choice)), "")
     if same:
         remedy = f"choose {same[:80]!a}, which has the same name, or put the file there"
     else:
@@ -377,6 +383,11 @@ def suggested(choice: str, family: str) -> str:
     everything = [entry.id for entry in _catalogue()]
     alike = [entry.id for entry in _catalogue() if KINDS[entry.family].field == KINDS[family].field]
     return did_you_mean(choice, alike) or did_you_mean(choice, everything)
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    """The folders and the last part of a name in a model folder, which may have the separators of any system."""
+    return PureWindowsPath(name).parts
 
 
 def _last_part(name: str) -> str:

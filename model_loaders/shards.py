@@ -9,7 +9,7 @@ from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
 from ..errors import UserError
-from .checkpoint import member, read_json
+from .checkpoint import expect_no_broken_link, member, read_json
 from .formats import SUFFIXES
 from .wrappers import listed
 
@@ -51,6 +51,7 @@ def weight_files(path: Path, field: str, what: str) -> list[Path]:
         UserError: if there are none, not all shards of the set, or a folder holds the weights of several models.
     """
     if not os.path.exists(path):  # Path.exists can raise
+        expect_no_broken_link(path, field)
         raise UserError(f"{field}: there is no file or folder {path}; put it there or choose another")
     if not os.path.isdir(path):
         if path.name.endswith(INDEX):

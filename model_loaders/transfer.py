@@ -35,6 +35,8 @@ _SHA256 = re.compile("[0-9a-f]{64}")
 _BLOCK = 1 << 22  # bytes that are hashed or copied at once
 # The factor by which a file may differ from the catalogue's size, which may be that of the weights alone.
 _ABOUT = 1.05
+# In the name of a partial file whose content the server does not identify, so that it cannot be continued.
+_UNKNOWN = "unknown"
 _LOGIN_PAGE = "if this network has a login page, log in with a browser"
 
 
@@ -164,7 +166,7 @@ def download(remote: Remote, path: Path, field: str, report: Report) -> None:
         kind = Missing if _status(error) == 404 else UserError
         # Not from the error, which may hold an address with a password.
         raise kind(
-            f"{field}: {path.name} could not be downloaded: {_cause(error, folder)}, "
+            f"{field}: {path.name} could not be downloaded: {_cause(error, path)}, "
             f"or get it from https://huggingface.co/{remote.repo} and put it into {folder}"
         ) from None
     finally:
@@ -317,13 +319,18 @@ def _append(opened: _Part, url: str, size: int) -> None:
 
 def _part(path: Path, identity: str) -> Path:
     """The partial file of a content; those of others are deleted, and what cannot be continued."""
-    part = path.with_name(f".{path.name}.{identity or 'unknown'}.part")
+    part = path.with_name(f".{path.name}.{identity or _UNKNOWN}.part")
     for other in _parts(path):
         # A link would be written through, and a pipe waited for.
         if other != part or not identity or other.is_symlink() or not other.is_file():
             other.unlink()
 
     return part
+
+
+def _continues(path: Path) -> bool:
+    """Whether the next download of a file continues what has arrived of it."""
+    return any(part.lstat().st_size and not part.name.endswith(f".{_UNKNOWN}.part") for part in _parts(path))
 
 
 def _parts(path: Path) -> list[Path]:
@@ -369,12 +376,12 @@ def _status(error: BaseException) -> int | None:
     return getattr(getattr(error, "response", None), "status_code", None)
 
 
-def _cause(error: Exception, folder: Path) -> str:
-    """The cause of a failed download and what helps."""
+def _cause(error: Exception, path: Path) -> str:
+    """The cause of a failed download to ``path`` and what helps."""
     if isinstance(error, _Failed):
         return str(error)
     if isinstance(error, OSError) and error.errno is not None:  # of the file system
-        return f"{folder} cannot be written to ({error.strerror}); make room there or allow it, and run again"
+        return f"{path.parent} cannot be written to ({error.strerror}); make room there or allow it, and run again"
 
     from huggingface_hub import constants
 
@@ -394,9 +401,10 @@ def _cause(error: Exception, folder: Path) -> str:
         says = "has no such file" if status == 404 else "does not send it"
         return f"{server} {says} (status {status}); run again later{_mirror(server)}"
 
+    kept = "what has arrived is kept; " if _continues(path) else ""
     return (
-        f"the transfer from {server} failed ({_without_secrets(first_line(error)).rstrip('.')}); "
-        "what has arrived is kept; check the network, a proxy in HTTPS_PROXY, and HF_ENDPOINT, which can name a mirror"
+        f"the transfer from {server} failed ({_without_secrets(first_line(error)).rstrip('.')}); {kept}"
+        "check the network, a proxy in HTTPS_PROXY, and HF_ENDPOINT, which can name a mirror"
     )
 
 

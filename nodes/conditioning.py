@@ -27,9 +27,8 @@ from ..model_loaders.tokenizer import has_tokenizer
 from ..samplers import registry
 from ..samplers.batches import in_parts
 from ..samplers.conditioning import (
-    FREEDOM,
-    MOST_FREEDOM,
     CodeCondition,
+    EditSettings,
     ImagePromptCondition,
     PromptCondition,
     TextCondition,
@@ -402,18 +401,9 @@ _JANUS_SIDE = 384
 
 
 @dataclass(frozen=True)
-class ImagePromptSettings(Settings):
+class ImagePromptSettings(EditSettings):
     """Widgets of Image and Prompt after text."""
 
-    freedom: float = knob(
-        FREEDOM,
-        "How much more the guidance counts what the image shows than its very pixels; higher changes more. Usual: 5, "
-        "as published; at 0 the pixels count most, and a third of the work is saved.",
-        low=0.0,
-        high=MOST_FREEDOM,
-        step=0.1,
-        symbol="w",
-    )
     images: int = _images("Number of variants of every image")
 
 

@@ -146,6 +146,7 @@ class SweepNode(ModelFirst):
             expect_suited_settings(run.choice, run.subject.loaded)
         names = _names(runs, small)  # reports mistakes in settings before the first cell
         store = CellStore(host.sweep_folder(_folder_name(folder)))
+        begins = not store.exists
 
         # 3. Sample what the folder does not have yet, and measure each cell against the plain sampler with its seed.
         sampled: list[int] = []
@@ -181,6 +182,8 @@ class SweepNode(ModelFirst):
         # 4. Say what was sampled.
         found = len(names) - len(sampled)
         told = f"{len(names)} cells sampled, the plain sampler's included"
+        if begins:
+            told = f"{told}, into the new folder {store.name}"
         if found:
             told = f"{found} of {len(names)} cells {'was' if found == 1 else 'were'} in the folder {store.name} already"
         said = host.text_output([told])

@@ -115,19 +115,19 @@ def output(text: str | Path | None, field: str, endings: Sequence[str]) -> Path 
     return path
 
 
-def writable(folder: Path, field: str, name: str = "x") -> None:
+def writable(folder: Path, field: str, name: str = "") -> None:
     """Test that a folder, which need not exist, takes a file: one of a megabyte is written and removed.
 
     Folders that were made for it are removed, too.
 
     Args:
         field: name of the option, for messages.
-        name: of the file that will be written.
+        name: of the file that will be written; "" if the user names only the folder.
 
     Raises:
         UserError: the folder cannot be made, is not writable or is full.
     """
-    part = _part(folder / name)
+    part = _part(folder / (name or "x"))
     made: list[Path] = []
 
     try:
@@ -135,7 +135,7 @@ def writable(folder: Path, field: str, name: str = "x") -> None:
         folder.mkdir(parents=True, exist_ok=True)
         part.write_bytes(bytes(_PROBE))
     except OSError as problem:
-        raise _unwritable(folder / name, field, problem) from None
+        raise _unwritable(folder / name, field, problem, "file" if name else "folder") from None
     finally:
         with suppress(OSError):
             part.unlink(missing_ok=True)
@@ -158,14 +158,16 @@ def distinct(**files: Path | None) -> None:
         seen[key] = field
 
 
-def _unwritable(path: Path, field: str, problem: OSError) -> UserError:
-    """The error for a file that cannot be written."""
+def _unwritable(path: Path, field: str, problem: OSError, named: str = "file") -> UserError:
+    """The error for a path that cannot be written; ``named`` is what the user names there, a file or a folder."""
     if problem.errno == errno.ENAMETOOLONG:
         remedy = "give a shorter name"
     elif problem.errno in FULL:
-        remedy = "free space there, or name a file on another disk"
-    else:
+        remedy = f"free space there, or name a {named} on another disk"
+    elif named == "file":
         remedy = "name a file in a folder that you may write to"
+    else:
+        remedy = "name a folder that you may write to"
 
     return UserError(f"{field}: {_short(path)} cannot be written ({problem.strerror or problem}); {remedy}.")
 

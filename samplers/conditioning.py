@@ -17,6 +17,7 @@ from ..model_loaders.networks.janus_vision import ReadImage
 from ..model_loaders.networks.mar import ClassConditioning, Conditioning, MARModel
 from ..reports.record import fingerprint
 from ..reports.table import amount, printable
+from .settings import Settings, knob
 
 E = TypeVar("E", bound="_Entries")
 
@@ -165,6 +166,21 @@ class PromptCondition(_Entries):
 # The authors' weight of the branch that does not read the source's tokens.
 FREEDOM = 5.0
 MOST_FREEDOM = 10.0
+
+
+@dataclass(frozen=True)
+class EditSettings(Settings):
+    """How a Janus that edits reads an image."""
+
+    freedom: float = knob(
+        FREEDOM,
+        "How much more the guidance counts what the image shows than its very pixels; higher changes more. Usual: 5, "
+        "as published; at 0 the pixels count most, and a third of the work is saved.",
+        low=0.0,
+        high=MOST_FREEDOM,
+        step=0.1,
+        symbol="w",
+    )
 
 
 @dataclass(frozen=True, eq=False)

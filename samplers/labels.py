@@ -32,7 +32,7 @@ _SIMILAR = 0.75
 @lru_cache(maxsize=1)
 def label_sets() -> dict[str, tuple[str, ...]]:
     """Label set name to class names in id order. Names are unique within a set, ignoring case."""
-    imagenet = (Path(__file__).parent / "imagenet_1k.txt").read_text(encoding="utf-8").splitlines()
+    imagenet = (Path(__file__).parent / "imagenet_1k.txt").read_text(encoding="utf-8-sig").splitlines()
     return {"picture-book": PICTURE_BOOK, "imagenet-1k": tuple(imagenet)}
 
 

@@ -37,6 +37,7 @@ class Folder:
     def __init__(self, address: str | Path, field: str = "out"):
         self.field = field
         self._made: list[Path] = []
+        self._in_use = False  # whether there were files in it when it was last used
         self.local = "://" not in str(address)
 
         try:
@@ -104,7 +105,9 @@ class Folder:
             if about["size"] > most:
                 raise UserError(f"folder: {name} in {self.address} has {about['size']:,} bytes; {most:,} are possible.")
 
-            return self._fs.cat_file(path)
+            content: bytes = self._fs.cat_file(path)
+            self._in_use = True
+            return content
         except (FileNotFoundError, NotADirectoryError):
             return None
         except UserError:
@@ -146,6 +149,7 @@ class Folder:
             if self.read(name, len(data)) == data:
                 return
 
+        self._expect_still_there()
         path = self._path(name)
         part = f"{path}{PART}{uuid.uuid4().hex}"
 
@@ -154,15 +158,16 @@ class Folder:
             with self._fs.open(part, "wb") as file:
                 file.write(data)
             self._replace(part, path)
+            self._in_use = True
         except OSError as e:
             with suppress(OSError):
                 self._discard(part)
 
             why = e.strerror or first_line(e)
             remedy = "free space there" if e.errno in FULL else "make it writable"
+            kept = "; what is finished is kept" if self._in_use else ""
             raise UserError(
-                f"{self.field}: {self.address} cannot be written to ({why}); {remedy} and run again, what is finished "
-                "is kept."
+                f"{self.field}: {self.address} cannot be written to ({why}); {remedy} and run again{kept}."
             ) from None
         except BaseException:  # an interruption between two writes leaves no file behind
             self._discard(part)
@@ -173,9 +178,11 @@ class Folder:
 
         The folder stays until :meth:`remove_made`: another process that starts at the same time may use it already.
         """
+        self._expect_still_there()
         if self.local:
             root = Path(self.root)
             with suppress(OSError):  # which writable() reports
+                self._in_use = root.is_dir() and any(root.iterdir())
                 self._made = [place for place in (root, *root.parents) if not place.exists()]
                 root.mkdir(parents=True, exist_ok=True)
 
@@ -189,6 +196,17 @@ class Folder:
             self.remove(name)
         except Exception as e:  # of the storage's own client
             raise UserError(f"{field}: {self.address} cannot be written to ({first_line(e)}).") from None
+
+    def _expect_still_there(self) -> None:
+        """Check that a local folder that is in use was not moved: it would be made anew, without what is finished.
+
+        Raises:
+            UserError: it is gone.
+        """
+        if self.local and self._in_use and not Path(self.root).is_dir():
+            raise UserError(
+                f"{self.field}: {self.address} was moved or removed while the sweep ran; move it back and run again."
+            )
 
     def remove_made(self) -> None:
         """Remove the local folders that :meth:`check` made, as far as they hold nothing."""

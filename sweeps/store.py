@@ -33,6 +33,11 @@ class CellStore:
         """Name of the folder."""
         return Path(self.folder.root).name
 
+    @property
+    def exists(self) -> bool:
+        """Whether the folder is there."""
+        return Path(self.folder.root).is_dir()
+
     def path(self, name: str) -> Path:
         """The file of a cell."""
         return Path(self.folder.root) / f"{name}.png"

@@ -86,6 +86,33 @@ def test_importing_has_no_side_effects(imported):
     assert not imported["cuda"] and imported["grad"] and imported["dtype"] == "torch.float32" and imported["random"]
 
 
+def at_import(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes that run when a module is imported: those outside functions."""
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda):
+            yield child
+            yield from at_import(child)
+
+
+def test_importing_the_pack_needs_no_private_module_of_torch():
+    """Another version of torch may have moved it, and no node would be left."""
+    private = re.compile(r"torch\.(\w+\.)*_[a-zA-Z]")
+    found = []
+    for path in sources():
+        if path.relative_to(ROOT).parts[0] in ("bench", "tools"):
+            continue
+        for node in at_import(tree_of(path)):
+            names = []
+            if isinstance(node, ast.Import):
+                names = [name.name for name in node.names]
+            elif isinstance(node, ast.ImportFrom) and not node.level:
+                names = [f"{node.module}.{name.name}" for name in node.names]
+            elif isinstance(node, ast.Attribute):
+                names = [ast.unparse(node)]
+            found += [f"{path.name}: {name}" for name in names if private.match(name)]
+    assert found == []
+
+
 def foreign(names: list[str]) -> set[str]:
     """Of modules, the packages that belong neither to the standard library nor to FastAR."""
     return {name.partition(".")[0] for name in names} - sys.stdlib_module_names - {"fastar_nodes"}

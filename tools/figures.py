@@ -202,7 +202,7 @@ class Maker:
         """What stands between the markers of a finished figure."""
         figure = self.every[name]
         folder = self.folder(name)
-        made = json.loads((folder / "made.json").read_text(encoding="utf-8"))
+        made = json.loads((folder / "made.json").read_text(encoding="utf-8-sig"))
 
         if figure.image:
             shown = f"![{figure.about}]({_relative(figure.image, figure.page)})"
@@ -210,7 +210,7 @@ class Maker:
             outputs = []
             for number, command in enumerate(figure.commands, 1):
                 if command.split()[0] not in _PREPARE:
-                    outputs.append((folder / f"step-{number}.txt").read_text(encoding="utf-8"))
+                    outputs.append((folder / f"step-{number}.txt").read_text(encoding="utf-8-sig"))
             shown = joined(outputs)
 
         return f"{shown}\n\n{conditions(figure, made)}"
@@ -223,7 +223,7 @@ class Maker:
             (ROOT / figure.image).write_bytes(source.read_bytes())
 
         page = ROOT / figure.page
-        text = page.read_text(encoding="utf-8")
+        text = page.read_text(encoding="utf-8-sig")
         page.write_text(with_block(text, name, self.block(name)), encoding="utf-8")
 
 

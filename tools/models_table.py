@@ -136,7 +136,7 @@ def table() -> str:
 
 def main() -> int:
     """Write the table into README."""
-    text = README.read_text(encoding="utf-8")
+    text = README.read_text(encoding="utf-8-sig")
     README.write_text(with_block(text, NAME, table()), encoding="utf-8")
     return 0
 

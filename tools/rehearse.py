@@ -76,7 +76,7 @@ SHARD = 5_000_000_000
 def shapes_of(entry: hub.Entry) -> dict[str, tuple[int, ...]]:
     """Names and shapes of the weights in the official files of an entry."""
     if entry.network in KEYS:
-        recorded = json.loads((RECORDED / f"{KEYS[entry.network]}.json").read_text(encoding="utf-8"))
+        recorded = json.loads((RECORDED / f"{KEYS[entry.network]}.json").read_text(encoding="utf-8-sig"))
         return {name: tuple(shape) for name, shape in recorded.get("keys", recorded).items()}
 
     if entry.network == "TA-Tok":
@@ -106,7 +106,7 @@ def shapes_of(entry: hub.Entry) -> dict[str, tuple[int, ...]]:
 def files_of(entry: hub.Entry) -> dict[str, dict[str, tuple[int, ...]]]:
     """Names and shapes of the weights of an entry, by the name of the file that holds them."""
     if entry.network.startswith("BitDance-14B"):
-        recorded = json.loads((RECORDED / "bitdance" / "bitdance_keys_14b.json").read_text(encoding="utf-8"))
+        recorded = json.loads((RECORDED / "bitdance" / "bitdance_keys_14b.json").read_text(encoding="utf-8-sig"))
         files = dict(recorded["files"])
         if entry.network.endswith("16x"):
             files["model"] = {**files["model"], **recorded["16x_differs"]["model"]}
@@ -293,7 +293,7 @@ def _bitdance_settings(entry: hub.Entry, name: str) -> str:
 def _tokenizer(entry: hub.Entry) -> str:
     """A tokenizer with the special tokens of an entry's family."""
     if entry.family == "janus":
-        return (RECORDED / "janus_images" / "model" / "tokenizer.json").read_text(encoding="utf-8")
+        return (RECORDED / "janus_images" / "model" / "tokenizer.json").read_text(encoding="utf-8-sig")
     if entry.family == "t5":
         words = ["<pad>", "</s>", "<unk>", "\u2581", "\u2581a", "\u2581red", "\u2581boat"]
         pieces = [[word, -float(i)] for i, word in enumerate(words)]
@@ -374,7 +374,7 @@ def child(arguments: list[str]) -> int:
     """Check an entry whose digests are those of the rehearsal: (file of the digests, arguments of check)."""
     from ..cli.main import main as command
 
-    known = json.loads(Path(arguments[0]).read_text(encoding="utf-8"))
+    known = json.loads(Path(arguments[0]).read_text(encoding="utf-8-sig"))
     entries = []
     for entry in hub._catalogue():
         own = known.get(entry.id)
@@ -427,7 +427,7 @@ def rehearse(entry: hub.Entry, work: Path, most: float, device: str) -> list[str
     _delete(models, work / "hub", entry)
     if not (work / "check.json").is_file():
         return [entry.id, dtype, "", "", "", f"{seconds:.0f}", f"failed: {done.stderr.strip()[-300:]}"]
-    found = json.loads((work / "check.json").read_text(encoding="utf-8"))
+    found = json.loads((work / "check.json").read_text(encoding="utf-8-sig"))
     (work / "check.json").unlink()
     return _row(entry, dtype, found, seconds)
 

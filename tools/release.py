@@ -54,7 +54,7 @@ def _existing(names: set[str], root: Path) -> list[Path]:
 
 def size(files: Sequence[Path], root: Path = ROOT) -> tuple[int, int]:
     """Bytes of all files, and lines of the Python files."""
-    lines = sum(len((root / f).read_text(encoding="utf-8").splitlines()) for f in files if f.suffix == ".py")
+    lines = sum(len((root / f).read_text(encoding="utf-8-sig").splitlines()) for f in files if f.suffix == ".py")
     return sum((root / f).stat().st_size for f in files), lines
 
 
@@ -115,12 +115,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m fastar_nodes.tools.release", description=__doc__)
     parser.add_argument("--tag", help="the git tag of the release, for example v0.1.0")
     tag = parser.parse_args(argv).tag
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8-sig"))
     version, files = project["project"]["version"], shipped()
     volume, lines = size(files)
     print(f"{version}: {len(files)} files, {volume / 1e6:.1f} MB, {lines} lines of Python")
-    problems = owner_fields(project, (ROOT / "README.md").read_text(encoding="utf-8"))
-    problems += version_problems(version, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), tag)
+    problems = owner_fields(project, (ROOT / "README.md").read_text(encoding="utf-8-sig"))
+    problems += version_problems(version, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8-sig"), tag)
     if volume > MOST_BYTES:
         problems.append(f"archive: {volume / 1e6:.1f} MB is more than {MOST_BYTES / 1e6:.0f} MB")
     problems += archive_problems(files)

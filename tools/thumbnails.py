@@ -47,7 +47,7 @@ class Template:
         self._folder = tempfile.TemporaryDirectory()  # for the cells of a sweep
         self._state = fake_comfy.state
         self._run = import_module("graphs").Run(import_module("test_schemas").CLASSES, {})
-        self._run.open(json.loads(path.read_text(encoding="utf-8")))
+        self._run.open(json.loads(path.read_text(encoding="utf-8-sig")))
 
     def of(self, kind: str) -> list[dict[str, Any]]:
         """Its nodes of a type."""

@@ -90,7 +90,7 @@ class Translator:
 
 def table_of(language: str) -> dict[str, Any]:
     """The table of a language."""
-    return json.loads((TABLES / f"{language}.json").read_text(encoding="utf-8"))
+    return json.loads((TABLES / f"{language}.json").read_text(encoding="utf-8-sig"))
 
 
 def node_texts(language: str) -> tuple[str, set[str]]:

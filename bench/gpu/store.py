@@ -20,7 +20,7 @@ BROKEN, STUCK = 3, 4
 def machine_of(folder: Path) -> dict[str, Any]:
     """What is known of the machine that measured; {} before the first run."""
     file = folder / "machine.json"
-    return json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    return json.loads(file.read_text(encoding="utf-8-sig")) if file.exists() else {}
 
 
 def write_machine(folder: Path, **about: Any) -> None:
@@ -40,7 +40,7 @@ class PartFile:
         self.path = folder / "parts" / f"{part}.json"
         self.rows: dict[str, dict[str, Any]] = {}
         if self.path.exists():
-            self.rows = json.loads(self.path.read_text(encoding="utf-8"))
+            self.rows = json.loads(self.path.read_text(encoding="utf-8-sig"))
 
     def save(self) -> None:
         self.path.parent.mkdir(parents=True, exist_ok=True)

@@ -19,7 +19,7 @@ OTHER_KINDS = ("use_dora", "use_rslora", "rank_pattern", "alpha_pattern")
 
 def merge(model: Path, adapter: Path, out: Path) -> None:
     """Write a copy of a model's folder in which every weight W of the adapter is W + alpha / rank * B A."""
-    settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8"))
+    settings = json.loads((adapter / "adapter_config.json").read_text(encoding="utf-8-sig"))
     other = [name for name in OTHER_KINDS if settings.get(name)]
     if other:
         sys.exit(f"{adapter} is no plain LoRA ({', '.join(other)}); merge it with peft's merge_and_unload.")

@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map
 
 INT8 = "int8"
 FP8 = "fp8"
@@ -88,6 +87,8 @@ class Quantized(Tensor):
         args: Any = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
+        from torch.utils._pytree import tree_map  # a private module, which may move: only 8-bit weights need it
+
         def plain(value: Any) -> Any:
             return value.numbers() if isinstance(value, Quantized) else value
 

@@ -18,7 +18,6 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 from torch import Tensor, nn
-from torch.fx.experimental import _config
 
 from ...errors import UserError
 from . import graphs
@@ -168,6 +167,8 @@ class _Compiled:
         self.plain = function
         self.record_plain = record_plain
         self.compiled: Any = torch.compile(own, fullgraph=True, dynamic=True, backend=BACKEND)
+        from torch.fx.experimental import _config  # a private module, which may move: only compiling needs it
+
         # Sizes that happen to be equal are symbols of their own.
         self.own_sizes = _config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
 

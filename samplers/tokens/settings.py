@@ -201,8 +201,8 @@ class MuLoSDSettings(TokenSettings):
         "Usual: 8; 0 drafts one token after another.",
         low=0, high=256, step=1, advanced=True)
     resample_window: int = knob(8,
-        "The same as draft_window, for the areas that the large model redraws. Usual: 4 to 16; 0 redraws one token "
-        "after another, as the large model alone would, and is slower.",
+        "The same as draft_window, for the areas that the large model redraws. Usual: 4 to 16; 0 redraws the tokens of "
+        "an area one after another, but separate areas still at the same time, and is slower.",
         low=0, high=256, step=1, advanced=True)
     resample_order: str = knob(AT_ONCE,
         "islands at once redraws separate areas at the same time, as in the paper. one by one redraws one token after "

@@ -12,6 +12,7 @@ from PIL import Image
 from tiny_files import write_gpt
 
 LATENTS = torch.zeros(1, 4, 4, 4)
+PIXELS = np.zeros((4, 4, 3), np.uint8)
 QUICK = {"steps": 6, "diffusion_steps": 6}
 SETS = "--set diffusion_steps=6 --set steps=6"
 # Files of load(), arguments of a call, and the line of the command that draws the same.
@@ -407,7 +408,7 @@ def test_no_setting_has_the_name_of_an_argument():
     ({"image": LATENTS, "mask": torch.ones(4, 4, dtype=torch.complex64)}, "^mask: it is torch.complex64"),
     ({"image": LATENTS, "mask": torch.ones(1).expand(1 << 20, 1 << 30)}, "^mask: memory is insufficient"),
     ({"image": [], "mask": np.ones((4, 4))}, "^image: it is a list"),
-    ({"image": [np.zeros((4, 4, 3)), np.zeros((4, 5, 3))], "mask": np.ones((4, 4))}, "^image: its images have the"),
+    ({"image": [PIXELS, PIXELS[1:]], "mask": np.ones((4, 4))}, "^image: its images have the"),
     ({"image": 5, "mask": np.ones((4, 4))}, "^image: it is a int"),
     ({"prompt": None}, "^prompt: None is neither a text nor a class id"),
     ({"prompt": 3.0}, "^prompt: 3.0 is neither"),

@@ -29,6 +29,13 @@ def test_the_recorded_tokens(pipe):
         assert torch.equal(made.latents.flatten(), recorded[f"{name}.tokens"])
 
 
+def test_freedom_is_a_number_or_its_text(pipe):
+    wanted = pipe.sample("night", image=FILE, freedom=2.5, seed=1).latents
+    assert torch.equal(pipe.sample("night", image=FILE, freedom="2.5", seed=1).latents, wanted)
+    assert torch.equal(pipe.sample("night", image=FILE, freedom=np.float32(2.5), seed=1).latents, wanted)
+    assert pipe.condition("night", image=FILE, freedom="5").freedom == 5
+
+
 def test_every_form_of_an_image(pipe):
     plain = pipe.sample("night", image=FILE, seed=1).latents
     for image in (str(FILE), Image.open(FILE), picture(0).numpy(), picture(0).numpy()[None], [FILE]):
@@ -105,7 +112,11 @@ WRONG = {
     "freedom: it is for an image": {"freedom": 3},
     "negative: ": {"image": GREY, "negative": "no"},
     "freedom: 11 is outside 0 to 10": {"image": GREY, "freedom": 11},
-    "freedom: nan is outside": {"image": GREY, "freedom": float("nan")},
+    "freedom: -1 is outside 0 to 10": {"image": GREY, "freedom": "-1"},
+    "freedom: 'much' is not a number": {"image": GREY, "freedom": "much"},
+    "freedom: True is not a number": {"image": GREY, "freedom": True},
+    r"freedom: \[5\] is not a number": {"image": GREY, "freedom": [5]},
+    "freedom: nan is not a finite number": {"image": GREY, "freedom": float("nan")},
     "image: it is float64": {"image": np.zeros((3, 3, 3))},
     "image: it is torch.int64": {"image": torch.zeros(1, 4, 4, dtype=torch.int64)},
     "image: it is a int": {"image": 3},

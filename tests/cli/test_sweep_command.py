@@ -98,6 +98,15 @@ def test_a_dry_run_draws_nothing(cli, tiny_demo, spec, tmp_path):
     assert "15 shards are finished already" in answer.out and sorted((tmp_path / "sweep").rglob("*")) == before
 
 
+def test_a_sweep_says_that_its_folder_is_new(cli, tiny_demo, spec, tmp_path):
+    """A folder that was moved would otherwise be made again without a word."""
+    told = f"a new sweep begins in {tmp_path / 'sweep'}"
+    assert told in cli("sweep", spec(), "--out", "sweep").err
+    assert told not in cli("sweep", spec(), "--out", "sweep").err
+    (tmp_path / "sweep").rename(tmp_path / "moved")
+    assert told in cli("sweep", spec(), "--out", "sweep").err
+
+
 def test_threads_are_those_of_the_folders_first_run(cli, tiny_demo, spec, tmp_path):
     before = cli("sweep", spec(), "--out", "sweep", "--threads", 2).out
     torch.set_num_threads(1)

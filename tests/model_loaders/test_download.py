@@ -570,6 +570,20 @@ def test_a_password_of_a_proxy_is_not_shown(server: Server, tmp_path: Path, monk
         huggingface_hub.close_session()
 
 
+def test_a_broken_transfer_says_what_is_kept(server: Server, tmp_path: Path) -> None:
+    """Nothing is if no byte arrived, or if the next download could not tell whether it continues the same file."""
+    server.break_at = 3000
+    assert "what has arrived is kept" in refused(tmp_path / "part", "the transfer from .* failed")
+    assert [part.stat().st_size > 0 for part in hidden(tmp_path / "part")] == [True]
+
+    server.etag = ""
+    assert "kept" not in refused(tmp_path / "unknown")
+    server.shutdown()
+    server.server_close()
+    assert "kept" not in refused(tmp_path / "none", "the transfer from .* failed .*; check the network")
+    assert "what has arrived is kept" in refused(tmp_path / "part"), "from before"
+
+
 @pytest.mark.parametrize("status", [401, 403, 404, 429, 500, 503])
 def test_a_refusal(server: Server, tmp_path: Path, status: int) -> None:
     server.status = status

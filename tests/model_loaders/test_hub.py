@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
+from fastar_nodes.model_loaders.shards import weight_files
 
 BASE = "mar-base (download 832 MB, weights without EMA, draws worse)"
 EMA = "mar-base-ema (download 1.66 GB)"
@@ -255,6 +256,38 @@ def test_links_are_followed_as_comfyui_does(tmp_path: Path, without_hub: None) -
     except OSError:
         pytest.skip("links need rights on this system")
     assert resolve("linked.safetensors", models) == models / "linked.safetensors"
+
+
+def test_a_link_that_leads_nowhere_is_named(tmp_path: Path, without_hub: None) -> None:
+    """ComfyUI lists a link to a drive that is not connected; choosing the same name again would not help."""
+    models, drive = tmp_path / "models", tmp_path / "drive"
+    models.mkdir()
+    try:
+        (models / "linked.safetensors").symlink_to(drive / "own.safetensors")
+        (models / "folder").symlink_to(drive)
+        (models / "loop").symlink_to("loop")
+    except OSError:
+        pytest.skip("links need rights on this system")
+
+    links = {"linked.safetensors": "linked.safetensors", "folder\\own.safetensors": "folder", "loop": "loop"}
+    for choice, link in links.items():
+        said = f"is not here, because {re.escape(str(models / link))} is a link to .*; connect the drive that holds it"
+        with pytest.raises(UserError, match=said):
+            hub.check(choice, "mar", [tmp_path / "none", models], [choice])
+        with pytest.raises(UserError, match=said):
+            weight_files(models.joinpath(*choice.split("\\")), "checkpoint", "a MAR")
+
+    drive.mkdir()
+    (drive / "own.safetensors").write_bytes(b"x")
+    assert resolve("linked.safetensors", models) == models / "linked.safetensors"
+
+
+def test_a_name_that_is_still_listed_is_not_recommended(tmp_path: Path, without_hub: None) -> None:
+    """ComfyUI remembers its lists."""
+    with pytest.raises(UserError, match="put it there or choose another"):
+        hub.check("sub/gone.safetensors", "mar", [tmp_path], ["sub/gone.safetensors", "sub\\gone.safetensors"])
+    with pytest.raises(UserError, match="choose 'other/gone.safetensors', which has the same name"):
+        hub.check("sub/gone.safetensors", "mar", [tmp_path], ["sub/gone.safetensors", "other/gone.safetensors"])
 
 
 @pytest.mark.parametrize(

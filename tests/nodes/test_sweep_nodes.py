@@ -568,7 +568,7 @@ def test_a_sweep_says_how_many_cells_it_found(monkeypatch):
     monkeypatch.setattr(sweep_nodes.host, "text_output", lambda *given: outputs.append(told(*given)) or outputs[-1])
     sweep(model, **SMALL)
     assert fake_comfy.state.said == [("7", "cell 1 of 2"), ("7", "cell 2 of 2")], "while it runs"
-    assert outputs[-1]["fastar_text"] == ["2 cells sampled, the plain sampler's included"]
+    assert outputs[-1]["fastar_text"] == ["2 cells sampled, the plain sampler's included, into the new folder sweep"]
     sweep(model, **{**SMALL, "x_values": "0.5, 0.6"})
     assert outputs[-1]["fastar_text"] == ["2 of 3 cells were in the folder sweep already"]
     sweep(model, **{**SMALL, "x_values": "0.7, 0.8"})

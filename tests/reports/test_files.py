@@ -79,6 +79,18 @@ def test_a_disk_that_takes_nothing(tmp_path, monkeypatch, number, remedy):
     assert output(tmp_path / "x.png", "out", (".png",)) == tmp_path / "x.png", "the remedy"
 
 
+def test_a_folder_that_takes_nothing_is_named_itself(tmp_path, monkeypatch):
+    """The user named the folder and no file in it."""
+    for number, remedy in ((errno.EROFS, "name a folder that you may write to"), (errno.ENOSPC, "name a folder on")):
+        with monkeypatch.context() as patched:
+            patched.setattr(Path, "write_bytes", fails(number))
+            with pytest.raises(UserError, match=f"^out: .*sweep cannot be written .*{remedy}"):
+                files.writable(tmp_path / "sweep", "out")
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError, match="^out: .*file cannot be written .*; name a folder that"):
+        files.writable(tmp_path / "file", "out")
+
+
 def test_a_read_only_file_is_not_replaced(tmp_path, monkeypatch):
     (tmp_path / "x.png").write_bytes(b"old")
     monkeypatch.setattr(files.os, "access", lambda path, mode: False)  # root may write to every file

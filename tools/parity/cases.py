@@ -157,6 +157,6 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 def read_json(path: Path) -> Any:
     """Content of a JSON case file. Raises UserError if it is none."""
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as e:
         raise UserError(f"{path.name}: no JSON ({first_line(e)}); copy it again.") from None

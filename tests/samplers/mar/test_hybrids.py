@@ -61,7 +61,7 @@ def test_the_prompt_and_the_unconditional_text_matter(hybrid, plain):
 def test_a_compiled_hybrid_names_its_language_model_which_runs_plain(hybrid, monkeypatch):
     assert "plain" not in sampled(hybrid).report.note
     monkeypatch.setattr(hybrid.net, "speed", "compile")
-    monkeypatch.setattr(Regional, "region", lambda self, function, part: function)
+    monkeypatch.setattr(Regional, "compiled", lambda self, function, part: function)
     assert sampled(hybrid).report.note.endswith("speed: compile, but plain: language model")
 
 

@@ -79,6 +79,12 @@ def test_equals_plain_loops_image_by_image(down, radius, window):
         assert listed(wave[i], 0) == plain_waves(parts, down.shape[2], window)
 
 
+def test_without_a_window_an_island_is_in_order_and_islands_go_on_together():
+    """What the text of resample_window says of 0."""
+    numbered = np.array([[[1, 1, 0, 2], [1, 1, 0, 2]]])
+    assert geometry.waves(numbered).tolist() == [[[0, 1, -1, 0], [2, 3, -1, 1]]]
+
+
 def test_a_long_winding_island_is_one():
     snake = np.ones((1, 31, 31), bool)
     snake[0, 1::2] = False
