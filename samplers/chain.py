@@ -21,7 +21,7 @@ condition's and the null one, or 1 without guidance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -54,7 +54,7 @@ class Chains:
             noise=self.noise[first:stop],
             table=self.table.part(first, stop),
             given=None if self.given is None else self.given.part(first, stop),
-            change=None if self.change is None else self.change.part(first, stop),
+            change=None if self.change is None else Change(self.change.of_steps[first:stop]),
         )
 
 
@@ -88,8 +88,7 @@ def advance(
     noise: Tensor,
     x: Tensor,
     out: Tensor,
-    change: Callable[..., Tensor] | None = None,
-    arguments: Sequence[Tensor] = (),
+    change: tuple[Tensor, Tensor] | None = None,
 ) -> Advanced:
     """A step of all rows, as a function for the compiler.
 
@@ -97,13 +96,13 @@ def advance(
         numbers: mean_x, mean_out, middle and slope of the step, see :class:`StepNumbers`.
         cfg, out: see :func:`guide`.
         noise, x: fp32 [N, *, c].
-        change, arguments: of the step, see :class:`Change`.
+        change: of the step, see :class:`Change`.
     """
     mean_x, mean_out, middle, slope = numbers
     prediction, logits = guide(out, cfg, x.shape[-1])
     mean = torch.addcmul(mean_x * x, mean_out, prediction)
     if change is not None:
-        mean = change(mean, *arguments)
+        mean = torch.lerp(mean, *change)
 
     log_std = middle if logits is None else torch.addcmul(middle, slope, logits)
     return Advanced(torch.addcmul(mean, log_std.exp(), noise), mean, log_std)
@@ -113,16 +112,13 @@ def run_chain(net: Regional, rows: Chains, head: ChainHead) -> Iterator[Advanced
     """The steps of all rows together, one at a time; the states after the last one are the samples."""
     noise = rows.noise if rows.temperature == 1 else rows.noise * rows.temperature
     noises = (*noise, noise[-1])  # of the last step unused
-    function = None
-    arguments: Sequence[tuple[Tensor, ...]] = [()] * len(rows.table)
-    if rows.change is not None:
-        function, arguments = rows.change
+    changes = [None] * len(noises) if rows.change is None else rows.change.of_steps
 
     x = rows.x
     for k, numbers in enumerate(rows.table.of_mean):
         if rows.given is not None:
             x = rows.given.follow(x, k)
-        advanced, kept = step(net, head.at(k), numbers, rows.cfg, noises[k], x, function, arguments[k])
+        advanced, kept = step(net, head.at(k), numbers, rows.cfg, noises[k], x, changes[k])
         if kept is not None:
             head.kept = kept
         x = advanced.x
@@ -131,14 +127,14 @@ def run_chain(net: Regional, rows: Chains, head: ChainHead) -> Iterator[Advanced
 
 @recorded
 def step(
-    net: Regional, evaluation: Evaluation, numbers: Any, cfg: Tensor, noise: Tensor, x: Tensor, *change: Any
+    net: Regional, evaluation: Evaluation, numbers: Any, cfg: Tensor, noise: Tensor, x: Tensor, change: Any
 ) -> tuple[Advanced, Any]:
     """A step of all rows: an evaluation of the head, then :func:`advance`, whose other arguments these are.
 
     Returns :class:`Advanced`, and what the head keeps for later steps, or None.
     """
     out, kept = evaluation(net, x)
-    return net.compiled(advance, "diffusion steps")(numbers, cfg, noise, x, out, *change), kept
+    return net.compiled(advance, "diffusion steps")(numbers, cfg, noise, x, out, change), kept
 
 
 # ------------------------------------------------------------------------------------------------ numbers of the steps
@@ -247,14 +243,9 @@ class Given:
 
 
 class Change(NamedTuple):
-    """What a sampler makes of the means."""
+    """Means that are drawn towards drafts: (1 - gamma) mean + gamma draft."""
 
-    function: Callable[..., Tensor]  # of a mean and a step's arguments; a function of a module, for the compiler
-    arguments: Sequence[tuple[Tensor, ...]]  # of every step
-
-    def part(self, first: int, stop: int) -> Change:
-        """Of the steps from ``first`` on, before ``stop``."""
-        return self._replace(arguments=self.arguments[first:stop])
+    of_steps: Sequence[tuple[Tensor, Tensor]]  # of every step draft fp32 [N, c] and gamma fp32 [] or [N, 1]
 
 
 # ------------------------------------------------------------------------------------------------ the head

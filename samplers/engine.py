@@ -44,7 +44,7 @@ class Step:
         self.done = done  # AR steps, passes, cells (jacobi.py), or for blocks evaluations of the diffusion head
         self.total = total
         self.report = report  # the running report with the counts so far
-        self._view: View | None = view
+        self.view: View | None = view  # None once the sampler has continued
 
     @property
     def latents(self) -> Tensor:
@@ -58,13 +58,9 @@ class Step:
 
     @cached_property
     def _viewed(self) -> tuple[Tensor, Tensor]:
-        if self._view is None:
+        if self.view is None:
             raise RuntimeError("the sampler has continued; read the latents of a step before the next one")
-        return self._view()
-
-    def close(self) -> None:
-        """From now on only what was read already can be read."""
-        self._view = None
+        return self.view()
 
 
 class Sampled(NamedTuple):
@@ -205,7 +201,7 @@ class Canvas:
         step = Step(done, self.total, self.report, view or self.view)
         with self.clock.paused():
             yield step
-        step.close()
+        step.view = None
 
     def watch(self, *norms: Tensor) -> None:
         """Have :meth:`finish` check numbers by their norms, fp32 [] each: no step waits for the device."""

@@ -134,11 +134,7 @@ class DiffusionHead(nn.Module):
         self.input_proj = operations.Linear(channels, width)
         self.res_blocks = nn.ModuleList(HeadBlock(width, operations) for _ in range(depth))
         self.final_layer = _Final(width, 2 * channels, operations)
-
-    @property
-    def modulation_numbers(self) -> int:
-        """Numbers of all modulations of one row."""
-        return (3 * len(self.res_blocks) + 2) * self.input_proj.out_features
+        self.modulation_numbers = (3 * depth + 2) * width  # of all modulations of one row
 
     def conditions(self, z: Tensor) -> Tensor:
         """Embeddings [..., w] of conditions z [..., z_channels]."""

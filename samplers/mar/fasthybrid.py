@@ -43,7 +43,7 @@ from ..engine import Sampler, Verdict, decode, verified
 from ..noise import PairedNoise
 from .canvas import MARCanvas, Tokens, mar_canvas
 from .mar import Diffusion, annealed_tables
-from .network import FullTransformer, Transformer, joined
+from .network import FullTransformer, Transformer
 from .settings import FastHybridSettings
 
 
@@ -89,16 +89,16 @@ def fasthybrid(
             restarts = (~ok).any(1, keepdim=True)
             redo = Tokens.where(torch.cat([~ok, restarts.expand(-1, ahead.shape[1] - n)], 1), ahead)
             z_redo = redo.conditions(z)
+            full = canvas.chains(plain.tables[step], redo, z_redo, plain.noise)
 
             # 3. Refine: guided diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
-            keep = refinement.tokens(ok, here)
+            keep = Tokens.where(ok & refinement.refines, here)
             guided = refinement.chains(keep, z, drafts.x)
 
             # 4. Both in one loop.
-            full = canvas.chains(plain.tables[step], redo, z_redo, plain.noise)
-            both = heads.sample_both(canvas.model.net, full, guided, canvas.report, joined_with_drafts)
-            drafts.renew(redo, both[0], z_redo[0])
-            keep.write(drafts.x, both[1])
+            x_redo, x_keep = heads.sample_both(canvas.model.net, full, guided, canvas.report)
+            drafts.renew(redo, x_redo, z_redo[0])
+            keep.write(drafts.x, x_keep)
         yield Verdict(here, pick(drafts.x, here), step, outcome)
 
     yield from verified(canvas, 0, segment)
@@ -185,14 +185,8 @@ class Refinement:
             # The last step has no noise: if its gamma is 1, as with linear-up or a single step, a token is its draft.
             ends_in_drafts = weights[-1] == 1
 
-        # Without a step a draft stays as it is.
-        self.leaves_draft = settings.accepted == "keep" or ends_in_drafts or self.first_step == steps
-
-    def tokens(self, accepted: Tensor, here: Tensor) -> Tokens:
-        """The tokens to refine, of positions int64 [B, n] with drafts ``accepted``, bool [B, n] on the host; none if a
-        draft stays as it is.
-        """
-        return Tokens.where(torch.zeros_like(accepted) if self.leaves_draft else accepted, here)
+        # Without a step an accepted draft stays as it is.
+        self.refines = settings.accepted != "keep" and not ends_in_drafts and self.first_step < steps
 
     def chains(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> Chains:
         """Tokens before the first step that needs the head.
@@ -204,7 +198,7 @@ class Refinement:
         rows = self.canvas.chains(self.table, tokens, tokens.conditions(z), self.noise)
         draft = tokens.of(drafts)
         x = self.first_states(draft, rows.x, rows.noise)
-        pull = None if self.renoises else Change(pulled, [(draft, gamma) for gamma in self.gamma])
+        pull = None if self.renoises else Change([(draft, gamma) for gamma in self.gamma])
         return replace(rows, x=x, change=pull).part(self.first_step, len(self.table))
 
     def first_states(self, draft: Tensor, start: Tensor, noise: Tensor) -> Tensor:
@@ -223,27 +217,6 @@ class Refinement:
             return draft + log_sigma.exp() * self.temperature * noise[0]
 
         return start
-
-
-def pulled(mean: Tensor, draft: Tensor, gamma: Tensor) -> Tensor:
-    """mu' = (1 - gamma) mu + gamma x'."""
-    return torch.lerp(mean, draft, gamma)
-
-
-def joined_with_drafts(full: Chains, guided: Chains) -> Chains:
-    """The rows of both as one batch. The full ones' means stay as they are: gamma = 0."""
-    both = joined(full, guided)
-    if guided.change is None:
-        return both
-
-    draft, _ = guided.change.arguments[0]
-    drafts = torch.cat([torch.zeros_like(full.x), draft])
-    # Both have equally many steps, see Heads.sample_both.
-    gamma = torch.zeros(len(full.table), len(drafts), 1, device=drafts.device)
-    for k, (_, weight) in enumerate(guided.change.arguments):
-        gamma[k, len(full.x) :] = weight
-
-    return replace(both, change=Change(pulled, [(drafts, weight) for weight in gamma]))
 
 
 def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:

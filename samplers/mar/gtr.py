@@ -28,7 +28,7 @@ from ..engine import Sampler, decode
 from ..noise import PairedNoise
 from .canvas import MARCanvas, Tokens, mar_canvas
 from .mar import Diffusion, annealed_tables
-from .network import FullTransformer, Heads, Transformer, joined
+from .network import FullTransformer, Heads, Transformer
 from .settings import GtRSettings
 
 
@@ -85,7 +85,7 @@ class FrequencyWeighted(Diffusion):
 
         # 3. In one loop.
         values = torch.empty(*here.shape, canvas.values.shape[-1], device=z.device)
-        both = self.heads.sample_both(canvas.model.net, of_detailed, of_others, canvas.report, joined)
+        both = self.heads.sample_both(canvas.model.net, of_detailed, of_others, canvas.report)
         values[detailed.image, detailed.column], values[others.image, others.column] = both
         return values
 

@@ -7,7 +7,7 @@ without guidance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import torch
@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...model_loaders.networks.mar import BUDGET, MAR
 from ...reports.record import Report
-from ..chain import ChainHead, Chains, Head, StepTable, run_chain
+from ..chain import ChainHead, Chains, Change, Head, StepTable, run_chain
 from ..device import to_device
 from .canvas import MARCanvas
 
@@ -39,54 +39,59 @@ class Heads:
                 x = advanced.x
         return x
 
-    def sample_both(
-        self, net: MAR, one: Chains, other: Chains, report: Report, join: Callable[[Chains, Chains], Chains]
-    ) -> tuple[Tensor, Tensor]:
+    def sample_both(self, net: MAR, full: Chains, guided: Chains, report: Report) -> tuple[Tensor, Tensor]:
         """The tokens of two batches of rows, fp32 [N, channels] each, in one loop.
 
         The longer one starts alone, and the other joins it for the last steps, so that the sequential head calls are
-        those of the longer one. With 5 steps of ``one`` and 3 of ``other``::
+        those of the longer one. With 5 steps of ``full`` and 3 of ``guided``::
 
-            head call     0  1  2  3  4
-            step of one   0  1  2  3  4
-            step of other       0  1  2
+            head call       0  1  2  3  4
+            step of full    0  1  2  3  4
+            step of guided        0  1  2
 
         A cache of the head belongs to one diffusion: with one they run after each other.
-
-        ``join`` makes one batch of those last steps: :func:`joined`, or one that also joins what a sampler makes of the
-        means.
         """
-        together = min(len(one.table), len(other.table)) if len(one.x) and len(other.x) else 0
-        if not together or not (self.whole(len(one.table)) and self.whole(len(other.table))):
-            return self.sample(net, one, report), self.sample(net, other, report)
+        together = min(len(full.table), len(guided.table)) if len(full.x) and len(guided.x) else 0
+        if not together or not (self.whole(len(full.table)) and self.whole(len(guided.table))):
+            return self.sample(net, full, report), self.sample(net, guided, report)
 
         # 1. The first steps of the longer one, alone.
         alone = []
-        for rows in (one, other):
+        for rows in (full, guided):
             first = len(rows.table) - together
             x = self.sample(net, rows.part(0, first), report)
             alone.append(replace(rows.part(first, len(rows.table)), x=x))
 
         # 2. The steps of both.
-        x = self.sample(net, join(*alone), report)
-        return x[: len(one.x)], x[len(one.x) :]
+        x = self.sample(net, joined(*alone), report)
+        return x[: len(full.x)], x[len(full.x) :]
 
 
-def joined(one: Chains, other: Chains) -> Chains:
-    """The rows of both as one batch, of equally many steps that are each row's own; changes of the means are left
-    out.
+def joined(full: Chains, guided: Chains) -> Chains:
+    """The rows of both as one batch, of equally many steps that are each row's own. The means of the full ones stay as
+    they are: gamma = 0.
     """
-    parts = (one, other)
+    parts = (full, guided)
     columns = [rows.table.numbers[:, :, None, None].expand(-1, -1, len(rows.x), -1) for rows in parts]
     times = [rows.table.times[:, None].expand(-1, len(rows.x), -1) for rows in parts]
+
+    change = None
+    if guided.change is not None:
+        draft, _ = guided.change.of_steps[0]
+        drafts = torch.cat([torch.zeros_like(full.x), draft])
+        gamma = torch.zeros(len(full.table), len(drafts), 1, device=drafts.device)
+        for k, (_, weight) in enumerate(guided.change.of_steps):
+            gamma[k, len(full.x) :] = weight
+        change = Change([(drafts, weight) for weight in gamma])
 
     return Chains(
         z=torch.cat([rows.z for rows in parts], 1),
         cfg=torch.cat([rows.cfg for rows in parts]),
         x=torch.cat([rows.x for rows in parts]),
         noise=torch.cat([rows.noise for rows in parts], 1),
-        table=StepTable(torch.cat(columns, 2), torch.cat(times, 1), one.table.learned),
-        temperature=one.temperature,
+        table=StepTable(torch.cat(columns, 2), torch.cat(times, 1), full.table.learned),
+        temperature=full.temperature,
+        change=change,
     )
 
 
@@ -182,7 +187,7 @@ class FullTransformer(Transformer):
         copies = len(vectors) // len(known)
         encoder_known = known.repeat(copies, 1)
         encoder_mask = None if mask is None else mask.repeat(copies, 1)
-        tokens = canvas.values.repeat(len(vectors) // canvas.images, 1, 1)
+        tokens = canvas.values.repeat(len(vectors) // len(canvas.values), 1, 1)
         encoded = net.encode(tokens, encoder_known, vectors, encoder_mask)
 
         # 2. The decoder, of both branches.

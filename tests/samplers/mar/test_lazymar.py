@@ -20,7 +20,6 @@ from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar import row_choice
 from fastar_nodes.samplers.mar.cached_head import CachedHeads, evaluate_from_kept, evaluate_full
 from fastar_nodes.samplers.mar.canvas import mar_canvas
-from fastar_nodes.samplers.mar.fasthybrid import pulled
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer, lazymar
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.network import Heads
@@ -504,7 +503,7 @@ def test_drafts_pull_a_cached_head_too(model):
     z, (first, draft) = torch.randn(2, 2, 16, generator=g), torch.randn(2, 2, 4, generator=g)
     noise = torch.randn(len(table), 2, 4, generator=g)
     weights = torch.tensor([0.0] * (len(table) - 1) + [1.0])
-    pull = chain.Change(pulled, [(draft, weight) for weight in weights])
+    pull = chain.Change([(draft, weight) for weight in weights])
     with torch.no_grad():
         made = table_of(model.net, table)
         tokens = chain.Chains(z, torch.full((2, 1), 2.0), first, noise, made, change=pull)
