@@ -632,7 +632,7 @@ def complete(entry: Entry, ready: Ready, drafts: Drafts | None) -> Entry:
         assert drafts is not None, "a sampler that enlarges a draft"
         more["up_sampler"] = drafts.up_sampling(ready)
 
-    return replace(entry, run=partial(entry.run, **more)) if more else entry
+    return replace(entry, run=partial(entry.run, **more), draft=more.get("draft")) if more else entry
 
 
 def expect_same_codes(target: VQModel, draft: VQModel, model: str) -> None:

@@ -43,7 +43,6 @@ from .samplers.conditioning import (
     PromptCondition,
     TextCondition,
     expect_editor,
-    expect_null_prompt,
 )
 from .samplers.engine import finish
 from .samplers.labels import labels_for, split_labels, unknown_words
@@ -141,8 +140,8 @@ class ConditionBuilder:
 
         if hasattr(model, "instruction"):
             model.instruction(UNCONDITIONAL if self.unconditional is None else self.unconditional)
-        else:
-            expect_null_prompt(condition, model.name)
+        elif condition.unconditional != UNCONDITIONAL:
+            raise UserError(f"negative: {model.name} has a null prompt of its own; leave it out.")
         return condition
 
     def image_prompts(

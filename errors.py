@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib.util import find_spec
+from typing import TYPE_CHECKING, ClassVar, NoReturn
 
 _LONGEST = 400
 # Packages that every entry point needs, by the names under which they are imported and installed.
@@ -49,6 +50,58 @@ class NotOfImages(UserError, AttributeError):
             f"vae: this one is for single images and has no {attribute}; connect the VAE of the model that the node is "
             "for."
         )
+
+
+class NotReadHere(UserError, AttributeError, TypeError):
+    """What a node of others asks of a value of ours, which a switch without types has connected to it.
+
+    It is an AttributeError and a TypeError, so that ``hasattr`` and a trial of ``iter`` answer as always.
+
+    Args:
+        kind: of the value, see docs/sockets.md; "vae" for a VAE.
+        asked: what the node asked for.
+    """
+
+    __module__ = "fastar"
+    __qualname__ = "UserError"  # as which ComfyUI reports it
+
+    def __init__(self, kind: str, asked: str):
+        field = kind if kind in ("model", "vae", "report", "cache", "sweep", "crop") else "condition"
+        reader = "a node of FastAR that reads it"
+        if field in ("model", "condition"):
+            reader = "a sampler of FastAR"
+        if field == "vae":
+            reader = "VAE Decode or VAE Encode"
+        super().__init__(
+            f"{field}: it is a {field} of FastAR, which this node cannot read (it asks for {asked}); connect it to "
+            f"{reader}, and here what the node is for."
+        )
+
+
+class OfFastAR:
+    """A value that FastAR's nodes read: other nodes end in a sentence with it."""
+
+    kind: ClassVar[str]
+
+    if not TYPE_CHECKING:  # type checkers know which attributes there are
+
+        def __getattr__(self, name: str) -> NoReturn:
+            if name.startswith("__"):  # Python and its libraries look for these
+                raise AttributeError(name)
+            raise NotReadHere(self.kind, name)
+
+        # What lists (a CONDITIONING), dictionaries (a LATENT) and tensors (an IMAGE) can do.
+
+        def __iter__(self) -> NoReturn:
+            raise NotReadHere(self.kind, "its entries")
+
+        def __getitem__(self, place: object) -> NoReturn:
+            raise NotReadHere(self.kind, "its entries")
+
+        def __add__(self, other: object) -> NoReturn:
+            raise NotReadHere(self.kind, "its values")
+
+        __radd__ = __sub__ = __rsub__ = __mul__ = __rmul__ = __add__
 
 
 def not_finite(field: str, maker: str, made: str) -> UserError:

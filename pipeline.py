@@ -14,7 +14,7 @@ import operator
 import secrets
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
+from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
@@ -49,7 +49,7 @@ from .samplers.presets import CUSTOM
 from .samplers.presets import names as preset_names
 from .samplers.presets import values as preset_values
 from .samplers.registry import BITDANCE, FAMILIES, JANUS, LLAMAGEN, MAR, SAMPLERS, Entry, find
-from .samplers.settings import knobs, make, no_setting
+from .samplers.settings import expect_names_here, knobs, make, no_setting
 from .samplers.tokens.answers import AnswerSettings, answer, expect_reader
 from .samplers.tokens.draws import PairedDraws
 from .samplers.tokens.settings import TarPromptSettings
@@ -73,6 +73,19 @@ AnyImage = Image.Image | str | Path | np.ndarray | Tensor
 _log = logging.getLogger(__name__)
 
 
+def _names_here(function: Callable[P, R]) -> Callable[P, R]:
+    """Check the names of the arguments by :func:`expect_names_here`."""
+    known = inspect.signature(function).parameters
+
+    @wraps(function)
+    def checked(*args: P.args, **named: P.kwargs) -> R:
+        expect_names_here(named, known)
+        return function(*args, **named)
+
+    return checked
+
+
+@_names_here
 def load(
     model: str | Path = "demo",
     *,
@@ -249,6 +262,7 @@ class Pipeline:
     def __repr__(self) -> str:
         return f"<Pipeline {self.ready.choice!r}: {self.model.name}, {self.decoder.name}, on {self.device}>"
 
+    @_names_here
     def sample(
         self,
         prompt: Prompt,
@@ -327,10 +341,8 @@ class Pipeline:
 
         def start(part: range) -> Generator[Step, Any, Any]:
             """The sampler on some of the images."""
-            bound = entry
-            if edit is not None:
-                bound = replace(entry, run=partial(entry.run, edit=edit.of(part, len(condition))))
-            return begin(bound, self.model, made, condition, seed, first, part)
+            of_part = None if edit is None else edit.of(part, len(condition))
+            return begin(entry, self.model, made, condition, seed, first, part, of_part)
 
         return finish(_watched(in_parts(start, len(condition), self.model.net), callback))
 
@@ -416,6 +428,7 @@ class Pipeline:
 
         return out
 
+    @_names_here
     def condition(
         self,
         prompt: Prompt,
@@ -488,6 +501,7 @@ class Pipeline:
         self.readers.unconditional = negative
         return self.readers.prompts(self.ready, texts, first)
 
+    @_names_here
     @enough_memory("image: memory is insufficient to answer; choose another device or a smaller dtype.")
     def ask(self, image: AnyImage, question: str, *, temperature: float = 0.0, limit: int = 512, seed: int = 0) -> str:
         """Ask a Janus about an image, for example to describe it.

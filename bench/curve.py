@@ -15,7 +15,7 @@ from ..sweeps.plan import shown
 from .measures import EQUAL, MEASURES, PAIR, Result, columns, latest, read_results
 from .records import Cell, Shard
 from .store import Store, work_of
-from .times import Time, paired
+from .times import Time, baselines_of, paired
 
 # Measures of the horizontal axis, the first that there is.
 USUAL = ("fid", "frechet", "judge-scene", "psnr")
@@ -30,7 +30,7 @@ class Point:
     result: Result | None  # of the measure
     time: Time | None  # what was measured
     calls: float  # mean sequential calls of a shard: transformer passes and head calls
-    fewer_calls: float | None  # those of the baseline over its own
+    fewer_calls: float | None  # those of the baseline over its own; None without a baseline
     images: int  # number of finished images
     front: bool = False  # whether no other cell with the same plain sampler is as fast and good, and better in one
 
@@ -69,15 +69,17 @@ def curve(store: Store, measure: str | None = None) -> Curve:
     column = _column(store, list(found.values()), measure)
     times = paired(store)
     shards = {cell.id: store.shards(cell) for cell in cells}
+    referred_to = baselines_of(cells)
 
     points = []
     for cell in cells:
         own = _calls(shards[cell.id])
-        plain = _calls(shards[cell.baseline or cell.id])
+        base = cell.baseline or (cell.id if cell.id in referred_to else None)
+        plain = 0.0 if base is None else _calls(shards[base])
         point = Point(
             cell=cell,
             label=label_of(cell, cells),
-            result=found.get((cell.id, column)) or _of_itself(cell, column),
+            result=found.get((cell.id, column)) or (_of_itself(cell, column) if base == cell.id else None),
             time=times.get(cell.id),
             calls=own,
             fewer_calls=plain / own if own and plain else None,
@@ -109,12 +111,12 @@ def _title(points: Sequence[Point], column: tuple[str, str]) -> str:
 
 
 def _of_itself(cell: Cell, column: tuple[str, str]) -> Result | None:
-    """The result of a plain sampler in measures of pairs: its images equal its own.
+    """The result of a cell that others are compared with in measures of pairs: its images equal its own.
 
-    None for other cells and measures.
+    None for other measures.
     """
     measure, _ = column
-    if cell.baseline is not None or MEASURES[measure].kind != PAIR:
+    if MEASURES[measure].kind != PAIR:
         return None
 
     return Result(cell.id, *column, cell.id, cell.images, EQUAL.get(measure), word=IDENTICAL)

@@ -25,7 +25,7 @@ from ..cli.options import choose_device, models_folder, models_option, source, w
 from ..errors import UserError
 from ..model_loaders.networks.speed import PLAIN
 from ..reports.files import typed_path
-from ..reports.table import markdown
+from ..reports.table import amount, markdown
 from ..samplers.registry import FAMILIES
 from ..sweeps.folder import Folder
 from . import paper_files
@@ -94,10 +94,8 @@ def run(options: argparse.Namespace) -> int:
     elif options.resize:
         raise UserError("resize: it needs the size of a reference; give --reference, or leave --resize out.")
 
-    for name, own in measures.items():
-        check(stores[name], own, means)
-
-    _without_weights(measures, stores, options)
+    _expect_measurable(measures, stores, means)
+    _without_weights(measures, stores, means, options)
 
     # Networks are loaded after the check, and only those that a measure needs.
     kinds = {MEASURES[measure].kind for own in measures.values() for measure in own}
@@ -108,25 +106,64 @@ def run(options: argparse.Namespace) -> int:
         means.judge = load_judge()
 
     unsaved: list[str] = []
+    failed: list[str] = []
     for name, own in measures.items():
         if any(MEASURES[measure].kind == WORK for measure in own):
             means.operations = Operations(stores[name], _source(stores[name], options)).of
-        _measure(name, stores[name], own, means, unsaved)
+        _measure(name, stores[name], own, means, unsaved, failed)
 
     if paper is not None:
         print(paper_files.comparison(paper, stores))
 
     if unsaved:
         raise UserError(f"{unsaved[0].rstrip('.')}; the tables above are all that is left of this evaluation.")
+    if failed:
+        count = amount(len(failed), "cells")
+        raise UserError(f"measures: {count} of those above cannot be measured; the tables hold the others.")
     return 0
 
 
-def _measure(name: str, store: Store, measures: Sequence[str], means: Means, unsaved: list[str]) -> None:
+def _expect_measurable(measures: dict[str, list[str]], stores: Mapping[str, Store], means: Means) -> None:
+    """Leave out the sweeps in which nothing can be measured, and say why.
+
+    Raises:
+        UserError: it is so in all of them.
+    """
+    problems: dict[str, UserError] = {}
+    for name, own in measures.items():
+        try:
+            check(stores[name], own, means)
+        except UserError as problem:
+            problems[name] = problem
+
+    if problems and len(problems) == len(measures):
+        raise next(iter(problems.values()))
+
+    for name, why in problems.items():
+        print(f"{name} is not measured: {why}", file=sys.stderr)
+        del measures[name]
+
+
+def _measure(
+    name: str, store: Store, measures: Sequence[str], means: Means, unsaved: list[str], failed: list[str]
+) -> None:
     """Measure a sweep and print its tables; ``name`` is that of a paper's sweep, or "".
 
-    ``unsaved`` as of :func:`.measures.evaluate`.
+    ``unsaved`` and ``failed`` as of :func:`.measures.evaluate`. A paper's sweep without any results does not stop the
+    others.
     """
-    results = evaluate(store, measures, means, lambda text: print(text, file=sys.stderr, flush=True), unsaved)
+
+    def log(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    try:
+        results = evaluate(store, measures, means, log, unsaved, failed)
+    except UserError as problem:
+        if not name:
+            raise
+        failed.append(f"{name} is not measured: {problem}")
+        log(failed[-1])
+        return
 
     if name:
         print(f"{name}\n")
@@ -175,27 +212,35 @@ def _source(store: Store, options: argparse.Namespace) -> Source:
     return here_only(source(settings), models_folder(options.models))
 
 
-def _without_weights(measures: dict[str, list[str]], stores: Mapping[str, Store], options: argparse.Namespace) -> None:
-    """Leave out the measures of a paper's sweep that need a model which is not on this machine.
+def _without_weights(
+    measures: dict[str, list[str]], stores: Mapping[str, Store], means: Means, options: argparse.Namespace
+) -> None:
+    """Find out which models are not on this machine, and leave out the measures that need one in a sweep that has none.
 
     Raises:
-        UserError: there is no such model, and the measure was asked for.
+        UserError: nothing is left to measure, and the measures were asked for.
     """
-    for name, own in list(measures.items()):
-        of_work = [measure for measure in own if MEASURES[measure].kind == WORK]
-        if not of_work:
-            continue
-
-        try:
-            find = _source(stores[name], options).find
-            for family, model in {(cell.family, cell.model) for cell in stores[name].cells()}:
+    wanted = {name: own for name, own in measures.items() if any(MEASURES[measure].kind == WORK for measure in own)}
+    for name, own in wanted.items():
+        find = _source(stores[name], options).find
+        models = dict.fromkeys((cell.family, cell.model) for cell in stores[name].cells())
+        for family, model in models:
+            try:
                 find(model, FAMILIES[family].files)
-        except NotHere as missing:
-            if options.measures is not None:
-                why = str(missing).rstrip(".")
-                raise UserError(f"measures: tflop needs the model, and {why}; get it, or leave tflop out.") from None
-            print(f"{', '.join(of_work)} of {name} is left out: {missing}", file=sys.stderr)
-            measures[name] = [measure for measure in own if measure not in of_work]
+            except NotHere as missing:
+                means.absent[model] = str(missing).rstrip(".")
+
+        if all(model in means.absent for _, model in models):
+            measures[name] = [measure for measure in own if MEASURES[measure].kind != WORK]
+
+    if wanted and options.measures is not None and not any(measures.values()):
+        why = next(iter(means.absent.values()))
+        raise UserError(f"measures: tflop needs the model, and {why}; get it, or leave tflop out.")
+
+    for name in wanted:
+        if not any(MEASURES[measure].kind == WORK for measure in measures[name]):
+            why = next(means.absent[cell.model] for cell in stores[name].cells())
+            print(f"tflop{f' of {name}' if name else ''} is left out: {why}.", file=sys.stderr)
 
 
 def _of_statistics(measures: dict[str, list[str]], reference: str, options: argparse.Namespace) -> dict[str, list[str]]:

@@ -16,8 +16,8 @@ import torch
 from ..cli.progress import Bar
 from ..errors import UserError
 from ..reports.quality import IDENTICAL, OTHER_SIZE
+from ..reports.table import amount, markdown
 from ..reports.table import figure as figure_text
-from ..reports.table import markdown
 from .features import INCEPTION, Extractor, Reference, figure, resized
 from .records import Cell, Shard
 from .statistics import (
@@ -34,7 +34,7 @@ from .statistics import (
     to_psnr,
 )
 from .store import Store
-from .times import paired
+from .times import baselines_of, paired
 
 # Kinds of measures: of pairs of a cell's image and its baseline's, of an extractor's features, of the demo's judge, of
 # the sampler's work.
@@ -207,18 +207,24 @@ class Means:
     resize: bool = False  # whether images get the reference's size before features are extracted
     judge: Any = None  # a tools.judging.PictureBookJudge
     operations: Callable[[Cell, Shard], float] | None = None  # floating-point operations of an image of a shard
+    absent: dict[str, str] = field(default_factory=dict)  # models that are not here, with the reason
     resamples: int = RESAMPLES
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # of matrix products
 
 
 def check(store: Store, measures: Sequence[str], means: Means) -> None:
-    """Check everything that can be checked before an image is read."""
+    """Check everything that can be checked before an image is read.
+
+    Raises:
+        UserError: no cell has any of the measures.
+    """
     cells = store.cells()
     kinds = {MEASURES[name].kind for name in measures}
 
     if not any(store.shards(cell) for cell in cells):
         raise UserError(f"folder: {store.folder.address} holds no finished shard yet; run the sweep first.")
-    if kinds == {PAIR} and all(cell.baseline is None for cell in cells):
+    of_plain = [name for name in measures if needs_plain(name, means)]
+    if measures and of_plain == list(measures) and all(cell.baseline is None for cell in cells):
         raise UserError("measures: no cell has a plain sampler's to be compared with; add the plain sampler.")
 
     if means.reference is None or FEATURES not in kinds:
@@ -236,14 +242,29 @@ def check(store: Store, measures: Sequence[str], means: Means) -> None:
     if means.resize:
         return
 
-    height, width = means.reference.size
-    for cell in cells:
-        own_height, own_width = cell.size
-        if cell.size != (height, width):
-            raise UserError(
-                f"reference: {means.reference.name} holds images of {width} x {height} pixels, "
-                f"and {cell.id} of {own_width} x {own_height}; give a reference of that size, or add --resize."
-            )
+    problems = [_other_size(cell, means) for cell in cells]
+    if all(problems):
+        raise UserError(problems[0])
+
+
+def needs_plain(measure: str, means: Means) -> bool:
+    """Whether a measure compares with the images of the plain sampler's cell."""
+    kind = MEASURES[measure].kind
+    return kind == PAIR or kind == FEATURES and means.reference is None and measure != "is"
+
+
+def _other_size(cell: Cell, means: Means) -> str:
+    """Why the images of a cell cannot be compared with the reference's; "" if they can."""
+    reference = means.reference
+    if reference is None or reference.size is None or means.resize or cell.size == reference.size:
+        return ""
+
+    height, width = reference.size
+    own_height, own_width = cell.size
+    return (
+        f"reference: {reference.name} holds images of {width} x {height} pixels, and {cell.id} of {own_width} x "
+        f"{own_height}; give a reference of that size, or add --resize."
+    )
 
 
 def evaluate(
@@ -252,21 +273,42 @@ def evaluate(
     means: Means,
     log: Callable[[str], None] = lambda text: None,
     unsaved: list[str] | None = None,
+    failed: list[str] | None = None,
 ) -> list[Result]:
     """Measure all cells, add the results to the folder, and return them.
 
+    A cell that cannot be measured does not stop the others.
+
     Args:
-        log: gets a line for every cell.
+        log: gets a line for every cell, and one for every reason why measures are left out.
         unsaved: gets the reasons why results could not be added to the folder any more; without it the first one is
             raised.
+        failed: gets the cells that could not be measured although they have images, with the reason, such as a damaged
+            file; without it the first reason is raised after the other cells.
+
+    Raises:
+        UserError: see :func:`check`; or no cell could be measured.
     """
     check(store, measures, means)
     store.folder.check("folder")
 
     work = _Evaluation(store, means)
+    problems: list[UserError] = []
+    unmeasured: list[str] = []
+    left_out: dict[str, list[str]] = {}  # reason to "measure of cell"
     out: list[Result] = []
     for cell in store.cells():
-        results = work.results(cell, [name for name in measures if work.applies(cell, name)])
+        for name in measures:
+            why = work.lacks(cell, name)
+            if why:
+                left_out.setdefault(why, []).append(f"{name} of {cell.title}")
+
+        try:
+            results = work.results(cell, [name for name in measures if work.applies(cell, name)])
+        except UserError as problem:
+            problems.append(problem)
+            unmeasured.append(f"{cell.title} is not measured: {problem}")
+            continue
         out += results
 
         if results:
@@ -281,6 +323,17 @@ def evaluate(
         short = "" if count == cell.images else f"; {count} of its {cell.images} images are finished"
         log(f"{cell.title}: {len(results)} measured{short}")
 
+    if problems and (failed is None or not out):
+        raise problems[0]
+    if not out and left_out:
+        raise UserError(f"measures: nothing can be measured: {next(iter(left_out))}.")
+
+    for why, what in left_out.items():
+        log(f"left out: {', '.join(what)}: {why}")
+    for line in unmeasured:
+        log(line)
+    if failed is not None:
+        failed += unmeasured
     return out
 
 
@@ -291,6 +344,7 @@ class _Evaluation:
         self.store = store
         self.means = means
         self._shards = {cell.id: store.shards(cell) for cell in store.cells()}
+        self._plain_ones = baselines_of(store.cells())
         # Estimates of plain samplers by cell and measure, and the features that were compared with last, by their name.
         self._plain: dict[str, dict[str, Estimate]] = {}
         self._reference: tuple[str, np.ndarray] | None = None
@@ -313,16 +367,51 @@ class _Evaluation:
         kind = MEASURES[measure].kind
         shards = self._shards[cell.id]
 
-        if shards and kind == JUDGE and self.means.judge is not None:
-            return measure in self.means.judge.measures(cell.size, self.store.labels(cell, shards[0]))
+        if not shards or self.lacks(cell, measure):
+            return False
+        if kind == JUDGE:
+            judge = self.means.judge
+            return judge is not None and measure in judge.measures(cell.size, self.store.labels(cell, shards[0]))
         if kind == WORK:
-            return bool(shards) and self.means.operations is not None
-        if shards and kind == FEATURES and (self.means.reference is not None or measure == "is"):
-            return True
+            return self.means.operations is not None
 
-        # Other measures compare with the plain sampler's images.
+        # Other measures compare with the plain sampler's images, which a plain sampler's cell does not.
+        return not needs_plain(measure, self.means) or cell.baseline is not None
+
+    def lacks(self, cell: Cell, measure: str) -> str:
+        """Why a cell with images has not a measure that it could have; "" if it has it or could not have it."""
+        if not self._shards[cell.id]:
+            return ""
+
+        kind = MEASURES[measure].kind
+        if kind == WORK:
+            return self.means.absent.get(cell.model, "")
+        if kind == FEATURES and _other_size(cell, self.means):
+            return _other_size(cell, self.means).rstrip(".")
+
         plain = self._baseline(cell)
-        return plain is not None and bool(self._pairs(cell, plain))
+        of_plain = needs_plain(measure, self.means)
+        if of_plain and plain is None:
+            return "" if cell.id in self._plain_ones else "the sweep has no plain sampler's cell to compare with"
+
+        fewest = self._fewest(cell, plain if of_plain else None, measure)
+        least = _LEAST.get(measure, 2)
+        return "" if fewest >= least else f"there is only {amount(fewest, 'images')}, and it takes {least} or more"
+
+    def _fewest(self, cell: Cell, plain: Cell | None, measure: str) -> int:
+        """The images that a measure of a cell is computed from, of it or of what it is compared with."""
+        if plain is not None and MEASURES[measure].kind == PAIR:
+            return sum(shard.count for shard, _ in self._pairs(cell, plain))
+
+        own = self.images(cell)
+        if plain is not None:
+            return min(own, self.images(plain))
+
+        reference = self.means.reference
+        with_reference = MEASURES[measure].kind == FEATURES and measure != "is"
+        if with_reference and reference is not None and reference.pictures is not None:
+            return min(own, len(reference.pictures))
+        return own
 
     def _compared(self, cell: Cell, measure: str) -> tuple[str, str]:
         """The extractor of a measure, and what its figure is compared with."""
@@ -525,14 +614,9 @@ class _Evaluation:
         alone = {"is"} if moments is None else {"is", "fid"}  # measures of the cell's own images
         other = rows if set(measures) <= alone else self._others(cell)
         n = len(rows)
-        fewest = min(n, len(other))
 
         out = {}
         for name in measures:
-            least = _LEAST.get(name, 2)
-            if fewest < least:
-                raise UserError(f"{name}: {fewest} images are too few; it takes {least} or more.")
-
             if name == "fid" and moments is not None:
                 out[name] = self._estimate(name, frechet_from(rows, moments, self.means.device), n, True)
             elif name in ("fid", "frechet"):

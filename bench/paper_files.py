@@ -34,7 +34,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from ..cli.planning import by_key
+from ..cli.planning import by_key, variant_words
 from ..errors import UserError
 from ..reports.table import figure, literal, markdown
 from ..reports.work import expected_speedup
@@ -293,7 +293,7 @@ def _place(text: Any, row: str, sweeps: Mapping[str, Spec]) -> tuple[str, str]:
 def title_of(sampler: str) -> str:
     """Title of the cell of an entry of a spec's samplers whose settings have one value each."""
     ((key, entry),) = by_key([sampler]).items()
-    variant = key.partition(":")[2]
+    variant = variant_words(key)
 
     return f"{entry.title}, {variant}" if variant else entry.title
 

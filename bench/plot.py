@@ -90,7 +90,10 @@ def curve_plot(found: Curve, title: str) -> Any:
     """
     drawn = [p for p in found.points if p.result is not None and p.speed is not None]
     if not drawn:
-        raise UserError("measure: no cell of this sweep has it and was timed; evaluate it, or choose another.")
+        raise UserError(
+            "measure: no cell of this sweep has it and was timed beside a plain sampler's; evaluate it, choose another "
+            "measure, or add the plain sampler."
+        )
 
     figure = figures()(figsize=(11, 6.8), layout="constrained")
     figure.suptitle(title)

@@ -1,7 +1,7 @@
 """What a sweep asks for: a TOML or JSON file with models, samplers and lists of settings.
 
 model = "demo"
-samplers = ["mar", "fasthybrid"]          # as --samplers: combinations with a plus, variants after a colon
+samplers = ["mar", "fasthybrid"]          # as --samplers: combinations with a plus, a label or settings after a colon
 images = 2000                             # of every cell
 [set]
 cfg = 2                                   # of every sampler that has it
@@ -21,7 +21,7 @@ from typing import Any
 
 from ..assembly import AUTO, DEMO, Source
 from ..cli.models import choose_models
-from ..cli.planning import PROMPT, assigned, by_key
+from ..cli.planning import PROMPT, assigned, by_key, settings_of, split_samplers, variant_words
 from ..errors import UserError, first_line
 from ..model_loaders.families import DTYPES, EIGHT_BITS
 from ..reports.files import typed_path
@@ -50,7 +50,7 @@ class Spec:
     """
 
     model: str = DEMO  # a catalogue entry or a file
-    samplers: tuple[str, ...] = ()  # registry names, each with an optional variant ("mar:disa")
+    samplers: tuple[str, ...] = ()  # registry names, each with an optional variant ("mar:disa", "zipar:window=4")
     # Values of "name", "sampler.name" or "prompt.name".
     set: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     labels: tuple[str, ...] = ()  # class names or ids; all classes of the model if there are none
@@ -266,7 +266,8 @@ def _list_of_names(name: str, value: Any) -> tuple[str, ...]:
     """The value of an entry that is a list of names, or a text with commas between them."""
     words = value
     if isinstance(value, str):
-        words = [word.strip() for word in value.split(",")]
+        parts = split_samplers(value) if name == "samplers" else value.split(",")
+        words = [word.strip() for word in parts]
 
     right = isinstance(words, Sequence) and all(
         isinstance(word, str | int) and not isinstance(word, bool) for word in words
@@ -362,12 +363,13 @@ def expand(spec: Spec) -> list[Combination]:
     out: list[Combination] = []
     for key, entry in entries.items():
         shared, own = given[key]
-        grid = {**spec.axes, **shared, **own}
+        in_key = {name: (value,) for name, value in settings_of(key).items()}
+        grid = {**spec.axes, **shared, **in_key, **own}
         if len(out) + count(grid) > MOST_CELLS:
             raise UserError(f"set: the grid has more than {MOST_CELLS} cells; give fewer values.")
 
         try:
-            out += combinations(entry, grid, variant=key.partition(":")[2])
+            out += combinations(entry, grid, variant=variant_words(key))
         except UserError as e:
             raise UserError(f"set: {entry.name}.{e}") from None
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any
@@ -16,7 +16,9 @@ class Time:
     """Measured times of a cell. A pair is two shards that one worker drew in turn, so that other load affects both."""
 
     seconds: float  # per image, sampler only; median of the shards
-    speedup: float | None = None  # median of the pairs, without pairs ratio of the medians; 1 without a baseline
+    # Median of the pairs, without pairs ratio of the medians; 1 of a cell that others are compared with, None of one
+    # that has no baseline.
+    speedup: float | None = None
     low: float | None = None  # first and third quartile of the pairs' ratios
     high: float | None = None
     pairs: int = 0  # their number
@@ -29,6 +31,7 @@ def paired(store: Store, plain: Cell | None = None) -> dict[str, Time]:
     """
     cells = store.cells()
     times = {cell.id: _whole(store.times(cell)) for cell in cells}
+    referred_to = baselines_of(cells) if plain is None else {plain.id for cell in cells if cell.id != plain.id}
 
     out: dict[str, Time] = {}
     for cell in cells:
@@ -36,12 +39,12 @@ def paired(store: Store, plain: Cell | None = None) -> dict[str, Time]:
         if not own:
             continue
 
-        name = cell.baseline if plain is None else plain.id
-        base = times.get(name or "", {})
-        ratios = _ratios(own, base)
+        name = (cell.baseline or cell.id) if plain is None else plain.id
+        base = times.get(name, {}) if name in referred_to else {}
+        ratios = _ratios(own, base) if name != cell.id else []
 
         speedup: float | None = None
-        if name is None:
+        if name == cell.id and base:
             speedup = 1.0
         elif ratios:
             speedup = median(ratios)
@@ -56,6 +59,11 @@ def paired(store: Store, plain: Cell | None = None) -> dict[str, Time]:
         out[cell.id] = Time(_per_image(own), speedup, low, high, len(ratios))
 
     return out
+
+
+def baselines_of(cells: Iterable[Cell]) -> set[str]:
+    """Ids of the cells that others are compared with."""
+    return {cell.baseline for cell in cells if cell.baseline is not None}
 
 
 def _ratios(own: Mapping[int, Mapping[str, Any]], base: Mapping[int, Mapping[str, Any]]) -> list[float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -21,7 +21,7 @@ from ..errors import UserError
 from ..reports.files import typed_path
 from ..reports.quality import DISTRIBUTION
 from ..reports.record import Report
-from ..samplers.baseline import ComparedRun, baselines, is_lossless
+from ..samplers.baseline import ComparedRun, baselines, is_lossless, likeness
 from ..samplers.batches import begin, in_parts, warm_up
 from ..samplers.choice import Choice
 from ..samplers.conditioning import AnyCondition, Condition
@@ -268,6 +268,7 @@ def plan(
     planned = sorted(zip(combinations, chosen, strict=True), key=lambda one: order.index(one[1]))
 
     cells: dict[str, Cell] = {}
+    variants: set[str] = set()  # keys of the cells that are variants of a sampler
     for combination, (family, choice) in planned:
         prepared = models.prepare(combination.choice, family, choice)
         numbers = {**numbers, "dtype": models.source.precision_name(family)}
@@ -275,9 +276,11 @@ def plan(
 
         if cell.key not in cells:  # two combinations may come to the same settings, by a preset and by a value
             cells[cell.key] = cell
+            if combination.variant:
+                variants.add(cell.key)
             use(cell, prepared)
 
-    return _with_baselines(list(cells.values()))
+    return _with_baselines(list(cells.values()), variants)
 
 
 def _cell(
@@ -315,24 +318,68 @@ def _cell(
     )
 
 
-def _with_baselines(cells: Sequence[Cell]) -> list[Cell]:
+def _with_baselines(cells: Sequence[Cell], variants: Collection[str] = ()) -> list[Cell]:
     """The cells, each with the plain sampler's cell on the same model that has most settings in common.
 
-    None for the plain sampler's own cells, and where there is no such cell.
+    None for the plain sampler's own cells, and where there is no such cell. Controls, which are cells of the plain
+    sampler with other settings, have one: see :func:`_controls`.
+
+    Args:
+        variants: keys of the cells that are variants of a sampler.
     """
     runs = []
     for cell in cells:
         group = (cell.family, cell.model, cell.asked.get(LABEL), cell.asked.get(PROMPT))
         runs.append(ComparedRun(group, cell.sampler, cell.settings, 0))
 
+    chosen = baselines(runs, alike=True)
+    controls = _controls(runs, chosen, [cell.key in variants for cell in cells])
+
     out = []
-    for i, base in enumerate(baselines(runs, alike=True)):
+    for i in range(len(cells)):
+        base = controls.get(i, chosen[i])
         name = None
         if base != i and runs[base].plain and runs[base].exact:
             name = cells[base].id
         out.append(replace(cells[i], baseline=name))
 
     return out
+
+
+def _controls(runs: Sequence[ComparedRun], chosen: Sequence[int], variants: Sequence[bool]) -> dict[int, int]:
+    """The controls among the cells, each with the plain cell that it is compared with.
+
+    Of the plain sampler's cells in a group, the plain ones are the first of these that there are:
+
+    1. those without a variant that accelerators refer to;
+    2. the first one without a variant;
+    3. those that accelerators refer to;
+    4. the first one.
+
+    The others are controls. Each is compared with the plain one that has most settings in common.
+
+    Args:
+        chosen: for each cell the index of the plain cell that is most alike, its own for one of the plain sampler.
+        variants: of each cell, whether it is a variant of its sampler.
+    """
+    referred_to = {base for i, base in enumerate(chosen) if base != i}
+    groups: dict[Any, list[int]] = {}
+    for i, base in enumerate(chosen):
+        if base == i and runs[i].plain and runs[i].exact:
+            groups.setdefault(runs[i].group, []).append(i)
+
+    found: dict[int, int] = {}
+    for group in groups.values():
+        usual = [i for i in group if not variants[i]]
+        of_usual = [i for i in usual if i in referred_to]
+        plain = of_usual or usual[:1] or [i for i in group if i in referred_to] or group[:1]
+
+        for i in group:
+            if i not in plain:
+                alike = {k: likeness(runs[k], runs[i]) for k in plain}
+                found[i] = max(plain, key=alike.__getitem__)
+
+    return found
 
 
 def manifest(spec: Spec, numbers: Mapping[str, Any]) -> dict[str, Any]:

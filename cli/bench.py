@@ -180,15 +180,14 @@ def _measure(planned: list[Planned], batch: int, repeats: int, what: list[AnyCon
     medians = [repeated(reports) for reports in runs]
     out = []
     for i, base in enumerate(measured_against(planned)):
-        out.append(_figures(planned[i], runs[i], medians[i], medians[base], batch))
+        out.append(_figures(planned[i], runs[i], medians[i], None if base is None else medians[base], batch))
 
     return {"batch": batch, "runs": out}
 
 
-def _figures(p: Planned, reports: list[Report], medians: Report, baseline: Report, batch: int) -> dict[str, Any]:
-    """The timings of a sampler's repeats, their medians, and their ratios to those of the baseline."""
-    speedup = medians.speedup(baseline)
-    assert speedup is not None, "every run took time"
+def _figures(p: Planned, reports: list[Report], medians: Report, baseline: Report | None, batch: int) -> dict[str, Any]:
+    """The timings of a sampler's repeats, their medians, and their ratios to those of the baseline, if it has one."""
+    speedup = medians.speedup(baseline) or Speedup()
 
     out: dict[str, Any] = {
         "sampler": p.entry.name,
@@ -273,7 +272,8 @@ def _table(found: list[dict[str, Any]], planned: list[Planned], repeats: int) ->
                 row.append(str(entry["counts"].get(count, "")))
             row.append(percent(entry.get("acceptance"), 1))
 
-            row += [f"{entry['median_seconds']:.3f}", f"{entry['seconds_per_image']:.3f}", speedup.short, speedup.range]
+            row += [f"{entry['median_seconds']:.3f}", f"{entry['seconds_per_image']:.3f}"]
+            row += [speedup.short, speedup.range] if speedup is not None else ["", ""]
             for phase in ("transformer", "head", "sampling"):
                 row.append(f"{entry['phases'][phase]:.3f}" if phase in entry["phases"] else "")
 
@@ -282,7 +282,10 @@ def _table(found: list[dict[str, Any]], planned: list[Planned], repeats: int) ->
     return markdown(rows, empty=False)
 
 
-def _told(entry: Mapping[str, Any], repeats: int) -> Speedup:
-    """The speed-up of a run, from its JSON form."""
+def _told(entry: Mapping[str, Any], repeats: int) -> Speedup | None:
+    """The speed-up of a run, from its JSON form; None without a baseline."""
+    if entry["ratio"] is None and not entry["ratio_note"]:
+        return None
+
     low, high = entry["ratio_range"]
     return Speedup(entry["ratio"], low, high, repeats, note=entry["ratio_note"])

@@ -89,7 +89,7 @@ def run(options: argparse.Namespace) -> int:
     unsaved = save(results)
 
     print(to_table(reports, labels, base, quality))
-    if repeats == 1 and len(reports) > 1:
+    if repeats == 1 and any(i is not None for i in base):
         print("Seconds are from one run each and vary from run to run; measure the speed-up with --repeats 5.")
     for note in dict.fromkeys(report.note for report in reports if report.note):
         print(f"note: {literal(note, LONGEST_NOTE)}")

@@ -71,20 +71,37 @@ def _demo_model(entry: Entry, entries: Sequence[Entry], families: Mapping[str, s
     """The built-in model that a sampler uses for "demo".
 
     A sampler with a single model fixes the image size for its family, because seconds are comparable only at one size.
+
+    Raises:
+        UserError: samplers with a single model fix two sizes, and this one has a model of each.
     """
     family = families[entry.name]
     own = entry.demos(family)
 
-    fixed = []
+    fixed: dict[str, str] = {}  # sampler to its only model
     for other in entries:
         demos = other.demos(family)
         if families[other.name] == family and len(demos) == 1:
-            fixed.append(demos[0])
+            fixed[other.name] = demos[0]
 
     if len(own) == 1 or not fixed:
         return own[0]
 
-    def size(choice: str) -> str | None:
-        return ck.read_metadata(files.find(choice, FAMILIES[family].files)).get("grid")
+    def size(choice: str) -> str:
+        return ck.read_metadata(files.find(choice, FAMILIES[family].files)).get("grid", "")
 
-    return next((choice for choice in own if size(choice) == size(fixed[0])), own[0])
+    # The samplers of each size.
+    sizes: dict[str, list[str]] = {}
+    for name, choice in fixed.items():
+        sizes.setdefault(size(choice), []).append(name)
+
+    if len(sizes) > 1:
+        (side, first), (other_side, second), *_ = sizes.items()
+        raise UserError(
+            f"samplers: the demo model of {' and '.join(first)} has {side} x {side} tokens, and the demo model of "
+            f"{' and '.join(second)} has {other_side} x {other_side}, so {entry.name} can be compared with only one of "
+            f"them; leave out {' and '.join(first)} or {' and '.join(second)}, and compare it in a second run."
+        )
+
+    (wanted,) = sizes
+    return next((choice for choice in own if size(choice) == wanted), own[0])

@@ -119,8 +119,9 @@ def sampler_options(parser: argparse.ArgumentParser) -> None:
 
     add(
         "--samplers",
-        help="names separated by commas, combinations with a plus, variants of one sampler after a colon "
-        "(mar,mar:disa); default mar,fasthybrid, for a LlamaGen llamagen,zipar, for a PAR par, "
+        help="names separated by commas, combinations with a plus; after a colon the label of a variant (mar,mar:disa) "
+        "or settings as in Any Sampler (zipar:window=4,parallel=16); default mar,fasthybrid, for a LlamaGen "
+        "llamagen,zipar, for a PAR par, "
         "for Tar tar,zipar and mulosd with a draft",
     )
     setting_option(parser)

@@ -11,11 +11,12 @@ from typing import Any, TypeVar
 from .. import assembly
 from ..assembly import AUTO, DEMO, PAR, Drafts, Ready, complete, defaults, identified
 from ..errors import UserError, did_you_mean
+from ..reports.record import compared
 from ..samplers import presets
 from ..samplers.baseline import ComparedRun, baselines
-from ..samplers.choice import PRESET, assignment, names_of_settings
+from ..samplers.choice import PRESET, assignment, choose, names_of_settings, parse_settings
 from ..samplers.registry import BITDANCE, FAMILIES, MAR, TAR, Entry, find
-from ..samplers.settings import make, no_setting
+from ..samplers.settings import expect_names_here, make, no_setting
 from ..samplers.tokens.settings import TarPromptSettings
 from .models import choose_models
 from .options import MODEL_OPTIONS, source, whole
@@ -33,13 +34,13 @@ class Planned:
     entry: Entry
     settings: Any
     asked: dict[str, str]  # settings given for this sampler by name
-    variant: str = ""  # text after the colon in --samplers
+    variant: str = ""  # text after the colon in --samplers, a label or settings
     ready: Ready | None = None  # its model; None while only the options are checked
 
     @property
     def label(self) -> str:
         """Label of its image and table row."""
-        if self.variant:
+        if self.variant and not is_settings(self.variant):
             return f"{self.entry.title}, {self.variant}"
 
         asked = [f"{name.replace('_', ' ')} {value}" for name, value in self.asked.items()]
@@ -162,17 +163,47 @@ def _expect_used(planned: Sequence[Planned], options: argparse.Namespace) -> Non
             raise UserError(f"{option}: no sampler of this run uses it, {whose}; leave it out.")
 
 
+def is_settings(variant: str) -> bool:
+    """Whether the text after a sampler's colon holds settings, as in Any Sampler; otherwise it is a label."""
+    return "=" in variant
+
+
+def split_samplers(text: str) -> list[str]:
+    """The samplers of a text with commas between them, and between the settings of one.
+
+    "mar, zipar: window=4, parallel=16" names two.
+    """
+    names: list[str] = []
+    for part in text.split(","):
+        name, equals, _ = part.partition("=")
+        of_the_last = names and is_settings(names[-1].partition(":")[2])
+        if equals and ":" not in name and of_the_last:
+            names[-1] += f",{part}"
+        else:
+            names.append(part)
+
+    return names
+
+
 def by_key(names: Iterable[str]) -> dict[str, Entry]:
-    """Samplers by name, or by name and variant ("mar:disa"). Raises UserError: no name, or an unknown sampler."""
+    """Samplers by name, or by name and variant: a label ("mar:disa") or settings ("zipar:window=4,parallel=16").
+
+    Raises:
+        UserError: no name, an unknown sampler, or settings that it does not have.
+    """
     out: dict[str, Entry] = {}
 
-    for text in names:
-        name = text.strip().lower()
-        if not name:
+    for name in names:
+        if not name.strip():
             continue
 
-        kind, colon, variant = name.partition(":")
+        kind, colon, variant = name.strip().partition(":")
         entry = find(kind)
+        if is_settings(variant):
+            values = _checked_settings(entry, variant)
+            variant = ",".join(f"{name}={value}" for name, value in values.items())
+        else:
+            variant = variant.lower()
         out[f"{entry.name}{colon}{variant}"] = entry
 
     if not out:
@@ -181,19 +212,46 @@ def by_key(names: Iterable[str]) -> dict[str, Entry]:
     return out
 
 
+def _checked_settings(entry: Entry, variant: str) -> dict[str, str]:
+    """The settings after a sampler's colon. Raises UserError: those that it does not have."""
+    values = parse_settings(variant, "samplers")
+    try:
+        choose(entry.name, values)
+    except UserError as problem:
+        raise UserError(f"samplers: {entry.name}: {problem}") from None
+
+    return values
+
+
+def settings_of(key: str) -> dict[str, str]:
+    """The settings in a key of :func:`by_key`; none of a name alone or of a label."""
+    variant = key.partition(":")[2]
+    return parse_settings(variant, "samplers") if is_settings(variant) else {}
+
+
+def variant_words(key: str) -> str:
+    """The variant of a key of :func:`by_key` in words: its label, or its settings as "window 4, parallel 16"."""
+    settings = settings_of(key)
+    if not settings:
+        return key.partition(":")[2]
+
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
+
+
 def assigned(
     entries: Mapping[str, Entry], values: Iterable[tuple[str, V]]
 ) -> dict[str, tuple[dict[str, V], dict[str, V]]]:
     """The values for each sampler, by its key of :func:`by_key`.
 
-    They are those that were given for all samplers, as far as it has the setting, and those for it alone.
+    They are those that were given for all samplers, as far as it has the setting, and those for it alone. Settings
+    in the keys are not among them.
 
     Args:
         entries: the samplers.
         values: "name" or "sampler.name" with a value; later ones take precedence.
 
     Raises:
-        UserError: a sampler that is not among the entries, or an unknown setting.
+        UserError: a sampler that is not among the entries, an unknown setting, or one that the sampler's key has.
     """
     shared: dict[str, V] = {}
     own: dict[str, dict[str, V]] = {key: {} for key in entries}
@@ -210,9 +268,13 @@ def assigned(
             concerned = [entries[sampler]] if dot else list(entries.values())
             if all(name in entry.settings.refused for entry in concerned):
                 raise no_setting(concerned[0].settings, name, "set", "")
+            expect_names_here([name], known)
             whose = f"{sampler} has no" if dot else "no sampler of this run has a"
             hint = did_you_mean(name, known) or f"choose one of {', '.join(known)}."
             raise UserError(f"set: {whose} setting {name[:60]}; {hint}")
+
+        if dot and name in settings_of(sampler):
+            raise UserError(f"set: {sampler}.{name} is in samplers already; leave one of them out.")
 
         if dot:
             own[sampler][name] = value
@@ -232,20 +294,24 @@ def plan(samplers: str, sets: Sequence[str], ready: Mapping[str, Ready]) -> list
     """Samplers with their settings, grouped by family, the baseline first in each.
 
     A later source of a setting takes precedence: the model's defaults, the preset (*balanced* unless another is asked
-    for), settings for all samplers, settings for one sampler. Without a model in ``ready``, by sampler name, the
-    settings are only checked.
+    for), settings for all samplers, settings for one sampler. A sampler with settings after its colon has the preset
+    that they name or none, as in Any Sampler. Without a model in ``ready``, by sampler name, the settings are only
+    checked.
 
     Raises:
         UserError: an unknown sampler or setting, or settings that its model cannot be sampled with.
     """
-    entries = by_key(samplers.split(","))
+    entries = by_key(split_samplers(samplers))
     given = assigned(entries, [assignment(text, "set") for text in sets])
 
     planned = []
     for key, entry in entries.items():
         shared, own = given[key]
+        in_key = settings_of(key)
+        own = {**in_key, **own}
         asked = {**shared, **own}
-        preset = asked.pop(PRESET, presets.BALANCED)  # the nodes' default; plain samplers have no presets
+        usual = presets.CUSTOM if in_key else presets.BALANCED  # of Any Sampler, and of the samplers' nodes
+        preset = asked.pop(PRESET, usual)  # plain samplers have no presets
 
         on = ready.get(entry.name)
         width = on.model.net.config.dim if on else 0
@@ -276,8 +342,9 @@ def _by_family(planned: Sequence[Planned]) -> list[Planned]:
     return sorted(planned, key=place)
 
 
-def measured_against(planned: Sequence[Planned]) -> list[int]:
-    """For each sampler the index of the one its speed-up is relative to, see :func:`samplers.baseline.baselines`.
+def measured_against(planned: Sequence[Planned]) -> list[int | None]:
+    """For each sampler the index of the one its speed-up is relative to, see :func:`samplers.baseline.baselines`; None
+    where there is none but itself.
 
     Models of two families or sizes have different networks, so the ratio of their seconds is not a property of a
     method.
@@ -288,4 +355,4 @@ def measured_against(planned: Sequence[Planned]) -> list[int]:
         side = math.isqrt(p.on.tokens)
         runs.append(ComparedRun(network, p.entry.name, asdict(p.settings), side))
 
-    return baselines(runs)
+    return compared(baselines(runs))

@@ -33,6 +33,8 @@ _PACKAGE = Path(__file__).resolve().parents[1]
 # The decoder of LlamaGen's text-to-image models, and the TA-Tok of files that name none.
 _TEXT_DECODER = "vq16-t2i"
 _TA_TOK = "ta-tok"
+# The remedy of a name that is none, in a menu, on a command line and in Python.
+_GIVE = "choose a catalogue entry or a model file"
 _LONGEST_CHOICE = 4096  # characters, as of a path
 _DOWNLOAD_SUFFIX = re.compile(r" \(download[^()]*\)$")
 # Files of a Hugging Face folder: its weights, or a shard of them.
@@ -460,11 +462,10 @@ def _entry(choice: str, family: str) -> Entry | None:
     """The catalogue entry of a choice, None for a file."""
     wanted = KINDS[family]
     if not isinstance(choice, str):
-        raise UserError(f"{wanted.field}: it got a {type(choice).__name__}, not a name; choose one from the list")
+        raise UserError(f"{wanted.field}: it got a {type(choice).__name__}, not a name; {_GIVE}")
     if len(choice) > _LONGEST_CHOICE:
         raise UserError(
-            f"{wanted.field}: {choice[:80]!a}... is too long for a file name ({len(choice)} characters); "
-            "choose one from the list"
+            f"{wanted.field}: {choice[:80]!a}... is too long for a file name ({len(choice)} characters); {_GIVE}"
         )
 
     entry = next((e for e in _catalogue() if e.id == _id(choice)), None)
@@ -472,7 +473,7 @@ def _entry(choice: str, family: str) -> Entry | None:
         return entry
 
     kind = KINDS[entry.family]
-    remedy = "choose another from the list" if kind.field == wanted.field else f"choose it as {kind.field}"
+    remedy = "choose another" if kind.field == wanted.field else f"choose it as {kind.field}"
     raise UserError(f"{wanted.field}: {entry.id} is {kind.noun}, not {wanted.noun}; {remedy}")
 
 
@@ -511,7 +512,7 @@ def _local(choice: str, folders: Sequence[Path], field: str, folder_too: bool = 
     if not choice.strip() or "\0" in choice or windows.anchor or ".." in windows.parts:
         raise UserError(
             f"{field}: {choice[:80]!a} is not the name of a file in a model folder "
-            "(nor may it be a full path or contain '..'); choose one from the list"
+            f"(nor may it be a full path or contain '..'); {_GIVE}"
         )
 
     for folder in folders:

@@ -19,7 +19,7 @@ from ..samplers.registry import find
 from ..samplers.settings import make
 from . import host
 from .images import to_image
-from .preview import show_images
+from .preview import Bar, show_images
 from .running import ModelFirst, baseline_of, draw_images, expect_pair, warm_up
 from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, checked_seed, output, schema, seed_widget, widgets
 
@@ -53,8 +53,10 @@ class Advisor(ModelFirst):
         first_seed = checked_seed(seed)
         loaded, small = expect_pair(model, draft)
 
+        bar = Bar()
+
         def draw(choice: Choice, at: int) -> tuple[np.ndarray, Report]:
-            return draw_images(choice, loaded, condition, at, small)
+            return draw_images(choice, loaded, condition, at, small, bar)
 
         warm_up(loaded, condition)
 
@@ -68,6 +70,7 @@ class Advisor(ModelFirst):
             except StopIteration as end:
                 advice = end.value
                 break
+            bar.begin(at.done, at.planned)
             rest = time_left(at.seconds_left)
             host.show(cls, f"run {at.done + 1} of about {at.planned}{f', {rest}' if rest else ''}: {at.line}")
 

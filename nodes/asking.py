@@ -21,7 +21,7 @@ from ..samplers.tokens.draws import PairedDraws
 from . import host
 from .host import Loaded, ModelCache
 from .images import to_bytes
-from .preview import drive
+from .preview import Bar, drive
 from .running import READING, expect_loaded, placed_reader
 from .schema import TOKEN_MODEL, checked_seed, expect_image, expect_text, output, schema, seed_widget, widgets
 
@@ -81,11 +81,13 @@ class AskAboutImage(io.ComfyNode):
         with enough_memory(READING):
             head = _placed_head(loaded, answer_bytes(janus, ids, settings.limit))
         answers: list[str] = []
+        bar = Bar()
         for i, seen in enumerate(rows):
             noise = PairedDraws(number, [i])
             run = answer(janus, head.model.net, [seen], ids, settings.words, settings.limit, noise)
             with enough_memory(READING):
-                answers.append(drive(_shown(cls, run)).text)
+                bar.begin(i, len(rows))
+                answers.append(drive(_shown(cls, run), bar=bar).text)
 
         return io.NodeOutput(answers, ui=host.text_output(answers))
 

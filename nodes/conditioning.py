@@ -69,9 +69,8 @@ from .schema import (
     validity,
     widgets,
 )
-from .sockets import LabelText
+from .sockets import MOST_IMAGES, LabelText
 
-MOST_IMAGES = 256
 NONE = "none"
 
 
@@ -496,7 +495,12 @@ class TarPrompt(io.ComfyNode):
             description="Describes in words what Tar draws: its language model writes the semantic codes of the "
             "image. Several samplers can draw from the same codes, at any size.",
             search_aliases=["text to image", "prompt", "tar", "semantic codes", "clip text encode"],
-            sockets=[TAR.Input("tar", tooltip="The language model, from Load Tar.")],
+            sockets=[
+                TAR.Input(
+                    "tar",
+                    tooltip="The language model, from Load Tar. For a LlamaGen, use Class Label in place of this node.",
+                )
+            ],
             widgets=[
                 text,
                 seed_widget(),

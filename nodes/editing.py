@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from comfy_api.latest import io
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import OfFastAR, UserError
 from ..memory import enough_memory
 from ..samplers import inpainting
 from ..samplers.settings import Settings, knob, make
 from . import graph, host
 from .images import to_rgb
-from .schema import CROP, expect, expect_image, expect_mask, output, schema, widgets
+from .schema import CROP, expect_image, expect_mask, output, schema, widgets
+from .sockets import expect_kind_on
 
 
 @dataclass(frozen=True)
@@ -52,9 +53,11 @@ class PasteSettings(Settings):
 
 
 @dataclass(frozen=True)
-class Cropped:
+class Cropped(OfFastAR):
     """What Paste Inpainted Area needs of Crop around Mask."""
 
+    kind: ClassVar[str] = "crop"
+    fastar_version: ClassVar[int] = 1  # of its description in docs/sockets.md
     original: Tensor  # float [1 or B, 3, H, W]
     mask: Tensor  # float [1 or B, H, W]
     crop: inpainting.Crop
@@ -131,7 +134,7 @@ class PasteInpaintedArea(io.ComfyNode):
     @classmethod
     def execute(cls, crop: Any, inpainted: Any, **values: Any) -> io.NodeOutput:
         settings = make(PasteSettings, values)
-        cropped = expect(crop, Cropped, "crop", "Crop around Mask")
+        cropped: Cropped = expect_kind_on(crop, (Cropped.kind,), "crop", "Crop around Mask")
         above = to_rgb(expect_image(inpainted, "inpainted")).movedim(-1, 1).to(cropped.original)
         original, mask = cropped.original, cropped.mask
         _expect_batch({"crop": original if len(original) > len(mask) else mask, "inpainted": above})

@@ -31,7 +31,7 @@ from comfy_execution.utils import get_executing_context
 from server import PromptServer
 from torch import Tensor, nn
 
-from ..errors import UserError
+from ..errors import OfFastAR, UserError
 from ..memory import enough_memory
 from ..model_loaders.networks import graphs
 from ..model_loaders.networks.eight_bits import FP8, INT8, Quantized, round_to, statement
@@ -525,7 +525,7 @@ M = TypeVar("M", bound=Model)
 
 
 @dataclass(eq=False)
-class Loaded(Generic[M]):
+class Loaded(OfFastAR, Generic[M]):
     """Value of a model socket. It owns the patchers, because ComfyUI's list of loaded models holds no reference."""
 
     kind: ClassVar[str] = "model"
@@ -780,6 +780,8 @@ LONGEST_LINE = 400
 TEXT = "fastar_text"
 PARTS = "fastar_text_parts"
 PROMPT_TEXTS = "fastar_prompt_texts"
+# The event of a remark on a node that may be another's; ``web/js/messages.js`` reads it.
+REMARK = "fastar.remark"
 
 
 def show(node: Any, line: str) -> None:
@@ -797,6 +799,19 @@ def show(node: Any, line: str) -> None:
         PromptServer.instance.send_progress_text(literal(line, LONGEST_LINE), number)
     else:
         logging.info("FastAR: %s", printable(line, LONGEST_LINE))
+
+
+def remark(sentence: str) -> None:
+    """Say something about the node that runs, which may be one of core's: in the log, and as a message in the
+    editor.
+    """
+    text = printable(sentence, LONGEST_LINE)
+    logging.warning("FastAR: %s", text)
+
+    context = get_executing_context()
+    if context is not None and from_editor():
+        server = PromptServer.instance
+        server.send_sync(REMARK, {"node": context.node_id, "text": text}, server.client_id)
 
 
 def text_output(

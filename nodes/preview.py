@@ -85,10 +85,39 @@ def _enlarged(images: np.ndarray) -> tuple[np.ndarray, int]:
     return np.asarray(smooth), factor
 
 
+# Of a node's progress bar.
+_PARTS = 1000
+
+
+class Bar:
+    """The progress bar of a node that runs samplers one after another, over all runs.
+
+    It never falls, also where the number of runs is an estimate that grows.
+    """
+
+    def __init__(self) -> None:
+        self._bar = host.ProgressBar(_PARTS)
+        self._ended = 0  # runs
+        self._planned = 1
+        self._shown = 0  # parts
+
+    def begin(self, ended: int, planned: int) -> None:
+        """A run begins, after ``ended`` of ``planned``."""
+        self._ended = ended
+        self._planned = planned
+
+    def update(self, done: int, total: int, preview: Any = None) -> None:
+        """Show the progress of the present run, and a preview as core's bar takes it."""
+        share = (self._ended + done / total) / self._planned
+        self._shown = max(self._shown, int(_PARTS * share))
+        self._bar.update_absolute(self._shown, _PARTS, preview)
+
+
 def drive(
     sampler: Generator[Any, None, R],
     vae: FastARVAE | None = None,
     latents: Callable[[Any], Tensor] = attrgetter("latents"),
+    bar: Bar | None = None,
 ) -> R:
     """Run a sampler generator to its end, with progress bar, cancellation and live preview; returns its result.
 
@@ -96,12 +125,13 @@ def drive(
         sampler: yields objects with ``done``, ``total`` and ``decided`` bool [B, gh, gw].
         vae: decoder, on the device; None for no preview.
         latents: from a yielded object to latents [B, C, h, w]; called only for a preview.
+        bar: of a node with several runs; None for a bar of this run.
     """
     canvas: Canvas | None = None
     if vae is not None and host.previews_wanted():
         canvas = Canvas(vae.decode_now)
 
-    bar = host.ProgressBar(1)
+    update = host.ProgressBar(1).update_absolute if bar is None else bar.update
     try:
         while True:
             # ProgressBar checks too, but it is throttled, which would delay a cancellation by several steps.
@@ -114,7 +144,7 @@ def drive(
             shown = None
             if canvas is not None and (canvas.due() or step.done == step.total):
                 shown = _preview(canvas, step, latents)
-            bar.update_absolute(step.done, step.total, shown)
+            update(step.done, step.total, shown)
     finally:
         sampler.close()
 

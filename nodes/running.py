@@ -11,7 +11,8 @@ A run takes three steps, in this order:
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
@@ -22,7 +23,7 @@ from comfy_api.latest import io
 from torch import Tensor
 
 from ..assembly import AUTO, DEMO_LABELS, PAR, dtype_name, expect_same_codes, read_images
-from ..errors import UserError
+from ..errors import OfFastAR, UserError
 from ..memory import enough_memory
 from ..model_loaders.families import choose_dtype
 from ..model_loaders.janus import load_janus_vision
@@ -33,7 +34,7 @@ from ..reports.exchange import add_runs, described
 from ..reports.record import Baseline, Qualities, Report
 from ..reports.summary import no_gain, one_line
 from ..samplers import presets, registry
-from ..samplers.batches import expect_little_noise, in_parts, run_beginning
+from ..samplers.batches import expect_little_noise, in_parts, run_beginning, with_estimate
 from ..samplers.choice import Choice, choose
 from ..samplers.conditioning import (
     AnyCondition,
@@ -62,13 +63,12 @@ from ..samplers.tokens.upsampling import UpSampling
 from . import graph, host
 from .host import TA_TOK, Loaded, ModelCache, load_to_device, to_device
 from .images import to_bytes
-from .preview import drive
+from .preview import Bar, drive
 from .schema import (
     FREE,
     PRESETS,
     checked_seed,
     describe,
-    expect,
     expect_latents,
     expect_mask,
     expect_usual_size,
@@ -303,10 +303,10 @@ def as_condition(value: Any, model: Any) -> AnyCondition:
     if isinstance(made, ImagePromptCondition):
         expect_editor(made, model)
         return made
-    if isinstance(made, PromptCondition) and not hasattr(model, "instruction"):  # with a null prompt of its own
-        expect_null_prompt(made, model.name)
     if not turned_into_features(made.kind, model):
         expect_kind(made, model.condition, model.name)
+    if isinstance(made, PromptCondition) and not hasattr(model, "instruction"):  # with a null prompt of its own
+        expect_null_prompt(made, model.name)
     return made
 
 
@@ -360,7 +360,7 @@ class Sockets:
 
 
 @dataclass(frozen=True)
-class CachePlan:
+class CachePlan(OfFastAR):
     """Value of a cache socket: the preset of LazyMAR Cache and its values, which depend on the sampled model."""
 
     kind: ClassVar[str] = "cache"
@@ -432,6 +432,12 @@ class Run:
         """Whether a draft of a smaller image is enlarged."""
         return self.entry.needs_up_sampler
 
+    @property
+    def uses(self) -> dict[str, Any]:
+        """What else the memory estimate depends on, see :meth:`.Family.memory`."""
+        draft = None if self.draft is None else self.draft.model
+        return {"edited": self.edit is not None, "cache": self.cache, "draft": draft}
+
     def estimate(self) -> Room:
         """What the run needs.
 
@@ -439,10 +445,7 @@ class Run:
         """
         model = self.loaded.model
         family = family_of(model)
-        more = {"edited": self.edit is not None, "cache": self.cache}
-        if self.draft is not None:
-            more["draft"] = self.draft.model
-        stages = family.memory(model, self.condition, self.settings, **more)
+        stages = family.memory(model, self.condition, self.settings, **self.uses)
         memory: float = sum(count for name, count in stages.items() if not name.startswith(WEIGHTS))
 
         vae = self.loaded.vae
@@ -489,7 +492,9 @@ class Run:
             """The sampler on some of the images."""
             of_part = {} if edit is None else {"edit": edit.of(part, self.images)}
             noise = family.noise(self.seed, [self.numbers[i] for i in part])
-            return self.entry.run(model, condition.of(part), self.settings, noise, **more, **of_part)
+            own = condition.of(part)
+            steps = self.entry.run(model, own, self.settings, noise, **more, **of_part)
+            return with_estimate(steps, model, own, self.settings, **self.uses)
 
         return in_parts(sample, self.images, model.net), vae
 
@@ -537,8 +542,6 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
         draft = expect_loaded(sockets.draft, "draft", family.decoder)
         _DRAFTS[family.decoder](loaded, draft, entry.title)
     cache = _checked_cache(sockets.cache, loaded, settings)
-    if cache is not None:
-        check_caches(model, settings, cache)
 
     upscale_model = sockets.upscale_model
     if upscale_model is not None and not enlarges_rgb(upscale_model):
@@ -567,15 +570,44 @@ _DRAFTS: dict[str, Callable[[Loaded[Any], Loaded[Any], str], None]] = {
 }
 
 
+def expect_cache(value: Any) -> CachePlan:
+    """Check the value of a cache socket, with its settings.
+
+    Raises:
+        UserError: another value, or a setting that does not exist or is outside its range.
+    """
+    plan = expect_own(value, CachePlan, "cache", "LazyMAR Cache")
+    with _blamed_on_cache():
+        make(CacheSettings, plan.values)
+    return plan
+
+
 def _checked_cache(value: Any, loaded: Loaded[Any], settings: Any) -> CacheSettings | None:
     """The settings of LazyMAR's caches for a model; None if the cache socket is not connected."""
     if value is None:
         return None
 
-    if kind_on(value) == CachePlan.kind:
-        value = expect_own(value, CachePlan, "cache", "LazyMAR Cache").settings(loaded, settings.steps)
+    plan = expect_cache(value)
+    with _blamed_on_cache(knobs(settings)):
+        caches: CacheSettings = plan.settings(loaded, settings.steps)
+        check_caches(loaded.model, settings, caches)
+    return caches
 
-    return expect(value, CacheSettings, "cache", "LazyMAR Cache")
+
+@contextmanager
+def _blamed_on_cache(own: Collection[str] = ()) -> Iterator[None]:
+    """Name the socket in an error about a setting of the caches, which is on another node. ``own``: settings of the
+    sampler, which is on this one.
+    """
+    try:
+        yield
+    except UserError as problem:
+        field, _, _ = str(problem).partition(":")
+        if field in own:
+            raise
+        raise UserError(
+            f"cache: its settings do not fit ({str(problem).rstrip('.')}); change them on the node that made it."
+        ) from None
 
 
 def _checked_edit(sockets: Sockets, kind: str) -> Edit | None:
@@ -741,14 +773,16 @@ def start(
     return steps, checked, vae
 
 
-def run(entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: Sockets) -> io.NodeOutput:
+def run(
+    entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: Sockets, bar: Bar | None = None
+) -> io.NodeOutput:
     """Run a sampler with progress, preview and cancellation, to the latent and the report.
 
-    ``loaded`` was checked to be of the sampler's family.
+    ``loaded`` was checked to be of the sampler's family; ``bar`` is that of a node with several runs.
     """
     seed = checked_seed(seed)
     steps, checked, vae = start(entry, loaded, settings, seed, sockets)
-    done = drive(steps, vae, checked.latents)
+    done = drive(steps, vae, checked.latents, bar)
 
     with enough_memory(READING):
         samples = host.to_output(checked.latents(done))
@@ -765,19 +799,21 @@ def run(entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: So
     return io.NodeOutput(latent, report)
 
 
-def run_choice(choice: Choice, loaded: Loaded[Any], condition: Any, seed: Any, draft: Any = None) -> io.NodeOutput:
+def run_choice(
+    choice: Choice, loaded: Loaded[Any], condition: Any, seed: Any, draft: Any = None, bar: Bar | None = None
+) -> io.NodeOutput:
     """Run a sampler on the values of sockets; ``loaded`` was checked by :func:`expect_loaded`."""
     expect_runnable(choice, loaded, draft)
 
     settings = settings_for(choice, loaded)
-    return run(choice.entry, loaded, settings, seed, Sockets(condition, draft=draft))
+    return run(choice.entry, loaded, settings, seed, Sockets(condition, draft=draft), bar)
 
 
 def draw_images(
-    choice: Choice, loaded: Loaded[Any], condition: Any, seed: int, draft: Any = None
+    choice: Choice, loaded: Loaded[Any], condition: Any, seed: int, draft: Any, bar: Bar
 ) -> tuple[np.ndarray, Report]:
     """Images uint8 [N, H, W, 3] and the report of :func:`run_choice`."""
-    latent, report = run_choice(choice, loaded, condition, seed, draft).result
+    latent, report = run_choice(choice, loaded, condition, seed, draft, bar).result
 
     assert loaded.vae is not None
     return to_bytes(loaded.vae.decode(latent["samples"])), report

@@ -22,6 +22,7 @@ from .running import (
     ModelFirst,
     Sockets,
     cache_unlike_preset,
+    expect_cache,
     expect_loaded,
     left_to_preset,
     reported,
@@ -55,7 +56,6 @@ from .schema import (
     seed_widget,
     setting_widgets,
 )
-from .sockets import expect_own, kind_on
 from .vae import BITS, KL, VQ
 
 
@@ -260,9 +260,8 @@ class _Sampler(ModelFirst):
         if asked_preset is not None and option != presets.CUSTOM:
             meant = cls._of_preset(option, loaded)
             warnings.append(unlike_preset(option, inputs, settings, meant, loaded.model))
-        if kind_on(sockets.cache) == CachePlan.kind:
-            plan = expect_own(sockets.cache, CachePlan, "cache", "LazyMAR Cache")
-            warnings.append(cache_unlike_preset(plan, loaded, settings))
+        if sockets.cache is not None:
+            warnings.append(cache_unlike_preset(expect_cache(sockets.cache), loaded, settings))
 
         if option == presets.CUSTOM:
             differing: dict[str, Any] = {}

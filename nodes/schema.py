@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields
 from typing import Any, TypeVar
 
+import numpy as np
 import torch
 from comfy_api.latest import io
 from torch import Tensor
@@ -363,16 +364,22 @@ def expect_usual_size(latents: Tensor, field: str) -> None:
         )
 
 
-# What users see of the values on sockets, by class: ours, core's, and what other nodes pass on.
+# What users see of the values on our sockets, by kind.
+_KIND_SEEN_AS: dict[str, str] = {
+    "class": "class labels",
+    "label text": "class labels",
+    "prompt": "a prompt",
+    "image prompt": "an image with a prompt",
+    "text": "a text of LlamaGen Prompt",
+    "codes": "semantic codes",
+    "features": "semantic features",
+    "report": "a report",
+    "sweep": "a sweep",
+    "cache": "the settings of LazyMAR Cache",
+    "crop": "a crop of Crop around Mask",
+}
+# And of other values by class: ours, core's, and what other nodes pass on.
 _SEEN_AS: dict[str, str] = {
-    # Conditions.
-    "Condition": "class labels",
-    "LabelText": "class labels",
-    "PromptCondition": "a prompt",
-    "ImagePromptCondition": "an image with a prompt",
-    "TextCondition": "a text of LlamaGen Prompt",
-    "CodeCondition": "semantic codes",
-    "FeatureCondition": "semantic features",
     # Models.
     "MARModel": "a MAR",
     "HybridModel": "a Harmon or UniPic",
@@ -382,11 +389,6 @@ _SEEN_AS: dict[str, str] = {
     "TarModel": "the language model of Tar",
     "TATokModel": "a TA-Tok",
     "FastARVAE": "a VAE",
-    # Others of ours.
-    "Report": "a report",
-    "Sweep": "a sweep",
-    "CachePlan": "the settings of LazyMAR Cache",
-    "CacheSettings": "the settings of LazyMAR Cache",
     # Core's.
     "VAE": "a VAE",
     "CLIP": "a CLIP",
@@ -399,6 +401,8 @@ _SEEN_AS: dict[str, str] = {
     "dict": "a dictionary",
     "bytes": "raw bytes",
 }
+# How :func:`describe` names the class of any other value.
+STRANGE = "an object of the class"
 # Characters of a text or a name that a message shows.
 _LONGEST = 60
 
@@ -410,6 +414,8 @@ def describe(value: Any) -> str:
     if isinstance(value, str):
         return f"the text {value[:_LONGEST]!r}"
 
+    if isinstance(value, bool):
+        return str(value)
     if isinstance(value, int) and value.bit_length() > 64:  # Python refuses to write very long ones
         return "a number of more than 64 bits"
     if isinstance(value, (int, float)):
@@ -419,12 +425,16 @@ def describe(value: Any) -> str:
         return "a LATENT"
     if isinstance(value, torch.Tensor):
         return "a nested tensor" if value.is_nested else f"a tensor {list(value.shape)}"
+    if isinstance(value, np.ndarray):
+        return f"an array {list(value.shape)}"
 
     # A core CONDITIONING is a list of pairs.
     if isinstance(value, list) and value and isinstance(value[0], (list, tuple)):
         return "a CONDITIONING"
 
-    kind = _SEEN_AS.get(type(value).__name__)
+    stated = getattr(value, "kind", None)
+    kind = _KIND_SEEN_AS.get(stated) if isinstance(stated, str) else None
+    kind = kind or _SEEN_AS.get(type(value).__name__)
     if kind is not None:
         return kind
 
@@ -432,7 +442,7 @@ def describe(value: Any) -> str:
     model = getattr(value, "model", None)
     kind = _SEEN_AS.get(type(model).__name__)
     if model is None or kind is None:
-        return "an object of another node pack"
+        return f"{STRANGE} {type(value).__name__[:_LONGEST]}"
 
     name = getattr(model, "name", "")
     return f"{kind} ({name[:_LONGEST]})" if isinstance(name, str) and name else kind

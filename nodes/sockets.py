@@ -1,22 +1,29 @@
 """Values on the sockets of this pack, recognised by what they carry. docs/sockets.md describes them for other packs.
 
-Every value says its ``kind`` and, as ``fastar_version``, the version of the page that describes it. Its class may be
-that of another copy of this pack, or of another pack.
+Every value says its ``kind`` and, as ``fastar_version``, the version of its description. Its class may be that of
+another copy of this pack, or of another pack. :data:`VALUES` is the description: what arrives is checked against it
+here, the page shows it, and tests/nodes/sockets.json records it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import MISSING, dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import Any, ClassVar, TypeVar, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import OfFastAR, UserError
+from ..model_loaders.networks.chat import MOST_TEXT
+from ..model_loaders.networks.precision import is_finite
+from ..reports.record import EXPANDED
 from ..reports.table import amount, printable
 from ..samplers.conditioning import (
-    KINDS,
+    FREEDOM,
+    MOST_FREEDOM,
     AnyCondition,
     CodeCondition,
     Condition,
@@ -26,22 +33,22 @@ from ..samplers.conditioning import (
     TextCondition,
 )
 from ..samplers.labels import split_labels
-from .schema import describe
+from .schema import PRESETS, SEED_LIMIT, STRANGE, describe
 
 T = TypeVar("T")
 
-# Of the page: a new attribute of a value leaves it, another meaning of one raises it.
-VERSION = 1
+# Images of a label or prompt that a node makes a condition for.
+MOST_IMAGES = 256
 # The remedy where a value is not as the page says.
 _ASK = "ask the author of the node that made it"
 
 
 @dataclass(frozen=True)
-class LabelText:
+class LabelText(OfFastAR):
     """Labels, ``repeat`` images of each, whose label set is the one of the model that samples them."""
 
     kind: ClassVar[str] = "label text"
-    fastar_version: ClassVar[int] = VERSION
+    fastar_version: ClassVar[int] = 1
     text: str
     repeat: int
 
@@ -52,83 +59,458 @@ class LabelText:
         )
 
 
+# ------------------------------------------------------------------------------------------------ what attributes hold
+
+
+@dataclass(frozen=True)
+class Form:
+    """What an attribute holds: in words, one of it and several, and what another value is instead."""
+
+    one: str
+    several: str
+    fault: Callable[[Any], str]  # a value to "the text 'x'" or "a list with the text 'x'"; to "" if it fits
+
+
+def _form(one: str, several: str, fits: Callable[[Any], bool]) -> Form:
+    """A form of values that have no entries."""
+    return Form(one, several, lambda value: "" if fits(value) else describe(value))
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _span(low: float, high: float) -> str:
+    """A range in words, in which the limit of 64 bits goes without saying."""
+    return f"from {low:g}" if high == SEED_LIMIT else f"from {low:g} to {high:g}"
+
+
+def _whole(low: int, high: int = SEED_LIMIT) -> Form:
+    """Whole numbers of a range."""
+    span = _span(low, high)
+    return _form(
+        f"a whole number {span}", f"whole numbers {span}", lambda value: _is_whole(value) and low <= value <= high
+    )
+
+
+def _number(low: float, high: float = SEED_LIMIT) -> Form:
+    """Numbers of a range, of which NaN is none."""
+    span = _span(low, high)
+
+    def fits(value: Any) -> bool:
+        return (isinstance(value, float) or _is_whole(value)) and low <= value <= high
+
+    return _form(f"a number {span}", f"numbers {span}", fits)
+
+
+def _prompt_fault(value: Any) -> str:
+    """What a value is that is no prompt, or too long for one."""
+    if not isinstance(value, str):
+        return describe(value)
+    return f"a text of {len(value)} characters" if len(value) > MOST_TEXT else ""
+
+
+def _choice(*texts: str) -> Form:
+    """One of a few texts."""
+    listed = ", ".join(texts)
+    return _form(f"one of {listed}", f"of {listed}", lambda value: isinstance(value, str) and value in texts)
+
+
+def _or_none(form: Form) -> Form:
+    """A form, or None."""
+    return Form(f"{form.one}, or None", form.several, lambda value: "" if value is None else form.fault(value))
+
+
+def _list(form: Form) -> Form:
+    """A list or tuple of a form."""
+
+    def fault(value: Any) -> str:
+        if not isinstance(value, (list, tuple)):
+            return describe(value)
+        found = next(filter(None, map(form.fault, value)), "")
+        return f"a list with {found}" if found else ""
+
+    return Form(f"a list of {form.several}", f"lists of {form.several}", fault)
+
+
+def _by_name(form: Form) -> Form:
+    """A dictionary from texts to a form."""
+
+    def fault(value: Any) -> str:
+        if not isinstance(value, Mapping):
+            return describe(value)
+        for name, entry in value.items():
+            found = form.fault(entry)
+            if not isinstance(name, str):
+                return f"a dictionary with the name {describe(name)}"
+            if found:
+                return f"a dictionary with {found} as {name[:60]!r}"
+        return ""
+
+    return Form(f"a dictionary of {form.several} by name", f"dictionaries of {form.several}", fault)
+
+
+def _tensor(dtype: str, shape: str, dtypes: Sequence[torch.dtype], fits: Callable[[Tensor], bool]) -> Form:
+    """Dense tensors with data. ``fits``: what they have to be beside that and their dtype."""
+
+    def fault(value: Any) -> str:
+        if not isinstance(value, Tensor) or value.is_nested:
+            return describe(value)
+
+        what = f"{describe(value)} of {str(value.dtype).removeprefix('torch.')}"
+        if value.layout != torch.strided:
+            return f"{what}, which is sparse"
+        if value.is_meta:
+            return f"{what} without data"
+        if value.dtype not in dtypes or not fits(value):
+            return what
+        finite = not value.is_floating_point() or is_finite(value)
+        return "" if finite else f"{what} with NaN or infinity"
+
+    return Form(f"a tensor {dtype} {shape}", f"tensors {dtype} {shape}", fault)
+
+
+def _is_setting(value: Any) -> bool:
+    """Whether JSON can hold it and a report can show it."""
+    if isinstance(value, (int, float)):
+        return abs(value) <= SEED_LIMIT
+    return value is None or isinstance(value, str)
+
+
+_ANY = _form("anything", "anything", lambda value: True)
+_TEXT = _form("a text", "texts", lambda value: isinstance(value, str))
+_NAME = _form("a text that is not empty", "texts", lambda value: isinstance(value, str) and value != "")
+_PROMPT = Form(f"a text of at most {MOST_TEXT} characters", f"texts of at most {MOST_TEXT} characters", _prompt_fault)
+_SWITCH = _form("true or false", "switches", lambda value: isinstance(value, bool))
+_SETTINGS = _by_name(_form("a setting", "numbers, texts, switches or None", _is_setting))
+_VAE = _form("a VAE", "VAEs", lambda value: hasattr(value, "first_stage_model"))
+_PIXELS = _tensor(
+    "uint8",
+    "[height, width, 3]",
+    [torch.uint8],
+    lambda tensor: tensor.ndim == 3 and tensor.shape[2] == 3 and 0 not in tensor.shape,
+)
+_CODES = _tensor("int64", "[codes]", [torch.int64, torch.int32, torch.int16], lambda tensor: tensor.ndim == 1)
+_FLOATS = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+_ROWS = _tensor("of finite floats", "[rows, width]", _FLOATS, lambda tensor: tensor.ndim == 2)
+
+# Least and largest value of maps, which number AR steps, islands or waves unless they are named here.
+_MOST_MAPPED = 1 << 20
+_IN_MAPS = {"outcome": (0, EXPANDED), "cached": (0, _MOST_MAPPED), "islands": (0, _MOST_MAPPED)}
+
+
+def _maps_fault(value: Any) -> str:
+    """What a value is that are no maps by name."""
+    if not isinstance(value, Mapping):
+        return describe(value)
+
+    for name, one in value.items():
+        found = _map_fault(one, *_IN_MAPS.get(name, (-1, _MOST_MAPPED)))
+        if found:
+            return f"a dictionary with {found} as {str(name)[:60]!r}"
+    return ""
+
+
+def _map_fault(value: Any, low: int, high: int) -> str:
+    """What a value is that is no map of values from ``low`` to ``high``."""
+    if not isinstance(value, np.ndarray):
+        return describe(value)
+
+    what = f"{describe(value)} of {value.dtype}"
+    if value.ndim != 3 or 0 in value.shape or value.dtype.kind not in "iu":
+        return what
+
+    least, most = int(value.min()), int(value.max())
+    return f"{what} with values from {least} to {most}" if least < low or most > high else ""
+
+
+_MAPS = Form("a dictionary of arrays int32 [images, rows, columns] by name", "dictionaries of arrays", _maps_fault)
+
+
+def _grid_fault(value: Any) -> str:
+    """What a value is that is no grid."""
+    found = _list(_whole(1)).fault(value)
+    return found or ("" if len(value) in (0, 2) else f"a list with {amount(len(value), 'numbers')}")
+
+
+_GRID = Form("a list of two whole numbers from 1, or an empty one", "grids", _grid_fault)
+
+# ------------------------------------------------------------------------------------------------ the description
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """An attribute of a value."""
+
+    name: str  # "model.name" is that of an attribute
+    form: Form
+    about: str = ""  # of the page
+    needed: bool = True  # False: it may be left out
+    per_image: bool = False  # a list with an entry for each image
+    listed: bool = True  # False: checked, but for copies of this pack only; it may change
+
+
+@dataclass(frozen=True)
+class Kind:
+    """The values of a kind."""
+
+    sockets: tuple[str, ...]
+    attributes: tuple[Attribute, ...] = ()
+    about: str = ""  # of the page
+    own: str = ""  # name of the class, in any copy of this pack, of values that no other pack can make
+    # Rises if an attribute leaves, holds something else or is needed from now on.
+    version: int = 1
+
+
+def _unlisted(name: str, form: Form) -> Attribute:
+    """An attribute that the page does not list, and that may be left out."""
+    return Attribute(name, form, needed=False, listed=False)
+
+
+_NAMES = Attribute("names", _list(_TEXT), "captions", per_image=True)
+_TEXTS = Attribute("texts", _list(_PROMPT), "prompts", per_image=True)
+_DIGESTS = _list(_TEXT)
+
+VALUES: dict[str, Kind] = {
+    Condition.kind: Kind(
+        ("FASTAR_LABELS",),
+        (
+            Attribute("labels", _list(_whole(0)), "class ids", per_image=True),
+            _NAMES,
+            Attribute(
+                "label_set",
+                _TEXT,
+                "the list of the class ids, *picture-book* or *imagenet-1k*; without it any model takes the ids",
+                needed=False,
+            ),
+        ),
+        "for models of classes",
+    ),
+    LabelText.kind: Kind(
+        ("FASTAR_LABELS",),
+        (
+            Attribute("text", _PROMPT, "names or ids as typed in Class Label; the sampled model has the label set"),
+            Attribute("repeat", _whole(1, MOST_IMAGES), "images of each label"),
+        ),
+        "for models of classes",
+    ),
+    PromptCondition.kind: Kind(
+        ("FASTAR_PROMPT",),
+        (
+            _TEXTS,
+            Attribute(
+                "unconditional",
+                _PROMPT,
+                "the instruction that guidance leads away from, for Harmon and UniPic; without it their usual one",
+                needed=False,
+            ),
+        ),
+        "for Harmon, UniPic, Janus and BitDance",
+    ),
+    ImagePromptCondition.kind: Kind(
+        ("FASTAR_IMAGE_PROMPT",),
+        (
+            _TEXTS,
+            Attribute("images", _list(_PIXELS), "what the prompts change", per_image=True),
+            Attribute("freedom", _number(0, MOST_FREEDOM), f"w of the guidance; without it {FREEDOM:g}", needed=False),
+        ),
+        "for Janus-4o",
+    ),
+    TextCondition.kind: Kind(
+        ("FASTAR_TEXT",),
+        (Attribute("features", _list(_ROWS), "what Flan-T5-XL makes of the prompts", per_image=True), _NAMES),
+        "for text-to-image models of LlamaGen",
+    ),
+    CodeCondition.kind: Kind(
+        ("FASTAR_CODES",),
+        (
+            Attribute("codes", _list(_CODES), "semantic codes of TA-Tok", per_image=True),
+            _NAMES,
+            Attribute("size", _whole(0), "entries of TA-Tok's codebook; without it 0, unknown", needed=False),
+        ),
+        "for Tar's de-tokenizers",
+    ),
+    FeatureCondition.kind: Kind(
+        ("FASTAR_CODES",),
+        (Attribute("features", _list(_ROWS), "what TA-Tok makes of the codes", per_image=True), _NAMES),
+        "for Tar's de-tokenizers",
+    ),
+    "model": Kind(
+        ("FASTAR_MAR", "FASTAR_TOKEN_MODEL", "FASTAR_BITDANCE", "FASTAR_TAR"),
+        (
+            Attribute("model.name", _TEXT, "its name in messages and reports"),
+            Attribute("model.family", _TEXT, "*mar*, *hybrid*, *llamagen*, *tar*, *janus*, *bitdance* or *language*"),
+            Attribute(
+                "model.condition", _TEXT, "the kind of condition that it reads; *language* has none", needed=False
+            ),
+            Attribute("model.label_set", _TEXT, "the list of its classes; *language* has none", needed=False),
+            Attribute("vae", _or_none(_VAE), "the VAE of the same loader", needed=False),
+            Attribute("recommended", _SETTINGS, "settings of its file", needed=False),
+        ),
+        "from a loader of FastAR",
+        own="Loaded",
+    ),
+    "report": Kind(
+        ("FASTAR_REPORT",),
+        (
+            Attribute("sampler", _NAME, "its name on the command line"),
+            Attribute("model", _NAME, "the model's name"),
+            Attribute("settings", _SETTINGS, "settings of the sampler"),
+            Attribute("seed", _or_none(_whole(0, SEED_LIMIT)), "None for other noise than a seed's"),
+            Attribute("images", _whole(1), "images of the batch"),
+            Attribute("device", _TEXT, "*cpu* or *cuda*, for example"),
+            Attribute("seconds", _number(0), "of the batch, without the decoder", needed=False),
+            Attribute("phases", _by_name(_number(0)), "seconds of parts of the work", needed=False),
+            Attribute("counts", _by_name(_whole(0)), "work of the batch", needed=False),
+            Attribute("acceptance", _or_none(_number(0, 1)), "accepted drafts per verified draft", needed=False),
+            Attribute("dtype", _TEXT, "of the weights", needed=False),
+            Attribute("grid", _GRID, "tokens along the height and the width; empty where it is unknown", needed=False),
+            Attribute("maps", _MAPS, "what happened to every token, such as *step*", needed=False),
+            _unlisted("threads", _or_none(_whole(0))),
+            _unlisted("peak_memory_bytes", _or_none(_whole(0))),
+            _unlisted("memory", _by_name(_number(0))),
+            _unlisted("note", _TEXT),
+            _unlisted("prompt", _TEXT),
+            _unlisted("timings", _list(_number(0))),
+            _unlisted("first_run", _SWITCH),
+            _unlisted("process", _TEXT),
+            _unlisted("parameters", _whole(0)),
+            _unlisted("conditions", _DIGESTS),
+            _unlisted("edits", _DIGESTS),
+            _unlisted("subject", _TEXT),
+        ),
+        "names as in [report.md](report.md); `str(report)` is a text",
+    ),
+    "cache": Kind(
+        ("FASTAR_CACHE",),
+        (
+            Attribute("preset", _choice(*PRESETS), "what sets the settings that `values` leaves out"),
+            Attribute("values", _SETTINGS, "settings of LazyMAR Cache"),
+            _unlisted("preset_given", _SWITCH),
+            _unlisted("chosen", _SWITCH),
+        ),
+        "for the MAR samplers",
+    ),
+    "sweep": Kind(("FASTAR_SWEEP",), about="from Sweep", own="Sweep"),
+    "crop": Kind(("FASTAR_CROP",), about="from Crop around Mask", own="Cropped"),
+}
+
+
+# ------------------------------------------------------------------------------------------------ checks at the door
+
+
 def kind_on(value: Any) -> str:
     """The kind that a value states; "" if it is not a value of this pack's sockets."""
     kind = getattr(value, "kind", None)
-    version = getattr(value, "fastar_version", None)
-    return kind if isinstance(kind, str) and isinstance(version, int) else ""
+    version: Any = getattr(value, "fastar_version", None)
+    return kind if isinstance(kind, str) and _is_whole(version) and version >= 1 else ""
 
 
 def expect_kind_on(value: Any, kinds: tuple[str, ...], field: str, source: str) -> Any:
-    """Check that the value of the input ``field`` states one of the kinds; ``source`` is the node whose output fits.
+    """Check that the value of the input ``field`` states one of the kinds, and has the attributes of that kind as
+    :data:`VALUES` describes them; ``source`` is the node whose output fits.
 
     Raises:
         UserError: another value, or one that a newer version describes.
     """
-    if kind_on(value) not in kinds:
-        raise UserError(f"{field}: it got {describe(value)}; connect the output of {source}.")
-
-    if value.fastar_version > VERSION:
+    kind = kind_on(value)
+    stated = getattr(value, "kind", None)
+    if not kind and isinstance(stated, str) and stated in VALUES:
         raise UserError(
-            f"{field}: its value of the kind {value.kind} came from a newer FastAR (sockets of version "
-            f"{value.fastar_version}, this one knows {VERSION}); update this one."
+            f"{field}: its value of the kind {stated} has no whole number from 1 in its attribute fastar_version; "
+            f"{_ASK}."
         )
+    if kind not in kinds:
+        got = describe(value)
+        if got.startswith(STRANGE) and not kind:
+            got = f"{got}, which has no attribute fastar_version"
+        raise UserError(f"{field}: it got {got}; connect the output of {source}.")
+
+    known = VALUES[kind].version
+    if value.fastar_version > known:
+        raise UserError(
+            f"{field}: its value of the kind {kind} came from a newer FastAR (sockets of version "
+            f"{value.fastar_version}, this one knows {known}); update this one."
+        )
+
+    own = VALUES[kind].own
+    if own and own not in (cls.__name__ for cls in type(value).__mro__):
+        raise UserError(f"{field}: its value of the kind {kind} is not FastAR's own; connect the output of {source}.")
+
+    for attribute in VALUES[kind].attributes:
+        _expect_attribute(value, attribute, field)
+    _expect_one_length(value, field)
     return value
 
 
+def _expect_attribute(value: Any, attribute: Attribute, field: str) -> None:
+    """Check that a value has an attribute, in its form."""
+    try:
+        held = attrgetter(attribute.name)(value)
+    except AttributeError:
+        if not attribute.needed:
+            return
+        raise UserError(
+            f"{field}: its value of the kind {value.kind} lacks {attribute.name}, {attribute.form.one}; {_ASK}."
+        ) from None
+
+    fault = attribute.form.fault(held)
+    if fault:
+        raise UserError(
+            f"{field}: its attribute {attribute.name} must be {attribute.form.one}, but is {fault}; {_ASK}."
+        )
+
+
+def _expect_one_length(value: Any, field: str) -> None:
+    """Check that the lists of a condition have an entry for each image, and that a report's maps are of its images."""
+    lists = [attribute.name for attribute in VALUES[value.kind].attributes if attribute.per_image]
+    for name in lists:
+        images, entries = len(getattr(value, lists[0])), len(getattr(value, name))
+        if images < 1:
+            raise UserError(
+                f"{field}: its attribute {name} is an empty list and needs an entry for each image; {_ASK}."
+            )
+        if entries != images:
+            raise UserError(
+                f"{field}: its attribute {name} must have an entry for each of {amount(images, 'images')}, but has "
+                f"{entries}; {_ASK}."
+            )
+
+    if value.kind == "report":
+        for name, found in getattr(value, "maps", {}).items():
+            if len(found) != value.images:
+                raise UserError(
+                    f"{field}: its map {name[:60]} must be of {amount(value.images, 'images')}, but is of "
+                    f"{len(found)}; {_ASK}."
+                )
+
+
 def expect_own(value: Any, cls: type[T], field: str, source: str) -> T:
-    """As :func:`expect_kind_on` for the kind of a dataclass of ours; a value of another class becomes one of it."""
+    """As :func:`expect_kind_on` for the kind of a dataclass of ours; a value of another class becomes one of it, with
+    tuples for its lists.
+    """
     expect_kind_on(value, (cls.kind,), field, source)  # type: ignore[attr-defined]
-    if isinstance(value, cls):
+    if isinstance(value, cls) and not any(isinstance(held, list) for held in vars(value).values()):
         return value
 
+    own = {field.name for field in fields(cls)}  # type: ignore[arg-type]
     carried: dict[str, Any] = {}
-    for attribute in fields(cls):  # type: ignore[arg-type]
-        if hasattr(value, attribute.name):
-            carried[attribute.name] = getattr(value, attribute.name)
-
-    lacking: list[str] = []
-    for attribute in fields(cls):  # type: ignore[arg-type]
-        needed = attribute.default is MISSING and attribute.default_factory is MISSING
-        if needed and attribute.name not in carried:
-            lacking.append(attribute.name)
-    if lacking:
-        raise UserError(f"{field}: its value of the kind {value.kind} lacks {', '.join(lacking)}; {_ASK}.")
+    for attribute in VALUES[value.kind].attributes:
+        name = attribute.name
+        if name in own and hasattr(value, name):
+            held = getattr(value, name)
+            carried[name] = tuple(held) if isinstance(held, list) else held
     return cls(**carried)
 
 
-# ------------------------------------------------------------------------------------------------ conditions
-
-
-def _is_label(entry: Any) -> bool:
-    return isinstance(entry, int) and not isinstance(entry, bool)
-
-
-def _is_text(entry: Any) -> bool:
-    return isinstance(entry, str)
-
-
-def _is_rows(entry: Any) -> bool:
-    return isinstance(entry, Tensor) and entry.is_floating_point() and entry.ndim == 2
-
-
-def _is_codes(entry: Any) -> bool:
-    return isinstance(entry, Tensor) and not entry.is_floating_point() and entry.ndim == 1
-
-
-def _is_pixels(entry: Any) -> bool:
-    return isinstance(entry, Tensor) and entry.dtype == torch.uint8 and entry.ndim == 3 and entry.shape[2] == 3
-
-
-# Class of a condition by kind, the attribute that has an entry an image, what an entry is, and the check of one.
-_CONDITIONS: dict[str, tuple[type[AnyCondition], str, str, Callable[[Any], bool]]] = {
-    Condition.kind: (Condition, "labels", "whole numbers", _is_label),
-    PromptCondition.kind: (PromptCondition, "texts", "texts", _is_text),
-    ImagePromptCondition.kind: (ImagePromptCondition, "texts", "texts", _is_text),
-    TextCondition.kind: (TextCondition, "features", "float tensors [rows, width]", _is_rows),
-    FeatureCondition.kind: (FeatureCondition, "features", "float tensors [rows, width]", _is_rows),
-    CodeCondition.kind: (CodeCondition, "codes", "int64 tensors [codes]", _is_codes),
-}
+_CONDITIONS: tuple[type[AnyCondition], ...] = (
+    Condition,
+    PromptCondition,
+    ImagePromptCondition,
+    TextCondition,
+    FeatureCondition,
+    CodeCondition,
+)
 
 
 def expect_condition(value: Any, source: str) -> AnyCondition | LabelText:
@@ -137,40 +519,6 @@ def expect_condition(value: Any, source: str) -> AnyCondition | LabelText:
     Raises:
         UserError: another value, or one whose attributes are not what docs/sockets.md says.
     """
-    expect_kind_on(value, (LabelText.kind, *_CONDITIONS), "condition", source)
-    if value.kind == LabelText.kind:
-        return expect_own(value, LabelText, "condition", source)
-
-    cls, attribute, what, fits = _CONDITIONS[value.kind]
-    made = expect_own(value, cls, "condition", source)
-    entries = _listed(made, attribute)
-    if not all(map(fits, entries)):
-        raise UserError(f"condition: {attribute} of its {KINDS[value.kind]} are not {what}; {_ASK}.")
-
-    if isinstance(made, PromptCondition):
-        return PromptCondition(entries, made.unconditional)
-    if isinstance(made, ImagePromptCondition):
-        images = _listed(made, "images")
-        if len(images) != len(entries) or not all(map(_is_pixels, images)):
-            raise UserError(
-                f"condition: its {KINDS[value.kind]} must have a uint8 tensor [height, width, 3] in images for each of "
-                f"{len(entries)} texts; {_ASK}."
-            )
-        return ImagePromptCondition(entries, images, made.freedom)
-
-    names = _listed(made, "names")
-    if len(names) != len(entries) or not all(map(_is_text, names)):
-        raise UserError(
-            f"condition: its {KINDS[value.kind]} must have a text in names for each of {len(entries)} images; {_ASK}."
-        )
-
-    more = {name: getattr(made, name) for name in ("label_set", "size") if hasattr(made, name)}
-    return cast(Any, cls)(entries, names, **more)
-
-
-def _listed(condition: Any, attribute: str) -> tuple[Any, ...]:
-    """The entries of an attribute, a list or tuple."""
-    entries = getattr(condition, attribute)
-    if not isinstance(entries, (list, tuple)):
-        raise UserError(f"condition: {attribute} of its {KINDS[condition.kind]} is not a list; {_ASK}.")
-    return tuple(entries)
+    classes = {cls.kind: cls for cls in (LabelText, *_CONDITIONS)}
+    expect_kind_on(value, tuple(classes), "condition", source)
+    return cast(Any, expect_own(value, classes[value.kind], "condition", source))

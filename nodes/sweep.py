@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -30,6 +30,7 @@ from ..sweeps.sweep import Axis, Sweep, sweep_table
 from . import host
 from .host import Loaded
 from .images import to_image
+from .preview import Bar
 from .remaking import Remaker
 from .running import (
     CONDITIONS,
@@ -151,6 +152,7 @@ class SweepNode(ModelFirst):
         # 3. Sample what the folder does not have yet, and measure each cell against the plain sampler with its seed.
         sampled: list[int] = []
         warm: set[int] = set()
+        bar = Bar()
 
         def draw(k: int) -> tuple[np.ndarray, Report]:
             """Images and report of a run."""
@@ -162,21 +164,28 @@ class SweepNode(ModelFirst):
             sampled.append(k)
 
             host.show(cls, f"cell {k + 1} of {len(runs)}")
-            return draw_images(run.choice, about.loaded, about.condition, run.seed, small)
+            bar.begin(k, len(runs))
+            return draw_images(run.choice, about.loaded, about.condition, run.seed, small, bar)
 
         made: list[Cell] = []
         plain: tuple[np.ndarray, Report] | None = None
+        plain_name = ""
         for k, images, report in completed(store, names, draw):
             run = runs[k]
             if run.plain:
                 plain = images, report
+                plain_name = names[k]
                 continue
 
             assert plain is not None, "the plain sampler is first"
             plain_images, plain_report = plain
+            if names[k] == plain_name:
+                report = plain_report  # this cell is the plain sampler's run, not another one beside it
             quality = measure(images, plain_images, quality_word(report, plain_report))
             made.append(Cell(run.x, run.y, run.seed, names[k], report, plain_report, quality))
 
+        if all(cell.report is cell.baseline for cell in made):
+            made = [replace(cell, baseline=None, quality=None) for cell in made]
         made.sort(key=lambda cell: (cell.y, seeds.index(cell.seed), cell.x))
 
         # 4. Say what was sampled.

@@ -11,7 +11,7 @@ import numpy as np
 from ..errors import UserError
 from .drawing import LONGEST, Canvas, Ink, check_batch, contact_sheet, line_height, resize, text_width, wrap
 from .quality import IDENTICAL, Quality, closeness, difference
-from .record import Baseline, Qualities, Report, against, counted
+from .record import Baseline, Qualities, Report, against, compared, counted
 from .summary import alone, headline
 from .table import percent
 from .timing import BASELINE, FIRST_RUN, shown_seconds
@@ -61,8 +61,9 @@ def compare_grid(
         reports: one per cell, None where no report exists.
         columns: cells per row, at most 22; 0 chooses (at most four).
         baseline: index of the cell that results and speed-ups refer to, or one index per cell, None for none. Each
-            baseline begins a row and is followed by the cells that refer to it; cells without a baseline come last. If
-            there are reports, baselines get a tag and a coloured outline.
+            baseline begins a row and is followed by the cells that refer to it; cells without a baseline come last, and
+            a cell that only itself refers to is one of them. If there are reports, baselines get a tag and a coloured
+            outline.
         title: a small text above the grid, for example the settings all cells share.
         quality: of each cell against its baseline, None where there is none; () leaves it out.
         differences: whether a cell whose images have the shape of its baseline's shows their difference below them.
@@ -74,7 +75,7 @@ def compare_grid(
         UserError: more cells than fit into 8192 pixels, or arrays that are not uint8 batches.
     """
     n = len(images)
-    bases = [baseline] * n if isinstance(baseline, int) else list(baseline)
+    bases = compared([baseline] * n if isinstance(baseline, int) else baseline)
     qualities = list(quality) or [None] * n
     groups = cell_groups(bases)
     columns = _columns(max(map(len, groups)), columns)
@@ -85,8 +86,8 @@ def compare_grid(
     limit = _cell_limit(columns, rows, len(groups), scale)
     sheets: dict[int, np.ndarray] = {}
     for i in range(n):
-        compared = _baseline_images(images, bases, i) if differences else None
-        sheets[i] = _cell_image(check_batch(images[i], f"image {i + 1}"), limit, compared)
+        of_baseline = _baseline_images(images, bases, i) if differences else None
+        sheets[i] = _cell_image(check_batch(images[i], f"image {i + 1}"), limit, of_baseline)
     inner = max(_MIN_WIDTH, *(sheet.shape[1] for sheet in sheets.values()))
 
     # 2. The cells with their texts.

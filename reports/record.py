@@ -17,6 +17,7 @@ from uuid import uuid4
 import numpy as np
 import torch
 
+from ..errors import OfFastAR
 from .quality import Quality, closeness
 from .table import amount, figure, literal, markdown, percent
 from .timing import (
@@ -87,7 +88,7 @@ _FORMULA = ("=", "+", "-", "@")
 
 
 @dataclass
-class Report:
+class Report(OfFastAR):
     """Record of one sampler run over a batch."""
 
     kind: ClassVar[str] = "report"
@@ -530,10 +531,16 @@ def explain(reports: Sequence[Report | None], baseline: Baseline = 0) -> str:
 Baseline = int | Sequence[int | None]
 
 
+def compared(bases: Sequence[int | None]) -> list[int | None]:
+    """The index of each run's baseline, and None for a run that only itself refers to: nothing is compared with it."""
+    referred_to = {base for i, base in enumerate(bases) if base != i}
+    return [None if base == i and i not in referred_to else base for i, base in enumerate(bases)]
+
+
 def against(reports: Sequence[Report | None], baseline: Baseline) -> list[Report | None]:
-    """The baseline of each report, or None."""
+    """The baseline of each report, or None; see :func:`compared`."""
     indices = [baseline] * len(reports) if isinstance(baseline, int) else baseline
-    return [None if i is None else reports[i] for i in indices]
+    return [None if i is None else reports[i] for i in compared(indices)]
 
 
 # Quality of every run against its baseline's images, None where there is none; or () for no such columns.

@@ -8,7 +8,7 @@ from statistics import mean, median
 
 from .quality import Quality, psnr_figures
 from .record import Report
-from .timing import Speedup, how_timed, shown_seconds, speedup_of
+from .timing import BASELINE, Speedup, how_timed, shown_seconds, speedup_of
 from .work import Work
 
 
@@ -95,6 +95,9 @@ def _over_seeds(found: Sequence[Speedup | None]) -> Speedup | None:
     known = [speedup for speedup in found if speedup is not None]
     if not known or len(known) < len(found):
         return None
+
+    if all(speedup.note == BASELINE for speedup in known):
+        return known[0]
 
     ratios = _known(speedup.value for speedup in known)
     if len(known) == 1 or len(ratios) < len(known):

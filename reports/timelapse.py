@@ -146,7 +146,8 @@ class _Run:
     """A run: its report, its images, reduced, and for every pixel the step of its token."""
 
     def __init__(self, images: np.ndarray, label: str, report: Report | None):
-        if report is None or "step" not in report.maps or not report.seconds > 0:
+        known = report is not None and "step" in report.maps and report.maps["step"].max() >= 0
+        if report is None or not known or not report.seconds > 0:
             raise UserError(
                 f"report: {label[:60]!r} has no record of when its tokens were decided; "
                 "connect the report of the sampler that made the image."

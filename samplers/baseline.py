@@ -57,6 +57,7 @@ class ComparedRun:
     # passes and head calls, if known; of several runs that could be the baseline the one with most is taken
     work: tuple[int, ...] = ()
     seconds: float = 0.0  # an image, if known
+    model: str = ""  # its name, if a group may hold several
 
     @property
     def plain(self) -> bool:
@@ -68,6 +69,10 @@ class ComparedRun:
         """Whether it gives the plain sampler's image."""
         settings = _settings(self.sampler, self.settings)
         return settings is not None and settings.exact(self.side)
+
+    def comparable(self, other: ComparedRun) -> bool:
+        """Whether both ran on one model at one size. PAR's model is its own, and is compared with LlamaGen's."""
+        return self.side == other.side and (self.model == other.model or "par" in (self.sampler, other.sampler))
 
 
 def _settings(sampler: str, values: Mapping[str, Any]) -> Any:
@@ -107,11 +112,13 @@ def run_of_report(report: Report, group: Hashable) -> ComparedRun:
     """A run that has a report."""
     side = int(report.maps["step"].shape[-1]) if "step" in report.maps else _UNKNOWN_SIDE
     work = tuple(report.counts.get(name, 0) for name in ("transformer_passes", "head_calls"))
-    return ComparedRun(group, report.sampler, report.settings, side, work, report.seconds / report.images)
+    seconds = report.seconds / report.images
+    return ComparedRun(group, report.sampler, report.settings, side, work, seconds, report.target)
 
 
 def baselines(runs: Sequence[ComparedRun], alike: bool = False) -> list[int]:
-    """For each run the index of its baseline, a run of its group. The first of these that there are:
+    """For each run the index of its baseline, a run of its group. Runs of its model and size come before others, with
+    which it cannot be compared. The first of these that there are:
 
     1. runs of the plain sampler at exact settings;
     2. runs of accelerators at exact settings;
@@ -133,28 +140,29 @@ def baselines(runs: Sequence[ComparedRun], alike: bool = False) -> list[int]:
     for i, run in enumerate(runs):
         members.setdefault(run.group, []).append(i)
 
-    found: dict[Hashable, list[int]] = {}
-    for group, own in members.items():
-        exact = [i for i in own if runs[i].exact]
-        plain = [i for i in exact if runs[i].plain]
-        found[group] = plain or exact
+    exact = [run.exact for run in runs]
 
     def most_work(i: int) -> tuple[tuple[int, ...], float]:
         return runs[i].work, runs[i].seconds
 
     chosen: list[int] = []
     for run in runs:
-        candidates = found[run.group]
+        group = members[run.group]
+        comparable = [i for i in group if runs[i].comparable(run)]
+        among = comparable if len(comparable) > 1 else group
+
+        exact_ones = [i for i in among if exact[i]]
+        candidates = [i for i in exact_ones if runs[i].plain] or exact_ones
         if candidates and alike:
-            likeness = {i: _likeness(runs[i], run) for i in candidates}
-            chosen.append(max(candidates, key=likeness.__getitem__))
+            likes = {i: likeness(runs[i], run) for i in candidates}
+            chosen.append(max(candidates, key=likes.__getitem__))
         else:
-            chosen.append(max(candidates or members[run.group], key=most_work))
+            chosen.append(max(candidates or among, key=most_work))
 
     return chosen
 
 
-def _likeness(candidate: ComparedRun, run: ComparedRun) -> tuple[bool, int]:
+def likeness(candidate: ComparedRun, run: ComparedRun) -> tuple[bool, int]:
     """Whether a candidate for the baseline of a run decodes serially, and how many settings it shares with the run."""
     is_serial = not candidate.settings.get("parallel")
     shared = sum(run.settings.get(name) == value for name, value in candidate.settings.items())

@@ -24,7 +24,8 @@ from ..model_loaders.networks import graphs
 from ..model_loaders.networks.speed import COMPILE, suited_threads
 from ..reports.record import Report, joined
 from .conditioning import AnyCondition
-from .engine import Step
+from .editing import Edit
+from .engine import Sampler, Step
 from .noise import noise_bytes
 from .registry import Entry, family_of
 
@@ -40,12 +41,37 @@ R = TypeVar("R", bound=tuple)
 
 
 def begin(
-    entry: Entry, model: Any, settings: Any, condition: AnyCondition, seed: int, first: int, part: range
-) -> Generator[Any, None, Any]:
-    """Begin a sampler on some of the images of a condition; image i uses the noise of (seed, first + i)."""
+    entry: Entry,
+    model: Any,
+    settings: Any,
+    condition: AnyCondition,
+    seed: int,
+    first: int,
+    part: range,
+    edit: Edit | None = None,
+) -> Sampler:
+    """Begin a sampler on some of the images of a condition; image i uses the noise of (seed, first + i). ``edit`` is
+    that of these images.
+    """
     images = range(first + part.start, first + part.stop)
     noise = entry.family.noise(seed, images)
-    return entry.run(model, condition.of(part), settings, noise)
+    of_part = condition.of(part)
+    more = {} if edit is None else {"edit": edit}
+    steps = entry.run(model, of_part, settings, noise, **more)
+
+    return with_estimate(steps, model, of_part, settings, edited=edit is not None, draft=entry.draft)
+
+
+def with_estimate(steps: Sampler, model: Any, condition: AnyCondition, settings: Any, **more: Any) -> Sampler:
+    """The same steps of a sampler, in whose report the memory estimate of the run is written; arguments as of
+    :meth:`.Family.memory`.
+    """
+    result = yield from steps
+
+    # Afterwards: the sampler has checked its inputs, and its clock has stopped.
+    family = family_of(model)
+    result.report.memory |= family.memory(model, condition, family.complete(model, settings), **more)
+    return result
 
 
 def expect_little_noise(model: Any, settings: Any, images: int, field: str) -> None:

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, TypeVar, cast
 import torch
 from torch import Tensor
 
-from ..errors import UserError
+from ..errors import OfFastAR, UserError
 from ..model_loaders.networks.hybrid import UNCONDITIONAL, HybridModel
 from ..model_loaders.networks.janus_vision import ReadImage
 from ..model_loaders.networks.mar import ClassConditioning, Conditioning, MARModel
@@ -44,7 +44,7 @@ _MOST_SHOWN = 8
 
 
 @dataclass(frozen=True)
-class _Entries:
+class _Entries(OfFastAR):
     """A condition whose tuples have one entry per image."""
 
     kind: ClassVar[str] = ""
@@ -292,4 +292,7 @@ def expect_null_prompt(condition: PromptCondition, model: str) -> None:
     ignore.
     """
     if condition.unconditional != UNCONDITIONAL:
-        raise UserError(f"negative: {model} has a null prompt of its own; leave negative at its default.")
+        raise UserError(
+            f"condition: its prompts have a negative text, and {model} has a null prompt of its own; leave negative "
+            "at its default."
+        )

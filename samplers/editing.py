@@ -47,7 +47,7 @@ class Edit:
         """
         mask = self.mask
         if mask.ndim != 3 or 0 in mask.shape:
-            raise UserError(f"mask: it has the shape {list(mask.shape)}; connect a MASK [batch, height, width].")
+            raise UserError(f"mask: it has the shape {list(mask.shape)}; give a mask [batch, height, width].")
 
         for name, x in (("latent_image", self.start), ("mask", mask)):
             if len(x) in (1, images):

@@ -91,7 +91,8 @@ View: TypeAlias = Callable[[], tuple[Tensor, Tensor]]
 class Canvas:
     """The images of a generation: what is decided of them, and their report.
 
-    Its clock runs from the moment it is made to :meth:`finish`.
+    Its clock stops in :meth:`finish`. A sampler that reads its condition before it makes the canvas starts the clock
+    first; otherwise it runs from the moment at which the canvas is made.
     """
 
     model: Any  # the model that draws them
@@ -105,10 +106,10 @@ class Canvas:
     again: Tensor | None = None  # bool [B, L], the cells that an edit draws again; None without an edit
     drafted: Tensor | None = None  # bool [B, L], cells of later passes that hold drafts; None for none
     phases: tuple[str, str] = ("transformer", "head")  # names of the time spent in looks and in draws
+    clock: Clock = field(default=None, kw_only=True)  # type: ignore[assignment]  # None: a new one
 
     fixed_at: Tensor = field(init=False)  # int32 like values [:2], the pass that decided a cell; -1 before
     outcome: Tensor = field(init=False)  # uint8 like values [:2], see reports/record.py
-    clock: Clock = field(init=False)
     # fp32 [] each, of numbers that were computed on the way: one that is NaN or infinite makes its norm so.
     norms: list[Tensor] = field(init=False, default_factory=list)
 
@@ -117,7 +118,8 @@ class Canvas:
         self.fixed_at = torch.full(shape, -1, dtype=torch.int32, device=self.device)
         self.outcome = torch.full(shape, PLAIN, dtype=torch.uint8, device=self.device)
         self.model.net.begin_run()
-        self.clock = Clock(self.device)
+        if self.clock is None:
+            self.clock = Clock(self.device)
 
     @property
     def images(self) -> int:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from ..model_loaders.networks.bitdance import BlockModel
+from ..model_loaders.networks.llama import TokenModel
 from ..model_loaders.networks.mar import MARModel
 from ..model_loaders.networks.ops import offloaded_bytes
+from ..model_loaders.networks.tar import TarModel
 
 # Kept during the whole generation: entries that begin with this, and all others that are not working memory.
 WEIGHTS = "weights: "
@@ -21,6 +23,7 @@ PROMPTS = "prompt cache"
 FEATURES = "feature cache"
 KV_CACHE = "KV cache"
 POSITIONS = "positions"
+SAMPLING = "sampling"  # of token models: KV caches, the rows of a pass and logits
 
 # Working memory, not at once: the largest of these counts.
 MAR = "MAR"
@@ -31,15 +34,17 @@ DECODE = "decode"
 WORKING = (MAR, HEAD, LLM, TRANSFORMER, DECODE)
 
 
-def weights_by_part(model: MARModel | BlockModel) -> dict[str, int]:
-    """Bytes of a model's weights by stage: of each part those on the device, and those that are streamed to it."""
+def weights_by_part(model: MARModel | BlockModel | TokenModel | TarModel, of: str = "") -> dict[str, int]:
+    """Bytes of a model's weights by stage: of each part those on the device, and those that are streamed to it; ``of``
+    begins the names of the parts.
+    """
     out = {}
     for name, part in model.parts.items():
         count = sum(weight.nbytes for weight in part.parameters())
         streamed = offloaded_bytes(part, model.net.operations)
-        out[f"{WEIGHTS}{name}"] = count - streamed
+        out[f"{WEIGHTS}{of}{name}"] = count - streamed
         if streamed:
-            out[f"{WEIGHTS}{name}{STREAMED}"] = streamed
+            out[f"{WEIGHTS}{of}{name}{STREAMED}"] = streamed
 
     return out
 

@@ -140,6 +140,7 @@ class Entry:
     needs_draft: bool = False  # whether run also takes draft, a second model
     needs_up_sampler: bool = False  # whether run also takes up_sampler, which enlarges the codes of a draft (MuLo-SD)
     demo: tuple[str, ...] = ()  # catalogue entries that "demo" means for it, if not its family's
+    draft: Any = None  # the second model, once it is bound to run
 
     @property
     def family(self) -> Family:

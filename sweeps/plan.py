@@ -32,6 +32,7 @@ class Combination:
     choice: Choice
     asked: Mapping[str, Any]  # the values by name, the preset and the subjects among them
     title: str  # "FastHybrid, threshold 0.9": the sampler and what varies
+    variant: str = ""  # its name beside others of its sampler
 
 
 def count(grid: Grid) -> int:
@@ -72,7 +73,7 @@ def combinations(entry: Entry, grid: Grid, variant: str = "") -> list[Combinatio
         words = [f"{name.replace('_', ' ')} {_in_title(name, asked[name])}" for name in varied]
         title = ", ".join(filter(None, [entry.title, variant, *words]))
         settings = {name: value for name, value in asked.items() if name not in SUBJECTS}
-        out.append(Combination(choose(entry.name, settings), asked, title))
+        out.append(Combination(choose(entry.name, settings), asked, title, variant))
 
     return out
 

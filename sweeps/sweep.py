@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
+from ..errors import OfFastAR
 from ..reports.quality import closeness
 from ..reports.sweep import Cell, Point, summary
 from ..reports.table import figure, markdown, percent
@@ -20,7 +21,7 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Sweep:
+class Sweep(OfFastAR):
     """A finished sweep; its images are on disk."""
 
     kind: ClassVar[str] = "sweep"

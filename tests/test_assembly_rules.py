@@ -8,10 +8,11 @@ import torch
 from fastar_nodes import assembly
 from fastar_nodes.assembly import AUTO, Drafts, Ready, Source, defaults, prompt_settings
 from fastar_nodes.cli import models, planning
-from fastar_nodes.cli.planning import Planned, measured_against, plan, usual_samplers
+from fastar_nodes.cli.planning import Planned, assigned, by_key, measured_against, plan, split_samplers, usual_samplers
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.networks.autoencoder import VQModel
 from fastar_nodes.reports.record import Report
+from fastar_nodes.samplers.choice import parse_choice
 from fastar_nodes.samplers.registry import HYBRID, LLAMAGEN, MAR, SAMPLERS, TAR
 
 
@@ -206,6 +207,61 @@ def test_settings_of_one_sampler_beat_those_of_all_in_any_order():
         assert (one.settings.cfg, fast.settings.cfg) == (4, 2)
 
 
+# A sampler with settings to those that differ from its own defaults.
+CHOICES = {
+    "fasthybrid:threshold=0.9": {"threshold": 0.9},
+    "fasthybrid: preset=exact, guided_steps=3": {"lookahead": 0, "guided_steps": 3},
+    "LazyMAR+FastHybrid: refresh_period=2; threshold = 0.8": {"refresh_period": 2, "threshold": 0.8},
+    "mar:steps=16,diffusion_steps=20": {"steps": 16, "diffusion_steps": 20},
+}
+
+
+@pytest.mark.parametrize("text", CHOICES)
+def test_settings_after_a_colon_are_read_as_in_any_sampler(text):
+    _, planned = plan(f"mar,{text}", [], {})
+    choice = parse_choice(text, "sampler")
+    assert (planned.entry, planned.settings) == (choice.entry, choice.settings({}, demo=True))
+    assert {name: getattr(planned.settings, name) for name in CHOICES[text]} == CHOICES[text]
+
+
+def test_labels_and_settings_after_a_colon():
+    wide, narrow, labelled = plan("zipar:window=8,zipar:window=2,zipar:wide", ["zipar:wide.window=4", "parallel=2"], {})
+    assert [p.settings.window for p in (wide, narrow, labelled)] == [8, 2, 4]
+    assert {p.settings.parallel for p in (wide, narrow, labelled)} == {2}, "a setting of all"
+    assert [p.label for p in (wide, narrow, labelled)] == ["ZipAR window 8", "ZipAR window 2", "ZipAR, wide"]
+    (custom,), (preset,) = plan("fasthybrid:lookahead=2", [], {}), plan("fasthybrid:lookahead=2", ["preset=fast"], {})
+    assert (custom.settings.guided_steps, preset.settings.guided_steps) == (10, 5), "no preset unless one is named"
+    assert split_samplers("mar,a:x=1,y=2,b,c:label,d") == ["mar", "a:x=1,y=2", "b", "c:label", "d"]
+
+
+WRONG = {
+    "zipar:windo=4": "samplers: zipar: .*did you mean window",
+    "zipar:window=0": "samplers: zipar: window: 0 is outside",
+    "zipar:window=four": "samplers: zipar: window: 'four' is not a number",
+    "zipar:window=": "samplers: 'window=' is not of the form",
+    "zipar:window=4,window=8": "samplers: window is given twice",
+    "fasthybrid:preset=quick": "samplers: fasthybrid: preset: ",
+    "mar,window=4": "samplers: there is no sampler 'window=4'",
+    "zipar:wide,window=4": "samplers: there is no sampler 'window=4'",
+}
+
+
+@pytest.mark.parametrize("line", WRONG)
+def test_wrong_settings_after_a_colon_are_refused(line):
+    with pytest.raises(UserError, match=f"^{WRONG[line]}"):
+        plan(line, [], {})
+
+
+def test_a_setting_in_samplers_and_in_set_is_refused():
+    entries = by_key(["zipar: window=4"])
+    assert list(entries) == ["zipar:window=4"]
+    assert assigned(entries, [("zipar:window=4.parallel", 2)]) == {"zipar:window=4": ({}, {"parallel": 2})}
+    with pytest.raises(UserError, match="^set: zipar:window=4.window is in samplers already"):
+        assigned(entries, [("zipar:window=4.window", 8)])
+    with pytest.raises(UserError, match="^set: zipar is not among the samplers of this run, zipar:window=4"):
+        plan("zipar:window=4", ["zipar.window=8"], {})
+
+
 def test_presets_by_the_models_size():
     """FastHybrid's published lookahead is 7, 8, 9 for widths of 768, 1024, 1280; the demo's balanced is 4."""
     widths = {768: 7, 1024: 8, 1280: 9}
@@ -230,6 +286,9 @@ def test_zipars_window_of_a_whole_row_is_a_baseline():
         )
 
     assert against(16) == [1, 1] and against(15) == [0, 0]
+    on = Ready(LLAMAGEN, SimpleNamespace(grid=16, net=None))
+    alone = Planned(SAMPLERS["par"], SAMPLERS["par"].settings(), {}, ready=on)
+    assert measured_against([alone]) == [None], "nothing is compared with it"
 
 
 def test_usual_samplers(monkeypatch):

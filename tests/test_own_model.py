@@ -71,7 +71,7 @@ def test_a_model_draws_the_plain_images_at_exact_settings(pipe, name):
     if not settings.exact(min(entry.family.grid(model))):
         pytest.skip("it has no exact setting on this model")
     if entry.needs_draft:
-        entry = replace(entry, run=partial(entry.run, draft=model))
+        entry = replace(entry, run=partial(entry.run, draft=model), draft=model)
 
     expect_equal(values(pipe, draw(pipe, entry, settings)), values(pipe, draw(pipe)))
 

@@ -86,7 +86,7 @@ def prepare(case: Case, more: str, device: torch.device) -> Prepared:
     draft = None
     if options.random and p.entry.needs_draft:
         draft = random_model(_DRAFT, options.dtype, device).model
-        p = replace(p, entry=replace(p.entry, run=partial(p.entry.run, draft=draft)))
+        p = replace(p, entry=replace(p.entry, run=partial(p.entry.run, draft=draft), draft=draft))
     else:
         (p,) = with_draft([p], options)
         draft = getattr(p.entry.run, "keywords", {}).get("draft")

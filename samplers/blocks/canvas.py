@@ -15,11 +15,11 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...model_loaders.networks.bitdance import BitDanceClass, BlockModel
+from ...reports.record import Clock
 from ..conditioning import Condition, MaskedCondition, PromptCondition, expect_kind, expect_null_prompt
 from ..editing import Edit, edit_digests
 from ..engine import Canvas, expect_images, new_report
 from ..noise import PairedNoise
-from .memory import estimate
 from .settings import BlockSettings
 
 # Weights of the diffusion head above which a CPU is refused: the largest ImageNet model has less than half of it.
@@ -123,9 +123,10 @@ def block_canvas(
     grid = model.grid(settings.height, settings.width)
     images = len(condition)
     guided = settings.cfg != 1
+
+    clock = Clock(device)
     inputs = _inputs(model, condition, guided, grid)
     report = new_report("bitdance", model, settings, noise)
-    report.memory = estimate(model, condition, settings, edit is not None)
     report.conditions = condition.digests()
     report.subject = condition.subject
 
@@ -139,7 +140,7 @@ def block_canvas(
         values = torch.where(again[..., None], 0.0, given)
 
     read = values[:, order].repeat(1 + guided, 1, 1)
-    canvas = BlockCanvas(model, settings, noise, grid, values, report, again=again, order=order, read=read)
+    canvas = BlockCanvas(model, settings, noise, grid, values, report, again=again, order=order, read=read, clock=clock)
     return canvas, inputs
 
 

@@ -15,14 +15,13 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...model_loaders.networks.mar import Conditioning, MARModel
-from ...reports.record import Report
+from ...reports.record import Clock, Report
 from .. import chain
 from ..conditioning import MaskedCondition, expect_kind
 from ..device import to_device
 from ..editing import LARGEST_LATENT, Edit, edit_digests
 from ..engine import Canvas, expect_images, new_report
 from ..noise import PairedNoise
-from .memory import estimate
 from .settings import MARBase
 from .tables import STEPS, Tables, tables
 
@@ -224,15 +223,15 @@ def mar_canvas(
     noise: PairedNoise,
     edit: Edit | None,
 ) -> MARCanvas:
-    """Check the inputs; the canvas of a generation."""
+    """Check the inputs; the canvas of a generation, whose seconds include reading the condition."""
     c = model.net.config
     expect_kind(condition, model.condition, model.name)
     expect_images(condition, noise)
-    memory = estimate(model, condition, settings)
+
+    clock = Clock(model.device)
     conditioning = condition.conditioning(model, settings.cfg != 1.0)
 
     report = new_report(name, model, settings, noise)
-    report.memory = memory
     report.conditions = condition.digests()
     report.subject = condition.subject
 
@@ -256,6 +255,7 @@ def mar_canvas(
         order=order,
         conditioning=conditioning,
         start=start,
+        clock=clock,
     )
 
 

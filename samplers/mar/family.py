@@ -7,7 +7,7 @@ from typing import Any
 from ...model_loaders.networks.mar import MARModel
 from ..editing import Edit
 from ..family import Family
-from ..memory import FEATURES, PROMPTS
+from ..memory import FEATURES, PROMPTS, weights_by_part
 from .canvas import edited
 from .mar import CLIPPED, clips
 from .memory import estimate
@@ -45,12 +45,15 @@ class MARFamily(Family):
     ) -> dict[str, int]:
         caches = settings if isinstance(settings, CacheSettings) else cache
         out = estimate(model, condition, settings, caches)
+        if draft is None:
+            return out
+
         # A draft works when the target does not, but both keep what they keep.
-        if draft is not None:
-            kept = estimate(draft, condition, settings, caches)
-            for stage in (PROMPTS, FEATURES):
-                if stage in kept:
-                    out[stage] += kept[stage]
+        out |= weights_by_part(draft, of="draft ")
+        of_draft = estimate(draft, condition, settings, caches)
+        for stage in (PROMPTS, FEATURES):
+            if stage in of_draft:
+                out[f"draft {stage}"] = of_draft[stage]
         return out
 
     def own_values(self, model: MARModel, settings: Any) -> dict[str, Any]:

@@ -75,7 +75,7 @@ def fasthybrid(
     def segment(step: int) -> Iterator[Verdict]:
         """An AR step."""
         here = order.ahead(step)  # [B, n]
-        ahead = order.ahead(step, reach_of(step, settings))  # [B, m], the n first
+        ahead = order.ahead(step, settings.reach(step))  # [B, m], the n first
         n = here.shape[1]
         with canvas.clock.phase("transformer"):
             z = transformer(step, ahead)  # [P, B, m, C]
@@ -104,14 +104,6 @@ def fasthybrid(
     yield from verified(canvas, 0, segment)
     canvas.report.similarity = drafts.similarity()
     return canvas.finish()
-
-
-def reach_of(step: int, settings: FastHybridSettings) -> int:
-    """AR steps of a lookahead that starts at AR step ``step``, itself included; 1 before the first lookahead."""
-    if step < settings.lookahead_start:
-        return 1
-    passed = step % settings.lookahead if settings.align_lookaheads else 0
-    return settings.lookahead - passed
 
 
 class Drafts:

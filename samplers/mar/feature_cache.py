@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..memory import FEATURES
 from .canvas import MARCanvas
-from .memory import feature_bytes
 from .settings import CacheSettings
 
 
@@ -106,7 +104,6 @@ class CacheReport:
         report = canvas.report
         report.sampler = "lazymar" if report.sampler == "mar" else f"{report.sampler}+lazymar"
         report.settings |= {f.name: getattr(settings, f.name) for f in fields(CacheSettings)}
-        report.memory[FEATURES] = feature_bytes(canvas.model, canvas.images, canvas.settings, settings)
 
         self.reported_bytes = 0
         self.reported_tokens = 0

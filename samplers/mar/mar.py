@@ -87,7 +87,7 @@ class Diffusion:
         self.heads = heads
         self.tables = tables
         # Diffusion steps that are drafted at once.
-        self.window = canvas.settings.speculation if canvas.settings.temperature > 0 else 0
+        self.window = canvas.settings.speculation if canvas.settings.speculates else 1
         self.noise = canvas.draws("full", len(canvas.tables(canvas.settings.diffusion_steps)))
         if self.window > 1:
             self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
@@ -109,8 +109,7 @@ class Diffusion:
 
 def expect_whole_head(settings: MARBase, heads: Heads) -> None:
     """Check that speculation, which evaluates the head at many diffusion steps at once, does not meet a cached head."""
-    speculates = settings.speculation > 1 and settings.temperature > 0
-    if speculates and not heads.whole(settings.diffusion_steps):
+    if settings.speculates and not heads.whole(settings.diffusion_steps):
         raise UserError(
             "speculation: it cannot be combined with head_cache; switch head_cache off, or set speculation to 0."
         )

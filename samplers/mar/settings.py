@@ -46,6 +46,11 @@ class MARBase(Guarantees):
         low=1, high=999, step=1, paper=999, advanced=True)
 
     @property
+    def speculates(self) -> bool:
+        """Whether the diffusion head drafts diffusion steps: a single one, or steps without noise, need no draft."""
+        return self.speculation > 1 and self.temperature > 0
+
+    @property
     def verified_at_once(self) -> int:
         """AR steps whose tokens the diffusion head evaluates in one batch."""
         return 1
@@ -84,7 +89,7 @@ class DiSASettings(Annealed, MARBase):
 
 
 @dataclass(frozen=True)
-class SpeculationSettings(Guarantees):
+class SpeculationSettings(MARBase):
     """Speculation in the diffusion head: a part of other settings."""
 
     speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the diffusion "
@@ -93,10 +98,10 @@ class SpeculationSettings(Guarantees):
         advanced=True)
 
     def exact(self, side: int) -> bool:
-        return not self.speculation and super().exact(side)
+        return not self.speculates and super().exact(side)
 
     def lossless(self) -> bool:
-        return bool(self.speculation) and super().exact(0)
+        return self.speculates and super().exact(0)
 
 
 @dataclass(frozen=True)
@@ -133,8 +138,18 @@ class FastHybridSettings(DiSASettings):
         "added; lower is faster and stays closer to the draft. Usual: 0.9, as in the paper.",
         low=0.0, high=1.0, step=0.01, advanced=True)
 
+    def reach(self, step: int) -> int:
+        """AR steps of a lookahead that starts at AR step ``step``, itself included; 1 where nothing is drafted."""
+        if not self.lookahead or step < self.lookahead_start:
+            return 1
+
+        passed = step % self.lookahead if self.align_lookaheads else 0
+        return self.lookahead - passed
+
     def exact(self, side: int) -> bool:
-        return (not self.lookahead or self.threshold > 1) and super().exact(side)
+        # After the last AR step there is nothing to draft.
+        drafts = any(self.reach(step) > 1 for step in range(self.steps - 1))
+        return (not drafts or self.threshold > 1) and super().exact(side)
 
 
 @dataclass(frozen=True)
@@ -238,7 +253,8 @@ class CacheSettings(Guarantees):
         advanced=True)
 
     def exact(self, side: int) -> bool:
-        return self.refresh_period == 1 and super().exact(side)
+        caches = self.condition_cache or self.token_cache or self.head_cache or self.encoder_cache
+        return (self.refresh_period == 1 or not caches) and super().exact(side)
 
 
 @dataclass(frozen=True)
@@ -274,8 +290,9 @@ class CSpDSettings(MARBase):
         low=0.5, high=1000.0, step=0.5, advanced=True)
     alignment: bool = knob(True, "With published: draft and target use the same noise for every token, so that they "
         "tend to agree. Off rejects more drafts.", advanced=True)
-    speculation: int = knob(0, "Diffusion steps that the target drafts for itself and verifies in one call of the "
-        "diffusion head; the distribution stays the same. Usual: 8; 0 is off.",
+    speculation: int = knob(0, "Diffusion steps that the target drafts for itself and verifies in one call, without "
+        "changing the distribution; published and paper do so only before the small model's first draft. Usual: 8; 0 "
+        "is off.",
         low=0, high=64, step=1, symbol="L", advanced=True)
 
     @property
@@ -287,11 +304,20 @@ class CSpDSettings(MARBase):
         # The published code judges all drafts given the tokens of the last verification: one pass.
         return 1 if self.mode == "published" else self.verified_at_once
 
+    def prefill(self, steps: int) -> int:
+        """AR steps of the target alone at the beginning, of ``steps``: steps 0 .. S ratio, as the reference."""
+        return min(steps, int(steps * self.prefill_ratio) + 1)
+
+    @property
+    def all_are_prefill(self) -> bool:
+        """Whether the target computes every AR step alone."""
+        return self.prefill(self.steps) == self.steps
+
     def exact(self, side: int) -> bool:
-        return self.prefill_ratio >= 1 and not self.speculation and super().exact(side)
+        return self.all_are_prefill and not self.speculates and super().exact(side)
 
     def lossless(self) -> bool:
-        same = self.mode == "lossless" or self.prefill_ratio >= 1
+        same = self.mode == "lossless" or self.all_are_prefill
 
         return same and super().exact(0) and not self.exact(0)
 

@@ -151,7 +151,7 @@ def expect_reader(model: Any) -> None:
         UserError: another model, or a file without them.
     """
     if not isinstance(model, JanusModel):
-        raise UserError(f"model: {model.name} reads no images; connect Load Janus.")
+        raise UserError(f"model: {model.name} reads no images; use a Janus.")
     if model.vision_file is None:
         raise UserError(
             f"model: the file of {model.name} holds no part that reads images; get one with all weights of the model."

@@ -12,7 +12,7 @@ from torch import Tensor
 from ...errors import UserError
 from ...model_loaders.networks.janus import JanusModel
 from ...model_loaders.networks.llama import TokenModel
-from ...reports.record import Report
+from ...reports.record import Clock, Report
 from ..conditioning import AnyCondition, ImagePromptCondition
 from ..editing import Edit, edit_digests
 from ..engine import Canvas, expect_images, new_report
@@ -49,6 +49,7 @@ def token_canvas(
     """Check the inputs; the canvas of a generation, whose settings have the model's own values in place, and the packed
     condition.
     """
+    clock = Clock(model.device)
     prepared = prepare(model, condition, model.device)
     settings = resolve(settings, model)
     expect_images(condition, draws)
@@ -62,7 +63,7 @@ def token_canvas(
     if edit is not None:
         given = given_tokens(edit, model.grid, len(condition)).to(model.device)
         report.edits = edit_digests(given, given < 0)
-    return blank(model, model.grid, settings, draws, report, given), prepared
+    return blank(model, model.grid, settings, draws, report, given, clock), prepared
 
 
 def blank(
@@ -72,11 +73,13 @@ def blank(
     draws: PairedDraws,
     report: Report,
     given: Tensor | None = None,
+    clock: Clock | None = None,
 ) -> TokenCanvas:
     """A canvas of ``side`` x ``side`` cells on which nothing is decided but the ``given`` tokens."""
     tokens = torch.zeros(len(draws), side**2 + 1, dtype=torch.int64, device=model.device)
     again = None if given is None else given[:, :-1] < 0
-    return TokenCanvas(model, settings, draws, (side, side), tokens, report, again=again, given=given)
+    clock = clock or Clock(model.device)
+    return TokenCanvas(model, settings, draws, (side, side), tokens, report, again=again, given=given, clock=clock)
 
 
 def given_tokens(edit: Edit, grid: int, images: int) -> Tensor:

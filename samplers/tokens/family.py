@@ -12,7 +12,7 @@ from ..family import Family
 from .canvas import tokens_again
 from .defaults import published, resolve
 from .draws import PairedDraws
-from .memory import estimate
+from .memory import stages
 from .settings import MuLoSDSettings, neighbours_of
 
 
@@ -38,7 +38,7 @@ class TokenFamily(Family):
         draft: TokenModel | None = None,
         **more: Any,
     ) -> dict[str, int]:
-        return {"sampling": int(estimate(model, condition, settings, draft))}
+        return stages(model, condition, settings, draft)
 
     def complete(self, model: TokenModel, settings: Any) -> Any:
         return resolve(settings, model)

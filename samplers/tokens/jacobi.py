@@ -318,12 +318,12 @@ def _remark(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
 
 
 def padded_rows(schedule: Schedule, width: int) -> int:
-    """Fed rows of an image in the calls of a window of 16-bit weights; no call has more rows or cells.
+    """Fed rows of an image in the calls of a window of 16-bit weights; no call has more rows, or more cells, each of
+    which a row of its own predicts.
 
     They are the same for all windows that are not wider than the side of the image.
     """
     t = table_of(schedule)
     stop = np.minimum(np.arange(t.passes) + max(width, schedule.grid), t.passes)
     rows = (t.row_start[stop] - t.row_start[:-1]).max()
-    cells = (t.cell_start[stop] - t.cell_start[:-1]).max()
-    return ROWS * math.ceil(max(rows, cells) / ROWS)
+    return ROWS * math.ceil(rows / ROWS)

@@ -13,6 +13,7 @@ from ...model_loaders.networks.llama import Llama, TokenModel, cache_bytes, is_1
 from ...model_loaders.networks.ops import unpacking_bytes
 from ...model_loaders.networks.tar import TarModel
 from ..conditioning import AnyCondition, FeatureCondition, ImagePromptCondition, PromptCondition
+from ..memory import SAMPLING, weights_by_part
 from .cache_slots import table_of
 from .islands import neighbours_bytes
 from .jacobi import padded_rows
@@ -62,6 +63,18 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
     return verifying + drafting + neighbours_bytes(vocab, neighbours_of(settings, vocab))
 
 
+def stages(
+    model: TokenModel, condition: AnyCondition, settings: Any, draft: TokenModel | None = None
+) -> dict[str, int]:
+    """Bytes by stage, see ``samplers/memory.py``: weights of both models, and :func:`estimate`."""
+    out = weights_by_part(model)
+    if draft is not None:
+        out |= weights_by_part(draft, of="draft ")
+
+    out[SAMPLING] = int(estimate(model, condition, settings, draft))
+    return out
+
+
 def conditional_branches(condition: AnyCondition) -> int:
     """Branches of guidance without that of the null condition, see :class:`.PreparedCondition`."""
     return 2 if isinstance(condition, ImagePromptCondition) and condition.freedom > 0 else 1
@@ -97,6 +110,12 @@ def estimate_prompt(model: TarModel, settings: TarPromptSettings, text: str, ima
     # The logits of its only branch, and those after the repetition penalty.
     logits = 4.0 * model.special.codes * images * cells * (2 + _LOGITS)
     return cache + max(rows, images * cells) * _row_bytes(model.net) + logits + unpacking_bytes(model.net)
+
+
+def prompt_stages(model: TarModel, settings: TarPromptSettings, prompts: Sequence[str]) -> dict[str, int]:
+    """Bytes by stage of Tar's language model for the prompts of a batch, of which the longest counts."""
+    longest = max(estimate_prompt(model, settings, text, len(prompts)) for text in dict.fromkeys(prompts))
+    return {**weights_by_part(model), SAMPLING: int(longest)}
 
 
 def _cells_of_a_call(net: Llama, schedule: Schedule, parallel: int) -> int:

@@ -114,6 +114,11 @@ def mulosd(
         neighbours=neighbours,
         blocks=blocks_of(settings, draft.grid, ratio),
     )
+    canvas.total = 2 * canvas.cells  # see Block
+    for net in (target.net, draft.net):
+        if net.records:
+            net.runs_plain("draws of MuLo-SD")
+
     for block in state.blocks:
         # 1. The draft model generates the rows of the block.
         yield from draft_block(state, block)
@@ -150,7 +155,7 @@ def draft_block(state: State, block: Block) -> Iterator[Step]:
     schedule = block.schedule
     in_windows = state.settings.draft_parallel > 1
     draw.guided_by_pass = guided_passes(canvas.settings, schedule)
-    state.expect(block, block.draft_passes + 1)  # in windows at most
+    ended = 0  # passes in this block
 
     # 1. The first pass of the first block is the prefill, whose last row predicts its cells.
     if block.is_first:
@@ -158,14 +163,16 @@ def draft_block(state: State, block: Block) -> Iterator[Step]:
             cells = to_device(np.array(schedule.passes[0].cells), canvas.device)
             hidden = _prefill_draft(state, in_windows).expand(-1, len(cells), -1)
             _draw_draft(state, hidden, cells, 0)
-        yield from state.end_draft_pass(block)
+        ended += 1
+        yield from state.end_draft_pass(block, ended)
 
     # 2. The other passes, in windows.
     if in_windows:
         # Finished images leave the batch only if no further block needs their keys and values.
         only_block = len(state.blocks) == 1
         for _ in iterate(canvas, look, draw, schedule, state.settings.draft_parallel, shrink=only_block):
-            yield from state.end_draft_pass(block)
+            ended += 1
+            yield from state.end_draft_pass(block, ended)
         return
 
     # 3. Or one by one.
@@ -175,7 +182,8 @@ def draft_block(state: State, block: Block) -> Iterator[Step]:
             p = table.at(k)
             hidden = look.feed(canvas.values, p.fed, state.null)[:, p.predicted_by]
             _draw_draft(state, hidden, p.cells, k)
-        yield from state.end_draft_pass(block)
+        ended += 1
+        yield from state.end_draft_pass(block, ended)
 
 
 def _prefill_draft(state: State, in_windows: bool) -> Tensor:
@@ -334,18 +342,18 @@ def resample_islands(state: State, block: Block, hidden: Tensor, wave: np.ndarra
     """
     canvas = state.target.canvas
     waves = geometry.wave_passes(wave.reshape(len(wave), -1), block.first, canvas.cells)
-    state.expect(block, max(1, len(waves)))
+    planned = max(1, len(waves))
 
     for k, w in enumerate(waves):
         cells = to_device(w.cells, canvas.device)
         if k == 0:
             predicted_by = (cells - block.first).clamp(max=hidden.shape[1] - 1)  # any row for padding
         else:
-            yield from state.end_pass()
+            yield from state.end_pass(block.repaired(k, planned))
             hidden, predicted_by = _feed_wave(state, w)
         _draw_wave(state, hidden, cells, predicted_by)
 
-    yield from state.end_pass()
+    yield from state.end_pass(block.repaired(planned, planned))
 
 
 def _feed_wave(state: State, w: geometry.WavePass) -> tuple[Tensor, Tensor]:

@@ -14,9 +14,11 @@ from torch import Tensor
 from ...model_loaders.networks.llama import TokenModel
 from ..conditioning import AnyCondition
 from ..engine import Step
-from .canvas import TokenCanvas, token_canvas
+from .canvas import TokenCanvas, blank
+from .defaults import resolve
 from .draws import PairedDraws
 from .looks import CachedTransformer
+from .prepare import prepare
 from .sampling import TokenDraw
 from .schedule import Schedule, next_token_passes
 from .settings import MuLoSDSettings, guides, rows_at_once
@@ -46,9 +48,17 @@ class Block:
         """Cells of the target in it."""
         return self.last - self.first
 
-    @property
-    def draft_passes(self) -> int:
-        return sum(bool(p.cells) for p in self.schedule.passes)
+    # Progress counts the cells of the target twice: when they are drafted, and when they are final. How many passes the
+    # islands of a block take is known only after its verification, so passes have no total that stays.
+
+    def drafted(self, passes: int) -> int:
+        """The progress after so many passes of the draft model in the block."""
+        planned = sum(bool(p.cells) for p in self.schedule.passes)
+        return 2 * self.first + self.cells * passes // planned
+
+    def repaired(self, passes: int, planned: int) -> int:
+        """The progress after so many of the target's planned passes in the block."""
+        return 2 * self.first + self.cells + self.cells * passes // planned
 
 
 def blocks_of(settings: MuLoSDSettings, small: int, ratio: int) -> list[Block]:
@@ -81,9 +91,8 @@ def draft_reader(
     if own.cfg_interval is not None:
         own = replace(own, cfg_interval=own.cfg_interval // ratio**2)
 
-    drafted, prepared = token_canvas("mulosd", draft, condition, own, noise)
-    drafted.report = canvas.report
-    drafted.clock = canvas.clock
+    prepared = prepare(draft, condition, draft.device)
+    drafted = blank(draft, draft.grid, resolve(own, draft), noise, canvas.report, clock=canvas.clock)
     drafted.phases = ("draft", "draft")
     return Reader(drafted, CachedTransformer(drafted, prepared), TokenDraw(drafted, stream="draft"))
 
@@ -113,21 +122,14 @@ class State:
         """Whether the rows of the null condition are evaluated."""
         return guides(self.settings)
 
-    def expect(self, block: Block, passes: int) -> None:
-        """Set the total of the steps: so many passes are left in a block, the present one among them, and each later
-        block takes those of the draft and one of the target.
-        """
-        later = sum(b.draft_passes + 1 for b in self.blocks if b.row > block.row)
-        self.target.canvas.total = self.done + passes + later
-
-    def end_pass(self) -> Iterator[Step]:
+    def end_pass(self, progress: int) -> Iterator[Step]:
         """End a pass of the target; yields the partial result."""
         self.done += 1
-        return self.target.canvas.show(self.done)
+        return self.target.canvas.show(progress)
 
-    def end_draft_pass(self, block: Block) -> Iterator[Step]:
-        """End a pass of the draft model; yields the partial result, in which the draft's tokens of the block are
-        repeated over the cells that they cover.
+    def end_draft_pass(self, block: Block, passes: int) -> Iterator[Step]:
+        """End a pass of the draft model, number ``passes`` of the block; yields the partial result, in which the
+        draft's tokens of the block are repeated over the cells that they cover.
         """
         canvas = self.target.canvas
         canvas.report.add(draft_passes=1)
@@ -143,7 +145,7 @@ class State:
             drafted[:, : block.row * self.ratio] = False
             return torch.where(drafted, codes, of_target), decided | drafted
 
-        return canvas.show(self.done, view)
+        return canvas.show(block.drafted(passes), view)
 
 
 @lru_cache(maxsize=64)

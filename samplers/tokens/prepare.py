@@ -202,6 +202,12 @@ def _check_lengths(model: TokenModel, counts: list[int]) -> None:
     if c.absolute and most != least:
         raise UserError(f"condition: images have {least} to {most} codes; use the same detail for all of them.")
     needed = most + model.tokens - 1
+    room = c.absolute - model.tokens + 1
+    if c.absolute and 1 <= room < most:
+        raise UserError(
+            f"condition: {most} codes are too many for {name} with {model.grid} x {model.grid} tokens; use at most "
+            f"{room}."
+        )
     if c.absolute and needed > c.absolute:
         raise UserError(
             f"grid: {model.grid} x {model.grid} tokens behind {most} condition rows need {needed} positions, and "

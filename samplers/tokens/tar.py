@@ -17,13 +17,14 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...model_loaders.networks.tar import TarModel
-from ...reports.record import Report
+from ...reports.record import Clock, Report
 from ..conditioning import CodeCondition
 from ..device import to_device
 from ..engine import Step, new_report
 from .canvas import blank
 from .draws import PairedDraws
 from .llamagen import decode_schedule
+from .memory import prompt_stages
 from .prepare import PreparedCondition
 from .schedule import raster
 from .settings import DETAILS, LlamaGenSettings, TarPromptSettings
@@ -60,6 +61,7 @@ def tar_prompt(
         raise UserError(f"text: it asks for {len(prompts)} images, the draws are for {len(noise)}.")
 
     # 1. Every distinct prompt is run once, with its template for the number of codes.
+    clock = Clock(model.device)
     scale = DETAILS.index(settings.detail)
     condition = packed(model, prompts, scale)
 
@@ -77,7 +79,8 @@ def tar_prompt(
     )
     side = model.sides[scale]
     report = new_report("tar-prompt", model, settings, noise)
-    canvas = blank(model, side, plain, noise, report)
+    report.memory = prompt_stages(model, settings, prompts)
+    canvas = blank(model, side, plain, noise, report, clock=clock)
     codes, report = yield from decode_schedule(
         canvas,
         condition,

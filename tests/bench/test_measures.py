@@ -246,8 +246,24 @@ def test_what_cannot_be_measured_is_refused_before_a_picture_is_read(store, refe
     alone.write_manifest({"batch": 8}, [cell])
     record = Shard(shard_key(cell.key, 0, 8), 0, 8, "")
     alone.write_shard(cell, record, made_sweeps.pictures(0, 8, 0), np.zeros(8, np.int64), {})
-    with pytest.raises(UserError, match="no cell has a plain sampler's"):
-        evaluate(alone, ["psnr"], means())
+    for names in (["psnr"], ["frechet", "ssim"]):
+        with pytest.raises(UserError, match="no cell has a plain sampler's"):
+            evaluate(alone, names, means(extractor=COLOUR))
+
+
+def test_cells_of_another_size_than_the_references_are_left_out(reference, tmp_path):
+    """PAR's images beside those of other families, for example."""
+    store = Store(tmp_path)
+    cells = [made_sweeps.cell(name, "mar", {}, 8, side) for name, side in (("mar-0", 16), ("large", 32))]
+    store.write_manifest({"batch": 8}, cells)
+    for cell in cells:
+        record = Shard(shard_key(cell.key, 0, 8), 0, 8, "")
+        drawn = made_sweeps.pictures(0, 8, 0, side=cell.size[0])
+        store.write_shard(cell, record, drawn, np.zeros(8, np.int64), {})
+    lines = []
+    found = evaluate(store, ["frechet"], means(extractor=COLOUR, reference=reference), lines.append)
+    assert [result.cell for result in found] == ["mar-0"]
+    assert "frechet of large: reference: real.npz holds images of 16 x 16 pixels, and large of 32 x 32" in lines[-1]
 
 
 def normal(n: int, d: int, seed: int, shift: float = 0.0, scale: float = 1.0) -> np.ndarray:

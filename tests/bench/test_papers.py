@@ -1,6 +1,7 @@
 """The papers' files: what they hold, that every cell of them runs, and our figures beside the papers'."""
 
 import copy
+import dataclasses
 import json
 from dataclasses import asdict
 from pathlib import Path
@@ -382,6 +383,36 @@ def test_evaluate_measures_every_sweep_of_a_paper(made, cli, tmp_path, monkeypat
         "real.npz, at 4 x 4"
         in (made / "base" / "results").joinpath(next(p.name for p in (made / "base" / "results").iterdir())).read_text()
     )
+
+
+def test_a_paper_is_measured_without_its_sweeps_that_have_no_plain_cell(made, cli, sentence):
+    """CSpD's has sweeps of guidance and temperature, in which the acceptance alone counts."""
+    cells = [made_sweeps.cell(f"cspd-{n}", "cspd", {}, 4, 8, title=f"CSpD, {n}", baseline=None) for n in (1, 2)]
+    store = Store(made / "guidance")
+    store.write_manifest({"batch": 4}, cells)
+    for cell in cells:
+        shard = Shard(shard_key(cell.key, 0, 4), 0, 4, "")
+        store.write_shard(cell, shard, made_sweeps.pictures(0, 4, 1.0, side=8), np.arange(4), {})
+
+    base = Store(made / "base")
+    of_base = [dataclasses.replace(cell, baseline=None if cell.id == "mar-0" else "mar-0") for cell in base.cells()]
+    base.write_manifest({"batch": 2}, of_base)
+
+    guidance = {"name": "guidance", "samplers": ["cspd:1", "cspd:2"], "set": {"cspd:1.cfg": 1, "cspd:2.cfg": 2}}
+    rows = [{"row": f"cfg {n}", "cell": f"guidance/cspd:{n}"} for n in (1, 2)]
+    table = {"title": "Figure 13", "columns": ["acceptance", "fid"], "rows": rows}
+    paper = {**MADE, "sweeps": [guidance, *MADE["sweeps"]], "tables": [table, *MADE["tables"]]}
+    (made / "paper.json").write_text(json.dumps(paper))
+
+    answer = cli("evaluate made --measures psnr --resamples 10 --device cpu")
+    assert answer.code == 0, answer.err
+    assert "guidance is not measured: measures: no cell has a plain sampler's to be compared with" in answer.err
+    assert "MAR, 4: 1 measured" in answer.err and "CSpD: 1 measured" in answer.err
+    assert answer.out.startswith("base\n\n| cell") and "# Made" in answer.out
+    assert not list(store.results()) and len(list(base.results())) == 2
+
+    base.write_manifest({"batch": 2}, [dataclasses.replace(cell, baseline=None) for cell in of_base])
+    assert "no cell has a plain sampler's" in sentence(cli("evaluate made --measures psnr --device cpu"))
 
 
 def test_images_are_resized_without_antialiasing():

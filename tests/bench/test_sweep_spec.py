@@ -135,3 +135,17 @@ def test_prompts_of_benchmarks_are_read_from_their_folders(tmp_path):
     (tmp_path / "none").mkdir()
     with pytest.raises(UserError, match="^prompts: none holds neither"):
         read_prompts(tmp_path / "none")
+
+
+def test_settings_after_a_colon_are_settings_in_a_spec_too():
+    """In a list an entry is a whole sampler; a text with commas is read as --samplers."""
+    for samplers in (["mar", "zipar: window=2, parallel=4", "mar:32, label"], "mar,zipar:window=2,parallel=4"):
+        _, zipar, *rest = expand(from_table({"samplers": samplers}))
+        assert dict(zipar.asked) == {"window": "2", "parallel": "4"} and dict(zipar.choice.values) == zipar.asked
+        assert zipar.title == "ZipAR, window 2, parallel 4" and zipar.choice.preset == "custom"
+        assert [c.title for c in rest] == (["MAR, 32, label"] if isinstance(samplers, list) else [])
+    grid = expand(from_table({"samplers": ["zipar:window=2"], "set": {"parallel": [2, 4]}}))
+    assert [c.title for c in grid] == [f"ZipAR, window 2, parallel {n}" for n in (2, 4)]
+    for wrong, set_ in (("zipar:windo=2", {}), ("zipar:window=2", {"zipar:window=2.window": 3})):
+        with pytest.raises(UserError, match="window"):
+            from_table({"samplers": [wrong], "set": set_})

@@ -199,6 +199,36 @@ def test_models_of_the_demo(cli, tiny_demo, line, names, passes, models):
     assert all(run["counts"]["draft_passes"] == 16 for run in runs() if run["sampler"] == "mulosd")
 
 
+def test_two_sizes_of_the_demo_are_not_mixed(cli, tiny_demo, sentence):
+    """PAR has 4 x 4 tokens here, MuLo-SD 8 x 8: LlamaGen would stand beside one of them only."""
+    line = "compare --device cpu --label cat --json c.json --samplers"
+    for mixed in ("llamagen,par,mulosd", "mulosd,zipar,par,mar"):
+        said = sentence(cli(f"{line} {mixed}"))
+        assert said.startswith("samplers: ") and "par" in said and "mulosd" in said
+        assert "4 x 4" in said and "8 x 8" in said and not Path("c.json").exists()
+
+    rows = table(cli(f"{line} par,mulosd"))
+    assert list(rows) == ["PAR", "MuLo-SD"] and not any(row.get("speed-up") for row in rows.values())
+    assert all("speedup" not in run and "speedup_note" not in run for run in runs())
+    assert [run["model"] for run in runs()] == ["tiny par", "tiny llamagen"]
+
+
+def test_a_run_that_none_is_compared_with_is_no_baseline(compare):
+    answer = compare("mar", "--samplers mar --json c.json")
+    assert table(answer) and "baseline" not in answer.out and "speedup_note" not in runs()[0]
+
+
+def test_settings_after_a_colon_are_those_of_any_sampler(compare):
+    """As a label, "window=2" would draw the preset's window under that title."""
+    more = "llamagen,zipar,zipar:window=2,parallel=4,zipar:wide --set zipar:wide.window=3 --json c.json"
+    assert list(table(compare("llamagen", f"--samplers {more}"))) == [
+        "LlamaGen", "ZipAR", "ZipAR window 2 parallel 4", "ZipAR, wide",
+    ]  # fmt: skip
+    found = [run["settings"] for run in runs()]
+    assert [one.get("window") for one in found[2:]] == [2, 3] and found[2]["parallel"] == 4
+    assert found[1]["window"] == SAMPLERS["zipar"].settings().window or found[1]["window"] not in (2, 3)
+
+
 @pytest.mark.slow
 def test_samplers_of_masked_models_take_prompts(compare):
     more = "--samplers mar,mar:disa,fasthybrid,lazymar,fasthybrid+lazymar --set mar:disa.diffusion_steps_end=2"

@@ -315,6 +315,25 @@ def test_every_refusal_before_a_run_is_told(comfy: Comfy, editor: Any) -> None:
         assert sentence in told.inner_text()
 
 
+ADD_A_PROMPT = """() => {
+    const [source, shown] = ['FastARTarPrompt', 'PreviewAny'].map(type => LiteGraph.createNode(type))
+    for (const node of [source, shown]) app.graph.add(node)
+    source.connect(0, shown, 0)
+}"""
+
+
+def test_a_missing_socket_is_told_with_what_to_connect(editor: Any) -> None:
+    """Whoever drags a condition into the canvas may take Tar Prompt for a LlamaGen."""
+    editor.evaluate("app.loadGraphData({nodes: [], links: [], version: 0.4})")
+    editor.evaluate(ADD_A_PROMPT)
+    editor.evaluate("() => void app.queuePrompt(0, 1)")
+    told = editor.locator(MESSAGE)
+    told.wait_for(timeout=10000)
+    assert "tar: Required input is missing. The language model, from Load Tar. For a LlamaGen, use Class Label" in (
+        told.inner_text()
+    )
+
+
 @pytest.mark.parametrize("shown_as", ["graph", "App"])
 def test_an_image_that_was_not_chosen_is_asked_for(comfy, editor, shown_as, artifacts):
     """Load Image would say [Errno 21] Is a directory."""

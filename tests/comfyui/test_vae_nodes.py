@@ -295,6 +295,18 @@ def test_nodes_of_images_work(host, nodes, node, loader):
         assert made == [latents]
 
 
+@pytest.mark.parametrize(
+    ("node", "loader"), [("VAEDecodeTiled", "kl"), ("VAEDecodeTiled", "vq"), ("VAEEncodeTiled", "vq")]
+)
+def test_tiles_smaller_than_an_image_of_the_demo_are_refused(host, nodes, node, loader):
+    """The tokenizer reads and writes 128 pixels here, the KL autoencoder 64: one tile."""
+    prompt = prompt_for(node, expect_there(host, nodes, node), loader)
+    prompt["node"]["inputs"] |= {"tile_size": 64, "overlap": 32}
+    entry = host.wait(host.queue(prompt))
+    assert host.exception_type(entry) == "fastar.UserError", host.failure(entry) or "it ran"
+    assert "tiles would change it; take VAE" in host.failure(entry)
+
+
 @pytest.mark.parametrize(("node", "socket"), [("VAEEncodeForInpaint", 0), ("InpaintModelConditioning", 2)])
 def test_a_sampler_draws_what_an_inpainting_node_masks(host, nodes, node, socket):
     """The left half; the right one stays as it was encoded."""

@@ -140,6 +140,7 @@ state = SimpleNamespace(
     loaded=[],
     upscaled=[],
     said=[],
+    sent=[],  # events
     folder=Path("none"),
     device="cpu",
     context=None,
@@ -263,6 +264,8 @@ def install() -> None:
             "PromptServer": SimpleNamespace(
                 instance=SimpleNamespace(
                     send_progress_text=_said,
+                    send_sync=lambda *message: state.sent.append(message),
+                    client_id="editor",
                     prompt_queue=_Queue,
                     sockets_metadata=state.sockets,
                     routes=Routes(),

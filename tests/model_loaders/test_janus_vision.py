@@ -1,5 +1,6 @@
 """What reads images for a Janus: its files in both layouts, and the square that an image becomes."""
 
+import copy
 import json
 import shutil
 from dataclasses import replace
@@ -133,6 +134,20 @@ def test_the_published_size():
     assert sum(weight.numel() for weight in net.parameters()) == 324_668_416
     assert config.side == 384
     assert VisionConfig.from_state_dict(net.state_dict()) == config
+
+
+def test_heads_of_an_unlisted_width_are_of_64_numbers():
+    config = VisionConfig(width=128, depth=1, heads=2, hidden=8, patch=2, places=2, dim=4)
+    state = JanusVision(config).state_dict()
+    assert VisionConfig.from_state_dict(state) == config
+    assert VisionConfig.from_state_dict(state, heads=4) == replace(config, heads=4)
+
+
+def test_features_that_are_not_finite_have_no_codes():
+    vq = copy.deepcopy(tiny_reader().vq)
+    vq.net.quant_conv.bias.data[0] = torch.nan
+    with pytest.raises(UserError, match="^model: .*features of the image.* finite"):
+        replace(tiny_reader(), vq=vq).read(squared(picture(0), 16, 3))
 
 
 def test_a_tokenizer_of_another_size_is_refused():

@@ -12,6 +12,7 @@ def _fresh() -> None:
     fake_comfy.state.loaded.clear()
     fake_comfy.state.upscaled.clear()
     fake_comfy.state.said.clear()
+    fake_comfy.state.sent.clear()
     fake_comfy.state.sockets.clear()
     fake_comfy.state.places.clear()
     fake_comfy.Progress.updates.clear()

@@ -5,6 +5,7 @@ from dataclasses import replace
 import janus_images
 import pytest
 import torch
+from fake_comfy import Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.nodes import host
@@ -53,6 +54,12 @@ def test_every_image_has_its_answer(loaded):
     both = torch.rand(2, 9, 20, 3, generator=torch.Generator().manual_seed(1))
     (answers,) = ask(loaded, both).result
     assert answers[:1] == ask(loaded, both[:1]).result[0] and answers[1:] == ask(loaded, both[1:]).result[0]
+
+
+def test_the_bar_runs_over_all_images(loaded):
+    ask(loaded, image(1, 1))
+    shares = [done / total for done, total, _ in Progress.updates]
+    assert shares == sorted(shares) and 0.5 in shares and shares[0] < 0.5 < shares[-1]
 
 
 def test_drawn_words_belong_to_the_seed(loaded):

@@ -235,7 +235,10 @@ def test_mistakes_are_told_before_any_weights_are_loaded(monkeypatch):
     prompt = Prompt.execute("a boat").result[0]
     cases = {
         "^width: 16 x 8 is no size of tiny; it draws 8 x 8": (small, {"width": 16}),
-        "^negative: .* null prompt of its own": (text, {"condition": negative, "width": 8, "height": 8}),
+        "^condition: its prompts have a negative .* null prompt": (
+            text,
+            {"condition": negative, "width": 8, "height": 8},
+        ),
         "^condition: it holds prompts, tiny is conditioned on class labels;": (small, {"condition": prompt}),
         "^condition: it holds class labels, native is conditioned on prompts;": (text, {"condition": LABELS}),
         "^condition: 3 images with 2 diffusion steps need more": (small, {"condition": from_ids([1] * 3)}),

@@ -85,6 +85,7 @@ def test_automatic_labels_tell_what_differs():
 
 def test_token_map_and_a_report():
     record = a_report("fasthybrid")
+    record.images = 2
     record.maps["step"] = np.zeros((2, 4, 4), np.int32)
     record.maps["outcome"] = np.ones((2, 4, 4), np.uint8)
     (image,) = compare.TokenMap.execute(report=record, image=torch.rand(2, 8, 8, 3), what="outcome", opacity=0.5).result
@@ -110,6 +111,9 @@ def test_every_family_is_compared_with_its_own_baseline():
     ratios = {"MAR": "baseline", "FastHybrid": "2.00x", "LlamaGen": "baseline", "ZipAR": "3.00x", "PAR": "6.00x"}
     assert table(**pairs) == [[*pair] for pair in ratios.items()]
     assert table(**pairs, baseline=[4])[:2] == [["LlamaGen", "baseline"], ["MAR", "0.75x"]]
+    alone = cells([reports[0], reports[3]])
+    assert "baseline" not in compared(**alone)[1] and "speed-up" not in compared(**alone)[1]
+    assert "baseline" not in compared(**cells(reports[:1]), baseline=[1])[1]
     fewer = {**pairs, "report_2": [None], "report_4": [None], "report_5": [None]}
     assert table(**fewer) == [["MAR", "baseline"], ["FastHybrid", "2.00x"]]
 

@@ -1,12 +1,15 @@
 """Messages name what is on a socket in the user's words, not by Python's classes."""
 
+import copy
+import pickle
 import re
 
+import numpy as np
 import pytest
 import tiny
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import compare, conditioning, running, samplers, sweep
+from fastar_nodes.nodes import compare, conditioning, editing, running, samplers, sweep
 from fastar_nodes.nodes.running import CachePlan, LabelText
 from fastar_nodes.nodes.schema import describe
 from fastar_nodes.nodes.vae import BITS, KL
@@ -18,7 +21,6 @@ from fastar_nodes.samplers.conditioning import (
     expect_kind,
     from_ids,
 )
-from fastar_nodes.samplers.mar.settings import CacheSettings
 from qwen_reference import tiny_tar
 from tiny_hybrids import tiny_hybrid
 
@@ -33,13 +35,15 @@ SEEN = [
     (FeatureCondition(ROWS, ("a cat",)), "semantic features"),
     (tiny.a_report("mar"), "a report"),
     (CachePlan("fast", {}), "the settings of LazyMAR Cache"),
-    (CacheSettings(), "the settings of LazyMAR Cache"),
     (tiny.a_vae(), "a VAE"),
     ([[torch.zeros(1, 77, 768), {"pooled_output": None}]], "a CONDITIONING"),
     ({"samples": torch.zeros(1)}, "a LATENT"),
     ([1], "a list"),
     ({}, "a dictionary"),
-    (object(), "an object of another node pack"),
+    (editing.Cropped(ROWS[0], ROWS[0], None), "a crop of Crop around Mask"),
+    (np.zeros((2, 3)), "an array [2, 3]"),
+    (True, "True"),
+    (object(), "an object of the class object"),
     (type("ModelPatcher", (), {"model": object()})(), "a MODEL of another kind"),
 ]
 
@@ -80,6 +84,54 @@ def test_no_message_about_a_wrong_wire_names_a_class(case):
         r"\b[A-Z][a-z]+(Condition|Model|Text|Report|Plan|Settings)\b|\bLoaded\b|\bReport\b", sentence
     ), sentence
     assert "connect" in sentence
+
+
+OURS = {
+    "model": lambda: tiny.a_mar(),
+    "vae": lambda: tiny.a_vae(),
+    "report": lambda: tiny.a_report("mar"),
+    "cache": lambda: CachePlan("fast", {}),
+    "crop": lambda: editing.Cropped(ROWS[0], ROWS[0], None),
+    "condition": lambda: PROMPT,
+}
+# What nodes of core do with a MODEL, a CLIP or a VAE; a CONDITIONING; a LATENT; an IMAGE.
+USES = {
+    "get_model_object": lambda value: value.get_model_object("latent_format"),
+    "tokenize": lambda value: value.tokenize("a cat"),
+    "movedim": lambda value: value.movedim(-1, 1),
+    "iteration": lambda value: [entry for entry in value],
+    "an entry": lambda value: value["samples"],
+    "a sum": lambda value: [] + value,
+    "a difference": lambda value: 1.0 - value,
+}
+
+
+@pytest.mark.parametrize("kind", OURS)
+@pytest.mark.parametrize("use", USES)
+def test_a_value_of_ours_at_a_node_of_others_is_a_sentence(kind, use):
+    if kind == "vae" and use not in ("get_model_object", "tokenize", "movedim"):
+        pytest.skip("a VAE of core's class")
+    with pytest.raises(UserError, match=f"^{kind}: it is a {kind} of FastAR, which this node cannot read .*; connect"):
+        USES[use](OURS[kind]())
+
+
+@pytest.mark.parametrize("kind", OURS)
+def test_a_value_of_ours_answers_what_python_asks(kind):
+    value = OURS[kind]()
+    assert not hasattr(value, "get_model_object") and getattr(value, "tokenize", 3) == 3
+    assert not hasattr(value, "__array__") and bool(value)
+    if kind not in ("model", "vae", "crop"):
+        assert pickle.loads(pickle.dumps(value)) == value and copy.deepcopy(value).kind == value.kind
+    with pytest.raises(TypeError):
+        iter(value)
+
+
+def test_a_prompt_at_a_model_of_labels_is_told_that_the_model_reads_none():
+    """Whatever its negative: the model reads no prompts."""
+    prompt = PromptCondition(("a cat",), "Draw nothing.")
+    for node, model in ((samplers.MARSampler, tiny.a_mar()), (samplers.LlamaGenSampler, tiny.a_gpt())):
+        with pytest.raises(UserError, match="^condition: it holds prompts, .* on class labels; connect Class Label"):
+            tiny.sample(node, model=model, condition=prompt)
 
 
 def test_a_wrong_condition_is_answered_with_the_node_that_makes_the_right_one():

@@ -150,8 +150,8 @@ def test_latents_of_another_kind_or_shape_are_refused():
 def test_vae_falls_back_to_tiles_when_memory_is_insufficient(monkeypatch):
     vae, asked = a_vae(), []
     monkeypatch.setattr(vae, "_decode", lambda *a: (_ for _ in ()).throw(RuntimeError("out of memory")))
-    monkeypatch.setattr(vae, "decode_tiled", lambda *a: asked.append(a[1:]) or "tiles")
-    assert vae.decode(torch.zeros(1, 2, 2, 2)) == "tiles" and asked == [(64, 64, 16)]
+    monkeypatch.setattr(vae, "_decode_in_tiles", lambda *a: asked.append(a[1:]) or "tiles")
+    assert vae.decode(torch.zeros(1, 2, 2, 2)) == "tiles" and asked == [((64, 64), 16)]
     monkeypatch.setattr(vae, "_decode", lambda *a: (_ for _ in ()).throw(RuntimeError("something else")))
     with pytest.raises(RuntimeError, match="something else"):
         vae.decode(torch.zeros(1, 2, 2, 2))

@@ -145,8 +145,9 @@ def test_settings_that_do_not_suit_a_model_are_refused_before_anything_is_loaded
 
 def test_a_cache_that_does_not_suit_is_refused_before_anything_is_loaded():
     made = make(MARSettings, {"steps": 2, "diffusion_steps": 40, "speculation": 4})
-    for field, cache in {"speculation": CacheSettings(), "block": CacheSettings(block=3)}.items():
-        with pytest.raises(UserError, match=f"^{field}: "):
+    for told, values in {"speculation: ": {}, "cache: its settings do not fit .block: ": {"block": 3}}.items():
+        cache = running.CachePlan("custom", values)
+        with pytest.raises(UserError, match=f"^{told}"):
             running.run(SAMPLERS["mar"], a_mar(), made, 3, Sockets(LABELS, cache=cache))
     assert not fake_comfy.state.loaded
 
@@ -258,6 +259,7 @@ def test_codes_of_an_image_of_a_batch_are_made_alone_by_its_number():
 
 @pytest.mark.parametrize(("latents", "index", "labels", "field"), [
     (1, [5], (1, 4, 7), "condition"),
+    (1, [3], (1, 4, 7), "condition"),
     (2, [0], (1, 4), "latent_image"),
     (2, [0, -1], (1, 4), "latent_image"),
     (2, [0, 1.5], (1, 4), "latent_image"),
@@ -267,6 +269,16 @@ def test_places_that_do_not_fit_are_refused(latents, index, labels, field):
     latent = {"samples": torch.zeros(latents, 2, 4, 4), "batch_index": index}
     with pytest.raises(UserError, match=f"^{field}: "):
         checked("mar", a_mar(), FEW, condition=from_ids(labels), latent_image=latent, mask=torch.ones(1, 4, 4))
+
+
+def test_the_mask_of_a_place_is_the_mask_of_that_number():
+    """Three masks have one for place 2, and none for place 3."""
+    masks = torch.stack([torch.eye(4).roll(i, 0) for i in range(3)])
+    latent = {"samples": torch.zeros(1, 2, 4, 4), "batch_index": [2]}
+    found = checked("mar", a_mar(), FEW, condition=from_ids((1,)), latent_image=latent, mask=masks)
+    assert torch.equal(found.edit.mask, masks[2:])
+    with pytest.raises(UserError, match="^mask: its batch has 3 entries"):
+        checked("mar", a_mar(), FEW, condition=from_ids((1,)), latent_image=latent | {"batch_index": [3]}, mask=masks)
 
 
 def core_empty(width: int, height: int, batch_size: int = 1, **more) -> dict:
@@ -460,9 +472,9 @@ def test_a_cache_is_planned_for_the_model_and_its_steps(monkeypatch):
         return CacheSettings()
 
     monkeypatch.setattr(running.presets, "combine", combine)
-    plan = running.CachePlan("fast", {"x": 1})
+    plan = running.CachePlan("fast", {"start_step": 1})
     checked("mar", a_mar(label_set="picture-book"), FEW, cache=plan, condition=running.LabelText("cat", 1))
-    assert asked == [("fast", {"x": 1}, True, 16, 2)]
+    assert asked == [("fast", {"start_step": 1}, True, 16, 2)]
 
 
 def test_every_part_of_a_mar_has_a_patcher():

@@ -75,7 +75,9 @@ def test_mulosd_drafts_checks_and_resamples():
     samples, report = sample(samplers.MuLoSDSampler, **about)
     assert samples.shape == (2, 4, 6, 6) and report.sampler == "mulosd" and report.model == "tiny large"
     assert 0 < report.acceptance < 1 and report.counts["draft_passes"] < report.counts["transformer_passes"]
-    assert [done for done, *_ in Progress.updates] == [*range(1, report.counts["transformer_passes"] + 1)]
+    shown = [(done, total) for done, total, _ in Progress.updates]
+    assert len(shown) == report.counts["transformer_passes"] and shown == sorted(set(shown))
+    assert {total for _, total in shown} == {2 * 36} and shown[-1] == (72, 72)
     (reading, _), (patchers, asked) = fake_comfy.state.loaded
     assert reading == [large.parts["ta_tok"].patcher]
     assert patchers == [large.patcher, small.patcher, large.vae.patcher]
@@ -294,6 +296,17 @@ def test_a_cache_combines_with_every_other_sampler(node):
         assert torch.equal(first, own) and report.counts == wanted.counts
 
 
+def test_a_cache_is_for_both_models_of_cspd():
+    """The node draws what a script draws with the sampler whose two models have caches."""
+    given, caches = models(samplers.CSpDSampler), {"refresh_period": 3, "start_step": 1}
+    samples, report = sample(samplers.CSpDSampler, **given, steps=8, cache=a_cache(**caches))
+    entry = SAMPLERS["cspd+lazymar"]
+    settings = entry.settings(**{**SHORT, "steps": 8, **caches})
+    model, draft = (given[name].model for name in ("target", "draft"))
+    wanted = finish(entry.run(model, LABELS, settings, entry.family.noise(3, range(2)), draft=draft))
+    assert torch.equal(samples, wanted.latents) and report.counts == wanted.report.counts
+
+
 def test_presets_of_a_cache_follow_the_model_that_is_sampled():
     for name in ("balanced", "fast", "exact"):
         cache = samplers.LazyMARCache.execute(preset=name).result[0]
@@ -306,7 +319,7 @@ def test_presets_of_a_cache_follow_the_model_that_is_sampled():
 def test_cache_settings_are_checked():
     with pytest.raises(UserError, match="^refresh_period: "):
         a_cache(refresh_period=-2)
-    for field, changes in (("block", {"block": 3}), ("cache", None)):
+    for field, changes in (("cache: its settings do not fit .block", {"block": 3}), ("cache", None)):
         with pytest.raises(UserError, match=f"^{field}: "):
             sample(samplers.MARSampler, cache=5 if changes is None else a_cache(**changes))
 

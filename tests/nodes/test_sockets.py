@@ -1,6 +1,5 @@
 """Values on sockets are recognised by what docs/sockets.md says of them, whatever their class."""
 
-import re
 import subprocess
 import sys
 from dataclasses import fields, replace
@@ -10,10 +9,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import compare, conditioning, host, running, samplers, sockets, sweep
+from fastar_nodes.nodes import compare, conditioning, editing, running, samplers, sockets, sweep, timelapse
 from fastar_nodes.nodes import sample as sample_for_others
 from fastar_nodes.samplers.conditioning import (
     MAKERS,
@@ -35,35 +35,6 @@ PIXELS = torch.zeros(2, 3, 3, dtype=torch.uint8)
 def value(kind: str, version: int = 1, **attributes: Any) -> Any:
     """A value of another pack's own class."""
     return SimpleNamespace(kind=kind, fastar_version=version, **attributes)
-
-
-def described() -> dict[str, str]:
-    """Kind to what the page says of it."""
-    page = (ROOT / "docs" / "sockets.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\|[^|]*\| \*([a-z ]+)\* \| (.+) \|$", page, re.MULTILINE)
-    return dict(rows)
-
-
-VALUES = (Condition, sockets.LabelText, PromptCondition, ImagePromptCondition, TextCondition, CodeCondition)
-VALUES += (host.Loaded, compare.Report, running.CachePlan, sweep.Sweep)
-
-
-def test_the_page_has_every_kind_with_its_version_and_attributes_that_exist():
-    assert {cls.kind for cls in VALUES} == set(described())
-    for cls in VALUES:
-        assert cls.fastar_version == sockets.VERSION == 1
-        known = {field.name for field in fields(cls)} | set(dir(cls))
-        known |= {"name", "family", "condition", "label_set"} if cls is host.Loaded else {"str"}
-        named = set(re.findall(r"`(\w+)(?:\(\w+\))?`", described()[cls.kind]))
-        assert named <= known, cls
-        if cls not in (
-            sweep.Sweep,
-            host.Loaded,
-            compare.Report,
-            running.CachePlan,
-        ):  # whose other parts are not promised
-            own = {field.name for field in fields(cls)} - {"read"}  # which the model of a sampler fills in
-            assert own <= named, cls
 
 
 CONDITIONS = {
@@ -101,27 +72,85 @@ def test_labels_of_another_class_draw_the_same_image():
     assert torch.equal(ours, theirs)
 
 
+NAN = torch.full((3, 4), torch.nan)
+CODES = torch.arange(9)
+# Values of a kind, as the page describes it.
+LABELS = {"labels": [1], "names": ["one"]}
+TEXT = {"text": "cat", "repeat": 1}
+EDIT = {"texts": ["night"], "images": [PIXELS]}
+ROWS = {"features": [TENSOR], "names": ["a cat"]}
+SEMANTIC = {"codes": [CODES], "names": ["a cat"]}
+
+# Kind, the attribute that is wrong with its value, and what the sentence says.
+WRONG = [
+    (
+        "class",
+        LABELS,
+        {"labels": ["cat"]},
+        "labels must be a list of whole numbers from 0, but is a list with the text 'cat'",
+    ),
+    ("class", LABELS, {"labels": [True]}, "labels must be a list .* a list with True"),
+    ("class", LABELS, {"labels": [3.0]}, "labels must be a list .* a list with the number 3.0"),
+    ("class", LABELS, {"labels": [-1]}, "labels must be a list .* a list with the number -1"),
+    ("class", LABELS, {"labels": [10**400]}, "labels must be a list .* a list with a number of more than 64 bits"),
+    ("class", LABELS, {"labels": torch.tensor([1])}, r"labels must be a list .* is a tensor \[1\]"),
+    ("class", LABELS, {"labels": None}, "labels must be a list .* is nothing"),
+    ("class", LABELS, {"names": None}, "names must be a list of texts, but is nothing"),
+    ("class", LABELS, {"names": []}, "names must have an entry for each of 1 image, but has 0"),
+    ("class", LABELS, {"label_set": 3}, "label_set must be a text, but is the number 3"),
+    ("label text", TEXT, {"text": 3}, "text must be a text of at most 20000 characters, but is the number 3"),
+    ("label text", TEXT, {"text": "x" * 30000}, "text must be a text .* a text of 30000 characters"),
+    ("label text", TEXT, {"repeat": "2"}, "repeat must be a whole number from 1 to 256, but is the text '2'"),
+    ("label text", TEXT, {"repeat": 0}, "repeat must be .* is the number 0"),
+    ("label text", TEXT, {"repeat": 10**9}, "repeat must be .* is the number 1000000000"),
+    ("prompt", {"texts": ["a cat"]}, {"texts": "a cat"}, "texts must be a list .* is the text 'a cat'"),
+    ("prompt", {"texts": ["a cat"]}, {"unconditional": None}, "unconditional must be a text .* is nothing"),
+    ("image prompt", EDIT, {"texts": [3]}, "texts must be a list .* a list with the number 3"),
+    ("image prompt", EDIT, {"images": []}, "images must have an entry for each of 1 image, but has 0"),
+    ("image prompt", EDIT, {"images": [PIXELS.float()]}, "images must be a list of tensors uint8 .* of float32"),
+    ("image prompt", EDIT, {"images": [PIXELS[:0]]}, r"images must be .* a list with a tensor \[0, 3, 3\] of uint8"),
+    ("image prompt", EDIT, {"images": [PIXELS.to("meta")]}, "images must be .* without data"),
+    ("image prompt", EDIT, {"freedom": -1.0}, "freedom must be a number from 0 to 10, but is the number -1.0"),
+    ("image prompt", EDIT, {"freedom": 10.1}, "freedom must be .* is the number 10.1"),
+    ("image prompt", EDIT, {"freedom": float("nan")}, "freedom must be .* is the number nan"),
+    ("image prompt", EDIT, {"freedom": float("inf")}, "freedom must be .* is the number inf"),
+    ("image prompt", EDIT, {"freedom": "5"}, "freedom must be .* is the text '5'"),
+    ("image prompt", EDIT, {"freedom": torch.tensor(5.0)}, r"freedom must be .* is a tensor \[\]"),
+    ("text", ROWS, {"features": [TENSOR[0]]}, "features must be a list of tensors of finite floats"),
+    ("text", ROWS, {"features": [NAN]}, "features must be .* with NaN or infinity"),
+    ("text", ROWS, {"features": [TENSOR.to_sparse()]}, "features must be .* which is sparse"),
+    ("features", ROWS, {"features": [TENSOR.to(torch.complex64)]}, "features must be .* of complex64"),
+    ("codes", SEMANTIC, {"codes": [TENSOR[0]]}, "codes must be a list of tensors int64 .* of float32"),
+    ("codes", SEMANTIC, {"codes": [CODES.bool()]}, "codes must be .* of bool"),
+    ("codes", SEMANTIC, {"size": -1}, "size must be a whole number from 0, but is the number -1"),
+]
+
+
+@pytest.mark.parametrize(("kind", "right", "wrong", "words"), WRONG)
+def test_an_attribute_of_a_condition_is_checked_for_type_and_range(kind, right, wrong, words):
+    sockets.expect_condition(value(kind, **right), "Class Label")
+    with pytest.raises(UserError, match=f"^condition: its attribute {words}.*; ask the author of the node") as told:
+        sample(samplers.MARSampler, model=a_mar(), condition=value(kind, **{**right, **wrong}))
+    assert len(str(told.value)) < 250
+
+
 REFUSED = {
     "an attribute is missing": (
         value("class", names=["x"]),
-        "its value of the kind class lacks labels; ask the author",
+        "its value of the kind class lacks labels, a list of whole numbers from 0; ask the author",
     ),
-    "an entry of another kind": (
-        value("class", labels=["cat"], names=["cat"]),
-        "labels of its class labels are not whole numbers",
-    ),
-    "a truth value": (value("class", labels=[True], names=["x"]), "are not whole numbers"),
-    "fewer names": (value("class", labels=[1, 2], names=["x"]), "a text in names for each of 2 images"),
-    "no list": (value("prompt", texts="a cat"), "texts of its prompts is not a list"),
-    "another shape": (value("text", features=[TENSOR[0]], names=["x"]), "are not float tensors"),
-    "another dtype": (value("codes", codes=[TENSOR[0]], names=["x"]), "are not int64 tensors"),
-    "pixels of another dtype": (
-        value("image prompt", texts=["night"], images=[PIXELS.float()]),
-        "must have a uint8 tensor",
-    ),
+    "names are missing": (value("class", labels=[1]), "lacks names, a list of texts; ask the author"),
     "a newer version": (replace(Condition((1,), ("x",))), "came from a newer FastAR"),
-    "another kind": (value("report"), "connect the output of Class Label, Prompt"),
-    "without a version": (SimpleNamespace(kind="class", labels=[1], names=["x"]), "connect the output of Class Label"),
+    "another kind": (value("report"), "it got a report; connect the output of Class Label, Prompt"),
+    "without a version": (
+        SimpleNamespace(kind="class", labels=[1], names=["x"]),
+        "its value of the kind class has no whole number from 1 in its attribute fastar_version; ask the author",
+    ),
+    "a version that is none": (value("class", version="1", **LABELS), "no whole number from 1 in its attribute"),
+    "a version below 1": (value("class", version=0, **LABELS), "no whole number from 1 in its attribute"),
+    "no image": (value("class", labels=[], names=[]), "its attribute labels is an empty list"),
+    "a kind that is none": (value("cats"), "of the class SimpleNamespace.*; connect the output of Class Label"),
+    "neither": (object(), "an object of the class object, which has no attribute fastar_version; connect the output"),
 }
 
 
@@ -132,6 +161,138 @@ def test_what_is_not_as_the_page_says_is_refused_in_a_sentence(what, monkeypatch
         monkeypatch.setattr(Condition, "fastar_version", 2)
     with pytest.raises(UserError, match=f"^condition: .*{words}"):
         sample(samplers.MARSampler, model=a_mar(), condition=given)
+
+
+def test_lists_in_a_condition_of_our_class_become_tuples():
+    """A pack may make one of ours with lists, of which the sampler takes the images of a batch."""
+    made = sockets.expect_condition(Condition([1, 2], ["one", "two"]), "Class Label")
+    assert made == Condition((1, 2), ("one", "two")) and made.of([1]) == Condition((2,), ("two",))
+
+
+STEP = np.zeros((1, 8, 8), np.int32)
+REPORT: dict[str, Any] = {
+    "sampler": "mar",
+    "model": "x",
+    "settings": {"steps": 2},
+    "seed": 1,
+    "images": 1,
+    "device": "cpu",
+    "seconds": 1.0,
+    "phases": {"head": 0.5},
+    "counts": {"transformer_passes": 2},
+    "acceptance": None,
+    "dtype": "fp32",
+    "grid": [8, 8],
+    "maps": {"step": STEP, "outcome": STEP.astype(np.uint8)},
+}
+OF_REPORTS = {
+    "maps": [
+        1,
+        {"outcome": STEP + 8},
+        {"cached": STEP - 1},
+        {"step": STEP - 2},
+        {"step": STEP + (1 << 21)},
+        {"step": [[0]]},
+        {"step": STEP[0]},
+        {"step": STEP.astype(float)},
+        {"step": np.zeros((3, 8, 8), int)},
+    ],
+    "settings": [[1], {1: 2}, {"cfg": [1]}, {"cfg": float("nan")}, {"cfg": 10**400}],
+    "seconds": ["1", -1.0, float("nan"), float("inf"), None, True],
+    "dtype": [{1: 2}, None],
+    "model": [0, ""],
+    "counts": [[], {"head_rows": 1.5}, {"head_rows": -1}],
+    "images": ["1", 0, 1.0],
+    "grid": [None, 8, [0, 8], "88", [1, 2, 3]],
+    "phases": [3, {"head": "x"}],
+    "acceptance": ["x", 2.0],
+    "sampler": [None, ""],
+    "seed": ["x", -1, 1 << 64],
+    "device": [3],
+    "threads": ["x"],
+    "peak_memory_bytes": [1.5],
+    "memory": [[1]],
+    "note": [3],
+    "prompt": [None],
+    "timings": ["x", ["x"]],
+    "first_run": ["no"],
+    "process": [3],
+    "parameters": ["x"],
+    "conditions": [3],
+    "edits": [[3]],
+    "subject": [3],
+}
+
+
+@pytest.mark.parametrize("name", OF_REPORTS)
+def test_an_attribute_of_a_report_is_checked_for_type_and_range(name):
+    for wrong in OF_REPORTS[name]:
+        given = value("report", **{**REPORT, name: wrong})
+        for node, values in ((compare.ReportToText, {"format": "json"}), (compare.TokenMap, {"what": "outcome"})):
+            with pytest.raises(UserError, match="^report: its (attribute|map) .*; ask the author of the node"):
+                node.execute(report=given, **values)
+
+
+@pytest.mark.parametrize("form", ["text", "json", "csv"])
+def test_a_report_of_another_class_is_written_in_every_form(form):
+    given = value("report", **REPORT)
+    assert "mar" in compare.ReportToText.execute(report=given, format=form).result[0]
+    assert compare.TokenMap.execute(report=given, what="fixed at step", opacity=1.0).result[0].shape[0] == 1
+
+
+def test_a_report_without_a_decided_token_makes_no_animation():
+    given = value("report", **{**REPORT, "maps": {"step": STEP - 1}})
+    with pytest.raises(UserError, match="no record of when its tokens were decided"):
+        timelapse.TimeLapse.execute("x", 1.0, image_1=torch.zeros(1, 8, 8, 3), report_1=given)
+
+
+def test_a_report_that_is_no_dictionary_of_arrays_does_not_reach_a_comparison():
+    image = torch.zeros(1, 8, 8, 3)
+    with pytest.raises(UserError, match="^report_1: its attribute counts must be"):
+        compare.cells({"image_1": [image], "report_1": [value("report", **{**REPORT, "counts": []})]})
+
+
+OF_CACHES = [
+    ({"values": [1]}, "cache: its attribute values must be a dictionary"),
+    ({"preset": 3}, "cache: its attribute preset must be one of balanced, fast, exact, custom, but is the number 3"),
+    ({"preset": "quick"}, "cache: its attribute preset must be .* is the text 'quick'"),
+    ({"values": {"refresh_period": 0}}, "cache: its settings do not fit .*refresh_period: 0 is outside"),
+    ({"values": {"period": 3}}, "cache: its settings do not fit .*period"),
+    ({"preset_given": 3}, "cache: its attribute preset_given must be true or false"),
+]
+
+
+@pytest.mark.parametrize(("wrong", "words"), OF_CACHES)
+def test_an_attribute_of_a_cache_is_checked_for_type_and_range(wrong, words):
+    given = value("cache", **{"preset": "balanced", "values": {}, **wrong})
+    with pytest.raises(UserError, match=f"^{words}"):
+        sample(samplers.MARSampler, model=a_mar(), cache=given)
+
+
+OWN = {
+    "model": (lambda given: sample(samplers.MARSampler, model=given), "Load MAR"),
+    "tar": (lambda given: conditioning.TarPrompt.execute(tar=given, text="a cat", seed=1), "Load Tar"),
+    "sweep": (lambda given: sweep.SweepGrid.execute(sweep=given, cell_size=64), "Sweep"),
+    "crop": (lambda given: editing.PasteInpaintedArea.execute(given, torch.zeros(1, 8, 8, 3)), "Crop around Mask"),
+}
+
+
+@pytest.mark.parametrize("field", OWN)
+def test_what_no_other_pack_can_make_is_of_our_class(field):
+    """Whatever its attributes: its networks and files are not on the page."""
+    run, source = OWN[field]
+    with pytest.raises(UserError, match=f"^{field}: its value of the kind .* not FastAR's own; connect .* {source}"):
+        run(value("model" if field == "tar" else field, **vars(a_mar())))
+    with pytest.raises(UserError, match=f"^{field}: it got a report; connect the output of {source}"):
+        run(a_report("mar"))
+
+
+def test_a_model_whose_parts_were_changed_is_refused():
+    for name, wrong in {"vae": 3, "recommended": [1]}.items():
+        model = a_mar()
+        setattr(model, name, wrong)
+        with pytest.raises(UserError, match=f"^model: its attribute {name} must be"):
+            sample(samplers.MARSampler, model=model)
 
 
 def test_other_packs_draw_on_the_values_of_sockets():
@@ -302,15 +463,13 @@ def test_a_samplers_condition_has_the_types_that_its_models_read():
         assert socket(node, "condition") == TAKEN.get(node.__name__, "FASTAR_LABELS,FASTAR_PROMPT"), node
 
 
-def test_the_type_of_a_condition_is_that_of_its_kind_on_the_page():
+def test_the_type_of_a_condition_is_that_of_its_kind_in_the_table():
     """The node that makes a kind, as messages name it, has the kind's type."""
-    page = (ROOT / "docs" / "sockets.md").read_text(encoding="utf-8")
-    types = {kind: socket for socket, kind in re.findall(r"^\| (FASTAR_[A-Z_]+) \| \*([a-z ]+)\* ", page, re.MULTILINE)}
     for node in conditioning.NODES:
         about = node.define_schema()
         (made,) = [part.kind for part in about.outputs]
         kinds = [kind for kind, names in MAKERS.items() if about.display_name.partition(" (")[0] in names.split(" or ")]
-        assert {types.get(kind, "FASTAR_CODES") for kind in kinds} == {made}, node
+        assert {types for kind in kinds for types in sockets.VALUES[kind].sockets} == {made}, node
 
 
 @pytest.mark.parametrize("node", [samplers.CSpDSampler, samplers.MuLoSDSampler])

@@ -74,6 +74,17 @@ def test_a_sweep_runs_every_combination_and_its_baselines(folder):
     assert len(list(folder.glob("*.png"))) == 14 + 4
 
 
+def test_a_cell_that_is_the_plain_samplers_own_run_is_the_baseline():
+    """MAR's steps 4 are the plain run, of which a ratio would be of a run and itself; one alone is no baseline."""
+    about = {"sampler": "mar", "settings": "steps=4, diffusion_steps=4", "y": "none", "seeds": "7, 8"}
+    _, table = sweep(**about, x="temperature", x_values="1.0, 0.9")
+    speedups = [line.split("|")[-2].strip() for line in table.splitlines()[2:]]
+    assert speedups[0] == "baseline" and speedups[1] not in ("", "baseline")
+    found, alone = sweep(**about, x="temperature", x_values="1.0")
+    assert "speed-up" not in alone and "identical" not in alone and len(found.cells) == 2
+    assert all(cell.baseline is None for cell in found.cells)
+
+
 @pytest.mark.parametrize("change", ["condition", "settings", "model", "speed", "device"])
 @pytest.mark.fast_cases("model")
 def test_cells_of_other_inputs_are_sampled_again(folder, change, monkeypatch):

@@ -108,19 +108,61 @@ def test_core_gets_the_tiles_and_counts_them(monkeypatch):
     assert (asked["upscale_amount"], asked["out_channels"]) == (0.5, 4)
 
 
-def test_without_memory_for_one_image_tiles_have_256_pixels(monkeypatch):
+def test_without_memory_for_one_image_tiles_have_256_pixels(tiles, monkeypatch):
     def full(*_):
         raise RuntimeError("out of memory")
 
-    asked = []
     vae = a_vae(side=32)
     monkeypatch.setattr(vae, "_decode", full)
     monkeypatch.setattr(vae, "_encode", full)
-    monkeypatch.setattr(vae, "decode_tiled", lambda x, *sizes: asked.append(sizes))
-    monkeypatch.setattr(vae, "encode_tiled", lambda x, *sizes: asked.append(sizes))
     vae.decode(torch.zeros(1, 2, 4, 4))
     vae.encode(torch.zeros(1, 8, 8, 3))
-    assert asked == [(64, 64, 16), (256, 256, 64)]
+    assert [(asked["tile"], asked["overlap"]) for asked in tiles] == [((64, 64), 16), ((256, 256), 64)]
+
+
+TILES = "tiny works in tiles here, which change the colours and the contrast, because it normalises by statistics"
+
+
+@pytest.mark.parametrize(
+    ("work", "said"),
+    [
+        (lambda vae: vae.decode_tiled(torch.zeros(1, 2, 8, 9), 8, 8), "samples: {}; take VAE Decode, or unload"),
+        (lambda vae: vae.decode_tiled(torch.zeros(1, 2, 9, 8), 8, 8), "samples: {}; take VAE Decode, or unload"),
+        (lambda vae: vae.encode_tiled(torch.zeros(1, 32, 32, 3), 31, 40), "pixels: {}; take VAE Encode, or unload"),
+        (lambda vae: vae.decode_tiled(torch.zeros(1, 2, 8, 8), 8, 8), ""),
+        (lambda vae: vae.encode_tiled(torch.zeros(1, 32, 32, 3), 32, 32), ""),
+    ],
+)
+def test_tiles_that_change_the_image_are_remarked(work, said, tiles, monkeypatch, caplog):
+    """In the log, and on core's node that runs; one tile that holds the image changes nothing."""
+    monkeypatch.setattr(fake_comfy.state, "context", SimpleNamespace(prompt_id="run", node_id="4"))
+    work(a_vae(side=32))
+    text = said.format(f"{TILES} of the whole image")
+    messages = [record.message for record in caplog.records]
+    sent = [(event, about["node"]) for event, about, _ in fake_comfy.state.sent]
+    if not said:
+        assert not messages and not sent
+        return
+
+    assert len(messages) == 1 and messages[0].startswith(f"FastAR: {text}")
+    assert sent == [(host.REMARK, "4")] and fake_comfy.state.sent[0][1]["text"] == messages[0][8:]
+
+
+@pytest.mark.parametrize("kind", ["decode", "encode"])
+def test_tiles_for_lack_of_memory_are_remarked(kind, tiles, monkeypatch, caplog):
+    """Of an image of 384 pixels, as LlamaGen draws it."""
+    vae = a_vae(side=384)
+    monkeypatch.setattr(vae, f"_{kind}", lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
+    getattr(vae, kind)(torch.zeros(1, 2, 96, 96) if kind == "decode" else torch.zeros(1, 8, 8, 3))
+    assert len(tiles) == 1
+    assert f"; memory is insufficient to {kind} it whole; " in caplog.records[0].message
+
+
+def test_a_client_that_is_no_editor_gets_no_message(tiles, monkeypatch, caplog):
+    monkeypatch.setattr(host, "from_editor", lambda: False)
+    monkeypatch.setattr(fake_comfy.state, "context", SimpleNamespace(prompt_id="run", node_id="4"))
+    a_vae().decode_tiled(torch.zeros(1, 2, 8, 9), 8, 8)
+    assert not fake_comfy.state.sent and len(caplog.records) == 1
 
 
 def test_memory_is_of_one_image():
@@ -223,12 +265,23 @@ def test_what_was_decoded_is_encoded_to_latents_of_the_same_size(enlarging, size
     assert enlarging.decode(z).shape == (1, 32 * size[0] // size[1], 32, 3)
 
 
-def test_tiles_of_a_decoder_that_enlarges(enlarging, tiles):
-    enlarging.decode_tiled(torch.zeros(1, 2, 6, 10), tile_x=5, tile_y=3, overlap=2)
-    enlarging.encode_tiled(torch.zeros(1, 32, 32, 3), tile_x=4, tile_y=4)
+def test_a_decoder_that_enlarges_takes_one_tile_only(enlarging, tiles, monkeypatch):
+    """Smaller tiles are useless, see tools/tiles.py."""
+    enlarging.decode_tiled(torch.zeros(1, 2, 6, 10), tile_x=10, tile_y=6, overlap=2)
+    enlarging.encode_tiled(torch.zeros(1, 32, 32, 3), tile_x=8, tile_y=8)
     decoded, encoded = tiles
-    assert (decoded["size"], decoded["tile"], decoded["scale"]) == ((6, 10), (3, 5), 16)
-    assert (encoded["size"], encoded["tile"], encoded["scale"]) == ((8, 8), (4, 4), 0.25)
+    assert (decoded["size"], decoded["tile"], decoded["scale"]) == ((6, 10), (6, 10), 16)
+    assert (encoded["size"], encoded["tile"], encoded["scale"]) == ((8, 8), (8, 8), 0.25)
+
+    refused = "large normalises by statistics of the whole image, so that tiles would change it"
+    with pytest.raises(UserError, match=f"^samples: {refused}; take VAE Decode, or unload"):
+        enlarging.decode_tiled(torch.zeros(1, 2, 6, 10), tile_x=10, tile_y=5)
+    with pytest.raises(UserError, match=f"^pixels: {refused}; take VAE Encode, or unload"):
+        enlarging.encode_tiled(torch.zeros(1, 32, 32, 3), tile_x=4, tile_y=8)
+
+    monkeypatch.setattr(enlarging, "_decode", lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
+    with pytest.raises(UserError, match=f"^samples: {refused}; memory is insufficient to decode it whole"):
+        enlarging.decode(torch.zeros(1, 2, 65, 2))
 
 
 @pytest.mark.parametrize("kind", ["kl", "vq"])

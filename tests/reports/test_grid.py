@@ -189,3 +189,13 @@ def test_images_are_enlarged_smoothly():
         resized = drawing.resize(image, width, height)
         assert resized.shape == (height, width, 3)
         assert len(np.unique(resized)) > 2
+
+
+def test_only_cells_that_others_are_compared_with_are_tagged():
+    """A lonely cell that refers to itself is drawn as one without a baseline."""
+    reports = [Report("mar", "tiny", {}, 7, 1, "cpu", seconds) for seconds in (4.0, 2.0)]
+    images = [np.zeros((1, 8, 8, 3), np.uint8)] * 2
+    alone, none = (p.compare_grid(images, ["a", "b"], reports, baseline=b) for b in ([0, 1], [None, None]))
+    assert np.array_equal(alone, none)
+    together = p.compare_grid(images, ["a", "b"], reports, baseline=[0, 0])
+    assert together.shape != none.shape or not np.array_equal(together, none)

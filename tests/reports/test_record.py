@@ -7,7 +7,18 @@ import re
 
 import pytest
 import torch
-from fastar_nodes.reports.record import COUNTS, EXPLAINED, Report, dtype_of, explain, to_csv, to_json, to_table, to_text
+from fastar_nodes.reports.record import (
+    COUNTS,
+    EXPLAINED,
+    Report,
+    compared,
+    dtype_of,
+    explain,
+    to_csv,
+    to_json,
+    to_table,
+    to_text,
+)
 
 
 def runs() -> list[Report]:
@@ -52,6 +63,20 @@ def test_table_leaves_out_what_nobody_has():
     assert "about 4.00x (one run each)" in lines[3] and "83.3 %" in lines[3] and "MAR" in lines[2]
     assert len({len(line) for line in lines}) == 1
     assert "accepted" not in to_table(runs()[:1])
+
+
+def test_a_run_that_none_is_compared_with_is_no_baseline():
+    """Alone, or beside runs of other families."""
+    slow, fast = runs()
+    assert compared([0]) == [None] and compared([0, 1]) == [None, None]
+    assert compared([0, 0, 2, None]) == [0, 0, None, None] and compared([1, 1]) == [1, 1]
+    for reports, baseline in (([slow], 0), ([slow, fast], [0, 1]), ([slow, fast], [None, None])):
+        assert "baseline" not in to_table(reports, baseline=baseline)
+        assert all("speedup" not in run for run in json.loads(to_json(reports, baseline))["runs"])
+        rows = csv.DictReader(io.StringIO(to_csv(reports, baseline=baseline)))
+        assert [row["speedup"] for row in rows] == [""] * len(reports)
+        assert "speed-up" not in explain(reports, baseline)
+    assert to_table([slow, fast], baseline=1).count("baseline") == 1
 
 
 def test_csv_and_text():

@@ -281,6 +281,8 @@ def test_rounds_are_paired_and_only_what_can_win_runs_again():
         assert (one[0] == "mar") != (other[0] == "mar") and one[1] == other[1], "beside the plain sampler"
     orders = [[a == "mar" for a, seed in later[::2] if seed == at] for at in (8, 9)]
     assert all(a != b for a, b in zip(*orders, strict=True)), "before and behind it in turn"
+    for order in orders:
+        assert len(order) > 1 and all(a != b for a, b in zip(order, order[1:], strict=False)), "in a round, too"
     assert times["fasthybrid: preset=fast"] == [7], "too far from the limit"
     assert times["lazymar: preset=fast"] == times["cspd: preset=fast"] == [7], "slower than the baseline, not possible"
     assert all(at.done < at.planned for at in seen)

@@ -13,7 +13,9 @@ EXACT = [
     ("mar", {}, True),
     ("fasthybrid", {"lookahead": 0}, True),
     ("fasthybrid", {"lookahead": "none", "threshold": 0.8}, False),
-    ("fasthybrid+lazymar", {"lookahead": 1, "refresh_period": 1}, False),
+    ("fasthybrid+lazymar", {"lookahead": 1, "refresh_period": 1}, True),
+    ("fasthybrid+lazymar", {"lookahead": 2, "refresh_period": 1}, False),
+    ("fasthybrid", {"lookahead": 8, "lookahead_start": 64}, True),
     ("llamagen", {"parallel": 16}, True),
     ("tar", {}, True),
     ("zipar", {"window": 3}, False),
@@ -86,9 +88,20 @@ def test_groups_have_baselines_of_their_own():
     assert baselines(runs) == [2, 1, 2]
 
 
+def test_a_run_is_compared_with_one_of_its_model_and_size():
+    """The larger LlamaGen does most work, but ratios to it would be of another network. PAR has a model of its own."""
+    large, small = run("llamagen", {}, 16, work=(256, 0), model="a"), run("llamagen", {}, 8, work=(64, 0), model="b")
+    mulosd, par = run("mulosd", {}, 16, model="a"), run("par", {}, 8, model="trained for it")
+    assert baselines([large, small, mulosd, par]) == [0, 1, 0, 1]
+    assert baselines([large, mulosd, par]) == [0, 0, 0], "PAR has none to be compared with, and is told so"
+
+    other = run("mar", {}, model="b", seconds=9.0)
+    assert baselines([run("mar", {}, model="a"), run("lazymar", {}, model="a"), other]) == [0, 0, 2]
+
+
 def test_a_report_says_what_a_run_needs():
     report = Report("zipar", "tiny", asdict(SAMPLERS["zipar"].settings(window=6)), 7, 2, "cpu", 3.0)
     report.add(transformer_passes=5, head_calls=7)
-    assert run_of_report(report, "x") == ComparedRun("x", "zipar", report.settings, 1 << 16, (5, 7), 1.5)
+    assert run_of_report(report, "x") == ComparedRun("x", "zipar", report.settings, 1 << 16, (5, 7), 1.5, "tiny")
     report.maps["step"] = np.zeros((2, 6, 6), np.int32)
     assert run_of_report(report, "x").exact and run_of_report(report, "x").side == 6

@@ -234,6 +234,13 @@ def test_weights_that_the_host_moves_are_not_recorded(recordings):
     assert drawn.report.note == "speed: auto, but plain: launches (ComfyUI moves the weights)"
 
 
+def test_draws_of_mulosd_run_plain_and_its_report_says_so(recordings):
+    """Once: the same is true of its draft model."""
+    report = finish(tokens.start("mulosd", move=at_speed(speed.AUTO))).report
+    assert report.note == "speed: auto, but plain: draws of MuLo-SD"
+    assert finish(tokens.start("llamagen", move=at_speed(speed.AUTO))).report.note == "speed: auto"
+
+
 def test_a_host_can_forbid_recordings_and_a_cpu_has_none(recordings, monkeypatch):
     monkeypatch.setattr(graphs, "allowed", False)
     for _ in range(3):
@@ -297,6 +304,43 @@ def test_state_is_told_apart_by_its_address(recordings):
     assert other.tolist() == [1.0, 1.0]
 
 
+@pytest.mark.parametrize("view", [lambda x: x[:, :2], lambda x: x.T], ids=["shape", "stride"])
+def test_state_at_one_address_is_told_apart_by_its_form(view, recordings):
+    """A view begins where its tensor does."""
+    made = graphs.Graphs()
+
+    def function(state, x):
+        state[0].copy_(x)
+        return state[0].sum()
+
+    whole = torch.zeros(3, 3)
+    other = view(whole)
+    rows = torch.arange(3.0)[:, None]
+    for _ in range(3):
+        made.call(function, (graphs.State([whole]), rows))
+    for _ in range(3):
+        whole.zero_()
+        made.call(function, (graphs.State([other]), rows))
+        assert torch.equal(other, rows.expand_as(other)) and other.sum() == whole.sum()
+
+
+def test_a_buffer_that_moved_is_seen(recordings):
+    net = torch.nn.Module()
+    net.register_buffer("factor", torch.tensor(2.0))
+    made = graphs.Graphs()
+
+    def function(x):
+        return x * net.factor
+
+    results = []
+    for factor in (2.0, 3.0):
+        net.factor = torch.tensor(factor)
+        for _ in range(3):
+            made.follow(net)
+            results.append(made.call(function, (torch.ones(1),)).item())
+    assert results == [2.0] * 3 + [3.0] * 3
+
+
 def test_large_arguments_are_not_copied(recordings, monkeypatch):
     monkeypatch.setattr(graphs, "LARGEST", 8)
     made = graphs.Graphs()
@@ -309,6 +353,31 @@ def test_large_arguments_are_not_copied(recordings, monkeypatch):
 
 def plus(x):
     return x + 1
+
+
+def test_what_was_not_used_for_the_longest_time_is_forgotten_first(recordings, monkeypatch):
+    monkeypatch.setattr(graphs, "MOST", 2)
+    made = graphs.Graphs()
+
+    def recorded_after(*sizes):
+        for size in sizes:
+            made.call(plus, (torch.ones(size),))
+        return len(recordings)
+
+    assert recorded_after(1, 1, 2, 2, 1) == 2
+    assert recorded_after(3, 3) == 3, "in the place of size 2"
+    assert recorded_after(1) == 3
+    assert recorded_after(2) == 4
+
+
+@pytest.mark.parametrize(("most", "is_kept"), [(48, True), (47, False)])
+def test_a_large_cache_is_not_kept(most, is_kept, recordings, monkeypatch):
+    """Two tensors of 24 bytes each."""
+    monkeypatch.setattr(graphs, "KEPT_BYTES", most)
+    made = graphs.Graphs()
+    first = made.zeros((2, 3), 2, torch.zeros(1))
+    again = made.zeros((2, 3), 2, torch.zeros(1))
+    assert (again[0] is first[0]) == is_kept
 
 
 def test_the_cache_of_the_last_run_is_used_again_when_it_has_ended(recordings):

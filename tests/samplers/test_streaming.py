@@ -15,9 +15,13 @@ from fastar_nodes.model_loaders.networks import ops
 from fastar_nodes.model_loaders.networks.autoencoder import VQModel
 from fastar_nodes.model_loaders.networks.bitdance import BitDanceText, BlockNetwork
 from fastar_nodes.model_loaders.networks.hybrid import HybridModel
+from fastar_nodes.samplers.batches import with_estimate
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.mar.cspd import cspd
+from fastar_nodes.samplers.mar.settings import CSpDSettings
 from fastar_nodes.samplers.memory import STREAMED, WEIGHTS, total
+from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
@@ -165,7 +169,9 @@ def test_a_report_says_what_streams_and_counts_only_what_is_loaded():
     model, storage = stored(tiny_hybrid())
 
     def memory(model):
-        return finish(masked.start("mar", model=model, condition=PROMPTS)).report.memory
+        _, settings = masked.CASES["mar"]
+        steps = masked.start("mar", model=model, condition=PROMPTS)
+        return finish(with_estimate(steps, model, PROMPTS, settings)).report.memory
 
     whole = memory(tiny_hybrid())
     partly = memory(model)
@@ -175,6 +181,24 @@ def test_a_report_says_what_streams_and_counts_only_what_is_loaded():
     assert away == sum(p.nbytes for layer in storage.held for p in layer.parameters())
     assert total(partly) == total(whole) - away
     assert sum(whole.values()) == sum(partly.values())
+
+
+def test_a_draft_that_streams_is_not_counted_as_loaded():
+    draft, storage = stored(tiny_hybrid(1))
+    settings = CSpDSettings(steps=4, diffusion_steps=2)
+
+    def memory(draft):
+        model = tiny_hybrid()
+        steps = cspd(model, PROMPTS, settings, PairedNoise(3, range(3)), draft=draft)
+        return finish(with_estimate(steps, model, PROMPTS, settings, draft=draft)).report.memory
+
+    found = memory(draft)
+    away = sum(p.nbytes for layer in storage.held for p in layer.parameters())
+    assert away == sum(count for name, count in found.items() if name.endswith(STREAMED)) > 0
+
+    loaded = memory(tiny_hybrid(1))
+    assert total(found) == total(loaded) - away
+    assert loaded["weights: draft MAR"] == found["weights: draft MAR"] + found[f"weights: draft MAR{STREAMED}"]
 
 
 def test_the_head_tables_and_norms_are_always_loaded():

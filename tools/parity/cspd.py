@@ -16,7 +16,7 @@ from ...model_loaders.networks.mar import MARModel
 from ...samplers.conditioning import from_ids
 from ...samplers.engine import finish
 from ...samplers.mar.canvas import MARCanvas, Tokens, mar_canvas
-from ...samplers.mar.cspd import diffusion, prefill_steps, speculate
+from ...samplers.mar.cspd import diffusion, speculate
 from ...samplers.mar.cspd.densities import TRIES, LastStep, RejectionDraws, keep_probability, log_ratio
 from ...samplers.mar.cspd.draft import Drafter
 from ...samplers.mar.cspd.published import Published, published_rule
@@ -184,7 +184,7 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
         made = mar_canvas("cspd", model, condition, settings, _RecordedNoise(data, tag, inter), None)
         own = {f.name: getattr(made, f.name) for f in fields(made) if f.init}
         canvas = _RecordedCanvas(**own, recorded=table)
-        places, first = [], prefill_steps(ar_steps, PREFILL)
+        places, first = [], settings.prefill(ar_steps)
 
         for step in range(first, ar_steps):
             if step % length == 0 or step + 1 == ar_steps:

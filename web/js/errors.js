@@ -23,9 +23,16 @@ function sentenceOf(details) {
   return /^\w+: /.test(reason) ? reason : `${input}: ${reason}`
 }
 
-/** Why the server refused an input: our own reason, or ComfyUI's with the name of the input. */
-function reasonOf({ type, message, details, extra_info }) {
+/** The tooltip of an input, which says what to connect to it; "" where the editor has none. */
+function tooltipOf(node, input) {
+  const about = LiteGraph.registered_node_types[node]?.nodeData?.input?.required?.[input]
+  return about?.[1]?.tooltip ?? ""
+}
+
+/** Why the server refused an input of a node of this type: our own reason, or ComfyUI's with the name of the input. */
+function reasonOf(node, { type, message, details, extra_info }) {
   if (type === "custom_validation_failed") return sentenceOf(details)
+  if (type === "required_input_missing") return `${extra_info.input_name}: ${message}. ${tooltipOf(node, extra_info.input_name)}`.trim()
   if (type === "value_not_in_list") return details
   return `${extra_info?.input_name ?? details}: ${message}`
 }
@@ -34,7 +41,7 @@ function reasonOf({ type, message, details, extra_info }) {
 function tellReasons(rejected) {
   const reasons = []
   for (const [id, { class_type, errors }] of Object.entries(rejected ?? {}))
-    if (class_type?.startsWith("FastAR")) for (const error of errors ?? []) reasons.push([id, class_type, reasonOf(error)])
+    if (class_type?.startsWith("FastAR")) for (const error of errors ?? []) reasons.push([id, class_type, reasonOf(class_type, error)])
   if (!reasons.length) return
 
   const [id, type, sentence] = reasons[0]

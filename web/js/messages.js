@@ -1,6 +1,7 @@
 // A sentence about a node in a message of our own, one at a time, which stays until a click, the next run, another graph or the MaskEditor.
 //
 // Kept because the editor's messages cannot be placed: they would cover the node that is to be changed, or the button "View details".
+import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
 import { shownOf, titleOf } from "./graphs.js"
 
@@ -8,7 +9,8 @@ import { shownOf, titleOf } from "./graphs.js"
 export const LONGEST = 400
 const LONGEST_TITLE = 80
 
-const HINT = "fastar-hint" // the class of what is no error
+const HINT = "fastar-hint" // the class of what is no error, and what the node shows itself in the graph
+const REMARK = "fastar-remark" // the class of what is no error, and shown nowhere else
 
 const STYLE = `
 .fastar-message { position: fixed; z-index: 3000; width: 380px; padding: 12px 16px; border-radius: 8px; cursor: pointer;
@@ -16,7 +18,7 @@ const STYLE = `
   font: 13px/1.4 sans-serif; box-shadow: 0 4px 16px #0008; overflow-wrap: anywhere; }
 .fastar-message::after { content: "\u00d7"; position: absolute; top: 4px; right: 10px; font-size: 18px; opacity: 0.7; }
 .fastar-message b { display: block; margin-bottom: 4px; }
-.fastar-message.${HINT} { border-color: #e69f00; }`
+.fastar-message.${HINT}, .fastar-message.${REMARK} { border-color: #e69f00; }`
 
 // Places on the screen, the best first. The upper right is the editor's: its messages and "View details" are there.
 const GAP = 16
@@ -92,6 +94,12 @@ export function tellInApp(id, type, sentence) {
   shown.classList.add(HINT)
 }
 
+/** Tell a remark on a node that runs, which may be one of ComfyUI's. */
+function tellRemark({ detail }) {
+  tell(String(detail.node), "VAE", detail.text)
+  shown.classList.add(REMARK)
+}
+
 /** A dialog to change what was told about, over which the message would lie. */
 const isMaskEditor = (element) => Boolean(element.querySelector?.("#global-mask-editor"))
 
@@ -105,6 +113,7 @@ app.registerExtension({
     new MutationObserver((changes) => opened(changes) && remove()).observe(document.body, { childList: true })
   },
   setup() {
+    api.addEventListener("fastar.remark", tellRemark)
     // Back in the graph, the node shows it.
     new ResizeObserver(() => isApp() || tellInApp()).observe(app.canvas.canvas)
   },

@@ -23,7 +23,6 @@ from ....reports.record import DRAFTED_BY
 from ...conditioning import MaskedCondition
 from ...editing import Edit
 from ...engine import Sampler, passes, remark_draft, verified
-from ...memory import WEIGHTS
 from ...noise import PairedNoise
 from ..canvas import MARCanvas, mar_canvas
 from ..mar import Diffusion
@@ -104,8 +103,6 @@ def cspd(
     _expect_one_device(draft, model)
     canvas = mar_canvas("cspd", model, condition, settings, noise, edit)
     canvas.report.model = f"{model.name}{DRAFTED_BY}{draft.name}"
-    for name, count in draft.weights().items():
-        canvas.report.memory[f"{WEIGHTS}draft {name}"] = count
 
     draft.net.begin_run()
     with torch.no_grad():
@@ -113,8 +110,6 @@ def cspd(
         drafter = Drafter(canvas, draft, condition, make_draft_transformer, last_noise=settings.mode == "paper")
         plain = diffusion(canvas, transformer)
         mode = MODES[settings.mode](canvas, transformer, drafter, plain.noise)
-    for name, count in drafter.canvas.report.memory.items():
-        canvas.report.memory[f"draft {name}"] = count
 
     result = yield from speculate(canvas, transformer, plain, mode)
     remark_draft(result.report, draft)
@@ -133,12 +128,7 @@ def speculate(
 ) -> Sampler:
     """The prefill, whose AR steps are the target's alone, then segments of drafts that the target verifies."""
     order = canvas.order
-    first = prefill_steps(order.steps, canvas.settings.prefill_ratio)
+    first = canvas.settings.prefill(order.steps)
     yield from passes(canvas, {step: order.ahead(step) for step in range(first)}, transformer, plain)
     yield from verified(canvas, first, mode.segment)
     return canvas.finish()
-
-
-def prefill_steps(ar_steps: int, ratio: float) -> int:
-    """AR steps of the prefill: steps 0 .. S ratio, as in the published code."""
-    return min(ar_steps, int(ar_steps * ratio) + 1)

@@ -62,7 +62,7 @@ class Lossless:
             with canvas.clock.phase("head"):
                 here = canvas.order.ahead(step)
                 accepted = torch.from_numpy(verified.kept_steps == len(self.table)).view(here.shape)
-                window = settings.speculation if settings.temperature > 0 else 0
+                window = settings.speculation if settings.speculates else 1
                 values = verified.paths.finish(verified.rows, window).view(*here.shape, -1)
                 canvas.report.add(accepted_steps=int(verified.kept_steps.sum()))
                 outcome = outcome_of(canvas, accepted)

@@ -146,6 +146,29 @@ def test_without_guidance_the_null_rows_are_not_computed(model, monkeypatch):
     assert set(sizes) == {4}
 
 
+@pytest.mark.parametrize("what", ["first", "steps"])
+def test_the_null_branch_has_a_first_block_of_its_own_where_guidance_begins_with_1(model, what):
+    """Its noise, of the start and of the steps, decides what later blocks are guided away from, and nothing else."""
+
+    class Noise(PairedNoise):
+        pass
+
+    def changed(self, stream, *shape):
+        numbers = getattr(PairedNoise, what)(self, stream, *shape)
+        return -numbers if stream == "null" else numbers
+
+    setattr(Noise, what, changed)
+    first = torch.zeros(4, 4, dtype=torch.bool)
+    first[:2, :2] = True
+    for schedule, same in (("linear", False), ("constant", True)):
+        settings = replace(FEW, cfg=4.0, cfg_schedule=schedule)
+        condition = from_ids((1, 2))
+        plain, other = (
+            finish(bitdance(model, condition, settings, noise(5, (0, 1)))).latents for noise in (PairedNoise, Noise)
+        )
+        assert torch.equal(other[..., first], plain[..., first]) and torch.equal(other, plain) == same
+
+
 def test_several_images_of_one_prompt_differ():
     model = text_bitdance()
     settings = replace(FEW, width=8, height=8)
@@ -351,7 +374,7 @@ def test_a_long_prompt_is_refused():
 def test_a_negative_prompt_is_refused():
     model = text_bitdance()
     condition = PromptCondition(("a boat",), "no fog")
-    with pytest.raises(UserError, match="^negative: .* has a null prompt of its own"):
+    with pytest.raises(UserError, match="^condition: its prompts have a negative .* has a null prompt of its own"):
         finish(bitdance(model, condition, replace(FEW, width=8, height=8), PairedNoise(5, (0,))))
 
 

@@ -12,6 +12,7 @@ from fastar_nodes.model_loaders.networks.ops import quantize
 from fastar_nodes.model_loaders.official import official_bitdance
 from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers import chain
+from fastar_nodes.samplers.batches import with_estimate
 from fastar_nodes.samplers.blocks import memory
 from fastar_nodes.samplers.blocks.bitdance import bitdance
 from fastar_nodes.samplers.blocks.diffusion import BUDGET, evaluations
@@ -116,7 +117,8 @@ def test_a_report_holds_the_estimate_and_the_cache_is_within_it(model, edited):
         mask[:, -1, -1] = 1
         edit = Edit(bits(1, model, grid), mask)
 
-    report = finish(bitdance(model, condition, settings, PairedNoise(5, (0,)), edit=edit)).report
+    steps = bitdance(model, condition, settings, PairedNoise(5, (0,)), edit=edit)
+    report = finish(with_estimate(steps, model, condition, settings, edited=edited)).report
     assert report.memory == memory.estimate(model, condition, settings, edited)
     assert report.counts["cache_bytes"] == report.memory[KV_CACHE]
 

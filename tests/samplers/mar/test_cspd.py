@@ -20,6 +20,7 @@ from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.network import FullTransformer, Transformer
 from fastar_nodes.samplers.mar.settings import CSpDSettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.samplers.settings import knobs
 from stepping import stepped
 from tiny_hybrids import tiny_hybrid
 from tiny_models import tiny_mar, toy_mar
@@ -46,6 +47,17 @@ def nearly(model: MARModel, amount: float) -> MARModel:
     for p in net.parameters():
         p.add_(amount * p.abs().mean() * torch.randn(p.shape, generator=g))
     return dataclasses.replace(model, net=net)
+
+
+@pytest.mark.parametrize("mode", ["published", "paper"])
+def test_the_target_speculates_before_the_first_draft_only(other, mode):
+    """As the tooltip says; here in the first AR step, as plain MAR does."""
+    about = {"prefill_ratio": 0.0, "mode": mode, "speculation": 4}
+    counts = run(other, tiny_mar(), **about).report.counts
+    first = next(mar(other, LABELS, MARSettings(**FEW, speculation=4), NOISE)).report.counts
+    assert counts["drafted_steps"] == first["drafted_steps"] > 0
+    _, about = knobs(CSpDSettings)["speculation"]
+    assert "published and paper do so only before the small model's first draft" in about.help
 
 
 @pytest.mark.parametrize(("length", "speculation", "mode"), [(1, 0, L), (3, 4, L), (50, 0, L), (1, 0, "published")])

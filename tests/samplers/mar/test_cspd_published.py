@@ -11,7 +11,6 @@ import torch
 from fastar_nodes.reports.record import ACCEPTED, REJECTED, Report
 from fastar_nodes.samplers.coupling import Gaussian
 from fastar_nodes.samplers.mar.canvas import Tokens
-from fastar_nodes.samplers.mar.cspd import prefill_steps
 from fastar_nodes.samplers.mar.cspd.densities import (
     TRIES,
     LastStep,
@@ -100,7 +99,8 @@ def test_drafts_and_redraws():
 )
 def test_how_many_steps_are_the_targets_alone(steps, ratio, alone):
     """AR steps 0 .. S ratio, and never more than there are."""
-    assert prefill_steps(steps, ratio) == alone
+    settings = CSpDSettings(steps=steps, prefill_ratio=ratio)
+    assert settings.prefill(steps) == alone and settings.exact(4) == (alone == steps)
 
 
 def test_what_is_recorded_of_a_verification():

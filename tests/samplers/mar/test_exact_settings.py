@@ -18,6 +18,7 @@ BASE = {"steps": 6, "diffusion_steps": 30, "cfg": 2.0}
 NOISE = PairedNoise(5, (0, 1))
 CACHED = {"refresh_period": 3, "start_step": 1}
 ANNEALED = {"diffusion_steps_end": 8}
+NO_CACHES = {"condition_cache": False, "token_cache": False, "head_cache": False, "encoder_cache": False}
 STAGED = {"reconstruction_steps": 2, "first_share": 0.5}
 EXACT, LOSSLESS, NEITHER = "exact", "lossless", "neither"
 CASES = [
@@ -25,16 +26,27 @@ CASES = [
     ("mar", {"diffusion_steps_curve": "cosine"}, EXACT),
     ("mar", ANNEALED, NEITHER),
     ("mar", {"speculation": 4}, LOSSLESS),
+    ("mar", {"speculation": 1}, EXACT),
     ("mar", {"speculation": 4, **ANNEALED}, NEITHER),
     ("fasthybrid", {"lookahead": 0}, EXACT),
     ("fasthybrid", {"threshold": 1.01}, EXACT),
     ("fasthybrid", {"threshold": 1.01, "lookahead": 1}, EXACT),
     ("fasthybrid", {"threshold": 1.01, "lookahead": 3}, EXACT),
     ("fasthybrid", {"threshold": 0.5}, NEITHER),
+    # No AR step drafts a later one.
+    ("fasthybrid", {"threshold": 0.5, "lookahead": 1}, EXACT),
+    ("fasthybrid", {"threshold": 0.5, "lookahead_start": 6}, EXACT),
+    ("fasthybrid", {"threshold": 0.5, "lookahead_start": 5}, EXACT),
+    ("fasthybrid", {"threshold": 0.5, "lookahead_start": 4}, NEITHER),
+    ("fasthybrid", {"threshold": 0.5, "lookahead_start": 4, "lookahead": 5, "align_lookaheads": True}, EXACT),
+    ("fasthybrid", {"threshold": 0.5, "lookahead_start": 3, "lookahead": 5, "align_lookaheads": True}, NEITHER),
+    ("fasthybrid", {"threshold": 0.5, "lookahead": 1, **ANNEALED}, NEITHER),
     ("fasthybrid", {"lookahead": 0, **ANNEALED}, NEITHER),
     ("lazymar", {"refresh_period": 1}, EXACT),
     ("lazymar", CACHED, NEITHER),
     ("lazymar", {"refresh_period": 1, **ANNEALED}, NEITHER),
+    ("lazymar", {**CACHED, **NO_CACHES}, EXACT),
+    ("lazymar", {**CACHED, **NO_CACHES, "condition_cache": True}, NEITHER),
     ("gtr", {"reconstruction_steps": 0}, EXACT),
     ("gtr", {"reconstruction_steps": 0, "detail_share": 0.5}, EXACT),
     ("gtr", {"reconstruction_steps": 0, **ANNEALED}, NEITHER),
@@ -42,6 +54,8 @@ CASES = [
     ("cspd", {"prefill_ratio": 1.0, "mode": "published"}, EXACT),
     ("cspd", {"prefill_ratio": 1.0, "mode": "paper"}, EXACT),
     ("cspd", {"prefill_ratio": 1.0, "mode": "lossless"}, EXACT),
+    ("cspd", {"prefill_ratio": 0.9, "mode": "published"}, EXACT),
+    ("cspd", {"prefill_ratio": 0.9, "speculation": 1, "mode": "paper"}, EXACT),
     ("cspd", {"prefill_ratio": 1.0, "speculation": 4, "mode": "lossless"}, LOSSLESS),
     ("cspd", {"prefill_ratio": 1.0, "speculation": 4, "mode": "published"}, LOSSLESS),
     ("cspd", {"prefill_ratio": 0.2, "mode": "lossless"}, LOSSLESS),
@@ -50,6 +64,7 @@ CASES = [
     ("fasthybrid+lazymar", {"lookahead": 0, "refresh_period": 1}, EXACT),
     ("fasthybrid+lazymar", {"lookahead": 0, **CACHED}, NEITHER),
     ("fasthybrid+lazymar", {"threshold": 0.5, "refresh_period": 1}, NEITHER),
+    ("fasthybrid+lazymar", {"threshold": 0.5, "lookahead": 1, "refresh_period": 1}, EXACT),
     ("gtr+lazymar", {"reconstruction_steps": 0, "refresh_period": 1}, EXACT),
     ("gtr+lazymar", {**STAGED, "refresh_period": 1}, NEITHER),
     ("cspd+lazymar", {"prefill_ratio": 1.0, "refresh_period": 1}, EXACT),
@@ -66,6 +81,9 @@ FAST = (
     "fasthybrid-{'threshold': 1.01}-exact",
     "fasthybrid-{'lookahead': 0}-exact",
     "fasthybrid-{'threshold': 0.5}-neither",
+    "fasthybrid-{'threshold': 0.5, 'lookahead': 1}-exact",
+    "fasthybrid-{'threshold': 0.5, 'lookahead_start': 5}-exact",
+    "fasthybrid-{'threshold': 0.5, 'lookahead_start': 4}-neither",
     "gtr-{'reconstruction_steps': 0}-exact",
     "gtr-{'reconstruction_steps': 2, 'first_share': 0.5}-neither",
     "lazymar-{'refresh_period': 1}-exact",

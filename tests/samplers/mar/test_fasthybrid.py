@@ -1,5 +1,6 @@
 """FastHybrid against the slow reference and by hand: guidance weights, which drafts are kept, and what it costs."""
 
+import math
 from functools import partial
 
 import numpy as np
@@ -13,7 +14,8 @@ from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.network import FullTransformer
 from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
-from mar_reference import reference
+from mar_reference import cosine_tables, reference
+from tiny_models import tiny_mar
 
 BASE = {"steps": 8, "diffusion_steps": 12, "cfg": 2.0}
 LABELS = (1, 4, 0)
@@ -85,14 +87,28 @@ def test_annealed_steps_are_kept(model, changes):
     torch.testing.assert_close(found, annealed, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("lookahead", "start"), [(2, 0), (3, 0), (8, 0), (4, 1), (4, 3), (4, 8)])
-@pytest.mark.fast_cases("3-0", "4-1", "4-8")
-def test_accepting_everything_costs_what_the_paper_says(model, lookahead, start):
+# Lookahead, its first AR step, whether lookaheads are aligned, and the AR steps that are sampled in full.
+SEGMENTS = [
+    (2, 0, False, [0, 2, 4, 6]),
+    (3, 0, False, [0, 3, 6]),
+    (8, 0, False, [0]),
+    (4, 1, False, [0, 1, 5]),
+    (4, 3, False, [0, 1, 2, 3, 7]),
+    (4, 8, False, [0, 1, 2, 3, 4, 5, 6, 7]),
+    (4, 1, True, [0, 1, 4]),
+    (3, 2, True, [0, 1, 2, 3, 6]),
+]
+
+
+@pytest.mark.parametrize(("lookahead", "start", "align", "full"), SEGMENTS)
+def test_accepting_everything_costs_what_the_paper_says(model, lookahead, start, align, full):
     """Sequential head calls: T a segment, T_g for each of its other steps (paper: Q T + Q T_g (K - 1)), less one where
     the weight is 1. AR steps before the first lookahead are plain MAR's.
     """
-    result = run(model, lookahead=lookahead, threshold=-1.0, guided_steps=4, lookahead_start=start)
-    full = [step for step in range(8) if step <= start or step % lookahead == 0]
+    settings = {"lookahead": lookahead, "lookahead_start": start, "align_lookaheads": align}
+    result = run(model, **settings, threshold=-1.0, guided_steps=4)
+    step, outcome = result.report.maps["step"], result.report.maps["outcome"]
+    assert [at for at in range(8) if (outcome[step == at] == PLAIN).any()] == full
     assert result.report.counts["head_calls"] == len(full) * 12 + (8 - len(full)) * 3
     assert result.report.counts["rejected"] == result.report.counts["restarts"] == 0
     assert (result.report.counts["accepted"] == 0) == (start >= 8)
@@ -124,15 +140,45 @@ def test_images_of_a_batch_are_those_drawn_alone(model, align, accepted):
         assert together.report.counts[count] == sum(part.report.counts[count] for part in parts) > 0, count
 
 
-@pytest.mark.parametrize(("denoise", "steps"), [(0.9, 9), (0.29, 2), (0.3, 3), (1.0, 10), (0.09, 0)])
-@pytest.mark.fast_cases(1)
-def test_renoised_drafts_run_their_share_of_the_guided_steps(model, denoise, steps):
-    """Rounded down. Without a step a draft is kept, as by *keep*."""
-    settings = {"lookahead": 4, "threshold": -1.0, "guided_steps": 10}
+@pytest.mark.parametrize(
+    ("guided", "denoise", "steps"),
+    [(15, 0.9, 13), (50, 0.58, 29), (10, 0.09, 0), (10, 0.9, 9), (10, 0.29, 2), (10, 0.3, 3), (10, 1.0, 10)],
+)
+@pytest.mark.fast_cases(3)
+def test_renoised_drafts_run_their_share_of_the_guided_steps(model, guided, denoise, steps):
+    """Rounded down, but 50 * 0.58, which is 28.999... in floating point, is 29. Without a step a draft is kept, as by
+    *keep*.
+    """
+    settings = {"lookahead": 4, "threshold": -1.0, "guided_steps": guided, "t_max": 999}
     result = run(model, accepted="renoise", denoise=denoise, **settings)
     assert result.report.counts["head_calls"] == 2 * 12 + 6 * steps
     kept = run(model, accepted="keep", **settings).latents
     assert torch.equal(result.latents, kept) == (not steps)
+
+
+def test_two_guided_steps_by_hand():
+    """A head that predicts no noise and the middle of the variance: the data of a state x is x / sqrt(abar).
+
+    Weights of 1 and 1/2: x' + sigma noise, then half of its data and half of x'. All drafts are accepted.
+    """
+    model = tiny_mar()
+    for weight in model.net.head.final_layer.linear.parameters():
+        weight.data.zero_()
+    settings = {"lookahead": 8, "threshold": -1.0, "guided_steps": 2, "temperature": 0.7}
+    kept, refined = (run(model, accepted=way, **settings) for way in ("keep", "refine"))
+    draft = model.to_tokens(kept.latents)
+
+    (_, _, abar_last), (_, beta, abar) = cosine_tables([0, 950])
+    variance = beta * (1 - abar_last) / (1 - abar)  # of the posterior
+    sigma = (variance * beta) ** 0.25
+    noise = PairedNoise(5, (0, 1, 2)).steps("guided", 2, 16, 4)[:, 0]
+    wanted = 0.5 * (draft + 0.7 * sigma * noise) / math.sqrt(abar_last) + 0.5 * draft
+
+    accepted = torch.from_numpy(refined.report.maps["outcome"]).flatten(1) == ACCEPTED
+    found = model.to_tokens(refined.latents)
+    assert accepted.sum() > 3 * 12 and torch.equal(found[~accepted], draft[~accepted])
+    scale = float(draft.abs().max())
+    torch.testing.assert_close(found[accepted], wanted[accepted], rtol=1e-5, atol=1e-5 * scale)
 
 
 def test_guided_steps_run_beside_the_full_ones(model):

@@ -23,7 +23,7 @@ from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer, lazymar
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.network import Heads
-from fastar_nodes.samplers.mar.refresh import chosen_block, computed_ratios, usual_block
+from fastar_nodes.samplers.mar.refresh import chosen_block, computed_ratios, spare_rows, usual_block
 from fastar_nodes.samplers.mar.settings import CacheSettings, LazyMARSettings, MARBase, MARSettings
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
@@ -303,6 +303,11 @@ def test_the_block_is_the_paper_s_fourth_or_the_one_after_a_quarter_of_the_decod
     assert torch.equal(automatic, one(model, block=block).latents)
     for other in {block - 1, block + 1} - {0, depth}:  # the last block leaves nothing out
         assert not torch.equal(automatic, one(model, block=other).latents)
+
+
+def test_spare_rows_by_hand():
+    """15 of 320, as in the published code; 3.75 of 80, rounded to 4; one at least."""
+    assert {rows: spare_rows(rows) for rows in (320, 80, 70, 4)} == {320: 15, 80: 4, 70: 3, 4: 1}
 
 
 def test_the_fourth_block_of_the_official_decoders():

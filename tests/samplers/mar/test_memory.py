@@ -15,6 +15,7 @@ from fastar_nodes.model_loaders.networks.llama import LlamaConfig, qwen_config
 from fastar_nodes.model_loaders.networks.mar import MARConfig
 from fastar_nodes.reports.record import to_text
 from fastar_nodes.samplers import memory
+from fastar_nodes.samplers.batches import with_estimate
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.cspd import cspd
@@ -100,7 +101,8 @@ def test_passes_hold_what_is_estimated(unipic, monkeypatch):
 def run(model, sampler=mar, settings=None, **more):
     condition = PromptCondition(("a boat", "a cat"))
     settings = settings or MARSettings(steps=4, diffusion_steps=4)
-    return finish(sampler(model, condition, settings, PairedNoise(3, range(2)), **more)).report
+    steps = sampler(model, condition, settings, PairedNoise(3, range(2)), **more)
+    return finish(with_estimate(steps, model, condition, settings, **more)).report
 
 
 def test_reports_hold_the_estimate():
@@ -164,8 +166,10 @@ def test_a_draft_keeps_prompts_and_features_of_its_own():
     settings = LazyMARSettings(steps=8, cfg=3.0)
     alone = family_of(model).memory(model, condition, settings)
     both = family_of(model).memory(model, condition, settings, draft=model)
-    twice = {memory.PROMPTS: 2 * alone[memory.PROMPTS], memory.FEATURES: 2 * alone[memory.FEATURES]}
-    assert both == alone | twice
+    of_draft = {name: alone[name] for name in (memory.PROMPTS, memory.FEATURES)}
+    of_draft |= {name: count for name, count in alone.items() if name.startswith(memory.WEIGHTS)}
+    named = {f"draft {name}".replace("draft weights: ", "weights: draft "): n for name, n in of_draft.items()}
+    assert both == alone | named and len(named) == 2 + 3
 
 
 def test_noise_and_the_head_by_hand():

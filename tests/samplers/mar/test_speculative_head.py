@@ -3,8 +3,10 @@ distribution: ``test_paired_lossless.py`` and ``test_lossless.py``.
 """
 
 import dataclasses
+import math
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
@@ -14,14 +16,15 @@ from fastar_nodes.model_loaders.networks.speed import Regional
 from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers import chain
 from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.coupling import Gaussian
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar import network
 from fastar_nodes.samplers.mar.lazymar import LazyTransformer
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
 from fastar_nodes.samplers.mar.tables import tables
-from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.speculation import Speculation
+from fastar_nodes.samplers.noise import CounterRNG, PairedNoise
+from fastar_nodes.samplers.speculation import Drafts, Speculation
 from tiny_models import tiny_mar
 
 FEW = MARSettings(steps=4, diffusion_steps=8, cfg=2.0)
@@ -87,6 +90,35 @@ def test_states_are_evaluated_as_many_at_once_as_fit_the_budget(model, monkeypat
         torch.testing.assert_close(parts.latents, whole.latents, rtol=1e-4, atol=1e-3)
         assert max(sizes) == states and 2 * sum(sizes) == whole.report.counts["head_rows"]
         assert parts.report.counts["head_calls"] == len(sizes)
+
+
+class Narrow:
+    """A head that predicts zeros and, at every state, a std of e^-0.0001."""
+
+    def at(self, row, k, x):
+        return torch.cat([torch.zeros_like(x), torch.full_like(x, -1e-4)], 1)[None]
+
+
+def test_redraws_go_on_until_one_is_kept():
+    """Drafts of N(0, 1) at 3, of which the head's kernel is 1e-4 narrower: it rejects 9 - 1 times 1e-4 of them.
+
+    Only between -1 and 1 is its density the larger one, by so little that it keeps one redraw of some 20,000; whatever
+    replaces a draft lies there.
+    """
+    rows = 20_000
+    noisy = chain.DiffusionStep(data_x=0.0, data_out=1.0, of_x=0.0, of_data=1.0, middle=0.0, slope=1.0)
+    table = chain.step_table([noisy, noisy._replace(middle=-math.inf)], torch.zeros(2, 1))
+    zeros = torch.zeros(rows, 1)
+    chains = chain.Chains(zeros[None], torch.ones(rows, 1), zeros, torch.zeros(2, rows, 1), table)
+    keys = torch.randint(-(2**62), 2**62, (rows,), generator=torch.Generator().manual_seed(0))
+    report = Report("mar", "tiny", {}, None, 1, "cpu")
+    paths = Speculation(tiny_mar().net, Narrow(), chains, CounterRNG(keys), report)
+
+    zero = zeros[:, None]
+    accepted = paths.verify(np.arange(rows), Drafts(zero, zero + 3, Gaussian(zero, zero)))
+    kept = torch.from_numpy(accepted) == 1
+    assert 5 < int((~kept).sum()) < 32
+    assert bool((paths.x[kept] == 3).all()) and bool((paths.x[~kept].abs() <= 1).all())
 
 
 def cached(model, end=None, **changes):

@@ -69,6 +69,15 @@ def test_drawn_words_are_of_the_seed_and_within_top_p(head):
     assert run(head, question, images, temperature=1.0, top_p=1e-6)[-1].tokens == likeliest
 
 
+def test_every_word_has_noise_of_its_own():
+    """Where all words are equally likely, a word is that of the largest noise at its place in the answer."""
+    flat = WordHead(64, 322)
+    torch.nn.init.zeros_(flat.lm_head.weight)
+    words = run(flat, tiny_editor().question("is it day?"), [rows(0)], temperature=1.0, top_p=1.0)[-1].tokens
+    noise = PairedDraws(1, [0]).gumbel("word", torch.arange(12), 322)
+    assert list(words) == noise[0].argmax(-1).tolist()
+
+
 def test_a_recorded_network_answers_the_same(head):
     question = tiny_editor().question("is it day?")
     plain = run(head, question, [rows(0)])[-1].tokens

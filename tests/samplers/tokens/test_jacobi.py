@@ -218,6 +218,7 @@ def test_the_table_lists_every_row_and_cell(name):
         assert table.cells[cells].tolist() == list(p.cells) and (table.cell_pass[cells] == k).all()
         assert (table.cell_row[cells] - table.row_start[k]).tolist() == list(p.predicted_by)
         assert (table.decided_at[list(p.cells)] == k).all()
+        assert len({*p.predicted_by}) == len(p.cells), "every cell has a row of its own"
     assert not any(seen[:, -1].any() for seen in seen_ahead) and (table.decided_at[:known] == -1).all()
 
 

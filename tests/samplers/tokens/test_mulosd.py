@@ -1,5 +1,7 @@
 """MuLo-SD against an uncached reference, its two exact limits, and what its reports count."""
 
+import copy
+from dataclasses import replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -356,7 +358,7 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
         (2, 1, {"cfg_interval": 20}),
     ],
 )
-@pytest.mark.fast_cases("2-0-change1-class", "3-1-change2-class")
+@pytest.mark.fast_cases("2-0-change1-class", "3-1-change2-class", "3-1-change3-class")
 def test_tau_above_one_in_raster_order_is_serial_decoding(kind, small, rows, change):
     result = run(kind, small=small, draft_rows=rows, tau=1.01, resample_window=0, **change)
     assert torch.equal(result.latents, serial(kind, **{k: v for k, v in change.items() if k != "expansion"}))
@@ -526,6 +528,40 @@ def test_a_draft_in_windows_is_the_draft(case):
     assert parallel.report.counts["draft_passes"] <= serially.report.counts["draft_passes"]
     for name, values in serially.report.maps.items():
         assert name == "step" or np.array_equal(parallel.report.maps[name], values)
+
+
+def test_padding_needs_no_position_of_its_own():
+    """A table of additive positions ends before the last cell, which no sequence feeds but the padding of a batch."""
+    target, what, draws = TARGETS["features"], condition_of("features"), PairedDraws(5, (0, 1, 2))
+    chosen = MuLoSDSettings(**FEW, tau=0.1, expansion=0, resample_window=1)
+    more = {"draft": DRAFTS["features", 3], "up_sampler": UP}
+    wanted = finish(mulosd(target, what, chosen, draws, **more))
+    assert len({int((waves >= 0).sum()) for waves in wanted.report.maps["waves"]}) > 1, "images differ"
+
+    rows = len(what.features[0]) + GRID**2 - 1
+    net = copy.deepcopy(target.net)
+    net.abs_pe = torch.nn.Parameter(net.abs_pe[:, :rows].clone(), requires_grad=False)
+    net.config = replace(net.config, absolute=rows)
+    found = finish(mulosd(replace(target, net=net), what, chosen, draws, **more))
+    assert torch.equal(found.latents, wanted.latents)
+
+
+@pytest.mark.parametrize("kind", ["features", "class"])
+def test_islands_are_numbered_from_block_to_block_in_every_image(kind):
+    """Those of an image alone, whatever the others of its batch have; images of a batch differ in their islands."""
+    result = run(kind, draft_rows=1, expansion=0, tau=0.1)
+    maps = result.report.maps
+    most = []
+    for outcome, found in zip(maps["outcome"], maps["islands"], strict=True):
+        wanted, count = np.zeros((GRID, GRID), int), 0
+        for top in range(0, GRID, 2):
+            again = np.flatnonzero(outcome[top : top + 2] != ACCEPTED)
+            for island in plain_islands(set(again.tolist()), GRID):
+                count += 1
+                wanted[top : top + 2].flat[island] = count
+        most.append(count)
+        assert np.array_equal(found, wanted)
+    assert len(set(most)) > 1 and result.report.counts["islands"] == sum(most)
 
 
 def test_a_draft_in_windows_takes_fewer_passes():
@@ -790,8 +826,19 @@ def test_rows_of_the_target_are_counted():
     assert counts["transformer_tokens"] == 6 * GRID**2 + drafted.report.counts["transformer_tokens"]
 
 
-@pytest.mark.parametrize(("rows", "total"), [(0, 9 + 1), (1, 9 + 3), (2, 9 + 2)])
-def test_the_first_step_tells_the_passes_that_are_planned(rows, total):
-    """One pass for each of the draft's 3 x 3 cells, and one to verify each block of rows."""
-    first = next(start(images=(0,), draft_rows=rows, draft_window=0))
-    assert (first.done, first.total) == (1, total)
+@pytest.mark.parametrize("rows", [0, 1, 2])
+@pytest.mark.parametrize("parallel", [0, 4])
+def test_progress_counts_the_cells_when_they_are_drafted_and_when_they_are_final(rows, parallel):
+    """Each of the draft's 3 x 3 cells is 4 of the target's 36; its 3 or 9 cells of a block are drafted one by one."""
+    steps = list(start(images=(0,), draft_rows=rows, draft_window=0, draft_parallel=parallel, tau=0.3))
+    done = [step.done for step in steps]
+    assert done[0] == 4 and done[-1] == 2 * 36 and done == sorted(set(done))
+    assert {step.total for step in steps} == {2 * 36}
+    first_block = 12 * rows or 36
+    assert parallel or done[: first_block // 4] == list(range(4, first_block + 1, 4))
+    assert 2 * first_block in done, "the first block is final"
+
+
+def test_a_target_without_rejections_ends_a_block_in_one_pass():
+    steps = list(start(images=(0,), draft_rows=1, draft_window=0, tau=0.0))
+    assert [step.done for step in steps] == [4, 8, 12, 24, 28, 32, 36, 48, 52, 56, 60, 72]

@@ -38,7 +38,7 @@ def test_labels_pass_as_they_are():
         ("text", FeatureCondition(features(3), ("",)), "condition: .* semantic features"),
         ("features", CodeCondition((torch.tensor([1]),), ("",)), "condition: .* semantic codes"),
         ("features", FeatureCondition(features(3, 4), ("", "")), "condition: .* 3 to 4 codes"),
-        ("features", FeatureCondition(features(50), ("",)), "grid: .* 65 positions, and tiny has 64"),
+        ("features", FeatureCondition(features(50), ("",)), "condition: 50 codes are too many for tiny .* at most 49"),
         ("class", Condition((9,), ("nine",)), "label 9 "),
     ],
 )
@@ -51,6 +51,12 @@ def test_as_many_rows_as_the_model_reads_fit():
     assert prepare(tiny_gpt("text"), TextCondition(features(7), ("",)), CPU).condition.shape == (1, 7, 6)
     # 49 condition rows and 15 tokens (the last one is never fed) take the 64 positions.
     assert prepare(tiny_gpt("features"), FeatureCondition(features(49), ("",)), CPU).condition.shape == (1, 49, 6)
+
+
+def test_a_grid_that_leaves_no_room_for_any_code_is_blamed_itself():
+    model = dataclasses.replace(tiny_gpt("features"), grid=9)
+    with pytest.raises(UserError, match="^grid: 9 x 9 tokens behind 3 condition rows need 83 positions, and tiny"):
+        prepare(model, FeatureCondition(features(3), ("",)), CPU)
 
 
 def test_labels_of_another_list_are_refused():

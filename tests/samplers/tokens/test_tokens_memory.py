@@ -5,9 +5,27 @@ bytes, of every row; a fed row takes 8 x 16 + 3 x 24 numbers, 800 bytes, and twi
 decided; a decided cell takes 23 logits of 4 bytes, 10 times with guidance and 9 times without.
 """
 
+from dataclasses import replace
+from functools import partial
+
 import pytest
-from fastar_nodes.samplers.tokens.memory import estimate
-from fastar_nodes.samplers.tokens.settings import ADJACENT, LlamaGenSettings, MuLoSDSettings, PARSettings, ZipARSettings
+import test_token_contract as tokens
+from fastar_nodes.samplers.batches import begin
+from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.memory import estimate, estimate_prompt
+from fastar_nodes.samplers.tokens.settings import (
+    ADJACENT,
+    LlamaGenSettings,
+    MuLoSDSettings,
+    PARSettings,
+    TarPromptSettings,
+    ZipARSettings,
+)
+from fastar_nodes.samplers.tokens.tar import tar_prompt
+from fastar_nodes.samplers.tokens.upsampling import UpSampling
+from qwen_reference import tiny_tar
 from tiny_tokens import other_vocabulary
 from tokens_reference import condition_of, tiny_gpt
 
@@ -94,3 +112,44 @@ def test_mulosd_computes_logits_in_pieces_of_64_mb():
     drafting = 256 * 2 * 3 * (1 + 9 + 3) + ROW * 2 * 3 + cell * 3
     found = estimate(target, condition_of("class"), settings, draft)
     assert found == verifying + drafting + 4 * (40_000 * 6 + 4 * 419 * 40_000)
+
+
+# ------------------------------------------------------------------------------------------------ reports
+
+
+@pytest.mark.parametrize(
+    ("name", "settings"),
+    [
+        ("llamagen", LlamaGenSettings(cfg=2.0)),
+        ("par", PARSettings(cfg=2.0, grouping=ADJACENT, group=3)),
+        ("zipar", ZipARSettings(cfg=2.0, window=3)),
+    ],
+    ids=["llamagen", "par", "zipar"],
+)
+def test_reports_hold_the_estimate(name, settings):
+    model, condition = tiny_gpt(), condition_of("class")
+    report = finish(begin(SAMPLERS[name], model, settings, condition, 1, 0, range(3))).report
+    weights = sum(weight.nbytes for weight in model.net.parameters())
+    need = estimate(model, condition, settings)
+    assert report.memory == {"weights: transformer": weights, "sampling": need}
+    assert report.to_dict()["memory_estimate_bytes"] == report.memory
+
+
+def test_a_report_of_mulosd_holds_both_models():
+    target, draft = tiny_gpt(grid=6), tiny_gpt(grid=3)
+    settings = MuLoSDSettings(cfg=2.0, neighbours=5)
+    condition = condition_of("class")
+    plain = SAMPLERS["mulosd"]
+    run = partial(plain.run, draft=draft, up_sampler=UpSampling(tokens.VQ))
+    entry = replace(plain, run=run, draft=draft)
+    memory = finish(begin(entry, target, settings, condition, 1, 0, range(3))).report.memory
+    assert list(memory) == ["weights: transformer", "weights: draft transformer", "sampling"]
+    assert memory["sampling"] == int(estimate(target, condition, settings, draft))
+
+
+def test_a_report_of_tars_language_model_holds_the_longest_prompt():
+    model, settings = tiny_tar(), TarPromptSettings(detail="81")
+    prompts = ["a cat", "a cat beside a large red boat"]
+    memory = finish(tar_prompt(model, prompts, settings, PairedDraws(1, range(2)))).report.memory
+    assert list(memory) == ["weights: language model", "sampling"]
+    assert memory["sampling"] == int(estimate_prompt(model, settings, prompts[1], 2))
