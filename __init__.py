@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # The name under which scripts and other packs import this package.
 _NAME = "fastar_nodes"
-# A node that every copy of this pack registers with ComfyUI.
+# A node that every copy of this pack registers with ComfyUI, as of the module that ComfyUI imports.
 _NODE = "FastARLoadMAR"
 
 
@@ -30,7 +30,7 @@ def _other_copy():
     if module is None:
         return None
 
-    folder = Path(module.__file__).parents[1]
+    folder = Path(module.__file__).parent
     return None if folder == Path(__file__).parent else folder
 
 
@@ -55,7 +55,7 @@ async def comfy_entrypoint():
 
     from importlib import import_module
 
-    return import_module(".nodes", _package()).make_extension()
+    return import_module(".nodes", _package()).make_extension(__name__)
 
 
 def _package():

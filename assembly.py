@@ -46,6 +46,7 @@ from .model_loaders.networks.precision import is_finite
 from .model_loaders.networks.speed import choose
 from .model_loaders.networks.ta_tok import TATokModel
 from .model_loaders.networks.tar import TarModel
+from .model_loaders.networks.torch_state import in_own_state
 from .model_loaders.official import official_binary, official_bitdance
 from .model_loaders.shards import weight_files
 from .model_loaders.squares import squared
@@ -733,6 +734,7 @@ def published_masked(family: str, unipic: bool = False) -> dict[str, Any]:
     return {**_HYBRID_DEFAULTS, "steps": _UNIPIC_STEPS if unipic else _HARMON_STEPS}
 
 
+@in_own_state
 @torch.no_grad()
 def decode(ready: Ready, result: Any) -> Tensor:
     """Decode a sampler's result to images uint8 [B, H, W, 3] on the CPU.

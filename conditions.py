@@ -47,6 +47,7 @@ from .samplers.conditioning import (
 from .samplers.engine import finish
 from .samplers.labels import labels_for, split_labels, unknown_words
 from .samplers.settings import make
+from .samplers.syntax import read_as_text
 from .samplers.tokens.draws import PairedDraws
 from .samplers.tokens.prepare import features_of
 from .samplers.tokens.tar import tar_prompt
@@ -72,7 +73,7 @@ class ConditionBuilder:
     asked: Mapping[str, Any] = field(default_factory=dict)  # settings of Tar's language model
     unconditional: str | None = None  # instruction of the unconditional branch of Harmon and UniPic; None for their own
     run: Callable[[Generator[Any, Any, Any], str, str], Any] = _finish  # runs Tar's sampler; also gets title and unit
-    warn: Callable[[str], None] = lambda sentence: None  # gets a sentence about words that a model does not know
+    warn: Callable[[str], None] = lambda sentence: None  # gets a sentence about what a model does not read as meant
 
     def __post_init__(self) -> None:
         self.forget()
@@ -122,6 +123,7 @@ class ConditionBuilder:
             return self._instructions(on, texts)
         if on.condition == "text":
             prompts = [prompt_of(text, "prompt") for text in texts]
+            self._warn(read_as_text(prompts))
             rows = [self._encoded(on, prompt) for prompt in prompts]
             return TextCondition(tuple(rows), tuple(prompts))
 
@@ -132,7 +134,8 @@ class ConditionBuilder:
         model: Any = on.model
         for text in dict.fromkeys(texts):
             model.prompt(text)
-        self._warn_of_unknown_words(model, texts)
+        self._warn(read_as_text([*texts, self.unconditional or ""]))
+        self._warn(unknown_words(model, texts))
 
         condition = PromptCondition(tuple(texts))
         if self.unconditional is not None:
@@ -159,6 +162,7 @@ class ConditionBuilder:
         expect_editor(condition, model)
         for text in dict.fromkeys(texts):
             model.image_prompt(text)
+        self._warn(read_as_text(texts))
 
         return read_images(condition, self.image_reader(on))
 
@@ -197,7 +201,8 @@ class ConditionBuilder:
         model, stated = self._language
         settings = prompt_settings(stated, self.asked)
         prompts = [text.strip() for text in texts]
-        self._warn_of_unknown_words(model, prompts)
+        self._warn(read_as_text(prompts))
+        self._warn(unknown_words(model, prompts))
 
         def start(part: range) -> Any:
             """The language model on some of the prompts."""
@@ -215,8 +220,7 @@ class ConditionBuilder:
         _, reader = self._reader
         return features_of(codes, reader)
 
-    def _warn_of_unknown_words(self, model: Any, texts: Sequence[str]) -> None:
-        """Say which words of the prompts a model does not know: it draws something else for them."""
-        sentence = unknown_words(model, texts)
+    def _warn(self, sentence: str) -> None:
+        """Say what a model reads otherwise than it is meant, if there is anything."""
         if sentence:
             self.warn(sentence)

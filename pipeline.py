@@ -35,6 +35,7 @@ from .model_loaders.networks.bitdance import BlockModel
 from .model_loaders.networks.llama import TokenModel
 from .model_loaders.networks.mar import MARModel
 from .model_loaders.networks.speed import SPEEDS, choose
+from .model_loaders.networks.torch_state import in_own_state, own_state
 from .model_loaders.squares import squared
 from .model_loaders.wrappers import WEIGHTS
 from .reports.record import Report
@@ -371,7 +372,7 @@ class Pipeline:
     ) -> tuple[Sampled, np.ndarray]:
         """What was sampled in a crop of an image, and the whole images with it, uint8 [B, H, W, 3]."""
         told = "image: memory is insufficient to edit it; give a smaller one."
-        with enough_memory(told):
+        with own_state(), enough_memory(told):
             given = torch.tensor(_pixels(image))
             original = given.movedim(-1, 1).float() / 255
             area = inpainting.fitted(_mask(mask), (original.shape[2], original.shape[3]))
@@ -381,7 +382,7 @@ class Pipeline:
 
         result = self.sample(prompt, **{**arguments, "image": part, "mask": crop.of(area)})
 
-        with enough_memory(told):
+        with own_state(), enough_memory(told):
             drawn = assembly.decode(self.ready, result).movedim(-1, 1).float() / 255
             whole = inpainting.put_back(original, drawn, area, crop)
             return result, (whole.movedim(1, -1).clamp(0, 1) * 255).round().to(torch.uint8).numpy()
@@ -429,6 +430,7 @@ class Pipeline:
         return out
 
     @_names_here
+    @in_own_state
     def condition(
         self,
         prompt: Prompt,
@@ -502,6 +504,7 @@ class Pipeline:
         return self.readers.prompts(self.ready, texts, first)
 
     @_names_here
+    @in_own_state
     @enough_memory("image: memory is insufficient to answer; choose another device or a smaller dtype.")
     def ask(self, image: AnyImage, question: str, *, temperature: float = 0.0, limit: int = 512, seed: int = 0) -> str:
         """Ask a Janus about an image, for example to describe it.
@@ -537,6 +540,7 @@ class Pipeline:
         """
         return self.decoder.decode(latents).numpy()
 
+    @in_own_state
     @enough_memory("image: memory is insufficient to encode it; give a smaller one, or choose another device.")
     @torch.no_grad()
     def encode(self, image: AnyImage | Sequence[AnyImage], grid: tuple[int, int] | None = None) -> Tensor:
@@ -600,6 +604,7 @@ class Pipeline:
             )
         return entry
 
+    @in_own_state
     def _edit(self, entry: Entry, image: Any, mask: Any, settings: Any) -> Edit | None:
         """The part of an image to sample again; None for whole new images."""
         if image is None and mask is None:

@@ -24,7 +24,7 @@ from ..cli.options import MOST_IMAGES, SEEDS, condition_options, model_options, 
 from ..cli.planning import prepare
 from ..errors import UserError
 from ..model_loaders.networks.mar import MARModel, pick
-from ..model_loaders.networks.speed import suited_threads
+from ..model_loaders.networks.speed import suited_threads, threads
 from ..reports.files import Result, encoded, image_endings, output, save
 from ..reports.grid import compare_grid, expect_fits
 from ..reports.quality import measure
@@ -70,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     (condition,) = conditions(planned, options.label, options.text, batch, options, seed, asked)
 
     noise: Any = p.entry.family.noise(seed, range(len(condition)))
-    with suited_threads(model.net):
+    with threads(suited_threads(model.net)):
         found, whole_image = probe(model, condition, p.settings, noise, after)
 
     plain = decode(p.on, whole_image).numpy()

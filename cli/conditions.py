@@ -19,7 +19,7 @@ from .running import drive
 
 
 def builder(files: Source, **choices: Any) -> ConditionBuilder:
-    """A builder of conditions that shows its progress, and prints each sentence on unknown words once."""
+    """A builder of conditions that shows its progress, and prints each sentence on prompts once."""
     printed: set[str] = set()
 
     def warn(sentence: str) -> None:

@@ -18,9 +18,11 @@ from .networks.autoencoder import HISTORY, KLAutoencoder, KLConfig, KLModel, VQA
 from .networks.enlarging import said
 from .networks.llama import TokenModel
 from .networks.ops import TORCH, Operations
+from .networks.torch_state import in_own_state
 from .wrappers import AUTO
 
 
+@in_own_state
 def load_kl(
     path: str | Path,
     dtype: str = "auto",
@@ -44,6 +46,7 @@ def load_kl(
     return KLModel(net, said(file.name, net.config))
 
 
+@in_own_state
 def load_vq(
     path: str | Path,
     dtype: str = "auto",

@@ -38,6 +38,7 @@ from .networks.enlarging import PREFIX, said
 from .networks.llama import LlamaConfig
 from .networks.ops import FAST, TORCH, Operations
 from .networks.structure import MOST_LEVELS, depth
+from .networks.torch_state import in_own_state
 from .tokenizer import load_tokenizer
 from .wrappers import AUTO
 
@@ -56,6 +57,7 @@ _SIZE = re.compile(r"<\|res_(\d{1,4})\|>")
 _QUERY = re.compile(r"<\|query_(\d{1,4})\|>")
 
 
+@in_own_state
 def load_bitdance(
     path: str | Path,
     dtype: str | Precision = "auto",
@@ -313,6 +315,7 @@ def _prefix_inside(file: ck.Checkpoint) -> str | None:
     return None
 
 
+@in_own_state
 def load_binary(
     path: str | Path,
     dtype: str = "auto",

@@ -27,6 +27,7 @@ from .networks.hybrid import (
 )
 from .networks.mar import OFFICIAL_HEADS as MAR_HEADS
 from .networks.ops import FAST, Operations
+from .networks.torch_state import in_own_state
 from .tokenizer import Tokenizer, has_tokenizer, load_tokenizer
 from .wrappers import AUTO
 
@@ -57,6 +58,7 @@ PROVED = {
 }
 
 
+@in_own_state
 def load_hybrid(
     path: str | Path,
     dtype: str | Precision = "auto",

@@ -25,6 +25,7 @@ from .networks.autoencoder import VQModel
 from .networks.janus import TRUNK, Janus, JanusConfig, JanusModel, Template, WordHead
 from .networks.janus_vision import LEAST_SIDE, ImageReader, JanusVision, VisionConfig
 from .networks.ops import FAST, TORCH, Operations
+from .networks.torch_state import in_own_state
 from .shards import weight_files
 from .tokenizer import Tokenizer, load_tokenizer
 from .wrappers import AUTO
@@ -97,6 +98,7 @@ _ASSISTANT = "<|Assistant|>"
 _FIRST_GENERATION = re.compile(r"(?<!\d)1[._]3b", re.IGNORECASE)
 
 
+@in_own_state
 def load_janus(
     path: str | Path,
     dtype: str | Precision = "auto",
@@ -164,6 +166,7 @@ def load_janus(
     )
 
 
+@in_own_state
 def load_janus_vq(
     path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", operations: Operations = TORCH
 ) -> VQModel:
@@ -185,6 +188,7 @@ def load_janus_vq(
     return build_vq(replace(file, state=state, what="a VQ autoencoder"), compute, device, operations)
 
 
+@in_own_state
 def load_janus_head(
     path: str | Path,
     dtype: str | Precision = "auto",
@@ -218,6 +222,7 @@ def _part(path: str | Path, is_unused: Callable[[str], bool]) -> ck.Checkpoint:
     return ck.read(whole, "checkpoint", is_unused, shards)
 
 
+@in_own_state
 def load_janus_vision(
     path: str | Path,
     vq: VQModel,

@@ -17,6 +17,7 @@ from .families import Precision, choose_bits, choose_dtype, read
 from .known import is_published
 from .networks.llama import CLASS, OFFICIAL_HEADS, Llama, LlamaConfig, TokenModel
 from .networks.ops import FAST, Operations
+from .networks.torch_state import in_own_state
 from .wrappers import AUTO
 
 LARGEST_GRID = 128
@@ -41,6 +42,7 @@ HEADS = ("heads", "n_head", "num_heads", "num_attention_heads")
 IMAGENET = 1000
 
 
+@in_own_state
 def load_llamagen(
     path: str | Path,
     dtype: str | Precision = "auto",

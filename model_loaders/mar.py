@@ -14,6 +14,7 @@ from .families import Precision, choose_bits, choose_dtype, read
 from .llamagen import HEADS, IMAGENET, expect_heads, note_defaults
 from .networks.mar import MAR, OFFICIAL_HEADS, MARConfig, MARModel
 from .networks.ops import FAST, Operations
+from .networks.torch_state import in_own_state
 from .wrappers import AUTO
 
 OFFICIAL_T_MAX = 999
@@ -21,6 +22,7 @@ OFFICIAL_T_MAX = 999
 FP32_WEIGHTS = ("diffloss.net.final_layer.linear.",)
 
 
+@in_own_state
 def load_mar(
     path: str | Path,
     dtype: str | Precision = "auto",

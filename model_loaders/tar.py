@@ -25,6 +25,7 @@ from .networks.llama import EMBEDDING, HEAD, Llama, LlamaConfig, TokenModel
 from .networks.ops import FAST, TORCH, Operations
 from .networks.ta_tok import ENCODING, TATok, TATokConfig, TATokModel, unused
 from .networks.tar import SpecialTokens, TarModel
+from .networks.torch_state import in_own_state
 from .tokenizer import load_tokenizer
 from .wrappers import AUTO
 
@@ -44,6 +45,7 @@ _OFFICIAL_IDS = {
 }
 
 
+@in_own_state
 def load_tar(
     path: str | Path, dtype: str | Precision = "auto", device: str | torch.device = "cpu", operations: Operations = FAST
 ) -> TarModel:
@@ -167,6 +169,7 @@ def _special_tokens(
     return special, scales
 
 
+@in_own_state
 def load_ta_tok(
     path: str | Path,
     dtype: str | Precision = "auto",
@@ -201,6 +204,7 @@ def load_ta_tok(
     return TATokModel(net, file.name)
 
 
+@in_own_state
 def load_detokenizer(
     path: str | Path,
     dtype: str | Precision = "auto",

@@ -24,6 +24,7 @@ from .families import KINDS, choose_dtype, read
 from .networks.chat import checked, expect_text
 from .networks.precision import is_finite
 from .networks.structure import depth
+from .networks.torch_state import in_own_state
 from .tokenizer import Tokenizer, import_error, load_tokenizer
 
 # Caption length in training, including the end-of-sequence token; longer prompts are truncated.
@@ -70,6 +71,7 @@ class TextEncoder:
         rows = int(self.net.config.vocab_size)  # type: ignore[union-attr, arg-type]
         return checked([*ids, self.tokenizer.special_tokens[_END]], rows, MAX_TOKENS, self.name)
 
+    @in_own_state
     @torch.no_grad()
     def encode(self, texts: Sequence[str]) -> list[Tensor]:
         """Features of prompts before cleaning: for each the last hidden state [n, width] of its 1 to 120 tokens.
@@ -119,6 +121,7 @@ def _stated(file: ck.Checkpoint, settings: Mapping[str, Any]) -> dict[str, Any]:
     return stated
 
 
+@in_own_state
 def load_text_encoder(
     path: str | Path, dtype: str = "auto", device: str | torch.device = "cpu", tokenizer: str | Path | None = None
 ) -> TextEncoder:

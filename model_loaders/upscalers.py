@@ -14,8 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, first_line
+from .networks.torch_state import in_own_state
 
 
+@in_own_state
 def load_upscaler(path: Path, device: torch.device) -> tuple[Callable[[Tensor], Tensor], str]:
     """The function of a super-resolution model's file, and its name. It enlarges images fp32 [B, 3, H, W] in 0..1.
 

@@ -4,23 +4,26 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from functools import partial
+from functools import partial, wraps
 from typing import TYPE_CHECKING, Any
 
 from ..errors import first_line
 
 if TYPE_CHECKING:
-    from comfy_api.latest import ComfyExtension
+    from comfy_api.latest import ComfyExtension, io
 
     from ..reports.record import Report
 
 
-def make_extension() -> ComfyExtension:
+def make_extension(module: str = __name__) -> ComfyExtension:
     """The extension for ComfyUI's loader. Registers the model folders, so that menus can list them.
 
     What is raised here ends the loading of this pack; ComfyUI writes it to its log and goes on.
+
+    Args:
+        module: the name under which ComfyUI has imported this pack.
     """
-    from comfy_api.latest import ComfyExtension, io
+    from comfy_api.latest import ComfyExtension
 
     from . import host
 
@@ -33,6 +36,7 @@ def make_extension() -> ComfyExtension:
         editing,
         filling,
         loaders,
+        metadata,
         samplers,
         sharing,
         sweep,
@@ -44,18 +48,25 @@ def make_extension() -> ComfyExtension:
     _try(serve, "presets do not fill in their numbers in the editor")
     serve = partial(host.serve, vocabulary.PATH, vocabulary.answer, vocabulary.MOST_BYTES)
     _try(serve, "prompts do not show which words a demo knows")
-    _try(host.watch_prompts, "labels that the connected model does not know are refused when the node runs")
+    watch = partial(host.watch_prompts, metadata.prepare)
+    _try(
+        watch,
+        "labels that the connected model does not know are refused when the node runs, and images of clients that are "
+        "not the editor are saved without reports",
+    )
 
-    modules = (loaders, conditioning, samplers, editing, asking, compare, timelapse, sweep, sharing, advisor)
+    groups = (loaders, conditioning, samplers, editing, asking, compare, timelapse, sweep, sharing, advisor)
 
     class FastARExtension(ComfyExtension):
         """Every node of the pack."""
 
         async def get_node_list(self) -> list[type[io.ComfyNode]]:
             nodes: list[type[io.ComfyNode]] = []
-            for module in modules:
-                nodes += module.NODES
+            for group in groups:
+                nodes += group.NODES
 
+            for node in nodes:
+                _let_scripts_call(node, module)
             return nodes
 
     return FastARExtension()
@@ -87,6 +98,27 @@ def sample(
     choice = parse_choice(sampler or baseline_of(loaded), "sampler")
     latent, report = run_choice(choice, loaded, condition, seed, small).result
     return latent, report
+
+
+# Hidden inputs of nodes, see schema.HIDDEN.
+_HIDDEN = ("unique_id", "extra_pnginfo", "prompt")
+
+
+def _let_scripts_call(node: type[io.ComfyNode], module: str) -> None:
+    """Let a script call a node, as programs such as ComfyUI-to-Python-Extension write it from a graph.
+
+    They import a class from its module if that has a name as in an import statement. ComfyUI imports packs under the
+    paths of their folders, and classes of such a module are taken from its table of nodes, as they have to be. They
+    also pass the hidden inputs, which ComfyUI passes in another way, among the others.
+    """
+    execute = node.execute.__func__
+
+    @wraps(execute)
+    def without_hidden(cls: Any, *args: Any, **inputs: Any) -> Any:
+        return execute(cls, *args, **{name: value for name, value in inputs.items() if name not in _HIDDEN})
+
+    node.execute = classmethod(without_hidden)
+    node.__module__ = module
 
 
 def _try(register: Callable[[], None], otherwise: str) -> None:

@@ -8,6 +8,7 @@ import numpy as np
 from comfy_api.latest import io
 
 from ..memory import enough_memory
+from ..model_loaders.networks.torch_state import in_own_state
 from ..reports.grid import compare_grid
 from ..reports.record import Report
 from ..samplers.advice import Advice, calibrate, candidates
@@ -21,7 +22,7 @@ from . import host
 from .images import to_image
 from .preview import Bar, show_images
 from .running import ModelFirst, baseline_of, draw_images, expect_pair, warm_up
-from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, checked_seed, output, schema, seed_widget, widgets
+from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED, checked_seed, output, schema, seed_widget, widgets
 
 
 class Advisor(ModelFirst):
@@ -48,7 +49,8 @@ class Advisor(ModelFirst):
         )
 
     @classmethod
-    def execute(cls, model: Any, condition: Any, seed: Any, draft: Any = None, **values: Any) -> io.NodeOutput:
+    @in_own_state
+    def execute(cls, model: Any, condition: Any, seed: Any = SEED, draft: Any = None, **values: Any) -> io.NodeOutput:
         settings = make(AdviceSettings, values)
         first_seed = checked_seed(seed)
         loaded, small = expect_pair(model, draft)

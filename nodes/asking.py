@@ -14,6 +14,7 @@ from ..assembly import dtype_name
 from ..memory import enough_memory
 from ..model_loaders.janus import load_janus_head
 from ..model_loaders.networks.janus import JanusModel, WordHead
+from ..model_loaders.networks.torch_state import in_own_state
 from ..model_loaders.squares import squared
 from ..samplers.settings import make
 from ..samplers.tokens.answers import AnswerSettings, Words, answer, answer_bytes, expect_reader
@@ -23,7 +24,9 @@ from .host import Loaded, ModelCache
 from .images import to_bytes
 from .preview import Bar, drive
 from .running import READING, expect_loaded, placed_reader
-from .schema import TOKEN_MODEL, checked_seed, expect_image, expect_text, output, schema, seed_widget, widgets
+from .schema import SEED, TOKEN_MODEL, checked_seed, expect_image, expect_text, output, schema, seed_widget, widgets
+
+_QUESTION = "Describe this image in one sentence."
 
 
 @dataclass(frozen=True, eq=False)
@@ -42,7 +45,8 @@ class AskAboutImage(io.ComfyNode):
         image = io.Image.Input("image", tooltip="Images of any size; each is asked about on its own.")
         question = io.String.Input(
             "question",
-            default="Describe this image in one sentence.",
+            default=_QUESTION,
+            optional=True,
             multiline=True,
             placeholder="what to tell about the image",
             tooltip="A question or a task in plain words, the same for all images.",
@@ -62,7 +66,10 @@ class AskAboutImage(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, model: Any, image: Any, question: Any, seed: Any, **values: Any) -> io.NodeOutput:
+    @in_own_state
+    def execute(
+        cls, model: Any, image: Any, question: Any = _QUESTION, seed: Any = SEED, **values: Any
+    ) -> io.NodeOutput:
         # 1. Check.
         settings = make(AnswerSettings, values)
         loaded = expect_loaded(model, "model")

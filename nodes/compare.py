@@ -11,6 +11,7 @@ from comfy_api.latest import io
 
 from ..errors import UserError
 from ..memory import enough_memory
+from ..model_loaders.networks.torch_state import in_own_state
 from ..reports.grid import cell_order, compare_grid
 from ..reports.maps import WHAT, token_map
 from ..reports.quality import explain_quality
@@ -22,7 +23,7 @@ from ..samplers.registry import SAMPLERS, TAR
 from ..samplers.settings import Settings, knob, knobs, make
 from . import graph, host
 from .images import to_bytes, to_image
-from .running import write_reports
+from .metadata import write_reports
 from .schema import HIDDEN, REPORT, expect_image, output, schema, widgets
 from .sockets import expect_own
 
@@ -127,6 +128,7 @@ class Compare(io.ComfyNode):
         labels = io.String.Input(
             "labels",
             default="",
+            optional=True,
             multiline=True,
             placeholder="labels, one line per cell (optional)",
             tooltip="One line per cell, in the order of the inputs. An empty line uses the sampler's name.",
@@ -150,17 +152,19 @@ class Compare(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, labels: list[str], **inputs: list[Any]) -> io.NodeOutput:
+    @in_own_state
+    def execute(cls, labels: Any = "", **inputs: Any) -> io.NodeOutput:
+        lists = {name: _listed(value) for name, value in inputs.items()}
         typed: dict[str, Any] = {}
-        for field, value in inputs.items():
+        for field, values in lists.items():
             if field in knobs(CompareSettings):
-                typed[field] = _first(value, field)
+                typed[field] = _first(values, field)
         settings = make(CompareSettings, typed)
 
         with enough_memory(SHEET):
-            images, reports = cells(inputs)
+            images, reports = cells(lists)
         base = cell_baselines(settings.baseline, reports)
-        names = cell_names("\n".join(map(str, labels)), reports)
+        names = cell_names("\n".join(map(str, _listed(labels))), reports)
 
         with enough_memory(SHEET):
             quality = qualities(images, reports, base)
@@ -212,9 +216,14 @@ def _timed_elsewhere(reports: Sequence[Report | None]) -> list[str]:
     return remarks
 
 
-def _first(values: Any, field: str) -> Any:
-    """The value of a widget, which is a list of one: the node takes lists."""
-    if not isinstance(values, (list, tuple)) or not values:
+def _listed(value: Any) -> list[Any]:
+    """The list that ComfyUI passes to a node that takes lists; the plain value that a script passes, as a list."""
+    return list(value) if isinstance(value, (list, tuple)) else [value]
+
+
+def _first(values: list[Any], field: str) -> Any:
+    """The value of a widget, which is a list of one."""
+    if not values:
         raise UserError(f"{field}: it got an empty list; type a number, or connect a node that gives one.")
 
     return values[0]
@@ -392,6 +401,7 @@ class TokenMap(io.ComfyNode):
         )
 
     @classmethod
+    @in_own_state
     def execute(cls, report: Any, image: Any = None, **values: Any) -> io.NodeOutput:
         settings = make(TokenMapSettings, values)
         checked = expect_own(report, Report, "report", _REPORTED)
@@ -435,6 +445,7 @@ class ReportToText(io.ComfyNode):
         )
 
     @classmethod
+    @in_own_state
     def execute(cls, report: Any, **values: Any) -> io.NodeOutput:
         settings = make(ReportSettings, values)
         checked = expect_own(report, Report, "report", _REPORTED)

@@ -20,6 +20,7 @@ from ..model_loaders.captions import prompt_of
 from ..model_loaders.families import DTYPES, choose_dtype
 from ..model_loaders.networks.hybrid import UNCONDITIONAL
 from ..model_loaders.networks.ta_tok import TATokModel
+from ..model_loaders.networks.torch_state import in_own_state
 from ..model_loaders.squares import box_of
 from ..model_loaders.tar import load_ta_tok
 from ..model_loaders.text import MAX_TOKENS, load_text_encoder
@@ -35,6 +36,7 @@ from ..samplers.conditioning import (
 )
 from ..samplers.labels import PICTURE_BOOK, check_labels, label_sets, resolve_labels, split_labels, unknown_words
 from ..samplers.settings import Settings, filled_in, knob, make
+from ..samplers.syntax import read_as_text
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.memory import estimate_prompt
 from ..samplers.tokens.settings import DETAILS, TarPromptSettings
@@ -44,7 +46,7 @@ from .host import ModelCache, load_to_device
 from .images import to_bytes, to_rgb
 from .loaders import PRECISION, allow_download, finder, listed, menu, usual
 from .preview import drive
-from .running import READING, expect_language_model, left_to_preset, set_by_preset, unlike_preset, were_chosen
+from .running import READING, expect_language_model, how_sent, left_to_preset, set_by_preset, unlike_preset
 from .schema import (
     CODES,
     FREE,
@@ -53,6 +55,7 @@ from .schema import (
     PLAIN,
     PROMPT,
     RECOMMENDED,
+    SEED,
     TAR,
     TEXT,
     checked_first_image,
@@ -102,6 +105,9 @@ class LabelSettings(Settings):
         choices=(AUTO, *label_sets()),
     )
     images_per_label: int = _images("Number of images of every label")
+
+
+_LABELS = "cat"
 
 
 @lru_cache(maxsize=1)
@@ -162,7 +168,8 @@ class ClassLabel(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         labels = io.String.Input(
             "labels",
-            default="cat",
+            default=_LABELS,
+            optional=True,
             multiline=True,
             dynamic_prompts=True,
             placeholder=f"names or ids, separated by commas or lines; the demo knows {', '.join(PICTURE_BOOK)}",
@@ -173,6 +180,7 @@ class ClassLabel(io.ComfyNode):
             "add_label",
             options=[NONE, *_names()],
             default=NONE,
+            optional=True,
             tooltip="One more label, added after those in labels. The list holds the names that the connected model "
             "knows; open it and type a part of one.",
         )
@@ -203,7 +211,8 @@ class ClassLabel(io.ComfyNode):
         return validity(lambda name: check_labels(name, sets, "add_label"), added, "")  # the message names the input
 
     @classmethod
-    def execute(cls, labels: Any, add_label: Any = NONE, **values: Any) -> io.NodeOutput:
+    @in_own_state
+    def execute(cls, labels: Any = _LABELS, add_label: Any = NONE, **values: Any) -> io.NodeOutput:
         settings = make(LabelSettings, values)
         text = expect_text(labels, "labels")
         if add_label != NONE:
@@ -250,12 +259,16 @@ class PromptSettings(Settings):
     )
 
 
+_LAKE = "a red boat on a calm lake"
+
+
 class TextPrompt(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         text = io.String.Input(
             "text",
-            default="a red boat on a calm lake",
+            default=_LAKE,
+            optional=True,
             multiline=True,
             dynamic_prompts=True,
             placeholder="what to draw, in plain words",
@@ -267,7 +280,8 @@ class TextPrompt(io.ComfyNode):
         encoder = io.Combo.Input(
             "encoder",
             options=encoders,
-            default=next((choice for choice in encoders if ENCODER in choice), encoders[0]),
+            default=_usual_encoder(encoders),
+            optional=True,
             tooltip="The text encoder; the official models need flan-t5-xl. Allow its download, or put it into "
             "models/text_encoders or models/fastar.",
         )
@@ -289,7 +303,9 @@ class TextPrompt(io.ComfyNode):
         return validity(partial(listed, family="t5"), encoder, "encoder")
 
     @classmethod
-    def execute(cls, text: Any, encoder: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
+    @in_own_state
+    def execute(cls, text: Any = _LAKE, allow_download: Any = False, **values: Any) -> io.NodeOutput:
+        encoder = values.pop("encoder", _usual_encoder(menu("t5")))
         settings = make(PromptSettings, values)
         prompt = prompt_of(expect_text(text, "text"), "text")
 
@@ -310,9 +326,15 @@ class TextPrompt(io.ComfyNode):
         # All images have the same prompt.
         rows = (host.to_output(features),) * settings.images
         prompts = (prompt,) * settings.images
-        return io.NodeOutput(TextCondition(rows, prompts))
+        return io.NodeOutput(TextCondition(rows, prompts), ui=host.text_output([], [read_as_text([prompt])]))
 
 
+def _usual_encoder(encoders: list[str]) -> str:
+    """The encoder on a menu that the official models need, else the first one."""
+    return next((choice for choice in encoders if ENCODER in choice), encoders[0])
+
+
+_SUNSET = "a red boat at sunset"
 _SUBJECTS = f"The demo draws {', '.join(PICTURE_BOOK)}."
 # What an empty field shows, in Apps too.
 _PLACEHOLDER = f"what to draw; the demo knows {', '.join(PICTURE_BOOK)}, colours, small, large, left, right, at night"
@@ -341,7 +363,8 @@ class Prompt(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         text = io.String.Input(
             "text",
-            default="a red boat at sunset",
+            default=_SUNSET,
+            optional=True,
             multiline=True,
             dynamic_prompts=True,
             placeholder=_PLACEHOLDER,
@@ -350,6 +373,7 @@ class Prompt(io.ComfyNode):
         negative = io.String.Input(
             "negative",
             default=UNCONDITIONAL,
+            optional=True,
             multiline=True,
             dynamic_prompts=True,
             advanced=True,
@@ -376,7 +400,8 @@ class Prompt(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, text: Any, negative: Any = UNCONDITIONAL, **values: Any) -> io.NodeOutput:
+    @in_own_state
+    def execute(cls, text: Any = _SUNSET, negative: Any = UNCONDITIONAL, **values: Any) -> io.NodeOutput:
         settings = make(PromptLines, values)
 
         typed = expect_text(text, "text")
@@ -392,7 +417,7 @@ class Prompt(io.ComfyNode):
 
         # The sampler's model reads the prompt: what it does not know is said here after the run, see running.reported.
         condition = PromptCondition(tuple(texts), expect_text(negative, "negative"))
-        return io.NodeOutput(condition, ui=host.text_output([]))
+        return io.NodeOutput(condition, ui=host.text_output([], [read_as_text([*texts, negative])]))
 
 
 # Pixels per side of the images that Janus-4o reads and draws.
@@ -406,6 +431,9 @@ class ImagePromptSettings(EditSettings):
     images: int = _images("Number of variants of every image")
 
 
+_CHANGE = "make it night"
+
+
 class ImageAndPrompt(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -416,7 +444,8 @@ class ImageAndPrompt(io.ComfyNode):
         )
         text = io.String.Input(
             "text",
-            default="make it night",
+            default=_CHANGE,
+            optional=True,
             multiline=True,
             dynamic_prompts=True,
             placeholder="what to change, as an instruction: turn the apple into a ball",
@@ -437,7 +466,8 @@ class ImageAndPrompt(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, image: Any, text: Any, **values: Any) -> io.NodeOutput:
+    @in_own_state
+    def execute(cls, image: Any, text: Any = _CHANGE, **values: Any) -> io.NodeOutput:
         settings = make(ImagePromptSettings, values)
         typed = expect_text(text, "text")
         images = expect_image(image, "image")
@@ -457,7 +487,7 @@ class ImageAndPrompt(io.ComfyNode):
                 "pixels, with grey beside it."
             ]
         condition = ImagePromptCondition((typed,) * len(pixels), tuple(pixels), settings.freedom)
-        return io.NodeOutput(condition, ui=host.text_output(said))
+        return io.NodeOutput(condition, ui=host.text_output(said, [read_as_text([typed])]))
 
 
 _ta_tok = ModelCache(host.get_compute_device, host.get_offload_device)
@@ -481,7 +511,8 @@ class TarPrompt(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         text = io.String.Input(
             "text",
-            default="a red boat at sunset",
+            default=_SUNSET,
+            optional=True,
             multiline=True,
             dynamic_prompts=True,
             placeholder=_PLACEHOLDER,
@@ -506,7 +537,7 @@ class TarPrompt(io.ComfyNode):
                 seed_widget(),
                 preset_widget(PLAIN),
                 *setting_widgets(TarPromptSettings, PLAIN),
-                *widgets(PromptImages, optional=True),
+                *widgets(PromptImages),
                 first_image_widget(),
             ],
             outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
@@ -514,11 +545,12 @@ class TarPrompt(io.ComfyNode):
         )
 
     @classmethod
+    @in_own_state
     def execute(
         cls,
         tar: Any,
-        text: Any,
-        seed: Any,
+        text: Any = _SUNSET,
+        seed: Any = SEED,
         preset: Any = None,
         images: Any = 1,
         first_image: Any = 0,
@@ -536,9 +568,8 @@ class TarPrompt(io.ComfyNode):
         if preset is not None and checked_preset(preset, PLAIN) == RECOMMENDED:
             meant = prompt_settings(loaded.recommended, {})
             numbers = filled_in(meant, registry.own_values_of(model, meant))
-            whose = ""
-            if not were_chosen(cls, preset, values):
-                whose = left_to_preset(TarPromptSettings, values, preset, PLAIN, lambda option: numbers)
+            sent = how_sent(cls, preset, values, graph.hides_model(cls))
+            whose = left_to_preset(TarPromptSettings, values, preset, PLAIN, lambda option: numbers, sent)
             if whose:
                 free = {name: value for name, value in values.items() if name in FREE}
                 settings = prompt_settings(loaded.recommended, free)
@@ -552,7 +583,7 @@ class TarPrompt(io.ComfyNode):
             return tar_prompt(model, prompts, settings, PairedDraws(number, [first + i for i in part]))
 
         done: TarPrompted = drive(in_parts(start, count, model.net))
-        said = host.text_output([], [unknown_words(model, [prompt]), warning])
+        said = host.text_output([], [read_as_text([prompt]), unknown_words(model, [prompt]), warning])
         return io.NodeOutput(done.condition, ui=said)
 
 
@@ -575,6 +606,10 @@ class ImageToCodesSettings(Settings):
     )
 
 
+# The first of these that is on the menu is the default.
+_READERS = ("demo-ta-tok", "ta-tok")
+
+
 class ImageToCodes(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -587,7 +622,8 @@ class ImageToCodes(io.ComfyNode):
         ta_tok = io.Combo.Input(
             "ta_tok",
             options=readers,
-            default=usual(readers, "demo-ta-tok", "ta-tok"),
+            default=usual(readers, *_READERS),
+            optional=True,
             tooltip="The TA-Tok that reads the images: the one with which the de-tokenizer was trained. Entries with "
             "a size are downloads.",
         )
@@ -610,8 +646,10 @@ class ImageToCodes(io.ComfyNode):
         return validity(partial(listed, family="ta-tok"), ta_tok, "ta_tok")
 
     @classmethod
-    def execute(cls, image: Any, ta_tok: Any, allow_download: Any, **values: Any) -> io.NodeOutput:
+    @in_own_state
+    def execute(cls, image: Any, allow_download: Any = False, **values: Any) -> io.NodeOutput:
         # 1. Check the images.
+        ta_tok = values.pop("ta_tok", usual(menu("ta-tok"), *_READERS))
         settings = make(ImageToCodesSettings, values)
         images = expect_image(image, "image")
         _check_count("images", len(images) * settings.images)

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ..errors import OfFastAR, UserError
 from ..memory import enough_memory
+from ..model_loaders.networks.torch_state import in_own_state
 from ..samplers import inpainting
 from ..samplers.settings import Settings, knob, make
 from . import graph, host
@@ -91,9 +92,12 @@ class CropAroundMask(io.ComfyNode):
         title = graph.without_file(cls, "image")
         if title:
             return f"{title[:80]!r} has no file; choose or upload an image there, or switch it off."
+
+        graph.leave_unread(cls)
         return True
 
     @classmethod
+    @in_own_state
     def execute(cls, image: Any, mask: Any, **values: Any) -> io.NodeOutput:
         context = make(CropSettings, values).context
         original = to_rgb(expect_image(image, "image")).movedim(-1, 1).float()
@@ -132,6 +136,7 @@ class PasteInpaintedArea(io.ComfyNode):
         )
 
     @classmethod
+    @in_own_state
     def execute(cls, crop: Any, inpainted: Any, **values: Any) -> io.NodeOutput:
         settings = make(PasteSettings, values)
         cropped: Cropped = expect_kind_on(crop, (Cropped.kind,), "crop", "Crop around Mask")

@@ -23,13 +23,13 @@ from ..model_loaders.checkpoint import parse_json
 from ..model_loaders.networks.hybrid import SAFE_START, SAFE_STEPS
 from ..model_loaders.wrappers import WEIGHTS
 from ..samplers import presets, registry
-from ..samplers.mar.mar import CLIPPED, clips
-from ..samplers.mar.settings import CacheSettings, DiSASettings, MARBase
+from ..samplers.mar.settings import CacheSettings, MARBase
 from ..samplers.registry import SAMPLERS
 from ..samplers.settings import filled_in
 from ..samplers.tokens.defaults import published_for
 from ..samplers.tokens.settings import TarPromptSettings
 from . import host, loaders, samplers
+from .running import numbers_without_model, own_of_unknown
 from .schema import FREE, PLAIN, PRESETS, checked_preset, describe, preset_name
 from .vae import BITS, KL
 
@@ -72,11 +72,9 @@ class Model:
         if self.network is not None:
             return registry.own_values_of(self.network, settings)
 
-        own: dict[str, Any] = {}
+        own = own_of_unknown(settings)
         if self.tokens:
             own.update(cfg_interval=self.tokens**2)
-        if isinstance(settings, DiSASettings) and clips(settings):
-            own["t_max"] = CLIPPED
         if self.clips and isinstance(settings, MARBase) and settings.diffusion_steps < SAFE_STEPS:
             own["t_max"] = SAFE_START
         return own
@@ -124,8 +122,12 @@ def fill(node: Any, preset: Any, loader: Any = None, steps: Any = None) -> dict[
         return {"values": {}, "model": about.words}
 
     known_steps = steps if isinstance(steps, int) else None
-    settings = presets.combine(kind, about.recommended, preset_name(name), {}, about.demo, about.width, known_steps)
-    values = filled_in(settings, about.own(settings))
+    if loader is None:
+        values = numbers_without_model(kind, name, known_steps)
+    else:
+        settings = presets.combine(kind, about.recommended, preset_name(name), {}, about.demo, about.width, known_steps)
+        values = filled_in(settings, about.own(settings))
+
     for name in FREE:
         values.pop(name, None)
     return {"values": values, "model": about.words}

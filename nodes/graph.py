@@ -6,7 +6,7 @@ nodes that run, so the others may be of any shape.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from . import host
@@ -65,8 +65,49 @@ def maker(node: Any, name: str) -> str:
         return ""
 
     number, _ = source
-    entry = graph_of(node).get(number)
+    return _type_of(graph_of(node).get(number))
+
+
+def _type_of(entry: Any) -> str:
+    """Type of a node of a graph; "" if there is no such node."""
     return str(entry.get("class_type")) if isinstance(entry, Mapping) else ""
+
+
+# As in web/js/models.js: sockets that lead to the sampled model, and how the types of loaders begin.
+_MODELS = ("model", "target", "tar")
+_LOADER = "FastARLoad"
+
+
+def hides_model(node: Any) -> bool:
+    """Whether the editor could not tell which model the node samples: see web/js/presets.js."""
+    nodes = graph_of(node)
+    return _hides_model(nodes, inputs_of(nodes.get(_number(node))))
+
+
+def _hides_model(nodes: Mapping[str, Any], sampler: Inputs) -> bool:
+    """Whether the model of a sampler with these inputs comes through another node than a loader, such as a switch, or
+    from a loader one of whose widgets is connected.
+    """
+    links = [link for name in _MODELS if (link := source_of(sampler.get(name))) is not None]
+    if not links:
+        return False
+
+    number, _ = links[0]
+    loader = nodes.get(number)
+    if not _type_of(loader).startswith(_LOADER):
+        return True
+    return any(source_of(value) is not None for value in inputs_of(loader).values())
+
+
+def hides_models_of_users(node: Any, name: str) -> bool:
+    """:func:`hides_model` of a sampler that takes the first output of the node as ``name``; true also where the output
+    goes to another node first.
+    """
+    if not taken(node, 0):
+        return False
+
+    samplers = users(node, name)
+    return not samplers or any(_hides_model(graph_of(node), sampler) for sampler in samplers)
 
 
 def users(node: Any, name: str) -> list[Inputs]:
@@ -101,36 +142,74 @@ def without_file(node: Any, name: str) -> str:
 
     A template has no file to choose. ComfyUI takes the empty name for the input folder, which it cannot open.
     """
+    link = source_of(typed(node, name))
+    if link is None:
+        return ""
+
     nodes = graph_of(node)
-    waiting = [typed(node, name)]
-    seen: set[str] = set()
-
-    while waiting:
-        link = source_of(waiting.pop())
-        if link is None or link[0] in seen:
-            continue
-
-        number, _ = link
-        seen.add(number)
-        entry = nodes.get(number)
-        if not isinstance(entry, Mapping):
-            continue
-
-        inputs = inputs_of(entry)
-        kind = entry.get("class_type")
-        if kind == _LOAD_IMAGE and inputs.get("image") == "":
+    number, _ = link
+    for waited_for in needed(nodes, [number]):
+        entry = nodes[waited_for]
+        if entry.get("class_type") == _LOAD_IMAGE and inputs_of(entry).get("image") == "":
             about = entry.get("_meta")
             title = about.get("title") if isinstance(about, Mapping) else None
             return str(title or "Load Image")
 
-        # The other side of a switch does not run.
-        side = inputs.get("switch")
-        if kind == _SWITCH and isinstance(side, bool):
-            waiting.append(inputs.get("on_true" if side else "on_false"))
-        else:
-            waiting += inputs.values()
-
     return ""
+
+
+def leave_unread(node: Any) -> None:
+    """Let ComfyUI not read the files of the Load Images without one: it does so before a run, to see whether they
+    changed, and would complain in its log that the empty name is a folder.
+    """
+    for entry in graph_of(node).values():
+        if _type_of(entry) == _LOAD_IMAGE and inputs_of(entry).get("image") == "":
+            entry["is_changed"] = [False]  # where ComfyUI keeps what it saw
+
+
+def needed(nodes: Mapping[str, Any], ends: Iterable[str]) -> list[str]:
+    """Ids of the nodes that run for the nodes ``ends``, these included. The other side of a switch does not run."""
+    return _reached(nodes, ends, _waited_for)
+
+
+def behind(nodes: Mapping[str, Any], number: str) -> dict[str, Any]:
+    """All that the result of a node depends on: id to (type, inputs), of the node and of all nodes behind it."""
+    found: dict[str, Any] = {}
+    for source in _reached(nodes, [number], lambda entry: inputs_of(entry).values()):
+        found[source] = nodes[source].get("class_type"), inputs_of(nodes[source])
+    return found
+
+
+def _waited_for(entry: Mapping[str, Any]) -> Iterable[Any]:
+    """The inputs for which a node waits: of a switch the side that it takes."""
+    inputs = inputs_of(entry)
+    side = inputs.get("switch")
+    if entry.get("class_type") == _SWITCH and isinstance(side, bool):
+        return [inputs.get("on_true" if side else "on_false")]
+
+    return inputs.values()
+
+
+def _reached(
+    nodes: Mapping[str, Any], ends: Iterable[str], values_of: Callable[[Mapping[str, Any]], Iterable[Any]]
+) -> list[str]:
+    """Ids of the nodes on all ways back from ``ends``, along the links among ``values_of`` each node."""
+    waiting = list(ends)
+    found: dict[str, None] = {}
+
+    while waiting:
+        number = waiting.pop()
+        entry = nodes.get(number)
+        if number in found or not isinstance(entry, Mapping):
+            continue
+
+        found[number] = None
+        for value in values_of(entry):
+            link = source_of(value)
+            if link is not None:
+                waiting.append(link[0])
+
+    return list(found)
 
 
 def _number(node: Any) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -37,6 +38,7 @@ from ..model_loaders.networks import graphs
 from ..model_loaders.networks.eight_bits import FP8, INT8, Quantized, round_to, statement
 from ..model_loaders.networks.ops import Operations
 from ..model_loaders.networks.speed import AUTO, COMPILE, PLAIN
+from ..reports.exchange import ENDINGS
 from ..reports.files import expect_name, writable
 from ..reports.record import dtype_of
 from ..reports.table import literal, printable
@@ -125,11 +127,14 @@ def serve(path: str, answer: Callable[[bytes], tuple[int, Any]], most: int) -> N
 _sent: ContextVar[Any] = ContextVar("fastar_sent", default=None)
 
 
-def watch_prompts() -> None:
-    """Keep the graph that a client sends, for ``validate_inputs``, to which ComfyUI passes none."""
+def watch_prompts(prepare: Callable[[Any], None]) -> None:
+    """Let ``prepare`` change what a client sends to /prompt, and keep the graph in it for ``validate_inputs``, to which
+    ComfyUI passes none.
+    """
 
     def keep(request: Any) -> Any:
         _sent.set(request.get("prompt") if isinstance(request, Mapping) else None)
+        prepare(request)
         return request
 
     PromptServer.instance.add_on_prompt_handler(keep)
@@ -144,15 +149,16 @@ def sent_graph() -> Any:
 
 SWEEPS = "fastar_sweeps"
 _LONGEST_PATH = 4096
+_NOT_ON_WINDOWS = frozenset('<>:"|?*')
 
 
 def input_images() -> list[str]:
-    """Names of the PNG files in ComfyUI's input folder."""
+    """Names of the files in ComfyUI's input folder that may hold a report."""
     folder = Path(folder_paths.get_input_directory())
     if not folder.is_dir():
         return []
 
-    return sorted(path.name for path in folder.iterdir() if path.suffix.lower() == ".png")
+    return sorted(path.name for path in folder.iterdir() if path.suffix.lower() in ENDINGS)
 
 
 def input_image(name: str) -> Path:
@@ -184,13 +190,22 @@ def sweep_folder(name: str) -> Path:
 def expect_writable(prefix: str, ending: str, field: str) -> None:
     """Check, before the work, that a file with this prefix can be saved in the output folder.
 
-    Core reports it after the work.
+    Core reports it after the work. It replaces %year%, %width% and their like when it saves; the editor replaces
+    %date:...% and %Node.widget% before it sends the prompt, and a program that sends them gets them in the name.
 
     Raises:
         UserError: a name that no file can have, one outside the folder, or a folder that is read-only or full.
     """
     folder = os.path.realpath(folder_paths.get_output_directory())
     expect_name(prefix, field)
+
+    # A colon would give an empty file with a hidden stream that holds the content.
+    if sys.platform == "win32" and not _NOT_ON_WINDOWS.isdisjoint(prefix):
+        raise UserError(
+            f"{field}: {prefix[:80]!a} has a character that no file can have on Windows; leave out "
+            f"{' '.join(sorted(_NOT_ON_WINDOWS))}, and write %year%-%month%-%day% in place of %date:...%, which only "
+            "the editor replaces."
+        )
 
     path = Path(os.path.realpath(os.path.join(folder, os.path.normpath(prefix))))
     if not path.is_relative_to(folder) or path == Path(folder):
@@ -701,12 +716,33 @@ _NO_PREVIEWS = "none"
 _AS_SERVER = "default"
 
 
+def _queue() -> tuple[Sequence[Any], Sequence[Any]]:
+    """The prompts that run and those that wait: (priority, id, prompt, extra data, ids of output nodes, ...) each.
+
+    There are none in a script, which may call nodes without a server.
+    """
+    server = getattr(PromptServer, "instance", None)
+    return ([], []) if server is None else server.prompt_queue.get_current_queue_volatile()
+
+
+def waiting_prompts() -> list[tuple[Mapping[str, Any], Sequence[str], Any]]:
+    """The graphs that wait, each with the ids of the output nodes that will run and what the client sent beside it."""
+    _, waiting = _queue()
+    return [(nodes, ends, extra) for _, _, nodes, extra, ends, *_ in waiting]
+
+
+def is_output(kind: str) -> bool:
+    """Whether nodes of a type run by themselves, without a node that waits for their result."""
+    registered = getattr(sys.modules.get("nodes"), "NODE_CLASS_MAPPINGS", {})
+    return bool(getattr(registered.get(kind), "OUTPUT_NODE", False))
+
+
 def _queued() -> tuple[Mapping[str, Any], Mapping[str, Any]] | None:
     """The prompt that runs, and what the client sent beside it; None outside of a run.
 
-    ComfyUI offers them to nodes nowhere else than in the entries of its queue: (priority, id, prompt, extra data, ...).
+    ComfyUI offers them to nodes nowhere else than in the entries of its queue.
     """
-    running, _ = PromptServer.instance.prompt_queue.get_current_queue_volatile()
+    running, _ = _queue()
 
     for _, number, prompt, extra, *_ in running:
         if number == prompt_id():

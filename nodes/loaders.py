@@ -19,6 +19,7 @@ from ..model_loaders.families import DTYPES, EIGHT_BITS, KINDS
 from ..model_loaders.networks.autoencoder import KLModel, VQModel
 from ..model_loaders.networks.bitdance import BlockModel
 from ..model_loaders.networks.speed import COMPILE, SPEEDS
+from ..model_loaders.networks.torch_state import in_own_state
 from ..model_loaders.wrappers import WEIGHTS
 from ..samplers import registry
 from ..samplers.registry import family_of
@@ -106,6 +107,7 @@ def allow_download() -> io.Input:
         "allow_download",
         default=False,
         advanced=True,
+        optional=True,
         tooltip="Download missing files once, into models/fastar, when the graph runs. Off: the run stops and shows "
         "what it would download; files below 100 MB are always downloaded.",
     )
@@ -266,6 +268,7 @@ class _Loader(io.ComfyNode):
             default=default,
             tooltip=tooltips[name],
             advanced=True if name in _ADVANCED else None,
+            optional=name != "checkpoint",
         )
 
     @classmethod
@@ -288,13 +291,14 @@ class _Loader(io.ComfyNode):
         return True
 
     @classmethod
+    @in_own_state
     def execute(
         cls,
         checkpoint: Any,
-        decoder: Any,
-        dtype: Any,
-        allow_download: Any,
-        speed: Any,
+        decoder: Any = AUTO,
+        dtype: Any = AUTO,
+        allow_download: Any = False,
+        speed: Any = AUTO,
         ta_tok: Any = AUTO,
         grid: Any = AUTO,
         size: Any = AUTO,
@@ -449,7 +453,10 @@ class LoadTar(_Loader):
         return {"checkpoint": ("tar",)}
 
     @classmethod
-    def execute(cls, checkpoint: Any, dtype: Any, allow_download: Any) -> io.NodeOutput:  # type: ignore[override]
+    @in_own_state
+    def execute(  # type: ignore[override]
+        cls, checkpoint: Any, dtype: Any = AUTO, allow_download: Any = False
+    ) -> io.NodeOutput:
         source = Source(
             finder(cls, allow_download),
             device=host.get_offload_device(),
@@ -486,8 +493,9 @@ class LoadJanus(_Loader):
     socket = output(TOKEN_MODEL, "model", "For LlamaGen and ZipAR Sampler, with a condition from Prompt (FastAR).")
 
     @classmethod
+    @in_own_state
     def execute(  # type: ignore[override]
-        cls, checkpoint: Any, dtype: Any, allow_download: Any, speed: Any
+        cls, checkpoint: Any, dtype: Any = AUTO, allow_download: Any = False, speed: Any = AUTO
     ) -> io.NodeOutput:
         return super().execute(checkpoint, AUTO, dtype, allow_download, speed)
 

@@ -29,9 +29,9 @@ from ..model_loaders.families import choose_dtype
 from ..model_loaders.janus import load_janus_vision
 from ..model_loaders.networks.janus_vision import ImageReader
 from ..model_loaders.networks.tar import TarModel
+from ..model_loaders.networks.torch_state import in_own_state
 from ..model_loaders.upscalers import enlarges_rgb, upscaler_name
-from ..reports.exchange import add_runs, described
-from ..reports.record import Baseline, Qualities, Report
+from ..reports.record import Report
 from ..reports.summary import no_gain, one_line
 from ..samplers import presets, registry
 from ..samplers.batches import expect_little_noise, in_parts, run_beginning, with_estimate
@@ -53,7 +53,8 @@ from ..samplers.labels import labels_for
 from ..samplers.mar.cspd import check_pair as check_drafting
 from ..samplers.mar.lazymar import LazyTransformer
 from ..samplers.mar.lazymar import check as check_caches
-from ..samplers.mar.settings import CacheSettings
+from ..samplers.mar.mar import CLIPPED, clips
+from ..samplers.mar.settings import CacheSettings, DiSASettings
 from ..samplers.memory import DECODE, WEIGHTS
 from ..samplers.registry import SAMPLERS, Entry, family_of
 from ..samplers.settings import filled_in, in_words, knobs, make, setting_in_words, shown
@@ -63,6 +64,7 @@ from ..samplers.tokens.upsampling import UpSampling
 from . import graph, host
 from .host import TA_TOK, Loaded, ModelCache, load_to_device, to_device
 from .images import to_bytes
+from .metadata import write_reports
 from .preview import Bar, drive
 from .schema import (
     FREE,
@@ -72,6 +74,7 @@ from .schema import (
     expect_latents,
     expect_mask,
     expect_usual_size,
+    preset_name,
     usual_numbers,
 )
 from .sockets import LabelText, expect_condition, expect_kind_on, expect_own, kind_on
@@ -217,21 +220,51 @@ def unlike_preset(preset: str, names: Iterable[str], settings: Any, meant: Any, 
     return f"custom: these numbers are not those of *{preset}* for this model ({few})."
 
 
-def were_chosen(node: Any, option: str, names: Iterable[str]) -> bool:
-    """Whether the graph tells that someone chose the numbers of a node with a preset: one of them arrives over a link,
-    or the editor showed this preset's numbers, so that those that differ were changed since.
+@dataclass(frozen=True)
+class Sent:
+    """How the numbers of a node with a preset came into its graph, as far as the graph tells.
+
+    ``chosen``: someone chose them: one of them arrives over a link, or the editor showed this preset's numbers, so that
+    those that differ were changed since. ``hidden``: the editor showed this preset's numbers for a full-size model,
+    because a switch or another node hides from it which model arrives.
     """
-    return graph.linked(node, names) or graph.noted_preset(node) == option
+
+    chosen: bool = False
+    hidden: bool = False
+
+
+def how_sent(node: Any, option: str, names: Iterable[str], hides_model: bool) -> Sent:
+    """How the numbers ``names`` of a node came into its graph, under the preset ``option``."""
+    noted = graph.noted_preset(node) == option
+    linked = graph.linked(node, names)
+    return Sent(noted or linked, noted and hides_model and not linked)
+
+
+def own_of_unknown(settings: Any) -> dict[str, Any]:
+    """What a full-size model of which nothing is known takes where a setting is None."""
+    return {"t_max": CLIPPED} if isinstance(settings, DiSASettings) and clips(settings) else {}
+
+
+def numbers_without_model(kind: type, option: str, steps: int | None = None) -> dict[str, Any]:
+    """The numbers of a preset that the editor shows where it cannot tell which model arrives."""
+    settings: Any = presets.combine(kind, {}, preset_name(option), {}, demo=False, steps=steps)
+    return filled_in(settings, own_of_unknown(settings))
 
 
 def left_to_preset(
-    kind: type, values: Mapping[str, Any], option: str, options: Sequence[str], numbers_of: Callable[[str], Any]
+    kind: type,
+    values: Mapping[str, Any],
+    option: str,
+    options: Sequence[str],
+    numbers_of: Callable[[str], Any],
+    sent: Sent,
+    steps: int | None = None,
 ) -> str:
     """Whose numbers came with a preset, if the preset alone was chosen: then it sets them. "" if they are used.
 
     A program that sends what /object_info lists, or a graph that was exported from the editor, sends every number. If
     it names another preset and changes none of them, they are all the node's defaults or all those of the other preset,
-    and were not chosen one by one. Not to be asked where :func:`were_chosen`.
+    and were not chosen one by one. The editor sends a full-size model's where it cannot tell which model arrives.
 
     Args:
         kind: class of the settings.
@@ -239,17 +272,23 @@ def left_to_preset(
         option: of the preset widget, as sent.
         options: all of them.
         numbers_of: an option to its numbers for the model, name by name.
+        sent: how they came into the graph.
+        steps: of the sampler, for a cache.
     """
     names = [name for name in knobs(kind) if name not in FREE]
     if option == presets.CUSTOM or not all(name in values for name in names):
         return ""
 
-    sent = filled_in(make(kind, values), {})
+    found = filled_in(make(kind, values), {})
 
     def are(numbers: Mapping[str, Any]) -> bool:
-        return all(sent[name] == numbers[name] for name in names)
+        return all(found[name] == numbers[name] for name in names)
 
     if are(numbers_of(option)):
+        return ""
+    if sent.hidden and any(are(numbers_without_model(kind, option, known)) for known in (steps, None)):
+        return "those of a full-size model"
+    if sent.chosen:
         return ""
     if are(filled_in(make(kind, usual_numbers(kind, options)), {})):
         return "the node's defaults"
@@ -368,7 +407,7 @@ class CachePlan(OfFastAR):
     preset: str
     values: Mapping[str, Any]
     preset_given: bool = False  # whether a prompt named the preset
-    chosen: bool = False  # see :func:`were_chosen`
+    sent: Sent = Sent()
 
     def __str__(self) -> str:
         """For people: what core's Preview as Text shows."""
@@ -381,14 +420,14 @@ class CachePlan(OfFastAR):
 
     def whose(self, loaded: Loaded[Any], steps: int) -> str:
         """See :func:`left_to_preset`."""
-        if not self.preset_given or self.chosen:
+        if not self.preset_given:
             return ""
 
         def numbers_of(option: str) -> dict[str, Any]:
             meant = self.of_preset(option, loaded, steps)
             return filled_in(meant, registry.own_values_of(loaded.model, meant))
 
-        return left_to_preset(CacheSettings, self.values, self.preset, PRESETS, numbers_of)
+        return left_to_preset(CacheSettings, self.values, self.preset, PRESETS, numbers_of, self.sent, steps)
 
     def of_preset(
         self, preset: str, loaded: Loaded[Any], steps: int, values: Mapping[str, Any] = MappingProxyType({})
@@ -541,6 +580,8 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
     if entry.needs_draft:
         draft = expect_loaded(sockets.draft, "draft", family.decoder)
         _DRAFTS[family.decoder](loaded, draft, entry.title)
+    if sockets.cache is not None and not entry.takes_caches:
+        raise UserError(f"cache: {entry.title} does not take LazyMAR's caches; disconnect LazyMAR Cache.")
     cache = _checked_cache(sockets.cache, loaded, settings)
 
     upscale_model = sockets.upscale_model
@@ -773,6 +814,7 @@ def start(
     return steps, checked, vae
 
 
+@in_own_state
 def run(
     entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: Sockets, bar: Bar | None = None
 ) -> io.NodeOutput:
@@ -940,24 +982,3 @@ def _remarkable(kind: type, settings: Mapping[str, Any], own: Mapping[str, Any])
         if about.advanced and default is None and found.get(name) == own.get(name):
             found.pop(name, None)
     return found
-
-
-def write_reports(
-    node: Any,
-    reports: Sequence[Report],
-    labels: Sequence[str] = (),
-    baseline: Baseline | None = None,
-    quality: Qualities = (),
-    explained: str = "",
-) -> None:
-    """Add reports to the metadata that core's Save Image writes to the PNG files of this run.
-
-    ComfyUI gives every node of a run the same dictionary. A run whose images are queued without a workflow has none.
-    ``explained`` says what a comparison's figures mean.
-    """
-    metadata = host.hidden(node, "extra_pnginfo")
-    if not isinstance(metadata, dict):
-        return
-
-    number = str(host.hidden(node, "unique_id") or "")
-    add_runs(metadata, described(reports, number, labels, baseline, quality), explained)

@@ -11,12 +11,14 @@ from typing import Any, ClassVar
 
 from comfy_api.latest import io
 
+from ..model_loaders.networks.torch_state import in_own_state
 from ..samplers import presets, registry
 from ..samplers.choice import Choice
 from ..samplers.labels import unknown_words
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.registry import SAMPLERS
 from ..samplers.settings import filled_in, in_words, knobs, make
+from . import graph
 from .running import (
     CachePlan,
     ModelFirst,
@@ -24,6 +26,7 @@ from .running import (
     cache_unlike_preset,
     expect_cache,
     expect_loaded,
+    how_sent,
     left_to_preset,
     reported,
     run,
@@ -31,7 +34,6 @@ from .running import (
     settings_for,
     texts_of,
     unlike_preset,
-    were_chosen,
 )
 from .schema import (
     BLOCK_MODEL,
@@ -156,8 +158,7 @@ class _Sampler(ModelFirst):
         """Optional sockets."""
         entry = SAMPLERS[cls.sampler]
         edit = _INPUTS[entry.family.decoder].edit
-        takes_cache = entry.family.caches and not issubclass(entry.settings, CacheSettings)
-        return [_CACHE, *edit] if takes_cache else edit
+        return [_CACHE, *edit] if entry.takes_caches else edit
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -169,7 +170,7 @@ class _Sampler(ModelFirst):
         sockets.append(condition_input(cls.reads(), cls.condition or kind.condition))
 
         # Widgets: seed, switch, preset, settings.
-        main = [seed_widget()]
+        main = [seed_widget(optional=False)]
         if cls.preset:
             switch = io.Boolean.Input(
                 "enabled",
@@ -222,16 +223,16 @@ class _Sampler(ModelFirst):
     @classmethod
     def _whose(cls, numbers: Mapping[str, Any], option: str, loaded: Any) -> str:
         """See :func:`.running.left_to_preset`."""
-        if were_chosen(cls, option, numbers):
-            return ""
 
         def numbers_of(option: str) -> dict[str, Any]:
             meant = cls._of_preset(option, loaded)
             return filled_in(meant, registry.own_values_of(loaded.model, meant))
 
-        return left_to_preset(SAMPLERS[cls.sampler].settings, numbers, option, cls.options(), numbers_of)
+        sent = how_sent(cls, option, numbers, graph.hides_model(cls))
+        return left_to_preset(SAMPLERS[cls.sampler].settings, numbers, option, cls.options(), numbers_of, sent)
 
     @classmethod
+    @in_own_state
     def execute(
         cls, condition: Any, seed: Any, enabled: Any = True, first_image: Any = 0, **inputs: Any
     ) -> io.NodeOutput:
@@ -264,9 +265,11 @@ class _Sampler(ModelFirst):
             warnings.append(cache_unlike_preset(expect_cache(sockets.cache), loaded, settings))
 
         if option == presets.CUSTOM:
+            # A method's own settings are a choice of speed or likeness.
+            of_model = knobs(SAMPLERS[entry.family.name].settings)
             differing: dict[str, Any] = {}
             for name, value in loaded.recommended.items():
-                if name in inputs and value != inputs[name]:
+                if name in of_model and name in inputs and value != inputs[name]:
                     differing[name] = value
             if differing:
                 warnings.append(f"This model's file recommends {in_words(entry.settings, differing)}.")
@@ -358,14 +361,15 @@ class LazyMARCache(io.ComfyNode):
         )
 
     @classmethod
+    @in_own_state
     def execute(cls, preset: Any = None, **values: Any) -> io.NodeOutput:
         make(CacheSettings, values)  # checks them
         if preset is None:
             return io.NodeOutput(CachePlan(PRESETS[0], values))
 
         preset = checked_preset(preset)
-        chosen = were_chosen(cls, preset, values)
-        return io.NodeOutput(CachePlan(preset, values, preset_given=True, chosen=chosen))
+        sent = how_sent(cls, preset, values, graph.hides_models_of_users(cls, "cache"))
+        return io.NodeOutput(CachePlan(preset, values, preset_given=True, sent=sent))
 
 
 class LlamaGenSampler(_Sampler):

@@ -77,7 +77,9 @@ def schema(
 ) -> io.Schema:
     """An ``io.Schema``: sockets, main widgets, advanced widgets, optional inputs.
 
-    Saved graphs store values of widgets by position; tests/nodes/schemas.json records the order.
+    Saved graphs store values of widgets by position; tests/nodes/schemas.json records the order. A widget is optional,
+    so that a prompt from before it was added still runs; only a sampler's seed and the file of a loader are not. The
+    editor shows the required ones first.
     """
     if _SENDS_TEXT_AGAIN:
         # What a node says about its run is sent again when its result is reused.
@@ -96,17 +98,15 @@ def output(kind: Any, name: str, tooltip: str, **about: Any) -> io.Output:
     return kind.Output(name, display_name=name, tooltip=tooltip, **about)
 
 
-def widgets(settings: type, optional: bool = False) -> list[io.Input]:
+def widgets(settings: type) -> list[io.Input]:
     """One widget per setting."""
-    return [widget(name, default, about, optional=optional) for name, (default, about) in knobs(settings).items()]
+    return [widget(name, default, about) for name, (default, about) in knobs(settings).items()]
 
 
-def widget(name: str, default: Any, about: Knob, shown: Any = None, optional: bool = False) -> io.Input:
+def widget(name: str, default: Any, about: Knob, shown: Any = None) -> io.Input:
     """The widget of a setting; ``shown`` is its value on a new node, None for the default."""
     tooltip = f"{about.help} ({about.symbol} in the paper)" if about.symbol else about.help
-    shared: dict[str, Any] = {"tooltip": tooltip, "advanced": about.advanced or None}
-    if optional:
-        shared["optional"] = True
+    shared: dict[str, Any] = {"tooltip": tooltip, "advanced": about.advanced or None, "optional": True}
 
     default = default_or_paper(default, about)
     shown = default if shown is None else shown
@@ -168,7 +168,7 @@ def setting_widgets(kind: type[Settings], options: Sequence[str] = PRESETS) -> l
 
     made: list[io.Input] = []
     for name, (default, about) in knobs(kind).items():
-        made.append(widget(name, default, about, shown=usual[name], optional=True))
+        made.append(widget(name, default, about, shown=usual[name]))
     return made
 
 
@@ -191,11 +191,15 @@ def preset_name(option: str) -> str:
     return presets.CUSTOM if option == RECOMMENDED else option
 
 
-def seed_widget() -> io.Input:
-    """The seed widget, the same as KSampler's."""
+SEED = 0
+
+
+def seed_widget(optional: bool = True) -> io.Input:
+    """The seed widget, the same as KSampler's. It can be required where it is the first."""
     return io.Int.Input(
         "seed",
-        default=0,
+        default=SEED,
+        optional=optional,
         min=0,
         max=SEED_LIMIT,
         control_after_generate=True,

@@ -9,6 +9,7 @@ import numpy as np
 from comfy_api.latest import io
 
 from ..errors import UserError
+from ..model_loaders.networks.torch_state import in_own_state
 from ..reports.exchange import read_runs
 from ..reports.record import Report, to_table
 from ..reports.table import literal
@@ -20,7 +21,7 @@ from . import host
 from .images import to_image
 from .running import ModelFirst, expect_pair, reported, run_choice, texts_of
 from .samplers import sampled
-from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, REPORT, output, schema, seed_widget, validity
+from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, REPORT, SEED, output, schema, seed_widget, validity
 
 
 class LoadReport(io.ComfyNode):
@@ -30,11 +31,10 @@ class LoadReport(io.ComfyNode):
         saved_image = io.Combo.Input(
             "image",
             options=names,
-            default=names[0] if names else None,
             upload=io.UploadType.image,
             image_folder=io.FolderType.input,
-            tooltip="A PNG that Save Image wrote in a run with a FastAR sampler. Drop the file on this node, or "
-            "upload it.",
+            tooltip="A PNG, WebP or JPEG file from a run with a FastAR sampler, as ComfyUI's save nodes write it. Drop "
+            "the file on this node, or upload it.",
         )
 
         outputs = [
@@ -53,7 +53,7 @@ class LoadReport(io.ComfyNode):
             node_id="FastARLoadReport",
             display_name="Load Report",
             category="FastAR/compare",
-            description="Reads the reports of the samplers from an image that Save Image wrote: seconds, passes, "
+            description="Reads the reports of the samplers from an image that ComfyUI saved: seconds, passes, "
             "acceptance, settings. Nothing is sampled.",
             search_aliases=["png info", "read metadata", "image metadata", "drop image"],
             widgets=[saved_image],
@@ -72,6 +72,7 @@ class LoadReport(io.ComfyNode):
         return f"{about.st_size} {about.st_mtime_ns}"
 
     @classmethod
+    @in_own_state
     def execute(cls, image: str) -> io.NodeOutput:
         shown, reports, labels, quality, baselines = read_runs(host.input_image(str(image)))
 
@@ -124,12 +125,16 @@ def line_of(report: Report) -> tuple[str, str]:
     return choose(report.sampler, written).text, lacks
 
 
+_SAMPLER = "fasthybrid: preset=balanced"
+
+
 class AnySampler(ModelFirst):
     @classmethod
     def define_schema(cls) -> io.Schema:
         sampler = io.String.Input(
             "sampler",
-            default="fasthybrid: preset=balanced",
+            default=_SAMPLER,
+            optional=True,
             multiline=True,
             tooltip="Name of a sampler, then settings as name=value, separated by commas; preset is exact, balanced "
             "or fast. All others come from the preset, the model's file and the paper.",
@@ -150,12 +155,15 @@ class AnySampler(ModelFirst):
         )
 
     @classmethod
-    def validate_inputs(cls, sampler: Any) -> bool | str:
+    def validate_inputs(cls, sampler: Any = None) -> bool | str:
         """What is wrong with a typed line."""
         return validity(lambda line: parse_choice(line, "sampler"), sampler, "sampler")
 
     @classmethod
-    def execute(cls, model: Any, condition: Any, sampler: Any, seed: Any, draft: Any = None) -> io.NodeOutput:
+    @in_own_state
+    def execute(
+        cls, model: Any, condition: Any, sampler: Any = _SAMPLER, seed: Any = SEED, draft: Any = None
+    ) -> io.NodeOutput:
         choice = parse_choice(str(sampler), "sampler")
         loaded, small = expect_pair(model, draft)
 

@@ -14,6 +14,7 @@ import numpy as np
 from comfy_api.latest import io
 
 from ..errors import UserError
+from ..model_loaders.networks.torch_state import in_own_state
 from ..reports.quality import measure
 from ..reports.record import Report
 from ..reports.sweep import Cell
@@ -22,6 +23,7 @@ from ..samplers import presets
 from ..samplers.baseline import quality_word
 from ..samplers.choice import PRESET, Choice, choose, names_of_settings, parse_settings
 from ..samplers.settings import Settings, default_or_paper, knob, knobs, make, no_setting
+from ..samplers.syntax import read_as_text
 from ..sweeps.images import MEASURES, sweep_grid, sweep_plot
 from ..sweeps.keys import cell_key, cell_name, digest
 from ..sweeps.plan import CHECKPOINT, LABEL, MOST_CELLS, PROMPT, SUBJECTS, combinations, distinct
@@ -46,7 +48,7 @@ from .running import (
     settings_for,
     warm_up,
 )
-from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED_LIMIT, output, schema, widgets
+from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED_LIMIT, expect_text, output, schema, widgets
 from .sockets import LabelText, expect_condition, expect_kind_on
 
 SWEEP = io.Custom("FASTAR_SWEEP")
@@ -78,8 +80,14 @@ class SweepSettings(Settings):
     )
 
 
+# Texts of a new node.
+_X_VALUES = "0.8, 0.9, 0.95, 0.99"
+_SEEDS = "7"
+_FOLDER = "sweep"
+
+
 def _text(name: str, default: str, tooltip: str, **about: Any) -> io.Input:
-    return io.String.Input(name, default=default, tooltip=tooltip, **about)
+    return io.String.Input(name, default=default, tooltip=tooltip, optional=True, **about)
 
 
 class SweepNode(ModelFirst):
@@ -87,7 +95,7 @@ class SweepNode(ModelFirst):
     def define_schema(cls) -> io.Schema:
         x_values = _text(
             "x_values",
-            "0.8, 0.9, 0.95, 0.99",
+            _X_VALUES,
             "Values of x, one column each, separated by commas, prompts by semicolons. 0.8..1 x 5 means five evenly "
             "spaced values, 4..8 whole numbers in steps of 1.",
         )
@@ -96,7 +104,7 @@ class SweepNode(ModelFirst):
             "",
             "Values of y, one row each, written as in x_values. Leave it empty if y is none.",
         )
-        seeds = _text("seeds", "7", "Seeds, such as 7, or 7..9 for three. The figures are means over them.")
+        seeds = _text("seeds", _SEEDS, "Seeds, such as 7, or 7..9 for three. The figures are means over them.")
 
         settings = _text(
             "settings",
@@ -107,7 +115,7 @@ class SweepNode(ModelFirst):
         )
         folder = _text(
             "folder",
-            "sweep",
+            _FOLDER,
             "Folder for the cells, in output/fastar_sweeps. Finished cells in it are not drawn again.",
             advanced=True,
         )
@@ -131,10 +139,12 @@ class SweepNode(ModelFirst):
         )
 
     @classmethod
+    @in_own_state
     def execute(
-        cls, model: Any, condition: Any, folder: str = "sweep", draft: Any = None, **plan: str
+        cls, model: Any, condition: Any, folder: str = _FOLDER, draft: Any = None, **plan: str
     ) -> io.NodeOutput:
         # 1. Check all inputs.
+        folder = expect_text(folder, "folder")
         base, x_axis, y_axis, seeds = _plan(**plan)
         loaded, small = expect_pair(model, draft)
         subjects = _subjects(cls, _Subject(loaded, condition), x_axis, y_axis)
@@ -195,7 +205,8 @@ class SweepNode(ModelFirst):
             told = f"{told}, into the new folder {store.name}"
         if found:
             told = f"{found} of {len(names)} cells {'was' if found == 1 else 'were'} in the folder {store.name} already"
-        said = host.text_output([told])
+        prompts = [value for axis in (x_axis, y_axis) if axis.name == PROMPT for value in axis.values]
+        said = host.text_output([told], [read_as_text(prompts)])
 
         sweep = Sweep(_title(base), store, x_axis, y_axis, tuple(seeds), tuple(made))
         return io.NodeOutput(sweep, sweep_table(sweep), ui=said)
@@ -276,13 +287,23 @@ def _title(base: Choice) -> str:
 
 def _folder_name(text: str) -> str:
     """A typed text as the name of a folder."""
-    return _NAME.sub("_", text.strip())[:80].strip(". ") or "sweep"
+    return _NAME.sub("_", text.strip())[:80].strip(". ") or _FOLDER
 
 
 def _plan(
-    sampler: str, x: str, y: str, x_values: str, y_values: str, seeds: str, settings: str
+    sampler: str = SweepSettings.sampler,
+    x: str = SweepSettings.x,
+    y: str = SweepSettings.y,
+    x_values: str = _X_VALUES,
+    y_values: str = "",
+    seeds: str = _SEEDS,
+    settings: str = "",
 ) -> tuple[Choice, Axis, Axis, list[int]]:
     """The choice that all cells share, both axes and the seeds."""
+    texts = {"x_values": x_values, "y_values": y_values, "seeds": seeds, "settings": settings}
+    for field, text in texts.items():
+        expect_text(text, field)
+
     chosen = make(SweepSettings, {"sampler": sampler, "x": x, "y": y})
     base = choose(chosen.sampler, parse_settings(settings, "settings"))
 
@@ -414,6 +435,7 @@ class _SweepImage(io.ComfyNode):
         )
 
     @classmethod
+    @in_own_state
     def execute(cls, sweep: Any, **values: Any) -> io.NodeOutput:
         settings = asdict(make(cls.settings, values))
         drawn = cls.draw(expect_kind_on(sweep, (Sweep.kind,), "sweep", "Sweep"), *settings.values())

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..errors import UserError, first_line
 from ..memory import enough_memory
+from ..model_loaders.networks.torch_state import in_own_state
 from ..reports.record import Report
 from ..reports.summary import headline
 from ..reports.timelapse import FPS, time_lapse
@@ -23,6 +24,7 @@ from .images import to_image
 from .schema import HIDDEN, REPORT, expect_text, output, schema, widgets
 
 RUNS = 4  # image and report sockets
+_PREFIX = "FastAR/time_lapse"
 
 
 @dataclass(frozen=True)
@@ -58,8 +60,10 @@ class TimeLapse(io.ComfyNode):
 
         filename_prefix = io.String.Input(
             "filename_prefix",
-            default="FastAR/time_lapse",
-            tooltip="Name of the file in the output folder, to which a number is added. A slash makes a folder.",
+            default=_PREFIX,
+            optional=True,
+            tooltip="Name of the file in the output folder, to which a number is added; a slash makes a folder. "
+            "%date:yyyy-MM-dd% and %Node.widget% stand for a date and a value, as in Save Image.",
         )
 
         return schema(
@@ -77,7 +81,10 @@ class TimeLapse(io.ComfyNode):
         )
 
     @classmethod
-    def execute(cls, filename_prefix: Any, duration: Any, **inputs: Any) -> io.NodeOutput:
+    @in_own_state
+    def execute(
+        cls, filename_prefix: Any = _PREFIX, duration: Any = TimeLapseSettings.duration, **inputs: Any
+    ) -> io.NodeOutput:
         settings = make(TimeLapseSettings, {"duration": duration})
         prefix = expect_text(filename_prefix, "filename_prefix")
         host.expect_writable(prefix, ".webp", "filename_prefix")

@@ -27,6 +27,7 @@ from ..model_loaders.networks.autoencoder import (
 )
 from ..model_loaders.networks.binary import BinaryAutoencoder, to_bits
 from ..model_loaders.networks.precision import is_finite
+from ..model_loaders.networks.torch_state import in_own_state
 from . import host
 from .images import scaled, to_rgb
 from .schema import expect_image, expect_latents, expect_usual_size
@@ -186,6 +187,7 @@ class FastARVAE(host.VAE):
         """The VQ tokenizer; only of the kind VQ."""
         return VQModel(cast(VQAutoencoder, self.first_stage_model), self.name)
 
+    @in_own_state
     def vectors(self, codes: Tensor) -> Tensor:
         """Code vectors [B, C, h, w], a LATENT, of codes int64 [B, h, w], on the device of the codebook."""
         net = self.tokenizer.net
@@ -213,6 +215,7 @@ class FastARVAE(host.VAE):
 
     # --- decoding
 
+    @in_own_state
     def decode(self, samples_in: Tensor, vae_options: dict[str, Any] | None = None) -> Tensor:
         """Latents [B, C, h, w] to images [B, H, W, 3] in 0..1."""
         if vae_options:
@@ -231,6 +234,7 @@ class FastARVAE(host.VAE):
         )
         return self._decode_in_tiles(latents, (tile, tile), tile // 4)
 
+    @in_own_state
     def decode_now(self, latents: Tensor) -> Tensor:
         """As :meth:`decode`, for a preview: the decoder is loaded, the latents are on its device.
 
@@ -239,6 +243,7 @@ class FastARVAE(host.VAE):
         images = self._pixels(latents).nan_to_num(nan=0.0, posinf=0.0, neginf=0.0)
         return self.process_output(images).movedim(1, -1)
 
+    @in_own_state
     def decode_tiled(
         self, samples: Tensor, tile_x: int = 64, tile_y: int = 64, overlap: int = 16, **of_videos: Any
     ) -> Tensor:
@@ -277,6 +282,7 @@ class FastARVAE(host.VAE):
 
     # --- encoding
 
+    @in_own_state
     def encode(self, pixel_samples: Tensor, **of_videos: Any) -> Tensor:
         """Images [B, H, W, 3] in 0..1, of any size, to latents of the model's size; a decoded image is larger where the
         decoder enlarges.
@@ -294,6 +300,7 @@ class FastARVAE(host.VAE):
         remedy = "memory is insufficient to encode it whole; choose smaller images"
         return self._encode_in_tiles(scaled(pixels, size), (256, 256), 64, remedy)
 
+    @in_own_state
     def encode_tiled(
         self, pixel_samples: Tensor, tile_x: int = 512, tile_y: int = 512, overlap: int = 64, **of_videos: Any
     ) -> Tensor:

@@ -1,14 +1,16 @@
-"""Reports in the metadata of a PNG: written under one key, and read back from a file that anybody may have written.
+"""Reports in the metadata of an image: written under one key, and read back from a file that anybody may have written.
 
 The value is the JSON of docs/report.md. ``node`` is the id of the node that made a run and ``label`` its name in a
-comparison.
+comparison. ComfyUI writes the value as a text of a PNG, as a chunk of its own of an animated PNG, and as "key:value" in
+the EXIF data of a WebP; other programs write JPEG files like WebP files.
 """
 
 from __future__ import annotations
 
 import json
 import math
-import os
+import re
+import struct
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,8 +24,18 @@ from .record import COUNTS, VERSION, Baseline, Qualities, Report, against, finge
 KEY = "fastar"
 MOST_RUNS = 512
 MOST_PIXELS = 1 << 28
-_SIGNATURE = b"\x89PNG\r\n\x1a\n"
-_MOST_CHUNKS = 32 << 20  # bytes of all chunks but the image's
+ENDINGS = (".png", ".webp", ".jpg", ".jpeg")
+# How files begin; "." is any byte.
+_SIGNATURES = {
+    "PNG": re.compile(rb"\x89PNG\r\n\x1a\n"),
+    "WEBP": re.compile(rb"RIFF....WEBP", re.DOTALL),
+    "JPEG": re.compile(rb"\xff\xd8\xff"),
+}
+_LONGEST_SIGNATURE = 12  # bytes
+_PNG_CHUNKS = 8  # bytes before the first chunk of a PNG
+_ANIMATED = b"comf"  # the chunk of an animated PNG
+_MOST_CHUNKS = 32 << 20  # bytes of all chunks of a PNG but the image's
+_MOST_BYTES = 256 << 20  # of a WebP or JPEG, which Pillow reads as a whole
 _MOST_TEXT = 4 << 20  # characters of the JSON
 _MOST_NAME = 400  # characters
 _MOST_SETTINGS = 200
@@ -38,15 +50,23 @@ class OtherFormat(UserError):
     __module__ = "fastar"
 
 
-def add_runs(metadata: MutableMapping[str, Any], runs: Iterable[Mapping[str, Any]], explained: str = "") -> None:
+def add_runs(
+    metadata: MutableMapping[str, Any],
+    runs: Iterable[Mapping[str, Any]],
+    explained: str = "",
+    instead_of: Iterable[Mapping[str, Any]] = (),
+) -> None:
     """Add runs, as :func:`described` makes them, to the metadata of an image; an entry of the same run is replaced.
 
-    ``explained`` says what a comparison's figures mean, for people who open the file.
+    Args:
+        explained: what a comparison's figures mean, for people who open the file.
+        instead_of: runs whose entries are taken out.
     """
     new = list(runs)
+    leaving = [*new, *instead_of]
     kept = []
     for run in _runs_of(metadata.get(KEY)):
-        replaced = any(_same(run, other) for other in new)
+        replaced = any(_same(run, other) for other in leaving)
         if not replaced:
             kept.append(run)
 
@@ -99,7 +119,7 @@ def _same(run: Any, other: Mapping[str, Any]) -> bool:
 
 
 class Saved(NamedTuple):
-    """A PNG with reports: one report, label, quality and baseline a run."""
+    """An image with reports: one report, label, quality and baseline a run."""
 
     image: Image.Image
     reports: list[Report]
@@ -109,10 +129,10 @@ class Saved(NamedTuple):
 
 
 def read_runs(path: Path) -> Saved:
-    """Read a PNG with FastAR reports.
+    """Read a PNG, WebP or JPEG file with FastAR reports.
 
     Raises:
-        UserError: the file is no PNG, too large, or without a well-formed report.
+        UserError: the file is of another format, too large, or without a well-formed report.
         OtherFormat: another version of FastAR wrote the report.
     """
     shown, text = _read_image(path)
@@ -133,33 +153,61 @@ def read_runs(path: Path) -> Saved:
 
 
 def _read_image(path: Path) -> tuple[Image.Image, str | None]:
-    """The image of a PNG, and the text under our key; None if there is no such text."""
+    """The image of a file, of an animation the first, and the text under our key; None if there is no such text."""
     try:
-        _check_chunks(path)
+        format = _format_of(path)
+        animated = _check_chunks(path) if format == "PNG" else None
 
         # No other format: Pillow's reader of EPS, for example, starts a program.
-        with Image.open(path, formats=["PNG"]) as image:
+        with Image.open(path, formats=[format]) as image:
             if image.width * image.height > MOST_PIXELS:
                 size = f"{image.width} x {image.height}"
                 raise UserError(f"image: {path.name} has {size} pixels; choose a smaller one.")
 
             image.load()
-            text = getattr(image, "text", {}).get(KEY)
+            text = getattr(image, "text", {}).get(KEY, animated) if format == "PNG" else _text_in_exif(image)
             return image.convert("RGB"), text
     except UserError:
         raise
-    except (OSError, ValueError, SyntaxError, Image.DecompressionBombError) as problem:
+    except (OSError, ValueError, SyntaxError, LookupError, struct.error, Image.DecompressionBombError) as problem:
         raise UserError(
-            f"image: {path.name} cannot be read as an image ({problem}); choose a PNG file that Save Image wrote."
+            f"image: {path.name} cannot be read as an image ({problem}); choose a file that a save node of ComfyUI "
+            "wrote."
         ) from None
 
 
+def _format_of(path: Path) -> str:
+    """The format of an image file, by its first bytes; an OSError for a file of another format, or a large one."""
+    if not path.is_file():  # a pipe would never end
+        raise OSError("it is not a file")
+
+    with path.open("rb") as file:
+        beginning = file.read(_LONGEST_SIGNATURE)
+    formats = [format for format, signature in _SIGNATURES.items() if signature.match(beginning)]
+    if not formats:
+        raise OSError("it is not a PNG, WebP or JPEG file")
+
+    (format,) = formats
+    if format != "PNG" and path.stat().st_size > _MOST_BYTES:
+        raise OSError(f"it is larger than {_MOST_BYTES >> 20} MB")
+    return format
+
+
+def _text_in_exif(image: Image.Image) -> str | None:
+    """The text under our key in the EXIF data of an image, "key:value" under any tag; None if there is none."""
+    for value in image.getexif().values():
+        if isinstance(value, str) and value.startswith(f"{KEY}:"):
+            return value.removeprefix(f"{KEY}:")
+    return None
+
+
 def _parse_runs(text: str | None, name: str) -> list[Any]:
-    """The entries of the runs in the text of a PNG, 1 to 512 of them; ``name`` is of the file, for messages."""
+    """The entries of the runs in the text of an image, 1 to 512 of them; ``name`` is of the file, for messages."""
     if text is None:
         raise UserError(
-            f"image: {name} holds no FastAR report (ComfyUI's option --disable-metadata leaves it out, and editing or "
-            "sending an image may remove it); choose a PNG that Save Image wrote in a run in which a sampler ran."
+            f"image: {name} holds no FastAR report: no FastAR sampler made it, ComfyUI ran with --disable-metadata, or "
+            "it was edited or sent since; choose a file that a save node of ComfyUI wrote in a run with a FastAR "
+            "sampler."
         )
 
     if len(text) > _MOST_TEXT:
@@ -185,29 +233,36 @@ def _parse_runs(text: str | None, name: str) -> list[Any]:
     return runs
 
 
-def _check_chunks(path: Path) -> None:
-    """Raise an error for a file that is no PNG or has large chunks.
+def _check_chunks(path: Path) -> str | None:
+    """Raise a UserError for a PNG with large chunks: Pillow reads every chunk but the image's own as a whole.
 
-    Pillow reads every chunk but the image's own as a whole.
+    Returns:
+        The text under our key in the chunks that ComfyUI adds to an animated PNG, which Pillow reads only with the last
+        frame; None if there is none.
     """
-    if not path.is_file():  # a pipe would never end
-        raise OSError("it is not a file")
-
+    found = None
     total = 0
     with path.open("rb") as file:
-        if file.read(len(_SIGNATURE)) != _SIGNATURE:
-            raise OSError("it is not a PNG file")
+        file.seek(_PNG_CHUNKS)
 
         # A chunk begins with four bytes of its size and four of its name, and ends with four of a checksum.
         while len(head := file.read(8)) == 8:
             size = int.from_bytes(head[:4], "big")
-            if head[4:] != b"IDAT":
+            name = head[4:]
+            if name not in (b"IDAT", b"fdAT"):
                 total += size
 
             if total > _MOST_CHUNKS:
                 raise UserError(f"image: the metadata of {path.name} is larger than {_MOST_CHUNKS >> 20} MB.")
 
-            file.seek(size + 4, os.SEEK_CUR)
+            after = file.tell() + size + 4
+            if name == _ANIMATED:
+                key, _, text = file.read(size).partition(b"\0")
+                if key == KEY.encode():
+                    found = text.decode("latin-1")
+            file.seek(after)
+
+    return found
 
 
 def from_dict(run: Any) -> Report:

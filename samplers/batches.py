@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..memory import out_of_memory
 from ..model_loaders.networks import graphs
-from ..model_loaders.networks.speed import COMPILE, suited_threads
+from ..model_loaders.networks.speed import COMPILE, suited_threads, threads
 from ..reports.record import Report, joined
 from .conditioning import AnyCondition
 from .editing import Edit
@@ -155,13 +155,16 @@ def _attempt(
 
     This function is left before memory is released: its names would keep the tensors of the attempt.
     """
+    suited = suited_threads(net)
     try:
-        with suited_threads(net), closing(start(part)) as sampler:
+        with closing(start(part)) as sampler:
             while True:
-                try:
-                    step = next(sampler)
-                except StopIteration as end:
-                    return end.value
+                # At every step the caller has its threads again.
+                with threads(suited):
+                    try:
+                        step = next(sampler)
+                    except StopIteration as end:
+                        return end.value
 
                 _RAN.setdefault(net, set())
                 yield batch.step(step, part)

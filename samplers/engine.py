@@ -29,6 +29,7 @@ from torch import Tensor
 
 from ..errors import UserError, not_finite
 from ..model_loaders.networks import ops
+from ..model_loaders.networks.torch_state import own_state
 from ..reports.record import GIVEN, PLAIN, Clock, Report, dtype_of
 
 
@@ -60,7 +61,8 @@ class Step:
     def _viewed(self) -> tuple[Tensor, Tensor]:
         if self.view is None:
             raise RuntimeError("the sampler has continued; read the latents of a step before the next one")
-        return self.view()
+        with own_state():
+            return self.view()
 
 
 class Sampled(NamedTuple):

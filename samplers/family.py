@@ -38,7 +38,6 @@ class Family(ABC):
     # For nodes and pipeline, which join models, samplers, edits and decoders; the unit also for progress bars.
     kind: ClassVar[str]  # families of one kind have the same samplers
     codes: ClassVar[bool] = False  # whether its samplers draw codes, which the decoder turns into latents
-    caches: ClassVar[bool] = False  # whether its transformer can be evaluated with LazyMAR's caches
     unit: ClassVar[str] = "steps"  # what a step of its samplers is
 
     # Words of messages: about a sampler of another kind, and about a missing draft.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -151,6 +152,11 @@ class Entry:
     def models(self) -> str:
         """Description of its models in messages."""
         return ", or ".join(FAMILIES[family].words for family in self.families)
+
+    @property
+    def takes_caches(self) -> bool:
+        """Whether its transformer can be evaluated with LazyMAR's caches, from settings of their own."""
+        return "make_transformer" in inspect.signature(self.run).parameters
 
     def demos(self, family: str) -> tuple[str, ...]:
         """What "demo" may mean for it in one of its families."""

@@ -26,6 +26,7 @@ from .enlarging import Enlarging, EnlargingConfig, MayEnlarge, drawn, silu
 from .ops import TORCH, Operations
 from .precision import is_finite
 from .structure import MOST_LEVELS, depth, official_names
+from .torch_state import in_own_state
 
 # Buffer of the official VQ files that inference does not use: the codes that training used last.
 HISTORY = "quantize.codebook_used"
@@ -437,6 +438,7 @@ class KLModel:
     net: KLAutoencoder
     name: str
 
+    @in_own_state
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
         """Images uint8 [B, H, W, 3] on the CPU.
@@ -547,6 +549,7 @@ class VQModel:
     net: VQAutoencoder
     name: str
 
+    @in_own_state
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:
         """Images uint8 [B, H, W, 3] on the CPU.

@@ -22,6 +22,7 @@ from .ops import TORCH, Operations
 from .precision import is_finite
 from .siglip import HEADS, Tower
 from .structure import depth
+from .torch_state import in_own_state
 
 # Least pixels of a side of a scaled image, of all published models.
 LEAST_SIDE = 14
@@ -135,6 +136,7 @@ class ImageReader:
         """Pixels per side of the images that it reads."""
         return self.net.config.side
 
+    @in_own_state
     @torch.no_grad()
     def read(self, square: Tensor) -> ReadImage:
         """What it reads of an image uint8 [side, side, 3] of :func:`.squares.squared`, on the device of the tower.
@@ -161,6 +163,7 @@ class ImageReader:
             )
         return ReadImage(rows, codes.to(rows.device))
 
+    @in_own_state
     @torch.no_grad()
     def look(self, square: Tensor) -> Tensor:
         """What an image shows, the rows of :meth:`read` alone."""

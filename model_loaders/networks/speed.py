@@ -38,17 +38,22 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-@contextmanager
-def suited_threads(net: nn.Module) -> Iterator[None]:
-    """Run a block with one thread of PyTorch if ``net`` is a small network on a CPU."""
-    before = torch.get_num_threads()
+def suited_threads(net: nn.Module) -> int | None:
+    """How many threads of PyTorch suit a network: one if it is a small network on a CPU, else None, for any number."""
     first = next(net.parameters())
     weights = sum(weight.numel() for weight in net.parameters())
-    if first.device.type != "cpu" or weights >= FEW_WEIGHTS or before == 1:
+    return 1 if first.device.type == "cpu" and weights < FEW_WEIGHTS else None
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Run a block with ``count`` threads of PyTorch; None: with as many as there are."""
+    before = torch.get_num_threads()
+    if count in (None, before):
         yield
         return
 
-    torch.set_num_threads(1)
+    torch.set_num_threads(count)
     try:
         yield
     finally:

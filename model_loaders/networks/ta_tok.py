@@ -25,6 +25,7 @@ from .ops import TORCH, Operations
 from .precision import is_finite
 from .siglip import HEADS, Tower
 from .structure import depth
+from .torch_state import in_own_state
 
 TABLE = "bottleneck.regularizer.embedding.weight"
 # Attention heads of the decoder transformer, which no state dict holds.
@@ -286,6 +287,7 @@ class TATokModel:
     net: TATok  # the network in eval mode
     name: str
 
+    @in_own_state
     @torch.no_grad()
     def codes(self, images: Tensor, pool: int = 1) -> Tensor:
         """See :meth:`TATok.codes`. Images may be on any device; the codes are on the network's.

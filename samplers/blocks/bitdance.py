@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ...model_loaders.networks.bitdance import BlockModel
+from ...model_loaders.networks.torch_state import in_own_state
 from ..annealing import annealed_steps
 from ..chain import Chains, Given, Head, StepTable, run_chain, spread, step_table
 from ..conditioning import MaskedCondition
@@ -35,6 +36,7 @@ def check(model: BlockModel, settings: BlockSettings) -> None:
     model.grid(settings.height, settings.width)
 
 
+@in_own_state
 @torch.no_grad()
 def bitdance(
     model: BlockModel,

@@ -22,7 +22,6 @@ class MARFamily(Family):
 
     kind = "masked"
     unit = "AR steps"
-    caches = True
 
     def grid(self, model: MARModel, settings: Any = None) -> tuple[int, int]:
         return model.net.config.grid, model.net.config.grid

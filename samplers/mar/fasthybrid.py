@@ -34,6 +34,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...model_loaders.networks.mar import MARModel, pick
+from ...model_loaders.networks.torch_state import in_own_state
 from ...reports.record import ACCEPTED, PLAIN, REDONE
 from ..chain import Chains, Change
 from ..conditioning import MaskedCondition
@@ -47,6 +48,7 @@ from .network import FullTransformer, Transformer
 from .settings import FastHybridSettings
 
 
+@in_own_state
 @torch.no_grad()
 def fasthybrid(
     model: MARModel,

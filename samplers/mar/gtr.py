@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from ...model_loaders.networks.mar import MARModel
+from ...model_loaders.networks.torch_state import in_own_state
 from ..chain import StepTable
 from ..conditioning import MaskedCondition
 from ..editing import Edit
@@ -32,6 +33,7 @@ from .network import FullTransformer, Heads, Transformer
 from .settings import GtRSettings
 
 
+@in_own_state
 def gtr(
     model: MARModel,
     condition: MaskedCondition,

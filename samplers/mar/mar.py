@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...model_loaders.networks.mar import MARModel
+from ...model_loaders.networks.torch_state import in_own_state
 from ..annealing import annealed_steps
 from ..chain import StepTable
 from ..conditioning import MaskedCondition
@@ -41,6 +42,7 @@ def check(model: MARModel, settings: MARBase) -> None:
     settings.left(model.net.config.tokens)
 
 
+@in_own_state
 def mar(
     model: MARModel,
     condition: MaskedCondition,

@@ -17,6 +17,7 @@ from ...errors import UserError, not_finite
 from ...model_loaders.networks.janus import JanusModel, WordHead
 from ...model_loaders.networks.llama import Positions, cache_bytes
 from ...model_loaders.networks.precision import is_finite
+from ...model_loaders.networks.torch_state import in_own_state
 from ..settings import Settings, knob
 from .draws import PairedDraws, draw
 from .settings import TokenSettings
@@ -65,6 +66,7 @@ class Words:
     total: int  # the limit
 
 
+@in_own_state
 @torch.inference_mode()
 def answer(
     model: JanusModel,

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from ...model_loaders.networks.llama import TokenModel, is_16_bit
+from ...model_loaders.networks.torch_state import in_own_state
 from ..conditioning import AnyCondition
 from ..device import to_device
 from ..editing import Edit
@@ -41,6 +42,7 @@ def check(model: TokenModel, settings: LlamaGenSettings) -> None:
     resolve(settings, model)
 
 
+@in_own_state
 def llamagen(
     model: TokenModel,
     condition: AnyCondition,

@@ -39,6 +39,7 @@ import torch
 from torch import Tensor
 
 from ...model_loaders.networks.llama import TokenModel
+from ...model_loaders.networks.torch_state import in_own_state
 from ...reports.record import ACCEPTED, EXPANDED, REJECTED
 from ..conditioning import AnyCondition
 from ..device import to_device
@@ -62,6 +63,7 @@ from .upsampling import UpSampling
 _PIECE = 1 << 24
 
 
+@in_own_state
 @torch.inference_mode()
 def mulosd(
     target: TokenModel,

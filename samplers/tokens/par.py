@@ -15,6 +15,7 @@ import numpy as np
 
 from ...errors import UserError
 from ...model_loaders.networks.llama import TokenModel
+from ...model_loaders.networks.torch_state import in_own_state
 from ..conditioning import AnyCondition
 from ..editing import Edit
 from ..engine import Sampler
@@ -152,6 +153,7 @@ def check(model: TokenModel, settings: PARSettings) -> None:
     resolve(settings, model)
 
 
+@in_own_state
 def par(
     model: TokenModel,
     condition: AnyCondition,

@@ -14,6 +14,7 @@ from ...model_loaders.networks.janus import Janus, JanusModel, PromptImages
 from ...model_loaders.networks.llama import Llama, TokenModel
 from ...model_loaders.networks.precision import is_finite
 from ...model_loaders.networks.ta_tok import TATokModel
+from ...model_loaders.networks.torch_state import in_own_state
 from ..conditioning import (
     KINDS,
     AnyCondition,
@@ -53,6 +54,7 @@ class PreparedCondition(NamedTuple):
         return cast(Janus, net).image_prefix(self.condition, self.sources, self.lengths, self.part > 0, null)
 
 
+@in_own_state
 def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureCondition:
     """Semantic codes to the features that condition a de-tokenizer, on TA-Tok's device and in its dtype.
 

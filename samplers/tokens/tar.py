@@ -17,6 +17,7 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...model_loaders.networks.tar import TarModel
+from ...model_loaders.networks.torch_state import in_own_state
 from ...reports.record import Clock, Report
 from ..conditioning import CodeCondition
 from ..device import to_device
@@ -38,6 +39,7 @@ class TarPrompted(NamedTuple):
     condition: CodeCondition
 
 
+@in_own_state
 def tar_prompt(
     model: TarModel, prompts: Sequence[str], settings: TarPromptSettings, noise: PairedDraws
 ) -> Generator[Step, None, TarPrompted]:

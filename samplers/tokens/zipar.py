@@ -13,6 +13,7 @@ from __future__ import annotations
 from functools import lru_cache
 
 from ...model_loaders.networks.llama import TokenModel
+from ...model_loaders.networks.torch_state import in_own_state
 from ..conditioning import AnyCondition
 from ..editing import Edit
 from ..engine import Sampler
@@ -70,6 +71,7 @@ def check(model: TokenModel, settings: ZipARSettings) -> None:
     resolve(settings, model)
 
 
+@in_own_state
 def zipar(
     model: TokenModel,
     condition: AnyCondition,

@@ -2,11 +2,12 @@
 
 import shlex
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
-from fastar_nodes import assembly
+from fastar_nodes import assembly, conditions
 from fastar_nodes.assembly import Drafts, Ready, Source
 from fastar_nodes.cli.planning import plan
 from fastar_nodes.errors import UserError
@@ -68,6 +69,28 @@ def test_unknown_words_are_named_once_and_bounded():
 def test_the_command_line_names_unknown_words_once(cli, tiny_demo):
     answer = cli("compare --device cpu --samplers tar --prompt 'a red qqzz' --prompt 'a qqzz'")
     assert answer.code == 0 and answer.err.count("qqzz") == 1 and "does not know: qqzz." in answer.err
+
+
+def test_the_command_line_names_what_is_read_as_plain_text_once(cli, tiny_demo):
+    answer = cli("compare --device cpu --samplers tar --prompt 'a (red:1.2) boat' --prompt 'a (red:1.2) boat'")
+    assert answer.code == 0 and answer.err.count("note: The model reads (red:1.2) as plain text") == 1
+
+
+def test_scripts_are_warned_of_what_is_read_as_plain_text(monkeypatch):
+    """Prompts of a language model, of codes and of text encoders, and with images."""
+    told = []
+    build = conditions.ConditionBuilder(SimpleNamespace(find=None), warn=told.append, unconditional="<lora:x:1>")
+    model = SimpleNamespace(name="tiny", prompt=str, image_prompt=str, instruction=str)
+    build.prompts(SimpleNamespace(condition="prompt", model=model), ["a (red:1.2) boat"])
+    assert [sentence.split(" as plain")[0] for sentence in told] == ["The model reads (red:1.2), <lora:x:1>"]
+
+    monkeypatch.setattr(conditions, "expect_editor", lambda *given: None)
+    monkeypatch.setattr(conditions, "read_images", lambda condition, reader: condition)
+    monkeypatch.setattr(build, "image_reader", lambda on: None)
+    build.image_prompts(SimpleNamespace(model=model), ["a (blue:1.2) boat"], [torch.zeros(4, 4, 3)])
+    monkeypatch.setattr(build, "_encoded", lambda on, prompt: torch.zeros(1, 2))
+    build.prompts(SimpleNamespace(condition="text", model=model), ["__animal__"])
+    assert ["(blue:1.2)" in told[1], "__animal__" in told[2], len(told)] == [True, True, 3]
 
 
 def test_prompts_of_text_encoders_are_one_line_and_hold_words():

@@ -2,6 +2,7 @@
 
 import base64
 import json
+import re
 import time
 from pathlib import Path
 from typing import Any
@@ -259,3 +260,21 @@ def test_two_images_are_compared_with_a_divider(comfy: Comfy, editor: Any, artif
     right = colours("on the right")
     assert (middle, right) == (["red", "blue"], ["red", "red"])
     _no_complaint(editor)
+
+
+NAMES = """async (name) => {
+  const made = {}
+  for (const type of ["SaveImage", "FastARTimeLapse"]) {
+    const node = LiteGraph.createNode(type)
+    app.graph.add(node)
+    node.widgets.find((widget) => widget.name === "filename_prefix").value = name
+  }
+  const nodes = Object.values((await app.graphToPrompt()).output)
+  return Object.fromEntries(nodes.map((node) => [node.class_type, node.inputs.filename_prefix]))
+}"""
+
+
+def test_dates_and_values_in_the_name_of_a_time_lapse_are_replaced_as_in_save_image(editor):
+    sent = editor.evaluate(NAMES, "%date:yyyy%/x_%date:MM-dd%_%Time-lapse.duration%_%year%_%no.such%")
+    assert re.fullmatch(r"\d{4}/x_\d\d-\d\d_4_%year%_%no\.such%", sent["FastARTimeLapse"])
+    assert sent["FastARTimeLapse"] == sent["SaveImage"]

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 from comfy_host import TEMPLATES, Comfy, Missing, Rejected, defaults, graph, load_workflow, to_api
+from sampler_nodes import nodes_of
 
 LONG = os.environ.get("FASTAR_SOAK") == "1"
 PROMPTS, SECONDS = (200, 1200.0) if LONG else (12, 0.0)
@@ -172,17 +173,12 @@ def test_many_prompts_leave_nothing_behind(comfy, prompts):
     assert leftovers(comfy) <= files
 
 
-SLOW = {"steps": 64, "diffusion_steps": 200}
+SLOW = {"steps": 16, "diffusion_steps": 800}  # GtR decides the 64 tokens in at most 20 AR steps
 # Node that is interrupted; the loader of its model and what makes its condition.
 RUNS = {
-    "FastARMARSampler": ("FastARLoadMAR", "FastARClassLabel"),
-    "FastARFastHybridSampler": ("FastARLoadMAR", "FastARClassLabel"),
-    "FastARLazyMARSampler": ("FastARLoadMAR", "FastARClassLabel"),
-    "FastARCSpDSampler": ("FastARLoadMAR", "FastARClassLabel"),
-    "FastARPARSampler": ("FastARLoadLlamaGen", "FastARClassLabel"),
-    "FastARZipARSampler": ("FastARLoadLlamaGen", "FastARClassLabel"),
-    "FastARLlamaGenSampler": ("FastARLoadLlamaGen", "FastARClassLabel"),
-    "FastARMuLoSDSampler": ("FastARLoadLlamaGen", "FastARClassLabel"),
+    **dict.fromkeys(nodes_of("kl"), ("FastARLoadMAR", "FastARClassLabel")),
+    **dict.fromkeys(nodes_of("vq"), ("FastARLoadLlamaGen", "FastARClassLabel")),
+    **dict.fromkeys(nodes_of("bitdance-ae"), ("FastARLoadBitDance", "FastARClassLabel")),
     "FastARTarPrompt": ("FastARLoadTar", ""),
 }
 DRAFTS = {"FastARLoadMAR": "demo-draft", "FastARLoadLlamaGen": "demo-llamagen-low"}
@@ -192,6 +188,7 @@ CHOSEN = {
     "FastARClassLabel": {"labels": "cat", "label_set": "picture-book"},
     "FastARPARSampler": {"grouping": "ablation: non-local"},  # the model is no PAR
     "FastARMuLoSDSampler": {"neighbours": 100},  # of the 512 codes
+    "FastARBitDanceSampler": {"width": 64, "height": 64, "diffusion_steps": 400},
     "FastARTarPrompt": {"images": 64},  # one image is complete before the request arrives
 }
 

@@ -28,6 +28,7 @@ NODES: dict[str, tuple[str, dict[str, Any]]] = {
     "large": ("FastARLoadLlamaGen", {"checkpoint": "demo-llamagen"}),
     "par model": ("FastARLoadLlamaGen", {"checkpoint": "demo-par"}),
     "tar": ("FastARLoadTar", {}),
+    "bitdance": ("FastARLoadBitDance", {}),
     "dtok": ("FastARLoadTarDetokenizer", {"checkpoint": "demo-dtok-low"}),
     "label": ("FastARClassLabel", {"labels": "9"}),  # of every model
     "text": ("FastARLlamaGenPrompt", {}),
@@ -43,6 +44,8 @@ NODES: dict[str, tuple[str, dict[str, Any]]] = {
     "serial": ("FastARLlamaGenSampler", {"model": TOKENS, "condition": LABEL}),
     "par": ("FastARPARSampler", {"model": ["par model", 0], "condition": LABEL}),
     "zipar": ("FastARZipARSampler", {"model": TOKENS, "condition": LABEL}),
+    "gtr": ("FastARGtRSampler", {"model": MAR, "condition": LABEL}),
+    "blocks": ("FastARBitDanceSampler", {"model": ["bitdance", 0], "condition": LABEL, "width": 64, "height": 64}),
     "mulosd": ("FastARMuLoSDSampler", {"target": ["large", 0], "draft": TOKENS, "condition": LABEL}),
     "draw": ("FastARLlamaGenSampler", {"model": DTOK, "condition": CODES}),
     "redraw": ("FastARLlamaGenSampler", {"model": DTOK, "condition": ["seen", 0]}),
@@ -65,6 +68,7 @@ NODES: dict[str, tuple[str, dict[str, Any]]] = {
     "coded": ("VAEEncode", {"pixels": ["picture", 0], "vae": ["mar", 1]}),
 }
 SAMPLERS = ("plain", "hybrid", "lazy", "cached", "cspd", "serial", "par", "zipar", "mulosd", "draw", "redraw")
+SAMPLERS += ("gtr", "blocks")
 # What is connected behind a node, so that it runs.
 BEHIND = {"cache": "cached", "label": "plain", "text": "serial", "codes": "draw", "seen": "redraw"}
 BEHIND |= {"mar": "plain", "gpt": "serial", "tar": "draw", "dtok": "draw"}

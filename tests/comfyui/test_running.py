@@ -54,6 +54,17 @@ def test_every_template_runs(comfy, info, name):
             assert "| seconds" in output["text"][0]
 
 
+@pytest.mark.parametrize("name", [name for name in TEMPLATES if "download" not in name])
+def test_no_template_warns_about_itself(comfy, info, name):
+    """Neither a node with the saved settings nor ComfyUI's log."""
+    before = len(comfy.log)
+    entry = comfy.wait(comfy.queue(to_api(load_workflow(name), info), extra=EDITOR))
+    assert not comfy.failure(entry)
+    parts = [part for output in entry["outputs"].values() for part in output.get("fastar_text_parts", [])]
+    assert parts and not any(part["warnings"] for part in parts)
+    assert "WARNING" not in comfy.log[before:] and "Errno" not in comfy.log[before:]
+
+
 def test_parallel_decoding_draws_the_identical_image(comfy, info):
     """What template 02 promises, at its own settings."""
     prompt = to_api(load_workflow("02 Identical"), info)

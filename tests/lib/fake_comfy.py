@@ -145,6 +145,7 @@ state = SimpleNamespace(
     device="cpu",
     context=None,
     running=[],
+    waiting=[],
     sockets={},
     places={},
     saved=[],
@@ -163,11 +164,13 @@ class Routes(list[Any]):
 
 
 class _Queue:
-    """PromptQueue; the runs in ``state.running`` are (number, id, prompt, extra data)."""
+    """PromptQueue; the runs in ``state.running`` are (number, id, prompt, extra data), those in ``state.waiting`` have
+    the ids of the output nodes beside it.
+    """
 
     @staticmethod
     def get_current_queue_volatile() -> tuple[list[Any], list[Any]]:
-        return state.running, []
+        return state.running, state.waiting
 
 
 class _Saver:

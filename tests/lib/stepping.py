@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch_states import state_of_torch
 
 
 def stepped(steps: Any) -> tuple[list[Any], Any]:
@@ -21,5 +22,4 @@ def stepped(steps: Any) -> tuple[list[Any], Any]:
 
 def process_state() -> list[Any]:
     state = [torch.random.get_rng_state().tolist(), np.random.get_state()[1].tolist(), random.getstate()]
-    state += [torch.get_default_dtype(), torch.get_num_threads(), torch.is_grad_enabled()]
-    return state + [torch.is_inference_mode_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()]
+    return [*state, *state_of_torch(), torch.is_deterministic_algorithms_warn_only_enabled()]

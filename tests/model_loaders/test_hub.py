@@ -236,9 +236,8 @@ def test_names_stay_inside(tmp_path: Path, without_hub: None, choice: str) -> No
 
 def test_a_choice_longer_than_any_path_is_not_looked_for(tmp_path: Path, without_hub: None) -> None:
     for choice in ("d/" * 2049, "x" * 4097):
-        with pytest.raises(
-            UserError, match="^checkpoint: .* is too long for a file name .*; choose a catalogue entry"
-        ) as e:
+        sentence = "^checkpoint: .* is too long for a file name .*; choose a catalogue entry"
+        with pytest.raises(UserError, match=sentence) as e:
             hub.check(choice, "mar", [tmp_path])
         assert len(str(e.value)) < 200
 

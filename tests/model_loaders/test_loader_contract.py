@@ -26,6 +26,7 @@ from payload import Payload
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
+from torch_states import STATES
 
 pytest.importorskip("transformers", reason="the files of every kind include a text encoder")
 
@@ -119,6 +120,18 @@ class TestEveryLoader:
         for key, value in network(LOADERS[stem][0](write(stem), name)).state_dict().items():
             always = name == "auto" or any(key.removeprefix("mar.").startswith(prefix) for prefix in FP32)
             assert value.dtype == (torch.float32 if always else torch.bfloat16), key
+
+    def test_whatever_others_left_in_torch(self, stem, write) -> None:
+        path = write(stem)
+        plain = network(LOADERS[stem][0](path))
+        with STATES["everything"]():
+            net = network(LOADERS[stem][0](path))
+
+        wanted = dict([*plain.named_parameters(), *plain.named_buffers()])
+        made = dict([*net.named_parameters(), *net.named_buffers()])
+        assert made.keys() == wanted.keys()
+        for name, value in wanted.items():
+            assert made[name].dtype == value.dtype and torch.equal(made[name], value), name
 
     def test_dtype_is_checked_before_the_file(self, stem, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="^dtype: 'fp4'"):

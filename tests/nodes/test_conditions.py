@@ -74,7 +74,7 @@ def test_unknown_labels_are_named_before_the_run():
 
 def test_before_a_run_too_only_names_that_the_connected_models_know_are_suggested(monkeypatch):
     """ComfyUI passes no graph to validate_inputs, only the id of the node; its server passes the graph to a handler."""
-    host.watch_prompts()
+    host.watch_prompts(lambda request: None)
     keep = fake_comfy.state.prompt_handlers[-1]
 
     def checked(text: str, checkpoint: str, label_set: Any = "auto", node: str = "3", add_label: Any = "none") -> str:
@@ -368,7 +368,7 @@ def test_a_prompt_of_megabytes_is_refused_before_it_is_read() -> None:
         "text": [
             lambda: a_prompt(loaded, text=text),
             lambda: conditioning.Prompt.execute(text),
-            lambda: conditioning.TextPrompt.execute(text, "flan-t5-xl", False),
+            lambda: conditioning.TextPrompt.execute(text, encoder="flan-t5-xl"),
         ],
         "negative": [lambda: conditioning.Prompt.execute("a boat", text)],
     }
@@ -406,6 +406,26 @@ def test_a_long_word_is_not_sent_whole(monkeypatch):
     assert conditioning.unknown_words(tar.model, [" ".join(words)]).endswith(
         f": purple, {'x' * 57}..., elephant and 2 more."
     )
+
+
+def test_what_is_read_as_plain_text_is_said_by_every_prompt(encoders, monkeypatch):
+    monkeypatch.setattr(conditioning.TarPrompt, "hidden", SimpleNamespace(unique_id="7", prompt={}), raising=False)
+    tar = Loaded.of(tiny_tar())
+    image = torch.zeros(1, 4, 4, 3)
+    makers = {
+        "Prompt": lambda text: conditioning.Prompt.execute(text),
+        "its negative": lambda text: conditioning.Prompt.execute("a boat", text),
+        "its lines": lambda text: conditioning.Prompt.execute(f"a boat\n{text}", lines=True),
+        "Image and Prompt": lambda text: conditioning.ImageAndPrompt.execute(image, text),
+        "LlamaGen Prompt": lambda text: conditioning.TextPrompt.execute(text, "one.safetensors", False),
+        "Tar Prompt": lambda text: conditioning.TarPrompt.execute(tar, text, 3),
+    }
+    for name, make in makers.items():
+        (parts,) = make("a (red:1.2) boat").ui["fastar_text_parts"]
+        (said,) = [line for line in parts["warnings"] if "plain text" in line]
+        assert said.startswith("The model reads (red:1.2) as plain text"), name
+        (parts,) = make("a cat (sitting), snake_case").ui["fastar_text_parts"]
+        assert not any("plain text" in line for line in parts["warnings"]), name
 
 
 @pytest.mark.parametrize("node, field", [("Prompt", "text"), ("Prompt", "negative"), ("TarPrompt", "text")])

@@ -70,7 +70,7 @@ WRONG = {
     "labels at Token Map": lambda: compare.TokenMap.execute(from_ids([1])),
     "a model at Sweep Grid": lambda: sweep.SweepGrid.execute(tiny.a_mar(), cell_size=64),
     "labels at Tar Prompt": lambda: conditioning.TarPrompt.execute(from_ids([1]), "a", 1),
-    "labels as the image": lambda: conditioning.ImageToCodes.execute(from_ids([1]), "demo-ta-tok", False),
+    "labels as the image": lambda: conditioning.ImageToCodes.execute(from_ids([1]), ta_tok="demo-ta-tok"),
     "a prompt at a model of labels": lambda: expect_kind(PROMPT, "class", "demo"),
 }
 

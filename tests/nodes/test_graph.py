@@ -12,7 +12,7 @@ from fastar_nodes.nodes.editing import CropAroundMask
 
 def checked(monkeypatch: Any, graph: Any, image: Any = None) -> bool | str:
     """The answer of Crop around Mask, node 9, while the server checks a graph."""
-    host.watch_prompts()
+    host.watch_prompts(lambda request: None)
     keep = fake_comfy.state.prompt_handlers[-1]
     monkeypatch.setattr(fake_comfy.state, "context", SimpleNamespace(prompt_id="a", node_id="9"))
 
@@ -42,6 +42,14 @@ def test_an_image_that_was_not_chosen_is_asked_for_before_the_run(monkeypatch):
     # The other side of the switch does not run; a switch over a link may take either.
     assert checked(monkeypatch, template(own=False)) is True
     assert checked(monkeypatch, template(own=["5", 0])) == told
+
+
+def test_comfyui_does_not_read_the_file_that_was_not_chosen(monkeypatch):
+    """It would take the empty name for the input folder; a file that was chosen is read for changes."""
+    for image, seen in (("", [False]), ("cat.png", None)):
+        graph = template(own=False, image=image)
+        assert checked(monkeypatch, graph) is True
+        assert graph["1"].get("is_changed") == seen and not any("is_changed" in graph[key] for key in "2349")
 
 
 @pytest.mark.parametrize(

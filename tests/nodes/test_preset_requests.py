@@ -5,7 +5,7 @@ the defaults of /object_info, or a preset alone. tests/comfyui sends the same ov
 from types import SimpleNamespace
 
 import pytest
-from fastar_nodes.nodes import conditioning, samplers
+from fastar_nodes.nodes import conditioning, filling, samplers
 from fastar_nodes.nodes.host import Loaded
 from fastar_nodes.nodes.schema import FREE
 from fastar_nodes.samplers.mar.settings import CacheSettings
@@ -199,3 +199,80 @@ def test_a_tar_prompt_that_is_sent_with_its_defaults_has_what_the_file_recommend
     assert settings(preset="recommended", **{**sent, "top_k": 5}).temperature == sent["temperature"]
     assert settings(noted="recommended", preset="recommended", **sent).temperature == sent["temperature"]
     assert settings(preset="custom", **sent).temperature == sent["temperature"]
+
+
+# A node through which a model arrives, and the loader of the model.
+SWITCH = {"class_type": "Any Switch", "inputs": {"any_01": ["1", 0]}}
+LOADER = {"class_type": "FastARLoadMAR", "inputs": {"checkpoint": "demo"}}
+
+
+def behind(node, source, noted):
+    """The node as ComfyUI executes it, with a model from the first output of ``source``."""
+    known = {part.id for part in node.define_schema().inputs}
+    field = next(name for name in ("target", "model", "tar") if name in known)
+    graph = {"5": {"inputs": {field: ["4", 0]}, "_meta": {"preset": noted}}, "4": source, "1": LOADER}
+    hidden = SimpleNamespace(unique_id="5", prompt=graph, extra_pnginfo=None)
+    return type("Executed", (node,), {"hidden": hidden})
+
+
+@pytest.mark.parametrize(("node", "preset"), CASES, ids=IDS)
+def test_the_numbers_of_a_full_size_model_are_the_presets_where_the_editor_cannot_see_the_model(
+    ran, monkeypatch, node, preset
+):
+    numbers, _ = ran(node, preset=preset)
+    shown = filling.fill(node.node_id, preset)["values"]
+
+    def run(source, noted, **values):
+        monkeypatch.setattr(f"{__name__}.in_graph", lambda node, linked, noted: behind(node, source, noted))
+        return ran(node, noted=noted, preset=preset, **values)
+
+    connected = {"class_type": "FastARLoadMAR", "inputs": {"checkpoint": ["8", 0]}}
+    for source in (SWITCH, connected):
+        found, said = run(source, preset, **shown)
+        assert found == numbers
+        assert said.startswith(f"The preset {preset} set all numbers, because those sent were those of a full-size")
+
+    # A number that was changed since, and a loader that the editor sees.
+    assert run(SWITCH, preset, **{**shown, "cfg": 3.125})[0] == {**shown, "cfg": 3.125}
+    found, said = run(LOADER, preset, **shown)
+    assert found == shown and said.startswith("custom: these numbers are not those of")
+
+
+def test_a_tar_prompt_behind_a_switch_has_what_the_file_recommends(monkeypatch):
+    used = []
+    prompted = conditioning.tar_prompt
+    monkeypatch.setattr(
+        conditioning,
+        "tar_prompt",
+        lambda model, texts, settings, draws: used.append(settings) or prompted(model, texts, settings, draws),
+    )
+    loaded = Loaded.of(tiny_tar(), recommended={"temperature": 0.5})
+    shown = filling.fill("FastARTarPrompt", "recommended")["values"]
+    for source in (SWITCH, {**LOADER, "class_type": "FastARLoadTar"}):
+        node = behind(conditioning.TarPrompt, source, "recommended")
+        node.execute(loaded, "a boat", 3, preset="recommended", **shown)
+    assert [settings.temperature for settings in used] == [0.5, shown["temperature"]]
+
+
+def test_a_cache_whose_model_the_editor_cannot_see_has_the_numbers_of_its_preset():
+    """A switch stands before the sampler, whose steps are known, or between the cache and its sampler."""
+    loaded = a_mar(label_set="picture-book")
+    switched = {"class_type": "Any Switch", "inputs": {"any_01": ["5", 0]}}
+    sampler = {"class_type": "FastARMARSampler", "inputs": {"model": ["4", 0], "cache": ["5", 0]}}
+
+    def plan(graph, preset, **values):
+        graph = {"5": {"inputs": {}, "_meta": {"preset": preset}}, **graph}
+        hidden = SimpleNamespace(unique_id="5", prompt=graph, extra_pnginfo=None)
+        node = type("Executed", (samplers.LazyMARCache,), {"hidden": hidden})
+        return node.execute(preset=preset, **values).result[0].settings(loaded, 32)
+
+    for preset in ("balanced", "fast", "exact"):
+        alone = plan({}, preset)
+        for graph, steps in (({"4": SWITCH, "1": LOADER, "6": sampler}, 32), ({"6": switched}, None)):
+            shown = filling.fill("FastARLazyMARCache", preset, None, steps)["values"]
+            assert plan(graph, preset, **shown) == alone
+            assert plan(graph, preset, **{**shown, "start_step": 7}).start_step == 7
+
+        shown = filling.fill("FastARLazyMARCache", preset, None, 32)["values"]
+        seen = plan({"4": LOADER, "6": sampler}, preset, **shown)
+        assert filled_in(seen, {}) == shown

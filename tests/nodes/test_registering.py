@@ -80,8 +80,8 @@ def first_copy(monkeypatch):
     """Lets ComfyUI know the nodes of a copy of the pack in a folder."""
 
     def load(folder: Path) -> None:
-        module = ModuleType(f"{folder}.nodes.loaders")
-        module.__file__ = str(folder / "nodes" / "loaders.py")
+        module = ModuleType(str(folder))
+        module.__file__ = str(folder / "__init__.py")
         monkeypatch.setitem(sys.modules, module.__name__, module)
 
         node = type("LoadMAR", (), {"__module__": module.__name__})

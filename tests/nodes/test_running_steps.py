@@ -3,6 +3,7 @@ what the sampler gets.
 """
 
 import weakref
+from dataclasses import replace
 from types import SimpleNamespace
 
 import fake_comfy
@@ -30,6 +31,7 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.family import MARFamily
+from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
 from fastar_nodes.samplers.memory import DECODE, WEIGHTS
 from fastar_nodes.samplers.registry import SAMPLERS
@@ -152,6 +154,36 @@ def test_a_cache_that_does_not_suit_is_refused_before_anything_is_loaded():
     assert not fake_comfy.state.loaded
 
 
+def test_a_sampler_without_caches_has_no_socket_for_them_and_refuses_one(monkeypatch):
+    def plain(model, condition, settings, noise, edit=None):
+        return mar(model, condition, settings, noise, edit=edit)
+
+    entry = replace(SAMPLERS["mar"], name="plain", title="Plain", run=plain)
+    monkeypatch.setitem(SAMPLERS, "plain", entry)
+    node = type("PlainSampler", (samplers.MARSampler,), {"sampler": "plain"})
+    ids = [part.id for part in node.define_schema().inputs]
+    assert "cache" not in ids and {"latent_image", "mask"} <= {*ids}
+
+    with pytest.raises(UserError, match="^cache: Plain does not take LazyMAR's caches; disconnect LazyMAR Cache.$"):
+        running.run(entry, a_mar(), FEW, 3, Sockets(LABELS, cache=CacheSettings()))
+    assert not fake_comfy.state.loaded
+    assert running.run(entry, a_mar(), FEW, 3, Sockets(LABELS)).result[1].sampler == "mar"
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_a_cache_is_drawn_with_or_refused_by_every_sampler(name):
+    """Which node shows the socket follows from the function that runs."""
+    entry = SAMPLERS[name]
+    if "+" in name or name == "tar":  # no nodes of their own
+        return
+    (node,) = [node for node in tiny.NODES.values() if node.sampler == name]
+    ids = [part.id for part in node.define_schema().inputs]
+    assert ("cache" in ids) == entry.takes_caches
+    if entry.takes_caches:
+        _, report = tiny.sample(node, cache=CacheSettings(block=1))
+        assert report.sampler == ("lazymar" if name == "mar" else f"{name}+lazymar")
+
+
 # Edits that do not fit: sampler, model, start and mask, and the field that the message names.
 CORNER = torch.zeros(2, 4, 4)
 CORNER[0, 0, 0] = CORNER[1] = 1
@@ -172,7 +204,7 @@ def test_an_edit_that_does_not_fit_is_refused_before_anything_is_loaded(sampler,
     entry = SAMPLERS[sampler]
     sockets = Sockets(LABELS, latent_image={"samples": start}, mask=mask)
     with pytest.raises(UserError, match=f"^{field}: "):
-        running.run(entry, model(), FEW if entry.family.caches else make(entry.settings, {}), 3, sockets)
+        running.run(entry, model(), FEW if entry.takes_caches else make(entry.settings, {}), 3, sockets)
     assert not fake_comfy.state.loaded
 
 

@@ -26,7 +26,8 @@ from qwen_reference import tiny_tar
 from tiny import LABELS, NODES, SHORT, TEXT_SIZE, a_drawer, a_gpt, a_mar, a_prompt, a_vq, models, sample
 
 MAR_NODES = [node for node in NODES.values() if SAMPLERS[node.sampler].family.decoder == "kl"]
-TOKEN_NODES = [samplers.LlamaGenSampler, samplers.PARSampler, samplers.ZipARSampler]
+TOKEN_NODES = [node for node in NODES.values() if SAMPLERS[node.sampler].family.decoder == "vq"]
+TOKEN_NODES = [node for node in TOKEN_NODES if not SAMPLERS[node.sampler].needs_draft]
 FAST = [node for node in NODES.values() if node.preset]
 
 
@@ -250,6 +251,9 @@ def test_the_values_used_stand_on_the_node_and_what_the_model_recommends(monkeyp
     assert last.startswith("4 AR steps, 4 diffusion steps, cfg 2, temperature 0.75, lookahead 3, threshold 0.5, ")
     first, *_ = said("custom", cfg=1.5, **SHORT)
     assert first == "This model's file recommends 5 AR steps, 6 diffusion steps.", "not what is used already"
+    monkeypatch.setitem(MAR_FILE, "threshold", 0.95)
+    first, *_ = said("custom", cfg=1.5, **SHORT)
+    assert "threshold" not in first, "how fast the method is, which custom chooses"
     first, *_, last = said("balanced")
     assert last.startswith("5 AR steps, 6 diffusion steps, cfg 1.5, temperature 0.75, lookahead 4, threshold 0.95")
     assert "recommends" not in first

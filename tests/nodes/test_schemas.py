@@ -1,11 +1,13 @@
 """Schemas of the nodes: widgets from settings, help pages, and the record on which saved graphs depend.
 
-``schemas.json`` records ids, sockets, widgets by position, types, ranges, choices and defaults. After an intended
+``schemas.json`` records ids, sockets, widgets by position, types, ranges, choices, defaults and which of them a prompt
+must have. After an intended
 change, record it with ``python tests/nodes/test_schemas.py``, which refuses what would break a saved graph: a widget
 that moves or leaves, a socket, a choice or a node that leaves. Until the first release such a change is possible:
 delete schemas.json first, and change the graphs in workflows/ and subgraphs/ with it.
 """
 
+import inspect
 import json
 import re
 import sys
@@ -34,7 +36,8 @@ from fastar_nodes.nodes import (
     sweep,
     timelapse,
 )
-from graphs import WIDGETS
+from fastar_nodes.samplers.settings import Settings, default_or_paper, knobs
+from graphs import WIDGETS, default
 
 MODULES = (loaders, conditioning, samplers, editing, asking, compare, timelapse, sweep, sharing, advisor)
 CLASSES = {node.define_schema().node_id: node for module in MODULES for node in module.NODES}
@@ -56,6 +59,39 @@ def test_every_sampler_that_runs_here_has_a_node():
 def test_advanced_widgets_are_the_last(node):
     advanced = [bool(i.advanced) for i in widgets_of(NODES[node])]
     assert advanced == sorted(advanced)
+
+
+@pytest.mark.parametrize("node", NODES)
+def test_a_prompt_from_before_a_widget_was_added_runs(node):
+    """So only the first widget may be required. The editor shows required widgets first."""
+    required = [widget.id for widget in widgets_of(NODES[node]) if not widget.optional]
+    assert required in ([], [widgets_of(NODES[node])[0].id])
+    assert set(required) <= {"seed", "checkpoint", "image"}
+
+
+# Whose settings depend on a preset and the connected model, see test_preset_requests.py.
+WITH_PRESETS = [node for node in NODES if "preset" in [widget.id for widget in widgets_of(NODES[node])]]
+# Whose default depends on the files of the machine.
+MENUS = ("encoder", "ta_tok")
+
+
+@pytest.mark.parametrize("node", [node for node in NODES if node not in WITH_PRESETS])
+def test_a_widget_that_a_prompt_leaves_out_has_its_default(node):
+    widgets = {widget.id: widget for widget in widgets_of(NODES[node])}
+    taken_by = {name: part.default for name, part in inspect.signature(sweep._plan).parameters.items()}
+    # The classes of settings whose fields are widgets of the node, the one with the most last.
+    kinds = [kind for module in MODULES for kind in vars(module).values() if isinstance(kind, type)]
+    settings = [kind for kind in kinds if issubclass(kind, Settings) and kind is not Settings]
+    own = [kind for kind in settings if set(knobs(kind)) <= set(widgets)]
+    for kind in sorted(own, key=lambda kind: len(knobs(kind))):
+        taken_by |= {name: default_or_paper(default, about) for name, (default, about) in knobs(kind).items()}
+    taken_by |= {name: part.default for name, part in inspect.signature(CLASSES[node].execute).parameters.items()}
+
+    for widget in widgets.values():
+        if not widget.optional or widget.id in MENUS:
+            continue
+        taken = taken_by[widget.id]
+        assert (type(taken), taken) == (type(default(widget)), default(widget)), widget.id
 
 
 @pytest.mark.parametrize("node", NODES)
@@ -228,7 +264,7 @@ def _widget(part: Any) -> list[Any]:
     """Name, type, default, and choices or range. Menus of files are left out: they depend on the machine."""
     about = part.about
     options = about.get("options")
-    if part.id in ("checkpoint", "decoder", "ta_tok", "encoder"):
+    if part.id in ("checkpoint", "decoder", "ta_tok", "encoder") or about.get("upload"):
         return [part.id, part.kind, "files"]
     if options is not None and len(options) > 100:  # names of classes
         return [part.id, part.kind, about["default"], len(options)]
@@ -242,7 +278,8 @@ def record(about: Any) -> dict[str, Any]:
     return {
         "name": about.display_name,
         "outputs": [[o.id, o.kind] for o in about.outputs],
-        "widgets": [_widget(i) for i in about.inputs if i.kind in WIDGETS],
+        "widgets": [_widget(i) for i in widgets_of(about)],
+        "required": [i.id for i in widgets_of(about) if not i.optional],
         "inputs": [[i.id, i.kind, "optional" if i.optional else "required"] for i in sockets],
     }
 
@@ -279,6 +316,8 @@ def breaks(old: dict[str, Any], new: dict[str, Any]) -> list[str]:
                 out.append(f"{node}: its {kind} moved or left")
         if any(s[2] == "required" and s[0] not in [w[0] for w in was["inputs"]] for s in now["inputs"]):
             out.append(f"{node}: a new input is required")
+        if not set(now["required"]) <= set(was["required"]):
+            out.append(f"{node}: a prompt that was saved may lack the widget that is required now")
     return out
 
 
@@ -290,7 +329,7 @@ def test_schemas_are_the_recorded_ones():
 
 def test_what_breaks_saved_graphs_is_found():
     old = {"A": {"widgets": [["x", "INT", 0, []], ["y", "COMBO", "a", ["a", "b"]]], "inputs": [["m", "M", "required"]]}}
-    old["A"]["outputs"] = [["o", "O"], ["p", "P"]]
+    old["A"] |= {"outputs": [["o", "O"], ["p", "P"]], "required": ["x"]}
 
     def changed(**parts: Any) -> dict[str, Any]:
         return {"A": {**old["A"], **parts}}
@@ -306,6 +345,7 @@ def test_what_breaks_saved_graphs_is_found():
         {"inputs": []},
         {"inputs": [["m", "M", "required"], ["n", "N", "required"]]},
         {"outputs": [["p", "P"], ["o", "O"]]},
+        {"required": ["x", "y"]},
     ):
         assert breaks(old, changed(**parts)), parts
     assert breaks(old, {})

@@ -413,7 +413,9 @@ sys.modules[spec.name] = module = module_from_spec(spec)
 spec.loader.exec_module(module)
 nodes = asyncio.run(asyncio.run(module.comfy_entrypoint()).get_node_list())
 import fastar_nodes
-print({node.__module__.rpartition(".nodes.")[0] for node in nodes}, getattr(fastar_nodes, "Condition", None))
+assert {node.__module__ for node in nodes} == {spec.name}  # as of any other pack
+code = {node.define_schema.__func__.__module__.rpartition(".nodes.")[0] for node in nodes}
+print(code, getattr(fastar_nodes, "Condition", None))
 """
 
 

@@ -85,6 +85,14 @@ def test_a_cell_that_is_the_plain_samplers_own_run_is_the_baseline():
     assert all(cell.baseline is None for cell in found.cells)
 
 
+@pytest.mark.parametrize("field", ["x_values", "y_values", "seeds", "settings", "folder"])
+@pytest.mark.parametrize("value", [None, 7, ["a"], torch.zeros(3)], ids=str)
+def test_a_value_that_is_no_text_is_refused(field, value):
+    """Over a link of any type."""
+    with pytest.raises(UserError, match=f"^{field}: "):
+        sweep(**{field: value})
+
+
 @pytest.mark.parametrize("change", ["condition", "settings", "model", "speed", "device"])
 @pytest.mark.fast_cases("model")
 def test_cells_of_other_inputs_are_sampled_again(folder, change, monkeypatch):

@@ -1,6 +1,7 @@
 """What the samplers report, as maps, text and time-lapses."""
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -79,6 +80,21 @@ def test_a_prefix_that_no_file_can_have_is_refused_before_the_frames_are_drawn(t
         made(image_1=image, report_1=report, filename_prefix=prefix)
     assert str(caught.value).isprintable() and len(str(caught.value)) <= 400
     assert [p.name for p in (tmp_path / "output").iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize("prefix", ["x_%date:yyyy-MM-dd%", "a|b", "%year%/x?"])
+def test_a_name_that_gives_an_empty_file_on_windows_is_refused_there(tmp_path, monkeypatch, prefix):
+    """A colon opens a stream of an empty file. Elsewhere the name is what core's Save Image makes of it."""
+    monkeypatch.setattr(state, "folder", tmp_path)
+    samples, report = sample(samplers.MARSampler)
+    image = models(samplers.MARSampler)["model"].vae.decode(samples)
+    run = {"image_1": image, "report_1": report, "filename_prefix": prefix}
+    made(**run)
+    assert state.saved[-1][1] == prefix
+
+    monkeypatch.setattr(sys, "platform", "win32")
+    with pytest.raises(UserError, match="^filename_prefix: .*on Windows; leave out .* write %year%"):
+        made(**run)
 
 
 def test_what_is_missing_or_out_of_range_is_named():

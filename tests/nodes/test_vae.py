@@ -16,7 +16,8 @@ from fastar_nodes.nodes.host import Loaded
 from fastar_nodes.nodes.vae import FastARVAE
 from qwen_reference import tiny_tar
 from safetensors.torch import save_file
-from tiny import TinyVAE, a_vae
+from tiny import TinyVAE, a_block, a_mar, a_vae, a_vq
+from torch_states import STATES, state_of_torch
 
 DECODERS = {"kl": load_kl, "vq": load_vq, "binary": load_binary}
 
@@ -363,3 +364,26 @@ def test_another_pack_decodes_with_the_network_and_the_two_functions():
     pixels = vae.first_stage_model.decode(latents)
     vae.process_output(pixels)
     assert torch.equal(pixels.movedim(1, -1), vae.decode(latents))
+
+
+VAES = {"kl": lambda: a_mar().vae, "vq": a_vq, "binary": lambda: a_block().vae}
+
+
+@pytest.mark.parametrize("kind", VAES)
+def test_whatever_others_left_in_torch(kind):
+    """VAE Encode and VAE Decode are core's nodes: the state is the decoder's to set."""
+    vae = VAES[kind]()
+    pictures = torch.rand(1, *vae.sizes[0], 3, generator=torch.Generator().manual_seed(0))
+    tiles = kind != "binary"
+
+    def made():
+        latents = vae.encode(pictures)
+        in_tiles = [vae.encode_tiled(pictures), vae.decode_tiled(latents)] if tiles else []
+        return [latents, vae.decode(latents), vae.decode_now(latents), *in_tiles]
+
+    plain = made()
+    with STATES["everything"]():
+        found = state_of_torch()
+        again = made()
+        assert state_of_torch() == found
+    assert all(one.dtype == other.dtype and torch.equal(one, other) for one, other in zip(again, plain, strict=True))

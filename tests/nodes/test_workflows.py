@@ -22,6 +22,7 @@ from flat_graphs import INPUTS, OUTPUTS, flat
 from graphs import WIDGETS, Run, widget_values
 from janus_files import one_file
 from PIL import Image
+from sampler_nodes import nodes_of
 from test_schemas import CLASSES, NODES, widgets_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -44,9 +45,9 @@ BY_NAME = {"FastARSweep", "FastARAnySampler", "FastARAdvisor"}
 # What has to be equal for two runs to be compared: steps and
 # guidance of a MAR; guidance, temperature and top-k of tokens.
 SAMPLERS = {
-    "MAR": ("FastARMARSampler", "FastARFastHybridSampler", "FastARLazyMARSampler", "FastARCSpDSampler"),
-    "tokens": ("FastARLlamaGenSampler", "FastARPARSampler", "FastARZipARSampler", "FastARMuLoSDSampler"),
-    "blocks": ("FastARBitDanceSampler",),
+    "MAR": nodes_of("kl"),
+    "tokens": nodes_of("vq"),
+    "blocks": nodes_of("bitdance-ae"),
 }
 SHARED = {
     "MAR": ("steps", "diffusion_steps", "cfg"),
@@ -589,6 +590,23 @@ def test_it_runs(path, run, janus, monkeypatch):
         outputs = run.graph(json.loads(path.read_text(encoding="utf-8")))
     latents = [out[0]["samples"] for out in outputs.values() if len(out) == 2 and hasattr(out[1], "counts")]
     assert latents and all(latent.isfinite().all() for latent in latents)
+
+
+@pytest.mark.parametrize("path", [case for case in RUN if "download" not in case.id])
+def test_no_template_warns_about_itself(path, monkeypatch):
+    """With the settings that it is saved with; tests/comfyui has those of Sweep and Advisor too."""
+    monkeypatch.setattr(host, "previews_wanted", lambda: False)
+    warned = []
+    told = host.text_output
+
+    def tell(figures, warnings=(), *more):
+        warned.extend(filter(None, warnings))
+        return told(figures, warnings, *more)
+
+    monkeypatch.setattr(host, "text_output", tell)
+    with torch.inference_mode():
+        Run(CLASSES, {}).graph(json.loads(path.read_text(encoding="utf-8")))
+    assert not warned
 
 
 # --- Sub-graphs: those of templates, and the blueprints of the node menu

@@ -53,7 +53,7 @@ def test_what_is_written_comes_back(tmp_path):
 def test_an_image_without_metadata_names_the_option_that_leaves_it_out(tmp_path):
     Image.fromarray(np.full((6, 4, 3), 90, np.uint8)).save(tmp_path / "bare.png")
     with pytest.raises(
-        UserError, match=r"^image: bare\.png holds no FastAR report \(ComfyUI's option --disable-metadata"
+        UserError, match=r"^image: bare\.png holds no FastAR report: no FastAR sampler .* with --disable-metadata"
     ):
         exchange.read_runs(tmp_path / "bare.png")
 
@@ -66,6 +66,48 @@ def test_how_a_run_was_timed_and_what_it_drew_comes_back(tmp_path):
     text = json.dumps({"version": 1, "runs": exchange.described([run])})
     (found,) = exchange.read_runs(write(tmp_path / "a.png", text)).reports
     assert found == run and found.process == "one"
+
+
+def write_as(path, text, animated=False):
+    """As core's save nodes write the formats: EXIF of "key:value" under several tags, chunks of animated PNG files."""
+    frames = [Image.fromarray(np.full((6, 4, 3), level, np.uint8)) for level in (90, 200, 30)]
+    more = {"save_all": True, "append_images": frames[1:]} if animated else {}
+    if path.suffix == ".png":
+        about = PngInfo()
+        for key, value in (("prompt", "{}"), (exchange.KEY, text)):
+            about.add(b"comf", f"{key}\0{value}".encode("latin-1"), after_idat=True)
+        frames[0].save(path, pnginfo=about, **more)
+    else:
+        about = frames[0].getexif()
+        about[0x0110], about[0x010F], about[0x010E] = "prompt:{}", "workflow:{}", f"{exchange.KEY}:{text}"
+        frames[0].save(path, exif=about, quality=100, **more)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("name", "animated"),
+    [("a.webp", False), ("a.webp", True), ("a.jpg", False), ("a.jpeg", False), ("a.png", True), ("a.png", False)],
+)
+def test_every_format_in_which_core_writes_metadata_is_read(tmp_path, name, animated):
+    saved = exchange.read_runs(write_as(tmp_path / name, json.dumps(GOOD), animated))
+    assert saved.reports == [report(accepted=3, rejected=1)] and saved.image.size == (4, 6)
+    assert abs(int(np.asarray(saved.image)[0, 0, 0]) - 90) <= 2, "the first frame"
+
+
+@pytest.mark.parametrize("name", ["a.webp", "a.jpg"])
+def test_metadata_without_a_report_and_damaged_files_are_refused_in_every_format(tmp_path, name, monkeypatch):
+    good = write_as(tmp_path / name, json.dumps(GOOD)).read_bytes()
+    Image.new("RGB", (4, 4)).save(tmp_path / f"bare_{name}")
+    write_as(tmp_path / f"damaged_{name}", "{")
+    (tmp_path / f"cut_{name}").write_bytes(good[:100])
+    (tmp_path / f"no_exif_{name}").write_bytes(good.replace(b"II*\0", b"XX*\0").replace(b"MM\0*", b"XX\0*"))
+    for case, words in {"bare": "holds no", "damaged": "not JSON", "cut": "cannot be read", "no_exif": ""}.items():
+        with pytest.raises(UserError, match=f"^image: .*{case}_{name}.*{words}"):
+            exchange.read_runs(tmp_path / f"{case}_{name}")
+
+    monkeypatch.setattr(exchange, "_MOST_BYTES", 50)
+    with pytest.raises(UserError, match="larger than"):
+        exchange.read_runs(tmp_path / name)
 
 
 def test_a_run_names_its_baseline(tmp_path):
@@ -132,6 +174,7 @@ def test_any_value_gives_a_report_or_one_sentence(name, value):
 def test_pictures_without_a_report_and_files_that_are_none(tmp_path):
     Image.new("RGB", (4, 4)).save(tmp_path / "plain.png")
     Image.new("RGB", (4, 4)).save(tmp_path / "webp.png", "WEBP")
+    Image.new("RGB", (4, 4)).save(tmp_path / "gif.png", "GIF")
     (tmp_path / "text.png").write_text("hello")
     (tmp_path / "postscript.png").write_text("%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 4 4\n")
     (tmp_path / "folder.png").mkdir()

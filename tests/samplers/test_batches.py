@@ -249,6 +249,15 @@ def test_a_small_network_takes_one_thread_and_gives_the_others_back(three_thread
     assert threads_at_every_step(torch.nn.Linear(1, 1, device="meta")) == [3, 3, 3, 3, 3]
 
 
+def test_the_caller_has_its_threads_at_every_step(three_threads):
+    def sampler(part):
+        for _ in part:
+            yield SimpleNamespace(done=1, total=1)
+        return (torch.zeros(len(part), 1),)
+
+    assert [torch.get_num_threads() for _ in in_parts(sampler, 2, torch.nn.Linear(1, 1))] == [3, 3]
+
+
 def test_a_failed_run_gives_the_threads_back(three_threads):
     with pytest.raises(UserError):
         finish(in_parts(Limited(1, UserError("cfg: no")), 2, NET))

@@ -12,6 +12,7 @@ import test_waits
 from fastar_nodes.samplers import advice
 from fastar_nodes.samplers.choice import parse_choice
 from fastar_nodes.samplers.registry import BITDANCE, MAR, SAMPLERS
+from sampler_nodes import SAMPLER_NODES
 
 MASKED = {name for name, entry in SAMPLERS.items() if entry.family.name == MAR}
 BLOCKS = {name for name, entry in SAMPLERS.items() if entry.family.name == BITDANCE}
@@ -69,3 +70,25 @@ def test_what_is_recorded(root) -> None:
     assert not missing, (
         f'"samplers" in tests/recorded_values.json lacks {missing}; run python tests/test_recorded_values.py.'
     )
+
+
+def test_combinations_with_caches() -> None:
+    """The report of a run with the node's *cache* input has the name of the combination."""
+    for name, entry in SAMPLERS.items():
+        combined = "lazymar" if name == MAR else f"{name}+lazymar"
+        assert not entry.takes_caches or combined in SAMPLERS, (
+            f"SAMPLERS in samplers/registry.py lacks {combined}; add it, because {name} takes make_transformer."
+        )
+
+
+def test_the_lists_of_a_real_comfyui(root) -> None:
+    """They hold what a sampler's node is connected with, which the registry does not know."""
+    for name in ("test_condition_types.py", "test_fill_in.py", "test_mistakes.py"):
+        text = (root / "tests" / "comfyui" / name).read_text(encoding="utf-8")
+        missing = ", ".join(node for node in SAMPLER_NODES if f'"{node}"' not in text)
+        assert not missing, f"tests/comfyui/{name} lacks {missing}; add it to the list at its top."
+
+
+def test_the_nodes_have_the_ids_of_the_registry(root) -> None:
+    recorded = json.loads((root / "tests" / "nodes" / "schemas.json").read_text(encoding="utf-8"))
+    assert set(SAMPLER_NODES) <= set(recorded)

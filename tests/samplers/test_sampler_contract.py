@@ -8,14 +8,15 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.reports.record import COUNTS
+from fastar_nodes.reports.record import COUNTS, PLAIN, REDONE
 from fastar_nodes.samplers.conditioning import Condition, from_ids
 from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
 from fastar_nodes.samplers.mar.gtr import gtr
 from fastar_nodes.samplers.mar.lazymar import lazymar
-from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.mar import Diffusion, annealed_tables, mar
 from fastar_nodes.samplers.mar.settings import (
     CSpDSettings,
     FastHybridSettings,
@@ -23,8 +24,10 @@ from fastar_nodes.samplers.mar.settings import (
     LazyMARSettings,
     MARSettings,
 )
+from fastar_nodes.samplers.mar.transformer import FullTransformer
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import SAMPLERS
+from mar_reference import diffuse, full_z
 from stepping import process_state, stepped
 from tiny_models import tiny_mar
 
@@ -179,3 +182,101 @@ def test_too_many_steps_and_bad_labels_say_so(case):
         with pytest.raises(UserError, match=f"^{field}"):
             noise = PairedNoise(1, range(min(1, len(condition))))
             finish(sampler(MODEL, condition, chosen, noise, **more))
+
+
+# ------------------------------------------------------------------------------------------------ the equations
+
+# What the equations do not give token by token: caches approximate the transformer, and what is verified or resampled
+# is of the same distribution, not of the same noise.
+NOT_BY_EQUATIONS = tuple(case for case in CASES if "lazymar" in case or "cspd" in case or "speculation" in case)
+DRAWN = (PLAIN, REDONE)  # outcomes of tokens that take all of their own diffusion
+
+
+def timesteps(count: int) -> tuple[int, ...]:
+    """Evenly spaced from 0 to the tiny model's highest, 950."""
+    return tuple(min(round(999 * k / (count - 1)), 950) for k in range(count))
+
+
+def scale_of(settings, decided: int) -> float:
+    """The guidance scale of an AR step that ends with so many of 16 tokens."""
+    if settings.cfg_schedule == "linear":
+        return 1 + (settings.cfg - 1) * min(decided, 15) / 16
+    return settings.cfg
+
+
+@torch.no_grad()
+def expect_equations(settings, result, labels=(1,), seed=5):
+    """Check every token of images by itself: it is what the diffusion makes of its own noise, and of the transformer's
+    output at its own position, given the tokens that the report says were decided before it, under the guidance scale
+    of that number of tokens. The order is the report's, so that a sampler may choose any.
+    """
+    c = MODEL.net.config
+    noise = PairedNoise(seed, range(len(labels)))
+    start = noise.first("full", c.tokens, c.channels)
+    noises = noise.steps("full", settings.diffusion_steps, c.tokens, c.channels)
+    all_tokens = MODEL.to_tokens(result.latents)
+    fewest = getattr(settings, "diffusion_steps_end", None) or settings.diffusion_steps
+    counts = range(fewest, settings.diffusion_steps + 1)
+
+    checked = 0
+    for b, label in enumerate(labels):
+        when, outcome = (result.report.maps[name][b].flatten() for name in ("step", "outcome"))
+        tokens = all_tokens[b]
+        classes = [MODEL.net.class_emb.weight[label]] + [MODEL.net.fake_latent[0]] * (settings.cfg != 1)
+        for step in range(settings.steps):
+            known = np.flatnonzero(when < step).tolist()
+            z = [full_z(MODEL.net, tokens, known, row) for row in classes]
+            scale = scale_of(settings, int((when <= step).sum()))
+            for p in np.flatnonzero((when == step) & np.isin(outcome, DRAWN)).tolist():
+                rows = [row[p] for row in z]
+                made = []
+                for count in counts:
+                    of_token = noises[b, [k * settings.diffusion_steps // count for k in range(count)], p]
+                    one = diffuse(MODEL.net, rows, scale, start[b, p], of_token, timesteps(count), settings.temperature)
+                    made.append(one)
+                assert min(float((one - tokens[p]).abs().max()) for one in made) < 1e-3, (b, p)
+                checked += 1
+    assert checked > 4
+
+
+@pytest.mark.fast_cases("mar", "fasthybrid", "gtr")
+def test_every_token_is_that_of_the_equations(case):
+    if case not in NOT_BY_EQUATIONS:
+        expect_equations(CASES[case][1], whole(case)[1])
+
+
+def by_norm(settings, bug):
+    """The result of a sampler with an order of its own: every AR step decides the tokens with the largest outputs of
+    the transformer. A ``bug`` is one that is easily made.
+    """
+    canvas = mar_canvas("mar", MODEL, from_ids((1, 4)), settings, PairedNoise(5, (0, 1)), None)
+    order = canvas.order
+    look = FullTransformer(canvas)
+    draw = Diffusion(canvas, look.heads, annealed_tables(canvas, settings))
+    for step in range(order.steps):
+        first, count = order.starts[step], order.sizes[step]
+        z = look(step, order.reveal[:, first:])
+        rank = z[0].norm(dim=-1).argsort(dim=1, descending=True)
+        order.reveal[:, first:] = order.reveal[:, first:].gather(1, rank)
+        if bug != "columns by rank":
+            z = z.gather(2, rank[None, :, :, None].expand_as(z))
+
+        here = order.ahead(step)
+        if bug != "scale that stays":
+            order.scale.scatter_(1, here, order.cfg[step])
+        for _, values in draw(step, here, z[:, :, :count]):
+            canvas.write(here, values, step)
+    return canvas.finish()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("bug", ["", "columns by rank", "scale that stays"])
+def test_the_equations_see_a_wrong_order(bug):
+    settings = MARSettings(**FEW)
+    result = by_norm(settings, bug)
+    assert not np.array_equal(result.report.maps["step"], whole("mar")[1].report.maps["step"][:2])
+    if bug:
+        with pytest.raises(AssertionError):
+            expect_equations(settings, result)
+    else:
+        expect_equations(settings, result)

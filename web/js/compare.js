@@ -5,7 +5,7 @@
 // one; here only pairs at the end are added and removed. The server's schema has all pairs; prompts do not depend on this file.
 import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
-import { instances, widgetOf } from "./graphs.js"
+import { behind, instances, instancesOf, widgetOf } from "./graphs.js"
 
 // The pairs of each node in the server's schema.
 const PAIRS = { FastARCompare: 8, FastARTimeLapse: 4 }
@@ -44,17 +44,15 @@ function plain(text) {
   return lines.join("\n").replace(/&#(\d+);/g, (_, code) => String.fromCodePoint(Number(code)))
 }
 
-/** Whether a node is Preview as Text, connected to a table of ours. */
-function showsTable(node) {
-  const link = node.comfyClass === "PreviewAny" && node.graph?.getLink?.(node.inputs?.[0]?.link)
-  const source = link && node.graph.getNodeById(link.origin_id)
-  const ours = source?.subgraph || source?.comfyClass?.startsWith("FastAR")
+/** Whether an instance is Preview as Text, to which a table of ours leads. */
+function showsTable(instance) {
+  const source = instance.node.comfyClass === "PreviewAny" && behind(instance, instance.node.inputs?.[0])
   // A graph that was edited by hand may have links to outputs that do not exist.
-  return Boolean(ours) && source.outputs?.[link.origin_slot]?.name === "table"
+  return Boolean(source) && source.node.comfyClass?.startsWith("FastAR") && source.node.outputs?.[source.slot]?.name === "table"
 }
 
 /** The nodes Preview as Text of the workflow that show a table of ours, in subgraphs too. */
-const tables = () => new Set(instances().map(({ node }) => node).filter(showsTable))
+const tables = () => new Set(instances().filter(showsTable).map(({ node }) => node))
 
 /** In the classic renderer, the text of the tables without Markdown. */
 function showPlain() {
@@ -84,7 +82,7 @@ function onLinks(node, then) {
 app.registerExtension({
   name: "FastAR.Compare",
   nodeCreated(node) {
-    if (node.comfyClass === "PreviewAny") onLinks(node, () => showsTable(node) && showMarkdown(node))
+    if (node.comfyClass === "PreviewAny") onLinks(node, () => instancesOf(node).some(showsTable) && showMarkdown(node))
     if (!(node.comfyClass in PAIRS)) return
     fitPairs(node)
     onLinks(node, fitPairs)

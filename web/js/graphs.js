@@ -6,7 +6,9 @@ import { app } from "../../../scripts/app.js"
 
 // Identifier of the editor: the inputs of a subgraph, as the source of its links.
 const SUBGRAPH_INPUT = -10
-const DEEPEST = 50 // subgraphs and reroutes on one way
+const DEEPEST = 50 // nodes and subgraphs on one way
+const MUTED = 2 // modes of nodes
+const BYPASSED = 4
 
 const rootGraph = () => app.rootGraph ?? app.graph
 
@@ -68,23 +70,73 @@ export const idOf = ({ node, hosts }) => [node, ...hosts].map(({ id }) => id).re
 
 const isFromOutside = (link) => Number(link.origin_id) === SUBGRAPH_INPUT
 
-/** The instance behind a link, through reroutes and in and out of subgraphs; undefined if there is none. */
-export function behind(graph, hosts, linkId, depth = 0) {
-  const link = linkId == null ? undefined : graph.getLink(linkId)
-  if (!link || depth > DEEPEST) return undefined
+/** Whether an instance runs: neither it nor a subgraph around it is muted or bypassed. */
+export const isRunning = ({ node, hosts }) => [node, ...hosts].every(({ mode }) => mode !== MUTED && mode !== BYPASSED)
+
+/**
+ * The instance that makes the value of an input in a prompt, with the number of the output, ``slot``, as the editor finds it: in and out
+ * of subgraphs, past bypassed nodes, and through the nodes that only the editor has, such as Reroute and other packs' Set and Get. Undefined
+ * if nothing arrives.
+ */
+export function behind({ node, hosts }, input, type = input?.type, depth = 0) {
+  const link = input?.link == null ? undefined : node.graph.getLink(input.link)
+  return link && origin(node.graph, hosts, link, type, depth)
+}
+
+/** The instance that makes what a link of a graph carries. */
+function origin(graph, hosts, link, type, depth) {
+  if (depth > DEEPEST) return undefined // a circle
 
   if (isFromOutside(link)) {
     const [host, ...around] = hosts
-    return host && behind(host.graph, around, host.inputs?.[link.origin_slot]?.link, depth + 1)
+    return host && behind({ node: host, hosts: around }, host.inputs?.[link.origin_slot], undefined, depth + 1)
   }
 
   const node = graph.getNodeById(link.origin_id)
-  if (node?.subgraph) {
-    const inner = node.subgraph.outputs[link.origin_slot]?.linkIds?.[0]
-    return behind(node.subgraph, [node, ...hosts], inner, depth + 1)
+  return node ? maker({ node, hosts }, link.origin_slot, type, depth) : undefined
+}
+
+/** The instance that makes an output of an instance: itself, unless the editor looks through it. */
+function maker(instance, slot, type, depth) {
+  const { node, hosts } = instance
+  if (node.mode === MUTED) return undefined
+  if (node.mode === BYPASSED) return behind(instance, node.inputs?.[bypassOf(node, slot, type)], undefined, depth + 1)
+
+  if (node.subgraph) {
+    const inner = node.subgraph.outputs[slot]?.linkIds?.[0]
+    const link = inner == null ? undefined : node.subgraph.getLink(inner)
+    return link && origin(node.subgraph, [node, ...hosts], link, type, depth + 1)
   }
-  if (node?.type === "Reroute") return behind(graph, hosts, node.inputs?.[0]?.link, depth + 1)
-  return node && { node, hosts }
+
+  if (!node.isVirtualNode) return { ...instance, slot }
+  const { elsewhere, link } = shownBy(node, slot)
+  if (elsewhere) {
+    const found = instances().find((other) => other.node === elsewhere.node)
+    return found && maker(found, elsewhere.slot, type, depth + 1)
+  }
+  return link ? origin(node.graph, hosts, link, type, depth + 1) : undefined
+}
+
+/** From where a virtual node says that it takes an output: {elsewhere: {node, slot}} of another graph, or {link} of its own. */
+function shownBy(node, slot) {
+  // The Get of KJNodes complains on the screen when it is asked without its Set.
+  if (node.findSetter && !node.findSetter(node.graph)) return {}
+  try {
+    const elsewhere = node.resolveVirtualOutput?.(slot)
+    return elsewhere ? { elsewhere } : { link: node.getInputLink(slot) }
+  } catch {
+    return {} // what another pack raises stops the editor's prompt, not our nodes
+  }
+}
+
+/** The number of the input that a bypassed node hands on as an output to an input of a type, by the editor's rule. */
+function bypassOf({ inputs, outputs }, slot, type) {
+  if (type === "*" || type === "") return inputs.length > slot ? slot : 0
+  const fits = (one, other) => LiteGraph.isValidConnection(one, other)
+  const beside = inputs[slot]
+  if (beside && fits(beside.type, outputs[slot].type) && fits(beside.type, type)) return slot
+  const same = inputs.findIndex((input) => input.type === type)
+  return same === -1 ? inputs.findIndex((input) => fits(input.type, type)) : same
 }
 
 /**
@@ -94,6 +146,14 @@ export function behind(graph, hosts, linkId, depth = 0) {
 export function widgetFor({ node, hosts }, name) {
   const socket = node.inputs?.find(({ widget }) => widget?.name === name)
   return widgetAt(node, hosts, socket) ?? (socket?.link == null ? widgetOf(node, name) : undefined)
+}
+
+/** The value of an instance's widget in a prompt; undefined if it arrives from another node that runs. */
+export function valueOf(instance, name) {
+  const socket = instance.node.inputs?.find(({ widget }) => widget?.name === name)
+  const widget = widgetFor(instance, name)
+  // Core's Primitive writes its value into the widget itself.
+  return (widget ?? (behind(instance, socket) ? undefined : widgetOf(instance.node, name)))?.value
 }
 
 function widgetAt(node, hosts, socket) {

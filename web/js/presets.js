@@ -1,16 +1,20 @@
 // A choice in a preset widget fills in the numbers below it, for the model behind the connected loader.
 //
 // Kept because the numbers on the screen are the numbers of a run, and only the server knows those of a preset for a model. It is asked
-// when a preset is chosen, and while one is chosen also when the loader's checkpoint or the link to a loader changes. A number that is
-// changed by hand makes the preset custom, which changes nothing else. Opening a graph changes nothing. A run that is queued meanwhile waits
-// for the answer. Prompts do not depend on this file: the server fills in what they leave out.
+// when a preset is chosen, and while one is chosen also when another model arrives, for whatever reason: another checkpoint or link, a name in
+// another pack's Get, a bypassed node. A number that is changed by hand makes the preset custom, which changes nothing else. Opening a graph
+// changes nothing. A run that is queued meanwhile waits for the answer. Prompts do not depend on this file: the server fills in what they
+// leave out.
+//
+// Which model a node that runs hands on, such as a switch, is not known here. The numbers are then those of a full-size model, and the
+// sampler, which knows the model, takes them for the preset: see left_to_preset in nodes/running.py.
 //
 // All of this holds in subgraphs too. A widget of a node in a subgraph may be promoted to the subgraph's node, which then has a value of its
 // own for it: see graphs.js, which finds the widget that counts.
 import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
-import { instances, instancesOf, isSame, keyOf, targetsOf, widgetFor, widgetOf } from "./graphs.js"
-import { described, fedBy, isLoader, isModelSocket, loaderOf, sourceOf } from "./models.js"
+import { instances, instancesOf, isSame, keyOf, targetsOf, valueOf, widgetFor, widgetOf } from "./graphs.js"
+import { LOADED, described, fedBy, hasModel, isKnown, isLoader, loaderOf } from "./models.js"
 import { say } from "./words.js"
 
 const CUSTOM = "custom"
@@ -18,50 +22,33 @@ const CACHE = "FastARLazyMARCache"
 // Widgets with a place among the settings that no preset sets.
 const FREE = ["enabled", "preset", "images", "first_image", "parallel", "detail"]
 const KINDS = ["INT", "FLOAT", "BOOLEAN", "COMBO"]
-// Widgets of a loader that decide which numbers a preset has.
-const LOADED = ["checkpoint", "grid", "size", "weights"]
 
 const settings = {} // names of the widgets that a preset sets, by node type
 const waiting = new Set() // answers that have not come yet
 const turns = new Map() // number of the last question, by instance
+const known = new Map() // what the numbers of an instance were last looked at for
 
 const hasPreset = ({ node }) => Boolean(settings[node.comfyClass])
 
-/** The LazyMAR Cache of a sampler, as a list. */
-function cachesOf(sampler) {
-  const found = sourceOf(sampler, ["cache"])
-  return found?.node.comfyClass === CACHE ? [found] : []
-}
-
-/** The samplers that a LazyMAR Cache feeds. */
-const cachedBy = (cache) => fedBy(cache, "cache")
-
-/** Whether the numbers of an instance depend on a loader. */
-function isFrom(instance, loader) {
-  const samplers = instance.node.comfyClass === CACHE ? cachedBy(instance) : [instance]
-  return samplers.some((sampler) => {
-    const own = loaderOf(sampler)
-    return own && isSame(own, loader)
-  })
-}
+/** The sampler with the model of an instance: itself, or the one that a LazyMAR Cache feeds. */
+const samplerOf = (instance) => (instance.node.comfyClass === CACHE ? fedBy(instance, "cache")[0] : instance)
 
 /** What the server needs to know about an instance. */
 function question(instance) {
   const { comfyClass } = instance.node
-  const sampler = comfyClass === CACHE ? cachedBy(instance)[0] : instance
+  const sampler = samplerOf(instance)
   const loader = sampler && loaderOf(sampler)
   return {
     node: comfyClass,
-    preset: widgetFor(instance, "preset")?.value,
-    loader: loader ? described(loader) : null,
-    steps: comfyClass === CACHE && sampler ? widgetFor(sampler, "steps")?.value : undefined,
+    preset: valueOf(instance, "preset"),
+    loader: loader && isKnown(loader) ? described(loader) : null,
+    steps: comfyClass === CACHE && sampler ? valueOf(sampler, "steps") : undefined,
   }
 }
 
 /** Ask the server for the numbers of an instance's preset and show them. */
 async function ask(instance) {
   const { node } = instance
-  const preset = widgetFor(instance, "preset")
   const turn = (turns.get(keyOf(instance)) ?? 0) + 1
   turns.set(keyOf(instance), turn)
   const asked = question(instance)
@@ -75,17 +62,17 @@ async function ask(instance) {
   }
   // Another choice, or a number that was changed by hand, came first.
   noticePromoted()
-  if (turn !== turns.get(keyOf(instance)) || preset.value !== asked.preset) return
+  if (turn !== turns.get(keyOf(instance)) || valueOf(instance, "preset") !== asked.preset) return
 
   if (answer.error) {
-    preset.value = CUSTOM
-    rememberPromoted()
+    makeCustom(instance)
     app.extensionManager?.toast?.add({ severity: "warn", summary: node.title, detail: answer.error, life: 8000 })
   } else show(instance, answer)
 
   for (const { graph } of [node, ...instance.hosts]) graph?.setDirtyCanvas(true, true)
   app.extensionManager?.workflow?.activeWorkflow?.changeTracker?.checkState?.()
-  cachesOf(instance).forEach(fill)
+  // A cache depends on the steps.
+  noticeModels()
 }
 
 /** Show the numbers of a preset. */
@@ -107,8 +94,7 @@ const firstLabels = new WeakMap() // of preset widgets: in the editor's language
 function nameModel(instance, model) {
   const preset = widgetFor(instance, "preset")
   // The label of a promoted widget is the user's, and saved.
-  if (preset !== widgetOf(instance.node, "preset")) return
-  if (!firstLabels.has(preset)) firstLabels.set(preset, preset.label)
+  if (!preset || preset !== widgetOf(instance.node, "preset")) return
   const first = firstLabels.get(preset)
   preset.label = model ? `${first ?? preset.name} (${wordsOf(model)})` : first
 }
@@ -145,32 +131,42 @@ function waitFor(work) {
 
 /** Fill in the numbers of an instance, unless they are custom. */
 function fill(instance) {
-  const preset = widgetFor(instance, "preset")
-  if (preset && preset.value !== CUSTOM) waitFor(ask(instance))
+  remember(instance)
+  const preset = valueOf(instance, "preset")
+  if (preset !== undefined && preset !== CUSTOM) waitFor(ask(instance))
 }
 
-/** Fill in the numbers of instances once the editor has finished changing its links: one that replaces another is removed first. */
-function fillLater(find) {
-  const later = new Promise(requestAnimationFrame).then(() => {
-    for (const instance of find()) {
-      fill(instance)
-      cachesOf(instance).forEach(fill)
-    }
-  })
-  waitFor(later)
+const remember = (instance) => known.set(keyOf(instance), JSON.stringify(question(instance)))
+
+function rememberModels() {
+  known.clear()
+  instances().filter(hasPreset).forEach(remember)
+}
+
+/** Fill in the numbers of the instances to which another model arrives than when they were last looked at. */
+function noticeModels() {
+  if (app.configuringGraph) return
+  for (const instance of instances()) {
+    if (!hasPreset(instance)) continue
+    const sampler = samplerOf(instance)
+    // Without any model the numbers stay: a link may just be about to be replaced.
+    if (!sampler || !hasModel(sampler)) continue
+    if (known.get(keyOf(instance)) !== JSON.stringify(question(instance))) fill(instance)
+  }
 }
 
 /** React to a change by hand of the widget of an instance. */
 function changed(instance, name) {
-  if (isLoader(instance)) {
-    if (LOADED.includes(name)) instances().filter((other) => hasPreset(other) && isFrom(other, instance)).forEach(fill)
-  } else if (hasPreset(instance)) {
+  if (isLoader(instance)) noticeModels()
+  else if (hasPreset(instance)) {
     if (name === "preset") {
-      if (widgetFor(instance, "preset")?.value === CUSTOM) nameModel(instance, "")
-      fill(instance)
+      if (valueOf(instance, "preset") === CUSTOM) nameModel(instance, "")
+      // Core's Primitive calls at every run what it is connected to.
+      if (widgetFor(instance, "preset")) fill(instance)
+      else noticeModels()
     } else if (settings[instance.node.comfyClass].includes(name)) {
       makeCustom(instance)
-      if (name === "steps") cachesOf(instance).forEach(fill)
+      noticeModels()
     }
   }
 }
@@ -206,18 +202,11 @@ function watch(node, names) {
 
 function watchLinks(node) {
   const before = node.onConnectionsChange
-  node.onConnectionsChange = function (side, slot, isConnected, link, socket) {
+  node.onConnectionsChange = function () {
     before?.apply(this, arguments)
-    if (app.configuringGraph || !isConnected || !socket) return
-    if (side === LiteGraph.INPUT) fillLater(() => (this.graph ? instancesOf(this).flatMap((instance) => fedThrough(instance, socket)) : []))
+    // Deferred: a link that replaces another one is first removed and then connected.
+    if (!app.configuringGraph) waitFor(new Promise(requestAnimationFrame).then(noticeModels))
   }
-}
-
-/** The instances whose model or cache arrives through an input of an instance: itself, or those in its subgraph. */
-function fedThrough(instance, socket) {
-  const pairs = instance.node.subgraph ? targetsOf(instance, instance.node.inputs.indexOf(socket)) : [[instance, socket]]
-  const found = pairs.filter(([target, input]) => hasPreset(target) && (isModelSocket(input?.name) || input?.name === "cache"))
-  return found.map(([target]) => target)
 }
 
 // The values of the widgets that were promoted to subgraphs' nodes, when they were last looked at. The editor changes them in several ways,
@@ -251,6 +240,12 @@ function noticePromoted() {
     if (!before.has(key) || before.get(key) === value) continue
     for (const [target, { widget }] of targetsOf(instance, slot)) if (widget) changed(target, widget.name)
   }
+}
+
+/** React to what was changed in the graph since it was last looked at. */
+function notice() {
+  noticePromoted()
+  noticeModels()
 }
 
 const watched = new WeakSet() // widgets of subgraphs' nodes
@@ -314,7 +309,7 @@ app.registerExtension({
   init() {
     const toPrompt = app.graphToPrompt
     app.graphToPrompt = async function (...args) {
-      noticePromoted()
+      notice()
       while (waiting.size) await Promise.allSettled([...waiting])
       const made = await toPrompt.apply(this, args)
       notePresets(made.output)
@@ -331,6 +326,8 @@ app.registerExtension({
     if (node.subgraph) watchHost(node)
     else if (settings[node.comfyClass]) {
       foldAdvanced(node)
+      const preset = widgetOf(node, "preset")
+      firstLabels.set(preset, preset.label)
       watch(node, ["preset", ...settings[node.comfyClass]])
       watchLinks(node)
     } else if (isLoader({ node })) watch(node, LOADED)
@@ -339,6 +336,7 @@ app.registerExtension({
     for (const { node } of instances()) if (node.subgraph) watchPromoted(node)
     unfoldForApp()
     rememberPromoted()
+    rememberModels()
   },
-  setup: () => api.addEventListener("graphChanged", noticePromoted),
+  setup: () => api.addEventListener("graphChanged", notice),
 })

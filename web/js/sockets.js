@@ -3,6 +3,8 @@
 // Kept because the editor draws the sockets of packs in one grey, would offer every node that makes a condition, whatever the connected model
 // reads, and none for the link of a condition, because it compares the whole text of types.
 import { app } from "../../../scripts/app.js"
+import { instancesOf, valueOf } from "./graphs.js"
+import { loaderOf } from "./models.js"
 
 const COLOURS = {
   FASTAR_MAR: "#8fb8de",
@@ -45,16 +47,16 @@ const TAKERS = {
 
 /** The nodes that make a condition of one of these types for a sampler. */
 function makersFor(sampler, types) {
-  const model = sampler?.inputs?.find(({ name }) => name === "model" || name === "target")
-  const link = model && sampler.graph.getLink(model.link)
-  const loader = link && sampler.graph.getNodeById(link.origin_id)
-  const checkpoint = loader?.widgets?.find(({ name }) => name === "checkpoint")?.value
+  const [instance] = instancesOf(sampler)
+  const loader = instance && loaderOf(instance)
+  const checkpoint = loader && valueOf(loader, "checkpoint")
+  const kind = loader?.node.comfyClass
 
   // A LlamaGen reads labels or texts; the official text models are named t2i.
-  if (loader?.comfyClass === "FastARLoadLlamaGen") return [/t2i/i.test(checkpoint) ? "FastARLlamaGenPrompt" : "FastARClassLabel"]
+  if (kind === "FastARLoadLlamaGen") return [/t2i/i.test(checkpoint) ? "FastARLlamaGenPrompt" : "FastARClassLabel"]
   // A BitDance reads labels or prompts; the official models of prompts are named 14b.
-  if (loader?.comfyClass === "FastARLoadBitDance") return /14b/i.test(checkpoint) ? ["FastARPrompt"] : ["FastARClassLabel", "FastARPrompt"]
-  return MAKERS[loader?.comfyClass] ?? Object.keys(MADE).filter((maker) => types.split(",").includes(MADE[maker]))
+  if (kind === "FastARLoadBitDance") return /14b/i.test(checkpoint) ? ["FastARPrompt"] : ["FastARClassLabel", "FastARPrompt"]
+  return MAKERS[kind] ?? Object.keys(MADE).filter((maker) => types.split(",").includes(MADE[maker]))
 }
 
 /** The node that a pointer is on; a socket of the classic renderer may lie half outside of it. */

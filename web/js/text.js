@@ -100,17 +100,31 @@ const inside = new Map()
 /** Whether a prompt shows the words that its model does not know while one types, see vocabulary.js. */
 const showsWords = (node) => node?.widgets?.some(({ name }) => name === "words")
 
+const own = new Map() // what the prompts said themselves in their last run, by graph and id
+
 /** Show what a node said, {id, text, warnings, figures}, on the node and on the nodes of the subgraphs around it. */
 function tellWithHosts(run, said) {
   const node = nodeOf(said.id)
-  tell(node, said.isPrompt && showsWords(node) ? "" : said.text)
-  if (said.isPrompt) tellInApp(said.id, node?.type, said.text)
+  if (said.isPrompt) tellOfPrompt(node, said)
+  else {
+    own.set(`${openGraph()}: ${said.id}`, said.text)
+    tell(node, said.text)
+  }
+
   for (const host of hostsOf(said.id)) {
     if (inside.get(host)?.run !== run) inside.set(host, { run, all: new Map() })
     const { all } = inside.get(host)
-    all.set(said.id, said)
+    all.set(said.isPrompt ? `${said.id}, of its sampler` : said.id, said)
     tell(nodeOf(host), summaryOf([...all.values()]))
   }
+}
+
+/** Show on a prompt what its sampler said of it, below what the prompt said itself. */
+function tellOfPrompt(node, { id, text }) {
+  const said = own.get(`${openGraph()}: ${id}`)
+  const below = showsWords(node) ? "" : text
+  tell(node, [said, below].filter(Boolean).join("\n"))
+  tellInApp(id, node?.type, [said, text].filter(Boolean).join("\n"))
 }
 
 /** The warnings of several nodes, then their figures, each with the title of its node. */

@@ -7,7 +7,7 @@
 // saved graphs do not depend on this file.
 import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
-import { idOf, instances, keyOf, widgetFor, widgetOf } from "./graphs.js"
+import { idOf, instances, keyOf, valueOf, widgetOf } from "./graphs.js"
 import { tellInApp } from "./messages.js"
 import { described, fedBy, loaderOf } from "./models.js"
 import { say } from "./words.js"
@@ -37,8 +37,8 @@ function loadersOf(instance) {
 function question(instance) {
   return JSON.stringify({
     loaders: loadersOf(instance).map(described),
-    text: widgetFor(instance, "text")?.value ?? "",
-    label_set: widgetFor(instance, "label_set")?.value,
+    text: valueOf(instance, "text") ?? "",
+    label_set: valueOf(instance, "label_set"),
   })
 }
 

@@ -19,6 +19,7 @@ import torch
 
 from ....errors import UserError
 from ....model_loaders.networks.mar import MARModel
+from ....model_loaders.networks.torch_state import in_own_state
 from ....reports.record import DRAFTED_BY
 from ...conditioning import MaskedCondition
 from ...editing import Edit
@@ -74,6 +75,7 @@ def _expect_one_device(draft: MARModel, target: MARModel) -> None:
         )
 
 
+@in_own_state
 def cspd(
     model: MARModel,
     condition: MaskedCondition,

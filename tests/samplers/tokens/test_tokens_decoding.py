@@ -9,6 +9,7 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.registry import LLAMAGEN, SAMPLERS
 from fastar_nodes.samplers.tokens.cache_slots import table_of
 from fastar_nodes.samplers.tokens.defaults import published, resolve
 from fastar_nodes.samplers.tokens.draws import PairedDraws
@@ -41,6 +42,13 @@ CASES = [name for name in contract.CASES if name.startswith(tuple(SCHEDULES)) an
 
 def run(case, **changes):
     return finish(contract.start(case, **changes))
+
+
+def test_every_schedule_is_compared_with_the_slow_reference():
+    """Those of no schedule have a reference of their own: MuLo-SD in test_mulosd.py. Tar is LlamaGen."""
+    wanted = {name for name, entry in SAMPLERS.items() if entry.family.name == LLAMAGEN} - {"mulosd"}
+    missing = ", ".join(sorted(wanted - {name.partition(",")[0] for name in SCHEDULES}))
+    assert not missing, f"SCHEDULES in tests/samplers/tokens/test_tokens_decoding.py lacks {missing}; add its schedule."
 
 
 @pytest.mark.parametrize("case", CASES)
