@@ -407,7 +407,9 @@ class CachePlan(OfFastAR):
     preset: str
     values: Mapping[str, Any]
     preset_given: bool = False  # whether a prompt named the preset
-    sent: Sent = Sent()
+    # Of Sent.
+    chosen: bool = False
+    hidden: bool = False
 
     def __str__(self) -> str:
         """For people: what core's Preview as Text shows."""
@@ -427,7 +429,7 @@ class CachePlan(OfFastAR):
             meant = self.of_preset(option, loaded, steps)
             return filled_in(meant, registry.own_values_of(loaded.model, meant))
 
-        return left_to_preset(CacheSettings, self.values, self.preset, PRESETS, numbers_of, self.sent, steps)
+        return left_to_preset(CacheSettings, self.values, self.preset, PRESETS, numbers_of, Sent(self.chosen, self.hidden), steps)
 
     def of_preset(
         self, preset: str, loaded: Loaded[Any], steps: int, values: Mapping[str, Any] = MappingProxyType({})

@@ -369,7 +369,7 @@ class LazyMARCache(io.ComfyNode):
 
         preset = checked_preset(preset)
         sent = how_sent(cls, preset, values, graph.hides_models_of_users(cls, "cache"))
-        return io.NodeOutput(CachePlan(preset, values, preset_given=True, sent=sent))
+        return io.NodeOutput(CachePlan(preset, values, preset_given=True, chosen=sent.chosen, hidden=sent.hidden))
 
 
 class LlamaGenSampler(_Sampler):

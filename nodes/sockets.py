@@ -388,6 +388,7 @@ VALUES: dict[str, Kind] = {
             Attribute("values", _SETTINGS, "settings of LazyMAR Cache"),
             _unlisted("preset_given", _SWITCH),
             _unlisted("chosen", _SWITCH),
+            _unlisted("hidden", _SWITCH),
         ),
         "for the MAR samplers",
     ),

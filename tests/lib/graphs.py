@@ -15,8 +15,9 @@ VIRTUAL = ("Note", "MarkdownNote")
 
 
 def default(widget: Any) -> Any:
-    """The value of a new node's widget."""
-    return widget.about["default"]
+    """The value of a new node's widget: of a menu without a default its first entry."""
+    about = widget.about
+    return about["default"] if "default" in about else about["options"][0]
 
 
 def widget_values(node: dict[str, Any], about: Any) -> dict[str, Any]:

@@ -417,7 +417,7 @@ def test_what_is_read_as_plain_text_is_said_by_every_prompt(encoders, monkeypatc
         "its negative": lambda text: conditioning.Prompt.execute("a boat", text),
         "its lines": lambda text: conditioning.Prompt.execute(f"a boat\n{text}", lines=True),
         "Image and Prompt": lambda text: conditioning.ImageAndPrompt.execute(image, text),
-        "LlamaGen Prompt": lambda text: conditioning.TextPrompt.execute(text, "one.safetensors", False),
+        "LlamaGen Prompt": lambda text: conditioning.TextPrompt.execute(text, encoder="one.safetensors"),
         "Tar Prompt": lambda text: conditioning.TarPrompt.execute(tar, text, 3),
     }
     for name, make in makers.items():

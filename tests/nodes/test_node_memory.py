@@ -28,7 +28,7 @@ def compared() -> torch.Tensor:
 
 def mapped() -> torch.Tensor:
     record = tiny.a_report("mar")
-    record.maps["step"] = torch.zeros(2, 4, 4, dtype=torch.int32).numpy()
+    record.maps["step"] = torch.zeros(1, 4, 4, dtype=torch.int32).numpy()
     return compare.TokenMap.execute(report=record, what="fixed at step", opacity=1.0).result[0]
 
 

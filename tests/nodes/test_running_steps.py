@@ -180,7 +180,7 @@ def test_a_cache_is_drawn_with_or_refused_by_every_sampler(name):
     ids = [part.id for part in node.define_schema().inputs]
     assert ("cache" in ids) == entry.takes_caches
     if entry.takes_caches:
-        _, report = tiny.sample(node, cache=CacheSettings(block=1))
+        _, report = tiny.sample(node, cache=running.CachePlan("custom", {"block": 1}))
         assert report.sampler == ("lazymar" if name == "mar" else f"{name}+lazymar")
 
 
