@@ -274,7 +274,7 @@ def decode_in_windows(canvas: TokenCanvas, look: ScheduleLook, draw: TokenDraw, 
     canvas.total = canvas.cells
     if is_16_bit(canvas.model.net):
         look.padded_to = padded_rows(schedule, width)
-        draw.padded_to = look.padded_to
+        draw.how = draw.how._replace(padded_to=look.padded_to)
     _remark(canvas, schedule, width)
 
     # 1. Prefill, which predicts the cells of the first pass.

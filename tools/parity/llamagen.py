@@ -8,6 +8,8 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -207,7 +209,10 @@ class MultinomialDraws(PairedDraws):
     def __len__(self) -> int:
         return self._images
 
-    def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
+    def stream(self, name: str, values: int, device: torch.device) -> Any:
+        return SimpleNamespace(gumbel=partial(self._next, values))
+
+    def _next(self, values: int, cells: Tensor) -> Tensor:
         calls, rows = (1, len(cells)) if self._together else (len(cells), 1)
         parts = [torch.empty(self._images, rows, values).exponential_(generator=self._generator) for _ in range(calls)]
         return -torch.cat(parts, 1).log()
