@@ -31,9 +31,9 @@ from ...model_loaders.networks.llama import is_16_bit
 from ...reports.record import ACCEPTED, dtype_of
 from ..device import to_device
 from ..engine import Sampler
-from .cache_slots import DeviceTable, FedRows, table_of
+from .cache_slots import table_of
 from .canvas import TokenCanvas
-from .looks import CachedTransformer, ScheduleLook, chosen_rows
+from .looks import CachedTransformer, DeviceTable, FedRows, ScheduleLook, chosen_rows
 from .sampling import TokenDraw
 from .schedule import Schedule
 
