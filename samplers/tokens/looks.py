@@ -59,14 +59,9 @@ class DeviceTable:
         self.slot = to_device(table.slot + prefix, device)
         self.last_visible = to_device(table.last_visible, device)
         self.row_pass = to_device(table.row_pass, device)
-        self.row_start = to_device(table.row_start, device)
 
         self.cells = to_device(table.cells, device)
-        self.cell_row = to_device(table.cell_row, device)
         self.row_in_pass = to_device(table.cell_row - table.row_start[table.cell_pass], device)
-        self.cell_pass = to_device(table.cell_pass, device)
-        self.cell_start = to_device(table.cell_start, device)
-        self.decided_at = to_device(table.decided_at, device)
 
         # The condition's slots come before all others, in the cache as in the schedule.
         always = np.full(prefix, -1)
