@@ -61,9 +61,11 @@ def iterate(
     """
     passes = len(schedule.passes)
     table = DeviceTable(table_of(schedule), look.cache.prefix, canvas.device)
+    has_one_shape = look.padded_to > 0
+
     guided = draw.guided_by_pass
     guided_by_cell = np.array([*guided, False])[table.host.cell_pass]
-    has_one_shape = look.padded_to > 0
+    last = last_guided(guided)
 
     window = Window(canvas, schedule, width)
     call = 0
@@ -74,7 +76,7 @@ def iterate(
         # 1. Feed the rows of the W passes at once, with the tokens so far: certain ones and guesses. Every row attends
         #    to the slots that it attends to in its own serial pass. Keys and values replace those of the last call. The
         #    null branch ends with the last guided pass, unless all calls must keep one shape.
-        null = any(guided) and (has_one_shape or window.certain <= last_guided(guided))
+        null = last >= 0 and (has_one_shape or window.certain <= last)
         with canvas.clock.phase(canvas.phases[0]):
             rows, predicted_by = window.fed_rows(table)
             hidden = chosen_rows(look.feed(window.tokens, rows, null), predicted_by)
@@ -179,16 +181,16 @@ class Window:
         first_changed = t.cell_start[self.start] + agreeing
         last = t.cell_start[self.stop] - 1
         self.start = t.cell_pass[np.minimum(first_changed, last)] + 1
-        certain = self._certain(new, before, call)
+        verdict = self._verdict(new, before, call)
 
         # 3. Tokens that enter start as a copy of the newest one.
         newest = to_device((last - t.cell_start[before]).clip(min=0), device)
         self._open()
         numbers = ranges(t.cell_start[entering], t.cell_start[self.stop], padding=len(t.cells) - 1)
         _guess(self.tokens, to_device(t.cells[numbers], device), new.gather(1, newest[:, None]))
-        return certain
+        return verdict
 
-    def _certain(self, new: Tensor, before: np.ndarray, call: int) -> Verdict:
+    def _verdict(self, new: Tensor, before: np.ndarray, call: int) -> Verdict:
         """The cells that became certain when the windows moved on from ``before`` int64 [L], and their ``new`` tokens.
 
         The pass ``before`` needed no guess. Cells that are not certain yet, and images that left the batch, are
