@@ -429,7 +429,8 @@ class CachePlan(OfFastAR):
             meant = self.of_preset(option, loaded, steps)
             return filled_in(meant, registry.own_values_of(loaded.model, meant))
 
-        return left_to_preset(CacheSettings, self.values, self.preset, PRESETS, numbers_of, Sent(self.chosen, self.hidden), steps)
+        sent = Sent(self.chosen, self.hidden)
+        return left_to_preset(CacheSettings, self.values, self.preset, PRESETS, numbers_of, sent, steps)
 
     def of_preset(
         self, preset: str, loaded: Loaded[Any], steps: int, values: Mapping[str, Any] = MappingProxyType({})

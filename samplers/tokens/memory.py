@@ -112,12 +112,6 @@ def estimate_prompt(model: TarModel, settings: TarPromptSettings, text: str, ima
     return cache + max(rows, images * cells) * _row_bytes(model.net) + logits + unpacking_bytes(model.net)
 
 
-def prompt_stages(model: TarModel, settings: TarPromptSettings, prompts: Sequence[str]) -> dict[str, int]:
-    """Bytes by stage of Tar's language model for the prompts of a batch, of which the longest counts."""
-    longest = max(estimate_prompt(model, settings, text, len(prompts)) for text in dict.fromkeys(prompts))
-    return {**weights_by_part(model), SAMPLING: int(longest)}
-
-
 def _cells_of_a_call(net: Llama, schedule: Schedule, parallel: int) -> int:
     """Tokens of an image that one call decides, at most, with its padding."""
     if parallel and is_16_bit(net):
