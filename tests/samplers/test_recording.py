@@ -319,12 +319,12 @@ def test_the_cache_of_the_last_run_is_used_again_when_it_has_ended(recordings):
 
     user = User()
     like = torch.zeros(1)
-    first = made.zeros((2, 3), 2, like)
+    first = made.zeros([(2, 3)] * 2, like)
     made.use(first, user)
     first[0].fill_(1)
-    assert made.zeros((2, 3), 2, like)[0].data_ptr() != first[0].data_ptr(), "it is in use"
+    assert made.zeros([(2, 3)] * 2, like)[0].data_ptr() != first[0].data_ptr(), "it is in use"
 
     del user
-    again = made.zeros((2, 3), 2, like)
+    again = made.zeros([(2, 3)] * 2, like)
     assert again[0].data_ptr() == first[0].data_ptr()
     assert not again[0].any()

@@ -14,7 +14,7 @@ from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
 from fastar_nodes.samplers.mar.gtr import gtr
-from fastar_nodes.samplers.mar.lazymar import lazymar
+from fastar_nodes.samplers.mar.lazy import lazymar
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import (
     CSpDSettings,
