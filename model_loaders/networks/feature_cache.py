@@ -47,7 +47,7 @@ class FeatureCache:
         if shapes and net.speed == COMPILE:
             net.runs_plain("blocks with LazyMAR's caches")
         like = torch.empty(0, dtype=net.decoder_norm.weight.dtype, device=device)
-        if net.records:
+        if net.records and shapes:
             tensors = net.graphs.zeros(shapes, like)
             net.graphs.use(tensors, self)
         else:

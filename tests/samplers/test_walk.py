@@ -16,7 +16,7 @@ BASE = {"steps": 8, "diffusion_steps": 20, "cfg": 2.0}
 WALKS = {
     "mar": ({}, 62, 11),
     "fasthybrid": ({"lookahead": 4, "threshold": 0.97, "guided_steps": 4}, 67, 13),
-    "lazymar": ({"refresh_period": 3, "start_step": 1, "ratio_schedule": "stretched", "block": 1}, 77, 14),
+    "lazymar": ({"refresh_period": 3, "start_step": 1, "ratio_schedule": "stretched", "block": 1}, 69, 12),
 }
 
 

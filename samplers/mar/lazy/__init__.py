@@ -38,7 +38,7 @@ in an encoder that does not read the condition (Harmon's and UniPic's), whose ou
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any, cast
 
@@ -51,15 +51,16 @@ from ....model_loaders.networks.mar import NONE_KEPT, DecoderCache, MARModel, pi
 from ...conditioning import MaskedCondition
 from ...editing import Edit
 from ...engine import Sampler
+from ...memory import FEATURES
 from ...noise import PairedNoise
 from ..canvas import MARCanvas
 from ..mar import check as check_mar
 from ..mar import expect_whole_head, mar
+from ..memory import feature_bytes
 from ..network import FullTransformer, Transformer
 from ..settings import CacheSettings, LazyMARSettings, MARBase
 from .head import CachedHeads
 from .plan import Plan, chosen_block
-from .report import CacheReport
 
 
 def lazymar(
@@ -141,9 +142,9 @@ class LazyTransformer(Transformer):
     """
 
     def __init__(self, canvas: MARCanvas, settings: CacheSettings):
+        """The report takes the name lazymar, or SAMPLER+lazymar, and the settings of the caches."""
         super().__init__(canvas)
         self.settings = settings
-        self.report = CacheReport(canvas, settings)
         self.heads = CachedHeads(settings)
         self.plan = Plan(canvas, settings)
         self.full = FullTransformer(canvas)
@@ -152,8 +153,16 @@ class LazyTransformer(Transformer):
         # Condition cache: between two refreshes the null branch is left out.
         self.drops_null = canvas.guided and settings.condition_cache
         self.entries = canvas.images if self.drops_null or not canvas.guided else 2 * canvas.images
-        self.memory: FeatureCache | None = None  # of what all refreshes keep
+        self.memory = self._memory()
         self.kept: Kept | None = None
+
+        report = canvas.report
+        report.sampler = "lazymar" if report.sampler == "mar" else f"{report.sampler}+lazymar"
+        report.settings |= {f.name: getattr(settings, f.name) for f in fields(CacheSettings)}
+        report.memory[FEATURES] = feature_bytes(canvas.model, canvas.images, canvas.settings, settings)
+        self.reported_bytes = 0
+        if settings.refresh_period > 1 and settings.token_cache:
+            canvas.cached = torch.zeros(canvas.images, canvas.cells, dtype=torch.int32, device=canvas.device)
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
         """z [P, B, M, C] at positions ``wanted`` [B, M], from what is kept unless a refresh is due."""
@@ -170,25 +179,30 @@ class LazyTransformer(Transformer):
     def refresh(self, step: int) -> Kept | None:
         """What a refresh at ``step`` keeps, still empty; None if no later pass may use it."""
         plan = self.plan
-        later = plan.until(step)
         prunes = plan.prunes(step)
-        if not later or not (self.settings.encoder_cache or prunes or self.drops_null):
+        if not plan.refreshes(step) or not (self.settings.encoder_cache or prunes or self.drops_null):
             return None
 
-        if self.memory is None:
-            room = plan.most_encoder_rows if self.settings.encoder_cache else 0
-            block = plan.block if plan.ever_prunes else None
-            entries = min(self.entries, len(self.vectors))
-            self.memory = FeatureCache(self.canvas.model.net, self.canvas.device, self.entries, entries, room, block)
-
-        kept = Kept(later.stop)
+        kept = Kept(plan.next_refresh[step])
         if prunes:
             kept.decoder = self.memory.decoder
         if self.settings.encoder_cache:
-            room = plan.encoder_rows(step)
+            room = self._room(step)
             kept.encoder = State(store[:, :, :, :room] for store in self.memory.encoder)
             kept.fused = self.canvas.conditioning.feature_cache(self.entries, room)
         return kept
+
+    def _room(self, step: int) -> int:
+        """Class rows and tokens that the encoder reads at most until the next refresh after ``step``."""
+        return self.canvas.model.net.config.buffer + self.canvas.order.starts[self.plan.next_refresh[step] - 1]
+
+    def _memory(self) -> FeatureCache:
+        """Memory for the stores of all refreshes."""
+        refreshes = [step for step in range(self.canvas.order.steps) if self.plan.refreshes(step)]
+        room = max(map(self._room, refreshes), default=0) if self.settings.encoder_cache else 0
+        block = self.plan.block if any(map(self.plan.prunes, refreshes)) else None
+        entries = min(self.entries, len(self.vectors))
+        return FeatureCache(self.canvas.model.net, self.canvas.device, self.entries, entries, room, block)
 
     def _pass(self, kept: Kept, step: int, wanted: Tensor) -> Tensor:
         """One pass, a refresh if nothing is kept yet: z [P, B, M, C] at positions ``wanted`` int64 [B, M]."""
@@ -219,12 +233,11 @@ class LazyTransformer(Transformer):
             kept.residual = null - conditional
             features = pick(features, here)
         elif self.drops_null:
+            assert kept.residual is not None
             features = torch.cat([features, features + pick(kept.residual, wanted)])
 
         # 4. What the report and the next pass read.
-        if kept.empty:
-            self.report.add_bytes(kept.tensors)
-        self.report.add_pass(encoder_rows, rows, chosen, self.plan.block)
+        self._count(kept, encoder_rows, rows, chosen)
         kept.step = step
         kept.known = canvas.order.starts[step]
         return net.conditions(features, here).unflatten(0, (all_branches, -1))
@@ -255,3 +268,33 @@ class LazyTransformer(Transformer):
         fused = conditioning.extend(x, kept.fused, kept.known)
         in_front = fused.roll(net.config.buffer, 1)  # the class rows
         return net.canvas(in_front, new.repeat(branches, 1), rows=kept.rows), len(x) * x.shape[1]
+
+    def _count(self, kept: Kept, encoder_rows: int, rows: Tensor, chosen: Tensor | None) -> None:
+        """Add a pass to the report.
+
+        Args:
+            kept: of the refresh, before it has the step of this pass.
+            encoder_rows: rows that the encoder computed.
+            rows: the decoder's, [E, N, C].
+            chosen: those of them that the blocks after the chosen one computed, int64 [E, n]; None for all.
+        """
+        canvas = self.canvas
+        entries, total, _ = rows.shape
+        computed = total
+        if chosen is not None:
+            assert canvas.cached is not None
+            computed = chosen.shape[1]
+            left_out = torch.ones(canvas.images, total, dtype=torch.int32, device=rows.device)
+            left_out.scatter_(1, chosen[: canvas.images], 0)  # of the conditional branch
+            canvas.cached += left_out[:, total - canvas.cells :]
+
+        depth = canvas.model.net.config.decoder_depth
+        later = depth - self.plan.block - 1
+        decoder_rows = round(entries * (total * (depth - later) + computed * later) / depth)  # of an average block
+        canvas.report.add(**canvas.conditioning.counts(encoder_rows, decoder_rows))
+
+        # Counts of a report are sums: only what is more than at earlier refreshes is added.
+        if kept.empty:
+            most = max(self.reported_bytes, sum(tensor.nbytes for tensor in kept.tensors))
+            canvas.report.add(cache_bytes=most - self.reported_bytes)
+            self.reported_bytes = most

@@ -65,27 +65,13 @@ class Plan:
             keys = row_keys(canvas.noise, "selection", c.buffer + c.tokens)
             self.random = CounterRNG(to_device(keys.flatten(), canvas.device))
 
-    def until(self, step: int) -> range:
-        """The AR steps that may use what a refresh at ``step`` kept."""
-        return range(step + 1, self.next_refresh[step])
+    def refreshes(self, step: int) -> bool:
+        """Whether a later AR step may use what a refresh at ``step`` keeps."""
+        return self.next_refresh[step] > step + 1
 
     def prunes(self, step: int) -> bool:
-        """Whether some of these leave rows out."""
-        return any(self.share[k] < 1 for k in self.until(step))
-
-    @property
-    def ever_prunes(self) -> bool:
-        """Whether some pass of the generation leaves rows out."""
-        return any(self.prunes(step) for step in range(len(self.share)))
-
-    def encoder_rows(self, step: int) -> int:
-        """Class rows and tokens that the encoder reads at most until the next refresh after ``step``."""
-        return self.canvas.model.net.config.buffer + self.canvas.order.starts[self.next_refresh[step] - 1]
-
-    @property
-    def most_encoder_rows(self) -> int:
-        """The most of :meth:`encoder_rows` where later AR steps use them."""
-        return max(self.encoder_rows(step) for step in range(len(self.share)) if self.until(step))
+        """Whether one of these AR steps leaves rows out."""
+        return any(share < 1 for share in self.share[step + 1 : self.next_refresh[step]])
 
     def rows(self, step: int, known: int, must: Tensor) -> RowChoice | None:
         """The rows to compute at an AR step; None for all.
