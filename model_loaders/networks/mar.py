@@ -233,7 +233,7 @@ class Block(nn.Module):
         Args:
             key_mask: bool [B, N], True for rows that may be attended to; None for all.
             store: keys and values of the rows that x lacks, to which the rows of x attend too; None: x lacks none.
-            places: where the rows of x stand among all, see :func:`.feature_cache.update`.
+            places: where the rows of x stand among all, see :func:`update`.
         """
         q, kv = self.project(x)
         if store is not None:
@@ -457,15 +457,15 @@ def run_decoder(
     cache: DecoderCache | None = None,
     choose: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The decoder's output [B, M, C] at positions ``wanted`` int64 [B, M], of the rows x [B, N, C] of
-    :meth:`MAR.canvas`.
+    """The output [B, M, C] of the decoder's blocks at positions ``wanted`` int64 [B, M], and the rows that the later
+    blocks computed, int64 [B, n]; None for all.
 
     Args:
+        x: rows [B, N, C] of :meth:`MAR.canvas`.
         cache: receives keys and values; None to keep none.
-        choose: which rows to compute after the block ``cache.block``. Of the values of this block, in this pass and in
-            the last one, [B, heads, N, d] each, it returns rows int64 [B, n], first the wanted ones. None: all rows.
-
-    Returns the chosen rows too, None for all.
+        choose: chooses the rows that the blocks after ``cache.block`` compute, int64 [B, n], the wanted ones first. Its
+            arguments are the values of that block in this pass and in the last one, [B, heads, N, d] each. None: these
+            blocks compute all rows.
     """
     x = x + net.decoder_pos_embed_learned
     blocks = list(net.decoder_blocks)
@@ -473,7 +473,7 @@ def run_decoder(
     if cache is None:
         return run_blocks(net, blocks, x, None, wanted_rows), None
 
-    # 1. All rows up to the projections of the block that measures; its values tell which rows to compute from there on.
+    # 1. All rows, up to the projections of the block that measures: its values tell which rows the later ones compute.
     block = blocks[cache.block]
     x = run_blocks(net, blocks[: cache.block], x)
     q, kv = block.project(x)
@@ -481,7 +481,7 @@ def run_decoder(
     chosen = None if choose is None else choose(kv[1], measured)
     measured.copy_(kv[1, : len(measured)])
 
-    # 2. These rows; the keys and values of the others are the stored ones.
+    # 2. The chosen rows. The later blocks have the keys and values of the others in their stores.
     x = net.compiled(Block.attend, "transformer blocks")(block, x, q, kv, None, chosen)
     out = wanted_rows
     places: int | Tensor = 0
@@ -504,12 +504,13 @@ def run_blocks(
 
     Arguments as for :meth:`Block.forward`; ``stores`` of every block, () for none.
     """
-    run = Block.forward
-    if not stores:  # every combination of a store's slices and of chosen rows would be compiled by itself
-        run = net.compiled(Block.forward, "transformer blocks")
+    run = net.compiled(Block.forward, "transformer blocks")
     for i, block in enumerate(blocks):
         rows = out if i + 1 == len(blocks) else None
-        x = run(block, x, key_mask, rows, stores[i] if stores else None, places)
+        if stores:  # not compiled: every combination of a store's slices and of chosen rows would be a graph of its own
+            x = block(x, key_mask, rows, stores[i], places)
+        else:
+            x = run(block, x, key_mask, rows)
     return x
 
 

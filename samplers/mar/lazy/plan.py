@@ -21,7 +21,6 @@ from ..settings import CacheSettings
 # Share of computed decoder rows at AR steps 0..63, whatever their number is. The reference goes no further.
 PUBLISHED_RATIOS = (*(1.0,) * 20, 0.6, *(0.5,) * 4, *(0.4,) * 5, *(0.15,) * 5, *(0.12,) * 5, *(0.05,) * 24)
 
-
 # Selections that compute the tokens of one state, however many they are.
 BY_STATE = ("undecided", "decided")
 
@@ -29,14 +28,15 @@ BY_STATE = ("undecided", "decided")
 class Plan:
     """The refreshes of a generation, and the rows of the passes between them.
 
-    The tokens of an image at an AR step::
+    At an AR step the tokens of an image, in the order in which they are decided, are::
 
-        known              new                 wanted            others
-        decided before     decided since       decided in this   decided in a
-        the last pass      the last pass       AR step           later one
+        |<--- known --->|<---- new ---->|<-- wanted -->|<-- others -->|
+        before the last    since then       now            later
+        pass            |<------- always computed ---->|
+        |<-------- decided ------------>|<-------- undecided -------->|
 
-    The wanted and the new tokens are always computed. The paper's Table 3 names its strategies by what is cached, the
-    setting ``selection`` by what is computed beside these:
+    The paper's Table 3 names its strategies by what is cached, the setting ``selection`` by what is computed beside the
+    new and the wanted tokens:
 
     - *least-similar* (V), (8); *most-similar* (IV); *random* (III): as many rows as the share says;
     - *undecided* (II): the others; *decided* (I): the known ones.
@@ -87,10 +87,10 @@ class Plan:
         rank = None
 
         if self.selection == "decided":
-            count = must.shape[1] + known
+            count = must.shape[1] + known  # known + new + wanted
             rank = self._first(canvas.order.reveal[:, :start])
         elif self.selection == "undecided":
-            count = canvas.cells - known  # all tokens but the known ones
+            count = canvas.cells - known  # new + wanted + others
             rank = self._first(canvas.order.reveal[:, start:])
         else:
             count = max(must.shape[1] + self.spare, int(total * self.share[step]))
