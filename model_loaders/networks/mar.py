@@ -482,7 +482,7 @@ def run_decoder(
     measured.copy_(kv[1, : len(measured)])
 
     # 2. The chosen rows. The later blocks have the keys and values of the others in their stores.
-    x = net.compiled(Block.attend, "transformer blocks")(block, x, q, kv, None, chosen)
+    x = block.attend(x, q, kv, None, chosen)
     out = wanted_rows
     places: int | Tensor = 0
     if chosen is not None:
