@@ -44,8 +44,8 @@ from .samplers.labels import resolve_labels as resolve_labels
 from .samplers.mar.cspd import cspd as cspd
 from .samplers.mar.fasthybrid import fasthybrid as fasthybrid
 from .samplers.mar.gtr import gtr as gtr
-from .samplers.mar.lazymar import LazyTransformer as LazyTransformer
-from .samplers.mar.lazymar import lazymar as lazymar
+from .samplers.mar.lazy import LazyTransformer as LazyTransformer
+from .samplers.mar.lazy import lazymar as lazymar
 from .samplers.mar.mar import mar as mar
 from .samplers.mar.settings import CacheSettings as CacheSettings
 from .samplers.mar.settings import CSpDLazyMARSettings as CSpDLazyMARSettings

@@ -51,8 +51,8 @@ from ..samplers.conditioning import (
 from ..samplers.editing import Edit
 from ..samplers.labels import labels_for
 from ..samplers.mar.cspd import check_pair as check_drafting
-from ..samplers.mar.lazymar import LazyTransformer
-from ..samplers.mar.lazymar import check as check_caches
+from ..samplers.mar.lazy import LazyTransformer
+from ..samplers.mar.lazy import check as check_caches
 from ..samplers.mar.mar import CLIPPED, clips
 from ..samplers.mar.settings import CacheSettings, DiSASettings
 from ..samplers.memory import DECODE, WEIGHTS

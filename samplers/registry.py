@@ -18,8 +18,8 @@ from .mar.cspd import cspd
 from .mar.family import MARFamily
 from .mar.fasthybrid import fasthybrid
 from .mar.gtr import gtr
-from .mar.lazymar import check as check_lazymar
-from .mar.lazymar import lazymar, with_caches
+from .mar.lazy import check as check_lazymar
+from .mar.lazy import lazymar, with_caches
 from .mar.mar import check as check_mar
 from .mar.mar import mar
 from .mar.settings import (

@@ -19,7 +19,7 @@ from fastar_nodes.model_loaders.networks import hybrid, llama, mar, siglip
 from fastar_nodes.reports import maps
 from fastar_nodes.samplers import presets as preset_values
 from fastar_nodes.samplers.mar import settings as mar_settings
-from fastar_nodes.samplers.mar.refresh import computed_ratios
+from fastar_nodes.samplers.mar.lazy.plan import computed_ratios
 from fastar_nodes.samplers.mar.settings import CacheSettings
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
 from fastar_nodes.samplers.presets import PRESETS

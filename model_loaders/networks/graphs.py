@@ -138,17 +138,17 @@ class Graphs:
             self.forget()
             self._addresses = addresses
 
-    def zeros(self, shape: Sequence[int], count: int, like: Tensor) -> list[Tensor]:
-        """``count`` tensors of zeros, at the addresses that the last ones had if nothing uses these any more.
+    def zeros(self, shapes: Sequence[Sequence[int]], like: Tensor) -> list[Tensor]:
+        """Tensors of zeros, at the addresses that the last ones had if nothing uses these any more.
 
         :meth:`use` says what uses them::
 
-            stores = graphs.zeros(shape, count, x)  # of the first run
+            stores = graphs.zeros(shapes, x)  # of the first run
             graphs.use(stores, cache)
-            del cache                               # it has ended
-            stores = graphs.zeros(shape, count, x)  # of the second run: the same tensors
+            del cache                         # it has ended
+            stores = graphs.zeros(shapes, x)  # of the second run: the same tensors
         """
-        form = (tuple(shape), count, like.dtype, like.device)
+        form = (tuple(map(tuple, shapes)), like.dtype, like.device)
         if self._kept.free and self._kept.form == form:
             for tensor in self._kept.tensors:
                 tensor.zero_()
@@ -157,7 +157,7 @@ class Graphs:
         if self._kept.free:
             self._kept = _Kept()  # its memory is free before more is allocated
         with torch.inference_mode(False):
-            made = [like.new_zeros(shape) for _ in range(count)]
+            made = [like.new_zeros(shape) for shape in shapes]
         if self._kept.free and sum(tensor.nbytes for tensor in made) <= KEPT_BYTES:
             self._kept = _Kept(form, tuple(made))
         return made
@@ -225,7 +225,7 @@ def forget_all() -> None:
 class _Kept:
     """Tensors that are kept for the next run, and what uses them now."""
 
-    form: Hashable = None  # their shape, number, dtype and device
+    form: Hashable = None  # their shapes, dtype and device
     tensors: tuple[Tensor, ...] = ()
     user: weakref.ref[Any] | None = None
 

@@ -686,7 +686,7 @@ class Llama(Regional):
         length = self._whole_length(n + slots, x.device)
         shape = (batch, 2 * c.kv_heads, length, c.head_dim)
         if self.records:
-            blocks = self.graphs.zeros(shape, len(self.layers), x)
+            blocks = self.graphs.zeros([shape] * len(self.layers), x)
         else:
             blocks = [x.new_zeros(shape) for _ in self.layers]
         valid = None

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .graphs import State
 from .ops import FAST, Operations, dot_product_attention
 from .speed import Regional, recorded
 from .structure import depth
@@ -77,6 +78,9 @@ class MARConfig:
             head_width=state["diffloss.net.input_proj.weight"].shape[0],
         )
 
+
+# Stores of a pass that keeps nothing.
+NONE_KEPT = State()
 
 # Modulations of the head that are computed at once, in numbers; those of one diffusion step may be more.
 BUDGET = 1 << 24
@@ -179,23 +183,13 @@ class DiffusionHead(nn.Module):
 
 
 class Attention(nn.Module):
-    """Multi-head self-attention.
-
-    The block computes the attention itself, so that a cache can be applied after the projection.
-    """
+    """Weights of multi-head self-attention; :class:`Block` attends itself, because a cache may come in between."""
 
     def __init__(self, dim: int, heads: int, operations: Operations = FAST):
         super().__init__()
         self.heads = heads
         self.qkv = operations.Linear(dim, 3 * dim)
         self.proj = operations.Linear(dim, dim)
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """x [B, N, C] to query, key, value, each [B, heads, N, C / heads]."""
-        b, n, c = x.shape
-        heads = self.qkv(x).view(b, n, 3, self.heads, c // self.heads)
-        q, k, v = heads.permute(2, 0, 3, 1, 4).unbind(0)
-        return q, k, v
 
 
 class Norm(nn.LayerNorm):
@@ -222,27 +216,70 @@ class Block(nn.Module):
         fc2 = operations.Linear(4 * dim, dim)
         self.mlp = nn.Sequential(OrderedDict(fc1=fc1, act=nn.GELU(), fc2=fc2))
 
-    def forward(self, x: Tensor, key_mask: Tensor | None = None, rows: Tensor | None = None) -> Tensor:
-        """Output [B, N, C], or at ``rows`` int64 [B, M] only; keys and values come from all rows of x.
+    def forward(
+        self,
+        x: Tensor,
+        key_mask: Tensor | None = None,
+        out: Tensor | None = None,
+        store: Tensor | None = None,
+        places: int | Tensor = 0,
+    ) -> Tensor:
+        """Output [B, N, C] of rows x [B, N, C], or [B, M, C] of their rows ``out`` int64 [B, M] only.
 
-        ``key_mask`` bool [B, N]: True for rows that may be attended to, None for all.
+        Args:
+            key_mask: bool [B, N], True for rows that may be attended to; None for all.
+            store: keys and values of the rows that x lacks, to which the rows of x attend too; None: x lacks none.
+            places: where the rows of x stand among all, see :func:`update`.
         """
-        q, k, v = self.attn.project(self.norm1(x))
-        if rows is not None:
-            x = pick(x, rows)
-            q = pick(q, rows)
+        q, kv = self.project(x)
+        if store is not None:
+            kv = update(store, kv, places)
+        return self.attend(x, q, kv, key_mask, out)
 
-        x = self.attend(x, q, k, v, key_mask)
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Rows x [B, N, C] to queries [B, heads, N, d], and keys and values [2, B, heads, N, d]; d is C / heads."""
+        b, n, c = x.shape
+        heads = self.attn.qkv(self.norm1(x)).view(b, n, 3, self.attn.heads, c // self.attn.heads)
+        projected = heads.permute(2, 0, 3, 1, 4)
+        return projected[0], projected[1:]
+
+    def attend(
+        self, x: Tensor, q: Tensor, kv: Tensor, key_mask: Tensor | None = None, out: Tensor | None = None
+    ) -> Tensor:
+        """What follows the projections: output [B, N, C] of rows x [B, N, C] with queries q [B, heads, N, d].
+
+        Keys and values are [2, B, heads, S, d], of the rows to attend to; other arguments as for :meth:`forward`.
+        """
+        if out is not None:
+            x = pick(x, out)
+            q = pick(q, out)
+
+        k, v = kv
+        mask = None if key_mask is None else key_mask[:, None, None]
+        mixed = dot_product_attention(q, k, v, mask)
+        x = x.float() + self.attn.proj(mixed.transpose(1, 2).flatten(2))  # fp32 in 16 bits too
         return x + self.mlp(self.norm2(x))
 
-    def attend(self, x: Tensor, q: Tensor, k: Tensor, v: Tensor, key_mask: Tensor | None = None) -> Tensor:
-        """Rows x [B, M, C] plus the attention of their queries q [B, heads, M, d]; fp32 in 16 bits too.
 
-        Keys and values are [B, heads, N, d].
-        """
-        mask = None if key_mask is None else key_mask[:, None, None]
-        out = dot_product_attention(q, k, v, mask)
-        return x.float() + self.attn.proj(out.transpose(1, 2).flatten(2))
+def update(store: Tensor, kv: Tensor, places: int | Tensor) -> Tensor:
+    """Store the keys and values of computed rows; returns those of all rows of the sequence.
+
+    Args:
+        store: the keys, then the values of a block, [2, E, heads, rows, d].
+        kv: of the computed rows, [2, B, heads, n, d]; only those of the first E batch entries are stored.
+        places: where the computed rows stand in the store:
+
+            - the place of the first one, which the others follow. The sequence ends with the last one. A place below 0
+              has no room: that row is not stored.
+            - int64 [E, n]; the sequence is the whole store.
+    """
+    if isinstance(places, Tensor):
+        store.scatter_(3, places[None, :, None, :, None].expand_as(kv), kv)
+        return store
+
+    end = places + kv.shape[3]
+    store[:, :, :, max(0, places) : end] = kv[:, : store.shape[1], :, max(0, -places) :]
+    return kv if places <= 0 else store[:, :, :, :end]  # from the first place on, all rows are computed ones
 
 
 def _blocks(c: MARConfig, count: int, operations: Operations) -> list[Block]:
@@ -310,32 +347,70 @@ class MAR(Regional):
         at = torch.cat([torch.arange(buffer, device=known.device).expand(b, -1), known + buffer], dim=1)
         return self.z_proj_ln(x + pick(self.encoder_pos_embed_learned.expand(b, -1, -1), at))
 
-    def encode(self, tokens: Tensor, known: Tensor, class_rows: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+    def encode(
+        self,
+        tokens: Tensor,
+        known: Tensor,
+        class_rows: Tensor,
+        padding_mask: Tensor | None = None,
+        stores: State = NONE_KEPT,
+    ) -> Tensor:
         """Encoder output [B, buffer + K, C].
 
-        Arguments as :meth:`embed_known`, and ``padding_mask`` bool [B, K], False for padding.
+        Arguments as for :meth:`embed_known`, and:
+
+        Args:
+            padding_mask: bool [B, K], False for padding.
+            stores: of every block, receive the keys and values of the tokens for :meth:`encode_more`.
         """
         x = self.embed_known(tokens, known, class_rows)
         key_mask = None
         if padding_mask is not None:
             key_mask = F.pad(padding_mask, (self.config.buffer, 0), value=True)
 
-        return run_encoder(self, x, key_mask)
+        return run_encoder(self, x, key_mask, stores, -self.config.buffer)
 
-    def canvas(self, encoded: Tensor, known: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """The decoder's input [B, buffer + L, C]: encoded rows at their places, mask tokens elsewhere."""
+    def encode_more(self, tokens: Tensor, new: Tensor, class_rows: Tensor, stores: State, known: int) -> Tensor:
+        """Encoder output [B, K + buffer, C] of K further tokens, then of the class rows.
+
+        The class rows attend to all tokens, so they are computed again in every pass. The stores have no place of their
+        own for them: they stand after the tokens, where the next pass writes its tokens. With 2 class rows (c), after
+        :meth:`encode` with 4 tokens (t), a pass with 3 new ones (n)::
+
+            place           0 1 2 3 4 5 6 7 8
+            stored before   t t t t
+            computed                n n n c c
+            stored after    t t t t n n n c c
+
+        Arguments as for :meth:`embed_known`, of which ``new`` int64 [B, K] are the positions, and:
+
+        Args:
+            stores: of every block, hold the ``known`` tokens before these, and receive the new ones.
+        """
+        x = self.embed_known(tokens, new, class_rows)
+        return run_encoder(self, x.roll(-self.config.buffer, 1), None, stores, known)
+
+    def canvas(
+        self, encoded: Tensor, known: Tensor, padding_mask: Tensor | None = None, rows: Tensor | None = None
+    ) -> Tensor:
+        """The decoder's rows [B, buffer + L, C], to which it adds their positions: the encoded rows at their places.
+
+        ``rows``: what stands at the other places, those of an earlier pass, which are overwritten; None: mask tokens.
+        """
         b = known.shape[0]
         buffer = self.config.buffer
         length = self.config.tokens
 
         x = self.decoder_embed(encoded)
-        full = self.mask_token.to(x.dtype).expand(b, buffer + length + (padding_mask is not None), -1).clone()
-        full[:, :buffer] = x[:, :buffer]
+        if rows is None:
+            masked = self.mask_token.to(x.dtype)
+            rows = masked.expand(b, buffer + length + (padding_mask is not None), -1).clone()
+        rows[:, :buffer] = x[:, :buffer]
 
         # Padding goes to a row that is cut off.
         at = known if padding_mask is None else torch.where(padding_mask, known, length)
-        full.scatter_(1, (at + buffer)[..., None].expand(-1, -1, x.shape[2]), x[:, buffer:])
-        return full[:, : buffer + length] + self.decoder_pos_embed_learned
+        rows.scatter_(1, (at + buffer)[..., None].expand(-1, -1, x.shape[2]), x[:, buffer:])
+        return rows[:, : buffer + length]
 
     def decode(
         self, encoded: Tensor, known: Tensor, wanted: Tensor | None = None, padding_mask: Tensor | None = None
@@ -344,35 +419,95 @@ class MAR(Regional):
 
         ``wanted`` int64 [B, M]: positions whose z is needed, the only ones that the last block computes; None: all L.
         """
-        x = self.canvas(encoded, known, padding_mask)
-        return run_decoder(self, x, wanted)
+        rows = self.canvas(encoded, known, padding_mask)
+        if wanted is None:
+            wanted = torch.arange(self.config.tokens, device=rows.device).expand(len(rows), -1)
+        features, _ = run_decoder(self, rows, wanted)
+        return self.conditions(features, wanted)
+
+    def conditions(self, features: Tensor, positions: Tensor) -> Tensor:
+        """Conditions z [B, M, C] for the head, of the decoder's rows [B, M, C] at positions int64 [B, M]."""
+        place = self.diffusion_pos_embed_learned.expand(len(positions), -1, -1)
+        return self.decoder_norm(features) + pick(place, positions)
+
+
+class DecoderCache(NamedTuple):
+    """What the decoder keeps from one pass to the next, of N rows, while its later blocks compute only some of them."""
+
+    block: int  # the block that measures how much a row changed, from 0; the later ones follow it
+    stores: State  # of every later block, [2, E, heads, N, d]
+    measured: State  # one tensor: the values of the block that measures, in the last pass, [E, heads, N, d]
 
 
 @recorded
-def run_encoder(net: MAR, x: Tensor, key_mask: Tensor | None) -> Tensor:
-    """The encoder's blocks, of their input x [B, buffer + K, C]; ``key_mask`` as of :meth:`Block.forward`."""
-    run = net.compiled(Block.forward, "transformer blocks")
-    for block in net.encoder_blocks:
-        x = run(block, x, key_mask)
-    return net.encoder_norm(x)
+def run_encoder(net: MAR, x: Tensor, key_mask: Tensor | None, stores: State, places: int) -> Tensor:
+    """The encoder's output [B, N, C] of its input x [B, N, C]; other arguments as for :func:`run_blocks`."""
+    return net.encoder_norm(run_blocks(net, net.encoder_blocks, x, key_mask, None, stores, places))
 
 
 @recorded
-def run_decoder(net: MAR, x: Tensor, wanted: Tensor | None) -> Tensor:
-    """The decoder's blocks: conditions z [B, M, C] of their input x [B, buffer + L, C]; ``wanted`` as of
-    :meth:`MAR.decode`.
+def run_decoder(
+    net: MAR,
+    x: Tensor,
+    wanted: Tensor,
+    cache: DecoderCache | None = None,
+    choose: Callable[[Tensor, Tensor], Tensor] | None = None,
+) -> tuple[Tensor, Tensor | None]:
+    """The output [B, M, C] of the decoder's blocks at positions ``wanted`` int64 [B, M], and the rows that the later
+    blocks computed, int64 [B, n]; None for all.
+
+    Args:
+        x: rows [B, N, C] of :meth:`MAR.canvas`.
+        cache: receives keys and values; None to keep none.
+        choose: chooses the rows that the blocks after ``cache.block`` compute, int64 [B, n], the wanted ones first. Its
+            arguments are the values of that block in this pass and in the last one, [B, heads, N, d] each. None: these
+            blocks compute all rows.
+    """
+    x = x + net.decoder_pos_embed_learned
+    blocks = list(net.decoder_blocks)
+    wanted_rows = wanted + net.config.buffer
+    if cache is None:
+        return run_blocks(net, blocks, x, None, wanted_rows), None
+
+    # 1. All rows, up to the projections of the block that measures: its values tell which rows the later ones compute.
+    block = blocks[cache.block]
+    x = run_blocks(net, blocks[: cache.block], x)
+    q, kv = block.project(x)
+    measured = cache.measured[0]
+    chosen = None if choose is None else choose(kv[1], measured)
+    measured.copy_(kv[1, : len(measured)])
+
+    # 2. The chosen rows. The later blocks have the keys and values of the others in their stores.
+    x = block.attend(x, q, kv, None, chosen)
+    out = wanted_rows
+    places: int | Tensor = 0
+    if chosen is not None:
+        out = torch.arange(wanted.shape[1], device=x.device).expand(len(x), -1)
+        places = chosen
+    return run_blocks(net, blocks[cache.block + 1 :], x, None, out, cache.stores, places), chosen
+
+
+def run_blocks(
+    net: MAR,
+    blocks: Sequence[Block],
+    x: Tensor,
+    key_mask: Tensor | None = None,
+    out: Tensor | None = None,
+    stores: Sequence[Tensor] = (),
+    places: int | Tensor = 0,
+) -> Tensor:
+    """Rows x [B, N, C] through blocks, of which the last one computes the rows ``out`` only.
+
+    Arguments as for :meth:`Block.forward`; ``stores`` of every block, () for none.
     """
     run = net.compiled(Block.forward, "transformer blocks")
-    *blocks, last = net.decoder_blocks
-    for block in blocks:
-        x = run(block, x)
-
-    place = net.diffusion_pos_embed_learned
-    if wanted is None:
-        return net.decoder_norm(run(last, x)[:, net.config.buffer :]) + place
-
-    z = net.decoder_norm(run(last, x, None, wanted + net.config.buffer))
-    return z + pick(place.expand(len(wanted), -1, -1), wanted)
+    for i, block in enumerate(blocks):
+        rows = out if i + 1 == len(blocks) else None
+        if stores:  # not compiled: every combination of a store's slices and of chosen rows would be a graph of its own
+            x = block(x, key_mask, rows, stores[i], places)
+        else:
+            x = run(block, x, key_mask, rows)
+    return x
 
 
 class Conditioning:

@@ -20,7 +20,7 @@ from .. import chain
 from ..conditioning import MaskedCondition, expect_kind
 from ..device import to_device
 from ..editing import LARGEST_LATENT, Edit, edit_digests
-from ..engine import Canvas, expect_images, new_report
+from ..engine import Canvas, Sampled, expect_images, new_report
 from ..noise import PairedNoise
 from .settings import MARBase
 from .tables import STEPS, Tables, tables
@@ -148,6 +148,8 @@ class MARCanvas(Canvas):
     order: Order = field(kw_only=True)
     conditioning: Conditioning = field(kw_only=True)  # the condition as the network reads it
     start: Tensor | None = field(default=None, kw_only=True)  # decoder latents [1 or B, C, H, W] of an edit
+    # int32 [B, L], how often a token's decoder rows came from LazyMAR's cache; None where they never do.
+    cached: Tensor | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -173,6 +175,14 @@ class MARCanvas(Canvas):
         patch = self.model.patch
         drawn = self.again.unflatten(1, self.grid)[:, None].repeat_interleave(patch, 2).repeat_interleave(patch, 3)
         return torch.where(drawn, latents, self.start)
+
+    @torch.inference_mode(False)
+    def finish(self) -> Sampled:
+        if self.cached is not None:
+            cached = self.cached.unflatten(1, self.grid).cpu().numpy()
+            self.report.maps["cached"] = cached
+            self.report.add(cached_tokens=int(cached.sum()))
+        return super().finish()
 
     # --- the diffusion of a token
 

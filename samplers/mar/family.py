@@ -9,9 +9,9 @@ from ..editing import Edit
 from ..family import Family
 from ..memory import FEATURES, PROMPTS, weights_by_part
 from .canvas import edited
+from .lazy.plan import usual_block
 from .mar import CLIPPED, clips
 from .memory import estimate
-from .refresh import usual_block
 from .settings import CacheSettings, DiSASettings, MARBase
 
 

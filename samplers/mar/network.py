@@ -1,5 +1,5 @@
 """How the network of a MAR-like model is evaluated, transformer and diffusion head: here in full at every step.
-``lazymar.py`` and ``cached_head.py`` keep features.
+``lazy`` keeps features.
 
 Shapes: B images, C transformer width, N tokens, and P branches of guidance: 2, the condition's and the null one, or 1
 without guidance.
@@ -21,7 +21,7 @@ from .canvas import MARCanvas
 
 
 class Heads:
-    """How the diffusion head is evaluated: here in full; with LazyMAR's cache in ``cached_head.py``."""
+    """How the diffusion head is evaluated: here in full; with LazyMAR's cache in ``lazy/head.py``."""
 
     def whole(self, steps: int) -> bool:
         """Whether the head is evaluated in full at every one of ``steps`` diffusion steps."""

@@ -38,7 +38,7 @@ NAMES += (
     "bitdance, annealed",
     "bitdance, speculation",
 )
-_LAZY = "speed: compile, but plain: attention with LazyMAR's caches"
+_LAZY = "speed: compile, but plain: blocks with LazyMAR's caches"
 # What the reports of these say.
 PLAIN_PARTS = {
     "lazymar": _LAZY,

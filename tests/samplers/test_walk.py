@@ -15,9 +15,9 @@ BASE = {"steps": 8, "diffusion_steps": 20, "cfg": 2.0}
 # They may fall; what raises them makes the method harder to read. About fifteen functions and three files of each are
 # the loop of all families (engine.py) and the chain of all diffusion heads (chain.py), which a reader learns once.
 WALKS = {
-    "mar": ({}, 53, 9),
-    "fasthybrid": ({"lookahead": 4, "threshold": 0.97, "guided_steps": 4}, 66, 10),
-    "lazymar": ({"refresh_period": 3, "start_step": 1, "ratio_schedule": "stretched", "block": 1}, 77, 14),
+    "mar": ({}, 56, 10),
+    "fasthybrid": ({"lookahead": 4, "threshold": 0.97, "guided_steps": 4}, 69, 12),
+    "lazymar": ({"refresh_period": 3, "start_step": 1, "ratio_schedule": "stretched", "block": 1}, 72, 13),
 }
 
 

@@ -19,7 +19,7 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.coupling import Gaussian
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar import network
-from fastar_nodes.samplers.mar.lazymar import LazyTransformer
+from fastar_nodes.samplers.mar.lazy import LazyTransformer
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
 from fastar_nodes.samplers.mar.tables import tables

@@ -1,27 +1,29 @@
 """LazyMAR's cache of the diffusion head: what is reused from one diffusion step to the next.
 
 Source: the published code of Yan et al. 2025, "LazyMAR" (ICCV 2025, arXiv 2503.12450). The paper's speed-ups contain
-this cache, its text does not. The cache of the transformer is in ``lazymar.py``.
+this cache, its text does not.
+
+Shapes: N tokens, w head width, and P branches of guidance: 2, the condition's and the null one, or 1 without guidance.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...model_loaders.networks.mar import BUDGET, MAR, DiffusionHead, HeadBlock, modulated
-from ...model_loaders.networks.ops import outputs
-from ...model_loaders.networks.speed import Regional
-from ...reports.record import Report
-from ..chain import ChainHead, Chains
-from ..device import to_device
-from .network import Heads
-from .settings import CacheSettings
+from ....model_loaders.networks.mar import BUDGET, MAR, DiffusionHead, HeadBlock, modulated
+from ....model_loaders.networks.ops import outputs
+from ....model_loaders.networks.speed import Regional
+from ....reports.record import Report
+from ...chain import ChainHead, Chains
+from ...device import to_device
+from ..network import Heads
+from ..settings import CacheSettings
 
 
 class CachedHeads(Heads):
@@ -32,7 +34,9 @@ class CachedHeads(Heads):
         self._plans: dict[int, HeadPlan] = {}  # by number of diffusion steps
 
     def period(self, steps: int) -> int:
-        """Diffusion steps from one full evaluation to the next: a share of them all, on which the error depends."""
+        """Diffusion steps from one full evaluation to the next, in proportion to their number: the error depends on the
+        period relative to it.
+        """
         s = self.settings
         if s.refresh_period == 1 or not s.head_cache:
             return 1
@@ -43,11 +47,12 @@ class CachedHeads(Heads):
 
     def head(self, net: MAR, rows: Chains, report: Report) -> ChainHead:
         steps = len(rows.table)
-        if self.whole(steps):
+        period = self.period(steps)
+        if period == 1:
             return super().head(net, rows, report)
 
         if steps not in self._plans:
-            self._plans[steps] = head_plan(steps, self.period(steps), rows.x.device)
+            self._plans[steps] = head_plan(steps, period, rows.x.device)
         return CachedHead(net, rows, self._plans[steps], report)
 
 
@@ -88,7 +93,7 @@ def head_plan(steps: int, period: int, device: torch.device) -> HeadPlan:
 
 
 class CachedHead:
-    """The diffusion head with LazyMAR's cache, for :func:`..chain.run_chain`.
+    """The diffusion head with LazyMAR's cache, for :func:`...chain.run_chain`.
 
     What a step computes, and what it keeps of the last step that computed it:
 
@@ -106,19 +111,24 @@ class CachedHead:
 
     kept: Kept | None = None  # of the last step that computed it; the first step is a full one
 
-    def __init__(self, net: MAR, batch: Chains, plan: HeadPlan, report: Report):
+    def __init__(self, net: MAR, rows: Chains, plan: HeadPlan, report: Report):
         self.head = net.head
-        self.cfg = batch.cfg
+        self.cfg = rows.cfg
         self.kinds = plan.kinds
-        self.branches, self.tokens = batch.z.shape[:2]
+        self.branches, self.tokens = rows.z.shape[:2]
         self.outer = tuple(j for j in range(len(net.head.res_blocks)) if j not in MIDDLE)
         self.report = report  # counts the work
-        self.modulations = modulations_by_kind(net, self.outer, batch, plan)
+
+        condition = net.head.conditions(rows.z.flatten(0, 1))
+        self.modulations = {}
+        for kind, which in plan.of_kind.items():
+            computed = condition if kind == FULL else condition[: self.tokens]
+            self.modulations[kind] = step_modulations(net, kind, self.outer, rows.table.times[which], computed)
 
     def at(self, k: int) -> FullStep | ReusedStep:
-        """See :class:`..chain.ChainHead`. The output is [P, N, 2 channels] at a full step. After it steps reuse
-        :class:`Kept`, and their output [1, N, 2 channels] has the guidance in it: of one branch, :func:`..chain.guide`
-        adds none.
+        """See :class:`...chain.ChainHead`. The output is [P, N, 2 channels] at a full step. After it steps reuse
+        :class:`Kept`, and their output [1, N, 2 channels] has the guidance in it: :func:`...chain.guide` adds none to
+        an output of one branch.
         """
         kind = self.kinds[k]
         modulations = next(self.modulations[kind])
@@ -129,6 +139,32 @@ class CachedHead:
         assert self.kept is not None
         self.report.add(head_calls=1, head_rows=self.tokens)
         return ReusedStep(self.head, self.outer, self.kept, kind == EDGE, modulations)
+
+
+def step_modulations(
+    net: MAR, kind: str, outer: Sequence[int], times: Tensor, condition: Tensor
+) -> Iterator[tuple[Tensor, ...]]:
+    """The head's modulations at every step of a kind, of time embeddings [S, w] and condition embeddings [R, w].
+
+    The modulations of many steps are one product, which reads the weights once. An edge step needs those of its
+    ``outer`` blocks and of the last layer, a reused step only the gates of these blocks.
+    """
+    head = net.head
+    width = head.input_proj.out_features
+    blocks = [cast(HeadBlock, head.res_blocks[j]) for j in (range(len(head.res_blocks)) if kind == FULL else outer)]
+    gates = [outputs(cast(nn.Linear, block.adaLN_modulation[1]), 2 * width, 3 * width) for block in blocks]
+
+    # Three modulations of a block, or its gate alone, and two of the last layer.
+    count = len(blocks) * (1 if kind == REUSED else 3) + 2
+    steps_at_once = max(1, BUDGET // max(1, condition.numel() * count))
+    for some in times[:, None].split(steps_at_once):
+        embedding = some + condition
+        if kind == REUSED:
+            active = F.silu(embedding)
+            made = [*(gate(active) for gate in gates), *head.modulations(embedding, ())]
+        else:
+            made = head.modulations(embedding, blocks)
+        yield from zip(*net.laid_out(made), strict=True)
 
 
 class FullStep(NamedTuple):
@@ -160,44 +196,6 @@ class ReusedStep(NamedTuple):
         return out[None], newer if self.edge else None
 
 
-def modulations_by_kind(
-    net: MAR, outer: Sequence[int], batch: Chains, plan: HeadPlan
-) -> dict[str, Iterator[tuple[Tensor, ...]]]:
-    """The modulations of each kind of step. A reused step needs the gates of its ``outer`` blocks and those of the last
-    layer only.
-    """
-    head = net.head
-    blocks = [cast(HeadBlock, head.res_blocks[j]) for j in outer]
-    width = head.input_proj.out_features
-    gates = []
-    for block in blocks:
-        modulation = cast(nn.Linear, block.adaLN_modulation[1])
-        gates.append(outputs(modulation, 2 * width, 3 * width))
-
-    def of_edge(embedding: Tensor) -> list[Tensor]:
-        return head.modulations(embedding, blocks)
-
-    def of_reused(embedding: Tensor) -> list[Tensor]:
-        active = F.silu(embedding)
-        return [*(gate(active) for gate in gates), *head.modulations(embedding, ())]
-
-    times = batch.table.times
-    condition = head.conditions(batch.z.flatten(0, 1))
-    conditional = condition[: batch.z.shape[1]]
-    at = {kind: times[which] for kind, which in plan.of_kind.items()}
-    # Three modulations a block, and two of the last layer; a reused step has one gate a block.
-    return {
-        FULL: step_modulations(net, head.modulations, at[FULL], condition, 3 * len(head.res_blocks) + 2),
-        EDGE: step_modulations(net, of_edge, at[EDGE], conditional, 3 * len(outer) + 2),
-        REUSED: step_modulations(net, of_reused, at[REUSED], conditional, len(outer) + 2),
-    }
-
-
-def of_block(modulations: Sequence[Tensor], i: int) -> Sequence[Tensor]:
-    """Shift, scale and gate of block i."""
-    return modulations[3 * i : 3 * i + 3]
-
-
 class Kept(NamedTuple):
     """What the steps after a full one reuse, of N tokens."""
 
@@ -209,7 +207,7 @@ class Kept(NamedTuple):
 def evaluate_full(head: DiffusionHead, cfg: Tensor, x: Tensor, modulations: Sequence[Tensor]) -> tuple[Tensor, Kept]:
     """The head in full: noise and variance logits [P N, 2 channels], and what the next steps reuse.
 
-    ``cfg`` [N, 1] is the guidance scale, x fp32 [P N, channels] are the states of all branches of guidance.
+    ``cfg`` [N, 1] is the guidance scale, and x fp32 [P N, channels] are the states for each branch of guidance.
     """
     n = len(cfg)
     blocks = cast(Sequence[HeadBlock], head.res_blocks)
@@ -218,7 +216,7 @@ def evaluate_full(head: DiffusionHead, cfg: Tensor, x: Tensor, modulations: Sequ
     middle = torch.zeros_like(h[:n])  # 0 in a head without middle blocks
     mlps = []
     for j, block in enumerate(blocks):
-        shift, scale, gate = of_block(modulations, j)
+        shift, scale, gate = modulations[3 * j : 3 * j + 3]
         out = block.mlp(modulated(h, block.in_ln, shift, scale))
         if j == MIDDLE[0]:
             before = h[:n]
@@ -250,7 +248,7 @@ def evaluate_from_kept(
     for i, j in enumerate(outer):
         block = cast(HeadBlock, head.res_blocks[j])
         if edge:
-            shift, scale, gate = of_block(modulations, i)
+            shift, scale, gate = modulations[3 * i : 3 * i + 3]
             mlps.append(block.mlp(modulated(h, block.in_ln, shift, scale)))
         else:
             gate = modulations[i]
@@ -262,16 +260,3 @@ def evaluate_from_kept(
     h = modulated(h, head.final_layer.norm_final, *modulations[-2:])
     out = torch.addmm(kept.guided_bias, h.to(kept.guided_bias.dtype), head.final_layer.linear.weight.t())
     return out, kept._replace(mlps=mlps)
-
-
-def step_modulations(
-    net: MAR, modulations: Callable[[Tensor], list[Tensor]], times: Tensor, condition: Tensor, size: int
-) -> Iterator[tuple[Tensor, ...]]:
-    """The head's modulations at every diffusion step, of time embeddings [S, w] and condition embeddings [R, w].
-
-    Those of many steps are one product, which reads the weights once. ``modulations`` makes ``size`` tensors [..., w]
-    of embeddings.
-    """
-    at_once = max(1, BUDGET // max(1, condition.numel() * size))
-    for some in times[:, None].split(at_once):
-        yield from zip(*net.laid_out(modulations(some + condition)), strict=True)
