@@ -8,8 +8,9 @@ any time, on any device, without a table and without waiting for the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from hashlib import sha256
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -24,15 +25,45 @@ _CELL = (GOLDEN & 0xFFFFFFFF) << 32
 _BELOW_ONE = 1 - 2**-24
 
 
+class CellNoise(NamedTuple):
+    """The random numbers of a stream, a function of cell and token value: tensors only, which a recorded function can
+    take.
+    """
+
+    keys: Tensor  # int64 [B, 1, 1], the counter of every image at cell 0 and value 0
+    steps: Tensor  # int64 [V], the steps from there to each value
+
+    def uniform(self, cells: Tensor) -> Tensor:
+        """Uniform numbers fp32 [B, n, V] of int64 cells [n], or [B, n] if images differ.
+
+        They are above 0 and below 1, and finest near 0.
+        """
+        # The counter is cell * 2^32 + value, in steps of GOLDEN; int64 arithmetic wraps around.
+        bits = mix_(self.keys + (cells * _CELL)[..., None] + self.steps)
+        upper = (bits >> 32).bitwise_and_((1 << 32) - 1)
+
+        # The numbers nearest to 1 would be rounded to it, which makes the Gumbel noise -inf.
+        return upper.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
+
+    def gumbel(self, cells: Tensor) -> Tensor:
+        """Gumbel(0, 1) noise fp32 [B, n, V] of int64 cells [n], or [B, n] if images differ."""
+        # Large values of the noise, which decide the argmax, are computed from the finest end of the uniform numbers.
+        return self.uniform(cells).neg_().log1p_().neg_().log_().neg_()
+
+
 class PairedDraws:
-    """Draws of B images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry."""
+    """Draws of B images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry.
+
+    A derived class may take its numbers from elsewhere: :meth:`stream` returns them, in an object with a method
+    ``gumbel`` like that of :class:`CellNoise`.
+    """
 
     seed: int | None = None  # None: draws from elsewhere, of a class derived from this one
 
     def __init__(self, seed: int | None, images: Sequence[int]):
         self.seed = seed
         self.images = tuple(images)
-        self._keys: dict[tuple[str, int, torch.device], tuple[Tensor, Tensor]] = {}
+        self._streams: dict[tuple[str, int, torch.device], CellNoise] = {}
 
     def __len__(self) -> int:
         return len(self.images)
@@ -47,64 +78,27 @@ class PairedDraws:
             raise TypeError(f"{type(self).__name__} draws other numbers; define its of(), which keeps some images.")
         return PairedDraws(self.seed, [self.images[i] for i in images])
 
-    def _start(self, stream: str, values: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Key of every image [B, 1, 1] and offset of every value [values]; computed once per run."""
-        name = (stream, values, device)
+    def stream(self, name: str, values: int, device: torch.device) -> CellNoise:
+        """The noise of a stream for tokens of so many values, on a device; made once per run."""
+        key = (name, values, device)
 
-        if name not in self._keys:
+        if key not in self._streams:
             keys = []
             for image in self.images:
-                digest = sha256(f"fastar/{self.seed}/{image}/{stream}".encode()).digest()
+                digest = sha256(f"fastar/{self.seed}/{image}/{name}".encode()).digest()
                 keys.append(int.from_bytes(digest[:8], "little", signed=True))
             of_images = to_device(torch.tensor(keys, dtype=torch.int64), device).view(-1, 1, 1)
             of_values = torch.arange(values, dtype=torch.int64, device=device) * GOLDEN
-            self._keys[name] = of_images, of_values
-        return self._keys[name]
+            self._streams[key] = CellNoise(of_images, of_values)
+        return self._streams[key]
 
     def uniform(self, stream: str, cells: Tensor, values: int) -> Tensor:
-        """Uniform numbers fp32 [B, n, values] of int64 cells [n] or [B, n], on their device.
-
-        They are above 0 and below 1, and finest near 0.
-        """
-        return uniform_of(*self._start(stream, values, cells.device), cells)
+        """:meth:`CellNoise.uniform` of a stream, on the device of the cells."""
+        return self.stream(stream, values, cells.device).uniform(cells)
 
     def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
-        """Gumbel(0, 1) noise fp32 [B, n, values] of int64 cells [n], or [B, n] if images differ, on the cells'
-        device.
-        """
-        return gumbel_of(*self._start(stream, values, cells.device), cells)
-
-    def source(self, stream: str, cells: Tensor, values: int) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
-        """A function, and the arguments before ``cells`` of which it makes :meth:`gumbel`; for a function that is
-        recorded. A class with a ``gumbel`` of its own calls it here.
-        """
-        if type(self).gumbel is PairedDraws.gumbel:
-            return gumbel_of, self._start(stream, values, cells.device)
-        return made_before, (self.gumbel(stream, cells, values),)
-
-
-def uniform_of(keys: Tensor, steps: Tensor, cells: Tensor) -> Tensor:
-    """Uniform numbers fp32 [B, n, values] of cells, see :meth:`PairedDraws.uniform`.
-
-    ``keys`` int64 [B, 1, 1] are those of the images, ``steps`` int64 [values] the offsets of the values.
-    """
-    # The counter is cell * 2^32 + value, in steps of GOLDEN; int64 arithmetic wraps around.
-    bits = mix_(keys + (cells * _CELL)[..., None] + steps)
-    upper = (bits >> 32).bitwise_and_((1 << 32) - 1)
-
-    # The numbers nearest to 1 would be rounded to it, which makes the Gumbel noise -inf.
-    return upper.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
-
-
-def gumbel_of(keys: Tensor, steps: Tensor, cells: Tensor) -> Tensor:
-    """Gumbel(0, 1) noise fp32 [B, n, values] of cells; arguments as of :func:`uniform_of`."""
-    # Large values of the noise, which decide the argmax, are computed from the finest end of the uniform numbers.
-    return uniform_of(keys, steps, cells).neg_().log1p_().neg_().log_().neg_()
-
-
-def made_before(gumbel: Tensor, cells: Tensor) -> Tensor:
-    """Noise that is there already, in the place of :func:`gumbel_of`."""
-    return gumbel
+        """:meth:`CellNoise.gumbel` of a stream, on the device of the cells."""
+        return self.stream(stream, values, cells.device).gumbel(cells)
 
 
 def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:

@@ -24,7 +24,7 @@ from .cache_slots import table_of
 from .canvas import TokenCanvas, token_canvas
 from .defaults import raster_only, resolve
 from .draws import PairedDraws
-from .jacobi import decode_in_windows
+from .jacobi import decode_in_windows, padded_rows
 from .looks import ScheduleLook
 from .prepare import PreparedCondition
 from .sampling import TokenDraw, guided_passes
@@ -96,10 +96,15 @@ def decode_schedule(
     Yields :class:`Step` after the prefill and after each pass, or call of a window. The map "step" is the pass or call
     that decided a cell, -1 if it was given.
     """
+    in_16_bit = is_16_bit(canvas.model.net)
+    in_windows = parallel > 1 or (parallel == 1 and in_16_bit)
+    padded_to = padded_rows(schedule, parallel) if in_windows and in_16_bit else 0
+
     guided = guided_passes(canvas.settings, schedule)
-    look = ScheduleLook(canvas, condition, schedule, guided, first_value=span[0] if span else 0)
-    tokens = TokenDraw(canvas, guided, span=span, part=condition.part, **draw)
-    if parallel > 1 or (parallel == 1 and is_16_bit(canvas.model.net)):
+    first_value = span[0] if span else 0
+    look = ScheduleLook(canvas, condition, schedule, guided, first_value=first_value, padded_to=padded_to)
+    tokens = TokenDraw(canvas, guided, span=span, part=condition.part, padded_to=padded_to, **draw)
+    if in_windows:
         return (yield from decode_in_windows(canvas, look, tokens, parallel))
 
     t = table_of(schedule)

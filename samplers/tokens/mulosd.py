@@ -45,13 +45,13 @@ from ..conditioning import AnyCondition
 from ..device import to_device
 from ..engine import Sampler, Step, remark_draft
 from . import islands as geometry
-from .cache_slots import DeviceTable, FedRows, table_of
+from .cache_slots import table_of
 from .canvas import token_canvas
 from .defaults import resolve
 from .draws import PairedDraws, tempered
 from .jacobi import iterate
 from .llamagen import decode_schedule
-from .looks import CachedTransformer, chosen_rows
+from .looks import CachedTransformer, DeviceTable, FedRows, chosen_rows
 from .mulosd_checks import check_grids, check_neighbours, check_pair
 from .mulosd_state import Block, Reader, State, blocks_of, draft_reader
 from .sampling import TokenDraw, guidance_applies, guided_passes

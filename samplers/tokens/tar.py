@@ -20,13 +20,12 @@ from ...model_loaders.networks.tar import TarModel
 from ...model_loaders.networks.torch_state import in_own_state
 from ...reports.record import Clock, Report
 from ..conditioning import CodeCondition
-from ..device import to_device
 from ..engine import Step, new_report
 from .canvas import blank
 from .draws import PairedDraws
 from .llamagen import decode_schedule
 from .memory import prompt_stages
-from .prepare import PreparedCondition
+from .prepare import PreparedCondition, distinct, padded
 from .schedule import raster
 from .settings import DETAILS, LlamaGenSettings, TarPromptSettings
 
@@ -62,10 +61,13 @@ def tar_prompt(
     if len(noise) != len(prompts):
         raise UserError(f"text: it asks for {len(prompts)} images, the draws are for {len(noise)}.")
 
-    # 1. Every distinct prompt is run once, with its template for the number of codes.
+    # 1. Every distinct prompt is read once, in the template for the number of codes.
     clock = Clock(model.device)
     scale = DETAILS.index(settings.detail)
-    condition = packed(model, prompts, scale)
+    device = model.net.compute_device
+    first, images = distinct(prompts, device)
+    texts = [torch.tensor(model.prompt(prompts[i], scale)) for i in first]
+    condition = PreparedCondition(*padded(texts, device), images)
 
     # 2. The codes are tokens of the language model: the range ``span`` of its vocabulary, without guidance.
     penalty = settings.repetition_penalty
@@ -96,24 +98,3 @@ def tar_prompt(
     # 3. The condition is on the host: the language model's device may be needed for the de-tokenizer.
     codes = codes.flatten(1)
     return TarPrompted(codes, report, CodeCondition(tuple(codes.cpu().clone()), tuple(prompts), model.special.codes))
-
-
-def packed(model: TarModel, prompts: Sequence[str], scale: int) -> PreparedCondition:
-    """Token ids of the distinct prompts at a scale of the model, shorter ones padded on the right."""
-    device = model.net.compute_device
-    distinct = list(dict.fromkeys(prompts))
-    texts = [model.prompt(text, scale) for text in distinct]
-    counts = [len(text) for text in texts]
-    longest = max(counts)
-
-    ids = torch.zeros(len(texts), longest, dtype=torch.int64)
-    for row, text in zip(ids, texts, strict=True):
-        row[: len(text)] = torch.tensor(text)
-
-    lengths = None
-    if min(counts) < longest:
-        lengths = to_device(torch.tensor(counts), device)
-    images = None
-    if len(distinct) < len(prompts):
-        images = to_device(torch.tensor([distinct.index(text) for text in prompts]), device)
-    return PreparedCondition(to_device(ids, device), lengths, images)

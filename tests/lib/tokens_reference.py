@@ -10,7 +10,8 @@ import numpy as np
 import torch
 from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
 from fastar_nodes.samplers.conditioning import FeatureCondition, TextCondition, from_ids
-from fastar_nodes.samplers.tokens.cache_slots import DeviceTable, attention_mask, table_of
+from fastar_nodes.samplers.tokens.cache_slots import table_of
+from fastar_nodes.samplers.tokens.looks import DeviceTable, attention_mask
 from torch import Tensor
 
 KINDS = {

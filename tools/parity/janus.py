@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -90,6 +90,19 @@ def _tokens(model: JanusModel, prompts: Sequence[Tensor], settings: TokenSetting
     return finish(decode_schedule(canvas, prepared, raster(model.grid))).latents.flatten(1)
 
 
+class Recorded(NamedTuple):
+    """Noise of cells from a table fp32 [B, N, V]."""
+
+    table: Tensor
+
+    def gumbel(self, cells: Tensor) -> Tensor:
+        if cells.ndim == 1:
+            return self.table[:, cells]
+
+        inside = cells.clamp(max=self.table.shape[1] - 1)  # without the cell of padding
+        return torch.stack([row[own] for row, own in zip(self.table, inside, strict=True)])
+
+
 class Gumbel(PairedDraws):
     """Recorded Gumbel numbers fp32 [B, N, V]; zeros for greedy runs."""
 
@@ -102,12 +115,8 @@ class Gumbel(PairedDraws):
     def of(self, images: Sequence[int]) -> PairedDraws:
         return Gumbel(self.table[list(images)])
 
-    def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
-        if cells.ndim == 1:
-            return self.table[:, cells]
-
-        inside = cells.clamp(max=self.table.shape[1] - 1)  # without the cell of padding
-        return torch.stack([row[own] for row, own in zip(self.table, inside, strict=True)])
+    def stream(self, name: str, values: int, device: torch.device) -> Any:
+        return Recorded(self.table)
 
 
 def _greedy(cfg: float) -> TokenSettings:

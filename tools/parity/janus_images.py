@@ -23,10 +23,10 @@ from ...model_loaders.squares import box_of, squared
 from ...samplers.conditioning import ImagePromptCondition
 from ...samplers.engine import finish
 from ...samplers.tokens.answers import Words, answer
-from ...samplers.tokens.cache_slots import DeviceTable, table_of
+from ...samplers.tokens.cache_slots import table_of
 from ...samplers.tokens.canvas import token_canvas
 from ...samplers.tokens.llamagen import llamagen
-from ...samplers.tokens.looks import CachedTransformer
+from ...samplers.tokens.looks import CachedTransformer, DeviceTable
 from ...samplers.tokens.prepare import prepare
 from ...samplers.tokens.schedule import raster
 from ...samplers.tokens.settings import LlamaGenSettings, TokenSettings

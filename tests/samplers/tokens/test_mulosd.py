@@ -63,8 +63,8 @@ class DraftDraws(PairedDraws):
     def __len__(self):
         return len(self.draws)
 
-    def gumbel(self, stream, cells, values):
-        return self.draws.gumbel("draft", cells, values)
+    def stream(self, name, values, device):
+        return self.draws.stream("draft", values, device)
 
 
 # One kind of condition in every run of the tests, all of them in `make test-all`.
