@@ -69,5 +69,5 @@ from .samplers.tokens.settings import PARSettings as PARSettings
 from .samplers.tokens.settings import TarPromptSettings as TarPromptSettings
 from .samplers.tokens.settings import ZipARSettings as ZipARSettings
 from .samplers.tokens.tar import tar_prompt as tar_prompt
-from .samplers.tokens.upsampling import UpSampling as UpSampling
+from .samplers.tokens.mulosd.upsampling import UpSampling as UpSampling
 from .samplers.tokens.zipar import zipar as zipar

@@ -61,7 +61,7 @@ from .samplers.registry import BITDANCE, FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR,
 from .samplers.settings import knobs, make
 from .samplers.tokens.defaults import published
 from .samplers.tokens.settings import TarPromptSettings
-from .samplers.tokens.upsampling import BICUBIC, Enlarge, UpSampling
+from .samplers.tokens.mulosd.upsampling import BICUBIC, Enlarge, UpSampling
 
 AUTO = "auto"
 DEMO = "demo"

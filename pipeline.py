@@ -54,7 +54,7 @@ from .samplers.settings import expect_names_here, knobs, make, no_setting
 from .samplers.tokens.answers import AnswerSettings, answer, expect_reader
 from .samplers.tokens.draws import PairedDraws
 from .samplers.tokens.settings import TarPromptSettings
-from .samplers.tokens.upsampling import BICUBIC
+from .samplers.tokens.mulosd.upsampling import BICUBIC
 
 P = ParamSpec("P")
 R = TypeVar("R")

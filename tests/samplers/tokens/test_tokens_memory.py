@@ -15,6 +15,7 @@ from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.memory import estimate, estimate_prompt
+from fastar_nodes.samplers.tokens.mulosd.upsampling import UpSampling
 from fastar_nodes.samplers.tokens.settings import (
     ADJACENT,
     LlamaGenSettings,
@@ -24,7 +25,6 @@ from fastar_nodes.samplers.tokens.settings import (
     ZipARSettings,
 )
 from fastar_nodes.samplers.tokens.tar import tar_prompt
-from fastar_nodes.samplers.tokens.upsampling import UpSampling
 from qwen_reference import tiny_tar
 from tiny_tokens import other_vocabulary
 from tokens_reference import condition_of, tiny_gpt

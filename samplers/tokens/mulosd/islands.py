@@ -1,105 +1,82 @@
-"""Local repair: acceptance of draft tokens, expansion of rejections, rejection islands, and the waves that resample
-them.
+"""MuLo-SD's local repair: from rejections to islands, and to the waves that resample them.
 
-Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149): acceptance by the
-probability pooled over a code's nearest neighbours, expansion by a radius, rejection islands CC_8(R_X), and their
-concurrent resampling, inside an island in raster order or with ZipAR's window. Pooling as in LANTERN (Jang et al. 2025,
-ICLR 2025, arXiv 2410.03355).
+Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149): expansion by a
+radius, rejection islands CC_8(R_X), and their concurrent resampling, inside an island in raster order or with ZipAR's
+window.
 
-Acceptance is computed on the device, everything else on the host: the number of waves determines how many passes
-follow, so one small map has to be copied in any case, and a grid is too small for a device to be faster.
+All of it is computed on the host: the number of waves determines how many passes follow, so one small map has to be
+copied in any case, and a grid is too small for a device to be faster.
+
+Shapes: B images, h x w cells of a block.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from torch import Tensor
 
-from ...model_loaders.networks.autoencoder import Codebook
+from ....reports.record import ACCEPTED, EXPANDED, REJECTED
+from ..settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings
 
-# Scores of pairs of codes that are computed at once: 64 MB in fp32.
-_PIECE = 1 << 24
 # A wave before all others.
 _NEVER = np.iinfo(np.int32).min // 2
 
 
-@torch.inference_mode()
-def neighbours(vectors: Tensor, k: int) -> Tensor:
-    """Every code of vectors fp32 [V, channels], then its k nearest by L2 distance, nearest first: int32 [V, 1 + k];
-    k < V.
-    """
-    count = len(vectors)
-    square = vectors.square().sum(1)
+class Repair(NamedTuple):
+    """What becomes of the drafts of a block, arrays [B, h, w]."""
+
+    rejected: np.ndarray  # R_T, bool
+    islands: np.ndarray  # the island of each cell of R_X, int32 from 1; 0 for accepted drafts
+    wave: np.ndarray  # the wave in which a cell is resampled, int32 from 0; -1 for accepted drafts
+
+    def outcome(self) -> np.ndarray:
+        """What became of every draft, uint8, see ``reports/record.py``."""
+        resampled = np.where(self.rejected, REJECTED, EXPANDED)
+        return np.where(self.islands > 0, resampled, ACCEPTED).astype(np.uint8)
+
+    def counts(self) -> dict[str, int]:
+        """Counts for the report."""
+        expanded = (self.islands > 0) & ~self.rejected
+        return {
+            "accepted": int((~self.rejected).sum()),
+            "rejected": int(self.rejected.sum()),
+            "expanded": int(expanded.sum()),
+            "islands": int(self.islands.max(axis=(1, 2)).sum()),
+            "waves": int(self.wave.max()) + 1,
+        }
+
+
+def repair_of(rejected: np.ndarray, settings: MuLoSDSettings) -> Repair:
+    """R_X and its islands and waves, of R_T bool [B, h, w]."""
+    if settings.repair == SUFFIX:
+        region = suffix(rejected)
+    else:
+        region = expand(rejected, settings.expansion)
+
+    numbered = islands(region)
+    if settings.resample_order == ONE_BY_ONE:
+        wave = waves(region.astype(np.int32))  # one island in raster order
+    else:
+        wave = waves(numbered, settings.resample_window or None)
+    return Repair(rejected, numbered, wave)
+
+
+def islands_of_all(repairs: Sequence[Repair]) -> np.ndarray:
+    """The islands of all blocks, int32 [B, G, G]: in every image, numbers continue from one block to the next."""
     parts = []
-    for rows in torch.arange(count, device=vectors.device).split(_codes_at_once(count)):
-        score = vectors[rows] @ vectors.t() - square / 2  # larger is nearer
-        score.scatter_(1, rows[:, None], torch.inf)  # the code itself first, even with duplicates
-        parts.append(score.topk(1 + k, dim=1).indices.to(torch.int32))
-    return torch.cat(parts)
-
-
-def neighbours_bytes(count: int, k: int) -> float:
-    """Memory of :func:`neighbours` of ``count`` codes, at most."""
-    table = count * (1 + k)  # int32
-    scores = min(count, _codes_at_once(count)) * count
-
-    # A piece is its scores and, of the nearest, the same again and int64 indices; then the pieces of the table are
-    # joined.
-    return 4.0 * (table + max(table, 4 * scores))
-
-
-def _codes_at_once(count: int) -> int:
-    """Codes whose scores with all ``count`` codes are computed at once."""
-    return max(1, _PIECE // count)
-
-
-def codebook_neighbours(codebook: Codebook, k: int, device: torch.device) -> Tensor:
-    """:func:`neighbours` of a VQ codebook's unit vectors on ``device``; 66 MB for 16,384 codes and k 1000.
-
-    The codebook keeps one table, the last one, until its weights change.
-    """
-    weight = codebook.embedding.weight
-    # Inference tensors, which ComfyUI loads, have no version counter; they are not changed in place.
-    version = 0 if weight.is_inference() else weight._version
-    made_for = (k, device, version)
-    if codebook.neighbours is None or codebook.neighbours[0] != made_for:
-        codebook.neighbours = None  # two tables at a time would be large
-        codebook.neighbours = (made_for, neighbours(codebook.unit(), k).to(device))
-    return codebook.neighbours[1]
-
-
-def pooled(p: Tensor, codes: Tensor, table: Tensor) -> Tensor:
-    """Pooled probability of codes int64 [...] and their neighbours, from :func:`neighbours`; fp32 [...] of p fp32
-    [..., V].
-    """
-    return p.gather(-1, table[codes].long()).sum(-1)
-
-
-def all_but_share(pool: Tensor, share: float, own: Tensor | None = None, before: int = 0) -> Tensor:
-    """R_T, bool [B, n], where a ``share`` of every image's tokens is accepted: those of the highest ``pool`` [B, n],
-    from :func:`pooled`.
-
-    The ``before`` tokens of earlier blocks are counted too. Probabilities that agree to 1e-4 are tied (sums of the
-    whole distribution differ by rounding); of tied tokens those of the highest probability ``own`` [B, n] are accepted
-    (None: equal), and of equal ones the first in raster order.
-    """
-    # The earlier blocks accepted what the share of their tokens rounds to.
-    count = pool.shape[1]
-    accepted = round(share * (before + count)) - round(share * before)
-
-    # Sort by the less significant key first.
-    order = torch.arange(count, device=pool.device).expand_as(pool)
-    for key in (pool if own is None else own, (pool * 1e4).round()):
-        order = order.gather(1, key.gather(1, order).sort(dim=1, descending=True, stable=True).indices)
-    return torch.ones_like(pool, dtype=torch.bool).scatter(1, order[:, :accepted], False)
+    so_far = np.zeros((len(repairs[0].islands), 1, 1), np.int32)  # islands of each image
+    for repair in repairs:
+        parts.append(np.where(repair.islands > 0, repair.islands + so_far, 0))
+        so_far += repair.islands.max(axis=(1, 2), keepdims=True)
+    return np.concatenate(parts, axis=1)
 
 
 def suffix(rejections: np.ndarray) -> np.ndarray:
-    """Cells at or behind the first rejected one in raster order, bool [B, h, w] of bool [B, h, w].
+    """Cells from the first rejected one on in raster order, bool [B, h, w] of bool [B, h, w].
 
     This is R_X if a rejection discards everything that follows, as in ordinary speculative decoding.
     """
@@ -107,8 +84,7 @@ def suffix(rejections: np.ndarray) -> np.ndarray:
 
 
 def expand(rejections: np.ndarray, radius: int) -> np.ndarray:
-    """R_X: cells within ``radius`` (the paper's l) rows and columns of a rejected one (R_T), at or behind the first of
-    them.
+    """R_X: cells within ``radius`` (the paper's l) rows and columns of a rejected one (R_T), from the first of them on.
 
     Both are bool [B, h, w].
     """
@@ -246,7 +222,7 @@ def wave_passes(wave: np.ndarray, first: int, count: int) -> list[WavePass]:
     of_cell[:, first:last] = wave
 
     out = []
-    for k in range(int(wave.max(initial=-1)) + 1):
+    for k in range(max(1, int(wave.max(initial=-1)) + 1)):
         drawn = of_cell == k
         fed = np.zeros_like(drawn)
         if k:
