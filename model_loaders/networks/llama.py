@@ -361,7 +361,7 @@ class Attention(nn.Module):
             joint = torch.cat([self.wq(x), self.wk(x), self.wv(x)], -1)
         else:
             joint = self.wqkv(x)
-        joint = joint.unflatten(-1, (-1, c.head_dim))
+        joint = joint.unflatten(-1, (c.heads + 2 * c.kv_heads, -1))
         if c.norms:
             q, k, v = joint.split([c.heads, c.kv_heads, c.kv_heads], 2)
             joint = torch.cat([self.q_norm(q), self.k_norm(k), v], 2)
@@ -434,12 +434,7 @@ def cached_block(
     causal: bool,
 ) -> Tensor:
     """A block whose rows attend to the cache; arguments as for :meth:`Llama.feed`."""
-
-    def attention(q: Tensor, kv: Tensor) -> Tensor:
-        keys, values = update(store, slot, kv, end)
-        return attend(q, keys, values, mask, causal)
-
-    return block(x, rope, attention)
+    return block(x, rope, lambda q, kv: attend(q, *update(store, slot, kv, end), mask, causal))
 
 
 @recorded

@@ -191,5 +191,5 @@ class WindowSlots(Slots):
             else:
                 self.stand_in_slot[place] = self.add(place, k)
                 self.of_rows.append(self.stand_in_slot[place])
-        # The slots of present stand-ins are behind all places.
+        # The slots of present stand-ins come after those of all places.
         self.ends.append(1 + max([-1, *p.last_visible, *self.stand_in_slot.values()]))

@@ -2,8 +2,8 @@
 
 The Gumbel-max trick: the argmax of log-probabilities plus Gumbel noise is a sample (Gumbel 1954). Two samplers that
 share the noise therefore draw the same token where their probabilities are equal, and usually where they are close. The
-numbers are counter-based (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): any cell can be drawn at
-any time, on any device, without a table and without waiting for the host.
+numbers are counter-based (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): any cell can be sampled
+at any time, on any device, without a table and without waiting for the host.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class PairedDraws:
 
 
 def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Logits fp32 [..., V] with -inf for every value that may not be drawn.
+    """Logits fp32 [..., V] with -inf for every value that may not be sampled.
 
     Top-k keeps the k largest and their ties; 0 keeps all. Top-p (Holtzman et al. 2019) then keeps the smallest set of
     most probable values whose probability exceeds it; 1 keeps all.
@@ -137,7 +137,7 @@ def tempered(logits: Tensor, settings: TokenSettings) -> Tensor:
     if settings.entropy_temperature == 0:
         return kept
 
-    # The entropy is that of the values that may be drawn, before any temperature.
+    # The entropy is that of the values that may be sampled, before any temperature.
     untempered = logits.masked_fill(kept.isneginf(), -torch.inf)
     return kept / entropy_factor(untempered, settings.entropy_temperature)
 
@@ -153,7 +153,7 @@ def entropy_factor(logits: Tensor, strength: float) -> Tensor:
     top-p keeps other values than there, because it follows the temperature here, as in LlamaGen.
 
     ``strength`` 1 is that factor, 0 is 1 for every distribution, and between them it changes in proportion, which is
-    not in the paper. Where logits are equal, factors are, whatever else is drawn beside them.
+    not in the paper. Equal logits have equal factors, whatever else is sampled beside them.
     """
     entropy = torch.special.entr(logits.softmax(-1)).sum(-1, keepdim=True)
 
@@ -173,7 +173,7 @@ def draw(logits: Tensor, settings: TokenSettings, gumbel: Tensor) -> Tensor:
 def penalised(logits: Tensor, used: Tensor, penalty: float) -> Tensor:
     """Repetition penalty (Keskar et al. 2019, CTRL, as in Hugging Face transformers); 1 changes nothing.
 
-    Of logits fp32 [..., V], those of values drawn before (``used``, bool [..., V]) are divided by it if positive, else
-    multiplied.
+    Divides the logits fp32 [..., V] of values that were sampled before (``used``, bool [..., V]) if they are positive,
+    and multiplies them otherwise.
     """
     return torch.where(used, torch.where(logits < 0, logits * penalty, logits / penalty), logits)

@@ -173,8 +173,8 @@ class Window:
         agreeing = unchanged.cumprod(1).sum(1).cpu().numpy()
         self.tokens.scatter_(1, self.cells, new)
 
-        # 2. Every window moves behind the pass of its first changed cell, whose input was certain: by one pass at
-        #    least, so that no image takes more calls than serially.
+        # 2. The pass of the first changed cell had a certain input, so its new tokens are certain too: the window moves
+        #    to the pass after it. It moves by one pass at least, so no image takes more calls than in serial decoding.
         before = self.start
         entering = self.stop
         first_changed = t.cell_start[self.start] + agreeing
@@ -192,8 +192,8 @@ class Window:
     def _certain(self, new: Tensor, before: np.ndarray, call: int) -> Verdict:
         """The cells that became certain when the windows moved on from ``before`` int64 [L], and their ``new`` tokens.
 
-        Those of the pass ``before`` needed no guess. Cells that are not certain yet, and those of images that left the
-        batch, are padding.
+        The pass ``before`` needed no guess. Cells that are not certain yet, and images that left the batch, are
+        padded with cell N.
         """
         t = self.table
         of_pass = t.cell_pass[self.numbers]

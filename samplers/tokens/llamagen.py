@@ -9,6 +9,7 @@ all passes are on the device before the loop, which never waits for it.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,7 +23,7 @@ from ..editing import Edit
 from ..engine import Sampler, passes
 from .cache_slots import table_of
 from .canvas import TokenCanvas, token_canvas
-from .defaults import raster_only, resolve
+from .defaults import check_raster
 from .draws import PairedDraws
 from .jacobi import decode_in_windows, padded_rows
 from .looks import ScheduleLook
@@ -31,15 +32,8 @@ from .sampling import TokenDraw, guided_passes
 from .schedule import Schedule, raster
 from .settings import LlamaGenSettings
 
-
-def check(model: TokenModel, settings: LlamaGenSettings) -> None:
-    """Check settings against a model, before anything is loaded or computed.
-
-    Raises:
-        UserError: a PAR, or guidance of a model that was trained without a null class.
-    """
-    raster_only("LlamaGen", model)
-    resolve(settings, model)
+# check(model, settings) raises what the sampler would, before anything is loaded or computed.
+check = partial(check_raster, "LlamaGen")
 
 
 @in_own_state
@@ -83,8 +77,8 @@ def decode_schedule(
 ) -> Sampler:
     """Decode a schedule pass by pass or, with ``parallel`` above 1, in windows of as many passes (``jacobi.py``).
 
-    With 16-bit weights, ``parallel`` 1 is a window too, whose image those of larger windows equal; in fp32 it is the
-    same as 0.
+    With 16-bit weights, ``parallel`` 1 is a window too, which draws the image of larger windows; in fp32 it is the same
+    as 0.
 
     Args:
         canvas, condition: of :func:`.token_canvas`.

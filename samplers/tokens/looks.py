@@ -119,9 +119,8 @@ class CachedTransformer:
     """The transformer of a generation, with the keys and values of what it has read: :meth:`prefill` once, which makes
     the cache, then :meth:`feed` for every pass.
 
-    A pass has R batch rows, in branches of one row an image: the condition's, those of a part of it where there is one,
-    and with guidance those of the null condition, which are left out where ``null`` is False. All branches are fed the
-    same tokens.
+    A pass has R batch rows, in branches of one row per image: the condition, a part of it where there is one, and with
+    guidance the null condition, which is left out where ``null`` is False. All branches are fed the same tokens.
 
     Args:
         canvas: whose report counts the work.
@@ -150,7 +149,7 @@ class CachedTransformer:
         condition = self.condition
         branches = self.conditional + null
 
-        # 1. The rows of the condition, and those of the image.
+        # 1. The rows of the condition, and of the image.
         rows = condition.prefix(self.net, null)
         lengths = None if condition.lengths is None else condition.lengths.repeat(branches)
         x = None if image is None else self.net.tok_embeddings(image).repeat(branches, 1, 1)

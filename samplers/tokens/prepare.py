@@ -33,8 +33,8 @@ from ..conditioning import (
 class PreparedCondition:
     """A condition as an argument of :meth:`Llama.prefix`, which makes the rows in front of the image tokens.
 
-    Guidance mixes the logits of branches, each of all images: that of the condition; with ``part`` above 0 that of a
-    part of the condition, which together with the first stands for the condition; and that of the null condition.
+    Guidance mixes the logits of branches, each of all images: the condition; with ``part`` above 0 a part of the
+    condition, which together with the first stands for the condition; and the null condition.
     """
 
     # labels int64 [B], features [B, n, E], or token ids of prompts int64 [B, n], or int64 [P, n] of P distinct ones
@@ -45,7 +45,7 @@ class PreparedCondition:
 
     @property
     def conditional(self) -> int:
-        """Branches without that of the null condition."""
+        """Branches without the null condition."""
         return 1 + (self.part > 0)
 
     def prefix(self, net: Llama, null: bool) -> Tensor:
@@ -67,7 +67,7 @@ class PreparedImages(PreparedCondition):
 def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureCondition:
     """Semantic codes to the features that condition a de-tokenizer, on TA-Tok's device and in its dtype.
 
-    Images are computed one at a time, so that the features do not depend on the batch; equal codes share one tensor.
+    Images are computed one at a time, so the features do not depend on the batch; equal codes share one tensor.
 
     Raises:
         UserError: codes of another codebook, not a square grid, or none; features that are not finite.

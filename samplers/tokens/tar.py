@@ -1,7 +1,7 @@
 """Tar: a language model generates the semantic codes of an image, which condition a de-tokenizer.
 
 Source: Han et al. 2025, "Vision as a Dialect: Unifying Visual Understanding and Generation via Text-Aligned
-Representations" (arXiv 2506.18898). Logits are computed for the ids of image codes only, so that exactly the requested
+Representations" (arXiv 2506.18898). Logits are computed for the ids of image codes only, so exactly the requested
 number of codes is generated; the published program parses them from the text, and truncates or pads. This stage has no
 guidance.
 """
@@ -50,7 +50,7 @@ def tar_prompt(
         model: the language model with its metadata.
         prompts: B texts as typed; see :meth:`TarModel.prompt` for the template.
         settings: see :class:`TarPromptSettings`.
-        noise: draws of B images; code i is drawn from stream "code", cell i.
+        noise: draws of B images; code i is sampled with stream "code", cell i.
 
     Raises:
         UserError: no prompt, an invalid one, a scale that the model does not have, draws for another number of images,

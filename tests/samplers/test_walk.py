@@ -3,6 +3,7 @@
 import sys
 
 import pytest
+import test_token_contract as tokens
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import SAMPLERS
@@ -23,7 +24,21 @@ WALKS = {
 @pytest.mark.parametrize("name", WALKS)
 def test_an_ar_step_enters_few_functions(name):
     settings, most, files = WALKS[name]
-    entry, seen = SAMPLERS[name], set()
+    entry = SAMPLERS[name]
+    steps = entry.run(tiny_mar(), from_ids((1, 4)), entry.settings(**BASE, **settings), PairedNoise(5, (0, 1)))
+    walks = walked(steps, BASE["steps"] - 2)
+    assert max(f for f, _ in walks) <= most and max(p for _, p in walks) <= files, walks
+
+
+@pytest.mark.parametrize(("name", "most", "files"), [("llamagen", 51, 10), ("window, llamagen", 67, 12)])
+def test_a_pass_of_tokens_enters_few_functions(name, most, files):
+    walks = walked(tokens.start(name), 6)
+    assert max(f for f, _ in walks) <= most and max(p for _, p in walks) <= files, walks
+
+
+def walked(steps, count):
+    """Functions and files of this package that each of the steps after the first one enters."""
+    seen = set()
 
     def profile(frame, event, arg):
         code, written = frame.f_code, frame.f_code.co_filename[0] != "<"  # not the methods that dataclasses generates
@@ -31,10 +46,9 @@ def test_an_ar_step_enters_few_functions(name):
         if event == "call" and ours and written and not code.co_name.startswith("<"):
             seen.add((code.co_filename, code.co_firstlineno))
 
-    steps = entry.run(tiny_mar(), from_ids((1, 4)), entry.settings(**BASE, **settings), PairedNoise(5, (0, 1)))
     walks = []
     next(steps)
-    for _ in range(BASE["steps"] - 2):
+    for _ in range(count):
         seen.clear()
         sys.setprofile(profile)
         try:
@@ -42,5 +56,4 @@ def test_an_ar_step_enters_few_functions(name):
         finally:
             sys.setprofile(None)
         walks.append((len(seen), len({file for file, _ in seen})))
-    found = max(functions for functions, _ in walks), max(paths for _, paths in walks)
-    assert found[0] <= most and found[1] <= files, walks
+    return walks
