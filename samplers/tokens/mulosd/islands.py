@@ -187,35 +187,35 @@ class WavePass(NamedTuple):
 
     Where an image has fewer cells than another one of its batch, its row is padded:
 
-    - ``cells`` with the number of cells of the grid: the token drawn for it goes to the canvas' column for padding;
+    - ``cells`` with the number of cells of the grid: the token sampled for it goes to the canvas' column for padding;
     - ``predicted_by`` with 0, any row;
-    - ``fed`` with the last cell of the grid. It predicts no cell, so that it is never fed for its own sake and no row
+    - ``fed`` with the last cell of the grid. It predicts no cell, so it is never fed for its own sake, and no row
       attends to it. A cache for more than one image needs a slot for it. The table of positions has no entry for it:
       it is fed at the position before.
     """
 
-    cells: np.ndarray  # cells to draw
+    cells: np.ndarray  # cells to resample
     fed: np.ndarray  # cells fed before; none in the first wave, whose predictions come from the verification
-    predicted_by: np.ndarray  # for each of cells the index in fed of the cell that predicts it
+    predicted_by: np.ndarray  # for each cell the index in fed of the cell that predicts it
     end: int  # cells below this one are attended to
 
 
 def wave_passes(wave: np.ndarray, first: int, count: int) -> list[WavePass]:
-    """What each wave feeds (the cells before its own, and those that the last wave drew) and draws; ``count`` cells are
-    in the grid.
+    """The pass of each wave, and of the first one even if it is empty. A pass feeds the cells before those that it
+    resamples, and the cells that the pass before has resampled.
 
-    ``wave`` int32 [B, n] is that of the cells from ``first`` on, -1 where not drawn. For one island on all of 3 x 3
-    cells, with a window of 1::
+    ``wave`` int32 [B, n] is the wave of the cells from ``first`` on, -1 where a draft is accepted; ``count`` cells are
+    in the grid. For one island on all of 3 x 3 cells, with a window of 1::
 
-        cells    wave of each    wave  draws  feeds  predicting
-        0 1 2    0 1 2           0     0      -      -
-        3 4 5    1 2 3           1     1 3    0 2    1 3
-        6 7 8    2 3 4           2     2 4 6  1 3 5  2 4 6
-                                 3     5 7    2 4 6  - 5 7
-                                 4     8      5 7    - 8
+        cells    wave of each    wave  resamples  feeds  which predict
+        0 1 2    0 1 2           0     0          -      -
+        3 4 5    1 2 3           1     1 3        0 2    1 3
+        6 7 8    2 3 4           2     2 4 6      1 3 5  2 4 6
+                                 3     5 7        2 4 6  - 5 7
+                                 4     8          5 7    - 8
 
-    A cell that predicts nothing, 2 in wave 3, is fed because it was drawn in the wave before: its keys and values are
-    those of an earlier token.
+    Cell 2 predicts nothing in wave 3. It is fed because the pass before has resampled it, and its keys and values are
+    those of the draft.
     """
     last = first + wave.shape[1]
     of_cell = np.full((len(wave), count), -1)
@@ -223,16 +223,16 @@ def wave_passes(wave: np.ndarray, first: int, count: int) -> list[WavePass]:
 
     out = []
     for k in range(max(1, int(wave.max(initial=-1)) + 1)):
-        drawn = of_cell == k
-        fed = np.zeros_like(drawn)
+        resampled = of_cell == k
+        fed = np.zeros_like(resampled)
         if k:
             # The block's last cell is not fed: the cell it predicts is not in the block.
-            predicts_drawn = drawn[:, 1:last]
-            drawn_since = of_cell[:, : last - 1] == k - 1
-            fed[:, : last - 1] = predicts_drawn | drawn_since
-            fed[~drawn.any(1)] = False
+            predicts = resampled[:, 1:last]
+            is_new = of_cell[:, : last - 1] == k - 1
+            fed[:, : last - 1] = predicts | is_new
+            fed[~resampled.any(1)] = False
 
-        cells = _left_aligned(drawn, count)
+        cells = _left_aligned(resampled, count)
         row_of = fed.cumsum(1) - 1
         row_before = np.take_along_axis(row_of, (cells - 1).clip(min=0), axis=1)
         predicted_by = np.where(cells < count, row_before, 0).clip(min=0)
