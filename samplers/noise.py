@@ -35,6 +35,11 @@ def _fold_(x: Tensor, shift: int) -> Tensor:
     return x.bitwise_xor_((x >> shift).bitwise_and_((1 << (64 - shift)) - 1))
 
 
+def stream_key(seed: int | None, image: int, stream: str) -> bytes:
+    """Eight bytes that a stream of an image of a seed starts from."""
+    return hashlib.sha256(f"fastar/{seed}/{image}/{stream}".encode()).digest()[:8]
+
+
 class PairedNoise:
     """Noise of B images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry."""
 
@@ -50,8 +55,8 @@ class PairedNoise:
     def _generators(self, stream: str) -> list[torch.Generator]:
         out = []
         for image in self.images:
-            digest = hashlib.sha256(f"fastar/{self.seed}/{image}/{stream}".encode()).digest()
-            out.append(torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1))
+            key = int.from_bytes(stream_key(self.seed, image, stream), "little") >> 1
+            out.append(torch.Generator("cpu").manual_seed(key))
         return out
 
     def orders(self, tokens: int) -> Tensor:

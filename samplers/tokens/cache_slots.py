@@ -61,16 +61,11 @@ class Table:
     written: np.ndarray  # pass from which it is visible; -1: from the start; P: never
     replaced: np.ndarray  # pass from which another slot holds that place; P: never
 
-    # By cell in raster order, [N + 1]: pass that decides it; -1 for known cells, P for padding and for cells that are
-    # left out.
-    decided_at: np.ndarray
-
 
 @lru_cache(maxsize=64)
 def table_of(schedule: Schedule, one_by_one: bool = False) -> Table:
     """The arrays of a schedule, whose passes are fed one by one, or several in one call."""
     passes = schedule.passes
-    count = schedule.grid**2
 
     # 1. Fed rows and cells, pass by pass.
     numbers = np.arange(len(passes))
@@ -91,12 +86,6 @@ def table_of(schedule: Schedule, one_by_one: bool = False) -> Table:
         slots.write(k, p)
     padding = slots.add(place=0, written=len(passes))
 
-    # 3. The same by cell in raster order.
-    order = _joined((p.cells for p in passes), count)
-    decided_at = np.full(count + 1, len(passes))
-    decided_at[: schedule.known] = -1
-    decided_at[order[:-1]] = cell_pass
-
     return Table(
         passes=len(passes),
         slots=len(slots.place),
@@ -106,7 +95,7 @@ def table_of(schedule: Schedule, one_by_one: bool = False) -> Table:
         slot=_joined([slots.of_rows], padding),
         last_visible=_joined((p.last_visible for p in passes), -1),
         row_pass=np.append(np.repeat(numbers, rows), 0),
-        cells=order,
+        cells=_joined((p.cells for p in passes), schedule.grid**2),
         cell_row=cell_row,
         cell_pass=np.append(cell_pass, len(passes)),
         row_start=row_start,
@@ -115,7 +104,6 @@ def table_of(schedule: Schedule, one_by_one: bool = False) -> Table:
         place=np.array(slots.place),
         written=np.array(slots.written),
         replaced=np.array(slots.replaced),
-        decided_at=decided_at,
     )
 
 

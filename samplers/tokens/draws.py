@@ -9,14 +9,13 @@ at any time, on any device, without a table and without waiting for the host.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from hashlib import sha256
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..device import to_device
-from ..noise import GOLDEN, mix_
+from ..noise import GOLDEN, mix_, stream_key
 from .settings import TokenSettings
 
 # The step from a cell's numbers to those of the next one: 2^32 of GOLDEN's steps, modulo 2^64.
@@ -83,10 +82,8 @@ class PairedDraws:
         key = (name, values, device)
 
         if key not in self._streams:
-            keys = []
-            for image in self.images:
-                digest = sha256(f"fastar/{self.seed}/{image}/{name}".encode()).digest()
-                keys.append(int.from_bytes(digest[:8], "little", signed=True))
+            seeds = [stream_key(self.seed, image, name) for image in self.images]
+            keys = [int.from_bytes(seed, "little", signed=True) for seed in seeds]
             of_images = to_device(torch.tensor(keys, dtype=torch.int64), device).view(-1, 1, 1)
             of_values = torch.arange(values, dtype=torch.int64, device=device) * GOLDEN
             self._streams[key] = CellNoise(of_images, of_values)

@@ -61,9 +61,11 @@ def iterate(
     """
     passes = len(schedule.passes)
     table = DeviceTable(table_of(schedule), look.cache.prefix, canvas.device)
+    has_one_shape = look.padded_to > 0
+
     guided = draw.guided_by_pass
     guided_by_cell = np.array([*guided, False])[table.host.cell_pass]
-    has_one_shape = look.padded_to > 0
+    last = last_guided(guided)
 
     window = Window(canvas, schedule, width)
     call = 0
@@ -74,7 +76,7 @@ def iterate(
         # 1. Feed the rows of the W passes at once, with the tokens so far: certain ones and guesses. Every row attends
         #    to the slots that it attends to in its own serial pass. Keys and values replace those of the last call. The
         #    null branch ends with the last guided pass, unless all calls must keep one shape.
-        null = any(guided) and (has_one_shape or window.certain <= last_guided(guided))
+        null = last >= 0 and (has_one_shape or window.certain <= last)
         with canvas.clock.phase(canvas.phases[0]):
             rows, predicted_by = window.fed_rows(table)
             hidden = chosen_rows(look.feed(window.tokens, rows, null), predicted_by)
@@ -175,30 +177,30 @@ class Window:
 
         # 2. The pass of the first changed cell had a certain input, so its new tokens are certain too: the window moves
         #    to the pass after it. It moves by one pass at least, so no image takes more calls than in serial decoding.
-        before = self.start
-        entering = self.stop
-        first_changed = t.cell_start[self.start] + agreeing
+        first = t.cell_start[self.start]
         last = t.cell_start[self.stop] - 1
-        self.start = t.cell_pass[np.minimum(first_changed, last)] + 1
-        certain = self._certain(new, before, call)
+        start = t.cell_pass[np.minimum(first + agreeing, last)] + 1
+        verdict = self._verdict(new, start, call)
 
-        # 3. Tokens that enter start as a copy of the newest one.
-        newest = to_device((last - t.cell_start[before]).clip(min=0), device)
+        # 3. Cells that enter the window start as copies of its newest token.
+        newest = new.gather(1, to_device((last - first).clip(min=0)[:, None], device))
+        entering = self.stop
+        self.start = start
         self._open()
         numbers = ranges(t.cell_start[entering], t.cell_start[self.stop], padding=len(t.cells) - 1)
-        _guess(self.tokens, to_device(t.cells[numbers], device), new.gather(1, newest[:, None]))
-        return certain
+        _guess(self.tokens, to_device(t.cells[numbers], device), newest)
+        return verdict
 
-    def _certain(self, new: Tensor, before: np.ndarray, call: int) -> Verdict:
-        """The cells that became certain when the windows moved on from ``before`` int64 [L], and their ``new`` tokens.
+    def _verdict(self, new: Tensor, start: np.ndarray, call: int) -> Verdict:
+        """The cells of the W passes that are certain if the windows move to ``start`` int64 [L], with their ``new``
+        tokens. Those of the first pass needed no guess.
 
-        The pass ``before`` needed no guess. Cells that are not certain yet, and images that left the batch, are
-        padded with cell N.
+        Cells that are not certain yet, and images that left the batch, are padded with cell N.
         """
         t = self.table
         of_pass = t.cell_pass[self.numbers]
-        is_certain = of_pass < self.start[:, None]
-        is_accepted = is_certain & (of_pass > before[:, None])
+        is_certain = of_pass < start[:, None]
+        is_accepted = is_certain & (of_pass > self.start[:, None])
 
         shape = (self.batch, new.shape[1])
         cells = np.full(shape, t.cells[-1])

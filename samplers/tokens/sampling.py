@@ -170,19 +170,28 @@ def sample(
         given: tokens int64 [B, N + 1] of an edit, -1 for the others; None without one.
         tokens: those of the images so far; not read without a repetition penalty.
     """
-    # 1. The repetition penalty, for the values of the tokens before each cell, guesses among them.
+    # 1. The repetition penalty.
     if how.penalty != 1 and tokens is not None:
-        codes = tokens[:, None, :-1]
-        before = (torch.arange(codes.shape[2], device=cells.device) < cells[..., None]).expand(len(codes), -1, -1)
-        times = torch.zeros(logits.shape, dtype=torch.int32, device=cells.device)
-        times.scatter_add_(2, codes.expand_as(before), before.to(times.dtype))
-        logits = penalised(logits, times > 0, how.penalty)
+        logits = penalised(logits, used_before(tokens, cells, logits.shape[-1]), how.penalty)
 
     # 2. Temperature, top-k, top-p, and the largest of the logits with Gumbel noise.
     new = draw(logits, how.settings, noise.gumbel(cells))
 
-    # 3. In an edit a given token stands in its cell, whatever is sampled for it.
+    # 3. In an edit, a given token stands in its cell, whatever is sampled for it.
     if given is None:
         return new
     fixed = given[:, cells] if cells.ndim == 1 else given.gather(1, cells)
     return torch.where(fixed >= 0, fixed, new)
+
+
+def used_before(tokens: Tensor, cells: Tensor, values: int) -> Tensor:
+    """Which token values, bool [B, n, values], occur before each of the cells int64 [n] or [B, n] in raster order.
+
+    ``tokens`` int64 [B, N + 1] are those of the images so far; guesses count too.
+    """
+    codes = tokens[:, None, :-1]
+    before = (torch.arange(codes.shape[2], device=cells.device) < cells[..., None]).expand(len(codes), -1, -1)
+
+    times = torch.zeros(*before.shape[:2], values, dtype=torch.int32, device=cells.device)
+    times.scatter_add_(2, codes.expand_as(before), before.to(times.dtype))
+    return times > 0

@@ -71,6 +71,17 @@ def visible(schedule) -> list:
     return [(mask[:, None] & holds).any(-1) for mask in masks(table)[1:]]
 
 
+def decided_at(schedule) -> np.ndarray:
+    """The pass that decides each cell in raster order, then one for padding: -1 for known cells; for padding and cells
+    that are left out the number of passes.
+    """
+    table = table_of(schedule)
+    passes = np.full(schedule.grid**2 + 1, table.passes)
+    passes[: schedule.known] = -1
+    passes[table.cells] = table.cell_pass
+    return passes
+
+
 def masks(table) -> list:
     """Attention mask of every pass of a table, of all image slots: bool [rows, slots]."""
     on_host = DeviceTable(table, 0, torch.device("cpu"))

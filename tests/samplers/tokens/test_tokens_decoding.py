@@ -21,7 +21,7 @@ from fastar_nodes.samplers.tokens.settings import ADJACENT, NON_LOCAL, LlamaGenS
 from fastar_nodes.samplers.tokens.zipar import windowed, zipar
 from test_token_contract import FEW, PLAIN
 from test_token_contract import TRAINED as PAR_MODEL
-from tokens_reference import condition_of, reference_codes, tiny_gpt
+from tokens_reference import condition_of, decided_at, reference_codes, tiny_gpt
 
 DRAWS = PairedDraws(5, (0, 1, 2))
 # Cases of the contract to the schedule that they and those with a longer name follow.
@@ -73,8 +73,8 @@ def test_equals_the_slow_reference_in_the_passes_of_its_schedule(case):
     assert report.counts["transformer_tokens"] == 3 * sum(h * r for h, r in zip(halves, rows, strict=True))
     assert report.counts["cache_bytes"] == 3 * halves[0] * c.depth * 2 * c.kv_heads * c.head_dim * slots * 4
     assert report.counts["cache_bytes"] < estimate(model, condition_of(c.condition), chosen)
-    decided_at = table_of(schedule).decided_at[:-1].reshape(4, 4)
-    assert np.array_equal(report.maps["step"], np.broadcast_to(decided_at, (3, 4, 4)))
+    by_cell = decided_at(schedule)[:-1].reshape(4, 4)
+    assert np.array_equal(report.maps["step"], np.broadcast_to(by_cell, (3, 4, 4)))
 
 
 def test_visible_unwritten_slots_change_the_tokens():
