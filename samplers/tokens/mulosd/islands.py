@@ -75,21 +75,21 @@ def islands_of_all(repairs: Sequence[Repair]) -> np.ndarray:
     return np.concatenate(parts, axis=1)
 
 
-def suffix(rejections: np.ndarray) -> np.ndarray:
-    """Cells from the first rejected one on in raster order, bool [B, h, w] of bool [B, h, w].
+def suffix(rejected: np.ndarray) -> np.ndarray:
+    """Cells from the first rejected one on in raster order, bool [B, h, w] of R_T bool [B, h, w].
 
     This is R_X if a rejection discards everything that follows, as in ordinary speculative decoding.
     """
-    return np.logical_or.accumulate(rejections.reshape(len(rejections), -1), axis=1).reshape(rejections.shape)
+    return np.logical_or.accumulate(rejected.reshape(len(rejected), -1), axis=1).reshape(rejected.shape)
 
 
-def expand(rejections: np.ndarray, radius: int) -> np.ndarray:
+def expand(rejected: np.ndarray, radius: int) -> np.ndarray:
     """R_X: cells within ``radius`` (the paper's l) rows and columns of a rejected one (R_T), from the first of them on.
 
     Both are bool [B, h, w].
     """
-    near = F.max_pool2d(torch.from_numpy(rejections).float(), 2 * radius + 1, 1, radius)
-    return (near > 0).numpy() & suffix(rejections)
+    near = F.max_pool2d(torch.from_numpy(rejected).float(), 2 * radius + 1, 1, radius)
+    return (near > 0).numpy() & suffix(rejected)
 
 
 def islands(region: np.ndarray) -> np.ndarray:
@@ -101,19 +101,19 @@ def islands(region: np.ndarray) -> np.ndarray:
     cells = height * width
     inside = torch.from_numpy(region.copy())
 
-    # 1. Cells are weighted from the first in raster order down. Every cell takes the greatest weight around it, again
-    #    and again, until that is the weight of the first cell of its island.
-    own = torch.arange(cells, 0, -1, dtype=torch.float32).view(height, width) * inside
-    first = own
+    # 1. Weights fall in raster order. Every cell takes the greatest weight around it, again and again, until it has the
+    #    weight of the first cell of its island.
+    weight = torch.arange(cells, 0, -1, dtype=torch.float32).view(height, width) * inside
+    greatest = weight
     while True:
-        spread = F.max_pool2d(first, 3, 1, 1) * inside
-        if np.array_equal(spread, first):
+        spread = F.max_pool2d(greatest, 3, 1, 1) * inside
+        if np.array_equal(spread, greatest):
             break
-        first = spread
+        greatest = spread
 
-    # 2. The first cells are numbered in raster order, and the others take the number of theirs.
-    is_first = (inside & (first == own)).flatten(1)
-    first_cell = (cells - first).flatten(1).long().clamp(max=cells - 1)
+    # 2. The first cells are numbered in raster order, and every other cell takes the number of its first cell.
+    is_first = (inside & (greatest == weight)).flatten(1)
+    first_cell = (cells - greatest).flatten(1).long().clamp(max=cells - 1)
     number = is_first.cumsum(1).gather(1, first_cell)
     return (number.view(region.shape) * inside).int().numpy()
 
@@ -155,16 +155,17 @@ def waves(numbered: np.ndarray, window: int | None = None) -> np.ndarray:
 
 
 def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> np.ndarray:
-    """The waves of a row's cells, int32 [n, width], of which those count that belong to an island.
+    """The waves of a row's cells, int32 [n, width]; cells outside of the island have any number.
 
     Args:
         belongs: bool [n, width], whether a cell belongs to each of n islands.
         latest_above: int32 [n, width], the latest wave of the island in the rows above, in columns up to each.
         reach: a cell waits for those above it in columns up to its own + ``reach`` - 1.
 
-    In column c it is 1 + max(latest_above[c + reach - 1], wave of the island's cell before it in the row): at least one
-    more than the wave of that cell, so that wave - place never falls. It is a running maximum of 1 + latest_above -
-    place. With ``reach`` 1 and an island (x) that leaves out the second column::
+    A wave is 1 + the latest wave that the cell waits for: of the island above, and of the island's cell before it in
+    the row, whose wave is at least one less. With the place of a cell among the island's cells in the row, wave - place
+    is therefore a running maximum of 1 + latest above - place. With ``reach`` 1 and an island (x) that leaves out the
+    second column::
 
         belongs               x  .  x  x
         latest above          1  1  4  4
@@ -175,7 +176,7 @@ def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> 
 
     """
     width = belongs.shape[1]
-    place = np.cumsum(belongs, axis=1, dtype=np.int32) - 1  # of a cell among those of its island in the row
+    place = np.cumsum(belongs, axis=1, dtype=np.int32) - 1
     seen = np.minimum(np.arange(width) + reach - 1, width - 1)
 
     earliest = np.where(belongs, latest_above[:, seen] + 1 - place, _NEVER)

@@ -88,8 +88,8 @@ class Judge:
         """Pooled probabilities fp32 [B, n] of the drafts from cell ``first`` on, and R_T, the rejected ones, bool [B,
         n].
 
-        ``hidden`` [R, n, C] predicts these cells. Networks do not record this: a block is large, and its kernels take
-        longer than their launch.
+        ``hidden`` [R, n, C] predicts these cells. It is not recorded: the kernels of a whole block take longer than
+        their launch, and a recording would keep the memory of its logits.
         """
         s = self.settings
         size = cells_at_once(len(hidden), self.draw.net.config.vocab)
@@ -241,12 +241,12 @@ def pooled(p: Tensor, codes: Tensor, table: Tensor) -> Tensor:
 
 
 def all_but_share(pool: Tensor, share: float, own: Tensor | None = None, before: int = 0) -> Tensor:
-    """R_T, bool [B, n], where a ``share`` of every image's tokens is accepted: those of the highest ``pool`` [B, n],
-    from :func:`pooled`.
+    """R_T, bool [B, n], where a ``share`` of every image's tokens is accepted: the tokens of the highest ``pool`` [B,
+    n], from :func:`pooled`.
 
-    The ``before`` tokens of earlier blocks are counted too. Probabilities that agree to 1e-4 are tied (sums of the
-    whole distribution differ by rounding); of tied tokens those of the highest probability ``own`` [B, n] are accepted
-    (None: equal), and of equal ones the first in raster order.
+    The share counts the ``before`` tokens of earlier blocks too. Probabilities that agree to 1e-4 are tied, because
+    sums of the whole distribution differ by rounding. Of tied tokens, it accepts the tokens of the highest probability
+    ``own`` [B, n] (None: equal), and of equal ones the first in raster order.
     """
     # The earlier blocks accepted what the share of their tokens rounds to.
     count = pool.shape[1]
