@@ -60,8 +60,8 @@ from .samplers.memory import DECODE
 from .samplers.registry import BITDANCE, FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR, Entry
 from .samplers.settings import knobs, make
 from .samplers.tokens.defaults import published
+from .samplers.tokens.mulosd.upsampling import BICUBIC, Enlarge, UpSampling
 from .samplers.tokens.settings import TarPromptSettings
-from .samplers.tokens.upsampling import BICUBIC, Enlarge, UpSampling
 
 AUTO = "auto"
 DEMO = "demo"

@@ -53,8 +53,8 @@ from .samplers.registry import BITDANCE, FAMILIES, JANUS, LLAMAGEN, MAR, SAMPLER
 from .samplers.settings import expect_names_here, knobs, make, no_setting
 from .samplers.tokens.answers import AnswerSettings, answer, expect_reader
 from .samplers.tokens.draws import PairedDraws
+from .samplers.tokens.mulosd.upsampling import BICUBIC
 from .samplers.tokens.settings import TarPromptSettings
-from .samplers.tokens.upsampling import BICUBIC
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -40,8 +40,8 @@ from ..samplers.choice import Choice
 from ..samplers.conditioning import AnyCondition, Condition, FeatureCondition, PromptCondition, TextCondition
 from ..samplers.engine import finish
 from ..samplers.mar.cspd import densities
-from ..samplers.tokens import islands
-from ..samplers.tokens.upsampling import UpSampling
+from ..samplers.tokens import mulosd
+from ..samplers.tokens.mulosd.upsampling import UpSampling
 from .initialise import initialise_hybrid, initialise_llama, initialise_mar
 from .operations import PRODUCTS, countable
 from .outlines import SEMANTIC_SIDE, outlined, side_of
@@ -256,7 +256,7 @@ def tokenizer_not_counted() -> Iterator[None]:
         return call
 
     with ExitStack() as stack:
-        for owner, name in ((UpSampling, "up"), (UpSampling, "down"), (islands, "codebook_neighbours")):
+        for owner, name in ((UpSampling, "up"), (UpSampling, "down"), (mulosd, "codebook_neighbours")):
             stack.enter_context(mock.patch.object(owner, name, not_counted(getattr(owner, name))))
         yield
 

@@ -28,7 +28,7 @@ from ..samplers.conditioning import AnyCondition, Condition
 from ..samplers.engine import finish
 from ..samplers.registry import ALGORITHM, Entry, find
 from ..samplers.settings import make
-from ..samplers.tokens.upsampling import BICUBIC
+from ..samplers.tokens.mulosd.upsampling import BICUBIC
 from ..sweeps.folder import host
 from ..sweeps.keys import cell_key, cell_name, digest
 from ..sweeps.plan import LABEL, PROMPT, Combination

@@ -11,7 +11,7 @@ from ..errors import UserError
 from ..model_loaders.families import DTYPES, EIGHT_BITS
 from ..model_loaders.networks.speed import SPEEDS
 from ..model_loaders.wrappers import WEIGHTS
-from ..samplers.tokens.upsampling import BICUBIC
+from ..samplers.tokens.mulosd.upsampling import BICUBIC
 
 SEEDS = 1 << 64
 MOST_IMAGES = 1024

@@ -58,9 +58,9 @@ from ..samplers.mar.settings import CacheSettings, DiSASettings
 from ..samplers.memory import DECODE, WEIGHTS
 from ..samplers.registry import SAMPLERS, Entry, family_of
 from ..samplers.settings import filled_in, in_words, knobs, make, setting_in_words, shown
-from ..samplers.tokens.mulosd_checks import check_grids, check_pair
+from ..samplers.tokens.mulosd import check_grids, check_pair
+from ..samplers.tokens.mulosd.upsampling import UpSampling
 from ..samplers.tokens.prepare import features_of
-from ..samplers.tokens.upsampling import UpSampling
 from . import graph, host
 from .host import TA_TOK, Loaded, ModelCache, load_to_device, to_device
 from .images import to_bytes

@@ -16,7 +16,7 @@ from ..reports.table import literal
 from ..samplers.choice import choose, parse_choice
 from ..samplers.labels import unknown_words
 from ..samplers.registry import find
-from ..samplers.tokens.upsampling import BICUBIC
+from ..samplers.tokens.mulosd.upsampling import BICUBIC
 from . import host
 from .images import to_image
 from .running import ModelFirst, expect_pair, reported, run_choice, texts_of

@@ -73,12 +73,13 @@ class Sampled(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The decided cells of a pass of a sampler that verifies drafts; arguments of :meth:`Canvas.decide`."""
+    """The decided cells of a pass of a sampler that verifies drafts; see :meth:`Canvas.decide`."""
 
     cells: Tensor
     values: Tensor
     when: int | Tensor
     outcome: Tensor | None
+    done: int | None = None  # Step.done after the pass; None: one more than before
 
 
 R = TypeVar("R")
@@ -243,11 +244,20 @@ class Canvas:
             raise not_finite(field, self.model.name, what)
 
 
-def passes(canvas: Canvas, plan: Mapping[int, Tensor], look: Look, draw: Draw) -> Iterator[Step]:
+def passes(
+    canvas: Canvas,
+    plan: Mapping[int, Tensor],
+    look: Look,
+    draw: Draw,
+    show: Callable[[int], Iterator[Step]] | None = None,
+) -> Iterator[Step]:
     """The passes of a plan one after another; for samplers that compute without gradients themselves.
 
-    ``plan``: the cells of every pass by its number, int64 [B, n], or [n] if they are the same in every image.
+    Args:
+        plan: the cells of every pass by its number, int64 [B, n], or [n] if they are the same in every image.
+        show: yields the partial result after so many passes; None for :meth:`Canvas.show`.
     """
+    show = show or canvas.show
     looking, drawing = canvas.phases
     for done, (k, cells) in enumerate(plan.items(), 1):
         with canvas.clock.phase(looking):
@@ -255,7 +265,7 @@ def passes(canvas: Canvas, plan: Mapping[int, Tensor], look: Look, draw: Draw) -
         with canvas.clock.phase(drawing):
             values = draw(k, cells, z)
         canvas.decide(cells, values, k)
-        yield from canvas.show(done)
+        yield from show(done)
 
 
 @torch.no_grad()
@@ -268,19 +278,24 @@ def decode(canvas: Canvas, plan: Mapping[int, Tensor], look: Look, draw: Draw) -
     return canvas.finish()
 
 
-def verified(canvas: Canvas, first: int, segment: Callable[[int], Iterator[Verdict]]) -> Iterator[Step]:
+def verified(canvas: Canvas, first: int, segment: Callable[[int], Iterator[Step | Verdict]]) -> Iterator[Step]:
     """The passes of a sampler that verifies drafts, from pass ``first`` on; for samplers that compute without gradients
     themselves.
 
-    ``segment(k)`` drafts the cells of some passes from pass k on, and yields the verdict on each pass in turn. It ends
-    after its last pass, or earlier after a rejection, because later drafts were made from the rejected one.
+    ``segment(done)`` drafts the cells of some passes after the ``done`` first ones, and yields the verdict on each pass
+    in turn. It ends after its last pass, or earlier after a rejection, because later drafts were made from the rejected
+    one. It may also yield steps, of passes that decide nothing.
     """
-    k = first
-    while k < canvas.total:
-        for verdict in segment(k):
-            canvas.decide(*verdict)
-            k += 1
-            yield from canvas.show(k)
+    done = first
+    while done < canvas.total:
+        for verdict in segment(done):
+            if isinstance(verdict, Step):
+                yield verdict
+                continue
+
+            canvas.decide(verdict.cells, verdict.values, verdict.when, verdict.outcome)
+            done = done + 1 if verdict.done is None else verdict.done
+            yield from canvas.show(done)
 
 
 def finish(sampler: Generator[Any, None, R]) -> R:

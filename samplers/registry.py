@@ -36,8 +36,8 @@ from .mar.settings import (
 from .tokens.family import TokenFamily
 from .tokens.llamagen import check as check_llamagen
 from .tokens.llamagen import llamagen
+from .tokens.mulosd import check as check_mulosd
 from .tokens.mulosd import mulosd
-from .tokens.mulosd_checks import check as check_mulosd
 from .tokens.par import check as check_par
 from .tokens.par import par
 from .tokens.settings import LlamaGenSettings, MuLoSDSettings, PARSettings, TokenSettings, ZipARSettings

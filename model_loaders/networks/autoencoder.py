@@ -460,7 +460,7 @@ class Codebook(nn.Module):
     def __init__(self, codes: int, channels: int):
         super().__init__()
         self.embedding = nn.Embedding(codes, channels)
-        # MuLo-SD's table of every code's nearest ones, behind what it was made for (``samplers/tokens/islands.py``);
+        # MuLo-SD's table of every code's nearest ones, behind what it was made for (``samplers/tokens/mulosd/judge.py``);
         # None before its first use. It is kept here, because it is as large as the codebook allows and lives as long.
         self.neighbours: tuple[object, Tensor] | None = None
 

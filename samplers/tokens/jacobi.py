@@ -87,7 +87,8 @@ def iterate(
             new = draw.tokens(hidden, applies, window.cells, window.tokens)
 
         # 3. The passes whose tokens agree with those that were fed are certain.
-        canvas.decide(*window.step(new, call))
+        certain = window.step(new, call)
+        canvas.decide(certain.cells, certain.values, certain.when, certain.outcome)
 
         # 4. Finished images leave the batch.
         left = np.flatnonzero(window.start < passes)

@@ -15,9 +15,8 @@ from ...model_loaders.networks.tar import TarModel
 from ..conditioning import AnyCondition, FeatureCondition, ImagePromptCondition, PromptCondition
 from ..memory import SAMPLING, weights_by_part
 from .cache_slots import table_of
-from .islands import neighbours_bytes
 from .jacobi import padded_rows
-from .mulosd import cells_at_once
+from .mulosd.judge import cells_at_once, neighbours_bytes
 from .par import schedule_of
 from .prepare import prompt_ids
 from .schedule import Schedule, raster

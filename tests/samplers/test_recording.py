@@ -248,11 +248,19 @@ def test_weights_that_the_host_moves_are_not_recorded(recordings):
     assert drawn.report.note == "speed: auto, but plain: launches (ComfyUI moves the weights)"
 
 
-def test_draws_of_mulosd_run_plain_and_its_report_says_so(recordings):
-    """Once: the same is true of its draft model."""
+def test_every_draw_of_mulosd_is_recorded(recordings, monkeypatch):
+    """One a pass of the draft model, one a wave; and its report says the speed of both models once."""
+    called = []
+    call = graphs.Graphs.call
+
+    def watched(self, function, args):
+        called.append(function.__name__)
+        return call(self, function, args)
+
+    monkeypatch.setattr(graphs.Graphs, "call", watched)
     report = finish(tokens.start("mulosd", move=at_speed(speed.AUTO))).report
-    assert report.note == "speed: auto, but plain: draws of MuLo-SD"
-    assert finish(tokens.start("llamagen", move=at_speed(speed.AUTO))).report.note == "speed: auto"
+    assert called.count("sample_tokens") == report.counts["draft_passes"] + report.counts["waves"]
+    assert report.note == "speed: auto"
 
 
 def test_a_host_can_forbid_recordings_and_a_cpu_has_none(recordings, monkeypatch):

@@ -51,12 +51,10 @@ from ....model_loaders.networks.mar import NONE_KEPT, DecoderCache, MARModel, pi
 from ...conditioning import MaskedCondition
 from ...editing import Edit
 from ...engine import Sampler
-from ...memory import FEATURES
 from ...noise import PairedNoise
 from ..canvas import MARCanvas
 from ..mar import check as check_mar
 from ..mar import expect_whole_head, mar
-from ..memory import feature_bytes
 from ..network import FullTransformer, Transformer
 from ..settings import CacheSettings, LazyMARSettings, MARBase
 from .head import CachedHeads
@@ -159,7 +157,6 @@ class LazyTransformer(Transformer):
         report = canvas.report
         report.sampler = "lazymar" if report.sampler == "mar" else f"{report.sampler}+lazymar"
         report.settings |= {f.name: getattr(settings, f.name) for f in fields(CacheSettings)}
-        report.memory[FEATURES] = feature_bytes(canvas.model, canvas.images, canvas.settings, settings)
         self.reported_bytes = 0
         if settings.refresh_period > 1 and settings.token_cache:
             canvas.cached = torch.zeros(canvas.images, canvas.cells, dtype=torch.int32, device=canvas.device)

@@ -20,7 +20,7 @@ from fastar_nodes.samplers.tokens.canvas import token_canvas
 from fastar_nodes.samplers.tokens.draws import PairedDraws, draw
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.looks import ScheduleLook
-from fastar_nodes.samplers.tokens.mulosd_state import draft_schedule
+from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
 from fastar_nodes.samplers.tokens.sampling import TokenDraw, guided_passes
 from fastar_nodes.samplers.tokens.schedule import raster

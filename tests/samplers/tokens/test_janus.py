@@ -12,7 +12,7 @@ from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.tokens import memory
 from fastar_nodes.samplers.tokens.draws import PairedDraws
-from fastar_nodes.samplers.tokens.mulosd_checks import check_pair
+from fastar_nodes.samplers.tokens.mulosd import check_pair
 from janus_files import tiny_janus
 
 PROMPTS = ("a red apple on a white table", "cat", "", "zw\u00f6lf Boxk\u00e4mpfer", "the moon at night")

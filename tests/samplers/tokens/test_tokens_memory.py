@@ -14,6 +14,7 @@ from fastar_nodes.samplers.batches import begin
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.tokens.memory import estimate
+from fastar_nodes.samplers.tokens.mulosd.upsampling import UpSampling
 from fastar_nodes.samplers.tokens.settings import (
     ADJACENT,
     LlamaGenSettings,
@@ -21,7 +22,6 @@ from fastar_nodes.samplers.tokens.settings import (
     PARSettings,
     ZipARSettings,
 )
-from fastar_nodes.samplers.tokens.upsampling import UpSampling
 from tiny_tokens import other_vocabulary
 from tokens_reference import condition_of, tiny_gpt
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fastar_nodes.samplers.tokens.cache_slots import table_of
 from fastar_nodes.samplers.tokens.looks import DeviceTable, attention_mask
-from fastar_nodes.samplers.tokens.mulosd_state import draft_schedule
+from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
 from fastar_nodes.samplers.tokens.schedule import Pass, Schedule, _stand_in, raster
 from fastar_nodes.samplers.tokens.zipar import row_groups, windowed

@@ -14,12 +14,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...errors import UserError, not_finite
-from ...model_loaders.networks.autoencoder import VQModel
+from ....errors import UserError, not_finite
+from ....model_loaders.networks.autoencoder import VQModel
 
 # Images [B, 3, H, W] in 0..1 to larger ones of any size; the result is resized to the exact size.
 Enlarge = Callable[[Tensor], Tensor]
-# Pixels per call of the autoencoder.
+# Pixels of the larger images, per call of the autoencoder.
 _PIXELS = 1 << 21
 # The name of an up-sampling without an upscale model.
 BICUBIC = "bicubic"
@@ -44,26 +44,12 @@ class UpSampling:
         """U_r: codes int64 [B, h, w] to [B, h * factor, w * factor].
 
         Raises:
-            UserError: pixels that are not finite, or an upscale model that makes other than as many RGB images.
+            UserError: pixels that are not finite, or an upscale model that does not make one RGB image of each.
         """
         _, height, width = codes.shape
         stride = self.vq.config.stride
         size = (height * factor * stride, width * factor * stride)
-
-        out = []
-        largest = []
-        for part in self._pieces(codes, size[0] * size[1]):
-            small = self.vq.decode_codes(part).float()
-            large = self._enlarged(small, size)
-            out.append(self._encode(large))
-            largest.append(torch.stack([small.abs().amax(), large.abs().amax()]))
-
-        decoded, enlarged = _finite(largest)
-        if not decoded:
-            raise not_finite("decoder", self.model.name, "pixels")
-        if not enlarged:
-            raise not_finite("upscale_model", self.name, "pixels")
-        return torch.cat(out)
+        return self._recoded(codes, size, lambda images: self._enlarged(images, size))
 
     def down(self, codes: Tensor, factor: int) -> Tensor:
         """D_r: codes int64 [B, h, w] to [B, h / factor, w / factor]; h and w are multiples of ``factor``.
@@ -72,17 +58,31 @@ class UpSampling:
             UserError: pixels that are not finite.
         """
         _, height, width = codes.shape
-        pixels = height * width * self.vq.config.stride**2
+        stride = self.vq.config.stride
+        size = (height * stride, width * stride)
+        return self._recoded(codes, size, lambda images: F.avg_pool2d(images, factor))
 
+    def _recoded(self, codes: Tensor, size: tuple[int, int], resize: Callable[[Tensor], Tensor]) -> Tensor:
+        """Decode codes, ``resize`` the images [B, 3, H, W] in -1..1, and encode the result.
+
+        ``size``: height and width of the larger images, so that as many are computed at once as memory is meant for.
+        The host waits for the device at the end, once.
+        """
+        height, width = size
+        codes = codes.to(self.vq.quantize.embedding.weight.device)
         out = []
-        largest = []
-        for part in self._pieces(codes, pixels):
-            large = self.vq.decode_codes(part).float()
-            out.append(self._encode(F.avg_pool2d(large, factor)))
-            largest.append(large.abs().amax())
+        largest = []  # absolute values of the decoded and of the resized images, fp32 [2]
+        for part in codes.split(max(1, _PIXELS // (height * width))):
+            decoded = self.vq.decode_codes(part).float()
+            resized = resize(decoded)
+            out.append(self.vq.encode(resized.clamp(-1, 1).to(self.vq.quant_conv.weight.dtype))[1])
+            largest.append(torch.stack([decoded.abs().amax(), resized.abs().amax()]))
 
-        if not _finite(largest):
+        decoded_well, resized_well = np.isfinite(torch.stack(largest).cpu().numpy()).all(axis=0)
+        if not decoded_well:
             raise not_finite("decoder", self.model.name, "pixels")
+        if not resized_well:
+            raise not_finite("upscale_model", self.name, "pixels")
         return torch.cat(out)
 
     def _enlarged(self, small: Tensor, size: tuple[int, int]) -> Tensor:
@@ -99,18 +99,3 @@ class UpSampling:
         if large.shape[2:] != size:
             large = F.interpolate(large, size=size, mode="bicubic", antialias=True)
         return large
-
-    def _pieces(self, codes: Tensor, pixels: int) -> tuple[Tensor, ...]:
-        """A batch of codes on the tokenizer's device, split so that memory is bounded; ``pixels`` of each image."""
-        return codes.to(self.vq.quantize.embedding.weight.device).split(max(1, _PIXELS // pixels))
-
-    def _encode(self, images: Tensor) -> Tensor:
-        return self.vq.encode(images.clamp(-1, 1).to(self.vq.quant_conv.weight.dtype))[1]
-
-
-def _finite(largest: list[Tensor]) -> np.ndarray:
-    """Whether all values are finite, bool [...], of their largest absolute values fp32 [...] in each piece.
-
-    The host waits for the device here, once.
-    """
-    return np.isfinite(torch.stack(largest).cpu().numpy()).all(axis=0)
