@@ -17,6 +17,7 @@ from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
 from fastar_nodes.samplers.mar.gtr import gtr
 from fastar_nodes.samplers.mar.lazymar import lazymar
 from fastar_nodes.samplers.mar.mar import Diffusion, annealed_tables, mar
+from fastar_nodes.samplers.mar.network import FullTransformer
 from fastar_nodes.samplers.mar.settings import (
     CSpDSettings,
     FastHybridSettings,
@@ -24,7 +25,6 @@ from fastar_nodes.samplers.mar.settings import (
     LazyMARSettings,
     MARSettings,
 )
-from fastar_nodes.samplers.mar.transformer import FullTransformer
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.registry import SAMPLERS
 from mar_reference import diffuse, full_z
