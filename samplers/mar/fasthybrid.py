@@ -201,6 +201,9 @@ class Refinement:
         ``draft``, ``start``: drafts and the noise of the start, fp32 [N, channels]; ``noise``: of the steps, fp32
         [S, N, channels].
         """
+        if not self.refines:
+            return draft  # of no tokens
+
         if self.renoises:
             # x_t = sqrt(abar_t) x' + sqrt(1 - abar_t) noise; the table has 1 / sqrt(abar) and -sqrt(1 / abar - 1).
             numbers = self.table.columns()
