@@ -1,4 +1,4 @@
-"""Sampling with a diffusion head: a chain of Gaussian steps, of many rows at once.
+"""Sampling with a diffusion head: a chain of Gaussian steps, for many rows at once.
 
 A row is a token of MAR or a block of BitDance. At every step the head makes a *prediction* from the row's state x, and
 the prediction says what the clean *data* is. The next state is a sample of a Gaussian around a mix of both:
@@ -7,12 +7,13 @@ the prediction says what the clean *data* is. The next state is a sample of a Ga
     x   <- N(of_x x + of_data data, exp(middle + slope logits)^2)
 
 In a diffusion of noise (MAR; Li et al. 2024, arXiv 2406.11838, section 3.2) the prediction is the noise and data is x0;
-of_x and of_data are the coefficients of the posterior's mean, coef2 and coef1, and the head also predicts the logits of
-a learned variance. In BitDance (arXiv 2602.14041) the prediction is the data, data_x = 0 and data_out = 1, and slope is
-0. In both the last step takes the data itself. States and steps are fp32, whatever the dtype of the network.
+of_x and of_data are the coefficients of the posterior's mean (coef2 and coef1 in the published code), and the head also
+predicts the logits of a learned variance. In BitDance (arXiv 2602.14041) the prediction is the data, data_x = 0 and
+data_out = 1, and slope is 0. In both the last step takes the data itself. States and steps are fp32, whatever the dtype
+of the network.
 
-:func:`run_chain` is the loop. Rows may have steps of their own: each then has a column in the table. FastHybrid changes
-the means of some rows (:class:`Change`), edits of BitDance give some tokens of a row (:class:`Given`), and
+:func:`run_chain` is the loop. Each row may have steps of its own, in a column of the table. FastHybrid changes the
+means of some rows (:class:`Change`), an edit of BitDance fixes some tokens of a row (:class:`Given`), and
 ``speculation.py`` verifies several steps in one evaluation of the head.
 
 Shapes: N rows of shape [*, c] (MAR: *, the tokens of a row, is left out), S steps, and P branches of guidance: 2, the
@@ -41,14 +42,14 @@ class Chains:
     z: Tensor  # conditions [P, N, *, D], the null class's last
     cfg: Tensor  # guidance scale, fp32 [N, 1 ...]
     x: Tensor  # states before the first step, fp32 [N, *, c]
-    noise: Tensor  # of the steps, fp32 [S, N, *, c]; that of the last step, which adds none, may be left out
+    noise: Tensor  # noise of the steps, fp32 [S, N, *, c], or [S - 1, ...] if the last step adds none
     table: StepTable
     temperature: float = 1.0  # factor of the stds
     given: Given | None = None
     change: Change | None = None
 
     def part(self, first: int, stop: int) -> Chains:
-        """The same rows with the steps from ``first`` on, before ``stop``, alone."""
+        """The same rows with only the steps ``first`` to ``stop - 1``."""
         return replace(
             self,
             noise=self.noise[first:stop],
@@ -59,8 +60,9 @@ class Chains:
 
 
 def guide(out: Tensor, cfg: Tensor, channels: int) -> tuple[Tensor, Tensor | None]:
-    """Classifier-free guidance on the prediction only; with the conditional branch's variance logits, None if there are
-    none. [N, *, c] each.
+    """The guided prediction, and the variance logits or None if the head has none; [N, *, c] each.
+
+    Classifier-free guidance changes the prediction only; the logits are the conditional branch's.
 
     ``out``: the head's output [P, N, *, c or 2 c], the null branch last; ``cfg``: guidance scale, fp32 [N, 1 ...].
     """
@@ -75,11 +77,11 @@ def guide(out: Tensor, cfg: Tensor, channels: int) -> tuple[Tensor, Tensor | Non
 
 
 class Advanced(NamedTuple):
-    """Chains after a step, fp32 [N, *, c] each."""
+    """The rows after a step, fp32 [N, *, c] each."""
 
-    x: Tensor
+    x: Tensor  # sampled from the next two
     mean: Tensor
-    log_std: Tensor  # [] of a fixed variance
+    log_std: Tensor  # [] if the variance is fixed
 
 
 def advance(
@@ -90,13 +92,13 @@ def advance(
     out: Tensor,
     change: tuple[Tensor, Tensor] | None = None,
 ) -> Advanced:
-    """A step of all rows, as a function for the compiler.
+    """Advance all rows by a step, whose evaluation of the head is done. A function of tensors, so it can be compiled.
 
     Args:
         numbers: mean_x, mean_out, middle and slope of the step, see :class:`StepNumbers`.
         cfg, out: see :func:`guide`.
         noise, x: fp32 [N, *, c].
-        change: of the step, see :class:`Change`.
+        change: the step's entry in :class:`Change`.
     """
     mean_x, mean_out, middle, slope = numbers
     prediction, logits = guide(out, cfg, x.shape[-1])
@@ -109,9 +111,9 @@ def advance(
 
 
 def run_chain(net: Regional, rows: Chains, head: ChainHead) -> Iterator[Advanced]:
-    """The steps of all rows together, one at a time; the states after the last one are the samples."""
+    """The steps of all rows together, one at a time; the states after the last step are the samples."""
     noise = rows.noise if rows.temperature == 1 else rows.noise * rows.temperature
-    noises = (*noise, noise[-1])  # of the last step unused
+    noises = (*noise, noise[-1])  # one more, if the last step's was left out; its std is 0
     changes = [None] * len(noises) if rows.change is None else rows.change.of_steps
 
     x = rows.x
@@ -129,9 +131,9 @@ def run_chain(net: Regional, rows: Chains, head: ChainHead) -> Iterator[Advanced
 def step(
     net: Regional, evaluation: Evaluation, numbers: Any, cfg: Tensor, noise: Tensor, x: Tensor, change: Any
 ) -> tuple[Advanced, Any]:
-    """A step of all rows: an evaluation of the head, then :func:`advance`, whose other arguments these are.
+    """Evaluate the head, then :func:`advance` all rows with its output; the other arguments are those of ``advance``.
 
-    Returns :class:`Advanced`, and what the head keeps for later steps, or None.
+    Returns the rows after the step, and what the head keeps for later steps, or None.
     """
     out, kept = evaluation(net, x)
     return net.compiled(advance, "diffusion steps")(numbers, cfg, noise, x, out, change), kept
@@ -141,18 +143,18 @@ def step(
 
 
 class DiffusionStep(NamedTuple):
-    """The numbers of a step, under the names of the equations above."""
+    """The numbers of a step, with the names in the equations of this file."""
 
     data_x: float
     data_out: float
     of_x: float
     of_data: float
-    middle: float  # minus infinity is no noise
-    slope: float  # 0 of a fixed variance
+    middle: float  # minus infinity for no noise
+    slope: float  # 0 for a fixed variance
 
 
 class StepNumbers(NamedTuple):
-    """The same of many steps as tensors, and the coefficients of the mean: mean_x x + mean_out prediction."""
+    """:class:`DiffusionStep` of many steps as tensors. The mean of a step is also mean_x x + mean_out prediction."""
 
     data_x: Tensor
     data_out: Tensor
@@ -168,7 +170,7 @@ class StepNumbers(NamedTuple):
 class StepTable:
     """S steps on the device, the one with most noise first."""
 
-    # fp32 [S, 8], a column for every one of StepNumbers; [S, 8, N, 1 ...] where every row has steps of its own.
+    # fp32 [S, 8], a column for each field of StepNumbers; [S, 8, N, 1 ...] if each row has steps of its own.
     numbers: Tensor
     times: Tensor  # embeddings of their times, [S, w] or [S, N, w]
     learned: bool  # whether the head predicts logits of the variance
@@ -178,7 +180,7 @@ class StepTable:
 
     @cached_property
     def of_mean(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """Of every step mean_x, mean_out, middle and slope, fp32 [] or [N, 1 ...] each."""
+        """mean_x, mean_out, middle and slope of each step, fp32 [] or [N, 1 ...] each."""
         columns = self.columns()
         return list(zip(columns.mean_x, columns.mean_out, columns.middle, columns.slope, strict=True))
 
@@ -187,7 +189,7 @@ class StepTable:
         return StepNumbers(*self.numbers.unbind(1))
 
     def part(self, first: int, stop: int) -> StepTable:
-        """The steps from ``first`` on, before ``stop``."""
+        """The steps ``first`` to ``stop - 1``."""
         return StepTable(self.numbers[first:stop], self.times[first:stop], self.learned)
 
 
@@ -204,9 +206,9 @@ def step_table(steps: Sequence[DiffusionStep], times: Tensor) -> StepTable:
 
 
 def spread(noise: Tensor, count: int) -> Tensor:
-    """The noise [count, ...] of so many steps, of that of T steps [T, ...].
+    """Noise [count, ...] for ``count`` steps, picked from the noise [T, ...] of T steps.
 
-    Step k takes entry k T // count, so that images of fewer steps stay comparable.
+    Step k takes entry k T // count, so images with fewer steps stay comparable.
     """
     if count != len(noise):
         k = torch.arange(count, device=noise.device)
@@ -220,32 +222,32 @@ def spread(noise: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Given:
-    """Values of rows that are given. Their states follow a path of their own, (1 - t) start + t value."""
+    """Fixed tokens of rows, whose values are known. Their states follow the path (1 - t) start + t value."""
 
-    t: Tensor  # of every step, fp32 [S]
-    start: Tensor  # fp32 [N, *, c]
+    t: Tensor  # time before each step, fp32 [S]
+    start: Tensor  # noise, fp32 [N, *, c]
     value: Tensor  # fp32 [N, *, c]
-    free: Tensor  # bool, broadcast to [N, *, c]: what is not given
+    free: Tensor  # bool, broadcast to [N, *, c]: True where nothing is fixed
 
     def part(self, first: int, stop: int) -> Given:
-        """Of the steps from ``first`` on, before ``stop``."""
+        """The same with only the steps ``first`` to ``stop - 1``."""
         return replace(self, t=self.t[first:stop])
 
     def follow(self, x: Tensor, k: int) -> Tensor:
-        """States x [N, *, c] before step k."""
+        """States x [N, *, c] before step k, those of fixed tokens replaced by their path."""
         t = self.t[k]
         return torch.where(self.free, x, (1 - t) * self.start + t * self.value)
 
     def follow_rows(self, x: Tensor, row: Tensor, k: Tensor) -> Tensor:
-        """States x [R, *, c] of rows before steps k, int64 [R] each."""
+        """:meth:`follow` for states x [R, *, c] of the rows ``row`` before steps k, int64 [R] each."""
         t = self.t[k].view(-1, *(1,) * (x.ndim - 1))
         return torch.where(self.free[row], x, (1 - t) * self.start[row] + t * self.value[row])
 
 
 class Change(NamedTuple):
-    """Means that are drawn towards drafts: (1 - gamma) mean + gamma draft."""
+    """Moves the mean of each step towards a draft: (1 - gamma) mean + gamma draft."""
 
-    of_steps: Sequence[tuple[Tensor, Tensor]]  # of every step draft fp32 [N, c] and gamma fp32 [] or [N, 1]
+    of_steps: Sequence[tuple[Tensor, Tensor]]  # draft fp32 [N, c] and gamma fp32 [] or [N, 1] of each step
 
 
 # ------------------------------------------------------------------------------------------------ the head
@@ -262,18 +264,18 @@ class HeadNetwork(Protocol):
         """Embeddings [..., w] of conditions [..., D]."""
 
     def modulations(self, embedding: Tensor) -> list[Tensor]:
-        """Modulations [..., w'] of the sum [..., w] of the embeddings of conditions and times."""
+        """Modulations [..., w'] for embeddings [..., w], each the sum of a condition's and a time's."""
 
     def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
-        """Predictions, then variance logits if it learned them, fp32 [P, N, *, c or 2 c].
+        """Predictions, then variance logits if the head learned them, fp32 [P, N, *, c or 2 c].
 
-        Of states x fp32 [N, *, c], and modulations [P, N, *, w'].
+        ``x``: states fp32 [N, *, c]; ``modulations`` [P, N, *, w'].
         """
 
 
 class Evaluation(Protocol):
-    """An evaluation of a head at a step: a NamedTuple, whose tensors change from step to step and whose other fields
-    are those of every step of its kind, so that it can be recorded.
+    """An evaluation of a head at a step, as a NamedTuple that can be recorded: steps of one kind differ in its tensors
+    only.
     """
 
     def __call__(self, net: Regional, x: Tensor) -> tuple[Tensor, Any]:
@@ -286,11 +288,11 @@ class ChainHead(Protocol):
     kept: Any  # what the last evaluation returned for later ones
 
     def at(self, k: int) -> Evaluation:
-        """Its evaluation at step k, which the report counts; called in the order k = 0, 1, 2, ..."""
+        """Count and return the evaluation at step k. Call it in the order k = 0, 1, 2, ..."""
 
 
 class Evaluated(NamedTuple):
-    """A head evaluated in full."""
+    """The evaluation of a head in full."""
 
     head: HeadNetwork
     modulations: tuple[Tensor, ...]  # of the step, [P, N, *, w'] each
@@ -302,8 +304,8 @@ class Evaluated(NamedTuple):
 class Head:
     """The diffusion head in full for the conditions of N rows; the report counts its work.
 
-    The modulations of many steps are one product, which reads the weights once. ``budget``: how many numbers of them
-    are computed at once; the modulations of one step of all rows may exceed it.
+    One product computes the modulations of many steps, so it reads the weights once. ``budget``: how many numbers of
+    modulations are computed at once; those of a single step are computed together even if they exceed it.
     """
 
     kept = None  # nothing is reused
@@ -335,9 +337,9 @@ class Head:
         return Evaluated(self._head, self._newest[place])
 
     def at_states(self, row: Tensor, k: Tensor, x: Tensor) -> Tensor:
-        """Its output [P, M, *, c or 2 c] for M states x fp32 [M, *, c], with a call for as many as fit the budget.
+        """The head's output [P, M, *, c or 2 c] for M states x fp32 [M, *, c], in calls that fit the budget.
 
-        The states are those of rows ``row`` at steps ``k``, int64 [M] each on the device. All rows have the same steps.
+        The states belong to rows ``row`` at steps ``k``, int64 [M] each on the device. All rows have the same steps.
         """
         # The modulations of all rows at all steps, if they fit.
         if self._of_all_steps is None and len(self._times) <= self._steps_at_once:
@@ -359,5 +361,5 @@ class Head:
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def _modulations(self, first: int, stop: int) -> list[Tensor]:
-        """Those [S', P, N, *, w'] of some steps."""
+        """Modulations [S', P, N, *, w'] of the steps ``first`` to ``stop - 1``."""
         return self._net.laid_out(self._head.modulations(self._times[first:stop] + self._condition))

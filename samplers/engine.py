@@ -98,7 +98,7 @@ class Canvas:
     first; otherwise it runs from the moment at which the canvas is made.
     """
 
-    model: Any  # the model that draws them
+    model: Any  # the model that generates them
     settings: Any
     noise: Any  # random numbers of B images: PairedNoise, or PairedDraws for tokens
     grid: tuple[int, int]  # h, w
@@ -106,14 +106,14 @@ class Canvas:
     values: Tensor
     report: Report
     total: int = 0  # what Step.total is; set by the sampler before its first pass
-    again: Tensor | None = None  # bool [B, L], the cells that an edit draws again; None without an edit
+    again: Tensor | None = None  # bool [B, L], the cells that an edit regenerates; None without an edit
     drafted: Tensor | None = None  # bool [B, L], cells of later passes that hold drafts; None for none
     phases: tuple[str, str] = ("transformer", "head")  # names of the time spent in looks and in draws
     clock: Clock = field(default=None, kw_only=True)  # type: ignore[assignment]  # None: a new one
 
     fixed_at: Tensor = field(init=False)  # int32 like values [:2], the pass that decided a cell; -1 before
     outcome: Tensor = field(init=False)  # uint8 like values [:2], see reports/record.py
-    # fp32 [] each, of numbers that were computed on the way: one that is NaN or infinite makes its norm so.
+    # Norms of intermediate values, fp32 [] each; a norm is not finite if one of its values is not.
     norms: list[Tensor] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -140,7 +140,7 @@ class Canvas:
 
     @property
     def decided(self) -> Tensor:
-        """The cells that are decided, bool [B, L]: drawn, given by an edit, or drafted."""
+        """The cells that have a value, bool [B, L]: sampled, fixed by an edit, or drafted."""
         decided = self.fixed_at[:, : self.cells] >= 0
         if self.again is not None:
             decided |= ~self.again
@@ -176,7 +176,7 @@ class Canvas:
         self.values.scatter_(1, cells[..., None].expand_as(values), values)
 
     def discard_drafts(self) -> None:
-        """Show no cell as drafted any more."""
+        """Count no cell as drafted any more; their values stay until they are written again."""
         if self.drafted is not None:
             self.drafted.fill_(False)
 
@@ -209,7 +209,7 @@ class Canvas:
         step.view = None
 
     def watch(self, *norms: Tensor) -> None:
-        """Have :meth:`finish` check numbers by their norms, fp32 [] each: no step waits for the device."""
+        """Remember norms, fp32 [] each, which :meth:`finish` checks for NaN and infinity: no step waits for them."""
         self.norms.extend(norms)
 
     @torch.inference_mode(False)
@@ -217,7 +217,7 @@ class Canvas:
         """Stop the clock; returns the result.
 
         Raises:
-            UserError: values, or numbers that they were made of, are NaN or infinite.
+            UserError: values, or intermediate values that :meth:`watch` has seen, are NaN or infinite.
         """
         # 1. The maps of the report.
         step = self.fixed_at[:, : self.cells]
@@ -238,7 +238,10 @@ class Canvas:
         return Sampled(latents, self.report)
 
     def expect_finite(self, field: str) -> None:
-        """Check all norms so far, of the model at the input ``field``: the host waits for the device here."""
+        """Check all norms so far. The host waits for the device here.
+
+        ``field``: the input at which an error names the model.
+        """
         if self.norms and not np.isfinite(torch.stack(self.norms).cpu().numpy()).all():
             what = "latents" if self.values.is_floating_point() else "logits"
             raise not_finite(field, self.model.name, what)
@@ -251,7 +254,7 @@ def passes(
     draw: Draw,
     show: Callable[[int], Iterator[Step]] | None = None,
 ) -> Iterator[Step]:
-    """The passes of a plan one after another; for samplers that compute without gradients themselves.
+    """The passes of a plan one after another. The caller disables gradients.
 
     Args:
         plan: the cells of every pass by its number, int64 [B, n], or [n] if they are the same in every image.
@@ -270,7 +273,7 @@ def passes(
 
 @torch.no_grad()
 def decode(canvas: Canvas, plan: Mapping[int, Tensor], look: Look, draw: Draw) -> Sampler:
-    """An unaccelerated sampler: all passes of a plan, whose arguments are those of :func:`passes`.
+    """An unaccelerated sampler: all passes of a plan. It takes the arguments of :func:`passes`.
 
     Yields :class:`Step` after every pass; returns :class:`Sampled`.
     """
@@ -279,8 +282,7 @@ def decode(canvas: Canvas, plan: Mapping[int, Tensor], look: Look, draw: Draw) -
 
 
 def verified(canvas: Canvas, first: int, segment: Callable[[int], Iterator[Step | Verdict]]) -> Iterator[Step]:
-    """The passes of a sampler that verifies drafts, from pass ``first`` on; for samplers that compute without gradients
-    themselves.
+    """The passes of a sampler that verifies drafts, from pass ``first`` on. The caller disables gradients.
 
     ``segment(done)`` drafts the cells of some passes after the ``done`` first ones, and yields the verdict on each pass
     in turn. It ends after its last pass, or earlier after a rejection, because later drafts were made from the rejected
@@ -319,13 +321,11 @@ def new_report(name: str, model: Any, settings: Any, noise: Any) -> Report:
 
 
 def remark_draft(report: Report, draft: Any) -> None:
-    """Add what the report of a run of the draft model alone would say of it, at the end of a run, if that is not said
-    of the target already.
-    """
+    """Add the remarks about a draft model to the report of a run at its end, unless the target has the same ones."""
     report.remark(*(f"draft: {text}" for text in (draft.note, draft.net.remark) if text and text not in report.note))
 
 
 def expect_images(condition: Any, noise: Any) -> None:
-    """Check that a condition and the noise are of equally many images."""
+    """Check that a condition and the noise have the same number of images."""
     if len(condition) != len(noise):
         raise UserError(f"condition: it asks for {len(condition)} images, the noise was drawn for {len(noise)}.")

@@ -43,7 +43,7 @@ def stream_key(seed: int | None, image: int, stream: str) -> bytes:
 class PairedNoise:
     """Noise of B images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry."""
 
-    seed: int | None = None  # None: noise from elsewhere, of a class derived from this one
+    seed: int | None = None  # None in derived classes, whose noise does not come from a seed
 
     def __init__(self, seed: int, images: Sequence[int]):
         self.seed = seed
@@ -60,12 +60,11 @@ class PairedNoise:
         return out
 
     def orders(self, tokens: int) -> Tensor:
-        """int64 [B, tokens]: a permutation per image; tokens are revealed from its end."""
-
+        """int64 [B, tokens]: a permutation per image, whose last entry is decided first."""
         return torch.stack([torch.randperm(tokens, generator=g) for g in self._generators("order")])
 
     def first(self, stream: str, tokens: int, channels: int) -> Tensor:
-        """fp32 [B, tokens, channels]: the noise a token's diffusion starts from."""
+        """fp32 [B, tokens, channels]: the noise from which a token's diffusion starts."""
         return torch.stack([torch.randn(tokens, channels, generator=g) for g in self._generators(f"{stream}/first")])
 
     def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
@@ -75,7 +74,7 @@ class PairedNoise:
 
 
 def noise_bytes(images: int, steps: int, numbers: int) -> int:
-    """The noise of ``steps`` diffusion steps of a batch, fp32; ``numbers`` are those of an image in one step."""
+    """Bytes of the noise of a batch with ``steps`` diffusion steps, fp32; ``numbers``: of one image in one step."""
     return 4 * images * (steps + 2) * numbers
 
 

@@ -80,6 +80,10 @@ def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None =
 
     ``mask``, broadcast to [R, heads, n, S]: bool, True where a query attends to a key, or numbers that are added to the
     scores. ``causal``: query i attends to the keys 0 to i.
+
+    ComfyUI's options for attention, such as ``--use-sage-attention``, change nothing here; docs/weights.md says why.
+    Several of ComfyUI's functions would not keep our contracts either: they add a mask of bools to the scores as 0 and
+    1, cut a product by the memory that is free, or call PyTorch's function after an error.
     """
     if not q.is_cuda:
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)

@@ -134,7 +134,7 @@ class BlockDiffusion:
         # Noise of every token in its order, fp32 [B, L, C], and of the steps, [T, B, L, C].
         self.start, self.noise = draws(canvas)
 
-        # Of each number of steps its table, and the times t of its evaluations, fp32 [N + 1].
+        # Number of steps to its table, and the times t of its evaluations, fp32 [N + 1].
         self.tables: dict[int, tuple[StepTable, Tensor]] = {}
         for count in set(self.counts):
             made = evaluations(count, canvas.model.time_shift)
@@ -142,12 +142,12 @@ class BlockDiffusion:
             self.tables[count] = step_table(made.steps, canvas.model.net.denoiser.times(times)), times
 
     def tokens(self, block: int, prediction: Tensor) -> Tensor:
-        """The tokens fp32 [B, P, C] of a block: the signs of its last prediction, in both branches of guidance."""
+        """The tokens fp32 [B, P, C] of a block: the signs of its last prediction."""
         self.canvas.watch(torch.linalg.vector_norm(prediction, torch.inf))
         return self.canvas.feed(block, torch.where(prediction >= 0, 1.0, -1.0))
 
     def denoised(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """The evaluations so far and the predictions fp32 [B or R, P, C] of a block, of which the last one counts."""
+        """The number of evaluations so far and the predictions fp32 [B or R, P, C] of a block; the last one counts."""
         canvas = self.canvas
         net = canvas.model.net
         rows = self._chains(block, conditions)
@@ -186,9 +186,9 @@ class BlockDiffusion:
 
 
 def draws(canvas: BlockCanvas) -> tuple[Tensor, Tensor]:
-    """Noise of every token in its order, on the device: start [B, L, C], and of the steps [T, B, L, C].
+    """Noise of every token in its order, on the device: start [B, L, C], and steps [T, B, L, C].
 
-    It belongs to the cells of the grid, so that models of other blocks draw from the same noise.
+    The noise belongs to the cells of the grid, so models with blocks of another size sample from the same noise.
     """
     channels = canvas.model.net.channels
     start = canvas.noise.first("full", canvas.cells, channels)

@@ -12,11 +12,11 @@ from functools import lru_cache
 
 from ..chain import DiffusionStep
 
-# Time of the last evaluation, behind which the prediction itself is taken.
+# Time of the last evaluation, after which the prediction itself is taken.
 LAST = 0.95
 # Lowest 1 - t that is divided by.
 FLOOR = 0.05
-# Modulations of the head that are computed at once, in numbers; those of one evaluation may be more.
+# How many numbers of modulations of the head are computed at once; one evaluation may need more.
 BUDGET = 1 << 27
 
 
@@ -30,7 +30,7 @@ class Evaluations:
 
 @lru_cache(maxsize=256)
 def evaluations(count: int, time_shift: float = 1.0) -> Evaluations:
-    """Those of ``count`` steps. A ``time_shift`` k moves every time t to t / (t + k (1 - t)); 1 moves none."""
+    """The evaluations of ``count`` steps. A ``time_shift`` k moves each time t to t / (t + k (1 - t)); 1 moves none."""
     shifted = []
     for i in range(count + 1):
         t = LAST * i / count

@@ -36,12 +36,12 @@ class Order:
     """
 
     steps: int  # AR steps
-    # Of each AR step: positions decided before and after it, and in it (the same for all images), and guidance scale.
-    starts: list[int]
-    ends: list[int]
-    sizes: list[int]
-    cfg: list[float]
-    reveal: Tensor  # int64 [B, L], positions in the order in which they are decided; given ones first
+    # Of each AR step, and the same for all images:
+    starts: list[int]  # positions decided before it
+    ends: list[int]  # and after it
+    sizes: list[int]  # positions that it decides
+    cfg: list[float]  # guidance scale
+    reveal: Tensor  # int64 [B, L], positions in the order in which they are decided; fixed ones first
     scale: Tensor  # guidance scale fp32 [B, L] of every position
 
     def __init__(self, reversed_orders: Tensor, settings: MARBase, again: Tensor | None = None):
@@ -58,7 +58,7 @@ class Order:
             # The published code's last mask length is 1, so that its linear guidance ends just short of cfg.
             self.cfg = [1 + (settings.cfg - 1) * (tokens - max(1, masked)) / tokens for masked in left]
 
-        # The published code masks the front of an order and reveals from its end. Given positions come first.
+        # The published code masks the front of an order and reveals from its end. Fixed positions come first.
         self.reveal = reversed_orders.flip(1)
         if again is not None:
             given_first = again.gather(1, self.reveal).to(torch.uint8).argsort(dim=1, stable=True)
@@ -74,7 +74,7 @@ class Order:
         return {step: self.ahead(step) for step in range(self.steps)}
 
     def ahead(self, step: int, reach: int = 1) -> Tensor:
-        """int64 [B, M]: positions of steps ``step .. step + reach - 1``, in order of the steps."""
+        """int64 [B, M]: positions that steps ``step .. step + reach - 1`` decide, in the order of the steps."""
         return self.reveal[:, self.starts[step] : self.ends[min(step + reach, self.steps) - 1]]
 
     def known(self, step: int) -> Tensor:
@@ -84,11 +84,17 @@ class Order:
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """N tokens of a batch of images."""
+    """N tokens of a batch of images, which may differ in number from image to image. With positions of two images, and
+    a mask that is True at three of them::
+
+        positions    5 2 7        mask    0 1 0        image       0 1 1
+                     4 0 1                1 0 1        position    2 4 1
+                                                       column      1 0 2
+    """
 
     image: Tensor  # int64 [N]
     position: Tensor  # int64 [N]
-    # int64 [N], their columns among the positions that they were chosen from; None: they are all of these.
+    # int64 [N], index of each token among the positions from which it was chosen; None if all of them were.
     column: Tensor | None = None
 
     @staticmethod
@@ -99,20 +105,20 @@ class Tokens:
 
     @staticmethod
     def in_columns(columns: Tensor, positions: Tensor) -> Tokens:
-        """Those in columns int64 [B, m] of positions int64 [B, n], one image after another."""
+        """The tokens in columns int64 [B, m] of positions int64 [B, n], one image after another."""
         image = torch.arange(len(columns), device=columns.device).repeat_interleave(columns.shape[1])
         column = columns.flatten()
         return Tokens(image, positions[image, column], column)
 
     @staticmethod
     def where(mask: Tensor, positions: Tensor) -> Tokens:
-        """Those of positions int64 [B, n] at which ``mask``, bool [B, n] on the host, is True."""
+        """The tokens at positions int64 [B, n] where ``mask``, bool [B, n] on the host, is True."""
         image, column = to_device(mask.nonzero().T, positions.device)
         return Tokens(image, positions[image, column], column)
 
     @staticmethod
     def joined(several: Sequence[Tokens]) -> Tokens:
-        """All tokens of several."""
+        """The tokens of several in one."""
         return Tokens(torch.cat([t.image for t in several]), torch.cat([t.position for t in several]))
 
     def __len__(self) -> int:
@@ -127,15 +133,15 @@ class Tokens:
         values[self.image, self.position] = new
 
     def conditions(self, z: Tensor) -> Tensor:
-        """Their conditions [P, N, C] among those [P, B, n, C] of the positions that they were chosen from."""
+        """Their conditions [P, N, C], picked from z [P, B, n, C] of the positions from which they were chosen."""
         return z.flatten(1, 2) if self.column is None else z[:, self.image, self.column]
 
 
 class TokenNoise(NamedTuple):
     """Noise of every token, fp32."""
 
-    start: Tensor  # of the state before the first diffusion step, [B, L, c]
-    steps: Tensor  # [S, B, L, c]
+    start: Tensor  # state before the first diffusion step, [B, L, c]
+    steps: Tensor  # noise of each step, [S, B, L, c]
 
 
 @dataclass(eq=False)
@@ -156,11 +162,11 @@ class MARCanvas(Canvas):
         self.total = self.order.steps
         self.guided = self.settings.cfg != 1.0  # whether the null branch is evaluated
 
-    def read_by(self, model: MARModel, conditioning: Conditioning, report: Report) -> MARCanvas:
-        """The same images as another model reads them, whose work another report counts.
+    def with_model(self, model: MARModel, conditioning: Conditioning, report: Report) -> MARCanvas:
+        """The same images for another model, which reads them, and whose work another report counts.
 
-        Everything else is shared, not copied: tokens that are written and seconds that are measured on either canvas
-        are those of both.
+        Both canvases share everything else: tokens that one writes, and seconds that one measures, are also those of
+        the other.
         """
         other = copy(self)
         other.model = model
@@ -187,8 +193,8 @@ class MARCanvas(Canvas):
     # --- the diffusion of a token
 
     def tables(self, count: int, highest: int = STEPS - 1) -> Tables:
-        """Diffusion tables of a ``count``-step pass from the setting t_max or the checkpoint's own, ``highest`` at
-        most.
+        """Diffusion tables of ``count`` steps. They start at the setting t_max, or else at the checkpoint's timestep,
+        but never above ``highest``.
         """
         t_max = self.settings.t_max
         if t_max is None:
@@ -213,7 +219,7 @@ class MARCanvas(Canvas):
         return TokenNoise(to_device(start, self.device), to_device(steps, self.device).transpose(0, 1))
 
     def chains(self, table: chain.StepTable, tokens: Tokens, z: Tensor, noise: TokenNoise) -> chain.Chains:
-        """Tokens, of conditions z [P, N, C], before the diffusion steps of a table."""
+        """Tokens before the diffusion steps of a table; z [P, N, C] are their conditions."""
         return chain.Chains(
             z=z,
             cfg=tokens.of(self.order.scale)[:, None],

@@ -58,7 +58,7 @@ def fasthybrid(
     make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
     edit: Edit | None = None,
 ) -> Sampler:
-    """FastHybrid on MAR; arguments and errors as of :func:`samplers.mar.mar.mar`.
+    """FastHybrid on MAR; see :func:`samplers.mar.mar.mar` for arguments and errors.
 
     With ``lookahead`` 0 this is plain MAR bit for bit; with ``threshold`` above 1 every draft is rejected, and the
     result equals plain MAR within fp32 rounding.
@@ -116,19 +116,19 @@ class Drafts:
         device = canvas.device
         self.settings = settings
         self.report = canvas.report
-        self.x = torch.zeros_like(canvas.values)  # x'; once decided, the token
+        self.x = torch.zeros_like(canvas.values)  # x', or the token after it was decided
         # z', the condition that a draft was made from.
         self.z = torch.zeros(images, length, canvas.model.net.config.dim, device=device)
         self.made = torch.zeros(images, length, dtype=torch.bool, device=device)  # whether a token has a draft
 
-        # Of each AR step: cos(z', z) [B, n] on the device, and which tokens have a draft, bool [B, n] on the host.
+        # For each AR step cos(z', z) [B, n] on the device, and bool [B, n] on the host, whether a token had a draft.
         self._similarities: list[tuple[Tensor, Tensor]] = []
 
     def verify(self, here: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Which drafts are accepted, bool [B, n] on the host: those with cos(z', z) >= lambda; and what becomes of each
-        token, uint8 [B, n].
+        """Accept drafts with cos(z', z) >= lambda. Returns which tokens are accepted, bool [B, n] on the host, and the
+        outcome of each token, uint8 [B, n].
 
-        ``here`` int64 [B, n] are the positions of an AR step, z fp32 [B, n, C] their conditions.
+        ``here``: positions of an AR step, int64 [B, n]; ``z``: their conditions, fp32 [B, n, C].
         """
         drafted = self.made.gather(1, here)
         cosine = F.cosine_similarity(pick(self.z, here), z, dim=-1)
@@ -143,7 +143,7 @@ class Drafts:
         return ok, outcome
 
     def renew(self, tokens: Tokens, x: Tensor, z: Tensor) -> None:
-        """Write the values of tokens, x fp32 [N, c] of conditions z [N, C]. Those of later AR steps are drafts."""
+        """Write values x fp32 [N, c] of tokens with conditions z [N, C]. Values for later AR steps are drafts."""
         tokens.write(self.x, x)
         tokens.write(self.z, z.float())
         self.made[tokens.image, tokens.position] = True
@@ -183,10 +183,10 @@ class Refinement:
         self.refines = settings.accepted != "keep" and not ends_in_drafts and self.first_step < steps
 
     def chains(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> Chains:
-        """Tokens before the first step that needs the head.
+        """Accepted tokens in their states before the first step that needs the head.
 
         Args:
-            z: conditions [P, B, m, C] of the positions that the tokens were chosen from.
+            z: conditions [P, B, m, C] of the positions from which the tokens were chosen.
             drafts: x' of all positions, fp32 [B, L, channels].
         """
         rows = self.canvas.chains(self.table, tokens, tokens.conditions(z), self.noise)
@@ -198,8 +198,12 @@ class Refinement:
     def first_states(self, draft: Tensor, start: Tensor, noise: Tensor) -> Tensor:
         """States before the first step that needs the head, fp32 [N, channels].
 
-        Of drafts and noise of the start, fp32 [N, channels] each, and of the steps, [S, N, channels].
+        ``draft``, ``start``: drafts and the noise of the start, fp32 [N, channels]; ``noise``: of the steps, fp32
+        [S, N, channels].
         """
+        if not self.refines:
+            return draft  # of no tokens
+
         if self.renoises:
             # x_t = sqrt(abar_t) x' + sqrt(1 - abar_t) noise; the table has 1 / sqrt(abar) and -sqrt(1 / abar - 1).
             numbers = self.table.columns()

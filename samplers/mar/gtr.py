@@ -8,8 +8,8 @@ docs/papers.md.
    other cells are reconstructed from them. On 256 tokens these stages decide 2.67, 10.67 and 64 tokens an AR step:
    :meth:`GtRSettings.orders` and :meth:`GtRSettings.left`, which are the plan.
 2. *diffusion steps*: they fall over the structure, to as few as the reconstruction takes.
-3. *frequency-weighted token selection* (FTS): of an AR step's tokens those whose conditions have most energy in high
-   frequencies take as many diffusion steps as the first AR step, the others the AR step's own number.
+3. *frequency-weighted token selection* (FTS): the tokens of an AR step whose conditions have most energy in high
+   frequencies take as many diffusion steps as the first AR step. The others take the AR step's own number.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def gtr(
     make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
     edit: Edit | None = None,
 ) -> Sampler:
-    """GtR on MAR; arguments and errors as of :func:`samplers.mar.mar.mar`.
+    """GtR on MAR; see :func:`samplers.mar.mar.mar` for arguments and errors.
 
     With ``reconstruction_steps`` 0 and diffusion steps that do not fall this is plain MAR bit for bit.
     """
@@ -50,18 +50,18 @@ def gtr(
     transformer = make_transformer(canvas)
 
     drawn = canvas.cells - canvas.order.starts[0]
-    reconstruction = min(settings.reconstruction_steps, drawn - drawn // 2)  # of an edit maybe fewer
+    reconstruction = min(settings.reconstruction_steps, drawn - drawn // 2)  # an edit may have fewer
     tables = annealed_tables(canvas, settings, level=max(1, reconstruction))
     draw = FrequencyWeighted(canvas, transformer.heads, tables, settings.detail_share)
     return (yield from decode(canvas, canvas.order.plan, transformer, draw))
 
 
 class FrequencyWeighted(Diffusion):
-    """MAR's draw, in which the tokens of most detail take as many diffusion steps as in the first AR step.
+    """MAR's draw, but the tokens with most detail take as many diffusion steps as in the first AR step.
 
     Args:
-        canvas, heads, tables: as of :class:`Diffusion`.
-        share: of the tokens of an AR step, 0 to 1.
+        canvas, heads, tables: see :class:`Diffusion`.
+        share: share of an AR step's tokens with most detail, 0 to 1.
     """
 
     def __init__(self, canvas: MARCanvas, heads: Heads, tables: Sequence[StepTable], share: float):
@@ -69,7 +69,7 @@ class FrequencyWeighted(Diffusion):
         self.share = share
 
     def __call__(self, step: int, here: Tensor, z: Tensor) -> Tensor:
-        """The tokens fp32 [B, n, c] at positions ``here`` [B, n], of their conditions z [P, B, n, C]."""
+        """Sample the tokens fp32 [B, n, c] at positions ``here`` [B, n], from their conditions z [P, B, n, C]."""
         canvas = self.canvas
         most, few = self.tables[0], self.tables[step]
         count = math.floor(round(self.share * here.shape[1], 9))
@@ -79,7 +79,7 @@ class FrequencyWeighted(Diffusion):
         # 1. Columns of every image's tokens by falling energy.
         columns = high_frequency_energy(z[0]).argsort(dim=1, descending=True)
 
-        # 2. The tokens of most detail, and the others, each with diffusion steps of their own.
+        # 2. The tokens with most detail and the others, each with their number of diffusion steps.
         detailed = Tokens.in_columns(columns[:, :count], here)
         others = Tokens.in_columns(columns[:, count:], here)
         of_detailed = canvas.chains(most, detailed, detailed.conditions(z), self.noise)

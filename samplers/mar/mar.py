@@ -27,8 +27,8 @@ from .network import FULL, FullTransformer, Heads, Transformer
 from .settings import DiSASettings, LazyMARSettings, MARBase, MARSettings
 from .tables import STEPS
 
-# Where fewer than so many steps remain at the end and t_max is left out, all tables start at t = 950 or below, as in
-# the authors' code: from 999 they would multiply the head's error by thousands (tables.py).
+# If the last tokens take fewer than FEW_STEPS diffusion steps and a run does not set t_max, all tables start at t = 950
+# or below, as in the authors' code: from 999 the first step multiplies the head's error by thousands (tables.py).
 FEW_STEPS = 30
 CLIPPED = 950
 
@@ -95,7 +95,7 @@ class Diffusion:
             self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
 
     def __call__(self, step: int, here: Tensor, z: Tensor) -> Tensor:
-        """The tokens fp32 [B, n, c] at positions ``here`` [B, n], of their conditions z [P, B, n, C]."""
+        """Sample the tokens fp32 [B, n, c] at positions ``here`` [B, n], from their conditions z [P, B, n, C]."""
         canvas = self.canvas
         net = canvas.model.net
         tokens = Tokens.all(here)
@@ -118,13 +118,13 @@ def expect_whole_head(settings: MARBase, heads: Heads) -> None:
 
 
 def clips(settings: DiSASettings) -> bool:
-    """Whether diffusion steps fall to so few that a run which chooses no ``t_max`` starts at a lower timestep."""
+    """Whether a run that does not set ``t_max`` starts at a lower timestep, because its diffusion steps fall to few."""
     last = settings.diffusion_steps_end
     return last is not None and last < FEW_STEPS
 
 
 def annealed_tables(canvas: MARCanvas, settings: DiSASettings, level: int = 1) -> list[StepTable]:
-    """Diffusion tables of every AR step; the last ``level`` AR steps have as few diffusion steps."""
+    """Diffusion tables of every AR step. The diffusion steps fall, and the last ``level`` AR steps have the fewest."""
     first = canvas.settings.diffusion_steps
     last = settings.diffusion_steps_end
     clipped = canvas.settings.t_max is None and clips(settings)

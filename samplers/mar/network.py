@@ -1,5 +1,5 @@
-"""How the network of a MAR-like model is evaluated, transformer and diffusion head: here in full at every step.
-``lazy`` keeps features.
+"""Evaluate the network of a MAR-like model, transformer and diffusion head: here in full at every step. ``lazy`` keeps
+features.
 
 Shapes: B images, C transformer width, N tokens, and P branches of guidance: 2, the condition's and the null one, or 1
 without guidance.
@@ -32,7 +32,7 @@ class Heads:
         return Head(net, net.head, rows, report, BUDGET)
 
     def sample(self, net: MAR, rows: Chains, report: Report) -> Tensor:
-        """The tokens of rows, fp32 [N, channels]; without a row or a step the head is not called."""
+        """Sample the tokens of rows, fp32 [N, channels]. Without rows or steps the head is not called."""
         x = rows.x
         if len(rows.x) and len(rows.table):
             for advanced in run_chain(net, rows, self.head(net, rows, report)):
@@ -40,16 +40,16 @@ class Heads:
         return x
 
     def sample_both(self, net: MAR, full: Chains, guided: Chains, report: Report) -> tuple[Tensor, Tensor]:
-        """The tokens of two batches of rows, fp32 [N, channels] each, in one loop.
+        """Sample the tokens of two batches of rows, fp32 [N, channels] each, in one loop.
 
-        The longer one starts alone, and the other joins it for the last steps, so that the sequential head calls are
-        those of the longer one. With 5 steps of ``full`` and 3 of ``guided``::
+        The batch with more steps starts alone, and the other one joins it for the last steps. So there are only as many
+        sequential head calls as the longer one has steps. With 5 steps of ``full`` and 3 of ``guided``::
 
             head call       0  1  2  3  4
             step of full    0  1  2  3  4
             step of guided        0  1  2
 
-        A cache of the head belongs to one diffusion: with one they run after each other.
+        A cache of the head serves one diffusion only: with a cache they run one after the other.
         """
         together = min(len(full.table), len(guided.table)) if len(full.x) and len(guided.x) else 0
         if not together or not (self.whole(len(full.table)) and self.whole(len(guided.table))):
@@ -68,8 +68,9 @@ class Heads:
 
 
 def joined(full: Chains, guided: Chains) -> Chains:
-    """The rows of both as one batch, of equally many steps that are each row's own. The means of the full ones stay as
-    they are: gamma = 0.
+    """The rows of both in one batch. They have equally many steps, and each row keeps its own numbers.
+
+    The means of ``full`` stay as they are: gamma = 0.
     """
     parts = (full, guided)
     columns = [rows.table.numbers[:, :, None, None].expand(-1, -1, len(rows.x), -1) for rows in parts]
@@ -114,13 +115,14 @@ class Transformer:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Discard features of tokens that were decided again since."""
+        """Discard features of tokens that were resampled since they were computed."""
 
     def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
         """z of ``count`` AR steps from ``step`` on, each given the tokens of all steps before it, drafts included.
-        Yields a list for every pass: z of the AR steps that it evaluated.
+        Yields a list for every pass: z of each AR step that the pass evaluated.
 
-        Here step by step, as features of final tokens only may be cached; the caller stops at the first rejected draft.
+        Here every pass evaluates one AR step, because only features of final tokens may be cached. The caller stops at
+        the first rejected draft.
         """
         for s in range(step, step + count):
             yield [self(s, self.canvas.order.ahead(s))]
@@ -175,7 +177,7 @@ class FullTransformer(Transformer):
         Args:
             known: int64 [R, K], the positions that are read.
             wanted: int64 [R, M], the positions whose z is returned.
-            vectors: [R or 2 R, C], those of the encoder's buffer rows.
+            vectors: [R or 2 R, C], which the encoder's buffer rows hold.
             mask: bool [R, K], False for padding in ``known``; None if there is none.
         """
         canvas = self.canvas

@@ -24,10 +24,10 @@ from ...device import to_device
 from ...noise import CounterRNG
 from ..canvas import Tokens
 
-# Redraws of a rejected token, of which so many are computed for all tokens, the others for those that need them.
+# Most redraws of a rejected token. The first 10 are computed for every token, further ones only where needed.
 TRIES = 100
 _FIRST_TRIES = 10
-# In place of the number of the redraw that is kept, which counts from 1.
+# The number of the redraw that is kept counts from 1; this stands for none.
 _NONE_KEPT = 0
 # Lanes of a token's random numbers, after those of its diffusion steps (speculation.py).
 _GUESS, _NORMAL, _UNIFORM = range(1 << 20, (1 << 20) + 3)
@@ -61,7 +61,7 @@ class RejectionDraws:
 
 
 class LastStep(NamedTuple):
-    """The part of a diffusion path that densities are made of, fp32 [..., channels] each."""
+    """The part of a diffusion path that its density needs, fp32 [..., channels] each."""
 
     mean: Tensor  # of the last step
     log_std: Tensor
@@ -72,17 +72,17 @@ class LastStep(NamedTuple):
         return LastStep(self.mean[index], self.log_std[index], self.other_log_stds[index])
 
     def of(self, tokens: Tokens) -> LastStep:
-        """Those of some tokens, of parts [B, L, channels]."""
+        """The entries of some tokens; here the parts are [B, L, channels]."""
         return LastStep(*(tokens.of(part) for part in self))
 
     def write(self, tokens: Tokens, new: LastStep) -> None:
-        """Replace those of some tokens, of parts [B, L, channels]."""
+        """Replace the entries of some tokens; here the parts are [B, L, channels]."""
         for part, of_tokens in zip(self, new, strict=True):
             tokens.write(part, of_tokens)
 
 
 def last_step(kernel: Gaussian, temperature: float = 1.0) -> LastStep:
-    """The stored part of a path's kernels. The last step's stds include the temperature."""
+    """The part of a path's kernels that its density needs. The last step's stds include the temperature."""
     # At temperature 0 the published code divides 0 by 0. Here all drafts are rejected and the target's means taken.
     log_temperature = math.log(max(temperature, 1e-6))
     mean, log_std = kernel
@@ -105,11 +105,11 @@ def keep_probability(token: Tensor, q: LastStep, p: LastStep, rule: Rule) -> Ten
 
 
 class Judged(NamedTuple):
-    """Tokens in place of N drafts; the first is on the device, the others on the host."""
+    """The verdict on N drafts. The tokens are on the device, the other fields on the host."""
 
     tokens: Tensor  # fp32 [N, channels]; a rejected draft of which no redraw was kept is zero
     accepted: Tensor  # bool [N]
-    redraws: Tensor  # int64 [N], of a rejected draft, the kept one included; 0 of an accepted one
+    redraws: Tensor  # int64 [N], redraws of a rejected draft, the kept one included; 0 for an accepted draft
     found: Tensor  # bool [N], False where no redraw was kept
 
     def counts(self, rows: Tensor | slice = slice(None)) -> dict[str, int]:
@@ -150,10 +150,10 @@ def accept_or_redraw(
 def redrawn(
     draws: RejectionDraws, tokens: Tokens, q: LastStep, p: LastStep, rule: Rule, first: int, count: int
 ) -> tuple[Tensor, Tensor]:
-    """The first redraw that is kept of N tokens, fp32 [N, channels], and its number from 1, int64 [N]; where none is
-    kept, zeros and _NONE_KEPT.
+    """Try redraws ``first .. first + count - 1`` from p's kernel for N tokens.
 
-    Redraws ``first .. first + count - 1`` of p's kernel are tried.
+    Returns the first redraw that each token keeps, fp32 [N, channels], and its number from 1, int64 [N]; zeros and
+    _NONE_KEPT for a token that keeps none.
     """
     normals, uniforms = draws.again(tokens, first, count, p.mean.shape[1])
     q = q.rows(slice(None), None)

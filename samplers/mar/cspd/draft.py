@@ -19,7 +19,7 @@ from ...device import to_device
 from ..canvas import MARCanvas, TokenNoise, Tokens
 from ..network import FULL, FullTransformer, Transformer
 
-# Counts of the report that are both models' together.
+# Counts of the report that include both models.
 _BOTH = ("transformer_passes", "transformer_tokens", "head_calls", "head_rows", "cache_bytes", *PROMPT_COUNTS)
 
 
@@ -32,11 +32,11 @@ class Trace(NamedTuple):
     kernel: Gaussian
 
     def tokens(self, positions: Tensor) -> Tensor:
-        """The ends of the paths of all tokens at positions int64 [B, n]: fp32 [B, n, channels]."""
+        """The tokens at which the paths end, fp32 [B, n, channels], if the rows are those of positions int64 [B, n]."""
         return self.path[:, -1].view(*positions.shape, -1)
 
     def split(self, sizes: Sequence[int]) -> list[Trace]:
-        """Parts of so many rows each."""
+        """Parts with ``sizes`` rows."""
         paths = self.path.split(sizes)
         means = self.kernel.mean.split(sizes)
         log_stds = self.kernel.log_std.split(sizes)
@@ -45,15 +45,15 @@ class Trace(NamedTuple):
 
 
 def noisy_last_step_table(canvas: MARCanvas) -> chain.StepTable:
-    """The steps of a full pass for :func:`traced`: without the temperature, and with a std of the last one."""
+    """The steps of a full pass for :func:`traced`: without the temperature, and the last step has a std too."""
     tables = canvas.tables(canvas.settings.diffusion_steps)
     return chain.step_table(tables.steps, canvas.time_embeddings(tables))
 
 
 def traced(canvas: MARCanvas, rows: Chains, last_noise: bool = False) -> Trace:
-    """Sample rows with the full diffusion head, and keep their paths. Their steps are :func:`noisy_last_step_table`'s.
+    """Sample rows with the full diffusion head and the steps of :func:`noisy_last_step_table`, and keep their paths.
 
-    ``last_noise``: whether the last step adds its noise, as all others. MAR's does not.
+    ``last_noise``: whether the last step adds noise, as all others do. MAR's does not.
     """
     net = canvas.model.net
     noise = rows.noise
@@ -102,7 +102,7 @@ class Drafter:
         report = Report("draft", model.name, {}, None, canvas.images, canvas.report.device)
 
         self.target = canvas
-        self.canvas = canvas.read_by(model, conditioning, report)
+        self.canvas = canvas.with_model(model, conditioning, report)
         self.table = noisy_last_step_table(self.canvas)
         self.transformer = make_transformer(self.canvas)
         self.last_noise = last_noise

@@ -33,8 +33,8 @@ from .draft import Drafter, Trace, outcome_of, segment_chains
 class Lossless:
     """Draft some AR steps, keep those that the target accepts.
 
-    A batch advances with its slowest image. Drafts that others had accepted beyond are made again from the same noise
-    and verified with the same random numbers, so an image's tokens do not depend on its batch.
+    A batch advances with its slowest image. Later drafts that another image had accepted are made again from the same
+    noise and verified with the same random numbers, so an image's tokens do not depend on its batch.
     """
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: Drafter, noise: TokenNoise):
@@ -112,7 +112,7 @@ class Lossless:
             done += len(zs)
 
     def advance(self, paths: Speculation, drafts: Sequence[Trace]) -> np.ndarray:
-        """Advance paths past the diffusion steps that the target accepts; their numbers, int64 [N]."""
+        """Advance paths past the diffusion steps that the target accepts. Returns how many it accepts, int64 [N]."""
         temperature = self.canvas.settings.temperature
         path = torch.cat([draft.path for draft in drafts])
         mean = torch.cat([draft.kernel.mean for draft in drafts])
@@ -126,8 +126,8 @@ class Lossless:
 class VerifiedPaths(NamedTuple):
     """The drafted paths of an AR step, up to the first diffusion step that the target rejects."""
 
-    # The diffusions of all AR steps that were verified in the same pass. All of these share the object, and each
-    # finishes its own rows only.
+    # The diffusions of all AR steps that one pass verified. These AR steps share the object, and each finishes its own
+    # rows only.
     paths: Speculation
-    rows: np.ndarray  # of this AR step in paths, int64 [B n]
+    rows: np.ndarray  # rows of this AR step in ``paths``, int64 [B n]
     kept_steps: np.ndarray  # accepted diffusion steps of each row, int64 [B n]

@@ -120,7 +120,7 @@ class Paper:
             done += len(zs)
 
     def verdict(self, step: int, draft: Trace | None, path: Trace, takes_own: np.ndarray) -> tuple[Verdict, np.ndarray]:
-        """The tokens of an AR step, and which images have a rejected draft, bool [B].
+        """The verdict on an AR step, and which images have a rejected draft, bool [B].
 
         Args:
             draft: the draft model's path; None if no image needs one.
@@ -149,9 +149,9 @@ class Paper:
         return verdict, rejected.view(here.shape).any(1).numpy()
 
     def outcome(self, here: Tensor, judged: Judged, drafted: Tensor) -> Tensor:
-        """What became of the drafts at positions int64 [B, n], uint8 [B, n]; the report counts them.
+        """Count the drafts at positions int64 [B, n], and return the outcome of each token, uint8 [B, n].
 
-        ``drafted``: bool [B n] on the host, those of images that took drafts.
+        ``drafted``: bool [B n] on the host, True for tokens of images that used drafts.
         """
         rejected = drafted & ~judged.accepted
         self.canvas.report.add(

@@ -95,7 +95,7 @@ def test_states_are_evaluated_as_many_at_once_as_fit_the_budget(model, monkeypat
 class Narrow:
     """A head that predicts zeros and, at every state, a std of e^-0.0001."""
 
-    def at(self, row, k, x):
+    def at_states(self, row, k, x):
         return torch.cat([torch.zeros_like(x), torch.full_like(x, -1e-4)], 1)[None]
 
 
