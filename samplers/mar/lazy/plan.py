@@ -114,12 +114,12 @@ class RowChoice(NamedTuple):
     """The decoder rows that a pass computes after the block that measures: equation (8)."""
 
     must: Tensor  # int64 [E, m], the rows that it computes in any case
-    count: int  # all rows that it computes
+    size: int  # number of rows that it computes in all
     rank: Tensor | None  # fp32 [E, N]: rows of low rank come next; None: the least similar ones
     most_similar: bool  # if ``rank`` is None, the most similar ones instead
 
     def __call__(self, values: Tensor, last: Tensor) -> Tensor:
-        """The rows, int64 [E, count], which begin with ``must``.
+        """The rows, int64 [E, size], which begin with ``must``.
 
         ``values``, ``last``: V of the block that measures, in this pass and in the last one, [E, heads, N, d].
         """
@@ -131,7 +131,7 @@ class RowChoice(NamedTuple):
 
         # Those of lowest rank; of equal rows the lower one comes first.
         others = rank.scatter(1, self.must, torch.inf).argsort(dim=1, stable=True)
-        return torch.cat([self.must, others[:, : self.count - self.must.shape[1]]], dim=1)
+        return torch.cat([self.must, others[:, : self.size - self.must.shape[1]]], dim=1)
 
 
 def similarity(values: Tensor, last: Tensor) -> Tensor:
