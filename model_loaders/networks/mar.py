@@ -463,15 +463,14 @@ def run_decoder(
             arguments are the values of that block in this pass and in the last one, [B, heads, N, d] each. None: these
             blocks compute all rows.
     """
-    x = x + net.decoder_pos_embed_learned
     blocks = list(net.decoder_blocks)
     wanted_rows = wanted + net.config.buffer
-    if cache is None:
-        return run_blocks(net, blocks, x, None, wanted_rows), None
+    if cache is None:  # no name for the sum, so its memory is free after the first block
+        return run_blocks(net, blocks, x + net.decoder_pos_embed_learned, None, wanted_rows), None
 
     # 1. All rows, up to the projections of the block that measures: its values tell which rows the later ones compute.
     block = blocks[cache.block]
-    x = run_blocks(net, blocks[: cache.block], x)
+    x = run_blocks(net, blocks[: cache.block], x + net.decoder_pos_embed_learned)
     q, kv = block.project(x)
     measured = cache.measured[0]
     chosen = None if choose is None else choose(kv[1], measured)

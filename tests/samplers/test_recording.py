@@ -397,8 +397,8 @@ def test_a_large_cache_is_not_kept(most, is_kept, recordings, monkeypatch):
     """Two tensors of 24 bytes each."""
     monkeypatch.setattr(graphs, "KEPT_BYTES", most)
     made = graphs.Graphs()
-    first = made.zeros((2, 3), 2, torch.zeros(1))
-    again = made.zeros((2, 3), 2, torch.zeros(1))
+    first = made.zeros([(2, 3)] * 2, torch.zeros(1))
+    again = made.zeros([(2, 3)] * 2, torch.zeros(1))
     assert (again[0] is first[0]) == is_kept
 
 
