@@ -393,7 +393,7 @@ class MAR(Regional):
     def canvas(
         self, encoded: Tensor, known: Tensor, padding_mask: Tensor | None = None, rows: Tensor | None = None
     ) -> Tensor:
-        """The decoder's rows [B, buffer + L, C], to which it adds their positions: the encoded rows at their places.
+        """The decoder's rows [B, buffer + L, C] without their positions: the encoded rows at their places.
 
         ``rows``: what stands at the other places, those of an earlier pass, which are overwritten; None: mask tokens.
         """
@@ -419,10 +419,10 @@ class MAR(Regional):
 
         ``wanted`` int64 [B, M]: positions whose z is needed, the only ones that the last block computes; None: all L.
         """
-        rows = self.canvas(encoded, known, padding_mask)
+        x = self.canvas(encoded, known, padding_mask) + self.decoder_pos_embed_learned
         if wanted is None:
-            wanted = torch.arange(self.config.tokens, device=rows.device).expand(len(rows), -1)
-        features, _ = run_decoder(self, rows, wanted)
+            wanted = torch.arange(self.config.tokens, device=x.device).expand(len(x), -1)
+        features, _ = run_decoder(self, x, wanted)
         return self.conditions(features, wanted)
 
     def conditions(self, features: Tensor, positions: Tensor) -> Tensor:
@@ -457,7 +457,7 @@ def run_decoder(
     blocks computed, int64 [B, n]; None for all.
 
     Args:
-        x: rows [B, N, C] of :meth:`MAR.canvas`.
+        x: rows [B, N, C] of :meth:`MAR.canvas`, plus their positions.
         cache: receives keys and values; None to keep none.
         choose: chooses the rows that the blocks after ``cache.block`` compute, int64 [B, n], the wanted ones first. Its
             arguments are the values of that block in this pass and in the last one, [B, heads, N, d] each. None: these
@@ -465,12 +465,12 @@ def run_decoder(
     """
     blocks = list(net.decoder_blocks)
     wanted_rows = wanted + net.config.buffer
-    if cache is None:  # no name for the sum, so its memory is free after the first block
-        return run_blocks(net, blocks, x + net.decoder_pos_embed_learned, None, wanted_rows), None
+    if cache is None:
+        return run_blocks(net, blocks, x, None, wanted_rows), None
 
     # 1. All rows, up to the projections of the block that measures: its values tell which rows the later ones compute.
     block = blocks[cache.block]
-    x = run_blocks(net, blocks[: cache.block], x + net.decoder_pos_embed_learned)
+    x = run_blocks(net, blocks[: cache.block], x)
     q, kv = block.project(x)
     measured = cache.measured[0]
     chosen = None if choose is None else choose(kv[1], measured)
@@ -618,8 +618,8 @@ class MARModel:
         ``rows`` are the rows of the decoder over the batch and both branches.
         """
         element = next(self.net.parameters()).element_size()
-        # Two rows of the residual stream are fp32.
-        return {"MAR": rows * self.net.config.dim * (14 * element + 8)}
+        # Two rows of the residual stream are fp32, and the place of a row is a number of 8 bytes.
+        return {"MAR": rows * (self.net.config.dim * (14 * element + 8) + 8)}
 
     def prompt_bytes(self, tokens: int) -> int:
         """Memory of the keys and values of that many rows of a language model; 0 without one."""

@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial, wraps
 from types import FunctionType
@@ -117,7 +117,7 @@ class Regional(nn.Module):
             self.graphs.forget()
         return out
 
-    def laid_out(self, tensors: Sequence[Tensor]) -> Sequence[Tensor]:
+    def laid_out(self, tensors: list[Tensor]) -> list[Tensor]:
         """Tensors as recorded functions copy them fastest."""
         return [tensor.contiguous() for tensor in tensors] if self.records else tensors
 

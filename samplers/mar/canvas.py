@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -149,7 +149,7 @@ class MARCanvas(Canvas):
     """Tokens fp32 [B, L, c]. An edit keeps the latents that it starts from, bit for bit."""
 
     model: MARModel
-    settings: MARBase
+    settings: Any  # MARBase with the settings of the sampler
     noise: PairedNoise
     order: Order = field(kw_only=True)
     conditioning: Conditioning = field(kw_only=True)  # the condition as the network reads it

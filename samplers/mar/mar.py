@@ -23,7 +23,7 @@ from ..engine import Sampler, decode
 from ..noise import CounterRNG, PairedNoise, row_keys
 from ..speculation import Speculation
 from .canvas import MARCanvas, Tokens, mar_canvas
-from .network import FULL, FullTransformer, Heads, Transformer
+from .network import FullTransformer, Heads, Transformer, full_head
 from .settings import DiSASettings, LazyMARSettings, MARBase, MARSettings
 from .tables import STEPS
 
@@ -101,7 +101,7 @@ class Diffusion:
         tokens = Tokens.all(here)
         rows = canvas.chains(self.tables[step], tokens, tokens.conditions(z), self.noise)
         if self.window > 1:
-            head = FULL.head(net, rows, canvas.report)
+            head = full_head(net, rows, canvas.report)
             paths = Speculation(net, head, rows, CounterRNG(tokens.of(self.keys)), canvas.report)
             values = paths.finish(np.arange(len(tokens)), self.window)
         else:

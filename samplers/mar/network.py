@@ -29,7 +29,7 @@ class Heads:
 
     def head(self, net: MAR, rows: Chains, report: Report) -> ChainHead:
         """The head for rows, see :func:`..chain.run_chain`."""
-        return Head(net, net.head, rows, report, BUDGET)
+        return full_head(net, rows, report)
 
     def sample(self, net: MAR, rows: Chains, report: Report) -> Tensor:
         """Sample the tokens of rows, fp32 [N, channels]. Without rows or steps the head is not called."""
@@ -96,8 +96,9 @@ def joined(full: Chains, guided: Chains) -> Chains:
     )
 
 
-# The head in full.
-FULL = Heads()
+def full_head(net: MAR, rows: Chains, report: Report) -> Head:
+    """The head in full for rows."""
+    return Head(net, net.head, rows, report, BUDGET)
 
 
 class Transformer:
@@ -105,7 +106,7 @@ class Transformer:
     positions ``wanted`` int64 [B, M], given the tokens decided before AR step ``step``.
     """
 
-    heads = FULL  # how the diffusion head is evaluated beside it
+    heads = Heads()  # how the diffusion head is evaluated beside it
 
     def __init__(self, canvas: MARCanvas):
         self.canvas = canvas

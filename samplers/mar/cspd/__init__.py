@@ -34,7 +34,11 @@ from .lossless import Lossless
 from .paper import Paper
 from .published import Published
 
-MODES = {"published": Published, "paper": Paper, "lossless": Lossless}
+MODES: dict[str, type[Published] | type[Paper] | type[Lossless]] = {
+    "published": Published,
+    "paper": Paper,
+    "lossless": Lossless,
+}
 
 
 def check_pair(draft: MARModel, target: MARModel) -> None:

@@ -17,7 +17,7 @@ from ...conditioning import MaskedCondition
 from ...coupling import Gaussian
 from ...device import to_device
 from ..canvas import MARCanvas, TokenNoise, Tokens
-from ..network import FULL, FullTransformer, Transformer
+from ..network import FullTransformer, Transformer, full_head
 
 # Counts of the report that include both models.
 _BOTH = ("transformer_passes", "transformer_tokens", "head_calls", "head_rows", "cache_bytes", *PROMPT_COUNTS)
@@ -65,7 +65,7 @@ def traced(canvas: MARCanvas, rows: Chains, last_noise: bool = False) -> Trace:
     states = [rows.x]
     means = []
     log_stds = []
-    for advanced in chain.run_chain(net, rows, FULL.head(net, rows, canvas.report)):
+    for advanced in chain.run_chain(net, rows, full_head(net, rows, canvas.report)):
         states.append(advanced.x)
         means.append(advanced.mean)
         log_stds.append(advanced.log_std)

@@ -26,7 +26,7 @@ from ...engine import Verdict
 from ...noise import CounterRNG, row_keys
 from ...speculation import Drafts, Speculation
 from ..canvas import MARCanvas, TokenNoise
-from ..network import FULL, Transformer
+from ..network import Transformer, full_head
 from .draft import Drafter, Trace, outcome_of, segment_chains
 
 
@@ -99,7 +99,7 @@ class Lossless:
             with canvas.clock.phase("head"):
                 rows, tokens = segment_chains(canvas, first + done, zs, self.noise, self.table)
                 rng = CounterRNG(tokens.of(self.keys))
-                head = FULL.head(net, rows, canvas.report)
+                head = full_head(net, rows, canvas.report)
                 paths = Speculation(net, head, rows, rng, canvas.report)
                 kept_steps = self.advance(paths, drafts[done : done + len(zs)])
 

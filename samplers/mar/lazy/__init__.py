@@ -221,7 +221,8 @@ class LazyTransformer(Transformer):
         positions = wanted
         if self.drops_null and kept.empty:  # later passes may need the residual of any token
             positions = torch.arange(c.tokens, device=wanted.device).expand(canvas.images, -1)
-        features, chosen = run_decoder(net, rows, positions.repeat(branches, 1), kept.decoder, choose)
+        x = rows + net.decoder_pos_embed_learned
+        features, chosen = run_decoder(net, x, positions.repeat(branches, 1), kept.decoder, choose)
 
         # 3. The null branch, if it was left out, is the conditional one plus their difference at the refresh. (10)
         here = wanted.repeat(all_branches, 1)
