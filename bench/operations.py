@@ -24,16 +24,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..cli.bench import conditions_of, planned_for, shared_options
 from ..cli.options import MOST_IMAGES, whole
 from ..cli.running import draw, warm_up
-from ..model_loaders.networks import ops
-from ..model_loaders.networks.hybrid import HybridModel
-from ..model_loaders.networks.llama import LlamaConfig
-from ..model_loaders.networks.mar import MARConfig
+from ..networks import ops
+from ..networks.hybrid import HybridModel
+from ..networks.llama import LlamaConfig
+from ..networks.mar import MARConfig
 from ..reports.table import markdown
+from ..runs.memory import WEIGHTS, total
+from ..runs.memory.mar import estimate
 from ..samplers.conditioning import PromptCondition
-from ..samplers.mar.memory import estimate
 from ..samplers.mar.schedule import masked_after
 from ..samplers.mar.settings import MARBase, MARSettings
-from ..samplers.memory import WEIGHTS, total
 from .sizes import HYBRID_SIZES, random_hybrid
 
 # Operations after which the host waits for values of a device.

@@ -29,14 +29,14 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from ..assembly import Ready, defaults
 from ..errors import UserError
 from ..model_loaders import hub
-from ..model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
-from ..model_loaders.networks.hybrid import Hybrid, HybridModel
-from ..model_loaders.networks.janus import Janus, JanusModel
-from ..model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
-from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
+from ..networks.autoencoder import VQAutoencoder, VQConfig, VQModel
+from ..networks.hybrid import Hybrid, HybridModel
+from ..networks.janus import Janus, JanusModel
+from ..networks.llama import Llama, LlamaConfig, TokenModel
+from ..networks.mar import MAR, MARConfig, MARModel
 from ..reports.table import markdown
-from ..samplers import presets, registry
-from ..samplers.choice import Choice
+from ..runs import presets, registry
+from ..runs.choice import Choice
 from ..samplers.conditioning import AnyCondition, Condition, FeatureCondition, PromptCondition, TextCondition
 from ..samplers.engine import finish
 from ..samplers.mar.cspd import densities

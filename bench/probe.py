@@ -23,8 +23,8 @@ from ..cli.conditions import conditions
 from ..cli.options import MOST_IMAGES, SEEDS, condition_options, model_options, setting_option, whole
 from ..cli.planning import prepare
 from ..errors import UserError
-from ..model_loaders.networks.mar import MARModel, pick
-from ..model_loaders.networks.speed import suited_threads, threads
+from ..networks.mar import MARModel, pick
+from ..networks.speed import suited_threads, threads
 from ..reports.files import Result, encoded, image_endings, output, save
 from ..reports.grid import compare_grid, expect_fits
 from ..reports.quality import measure

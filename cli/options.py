@@ -9,8 +9,8 @@ from ..assembly import AUTO, DEMO, Source, choose_device, find_file, models_fold
 from ..conditions import ENCODER
 from ..errors import UserError
 from ..model_loaders.families import DTYPES, EIGHT_BITS
-from ..model_loaders.networks.speed import SPEEDS
 from ..model_loaders.wrappers import WEIGHTS
+from ..networks.speed import SPEEDS
 from ..samplers.tokens.mulosd.upsampling import BICUBIC
 
 SEEDS = 1 << 64

@@ -30,7 +30,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..model_loaders.networks.speed import Regional, recorded
+from ..networks.speed import Regional, recorded
 from ..reports.record import Report
 from .device import to_device
 

@@ -11,12 +11,11 @@ from typing import Any, ClassVar, TypeVar, cast
 import torch
 from torch import Tensor
 
-from ..errors import OfFastAR, UserError
-from ..model_loaders.networks.hybrid import UNCONDITIONAL, HybridModel
-from ..model_loaders.networks.janus_vision import ReadImage
-from ..model_loaders.networks.mar import ClassConditioning, Conditioning, MARModel
+from ..errors import OfFastAR, UserError, amount, printable
+from ..networks.hybrid import UNCONDITIONAL, HybridModel
+from ..networks.janus_vision import ReadImage
+from ..networks.mar import ClassConditioning, Conditioning, MARModel
 from ..reports.record import fingerprint
-from ..reports.table import amount, printable
 from .settings import Settings, knob
 
 E = TypeVar("E", bound="_Entries")

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UserError
-from ..model_loaders.networks.precision import is_finite
+from ..networks.precision import is_finite
 from ..reports.record import fingerprint
 
 # Smallest mask value at which a token is sampled again: lower values round to 0 of 255, which is black. So the soft

@@ -28,8 +28,8 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError, not_finite
-from ..model_loaders.networks import ops
-from ..model_loaders.networks.torch_state import own_state
+from ..networks import ops
+from ..networks.torch_state import own_state
 from ..reports.record import GIVEN, PLAIN, Clock, Report, dtype_of
 
 

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..model_loaders.networks.speed import Regional
+from ..networks.speed import Regional
 from ..reports.record import Report
 from .chain import Chains, Head, StepNumbers, guide
 from .coupling import Coupled, Gaussian, Redraws, couple, reflect

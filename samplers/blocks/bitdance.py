@@ -12,8 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...model_loaders.networks.bitdance import BlockModel
-from ...model_loaders.networks.torch_state import in_own_state
+from ...networks.bitdance import BlockModel
+from ...networks.torch_state import in_own_state
 from ..annealing import annealed_steps
 from ..chain import Chains, Given, Head, StepTable, run_chain, spread, step_table
 from ..conditioning import MaskedCondition

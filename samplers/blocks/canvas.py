@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks.bitdance import BitDanceClass, BlockModel
+from ...networks.bitdance import BitDanceClass, BlockModel
 from ...reports.record import Clock
 from ..conditioning import Condition, MaskedCondition, PromptCondition, expect_kind, expect_null_prompt
 from ..editing import Edit, edit_digests

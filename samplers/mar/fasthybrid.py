@@ -33,8 +33,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...model_loaders.networks.mar import MARModel, pick
-from ...model_loaders.networks.torch_state import in_own_state
+from ...networks.mar import MARModel, pick
+from ...networks.torch_state import in_own_state
 from ...reports.record import ACCEPTED, PLAIN, REDONE
 from ..chain import Chains, Change
 from ..conditioning import MaskedCondition

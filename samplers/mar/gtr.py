@@ -20,8 +20,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from ...model_loaders.networks.mar import MARModel
-from ...model_loaders.networks.torch_state import in_own_state
+from ...networks.mar import MARModel
+from ...networks.torch_state import in_own_state
 from ..chain import StepTable
 from ..conditioning import MaskedCondition
 from ..editing import Edit

@@ -12,8 +12,8 @@ import numpy as np
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks.mar import MARModel
-from ...model_loaders.networks.torch_state import in_own_state
+from ...networks.mar import MARModel
+from ...networks.torch_state import in_own_state
 from ..annealing import annealed_steps
 from ..chain import StepTable
 from ..conditioning import MaskedCondition

@@ -13,7 +13,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from ...model_loaders.networks.mar import BUDGET, MAR
+from ...networks.mar import BUDGET, MAR
 from ...reports.record import Report
 from ..chain import ChainHead, Chains, Change, Head, StepTable, run_chain
 from ..device import to_device

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks.janus import JanusModel
-from ...model_loaders.networks.llama import TokenModel
+from ...networks.janus import JanusModel
+from ...networks.llama import TokenModel
 from ...reports.record import Clock, Report
 from ..conditioning import AnyCondition, ImagePromptCondition
 from ..editing import Edit, edit_digests

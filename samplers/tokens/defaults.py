@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ...errors import UserError
-from ...model_loaders.networks.llama import TokenModel
+from ...networks.llama import TokenModel
 from .settings import TokenSettings
 
 S = TypeVar("S", bound=TokenSettings)

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...model_loaders.networks.llama import is_16_bit
+from ...networks.llama import is_16_bit
 from ...reports.record import ACCEPTED, PLAIN, dtype_of
 from ..device import to_device
 from ..engine import Sampler, Verdict

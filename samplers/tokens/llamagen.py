@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...model_loaders.networks.llama import TokenModel, is_16_bit
-from ...model_loaders.networks.torch_state import in_own_state
+from ...networks.llama import TokenModel, is_16_bit
+from ...networks.torch_state import in_own_state
 from ..conditioning import AnyCondition
 from ..device import to_device
 from ..editing import Edit

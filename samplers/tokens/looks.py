@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...model_loaders.networks.llama import Cache
+from ...networks.llama import Cache
 from ..device import to_device
 from .cache_slots import Table, table_of
 from .canvas import TokenCanvas

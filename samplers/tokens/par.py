@@ -15,8 +15,8 @@ from functools import lru_cache
 import numpy as np
 
 from ...errors import UserError
-from ...model_loaders.networks.llama import TokenModel
-from ...model_loaders.networks.torch_state import in_own_state
+from ...networks.llama import TokenModel
+from ...networks.torch_state import in_own_state
 from ..conditioning import AnyCondition
 from ..editing import Edit
 from ..engine import Sampler

@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError, not_finite
-from ...model_loaders.networks.janus import Janus, JanusModel, PromptImages
-from ...model_loaders.networks.llama import Llama, TokenModel
-from ...model_loaders.networks.precision import is_finite
-from ...model_loaders.networks.ta_tok import TATokModel
-from ...model_loaders.networks.torch_state import in_own_state
+from ...networks.janus import Janus, JanusModel, PromptImages
+from ...networks.llama import Llama, TokenModel
+from ...networks.precision import is_finite
+from ...networks.ta_tok import TATokModel
+from ...networks.torch_state import in_own_state
 from ..conditioning import (
     KINDS,
     AnyCondition,

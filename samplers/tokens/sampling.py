@@ -15,8 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...model_loaders.networks.llama import Llama
-from ...model_loaders.networks.speed import recorded
+from ...networks.llama import Llama
+from ...networks.speed import recorded
 from ..device import to_device
 from .canvas import TokenCanvas
 from .draws import CellNoise, PairedDraws, draw, penalised

@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks.tar import TarModel
-from ...model_loaders.networks.torch_state import in_own_state
+from ...networks.tar import TarModel
+from ...networks.torch_state import in_own_state
 from ...reports.record import Clock, Report
 from ..conditioning import CodeCondition
 from ..engine import Step, new_report

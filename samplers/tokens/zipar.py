@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from functools import lru_cache, partial
 
-from ...model_loaders.networks.llama import TokenModel
-from ...model_loaders.networks.torch_state import in_own_state
+from ...networks.llama import TokenModel
+from ...networks.torch_state import in_own_state
 from ..conditioning import AnyCondition
 from ..editing import Edit
 from ..engine import Sampler

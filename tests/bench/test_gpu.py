@@ -14,7 +14,7 @@ from fastar_nodes.bench.gpu.cases import PARTS, Case, Part
 from fastar_nodes.bench.gpu.store import PROBLEM, PartFile, missing
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import official
-from fastar_nodes.model_loaders.networks import speed
+from fastar_nodes.networks import speed
 from tiny_models import tiny_mar
 
 CPU = torch.device("cpu")

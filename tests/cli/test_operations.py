@@ -12,11 +12,11 @@ from dataclasses import replace
 import pytest
 import torch
 from fastar_nodes.bench.operations import Speed, Work, counted
-from fastar_nodes.model_loaders.networks import ops
-from fastar_nodes.model_loaders.networks.llama import Llama, TokenModel
-from fastar_nodes.model_loaders.networks.mar import MAR, MARModel
-from fastar_nodes.model_loaders.networks.ops import Linear
 from fastar_nodes.model_loaders.official import DTOK_SIZES, official, official_gpt
+from fastar_nodes.networks import ops
+from fastar_nodes.networks.llama import Llama, TokenModel
+from fastar_nodes.networks.mar import MAR, MARModel
+from fastar_nodes.networks.ops import Linear
 from fastar_nodes.samplers.conditioning import FeatureCondition, from_ids
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings

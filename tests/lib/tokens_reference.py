@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import torch
-from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
+from fastar_nodes.networks.llama import Llama, LlamaConfig, TokenModel
 from fastar_nodes.samplers.conditioning import FeatureCondition, TextCondition, from_ids
 from fastar_nodes.samplers.tokens.cache_slots import table_of
 from fastar_nodes.samplers.tokens.looks import DeviceTable, attention_mask

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError, not_finite
-from fastar_nodes.model_loaders.networks.autoencoder import VQModel
+from fastar_nodes.networks.autoencoder import VQModel
 from fastar_nodes.nodes import compare, conditioning, editing, preview, samplers, timelapse
 from fastar_nodes.nodes.images import to_bytes
 from fastar_nodes.nodes.vae import FastARVAE

@@ -16,14 +16,14 @@ import test_token_contract as tokens
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.memory import in_chunks, out_of_memory
-from fastar_nodes.model_loaders.networks import ops, speed
+from fastar_nodes.networks import ops, speed
 from fastar_nodes.reports import record
 from fastar_nodes.reports.record import Report
-from fastar_nodes.samplers.batches import in_parts, run_beginning
+from fastar_nodes.runs.batches import in_parts, run_beginning
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import CodeCondition, PromptCondition, from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import Step, finish
-from fastar_nodes.samplers.registry import SAMPLERS
 from faults import Faults
 from stepping import process_state, stepped
 from tiny_hybrids import tiny_hybrid

@@ -10,7 +10,7 @@ import pytest
 import torch
 from block_models import text_bitdance, tiny_bitdance
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks import speed
+from fastar_nodes.networks import speed
 from fastar_nodes.reports.record import COUNTS
 from fastar_nodes.samplers.blocks.bitdance import BlockLook, bitdance
 from fastar_nodes.samplers.blocks.settings import BlockSettings

@@ -11,9 +11,9 @@ import test_block_contract as blocks
 import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
-from fastar_nodes.model_loaders.networks import speed
-from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
-from fastar_nodes.model_loaders.networks.bitdance import BlockModel
+from fastar_nodes.networks import speed
+from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
+from fastar_nodes.networks.bitdance import BlockModel
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.engine import finish
 from tiny_hybrids import tiny_hybrid

@@ -12,7 +12,7 @@ import test_block_contract as blocks
 import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
-from fastar_nodes.model_loaders.networks import graphs, llama, speed
+from fastar_nodes.networks import graphs, llama, speed
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from recording import NotRecordable, recording

@@ -9,6 +9,7 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports.record import COUNTS, PLAIN, REDONE
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import Condition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
@@ -26,7 +27,6 @@ from fastar_nodes.samplers.mar.settings import (
     MARSettings,
 )
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.registry import SAMPLERS
 from mar_reference import diffuse, full_z
 from stepping import process_state, stepped
 from tiny_models import tiny_mar

@@ -13,8 +13,8 @@ import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks import ops, speed
-from fastar_nodes.model_loaders.networks.mar import MAR
+from fastar_nodes.networks import ops, speed
+from fastar_nodes.networks.mar import MAR
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.noise import PairedNoise

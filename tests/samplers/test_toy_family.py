@@ -10,20 +10,15 @@ import torch
 
 fake_comfy.install()
 
-from fastar_nodes.model_loaders.networks.speed import Regional  # noqa: E402
+from fastar_nodes.networks.speed import Regional  # noqa: E402
 from fastar_nodes.nodes import compare, samplers, sharing, sweep  # noqa: E402
 from fastar_nodes.nodes.host import Loaded  # noqa: E402
-from fastar_nodes.samplers import registry  # noqa: E402
-from fastar_nodes.samplers.batches import begin, in_parts  # noqa: E402
+from fastar_nodes.runs import registry  # noqa: E402
+from fastar_nodes.runs.batches import begin, in_parts  # noqa: E402
+from fastar_nodes.runs.families import Family  # noqa: E402
+from fastar_nodes.runs.registry import Entry  # noqa: E402
 from fastar_nodes.samplers.conditioning import from_ids  # noqa: E402
-from fastar_nodes.samplers.engine import (  # noqa: E402
-    Canvas,
-    decode,
-    finish,  # noqa: E402
-    new_report,
-)
-from fastar_nodes.samplers.family import Family  # noqa: E402
-from fastar_nodes.samplers.registry import Entry  # noqa: E402
+from fastar_nodes.samplers.engine import Canvas, decode, finish, new_report  # noqa: E402
 from fastar_nodes.samplers.settings import Guarantees, knob  # noqa: E402
 from tiny import a_vae  # noqa: E402
 

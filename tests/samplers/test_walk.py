@@ -4,9 +4,9 @@ import sys
 
 import pytest
 import test_token_contract as tokens
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.registry import SAMPLERS
 from tiny_models import tiny_mar
 
 OURS = "fastar_nodes."

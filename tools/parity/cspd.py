@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...model_loaders.networks.mar import MARModel
+from ...networks.mar import MARModel
 from ...samplers.conditioning import from_ids
 from ...samplers.engine import finish
 from ...samplers.mar.canvas import MARCanvas, Tokens, mar_canvas

@@ -15,16 +15,8 @@ from torch import Tensor
 
 from ...model_loaders import checkpoint as ck
 from ...model_loaders.hybrid import config_of, load_network
-from ...model_loaders.networks.hybrid import (
-    INSTRUCTION,
-    TABLES,
-    Hybrid,
-    HybridConfig,
-    HybridModel,
-    PromptBatch,
-    PromptConditioning,
-)
 from ...model_loaders.tokenizer import load_tokenizer
+from ...networks.hybrid import INSTRUCTION, TABLES, Hybrid, HybridConfig, HybridModel, PromptBatch, PromptConditioning
 from ...reports.record import fingerprint
 from ...samplers import chain
 from ...samplers.annealing import annealed_steps

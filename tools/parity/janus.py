@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from ...model_loaders import janus as loader
-from ...model_loaders.networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
-from ...model_loaders.networks.janus import TRUNK, Janus, JanusConfig, JanusModel
-from ...model_loaders.networks.janus_vision import JanusVision, VisionConfig
-from ...model_loaders.networks.llama import attend
-from ...model_loaders.networks.ops import shapes_only
+from ...networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
+from ...networks.janus import TRUNK, Janus, JanusConfig, JanusModel
+from ...networks.janus_vision import JanusVision, VisionConfig
+from ...networks.llama import attend
+from ...networks.ops import shapes_only
 from ...samplers.conditioning import PromptCondition
 from ...samplers.engine import finish
 from ...samplers.tokens.canvas import token_canvas

@@ -17,12 +17,12 @@ from torch import Tensor
 
 from ...assembly import read_images
 from ...model_loaders import janus as loader
-from ...model_loaders.networks.janus import JanusModel, WordHead
-from ...model_loaders.networks.janus_vision import ImageReader, normalised
 from ...model_loaders.squares import box_of, squared
+from ...networks.janus import JanusModel, WordHead
+from ...networks.janus_vision import ImageReader, normalised
+from ...runs.answers import Words, answer
 from ...samplers.conditioning import ImagePromptCondition
 from ...samplers.engine import finish
-from ...samplers.tokens.answers import Words, answer
 from ...samplers.tokens.cache_slots import table_of
 from ...samplers.tokens.canvas import token_canvas
 from ...samplers.tokens.llamagen import llamagen

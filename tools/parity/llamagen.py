@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...model_loaders.networks.llama import Block, Llama, LlamaConfig, TokenModel, attend
+from ...networks.llama import Block, Llama, LlamaConfig, TokenModel, attend
 from ...samplers.conditioning import AnyCondition, TextCondition, from_ids
 from ...samplers.engine import finish
 from ...samplers.tokens.cache_slots import table_of

@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from ...model_loaders.autoencoders import load_kl
-from ...model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, KLModel
-from ...model_loaders.networks.mar import MAR, MARConfig, MARModel
+from ...networks.autoencoder import KLAutoencoder, KLConfig, KLModel
+from ...networks.mar import MAR, MARConfig, MARModel
 from ...reports.record import Report
 from ...samplers import chain
 from ...samplers.chain import guide

@@ -18,8 +18,8 @@ from collections.abc import Callable
 import torch
 
 from ....errors import UserError
-from ....model_loaders.networks.mar import MARModel
-from ....model_loaders.networks.torch_state import in_own_state
+from ....networks.mar import MARModel
+from ....networks.torch_state import in_own_state
 from ....reports.record import DRAFTED_BY
 from ...conditioning import MaskedCondition
 from ...editing import Edit

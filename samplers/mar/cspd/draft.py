@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from ....model_loaders.networks.mar import MARModel
+from ....networks.mar import MARModel
 from ....reports.record import ACCEPTED, PROMPT_COUNTS, REJECTED, Report
 from ... import chain
 from ...chain import Chains

@@ -45,9 +45,9 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from ....model_loaders.networks.feature_cache import FeatureCache
-from ....model_loaders.networks.graphs import State
-from ....model_loaders.networks.mar import NONE_KEPT, DecoderCache, MARModel, pick, run_decoder
+from ....networks.feature_cache import FeatureCache
+from ....networks.graphs import State
+from ....networks.mar import NONE_KEPT, DecoderCache, MARModel, pick, run_decoder
 from ...conditioning import MaskedCondition
 from ...editing import Edit
 from ...engine import Sampler

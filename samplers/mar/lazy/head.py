@@ -16,9 +16,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ....model_loaders.networks.mar import BUDGET, MAR, DiffusionHead, HeadBlock, modulated
-from ....model_loaders.networks.ops import outputs
-from ....model_loaders.networks.speed import Regional
+from ....networks.mar import BUDGET, MAR, DiffusionHead, HeadBlock, modulated
+from ....networks.ops import outputs
+from ....networks.speed import Regional
 from ....reports.record import Report
 from ...chain import ChainHead, Chains
 from ...device import to_device

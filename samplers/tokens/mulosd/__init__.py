@@ -39,8 +39,8 @@ import numpy as np
 import torch
 
 from ....errors import UserError
-from ....model_loaders.networks.llama import TokenModel
-from ....model_loaders.networks.torch_state import in_own_state
+from ....networks.llama import TokenModel
+from ....networks.torch_state import in_own_state
 from ...conditioning import AnyCondition
 from ...engine import Sampler, Step, Verdict, remark_draft, verified
 from ..canvas import token_canvas

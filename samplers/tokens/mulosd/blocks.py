@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....model_loaders.networks.llama import TokenModel
+from ....networks.llama import TokenModel
 from ...conditioning import AnyCondition
 from ...device import to_device
 from ...engine import Step, passes

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....model_loaders.networks.autoencoder import Codebook
+from ....networks.autoencoder import Codebook
 from ....reports.record import ACCEPTED
 from ...device import to_device
 from ...engine import Verdict

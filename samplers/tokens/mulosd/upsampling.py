@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ....errors import UserError, not_finite
-from ....model_loaders.networks.autoencoder import VQModel
+from ....networks.autoencoder import VQModel
 
 # Images [B, 3, H, W] in 0..1 to larger ones of any size; the result is resized to the exact size.
 Enlarge = Callable[[Tensor], Tensor]

@@ -7,8 +7,8 @@ import pytest
 import torch
 from block_models import bits, text_bitdance, tiny_bitdance
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.bitdance import BlockModel, block_order
-from fastar_nodes.samplers import batches
+from fastar_nodes.networks.bitdance import BlockModel, block_order
+from fastar_nodes.runs import batches
 from fastar_nodes.samplers.blocks import bitdance as module
 from fastar_nodes.samplers.blocks import canvas as canvases
 from fastar_nodes.samplers.blocks.bitdance import bitdance, draws

@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 import torch
 from block_models import bits, text_bitdance, tiny_bitdance
-from fastar_nodes.model_loaders.networks.bitdance import BitDanceText, BlockModel
-from fastar_nodes.model_loaders.networks.eight_bits import INT8
-from fastar_nodes.model_loaders.networks.ops import quantize
 from fastar_nodes.model_loaders.official import official_bitdance
+from fastar_nodes.networks.bitdance import BitDanceText, BlockModel
+from fastar_nodes.networks.eight_bits import INT8
+from fastar_nodes.networks.ops import quantize
 from fastar_nodes.reports.record import Report
+from fastar_nodes.runs.batches import with_estimate
+from fastar_nodes.runs.memory import HEAD, KV_CACHE, NOISE, POSITIONS, TRANSFORMER, WEIGHTS, total
+from fastar_nodes.runs.memory import blocks as memory
 from fastar_nodes.samplers import chain
-from fastar_nodes.samplers.batches import with_estimate
-from fastar_nodes.samplers.blocks import memory
 from fastar_nodes.samplers.blocks.bitdance import bitdance
 from fastar_nodes.samplers.blocks.diffusion import BUDGET, evaluations
 from fastar_nodes.samplers.blocks.settings import BlockSettings
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.memory import HEAD, KV_CACHE, NOISE, POSITIONS, TRANSFORMER, WEIGHTS, total
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise
 from fastar_nodes.samplers.speculation import Speculation
 from live_bytes import counted

@@ -11,8 +11,8 @@ import pytest
 import torch
 from block_models import tiny_bitdance
 from fastar_nodes.model_loaders.bitdance import load_bitdance
-from fastar_nodes.model_loaders.networks.bitdance import Head
-from fastar_nodes.model_loaders.networks.speed import Regional
+from fastar_nodes.networks.bitdance import Head
+from fastar_nodes.networks.speed import Regional
 from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers import chain, speculation
 from fastar_nodes.samplers.blocks import bitdance as module

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from cspd_reference import Reference
-from fastar_nodes.model_loaders.networks.mar import MARModel
+from fastar_nodes.networks.mar import MARModel
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import Tokens

@@ -9,7 +9,7 @@ from dataclasses import asdict, replace
 import pytest
 from fastar_nodes.bench.operations import counted
 from fastar_nodes.model_loaders.official import official
-from fastar_nodes.samplers import presets
+from fastar_nodes.runs import presets
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.lazy import lazymar

@@ -6,7 +6,7 @@ import math
 
 import pytest
 import torch
-from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
+from fastar_nodes.networks.mar import MAR, MARConfig, MARModel
 from fastar_nodes.samplers.annealing import annealed_steps
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish

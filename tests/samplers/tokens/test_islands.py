@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from fastar_nodes.model_loaders.networks.autoencoder import Codebook
+from fastar_nodes.networks.autoencoder import Codebook
 from fastar_nodes.samplers.tokens.mulosd import islands as geometry
 from fastar_nodes.samplers.tokens.mulosd import judge
 from hypothesis import given, settings

@@ -7,14 +7,14 @@ import pytest
 import test_token_contract as contract
 import torch
 from fastar_nodes.errors import UserError
+from fastar_nodes.runs.memory.tokens import estimate
+from fastar_nodes.runs.registry import LLAMAGEN, SAMPLERS
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.registry import LLAMAGEN, SAMPLERS
 from fastar_nodes.samplers.tokens.cache_slots import table_of
 from fastar_nodes.samplers.tokens.defaults import published, resolve
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
-from fastar_nodes.samplers.tokens.memory import estimate
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par, par_schedule
 from fastar_nodes.samplers.tokens.schedule import raster
 from fastar_nodes.samplers.tokens.settings import ADJACENT, NON_LOCAL, LlamaGenSettings, PARSettings, ZipARSettings

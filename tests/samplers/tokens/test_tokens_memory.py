@@ -10,18 +10,12 @@ from functools import partial
 
 import pytest
 import test_token_contract as tokens
-from fastar_nodes.samplers.batches import begin
+from fastar_nodes.runs.batches import begin
+from fastar_nodes.runs.memory.tokens import estimate
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.registry import SAMPLERS
-from fastar_nodes.samplers.tokens.memory import estimate
 from fastar_nodes.samplers.tokens.mulosd.upsampling import UpSampling
-from fastar_nodes.samplers.tokens.settings import (
-    ADJACENT,
-    LlamaGenSettings,
-    MuLoSDSettings,
-    PARSettings,
-    ZipARSettings,
-)
+from fastar_nodes.samplers.tokens.settings import ADJACENT, LlamaGenSettings, MuLoSDSettings, PARSettings, ZipARSettings
 from tiny_tokens import other_vocabulary
 from tokens_reference import condition_of, tiny_gpt
 

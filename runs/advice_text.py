@@ -9,7 +9,7 @@ from ..reports.table import literal, markdown, percent
 from ..reports.timing import times_as_fast
 from .choice import Choice
 from .measured import ACCEPTANCE, DECIMALS, EXACT, LOSSLESS, AdviceSettings, Measured
-from .settings import knobs
+from ..samplers.settings import knobs
 
 _LONGEST = 400  # characters of a reason in the table
 

@@ -13,14 +13,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...errors import UserError, not_finite
-from ...model_loaders.networks.janus import JanusModel, WordHead
-from ...model_loaders.networks.llama import Positions, cache_bytes
-from ...model_loaders.networks.precision import is_finite
-from ...model_loaders.networks.torch_state import in_own_state
-from ..settings import Settings, knob
-from .draws import PairedDraws, draw
-from .settings import TokenSettings
+from ..errors import UserError, not_finite
+from ..networks.janus import JanusModel, WordHead
+from ..networks.llama import Positions, cache_bytes
+from ..networks.precision import is_finite
+from ..networks.torch_state import in_own_state
+from ..samplers.settings import Settings, knob
+from ..samplers.tokens.draws import PairedDraws, draw
+from ..samplers.tokens.settings import TokenSettings
 
 # The demo's share of probability, of drawn words.
 TOP_P = 0.95

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UserError
-from .editing import LEAST_MASKED
+from ..samplers.editing import LEAST_MASKED
 
 # Side of a crop in sides of the mask's bounding box: enough to see what is around it, and little enough that a model
 # which draws its subject as large as in a whole image draws it within the mask.

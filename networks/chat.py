@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Container, Sequence
 
-from ...errors import UserError
+from ..errors import UserError
 
 # Characters of a prompt, or of a list of labels. Encoding takes time and memory with their number, and cannot be
 # interrupted.

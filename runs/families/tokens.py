@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ...model_loaders.networks.llama import TokenModel
-from ..conditioning import AnyCondition
-from ..editing import Edit
-from ..family import Family
-from .canvas import tokens_again
-from .defaults import published, resolve
-from .draws import PairedDraws
-from .memory import stages
-from .settings import MuLoSDSettings, neighbours_of
+from ...networks.llama import TokenModel
+from ...samplers.conditioning import AnyCondition
+from ...samplers.editing import Edit
+from . import Family
+from ...samplers.tokens.canvas import tokens_again
+from ...samplers.tokens.defaults import published, resolve
+from ...samplers.tokens.draws import PairedDraws
+from ..memory.tokens import stages
+from ...samplers.tokens.settings import MuLoSDSettings, neighbours_of
 
 
 class TokenFamily(Family):

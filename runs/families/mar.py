@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from ...model_loaders.networks.mar import MARModel
-from ..editing import Edit
-from ..family import Family
+from ...networks.mar import MARModel
+from ...samplers.editing import Edit
+from . import Family
 from ..memory import FEATURES, PROMPTS, weights_by_part
-from .canvas import edited
-from .lazy.plan import usual_block
-from .mar import CLIPPED, clips
-from .memory import estimate
-from .settings import CacheSettings, DiSASettings, MARBase
+from ...samplers.mar.canvas import edited
+from ...samplers.mar.lazy.plan import usual_block
+from ...samplers.mar.mar import CLIPPED, clips
+from ..memory.mar import estimate
+from ...samplers.mar.settings import CacheSettings, DiSASettings, MARBase
 
 
 class MARFamily(Family):

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ..errors import UserError
-from .mar.settings import (
+from ..samplers.mar.settings import (
     CacheSettings,
     CSpDLazyMARSettings,
     CSpDSettings,
@@ -27,8 +27,8 @@ from .mar.settings import (
     LazyMARSettings,
     MARSettings,
 )
-from .settings import Settings, knobs, make
-from .tokens.settings import AT_ONCE, LOCAL, MuLoSDSettings, ZipARSettings
+from ..samplers.settings import Settings, knobs, make
+from ..samplers.tokens.settings import AT_ONCE, LOCAL, MuLoSDSettings, ZipARSettings
 
 S = TypeVar("S", bound=Settings)
 

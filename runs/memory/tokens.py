@@ -8,20 +8,20 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from ...model_loaders.networks.janus import JanusModel
-from ...model_loaders.networks.llama import Llama, TokenModel, cache_bytes, is_16_bit
-from ...model_loaders.networks.ops import unpacking_bytes
-from ...model_loaders.networks.tar import TarModel
-from ..conditioning import AnyCondition, FeatureCondition, ImagePromptCondition, PromptCondition
-from ..memory import SAMPLING, weights_by_part
-from .cache_slots import table_of
-from .jacobi import padded_rows
-from .mulosd.judge import cells_at_once, neighbours_bytes
-from .par import schedule_of
-from .prepare import prompt_ids
-from .schedule import Schedule, raster
-from .settings import DETAILS, PARSettings, TarPromptSettings, ZipARSettings, guides, neighbours_of
-from .zipar import windowed
+from ...networks.janus import JanusModel
+from ...networks.llama import Llama, TokenModel, cache_bytes, is_16_bit
+from ...networks.ops import unpacking_bytes
+from ...networks.tar import TarModel
+from ...samplers.conditioning import AnyCondition, FeatureCondition, ImagePromptCondition, PromptCondition
+from . import SAMPLING, weights_by_part
+from ...samplers.tokens.cache_slots import table_of
+from ...samplers.tokens.jacobi import padded_rows
+from ...samplers.tokens.mulosd.judge import cells_at_once, neighbours_bytes
+from ...samplers.tokens.par import schedule_of
+from ...samplers.tokens.prepare import prompt_ids
+from ...samplers.tokens.schedule import Schedule, raster
+from ...samplers.tokens.settings import DETAILS, PARSettings, TarPromptSettings, ZipARSettings, guides, neighbours_of
+from ...samplers.tokens.zipar import windowed
 
 # Buffers of a block of the network, each as large as a fed row or as its inner row. Fed rows: input, norm, queries,
 # keys, values, their heads in the layout of attention, its output, and its projection. Inner rows of the MLP: gate, up,
@@ -65,7 +65,7 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
 def stages(
     model: TokenModel, condition: AnyCondition, settings: Any, draft: TokenModel | None = None
 ) -> dict[str, int]:
-    """Bytes by stage, see ``samplers/memory.py``: weights of both models, and :func:`estimate`."""
+    """Bytes by stage, see ``runs/memory/__init__.py``: weights of both models, and :func:`estimate`."""
     out = weights_by_part(model)
     if draft is not None:
         out |= weights_by_part(draft, of="draft ")

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...errors import UserError, not_finite
+from ..errors import UserError, not_finite
 from .autoencoder import VQModel
 from .ops import TORCH, Operations
 from .precision import is_finite

@@ -10,7 +10,7 @@ from ..reports.quality import DISTRIBUTION, IDENTICAL, OTHER_IMAGE
 from ..reports.sweep import Cell, Point, summary
 from ..reports.timing import Speedup, speedup_of_pairs
 from .choice import Choice
-from .settings import Settings, knob
+from ..samplers.settings import Settings, knob
 
 PSNR = "PSNR"
 SSIM = "SSIM"

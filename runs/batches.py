@@ -20,13 +20,13 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from ..memory import out_of_memory
-from ..model_loaders.networks import graphs
-from ..model_loaders.networks.speed import COMPILE, suited_threads, threads
+from ..networks import graphs
+from ..networks.speed import COMPILE, suited_threads, threads
 from ..reports.record import Report, joined
-from .conditioning import AnyCondition
-from .editing import Edit
-from .engine import Sampler, Step
-from .noise import noise_bytes
+from ..samplers.conditioning import AnyCondition
+from ..samplers.editing import Edit
+from ..samplers.engine import Sampler, Step
+from ..samplers.noise import noise_bytes
 from .registry import Entry, family_of
 
 # Most bytes of the noise of a batch.

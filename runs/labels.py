@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from ..errors import UserError
-from ..model_loaders.networks.chat import MOST_TEXT
-from .conditioning import Condition
+from ..networks.chat import MOST_TEXT
+from ..samplers.conditioning import Condition
 
 # Classes of the demo data set in id order; a test compares them with tools/training/picture_book.py.
 PICTURE_BOOK = ("sunset", "mountains", "flower", "fish", "house", "tree", "planet", "boat", "balloon", "cat")

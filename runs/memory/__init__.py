@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ..model_loaders.networks.bitdance import BlockModel
-from ..model_loaders.networks.llama import TokenModel
-from ..model_loaders.networks.mar import MARModel
-from ..model_loaders.networks.ops import offloaded_bytes
-from ..model_loaders.networks.tar import TarModel
+from ...networks.bitdance import BlockModel
+from ...networks.llama import TokenModel
+from ...networks.mar import MARModel
+from ...networks.ops import offloaded_bytes
+from ...networks.tar import TarModel
 
 # Kept during the whole generation: entries that begin with this, and all others that are not working memory.
 WEIGHTS = "weights: "

@@ -20,8 +20,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...errors import NotOfImages, UserError, not_finite
-from ...memory import enough_memory, in_chunks
+from ..errors import NotOfImages, UserError, not_finite
+from ..memory import enough_memory, in_chunks
 from .enlarging import Enlarging, EnlargingConfig, MayEnlarge, drawn, silu
 from .ops import TORCH, Operations
 from .precision import is_finite

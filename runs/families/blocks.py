@@ -7,11 +7,11 @@ from typing import Any
 
 import torch
 
-from ...model_loaders.networks.bitdance import BlockModel
-from ..editing import Edit
-from ..family import Family
-from .canvas import expect_edit, expect_suited
-from .memory import estimate
+from ...networks.bitdance import BlockModel
+from ...samplers.editing import Edit
+from . import Family
+from ...samplers.blocks.canvas import expect_edit, expect_suited
+from ..memory.blocks import estimate
 
 
 class BlockFamily(Family):

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...errors import UserError
+from ..errors import UserError
 from .chat import chat, checked, expect_text
 from .llama import CLASS, PROMPT, Block, Cache, Llama, LlamaConfig, Norm, Positions, attend, rope_table
 from .mar import TimeEmbedding, modulated
@@ -538,7 +538,7 @@ class BlockModel:
     tokenize: Callable[[str], list[int]] | None = None  # of a text model: text to ids, without special tokens
     marks: Marks | None = None  # of a text model
 
-    family: ClassVar[str] = "bitdance"  # see samplers/family.py
+    family: ClassVar[str] = "bitdance"  # see runs/families/__init__.py
 
     @property
     def condition(self) -> str:

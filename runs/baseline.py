@@ -25,7 +25,7 @@ from ..reports.quality import (
 )
 from ..reports.record import Baseline, Report, against
 from .registry import SAMPLERS
-from .settings import knobs, make
+from ..samplers.settings import knobs, make
 
 # Above the window of any grid, so that a run of unknown grid does not count as exact.
 _UNKNOWN_SIDE = 1 << 16

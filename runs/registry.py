@@ -8,21 +8,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import unknown
-from .blocks.bitdance import bitdance
-from .blocks.bitdance import check as check_bitdance
-from .blocks.family import BlockFamily
-from .blocks.settings import BlockSettings
-from .engine import Sampler
-from .family import Family
-from .mar.cspd import cspd
-from .mar.family import MARFamily
-from .mar.fasthybrid import fasthybrid
-from .mar.gtr import gtr
-from .mar.lazy import check as check_lazymar
-from .mar.lazy import lazymar, with_caches
-from .mar.mar import check as check_mar
-from .mar.mar import mar
-from .mar.settings import (
+from ..samplers.blocks.bitdance import bitdance
+from ..samplers.blocks.bitdance import check as check_bitdance
+from .families.blocks import BlockFamily
+from ..samplers.blocks.settings import BlockSettings
+from ..samplers.engine import Sampler
+from .families import Family
+from ..samplers.mar.cspd import cspd
+from .families.mar import MARFamily
+from ..samplers.mar.fasthybrid import fasthybrid
+from ..samplers.mar.gtr import gtr
+from ..samplers.mar.lazy import check as check_lazymar
+from ..samplers.mar.lazy import lazymar, with_caches
+from ..samplers.mar.mar import check as check_mar
+from ..samplers.mar.mar import mar
+from ..samplers.mar.settings import (
     CSpDLazyMARSettings,
     CSpDSettings,
     FastHybridLazyMARSettings,
@@ -33,16 +33,16 @@ from .mar.settings import (
     MARBase,
     MARSettings,
 )
-from .tokens.family import TokenFamily
-from .tokens.llamagen import check as check_llamagen
-from .tokens.llamagen import llamagen
-from .tokens.mulosd import check as check_mulosd
-from .tokens.mulosd import mulosd
-from .tokens.par import check as check_par
-from .tokens.par import par
-from .tokens.settings import LlamaGenSettings, MuLoSDSettings, PARSettings, TokenSettings, ZipARSettings
-from .tokens.zipar import check as check_zipar
-from .tokens.zipar import zipar
+from .families.tokens import TokenFamily
+from ..samplers.tokens.llamagen import check as check_llamagen
+from ..samplers.tokens.llamagen import llamagen
+from ..samplers.tokens.mulosd import check as check_mulosd
+from ..samplers.tokens.mulosd import mulosd
+from ..samplers.tokens.par import check as check_par
+from ..samplers.tokens.par import par
+from ..samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings, PARSettings, TokenSettings, ZipARSettings
+from ..samplers.tokens.zipar import check as check_zipar
+from ..samplers.tokens.zipar import zipar
 
 # Raised when any sampler produces other images from the same model, settings and seed, or counts its work differently,
 # so that images of two versions are not mixed in one sweep. tests/bench/test_algorithm.py records digests.

@@ -19,7 +19,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 from torch import Tensor, nn
 
-from ...errors import UserError
+from ..errors import UserError
 from . import graphs
 from .ops import FAST, Operations, without_cudnn_attention
 

@@ -9,7 +9,7 @@ from typing import Any
 from ..errors import UserError
 from . import presets
 from .registry import Entry, find
-from .settings import knobs, make
+from ..samplers.settings import knobs, make
 
 PRESET = "preset"
 _MOST_TEXT = 8192

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 
 import torch
 
-from .conditioning import AnyCondition
-from .editing import Edit
-from .noise import PairedNoise
+from ...samplers.conditioning import AnyCondition
+from ...samplers.editing import Edit
+from ...samplers.noise import PairedNoise
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Family(ABC):
         return settings
 
     def memory(self, model: Any, condition: AnyCondition, settings: Any, **more: Any) -> dict[str, int]:
-        """Bytes of a run by stage, see ``samplers/memory.py``.
+        """Bytes of a run by stage, see ``runs/memory/__init__.py``.
 
         ``more``: whether part of an image is ``edited``, LazyMAR's ``cache`` settings, the ``draft`` model; where they
         are used.

@@ -794,7 +794,7 @@ class TokenModel:
 
     @property
     def family(self) -> str:
-        """See samplers/family.py."""
+        """See runs/families/__init__.py."""
         return "tar" if self.condition == FEATURES else "llamagen"
 
     @property

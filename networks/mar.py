@@ -587,7 +587,7 @@ class MARModel:
     max_beta: float = 0.999  # largest beta of the diffusion the head was trained with; 0.999 for every MAR
     assumed: str = ""  # what decides the result without being stated by user or file
     condition: ClassVar[str] = "class"  # kind of condition it is sampled with
-    family: ClassVar[str] = "mar"  # see samplers/family.py
+    family: ClassVar[str] = "mar"  # see runs/families/__init__.py
 
     @property
     def parts(self) -> Mapping[str, nn.Module]:

@@ -1,13 +1,13 @@
-"""Memory of a generation of a MAR, Harmon or UniPic; see ``samplers/memory.py``."""
+"""Memory of a generation of a MAR, Harmon or UniPic; see ``runs/memory/__init__.py``."""
 
 from __future__ import annotations
 
-from ...model_loaders.networks.mar import BUDGET, MARModel
-from ...model_loaders.networks.ops import unpacking_bytes
-from ..conditioning import MaskedCondition, PromptCondition
-from ..memory import FEATURES, HEAD, NOISE, PROMPTS, weights_by_part
-from ..noise import noise_bytes
-from .settings import CacheSettings, MARBase
+from ...networks.mar import BUDGET, MARModel
+from ...networks.ops import unpacking_bytes
+from ...samplers.conditioning import MaskedCondition, PromptCondition
+from . import FEATURES, HEAD, NOISE, PROMPTS, weights_by_part
+from ...samplers.noise import noise_bytes
+from ...samplers.mar.settings import CacheSettings, MARBase
 
 
 def estimate(

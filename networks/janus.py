@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...errors import UserError
+from ..errors import UserError
 from .chat import checked, expect_text
 from .llama import Llama, LlamaConfig, TokenModel
 from .ops import FAST, Operations

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 import torch
 from torch import nn
 
-from ...errors import UserError
+from ..errors import UserError
 from .chat import chat, checked, expect_text, without_special
 from .llama import Llama
 

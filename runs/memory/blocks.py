@@ -1,17 +1,17 @@
-"""Memory of a generation of blocks; see ``samplers/memory.py``."""
+"""Memory of a generation of blocks; see ``runs/memory/__init__.py``."""
 
 from __future__ import annotations
 
 from typing import cast
 
-from ...model_loaders.networks.bitdance import BitDanceClass, BlockModel
-from ...model_loaders.networks.llama import cache_bytes
-from ...model_loaders.networks.ops import unpacking_bytes
-from ..conditioning import Condition, MaskedCondition, PromptCondition
-from ..memory import HEAD, KV_CACHE, NOISE, POSITIONS, TRANSFORMER, weights_by_part
-from ..noise import noise_bytes
-from .diffusion import BUDGET
-from .settings import BlockSettings
+from ...networks.bitdance import BitDanceClass, BlockModel
+from ...networks.llama import cache_bytes
+from ...networks.ops import unpacking_bytes
+from ...samplers.conditioning import Condition, MaskedCondition, PromptCondition
+from . import HEAD, KV_CACHE, NOISE, POSITIONS, TRANSFORMER, weights_by_part
+from ...samplers.noise import noise_bytes
+from ...samplers.blocks.diffusion import BUDGET
+from ...samplers.blocks.settings import BlockSettings
 
 FP32 = 4  # bytes of a number
 

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...errors import UserError, not_finite
+from ..errors import UserError, not_finite
 from .ops import TORCH, Operations
 from .precision import is_finite
 from .siglip import HEADS, Tower
