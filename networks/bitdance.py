@@ -26,7 +26,7 @@ from .chat import chat, checked, expect_text
 from .llama import CLASS, PROMPT, Block, Cache, Llama, LlamaConfig, Norm, Positions, attend, rope_table
 from .mar import TimeEmbedding, modulated
 from .ops import FAST, Operations
-from .speed import Regional
+from .speed import Recordable
 from .structure import depth, without
 
 # Attention heads of the ImageNet models by width, which no state dict holds: sizes B, L, H.
@@ -458,7 +458,7 @@ class BitDanceClass(BlockNetwork):
     config: BitDanceConfig
 
     def __init__(self, config: BitDanceConfig, head: HeadConfig, operations: Operations = FAST):
-        Regional.__init__(self, operations)  # it has other tables than a Llama
+        Recordable.__init__(self, operations)  # it has other tables than a Llama
         c = self.config = config
         self.block = c.block
         self.cls_embedding = nn.Embedding(c.condition_size + 1, c.rows * c.dim)  # type: ignore[assignment]

@@ -45,7 +45,7 @@ class FeatureCache:
             shapes += [(entries, c.heads, rows, size)]
 
         if shapes and net.speed == COMPILE:
-            net.runs_plain("blocks with LazyMAR's caches")
+            net.note_plain("blocks with LazyMAR's caches")
         like = torch.empty(0, dtype=net.decoder_norm.weight.dtype, device=device)
         if net.records and shapes:
             tensors = net.graphs.zeros(shapes, like)

@@ -262,7 +262,7 @@ class Hybrid(nn.Module):
                 cache.store(k, v, known.shape[1])
             return prompts.attend(layer, q, k, v)
 
-        self.mar.runs_plain("language model")
+        self.mar.note_plain("language model")
         h = self.llm.hidden(y, self._positions(prompts, 0, y.shape[1]), attention)
         back = order.argsort(1).repeat(branches, 1)
         return encoded.repeat(branches, 1, 1) + self.proj_out(pick(h, back))
@@ -284,7 +284,7 @@ class Hybrid(nn.Module):
             values[:, :, at:end] = v
             return prompts.attend(layer, q, keys[:, :, :end], values[:, :, :end])
 
-        self.mar.runs_plain("language model")
+        self.mar.note_plain("language model")
         h = self.llm.hidden(y, self._positions(prompts, at, encoded.shape[1]), attention)
         return encoded.repeat(branches, 1, 1) + self.proj_out(h)
 

@@ -27,7 +27,7 @@ from torch import Tensor, nn
 from .graphs import State
 from .ops import FAST, Operations, dot_product_attention, linear
 from .precision import HALVES
-from .speed import Regional, recorded
+from .speed import Recordable, recorded
 from .structure import depth, official_names
 from .ta_tok import TATokModel
 
@@ -488,7 +488,7 @@ def one_shape(x: Tensor, rope: Tensor | None, mask: Tensor, rows: int) -> tuple[
     return x, rope, mask
 
 
-class Llama(Regional):
+class Llama(Recordable):
     """The transformer.
 
     With 2-D RoPE the official table is *zero* for the prefix and for PAR's transition tokens: their queries and keys

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from .graphs import State
 from .ops import FAST, Operations, dot_product_attention
-from .speed import Regional, recorded
+from .speed import Recordable, recorded
 from .structure import depth
 
 # The head count is in no state dict. Official sizes B, L, H by width; others need metadata "heads".
@@ -293,7 +293,7 @@ def pick(x: Tensor, index: Tensor) -> Tensor:
     return x.gather(-2, index.expand(*x.shape[:-2], -1, x.shape[-1]))
 
 
-class MAR(Regional):
+class MAR(Recordable):
     """Masked autoregressive transformer over continuous tokens, with its diffusion head."""
 
     def __init__(self, config: MARConfig, operations: Operations = FAST):

@@ -60,7 +60,7 @@ def threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-class Regional(nn.Module):
+class Recordable(nn.Module):
     """A network of which some functions may be recorded or compiled."""
 
     def __init__(self, operations: Operations = FAST) -> None:
@@ -98,7 +98,7 @@ class Regional(nn.Module):
             return f"speed: {self.speed}, but plain: {', '.join(self._ran_plain)}"
         return f"speed: {self.speed}" if self.records or self.speed == COMPILE else ""
 
-    def runs_plain(self, part: str) -> None:
+    def note_plain(self, part: str) -> None:
         """Record for :attr:`remark` that a repeated ``part`` runs plain, whatever the speed."""
         if self.speed == COMPILE or self.records:
             self._ran_plain[part] = None
@@ -112,7 +112,7 @@ class Regional(nn.Module):
             raise
 
         if self.graphs.problem:
-            self.runs_plain(f"launches ({self.graphs.problem})")
+            self.note_plain(f"launches ({self.graphs.problem})")
             self.records = False
             self.graphs.forget()
         return out
@@ -129,11 +129,11 @@ class Regional(nn.Module):
         if self.speed != COMPILE:
             return function
         if self.operations.offloaded(self):
-            self.runs_plain(f"{part} (weights are in main memory)")
+            self.note_plain(f"{part} (weights are in main memory)")
             return function
 
         if function not in self._regions:
-            self._regions[function] = _Compiled(function, partial(self.runs_plain, part))
+            self._regions[function] = _Compiled(function, partial(self.note_plain, part))
 
         return cast(Callable[P, R], self._regions[function])
 
@@ -145,12 +145,12 @@ class Regional(nn.Module):
 def recorded(function: Callable[..., R]) -> Callable[..., R]:
     """Record what ``function(net, ...)`` launches, if the run of the network records.
 
-    Its arguments are those of :meth:`.Graphs.call`. What is compiled (:meth:`Regional.compiled`) are the small parts
+    Its arguments are those of :meth:`.Graphs.call`. What is compiled (:meth:`Recordable.compiled`) are the small parts
     that it calls.
     """
 
     @wraps(function)
-    def call(net: Regional, *args: Any) -> R:
+    def call(net: Recordable, *args: Any) -> R:
         if net.records:
             return net.launch(function, (net, *args))
         return function(net, *args)
@@ -193,7 +193,7 @@ class _Compiled:
         return self.plain(*args)
 
 
-def choose(net: Regional, speed: str, device: torch.device) -> None:
+def choose(net: Recordable, speed: str, device: torch.device) -> None:
     """Set how a network runs, which will compute on ``device``.
 
     Raises:

@@ -4,16 +4,15 @@ A row is a token of MAR or a block of BitDance. At every step the head makes a *
 the prediction says what the clean *data* is. The next state is a sample of a Gaussian around a mix of both:
 
     data = data_x x + data_out prediction
-    x   <- N(of_x x + of_data data, exp(middle + slope logits)^2)
+    x   <- N(x_coefficient x + data_coefficient data, exp(middle + slope logits)^2)
 
 In a diffusion of noise (MAR; Li et al. 2024, arXiv 2406.11838, section 3.2) the prediction is the noise and data is x0;
-of_x and of_data are the coefficients of the posterior's mean (coef2 and coef1 in the published code), and the head also
-predicts the logits of a learned variance. In BitDance (arXiv 2602.14041) the prediction is the data, data_x = 0 and
-data_out = 1, and slope is 0. In both the last step takes the data itself. States and steps are fp32, whatever the dtype
-of the network.
+the two coefficients are those of the posterior's mean (coef2 and coef1 in the published code), and the head also predicts
+the logits of a learned variance. In BitDance (arXiv 2602.14041) the prediction is the data, data_x = 0 and data_out = 1,
+and slope is 0. In both the last step takes the data itself. States and steps are fp32, whatever the dtype of the network.
 
 :func:`run_chain` is the loop. Each row may have steps of its own, in a column of the table. FastHybrid changes the
-means of some rows (:class:`Change`), an edit of BitDance fixes some tokens of a row (:class:`Given`), and
+means of some rows (:class:`MeanAdjustment`), an edit of BitDance fixes some tokens of a row (:class:`FixedTokens`), and
 ``speculation.py`` verifies several steps in one evaluation of the head.
 
 Shapes: N rows of shape [*, c] (MAR: *, the tokens of a row, is left out), S steps, and P branches of guidance: 2, the
@@ -30,13 +29,13 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..networks.speed import Regional, recorded
+from ..networks.speed import Recordable, recorded
 from ..reports.record import Report
 from .device import to_device
 
 
 @dataclass(eq=False)
-class Chains:
+class DiffusionBatch:
     """N rows to sample."""
 
     z: Tensor  # conditions [P, N, *, D], the null class's last
@@ -45,17 +44,17 @@ class Chains:
     noise: Tensor  # noise of the steps, fp32 [S, N, *, c], or [S - 1, ...] if the last step adds none
     table: StepTable
     temperature: float = 1.0  # factor of the stds
-    given: Given | None = None
-    change: Change | None = None
+    given: FixedTokens | None = None
+    change: MeanAdjustment | None = None
 
-    def part(self, first: int, stop: int) -> Chains:
+    def part(self, first: int, stop: int) -> DiffusionBatch:
         """The same rows with only the steps ``first`` to ``stop - 1``."""
         return replace(
             self,
             noise=self.noise[first:stop],
             table=self.table.part(first, stop),
             given=None if self.given is None else self.given.part(first, stop),
-            change=None if self.change is None else Change(self.change.of_steps[first:stop]),
+            change=None if self.change is None else MeanAdjustment(self.change.of_steps[first:stop]),
         )
 
 
@@ -76,7 +75,7 @@ def guide(out: Tensor, cfg: Tensor, channels: int) -> tuple[Tensor, Tensor | Non
     return prediction, logits
 
 
-class Advanced(NamedTuple):
+class StepResult(NamedTuple):
     """The rows after a step, fp32 [N, *, c] each."""
 
     x: Tensor  # sampled from the next two
@@ -91,14 +90,14 @@ def advance(
     x: Tensor,
     out: Tensor,
     change: tuple[Tensor, Tensor] | None = None,
-) -> Advanced:
+) -> StepResult:
     """Advance all rows by a step, whose evaluation of the head is done. A function of tensors, so it can be compiled.
 
     Args:
         numbers: mean_x, mean_out, middle and slope of the step, see :class:`StepNumbers`.
         cfg, out: see :func:`guide`.
         noise, x: fp32 [N, *, c].
-        change: the step's entry in :class:`Change`.
+        change: the step's entry in :class:`MeanAdjustment`.
     """
     mean_x, mean_out, middle, slope = numbers
     prediction, logits = guide(out, cfg, x.shape[-1])
@@ -107,10 +106,10 @@ def advance(
         mean = torch.lerp(mean, *change)
 
     log_std = middle if logits is None else torch.addcmul(middle, slope, logits)
-    return Advanced(torch.addcmul(mean, log_std.exp(), noise), mean, log_std)
+    return StepResult(torch.addcmul(mean, log_std.exp(), noise), mean, log_std)
 
 
-def run_chain(net: Regional, rows: Chains, head: ChainHead) -> Iterator[Advanced]:
+def run_chain(net: Recordable, rows: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
     """The steps of all rows together, one at a time; the states after the last step are the samples."""
     noise = rows.noise if rows.temperature == 1 else rows.noise * rows.temperature
     noises = (*noise, noise[-1])  # one more, if the last step's was left out; its std is 0
@@ -129,8 +128,8 @@ def run_chain(net: Regional, rows: Chains, head: ChainHead) -> Iterator[Advanced
 
 @recorded
 def step(
-    net: Regional, evaluation: Evaluation, numbers: Any, cfg: Tensor, noise: Tensor, x: Tensor, change: Any
-) -> tuple[Advanced, Any]:
+    net: Recordable, evaluation: Evaluation, numbers: Any, cfg: Tensor, noise: Tensor, x: Tensor, change: Any
+) -> tuple[StepResult, Any]:
     """Evaluate the head, then :func:`advance` all rows with its output; the other arguments are those of ``advance``.
 
     Returns the rows after the step, and what the head keeps for later steps, or None.
@@ -147,8 +146,8 @@ class DiffusionStep(NamedTuple):
 
     data_x: float
     data_out: float
-    of_x: float
-    of_data: float
+    x_coefficient: float
+    data_coefficient: float
     middle: float  # minus infinity for no noise
     slope: float  # 0 for a fixed variance
 
@@ -158,8 +157,8 @@ class StepNumbers(NamedTuple):
 
     data_x: Tensor
     data_out: Tensor
-    of_x: Tensor
-    of_data: Tensor
+    x_coefficient: Tensor
+    data_coefficient: Tensor
     middle: Tensor
     slope: Tensor
     mean_x: Tensor
@@ -197,8 +196,8 @@ def step_table(steps: Sequence[DiffusionStep], times: Tensor) -> StepTable:
     """The table of steps, with the embeddings [S, w] of their times."""
     rows = []
     for step in steps:
-        mean_x = step.of_data * step.data_x + step.of_x
-        mean_out = step.of_data * step.data_out
+        mean_x = step.data_coefficient * step.data_x + step.x_coefficient
+        mean_out = step.data_coefficient * step.data_out
         rows.append((*step, mean_x, mean_out))
 
     learned = any(step.slope for step in steps)
@@ -221,7 +220,7 @@ def spread(noise: Tensor, count: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
+class FixedTokens:
     """Fixed tokens of rows, whose values are known. Their states follow the path (1 - t) start + t value."""
 
     t: Tensor  # time before each step, fp32 [S]
@@ -229,7 +228,7 @@ class Given:
     value: Tensor  # fp32 [N, *, c]
     free: Tensor  # bool, broadcast to [N, *, c]: True where nothing is fixed
 
-    def part(self, first: int, stop: int) -> Given:
+    def part(self, first: int, stop: int) -> FixedTokens:
         """The same with only the steps ``first`` to ``stop - 1``."""
         return replace(self, t=self.t[first:stop])
 
@@ -244,7 +243,7 @@ class Given:
         return torch.where(self.free[row], x, (1 - t) * self.start[row] + t * self.value[row])
 
 
-class Change(NamedTuple):
+class MeanAdjustment(NamedTuple):
     """Moves the mean of each step towards a draft: (1 - gamma) mean + gamma draft."""
 
     of_steps: Sequence[tuple[Tensor, Tensor]]  # draft fp32 [N, c] and gamma fp32 [] or [N, 1] of each step
@@ -278,7 +277,7 @@ class Evaluation(Protocol):
     only.
     """
 
-    def __call__(self, net: Regional, x: Tensor) -> tuple[Tensor, Any]:
+    def __call__(self, net: Recordable, x: Tensor) -> tuple[Tensor, Any]:
         """The output [P, N, *, c or 2 c] for states x fp32 [N, *, c], and what later evaluations reuse, or None."""
 
 
@@ -297,7 +296,7 @@ class Evaluated(NamedTuple):
     head: HeadNetwork
     modulations: tuple[Tensor, ...]  # of the step, [P, N, *, w'] each
 
-    def __call__(self, net: Regional, x: Tensor) -> tuple[Tensor, None]:
+    def __call__(self, net: Recordable, x: Tensor) -> tuple[Tensor, None]:
         return net.compiled(type(self.head).denoise, "diffusion head")(self.head, x, self.modulations), None
 
 
@@ -310,7 +309,7 @@ class Head:
 
     kept = None  # nothing is reused
 
-    def __init__(self, net: Regional, head: HeadNetwork, rows: Chains, report: Report, budget: int):
+    def __init__(self, net: Recordable, head: HeadNetwork, rows: DiffusionBatch, report: Report, budget: int):
         self._net = net
         self._head = head
         self._report = report

@@ -33,9 +33,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..networks.speed import Regional
+from ..networks.speed import Recordable
 from ..reports.record import Report
-from .chain import Chains, Head, StepNumbers, guide
+from .chain import DiffusionBatch, Head, StepNumbers, guide
 from .coupling import Coupled, Gaussian, Redraws, couple, reflect
 from .device import to_device
 from .noise import CounterRNG
@@ -121,7 +121,7 @@ class Speculation:
     data: Tensor
     logits: Tensor
 
-    def __init__(self, net: Regional, head: Head, chains: Chains, rng: CounterRNG, report: Report):
+    def __init__(self, net: Recordable, head: Head, chains: DiffusionBatch, rng: CounterRNG, report: Report):
         self.net = net
         self.head = head
         self.chains = chains
@@ -183,14 +183,14 @@ class Speculation:
 
     def draft(self, rows: np.ndarray, length: int) -> Drafts:
         """Draft the next steps of rows from their last evaluation, whose data and variance stay as they are."""
-        self.net.runs_plain("drafts of speculation")
+        self.net.note_plain("drafts of speculation")
         width = min(length, self.steps - int(self.done[rows].min()))
         row, done = self._on_device(rows, self.done[rows])
         step = (done[:, None] + torch.arange(width, device=self.device)).clamp(max=self.steps - 1)
 
-        # 1. Everything but the state is known beforehand: x_{k+1} = of_x x_k + offset_k + std_k noise_k.
+        # 1. Everything but the state is known beforehand: x_{k+1} = x_coefficient x_k + offset_k + std_k noise_k.
         at = self._numbers_at(step)
-        offset = at.of_data * self.data[row][:, None]
+        offset = at.data_coefficient * self.data[row][:, None]
         log_std = at.middle
         if self.learned:
             log_std = at.middle + at.slope * self.logits[row][:, None]
@@ -200,15 +200,17 @@ class Speculation:
         states = []
         values = []
         x = self.x[row]
-        for k, of_x_k, fixed_k in zip(step.unbind(1), at.of_x.unbind(1), fixed.unbind(1), strict=True):
+        for k, x_coefficient_k, fixed_k in zip(
+            step.unbind(1), at.x_coefficient.unbind(1), fixed.unbind(1), strict=True
+        ):
             if self.chains.given is not None:
                 x = self.chains.given.follow_rows(x, row, k)
             states.append(x)
-            x = torch.addcmul(fixed_k, of_x_k, x)
+            x = torch.addcmul(fixed_k, x_coefficient_k, x)
             values.append(x)
 
         before = torch.stack(states, 1)
-        return Drafts(before, torch.stack(values, 1), Gaussian(offset + at.of_x * before, log_std))
+        return Drafts(before, torch.stack(values, 1), Gaussian(offset + at.x_coefficient * before, log_std))
 
     def verify(self, rows: np.ndarray, drafts: Drafts) -> np.ndarray:
         """Evaluate the head at all drafted states of rows, and advance each row past its accepted steps and its first
@@ -306,7 +308,7 @@ class Speculation:
 
         at = self._numbers_at(step)
         log_std = at.middle if logits is None else at.middle + at.slope * logits
-        return Gaussian(at.of_data * data + at.of_x * x, log_std)
+        return Gaussian(at.data_coefficient * data + at.x_coefficient * x, log_std)
 
     def _numbers_at(self, step: Tensor) -> StepNumbers:
         """The table's numbers at steps [...], fp32 [..., 1 ...] each."""

@@ -13,9 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = (
-    *("bench", "cli", "model_loaders", "networks", "nodes", "reports", "runs", "samplers", "sweeps", "tools"),
-)
+PACKAGES = (*("bench", "cli", "model_loaders", "networks", "nodes", "reports", "runs", "samplers", "sweeps", "tools"),)
 
 
 def sources() -> list[Path]:

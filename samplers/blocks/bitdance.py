@@ -15,7 +15,7 @@ from torch import Tensor
 from ...networks.bitdance import BlockModel
 from ...networks.torch_state import in_own_state
 from ..annealing import annealed_steps
-from ..chain import Chains, Given, Head, StepTable, run_chain, spread, step_table
+from ..chain import DiffusionBatch, FixedTokens, Head, StepTable, run_chain, spread, step_table
 from ..conditioning import MaskedCondition
 from ..device import to_device
 from ..editing import Edit
@@ -161,7 +161,7 @@ class BlockDiffusion:
             for k, advanced in enumerate(run_chain(net, rows, head)):
                 yield k + 1, advanced.x
 
-    def _chains(self, block: int, conditions: Tensor) -> Chains:
+    def _chains(self, block: int, conditions: Tensor) -> DiffusionBatch:
         """A block before its diffusion: a row for every image, or one for each of its branches, see
         :meth:`BlockCanvas.null_is_drawn_too`.
         """
@@ -175,13 +175,13 @@ class BlockDiffusion:
 
         steps, times = self.tables[self.counts[block]]
         free = canvas.free(block, len(start))
-        return Chains(
+        return DiffusionBatch(
             z=conditions.unflatten(0, (-1, len(start))),
             cfg=torch.full((len(start), 1, 1), cfg, device=start.device),
             x=start,
             noise=spread(noise, self.counts[block]),
             table=steps,
-            given=None if free is None else Given(times, start, canvas.read[: len(start), at].clone(), free),
+            given=None if free is None else FixedTokens(times, start, canvas.read[: len(start), at].clone(), free),
         )
 
 

@@ -218,9 +218,9 @@ class MARCanvas(Canvas):
         steps = self.noise.steps(stream, count, c.tokens, c.channels)
         return TokenNoise(to_device(start, self.device), to_device(steps, self.device).transpose(0, 1))
 
-    def chains(self, table: chain.StepTable, tokens: Tokens, z: Tensor, noise: TokenNoise) -> chain.Chains:
+    def chains(self, table: chain.StepTable, tokens: Tokens, z: Tensor, noise: TokenNoise) -> chain.DiffusionBatch:
         """Tokens before the diffusion steps of a table; z [P, N, C] are their conditions."""
-        return chain.Chains(
+        return chain.DiffusionBatch(
             z=z,
             cfg=tokens.of(self.order.scale)[:, None],
             x=tokens.of(noise.start),

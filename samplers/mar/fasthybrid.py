@@ -36,7 +36,7 @@ from torch import Tensor
 from ...networks.mar import MARModel, pick
 from ...networks.torch_state import in_own_state
 from ...reports.record import ACCEPTED, PLAIN, REDONE
-from ..chain import Chains, Change
+from ..chain import DiffusionBatch, MeanAdjustment
 from ..conditioning import MaskedCondition
 from ..device import to_device
 from ..editing import Edit
@@ -182,7 +182,7 @@ class Refinement:
         # Without a step an accepted draft stays as it is.
         self.refines = settings.accepted != "keep" and not ends_in_drafts and self.first_step < steps
 
-    def chains(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> Chains:
+    def chains(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> DiffusionBatch:
         """Accepted tokens in their states before the first step that needs the head.
 
         Args:
@@ -192,7 +192,7 @@ class Refinement:
         rows = self.canvas.chains(self.table, tokens, tokens.conditions(z), self.noise)
         draft = tokens.of(drafts)
         x = self.first_states(draft, rows.x, rows.noise)
-        pull = None if self.renoises else Change([(draft, gamma) for gamma in self.gamma])
+        pull = None if self.renoises else MeanAdjustment([(draft, gamma) for gamma in self.gamma])
         return replace(rows, x=x, change=pull).part(self.first_step, len(self.table))
 
     def first_states(self, draft: Tensor, start: Tensor, noise: Tensor) -> Tensor:

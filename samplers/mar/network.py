@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...networks.mar import BUDGET, MAR
 from ...reports.record import Report
-from ..chain import ChainHead, Chains, Change, Head, StepTable, run_chain
+from ..chain import ChainHead, DiffusionBatch, Head, MeanAdjustment, StepTable, run_chain
 from ..device import to_device
 from .canvas import MARCanvas
 
@@ -27,11 +27,11 @@ class Heads:
         """Whether the head is evaluated in full at every one of ``steps`` diffusion steps."""
         return True
 
-    def head(self, net: MAR, rows: Chains, report: Report) -> ChainHead:
+    def head(self, net: MAR, rows: DiffusionBatch, report: Report) -> ChainHead:
         """The head for rows, see :func:`..chain.run_chain`."""
         return full_head(net, rows, report)
 
-    def sample(self, net: MAR, rows: Chains, report: Report) -> Tensor:
+    def sample(self, net: MAR, rows: DiffusionBatch, report: Report) -> Tensor:
         """Sample the tokens of rows, fp32 [N, channels]. Without rows or steps the head is not called."""
         x = rows.x
         if len(rows.x) and len(rows.table):
@@ -39,7 +39,9 @@ class Heads:
                 x = advanced.x
         return x
 
-    def sample_both(self, net: MAR, full: Chains, guided: Chains, report: Report) -> tuple[Tensor, Tensor]:
+    def sample_both(
+        self, net: MAR, full: DiffusionBatch, guided: DiffusionBatch, report: Report
+    ) -> tuple[Tensor, Tensor]:
         """Sample the tokens of two batches of rows, fp32 [N, channels] each, in one loop.
 
         The batch with more steps starts alone, and the other one joins it for the last steps. So there are only as many
@@ -67,7 +69,7 @@ class Heads:
         return x[: len(full.x)], x[len(full.x) :]
 
 
-def joined(full: Chains, guided: Chains) -> Chains:
+def joined(full: DiffusionBatch, guided: DiffusionBatch) -> DiffusionBatch:
     """The rows of both in one batch. They have equally many steps, and each row keeps its own numbers.
 
     The means of ``full`` stay as they are: gamma = 0.
@@ -83,9 +85,9 @@ def joined(full: Chains, guided: Chains) -> Chains:
         gamma = torch.zeros(len(full.table), len(drafts), 1, device=drafts.device)
         for k, (_, weight) in enumerate(guided.change.of_steps):
             gamma[k, len(full.x) :] = weight
-        change = Change([(drafts, weight) for weight in gamma])
+        change = MeanAdjustment([(drafts, weight) for weight in gamma])
 
-    return Chains(
+    return DiffusionBatch(
         z=torch.cat([rows.z for rows in parts], 1),
         cfg=torch.cat([rows.cfg for rows in parts]),
         x=torch.cat([rows.x for rows in parts]),
@@ -96,7 +98,7 @@ def joined(full: Chains, guided: Chains) -> Chains:
     )
 
 
-def full_head(net: MAR, rows: Chains, report: Report) -> Head:
+def full_head(net: MAR, rows: DiffusionBatch, report: Report) -> Head:
     """The head in full for rows."""
     return Head(net, net.head, rows, report, BUDGET)
 

@@ -69,7 +69,8 @@ class Tables:
     """The part of a respaced diffusion of S steps that a sampler reads."""
 
     timestep_map: Tensor  # int64 [S], ascending
-    # Highest timestep first: x0 = data_x x + data_out eps; mu = of_data x0 + of_x x; log sigma = middle + slope logits.
+    # Highest timestep first: x0 = data_x x + data_out eps, mu = data_coefficient x0 + x_coefficient x, and log sigma =
+    # middle + slope logits.
     steps: list[DiffusionStep]
 
     def __len__(self) -> int:
@@ -100,8 +101,8 @@ def tables_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Tables:
     columns = {
         "data_x": c.sqrt_recip_alphas_cumprod,
         "data_out": -c.sqrt_recipm1_alphas_cumprod,
-        "of_x": c.posterior_mean_coef2,
-        "of_data": c.posterior_mean_coef1,
+        "x_coefficient": c.posterior_mean_coef2,
+        "data_coefficient": c.posterior_mean_coef1,
         "middle": (low + high) / 4,
         "slope": (high - low) / 4,
     }

@@ -375,11 +375,11 @@ def test_a_plain_reference_draws_the_same(case):
 
 def test_the_report_says_what_this_run_ran_plain_and_not_an_earlier_one(monkeypatch):
     model = tiny_bitdance(seed=1)
-    monkeypatch.setattr(speed.Regional, "region", lambda self, function, part: function)
+    monkeypatch.setattr(speed.Recordable, "region", lambda self, function, part: function)
     model.net.speed = speed.COMPILE
-    model.net.runs_plain("a part of an earlier run")
+    model.net.note_plain("a part of an earlier run")
 
     steps = bitdance(model, from_ids((1,)), FEW, PairedNoise(5, (0,)))
     next(steps)
-    model.net.runs_plain("diffusion head")
+    model.net.note_plain("diffusion head")
     assert finish(steps).report.note == "speed: compile, but plain: diffusion head"

@@ -155,7 +155,7 @@ def test_recorded_samplers_draw_the_images_of_plain(contract, name, dtype):
         def moved(model):
             if id(model) not in copies:
                 copies[id(model)] = move(model)
-                if isinstance(copies[id(model)].net, speed.Regional):
+                if isinstance(copies[id(model)].net, speed.Recordable):
                     copies[id(model)].net.speed = how
             return copies[id(model)]
 

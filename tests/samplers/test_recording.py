@@ -27,7 +27,7 @@ def at_speed(how):
     copies = {}
 
     def move(model):
-        if not isinstance(model.net, speed.Regional):
+        if not isinstance(model.net, speed.Recordable):
             return model
         if id(model) not in copies:
             net = copy.deepcopy(model.net)

@@ -10,7 +10,7 @@ import torch
 
 fake_comfy.install()
 
-from fastar_nodes.networks.speed import Regional  # noqa: E402
+from fastar_nodes.networks.speed import Recordable  # noqa: E402
 from fastar_nodes.nodes import compare, samplers, sharing, sweep  # noqa: E402
 from fastar_nodes.nodes.host import Loaded  # noqa: E402
 from fastar_nodes.runs import registry  # noqa: E402
@@ -78,7 +78,7 @@ def toy(model, condition, settings, noise, edit=None):
 # ------------------------------------------------------------------------------------------------ what it gets
 
 
-class ToyNet(Regional):
+class ToyNet(Recordable):
     def __init__(self):
         super().__init__()
         self.scale = torch.nn.Parameter(torch.tensor(0.5), requires_grad=False)

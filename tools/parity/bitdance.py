@@ -33,7 +33,7 @@ from ...networks.bitdance import (
     block_order,
 )
 from ...networks.llama import HEAD, Llama, LlamaConfig, attend
-from ...networks.speed import Regional
+from ...networks.speed import Recordable
 from ...reports.record import Report
 from ...samplers import chain
 from ...samplers.blocks.bitdance import bitdance
@@ -312,8 +312,8 @@ def _denoised(
     """The states of rows [B, P, C] before and after every step; ``conditions`` of all branches, [R, P, D]."""
     z = conditions.unflatten(0, (-1, len(start)))
     table = chain.step_table(made.steps, net.times(torch.tensor(made.times)))
-    rows = chain.Chains(z, torch.full((len(start), 1, 1), cfg), start, noise, table)
-    plain = Regional()
+    rows = chain.DiffusionBatch(z, torch.full((len(start), 1, 1), cfg), start, noise, table)
+    plain = Recordable()
     head = chain.Head(plain, net, rows, Report("verify", "", {}, None, len(start), "cpu"), BUDGET)
     return [start, *(done.x for done in chain.run_chain(plain, rows, head))]
 

@@ -282,7 +282,7 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
             table = chain.step_table(here.drawn, canvas.time_embeddings(here))
             noise = chain.spread(noise.float(), len(table))
             cfg = order.scale.gather(1, where).view(-1, 1)
-            rows = chain.Chains(z, cfg, first, noise, table, settings.temperature)
+            rows = chain.DiffusionBatch(z, cfg, first, noise, table, settings.temperature)
             made = look.heads.sample(model.net, rows, canvas.report)
             canvas.decide(where, made.view(*where.shape, -1), step)
 

@@ -112,7 +112,7 @@ def _head(folder: Path) -> Iterator[Case]:
         table = chain.step_table(made.drawn, net.head.time_embed(made.timestep_map.flip(0)))
         conditions = (z[: 2 * n] if cfg != 1 else z[:n]).unflatten(0, (-1, n))
         noise = chain.spread(data[f"s{tag}.step_noise_f16"][:, :n].float(), len(table))
-        rows = chain.Chains(conditions, torch.full((n, 1), cfg), first, noise, table, temperature)
+        rows = chain.DiffusionBatch(conditions, torch.full((n, 1), cfg), first, noise, table, temperature)
         out = Heads().sample(net, rows, Report("verify", "", {}, None, n, "cpu"))
         expected = data[f"s{tag}.t{temperature}.cfg{cfg}.out"][:n]
         yield Check(out, expected) if clipped else relative(out, expected)

@@ -12,7 +12,7 @@ from torch import Tensor
 from ....networks.mar import MARModel
 from ....reports.record import ACCEPTED, PROMPT_COUNTS, REJECTED, Report
 from ... import chain
-from ...chain import Chains
+from ...chain import DiffusionBatch
 from ...conditioning import MaskedCondition
 from ...coupling import Gaussian
 from ...device import to_device
@@ -50,7 +50,7 @@ def noisy_last_step_table(canvas: MARCanvas) -> chain.StepTable:
     return chain.step_table(tables.steps, canvas.time_embeddings(tables))
 
 
-def traced(canvas: MARCanvas, rows: Chains, last_noise: bool = False) -> Trace:
+def traced(canvas: MARCanvas, rows: DiffusionBatch, last_noise: bool = False) -> Trace:
     """Sample rows with the full diffusion head and the steps of :func:`noisy_last_step_table`, and keep their paths.
 
     ``last_noise``: whether the last step adds noise, as all others do. MAR's does not.
@@ -75,7 +75,7 @@ def traced(canvas: MARCanvas, rows: Chains, last_noise: bool = False) -> Trace:
 
 def segment_chains(
     canvas: MARCanvas, first: int, zs: Sequence[Tensor], noise: TokenNoise, table: chain.StepTable
-) -> tuple[Chains, Tokens]:
+) -> tuple[DiffusionBatch, Tokens]:
     """The tokens of the AR steps from ``first`` on, one AR step after another, as rows for the target's head.
 
     ``zs``: conditions [P, B, n, C] of each AR step.

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from ....networks.mar import BUDGET, MAR, DiffusionHead, HeadBlock, modulated
 from ....networks.ops import outputs
-from ....networks.speed import Regional
+from ....networks.speed import Recordable
 from ....reports.record import Report
-from ...chain import ChainHead, Chains
+from ...chain import ChainHead, DiffusionBatch
 from ...device import to_device
 from ..network import Heads
 from ..settings import CacheSettings
@@ -45,7 +45,7 @@ class CachedHeads(Heads):
     def whole(self, steps: int) -> bool:
         return self.period(steps) == 1
 
-    def head(self, net: MAR, rows: Chains, report: Report) -> ChainHead:
+    def head(self, net: MAR, rows: DiffusionBatch, report: Report) -> ChainHead:
         steps = len(rows.table)
         period = self.period(steps)
         if period == 1:
@@ -111,7 +111,7 @@ class CachedHead:
 
     kept: Kept | None = None  # of the last step that computed it; the first step is a full one
 
-    def __init__(self, net: MAR, rows: Chains, plan: HeadPlan, report: Report):
+    def __init__(self, net: MAR, rows: DiffusionBatch, plan: HeadPlan, report: Report):
         self.head = net.head
         self.cfg = rows.cfg
         self.kinds = plan.kinds
@@ -175,7 +175,7 @@ class FullStep(NamedTuple):
     branches: int
     modulations: tuple[Tensor, ...]
 
-    def __call__(self, net: Regional, x: Tensor) -> tuple[Tensor, Kept]:
+    def __call__(self, net: Recordable, x: Tensor) -> tuple[Tensor, Kept]:
         evaluate = net.compiled(evaluate_full, "diffusion head")
         out, kept = evaluate(self.head, self.cfg, torch.cat([x] * self.branches), self.modulations)
         return out.view(self.branches, len(x), -1), kept
@@ -190,7 +190,7 @@ class ReusedStep(NamedTuple):
     edge: bool
     modulations: tuple[Tensor, ...]
 
-    def __call__(self, net: Regional, x: Tensor) -> tuple[Tensor, Kept | None]:
+    def __call__(self, net: Recordable, x: Tensor) -> tuple[Tensor, Kept | None]:
         evaluate = net.compiled(evaluate_from_kept, "diffusion head")
         out, newer = evaluate(self.head, self.outer, self.kept, self.edge, x, self.modulations)
         return out[None], newer if self.edge else None

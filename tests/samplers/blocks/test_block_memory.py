@@ -80,11 +80,11 @@ def test_a_window_holds_what_is_estimated(monkeypatch, cfg, given):
     table = chain.step_table(made.steps, model.net.denoiser.times(t))
     start = torch.randn(2, 16, 512)
     noise = torch.randn(40, 2, 16, 512)
-    known = chain.Given(t, start, torch.ones(2, 16, 512), torch.rand(2, 16, 1) > 0.5) if given else None
+    known = chain.FixedTokens(t, start, torch.ones(2, 16, 512), torch.rand(2, 16, 1) > 0.5) if given else None
     report = Report("bitdance", "tiny", {}, 0, 2, "cpu", memory={})
     scale = torch.full((2, 1, 1), cfg)
     with counted(monkeypatch) as live:
-        rows = chain.Chains(torch.randn(branches, 2, 16, 32), scale, start, noise, table, given=known)
+        rows = chain.DiffusionBatch(torch.randn(branches, 2, 16, 32), scale, start, noise, table, given=known)
         head = chain.Head(model.net, model.net.denoiser, rows, report, 1)
         paths = Speculation(model.net, head, rows, CounterRNG(torch.arange(2)), report)
         windows = paths.windows(np.arange(2), 8)
@@ -190,7 +190,7 @@ def test_passes_of_a_quarter_of_a_14b_hold_what_is_estimated(monkeypatch):
         times = torch.empty(count + 1, 5120, dtype=torch.bfloat16)
         with counted(monkeypatch) as live:
             table = chain.StepTable(torch.empty(count + 1, 8), times, False)
-            rows = chain.Chains((hidden + places)[:, None], x, x[:1], x, table)
+            rows = chain.DiffusionBatch((hidden + places)[:, None], x, x[:1], x, table)
             head = chain.Head(net, net.denoiser, rows, Report("bitdance", "14B", {}, 0, 1, "meta"), BUDGET)
             for k in range(20):  # the modulations of 14 evaluations are computed at once
                 head.at(k)(net, x[:1])

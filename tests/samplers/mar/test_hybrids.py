@@ -6,7 +6,7 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.networks.hybrid import UNCONDITIONAL, PromptBatch
-from fastar_nodes.networks.speed import Regional
+from fastar_nodes.networks.speed import Recordable
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.editing import Edit
@@ -61,7 +61,7 @@ def test_the_prompt_and_the_unconditional_text_matter(hybrid, plain):
 def test_a_compiled_hybrid_names_its_language_model_which_runs_plain(hybrid, monkeypatch):
     assert "plain" not in sampled(hybrid).report.note
     monkeypatch.setattr(hybrid.net, "speed", "compile")
-    monkeypatch.setattr(Regional, "compiled", lambda self, function, part: function)
+    monkeypatch.setattr(Recordable, "compiled", lambda self, function, part: function)
     assert sampled(hybrid).report.note.endswith("speed: compile, but plain: language model")
 
 

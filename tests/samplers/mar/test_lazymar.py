@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.networks.speed import Regional
+from fastar_nodes.networks.speed import Recordable
 from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers import chain
 from fastar_nodes.samplers.conditioning import from_ids
@@ -466,7 +466,7 @@ def test_the_head_cache_equals_the_slow_reference(depth, steps, period, guided):
     noise = torch.randn(len(table), n, c.channels, generator=g)
     times = table.timestep_map.tolist()
     with torch.no_grad():
-        tokens = chain.Chains(z, scale, first, noise, table_of(model.net, table), 0.9)
+        tokens = chain.DiffusionBatch(z, scale, first, noise, table_of(model.net, table), 0.9)
         got, full = sampled(Period(period), model.net, tokens), sampled(Heads(), model.net, tokens)
         rows = [
             slow_head(model.net, list(z[:, i]), float(scale[i]), first[i], noise[:, i], times, period, 0.9)
@@ -489,7 +489,7 @@ def test_every_step_of_a_cached_head_may_be_compiled(deep, monkeypatch, cfg):
             return function
         return lambda *args: calls.append(own[function]) or function(*args)
 
-    monkeypatch.setattr(Regional, "compiled", compiled)
+    monkeypatch.setattr(Recordable, "compiled", compiled)
     counts = lazy(deep, {**BASE, "diffusion_steps": 25, "cfg": cfg}).report.counts
     assert len(calls) == counts["head_calls"]
     # 25 steps are 24 up to t = 950; those with 23, 22, 20, 18, ... steps left are in full.
@@ -514,10 +514,10 @@ def test_drafts_pull_a_cached_head_too(model):
     z, (first, draft) = torch.randn(2, 2, 16, generator=g), torch.randn(2, 2, 4, generator=g)
     noise = torch.randn(len(table), 2, 4, generator=g)
     weights = torch.tensor([0.0] * (len(table) - 1) + [1.0])
-    pull = chain.Change([(draft, weight) for weight in weights])
+    pull = chain.MeanAdjustment([(draft, weight) for weight in weights])
     with torch.no_grad():
         made = table_of(model.net, table)
-        tokens = chain.Chains(z, torch.full((2, 1), 2.0), first, noise, made, change=pull)
+        tokens = chain.DiffusionBatch(z, torch.full((2, 1), 2.0), first, noise, made, change=pull)
         out = sampled(Period(3), model.net, tokens)
         free = sampled(Period(3), model.net, dataclasses.replace(tokens, change=None))
     torch.testing.assert_close(out, draft, rtol=1e-4, atol=1e-4)

@@ -12,7 +12,7 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.networks.mar import DiffusionHead
-from fastar_nodes.networks.speed import Regional
+from fastar_nodes.networks.speed import Recordable
 from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers import chain
 from fastar_nodes.samplers.conditioning import from_ids
@@ -106,10 +106,12 @@ def test_redraws_go_on_until_one_is_kept():
     replaces a draft lies there.
     """
     rows = 20_000
-    noisy = chain.DiffusionStep(data_x=0.0, data_out=1.0, of_x=0.0, of_data=1.0, middle=0.0, slope=1.0)
+    noisy = chain.DiffusionStep(
+        data_x=0.0, data_out=1.0, x_coefficient=0.0, data_coefficient=1.0, middle=0.0, slope=1.0
+    )
     table = chain.step_table([noisy, noisy._replace(middle=-math.inf)], torch.zeros(2, 1))
     zeros = torch.zeros(rows, 1)
-    chains = chain.Chains(zeros[None], torch.ones(rows, 1), zeros, torch.zeros(2, rows, 1), table)
+    chains = chain.DiffusionBatch(zeros[None], torch.ones(rows, 1), zeros, torch.zeros(2, rows, 1), table)
     keys = torch.randint(-(2**62), 2**62, (rows,), generator=torch.Generator().manual_seed(0))
     report = Report("mar", "tiny", {}, None, 1, "cpu")
     paths = Speculation(tiny_mar().net, Narrow(), chains, CounterRNG(keys), report)
@@ -156,7 +158,7 @@ def test_modulations_that_fit_the_budget_are_kept(monkeypatch):
     modulations = DiffusionHead.modulations
     monkeypatch.setattr(DiffusionHead, "modulations", lambda self, e: made.append(e.shape) or modulations(self, e))
     table = chain.step_table(tables(5, 950).drawn, torch.zeros(5, 16))
-    rows = chain.Chains(torch.zeros(2, 3, 16), torch.ones(3, 1), torch.zeros(3, 4), torch.zeros(5, 3, 4), table)
+    rows = chain.DiffusionBatch(torch.zeros(2, 3, 16), torch.ones(3, 1), torch.zeros(3, 4), torch.zeros(5, 3, 4), table)
     index = torch.tensor([0, 2, 1]), torch.tensor([4, 0, 2])
     outs = []
     for budget, shapes in ((5 * 6 * width, [(5, 2, 3, 16)]), (5 * 6 * width - 1, [(2, 3, 16)] * 2)):
@@ -177,7 +179,7 @@ def test_every_evaluation_of_the_head_may_be_compiled(model, monkeypatch):
             return function
         return lambda *args: calls.append(1) or function(*args)
 
-    monkeypatch.setattr(Regional, "compiled", compiled)
+    monkeypatch.setattr(Recordable, "compiled", compiled)
     for length in (1, 3):
         calls.clear()
         assert run(model, speculation=length).report.counts["head_calls"] == len(calls) > 0
