@@ -7,9 +7,10 @@ the prediction says what the clean *data* is. The next state is a sample of a Ga
     x   <- N(x_coefficient x + data_coefficient data, exp(middle + slope logits)^2)
 
 In a diffusion of noise (MAR; Li et al. 2024, arXiv 2406.11838, section 3.2) the prediction is the noise and data is x0;
-the two coefficients are those of the posterior's mean (coef2 and coef1 in the published code), and the head also predicts
-the logits of a learned variance. In BitDance (arXiv 2602.14041) the prediction is the data, data_x = 0 and data_out = 1,
-and slope is 0. In both the last step takes the data itself. States and steps are fp32, whatever the dtype of the network.
+the two coefficients are those of the posterior's mean (coef2 and coef1 in the published code), and the head also
+predicts the logits of a learned variance. In BitDance (arXiv 2602.14041) the prediction is the data, data_x = 0 and
+data_out = 1, and slope is 0. In both the last step takes the data itself. States and steps are fp32, whatever the dtype
+of the network.
 
 :func:`run_chain` is the loop. Each row may have steps of its own, in a column of the table. FastHybrid changes the
 means of some rows (:class:`MeanAdjustment`), an edit of BitDance fixes some tokens of a row (:class:`FixedTokens`), and
