@@ -28,40 +28,33 @@ from .model_loaders.janus import load_janus, load_janus_head, load_janus_vision,
 from .model_loaders.known import entry_of
 from .model_loaders.llamagen import load_llamagen
 from .model_loaders.mar import load_mar
-from .model_loaders.networks.autoencoder import (
-    TOO_LITTLE_TO_DECODE,
-    KLModel,
-    VQModel,
-    decode_in_chunks,
-    images_of_a_pass,
-    to_pixels,
-)
-from .model_loaders.networks.bitdance import BitDanceClass, BlockModel
-from .model_loaders.networks.janus import JanusModel, WordHead
-from .model_loaders.networks.janus_vision import ImageReader, ReadImage
-from .model_loaders.networks.llama import TokenModel
-from .model_loaders.networks.mar import MARModel
-from .model_loaders.networks.ops import Operations
-from .model_loaders.networks.precision import is_finite
-from .model_loaders.networks.speed import choose
-from .model_loaders.networks.ta_tok import TATokModel
-from .model_loaders.networks.tar import TarModel
-from .model_loaders.networks.torch_state import in_own_state
 from .model_loaders.official import official_binary, official_bitdance
 from .model_loaders.shards import weight_files
 from .model_loaders.squares import squared
 from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar
 from .model_loaders.upscalers import load_upscaler
+from .networks.autoencoder import TOO_LITTLE_TO_DECODE, KLModel, VQModel, decode_in_chunks, images_of_a_pass, to_pixels
+from .networks.bitdance import BitDanceClass, BlockModel
+from .networks.janus import JanusModel, WordHead
+from .networks.janus_vision import ImageReader, ReadImage
+from .networks.llama import TokenModel
+from .networks.mar import MARModel
+from .networks.ops import Operations
+from .networks.precision import is_finite
+from .networks.speed import choose
+from .networks.ta_tok import TATokModel
+from .networks.tar import TarModel
+from .networks.torch_state import in_own_state
 from .reports.files import typed_path
 from .reports.record import Clock, Report, fingerprint
+from .runs.families import Family
+from .runs.memory import DECODE
+from .runs.registry import BITDANCE, FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR, Entry
 from .samplers.conditioning import ImagePromptCondition
-from .samplers.family import Family
-from .samplers.memory import DECODE
-from .samplers.registry import BITDANCE, FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR, Entry
 from .samplers.settings import knobs, make
 from .samplers.tokens.defaults import published
+from .samplers.tokens.mulosd.upsampling import BICUBIC, Enlarge, UpSampling
 from .samplers.tokens.settings import TarPromptSettings
-from .samplers.tokens.upsampling import BICUBIC, Enlarge, UpSampling
 
 AUTO = "auto"
 DEMO = "demo"

@@ -27,12 +27,14 @@ from .assembly import (
 )
 from .errors import UserError
 from .model_loaders.captions import prompt_of
-from .model_loaders.networks.hybrid import UNCONDITIONAL
-from .model_loaders.networks.janus import JanusModel, WordHead
-from .model_loaders.networks.janus_vision import ImageReader
-from .model_loaders.networks.ta_tok import TATokModel
-from .model_loaders.networks.tar import TarModel
-from .samplers.batches import in_parts
+from .networks.hybrid import UNCONDITIONAL
+from .networks.janus import JanusModel, WordHead
+from .networks.janus_vision import ImageReader
+from .networks.ta_tok import TATokModel
+from .networks.tar import TarModel
+from .runs.batches import in_parts
+from .runs.labels import labels_for, split_labels, unknown_words
+from .runs.syntax import read_as_text
 from .samplers.conditioning import (
     FREEDOM,
     AnyCondition,
@@ -45,9 +47,7 @@ from .samplers.conditioning import (
     expect_editor,
 )
 from .samplers.engine import finish
-from .samplers.labels import labels_for, split_labels, unknown_words
 from .samplers.settings import make
-from .samplers.syntax import read_as_text
 from .samplers.tokens.draws import PairedDraws
 from .samplers.tokens.prepare import features_of
 from .samplers.tokens.tar import tar_prompt

@@ -166,3 +166,23 @@ def missing_packages() -> str:
 
     names = " ".join(missing)
     return f"FastAR needs packages that are not installed here; run: python -m pip install {names}."
+
+
+# Characters of a cell, a label or a name that are shown.
+LONGEST = 200
+
+
+def printable(text: str, most: int = LONGEST) -> str:
+    """A text on one line: control characters become spaces; a text over ``most`` characters is shortened."""
+    characters = [c if c.isprintable() else " " for c in text[: most + 1]]
+    text = "".join(characters).strip()
+
+    if len(text) > most:
+        return f"{text[: most - 3]}..."
+    return text
+
+
+def amount(number: int, units: str) -> str:
+    """A number of things that are named in the plural: "1 pass", "1,024 passes"."""
+    one = units.removesuffix("es" if units.endswith("sses") else "s")
+    return f"{number:,} {one if number == 1 else units}"

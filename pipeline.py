@@ -27,34 +27,33 @@ from torch import Tensor, nn
 from . import assembly
 from .assembly import AUTO, PAR, Drafts, Ready, Source
 from .conditions import ENCODER, ConditionBuilder
-from .errors import UserError, first_line, unknown
+from .errors import UserError, amount, first_line, unknown
 from .memory import enough_memory
 from .model_loaders.families import DTYPES
-from .model_loaders.networks.autoencoder import KLModel, VQModel, expect_finite
-from .model_loaders.networks.bitdance import BlockModel
-from .model_loaders.networks.llama import TokenModel
-from .model_loaders.networks.mar import MARModel
-from .model_loaders.networks.speed import SPEEDS, choose
-from .model_loaders.networks.torch_state import in_own_state, own_state
 from .model_loaders.squares import squared
 from .model_loaders.wrappers import WEIGHTS
+from .networks.autoencoder import KLModel, VQModel, expect_finite
+from .networks.bitdance import BlockModel
+from .networks.llama import TokenModel
+from .networks.mar import MARModel
+from .networks.speed import SPEEDS, choose
+from .networks.torch_state import in_own_state, own_state
 from .reports.record import Report
-from .reports.table import amount
-from .samplers import inpainting
-from .samplers.batches import begin, expect_little_noise, in_parts
-from .samplers.choice import Choice
+from .runs import inpainting
+from .runs.answers import AnswerSettings, answer, expect_reader
+from .runs.batches import begin, expect_little_noise, in_parts
+from .runs.choice import Choice
+from .runs.presets import CUSTOM
+from .runs.presets import names as preset_names
+from .runs.presets import values as preset_values
+from .runs.registry import BITDANCE, FAMILIES, JANUS, LLAMAGEN, MAR, SAMPLERS, Entry, find
 from .samplers.conditioning import FREEDOM, KINDS, AnyCondition
 from .samplers.editing import Edit, masks_of
 from .samplers.engine import Sampled, Step, finish
-from .samplers.presets import CUSTOM
-from .samplers.presets import names as preset_names
-from .samplers.presets import values as preset_values
-from .samplers.registry import BITDANCE, FAMILIES, JANUS, LLAMAGEN, MAR, SAMPLERS, Entry, find
 from .samplers.settings import expect_names_here, knobs, make, no_setting
-from .samplers.tokens.answers import AnswerSettings, answer, expect_reader
 from .samplers.tokens.draws import PairedDraws
+from .samplers.tokens.mulosd.upsampling import BICUBIC
 from .samplers.tokens.settings import TarPromptSettings
-from .samplers.tokens.upsampling import BICUBIC
 
 P = ParamSpec("P")
 R = TypeVar("R")

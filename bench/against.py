@@ -23,7 +23,7 @@ from ..cli.options import MOST_IMAGES, whole
 from ..errors import UserError
 from ..reports.files import typed_path
 from ..reports.table import markdown
-from ..samplers.choice import assignment
+from ..runs.choice import assignment
 from .operations import counted, measure_speed
 from .references import REFERENCES, Pair, identify
 

@@ -25,8 +25,8 @@ from ..cli.options import MOST_IMAGES, source, whole
 from ..cli.planning import Planned
 from ..cli.running import draw, drive
 from ..errors import UserError
-from ..model_loaders.networks.llama import TokenModel
-from ..model_loaders.networks.tar import TarModel
+from ..networks.llama import TokenModel
+from ..networks.tar import TarModel
 from ..reports.record import dtype_of
 from ..reports.table import markdown
 from ..samplers.conditioning import AnyCondition

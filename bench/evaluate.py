@@ -22,11 +22,11 @@ import torch
 from ..assembly import AUTO, Source
 from ..cli.main import load_judge
 from ..cli.options import choose_device, models_folder, models_option, source, whole
-from ..errors import UserError
-from ..model_loaders.networks.speed import PLAIN
+from ..errors import UserError, amount
+from ..networks.speed import PLAIN
 from ..reports.files import typed_path
-from ..reports.table import amount, markdown
-from ..samplers.registry import FAMILIES
+from ..reports.table import markdown
+from ..runs.registry import FAMILIES
 from ..sweeps.folder import Folder
 from . import paper_files
 from .features import INCEPTION, load_extractor, open_reference

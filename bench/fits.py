@@ -12,17 +12,17 @@ from typing import Any
 
 from ..assembly import published_blocks
 from ..model_loaders import hub
-from ..model_loaders.networks.eight_bits import INT8
-from ..model_loaders.networks.mar import MARModel
-from ..model_loaders.networks.ops import quantize
+from ..networks.eight_bits import INT8
+from ..networks.mar import MARModel
+from ..networks.ops import quantize
 from ..reports.table import markdown
-from ..samplers.blocks import memory as block_memory
+from ..runs.memory import blocks as block_memory
+from ..runs.memory import mar as mar_memory
+from ..runs.memory import tokens as token_memory
+from ..runs.memory import total
 from ..samplers.blocks.settings import BlockSettings
 from ..samplers.conditioning import Condition, PromptCondition
-from ..samplers.mar import memory as mar_memory
 from ..samplers.mar.settings import MARSettings
-from ..samplers.memory import total
-from ..samplers.tokens import memory as token_memory
 from ..samplers.tokens.cache_slots import table_of
 from ..samplers.tokens.settings import LlamaGenSettings, PARSettings
 from .outlines import SEMANTIC_SIDE, outlined

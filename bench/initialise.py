@@ -6,10 +6,10 @@ from typing import TypeVar
 
 from torch import nn
 
-from ..model_loaders.networks.bitdance import BlockNetwork
-from ..model_loaders.networks.hybrid import Hybrid
-from ..model_loaders.networks.llama import PROMPT, Llama
-from ..model_loaders.networks.mar import MAR
+from ..networks.bitdance import BlockNetwork
+from ..networks.hybrid import Hybrid
+from ..networks.llama import PROMPT, Llama
+from ..networks.mar import MAR
 
 AnyBitDance = TypeVar("AnyBitDance", bound=BlockNetwork)
 

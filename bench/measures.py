@@ -14,10 +14,10 @@ import numpy as np
 import torch
 
 from ..cli.progress import Bar
-from ..errors import UserError
+from ..errors import UserError, amount
 from ..reports.quality import IDENTICAL, OTHER_SIZE
-from ..reports.table import amount, markdown
 from ..reports.table import figure as figure_text
+from ..reports.table import markdown
 from .features import INCEPTION, Extractor, Reference, figure, resized
 from .records import Cell, Shard
 from .statistics import (

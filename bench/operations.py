@@ -24,16 +24,16 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ..cli.bench import conditions_of, planned_for, shared_options
 from ..cli.options import MOST_IMAGES, whole
 from ..cli.running import draw, warm_up
-from ..model_loaders.networks import ops
-from ..model_loaders.networks.hybrid import HybridModel
-from ..model_loaders.networks.llama import LlamaConfig
-from ..model_loaders.networks.mar import MARConfig
+from ..networks import ops
+from ..networks.hybrid import HybridModel
+from ..networks.llama import LlamaConfig
+from ..networks.mar import MARConfig
 from ..reports.table import markdown
+from ..runs.memory import WEIGHTS, total
+from ..runs.memory.mar import estimate
 from ..samplers.conditioning import PromptCondition
-from ..samplers.mar.memory import estimate
 from ..samplers.mar.schedule import masked_after
 from ..samplers.mar.settings import MARBase, MARSettings
-from ..samplers.memory import WEIGHTS, total
 from .sizes import HYBRID_SIZES, random_hybrid
 
 # Operations after which the host waits for values of a device.
@@ -52,11 +52,17 @@ class Work:
     operations: int
     waits: int
     products: list[tuple[int, int]]  # multiplications, and bytes read and written
+    attention: int = 0  # those of the multiplications that attention takes
 
     @property
     def flops(self) -> int:
         """Floating-point operations of the products, 2 a multiply-add."""
         return 2 * sum(multiplications for multiplications, _ in self.products)
+
+    @property
+    def attention_share(self) -> float:
+        """Attention's share of :attr:`flops`: scores, and sums of values."""
+        return 2 * self.attention / self.flops
 
     def floor(self, speed: Speed) -> float:
         """Least seconds for the products: each takes at least its arithmetic and at least its memory traffic."""
@@ -130,7 +136,9 @@ class _Counter(TorchDispatchMode):
             self._product(out.numel() * a.shape[-1], a, b, out)
         elif "scaled_dot_product" in name:
             q, k, v = args[:3]
-            self._product(2 * q.numel() * k.shape[-2], q, k, v)
+            multiplications = 2 * q.numel() * k.shape[-2]
+            self._product(multiplications, q, k, v)
+            self.work.attention += multiplications
 
         return out
 
@@ -296,7 +304,7 @@ def run(options: argparse.Namespace) -> int:
     planned, asked = planned_for(options)
     speed = measure_speed() if planned[0].on.device.type == "cpu" else None
 
-    rows = [["sampler", "operations", "waits", "floor, s", "TFLOP"]]
+    rows = [["sampler", "operations", "waits", "floor, s", "TFLOP", "attention %"]]
     for p, condition in zip(planned, conditions_of(planned, batch, options, asked), strict=True):
         warm_up(p, condition)
         with counted() as work:
@@ -308,6 +316,7 @@ def run(options: argparse.Namespace) -> int:
             str(work.waits),
             f"{work.floor(speed):.3f}" if speed else "",
             f"{work.flops / 1e12:.3g}",
+            f"{100 * work.attention_share:.1f}",
         ]
         rows.append(row)
 

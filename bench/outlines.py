@@ -8,12 +8,12 @@ import torch
 
 from ..assembly import Ready, listed_family, official_blocks
 from ..model_loaders import hub, official
-from ..model_loaders.networks.bitdance import BlockModel, Marks
-from ..model_loaders.networks.llama import Llama, TokenModel
-from ..model_loaders.networks.mar import MAR, MARModel
-from ..model_loaders.networks.ops import shapes_only
+from ..networks.bitdance import BlockModel, Marks
+from ..networks.llama import Llama, TokenModel
+from ..networks.mar import MAR, MARModel
+from ..networks.ops import shapes_only
+from ..runs.registry import BITDANCE, HYBRID
 from ..samplers.conditioning import PromptCondition
-from ..samplers.registry import BITDANCE, HYBRID
 from .sizes import random_hybrid
 
 # Semantic codes along a side of an image of Tar at the finest of its scales.

@@ -29,19 +29,19 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from ..assembly import Ready, defaults
 from ..errors import UserError
 from ..model_loaders import hub
-from ..model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
-from ..model_loaders.networks.hybrid import Hybrid, HybridModel
-from ..model_loaders.networks.janus import Janus, JanusModel
-from ..model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
-from ..model_loaders.networks.mar import MAR, MARConfig, MARModel
+from ..networks.autoencoder import VQAutoencoder, VQConfig, VQModel
+from ..networks.hybrid import Hybrid, HybridModel
+from ..networks.janus import Janus, JanusModel
+from ..networks.llama import Llama, LlamaConfig, TokenModel
+from ..networks.mar import MAR, MARConfig, MARModel
 from ..reports.table import markdown
-from ..samplers import presets, registry
-from ..samplers.choice import Choice
+from ..runs import presets, registry
+from ..runs.choice import Choice
 from ..samplers.conditioning import AnyCondition, Condition, FeatureCondition, PromptCondition, TextCondition
 from ..samplers.engine import finish
-from ..samplers.mar import rejection
-from ..samplers.tokens import islands
-from ..samplers.tokens.upsampling import UpSampling
+from ..samplers.mar.cspd import densities
+from ..samplers.tokens import mulosd
+from ..samplers.tokens.mulosd.upsampling import UpSampling
 from .initialise import initialise_hybrid, initialise_llama, initialise_mar
 from .operations import PRODUCTS, countable
 from .outlines import SEMANTIC_SIDE, outlined, side_of
@@ -256,7 +256,7 @@ def tokenizer_not_counted() -> Iterator[None]:
         return call
 
     with ExitStack() as stack:
-        for owner, name in ((UpSampling, "up"), (UpSampling, "down"), (islands, "codebook_neighbours")):
+        for owner, name in ((UpSampling, "up"), (UpSampling, "down"), (mulosd, "codebook_neighbours")):
             stack.enter_context(mock.patch.object(owner, name, not_counted(getattr(owner, name))))
         yield
 
@@ -275,7 +275,7 @@ def accepting(share: float) -> Iterator[None]:
         return torch.where(kept, torch.inf, -torch.inf)
 
     similar = mock.patch.object(F, "cosine_similarity", cosine)
-    with similar, mock.patch.object(rejection, "log_ratio", log_ratio):
+    with similar, mock.patch.object(densities, "log_ratio", log_ratio):
         yield
 
 

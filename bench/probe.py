@@ -23,18 +23,18 @@ from ..cli.conditions import conditions
 from ..cli.options import MOST_IMAGES, SEEDS, condition_options, model_options, setting_option, whole
 from ..cli.planning import prepare
 from ..errors import UserError
-from ..model_loaders.networks.mar import MARModel, pick
-from ..model_loaders.networks.speed import suited_threads, threads
+from ..networks.mar import MARModel, pick
+from ..networks.speed import suited_threads, threads
 from ..reports.files import Result, encoded, image_endings, output, save
 from ..reports.grid import compare_grid, expect_fits
 from ..reports.quality import measure
 from ..reports.table import figure, markdown
 from ..samplers.conditioning import MaskedCondition
 from ..samplers.engine import Sampled
-from ..samplers.mar.canvas import mar_canvas
-from ..samplers.mar.mar import Diffusion, annealed_tables, places
+from ..samplers.mar.canvas import Tokens, mar_canvas
+from ..samplers.mar.mar import Diffusion, annealed_tables
+from ..samplers.mar.network import FullTransformer
 from ..samplers.mar.settings import MARSettings
-from ..samplers.mar.transformer import FullTransformer
 from ..samplers.noise import PairedNoise
 
 
@@ -143,17 +143,16 @@ def probe(
 
         # All undecided tokens at once, beside the image.
         if step in after:
-            image, position = places(everything)
-            rows = draw.chains(draw.tables[step], image, position, z.flatten(1, 2))
+            tokens = Tokens.all(everything)
+            rows = canvas.chains(draw.tables[step], tokens, tokens.conditions(z), draw.noise)
             values = canvas.values.clone()
-            values[image, position] = transformer.heads.sample(model.net, rows, canvas.report)
+            tokens.write(values, transformer.heads.sample(model.net, rows, canvas.report))
             looks.append((step, everything[:, n:], z[0, :, n:].float(), canvas.to_latents(values)))
 
         # The tokens of this AR step.
         z = z[:, :, :n]
         own.scatter_(1, here[:, :, None].expand(-1, -1, own.shape[2]), z[0].float())
-        _, drawn = next(draw(step, here, z))
-        canvas.write(here, drawn, step)
+        canvas.decide(here, draw(step, here, z), step)
 
     found = []
     for step, later, z, latents in looks:

@@ -29,13 +29,13 @@ from ..cli.options import whole
 from ..errors import UserError
 from ..model_loaders import janus as loader
 from ..model_loaders import official
-from ..model_loaders.networks.janus import JanusModel, Template
-from ..model_loaders.networks.llama import TokenModel
-from ..model_loaders.networks.mar import MAR, MARModel
+from ..networks.janus import JanusModel, Template
+from ..networks.llama import TokenModel
+from ..networks.mar import MAR, MARModel
+from ..runs.registry import JANUS, LLAMAGEN, TAR, find
 from ..samplers.conditioning import FeatureCondition, PromptCondition, from_ids
 from ..samplers.engine import finish
 from ..samplers.noise import PairedNoise
-from ..samplers.registry import JANUS, LLAMAGEN, TAR, find
 from ..samplers.settings import make
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.par import par_schedule

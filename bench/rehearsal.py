@@ -12,7 +12,7 @@ from ..errors import UserError
 from ..model_loaders import hub
 from ..model_loaders.transfer import readable_size
 from ..reports.table import markdown
-from ..samplers.registry import FAMILIES
+from ..runs.registry import FAMILIES
 from .outlines import STRIDE, outlined
 from .spec import Spec, expand, models_of
 

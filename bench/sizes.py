@@ -13,12 +13,6 @@ from torch import nn
 from ..assembly import Ready
 from ..errors import UserError
 from ..model_loaders.families import EIGHT_BITS, choose_dtype
-from ..model_loaders.networks.bitdance import BitDanceText, BlockModel, Marks
-from ..model_loaders.networks.hybrid import Hybrid, HybridModel
-from ..model_loaders.networks.janus import Janus, JanusModel, Template
-from ..model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
-from ..model_loaders.networks.mar import MAR, MARModel
-from ..model_loaders.networks.ops import quantize
 from ..model_loaders.official import (
     BITDANCES,
     HYBRID_SIZES,
@@ -31,8 +25,14 @@ from ..model_loaders.official import (
     official_hybrid,
     official_janus,
 )
-from ..samplers.registry import BITDANCE, HYBRID, JANUS, LLAMAGEN, Entry
-from ..samplers.registry import MAR as MAR_FAMILY
+from ..networks.bitdance import BitDanceText, BlockModel, Marks
+from ..networks.hybrid import Hybrid, HybridModel
+from ..networks.janus import Janus, JanusModel, Template
+from ..networks.llama import Llama, LlamaConfig, TokenModel
+from ..networks.mar import MAR, MARModel
+from ..networks.ops import quantize
+from ..runs.registry import BITDANCE, HYBRID, JANUS, LLAMAGEN, Entry
+from ..runs.registry import MAR as MAR_FAMILY
 from .initialise import initialise_bitdance, initialise_hybrid, initialise_llama, initialise_mar
 
 # Qwen2's vocabulary: how many ids are text, and the ids around a turn of a conversation.

@@ -26,8 +26,8 @@ from ..errors import UserError, first_line
 from ..model_loaders.families import DTYPES, EIGHT_BITS
 from ..reports.files import typed_path
 from ..samplers.settings import make
+from ..samplers.tokens.mulosd.upsampling import BICUBIC
 from ..samplers.tokens.settings import TarPromptSettings
-from ..samplers.tokens.upsampling import BICUBIC
 from ..sweeps.plan import CHECKPOINT, LABEL, MOST_CELLS, SUBJECTS, Combination, combinations, count
 from .records import MOST_BATCH, MOST_IMAGES
 

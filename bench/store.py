@@ -30,7 +30,7 @@ import numpy as np
 from ..errors import UserError
 from ..reports.table import figure, markdown, percent
 from ..reports.work import Work
-from ..samplers.batches import SPLIT
+from ..runs.batches import SPLIT
 from ..sweeps.folder import Folder
 from ..sweeps.plan import MOST_CELLS
 from .records import (

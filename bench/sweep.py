@@ -31,11 +31,11 @@ from PIL import Image
 from ..assembly import AUTO, Source
 from ..cli.options import models_folder, models_option, source, whole
 from ..cli.progress import Bar
-from ..errors import UserError
+from ..errors import UserError, amount
 from ..model_loaders.families import DTYPES, EIGHT_BITS
-from ..model_loaders.networks.speed import PLAIN
+from ..networks.speed import PLAIN
 from ..reports.files import typed_path
-from ..reports.table import amount, markdown
+from ..reports.table import markdown
 from ..sweeps.folder import Folder
 from . import paper_files
 from .engines import Cluster, Task, connect, run_here, run_on_ray, tasks_of, unfinished

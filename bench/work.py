@@ -21,14 +21,14 @@ from ..errors import UserError
 from ..reports.files import typed_path
 from ..reports.quality import DISTRIBUTION
 from ..reports.record import Report
-from ..samplers.baseline import ComparedRun, baselines, is_lossless, likeness
-from ..samplers.batches import begin, in_parts, warm_up
-from ..samplers.choice import Choice
+from ..runs.baseline import ComparedRun, baselines, is_lossless, likeness
+from ..runs.batches import begin, in_parts, warm_up
+from ..runs.choice import Choice
+from ..runs.registry import ALGORITHM, Entry, find
 from ..samplers.conditioning import AnyCondition, Condition
 from ..samplers.engine import finish
-from ..samplers.registry import ALGORITHM, Entry, find
 from ..samplers.settings import make
-from ..samplers.tokens.upsampling import BICUBIC
+from ..samplers.tokens.mulosd.upsampling import BICUBIC
 from ..sweeps.folder import host
 from ..sweeps.keys import cell_key, cell_name, digest
 from ..sweeps.plan import LABEL, PROMPT, Combination

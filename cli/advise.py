@@ -13,12 +13,12 @@ import numpy as np
 
 from ..assembly import AUTO, DEMO, decode, defaults
 from ..reports.record import Report
-from ..samplers import presets
-from ..samplers.advice import calibrate, candidates
-from ..samplers.choice import PRESET, Choice, choose
+from ..runs import presets
+from ..runs.advice import calibrate, candidates
+from ..runs.choice import PRESET, Choice, choose
+from ..runs.measured import AdviceSettings
+from ..runs.registry import find
 from ..samplers.engine import finish
-from ..samplers.measured import AdviceSettings
-from ..samplers.registry import find
 from ..samplers.settings import knobs, make
 from .conditions import conditions
 from .options import MOST_IMAGES, SEEDS, condition_options, model_options, whole

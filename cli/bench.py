@@ -21,13 +21,13 @@ import torch
 
 from ..assembly import Ready
 from ..errors import UserError
-from ..model_loaders.networks.speed import choose
+from ..networks.speed import choose
 from ..reports.files import Result, as_text, output, save
 from ..reports.record import LONGEST_NOTE, VERSION, Report, repeated
 from ..reports.table import literal, markdown, percent
 from ..reports.timing import Speedup
+from ..runs.registry import FAMILIES, Entry
 from ..samplers.conditioning import AnyCondition, from_ids
-from ..samplers.registry import FAMILIES, Entry
 from .conditions import conditions
 from .main import is_here, load_module
 from .options import MOST_IMAGES, choose_device, model_options, sampler_options, whole

@@ -24,22 +24,22 @@ from ..errors import UserError, first_line
 from ..model_loaders import families, hub, official
 from ..model_loaders.autoencoders import load_kl, load_vq
 from ..model_loaders.bitdance import load_binary
-from ..model_loaders.networks.autoencoder import KLModel, VQModel
-from ..model_loaders.networks.ops import packed_bytes
 from ..model_loaders.tar import load_ta_tok
 from ..model_loaders.tokenizer import load_tokenizer
 from ..model_loaders.transfer import readable_size
+from ..networks.autoencoder import KLModel, VQModel
+from ..networks.ops import packed_bytes
 from ..pipeline import Pipeline
 from ..reports.record import Report, dtype_of, dtype_of_weights
 from ..reports.timing import shown_seconds
-from ..samplers import batches
+from ..runs import batches
+from ..runs.answers import answer_bytes
+from ..runs.memory import WEIGHTS
+from ..runs.memory.tokens import estimate_prompt
+from ..runs.presets import BALANCED
+from ..runs.registry import SAMPLERS, Entry
 from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition, TextCondition
-from ..samplers.memory import WEIGHTS
-from ..samplers.presets import BALANCED
-from ..samplers.registry import SAMPLERS, Entry
-from ..samplers.tokens.answers import answer_bytes
 from ..samplers.tokens.draws import PairedDraws
-from ..samplers.tokens.memory import estimate_prompt
 from ..samplers.tokens.prepare import features_of
 from ..samplers.tokens.tar import tar_prompt
 from .machine import Peak, watched

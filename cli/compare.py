@@ -22,7 +22,7 @@ from ..reports.grid import MOST_COLUMNS, compare_grid, expect_fits
 from ..reports.maps import token_map
 from ..reports.record import LONGEST_NOTE, PLAIN, Report, repeated, to_json, to_table
 from ..reports.table import literal
-from ..samplers.baseline import qualities
+from ..runs.baseline import qualities
 from ..samplers.conditioning import AnyCondition
 from .conditions import conditions
 from .options import MOST_IMAGES, SEEDS, condition_options, model_options, sampler_options, whole

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from ..assembly import models_folder
 from ..model_loaders import families, hub
-from ..model_loaders.networks.janus import edits
 from ..model_loaders.transfer import readable_size
+from ..networks.janus import edits
 from ..reports.table import markdown
 from .options import models_option
 from .subject import all_entries, download_bytes

@@ -9,7 +9,7 @@ from ..assembly import DEMO, PAR, Source, identified, listed_family
 from ..errors import UserError
 from ..model_loaders import checkpoint as ck
 from ..model_loaders import hub
-from ..samplers.registry import FAMILIES, HYBRID, LLAMAGEN, TAR, Entry
+from ..runs.registry import FAMILIES, HYBRID, LLAMAGEN, TAR, Entry
 
 
 def choose_models(

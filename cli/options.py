@@ -9,9 +9,9 @@ from ..assembly import AUTO, DEMO, Source, choose_device, find_file, models_fold
 from ..conditions import ENCODER
 from ..errors import UserError
 from ..model_loaders.families import DTYPES, EIGHT_BITS
-from ..model_loaders.networks.speed import SPEEDS
 from ..model_loaders.wrappers import WEIGHTS
-from ..samplers.tokens.upsampling import BICUBIC
+from ..networks.speed import SPEEDS
+from ..samplers.tokens.mulosd.upsampling import BICUBIC
 
 SEEDS = 1 << 64
 MOST_IMAGES = 1024

@@ -12,10 +12,10 @@ from .. import assembly
 from ..assembly import AUTO, DEMO, PAR, Drafts, Ready, complete, defaults, identified
 from ..errors import UserError, did_you_mean
 from ..reports.record import compared
-from ..samplers import presets
-from ..samplers.baseline import ComparedRun, baselines
-from ..samplers.choice import PRESET, assignment, choose, names_of_settings, parse_settings
-from ..samplers.registry import BITDANCE, FAMILIES, MAR, TAR, Entry, find
+from ..runs import presets
+from ..runs.baseline import ComparedRun, baselines
+from ..runs.choice import PRESET, assignment, choose, names_of_settings, parse_settings
+from ..runs.registry import BITDANCE, FAMILIES, MAR, TAR, Entry, find
 from ..samplers.settings import expect_names_here, make, no_setting
 from ..samplers.tokens.settings import TarPromptSettings
 from .models import choose_models

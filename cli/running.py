@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
-from ..samplers import batches
+from ..runs import batches
 from ..samplers.conditioning import AnyCondition
 from .planning import Planned
 from .progress import Bar

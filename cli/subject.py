@@ -15,7 +15,7 @@ from ..model_loaders import families, hub, official
 from ..model_loaders.shards import weight_files
 from ..model_loaders.transfer import arrived, readable_size
 from ..reports.files import typed_path
-from ..samplers.registry import FAMILIES, MAR
+from ..runs.registry import FAMILIES, MAR
 from .machine import free_memory, free_space
 
 # Bytes of a weight.

@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 
 from ..errors import UserError
+from ..networks.autoencoder import HISTORY, KLAutoencoder, KLConfig, KLModel, VQAutoencoder, VQConfig, VQModel
+from ..networks.enlarging import said
+from ..networks.llama import TokenModel
+from ..networks.ops import TORCH, Operations
+from ..networks.torch_state import in_own_state
 from . import checkpoint as ck
 from .families import choose_dtype, read
-from .networks.autoencoder import HISTORY, KLAutoencoder, KLConfig, KLModel, VQAutoencoder, VQConfig, VQModel
-from .networks.enlarging import said
-from .networks.llama import TokenModel
-from .networks.ops import TORCH, Operations
-from .networks.torch_state import in_own_state
 from .wrappers import AUTO
 
 

@@ -18,12 +18,8 @@ from typing import Any
 import torch
 
 from ..errors import UserError
-from . import checkpoint as ck
-from .configs import REMEDY, expect_language, expect_stated, inner, language_numbers, language_part
-from .families import Precision, choose_bits, choose_dtype, read
-from .llamagen import HEADS, IMAGENET, expect_heads, note_defaults
-from .networks.binary import BinaryAutoencoder, BinaryConfig, BinaryModel
-from .networks.bitdance import (
+from ..networks.binary import BinaryAutoencoder, BinaryConfig, BinaryModel
+from ..networks.bitdance import (
     CLASS_HEAD_DIM,
     OFFICIAL_HEADS,
     TEXT_HEAD_DIM,
@@ -34,11 +30,15 @@ from .networks.bitdance import (
     HeadConfig,
     Marks,
 )
-from .networks.enlarging import PREFIX, said
-from .networks.llama import LlamaConfig
-from .networks.ops import FAST, TORCH, Operations
-from .networks.structure import MOST_LEVELS, depth
-from .networks.torch_state import in_own_state
+from ..networks.enlarging import PREFIX, said
+from ..networks.llama import LlamaConfig
+from ..networks.ops import FAST, TORCH, Operations
+from ..networks.structure import MOST_LEVELS, depth
+from ..networks.torch_state import in_own_state
+from . import checkpoint as ck
+from .configs import REMEDY, expect_language, expect_stated, inner, language_numbers, language_part
+from .families import Precision, choose_bits, choose_dtype, read
+from .llamagen import HEADS, IMAGENET, expect_heads, note_defaults
 from .tokenizer import load_tokenizer
 from .wrappers import AUTO
 

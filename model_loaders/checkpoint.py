@@ -26,12 +26,12 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, first_line
+from ..networks.autoencoder import STATED_GROUPS
+from ..networks.eight_bits import Quantized, kind_of, round_to
+from ..networks.ops import FAST, TORCH, Operations, blocks_layers, limit_packing, shapes_only
+from ..networks.precision import is_finite
 from . import archive, mapped, quantized
 from .formats import INSTEAD, other_format
-from .networks.autoencoder import STATED_GROUPS
-from .networks.eight_bits import Quantized, kind_of, round_to
-from .networks.ops import FAST, TORCH, Operations, blocks_layers, limit_packing, shapes_only
-from .networks.precision import is_finite
 from .wrappers import AUTO, WEIGHTS, NoWeights, unpack, unwrapped
 
 _HEADER_LIMIT = 25_000_000  # bytes; a header with Tar's tokenizer has 12 MB

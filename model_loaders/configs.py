@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
+from ..networks.llama import EMBEDDING, QWEN_HEAD_DIM, LlamaConfig
 from . import checkpoint as ck
-from .networks.llama import EMBEDDING, QWEN_HEAD_DIM, LlamaConfig
 
 REMEDY = "put the configuration of the same model there"
 

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import UserError
+from ..networks.eight_bits import FP8, INT8
 from . import checkpoint as ck
 from .formats import packed_format
-from .networks.eight_bits import FP8, INT8
 from .shards import weight_files
 from .wrappers import AUTO, EMA, TRAINED, is_averaged, listed
 

@@ -11,11 +11,7 @@ from typing import Any
 import torch
 
 from ..errors import UserError
-from . import checkpoint as ck
-from .configs import REMEDY, expect_fixed, expect_language, expect_stated, inner, language_numbers, language_part
-from .families import Precision, choose_bits, choose_dtype, read
-from .mar import FP32_WEIGHTS, latent_metadata
-from .networks.hybrid import (
+from ..networks.hybrid import (
     LLM_PREFIX,
     MAR_PREFIX,
     OFFICIAL_HEADS,
@@ -25,9 +21,13 @@ from .networks.hybrid import (
     HybridModel,
     resize_table,
 )
-from .networks.mar import OFFICIAL_HEADS as MAR_HEADS
-from .networks.ops import FAST, Operations
-from .networks.torch_state import in_own_state
+from ..networks.mar import OFFICIAL_HEADS as MAR_HEADS
+from ..networks.ops import FAST, Operations
+from ..networks.torch_state import in_own_state
+from . import checkpoint as ck
+from .configs import REMEDY, expect_fixed, expect_language, expect_stated, inner, language_numbers, language_part
+from .families import Precision, choose_bits, choose_dtype, read
+from .mar import FP32_WEIGHTS, latent_metadata
 from .tokenizer import Tokenizer, has_tokenizer, load_tokenizer
 from .wrappers import AUTO
 

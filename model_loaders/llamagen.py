@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
+from ..networks.llama import CLASS, OFFICIAL_HEADS, Llama, LlamaConfig, TokenModel
+from ..networks.ops import FAST, Operations
+from ..networks.torch_state import in_own_state
 from . import checkpoint as ck
 from .families import Precision, choose_bits, choose_dtype, read
 from .known import is_published
-from .networks.llama import CLASS, OFFICIAL_HEADS, Llama, LlamaConfig, TokenModel
-from .networks.ops import FAST, Operations
-from .networks.torch_state import in_own_state
 from .wrappers import AUTO
 
 LARGEST_GRID = 128

@@ -9,12 +9,12 @@ from typing import Any
 
 import torch
 
+from ..networks.mar import MAR, OFFICIAL_HEADS, MARConfig, MARModel
+from ..networks.ops import FAST, Operations
+from ..networks.torch_state import in_own_state
 from . import checkpoint as ck
 from .families import Precision, choose_bits, choose_dtype, read
 from .llamagen import HEADS, IMAGENET, expect_heads, note_defaults
-from .networks.mar import MAR, OFFICIAL_HEADS, MARConfig, MARModel
-from .networks.ops import FAST, Operations
-from .networks.torch_state import in_own_state
 from .wrappers import AUTO
 
 OFFICIAL_T_MAX = 999

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..networks.eight_bits import EXACT_INPUT, FORMATS, INT8, STORED, Quantized
 from .formats import INSTEAD
-from .networks.eight_bits import EXACT_INPUT, FORMATS, INT8, STORED, Quantized
 
 # In the metadata: {"layers": {name of a layer: {"format": ...}}}.
 METADATA = "_quantization_metadata"

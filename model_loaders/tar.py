@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError
+from ..networks.llama import EMBEDDING, HEAD, Llama, LlamaConfig, TokenModel
+from ..networks.ops import FAST, TORCH, Operations
+from ..networks.ta_tok import ENCODING, TATok, TATokConfig, TATokModel, unused
+from ..networks.tar import SpecialTokens, TarModel
+from ..networks.torch_state import in_own_state
 from . import checkpoint as ck
 from .configs import REMEDY, expect_fixed, expect_language, expect_stated, language_numbers, language_part
 from .families import Precision, choose_bits, choose_dtype, read
 from .known import is_published
 from .llamagen import LARGEST_GRID, find_grid, gpt_config, square_root
-from .networks.llama import EMBEDDING, HEAD, Llama, LlamaConfig, TokenModel
-from .networks.ops import FAST, TORCH, Operations
-from .networks.ta_tok import ENCODING, TATok, TATokConfig, TATokModel, unused
-from .networks.tar import SpecialTokens, TarModel
-from .networks.torch_state import in_own_state
 from .tokenizer import load_tokenizer
 from .wrappers import AUTO
 

@@ -17,14 +17,14 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import not_finite
+from ..networks.chat import checked, expect_text
+from ..networks.precision import is_finite
+from ..networks.structure import depth
+from ..networks.torch_state import in_own_state
 from . import checkpoint as ck
 from .captions import clean
 from .configs import expect_fixed, expect_stated
 from .families import KINDS, choose_dtype, read
-from .networks.chat import checked, expect_text
-from .networks.precision import is_finite
-from .networks.structure import depth
-from .networks.torch_state import in_own_state
 from .tokenizer import Tokenizer, import_error, load_tokenizer
 
 # Caption length in training, including the end-of-sequence token; longer prompts are truncated.

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, first_line
-from .networks.torch_state import in_own_state
+from ..networks.torch_state import in_own_state
 
 
 @in_own_state

@@ -91,7 +91,7 @@ def sample(
     Raises:
         UserError: an input that a sampler's node would refuse.
     """
-    from ..samplers.choice import parse_choice
+    from ..runs.choice import parse_choice
     from .running import baseline_of, expect_pair, run_choice
 
     loaded, small = expect_pair(model, draft)

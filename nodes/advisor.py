@@ -8,15 +8,15 @@ import numpy as np
 from comfy_api.latest import io
 
 from ..memory import enough_memory
-from ..model_loaders.networks.torch_state import in_own_state
+from ..networks.torch_state import in_own_state
 from ..reports.grid import compare_grid
 from ..reports.record import Report
-from ..samplers.advice import Advice, calibrate, candidates
-from ..samplers.advice_text import limit_of, time_left
-from ..samplers.choice import Choice, choose
-from ..samplers.measured import AdviceSettings
-from ..samplers.presets import CUSTOM
-from ..samplers.registry import find
+from ..runs.advice import Advice, calibrate, candidates
+from ..runs.advice_text import limit_of, time_left
+from ..runs.choice import Choice, choose
+from ..runs.measured import AdviceSettings
+from ..runs.presets import CUSTOM
+from ..runs.registry import find
 from ..samplers.settings import make
 from . import host
 from .images import to_image

@@ -11,15 +11,15 @@ from comfy_api.latest import io
 
 from ..errors import UserError
 from ..memory import enough_memory
-from ..model_loaders.networks.torch_state import in_own_state
+from ..networks.torch_state import in_own_state
 from ..reports.grid import cell_order, compare_grid
 from ..reports.maps import WHAT, token_map
 from ..reports.quality import explain_quality
 from ..reports.record import Qualities, Report, explain, to_csv, to_json, to_table, to_text
 from ..reports.summary import no_gain, one_line
 from ..reports.table import literal
-from ..samplers.baseline import baselines, qualities, run_of_report
-from ..samplers.registry import SAMPLERS, TAR
+from ..runs.baseline import baselines, qualities, run_of_report
+from ..runs.registry import SAMPLERS, TAR
 from ..samplers.settings import Settings, knob, knobs, make
 from . import graph, host
 from .images import to_bytes, to_image

@@ -18,27 +18,21 @@ from ..memory import enough_memory
 from ..model_loaders import hub
 from ..model_loaders.captions import prompt_of
 from ..model_loaders.families import DTYPES, choose_dtype
-from ..model_loaders.networks.hybrid import UNCONDITIONAL
-from ..model_loaders.networks.ta_tok import TATokModel
-from ..model_loaders.networks.torch_state import in_own_state
 from ..model_loaders.squares import box_of
 from ..model_loaders.tar import load_ta_tok
 from ..model_loaders.text import MAX_TOKENS, load_text_encoder
 from ..model_loaders.tokenizer import has_tokenizer
-from ..samplers import registry
-from ..samplers.batches import in_parts
-from ..samplers.conditioning import (
-    CodeCondition,
-    EditSettings,
-    ImagePromptCondition,
-    PromptCondition,
-    TextCondition,
-)
-from ..samplers.labels import PICTURE_BOOK, check_labels, label_sets, resolve_labels, split_labels, unknown_words
+from ..networks.hybrid import UNCONDITIONAL
+from ..networks.ta_tok import TATokModel
+from ..networks.torch_state import in_own_state
+from ..runs import registry
+from ..runs.batches import in_parts
+from ..runs.labels import PICTURE_BOOK, check_labels, label_sets, resolve_labels, split_labels, unknown_words
+from ..runs.memory.tokens import estimate_prompt
+from ..runs.syntax import read_as_text
+from ..samplers.conditioning import CodeCondition, EditSettings, ImagePromptCondition, PromptCondition, TextCondition
 from ..samplers.settings import Settings, filled_in, knob, make
-from ..samplers.syntax import read_as_text
 from ..samplers.tokens.draws import PairedDraws
-from ..samplers.tokens.memory import estimate_prompt
 from ..samplers.tokens.settings import DETAILS, TarPromptSettings
 from ..samplers.tokens.tar import TarPrompted, tar_prompt
 from . import graph, host

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from ..errors import OfFastAR, UserError
 from ..memory import enough_memory
-from ..model_loaders.networks.torch_state import in_own_state
-from ..samplers import inpainting
+from ..networks.torch_state import in_own_state
+from ..runs import inpainting
 from ..samplers.settings import Settings, knob, make
 from . import graph, host
 from .images import to_rgb

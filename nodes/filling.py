@@ -20,11 +20,11 @@ from ..assembly import AUTO
 from ..errors import UserError, first_line
 from ..model_loaders import hub
 from ..model_loaders.checkpoint import parse_json
-from ..model_loaders.networks.hybrid import SAFE_START, SAFE_STEPS
 from ..model_loaders.wrappers import WEIGHTS
-from ..samplers import presets, registry
+from ..networks.hybrid import SAFE_START, SAFE_STEPS
+from ..runs import presets, registry
+from ..runs.registry import SAMPLERS
 from ..samplers.mar.settings import CacheSettings, MARBase
-from ..samplers.registry import SAMPLERS
 from ..samplers.settings import filled_in
 from ..samplers.tokens.defaults import published_for
 from ..samplers.tokens.settings import TarPromptSettings

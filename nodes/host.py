@@ -32,16 +32,16 @@ from comfy_execution.utils import get_executing_context
 from server import PromptServer
 from torch import Tensor, nn
 
-from ..errors import OfFastAR, UserError
+from ..errors import OfFastAR, UserError, printable
 from ..memory import enough_memory
-from ..model_loaders.networks import graphs
-from ..model_loaders.networks.eight_bits import FP8, INT8, Quantized, round_to, statement
-from ..model_loaders.networks.ops import Operations
-from ..model_loaders.networks.speed import AUTO, COMPILE, PLAIN
+from ..networks import graphs
+from ..networks.eight_bits import FP8, INT8, Quantized, round_to, statement
+from ..networks.ops import Operations
+from ..networks.speed import AUTO, COMPILE, PLAIN
 from ..reports.exchange import ENDINGS
 from ..reports.files import expect_name, writable
 from ..reports.record import dtype_of
-from ..reports.table import literal, printable
+from ..reports.table import literal
 
 FOLDER = "fastar"
 EXTENSIONS = {".safetensors", ".pth", ".pt", ".ckpt", ".bin"}
@@ -530,7 +530,7 @@ TA_TOK = "ta_tok"
 
 
 class Model(Protocol):
-    """A network with what is known about it; see ``model_loaders/networks``."""
+    """A network with what is known about it; see ``networks``."""
 
     @property
     def net(self) -> nn.Module: ...

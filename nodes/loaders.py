@@ -16,13 +16,13 @@ from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders import hub
 from ..model_loaders.families import DTYPES, EIGHT_BITS, KINDS
-from ..model_loaders.networks.autoencoder import KLModel, VQModel
-from ..model_loaders.networks.bitdance import BlockModel
-from ..model_loaders.networks.speed import COMPILE, SPEEDS
-from ..model_loaders.networks.torch_state import in_own_state
 from ..model_loaders.wrappers import WEIGHTS
-from ..samplers import registry
-from ..samplers.registry import family_of
+from ..networks.autoencoder import KLModel, VQModel
+from ..networks.bitdance import BlockModel
+from ..networks.speed import COMPILE, SPEEDS
+from ..networks.torch_state import in_own_state
+from ..runs import registry
+from ..runs.registry import family_of
 from . import host
 from .host import TA_TOK, Loaded
 from .schema import BLOCK_MODEL, MAR, TAR, TOKEN_MODEL, checked_switch, output, schema

@@ -27,15 +27,18 @@ from ..errors import OfFastAR, UserError
 from ..memory import enough_memory
 from ..model_loaders.families import choose_dtype
 from ..model_loaders.janus import load_janus_vision
-from ..model_loaders.networks.janus_vision import ImageReader
-from ..model_loaders.networks.tar import TarModel
-from ..model_loaders.networks.torch_state import in_own_state
 from ..model_loaders.upscalers import enlarges_rgb, upscaler_name
+from ..networks.janus_vision import ImageReader
+from ..networks.tar import TarModel
+from ..networks.torch_state import in_own_state
 from ..reports.record import Report
 from ..reports.summary import no_gain, one_line
-from ..samplers import presets, registry
-from ..samplers.batches import expect_little_noise, in_parts, run_beginning, with_estimate
-from ..samplers.choice import Choice, choose
+from ..runs import presets, registry
+from ..runs.batches import expect_little_noise, in_parts, run_beginning, with_estimate
+from ..runs.choice import Choice, choose
+from ..runs.labels import labels_for
+from ..runs.memory import DECODE, WEIGHTS
+from ..runs.registry import SAMPLERS, Entry, family_of
 from ..samplers.conditioning import (
     AnyCondition,
     CodeCondition,
@@ -49,18 +52,15 @@ from ..samplers.conditioning import (
     expect_null_prompt,
 )
 from ..samplers.editing import Edit
-from ..samplers.labels import labels_for
 from ..samplers.mar.cspd import check_pair as check_drafting
-from ..samplers.mar.lazymar import LazyTransformer
-from ..samplers.mar.lazymar import check as check_caches
+from ..samplers.mar.lazy import LazyTransformer
+from ..samplers.mar.lazy import check as check_caches
 from ..samplers.mar.mar import CLIPPED, clips
 from ..samplers.mar.settings import CacheSettings, DiSASettings
-from ..samplers.memory import DECODE, WEIGHTS
-from ..samplers.registry import SAMPLERS, Entry, family_of
 from ..samplers.settings import filled_in, in_words, knobs, make, setting_in_words, shown
-from ..samplers.tokens.mulosd_checks import check_grids, check_pair
+from ..samplers.tokens.mulosd import check_grids, check_pair
+from ..samplers.tokens.mulosd.upsampling import UpSampling
 from ..samplers.tokens.prepare import features_of
-from ..samplers.tokens.upsampling import UpSampling
 from . import graph, host
 from .host import TA_TOK, Loaded, ModelCache, load_to_device, to_device
 from .images import to_bytes

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 from comfy_api.latest import io
 
-from ..model_loaders.networks.torch_state import in_own_state
-from ..samplers import presets, registry
-from ..samplers.choice import Choice
-from ..samplers.labels import unknown_words
+from ..networks.torch_state import in_own_state
+from ..runs import presets, registry
+from ..runs.choice import Choice
+from ..runs.labels import unknown_words
+from ..runs.registry import SAMPLERS
 from ..samplers.mar.settings import CacheSettings
-from ..samplers.registry import SAMPLERS
 from ..samplers.settings import filled_in, in_words, knobs, make
 from . import graph
 from .running import (

@@ -16,9 +16,9 @@ from comfy_api.latest import io
 from torch import Tensor
 
 from ..errors import UserError
-from ..model_loaders.networks.chat import MOST_TEXT
-from ..model_loaders.networks.precision import is_finite
-from ..samplers import presets
+from ..networks.chat import MOST_TEXT
+from ..networks.precision import is_finite
+from ..runs import presets
 from ..samplers.editing import LARGEST_LATENT, masks_of
 from ..samplers.settings import Knob, Settings, default_or_paper, knobs
 

@@ -9,14 +9,14 @@ import numpy as np
 from comfy_api.latest import io
 
 from ..errors import UserError
-from ..model_loaders.networks.torch_state import in_own_state
+from ..networks.torch_state import in_own_state
 from ..reports.exchange import read_runs
 from ..reports.record import Report, to_table
 from ..reports.table import literal
-from ..samplers.choice import choose, parse_choice
-from ..samplers.labels import unknown_words
-from ..samplers.registry import find
-from ..samplers.tokens.upsampling import BICUBIC
+from ..runs.choice import choose, parse_choice
+from ..runs.labels import unknown_words
+from ..runs.registry import find
+from ..samplers.tokens.mulosd.upsampling import BICUBIC
 from . import host
 from .images import to_image
 from .running import ModelFirst, expect_pair, reported, run_choice, texts_of

@@ -16,11 +16,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import OfFastAR, UserError
-from ..model_loaders.networks.chat import MOST_TEXT
-from ..model_loaders.networks.precision import is_finite
+from ..errors import OfFastAR, UserError, amount, printable
+from ..networks.chat import MOST_TEXT
+from ..networks.precision import is_finite
 from ..reports.record import EXPANDED
-from ..reports.table import amount, printable
+from ..runs.labels import split_labels
 from ..samplers.conditioning import (
     FREEDOM,
     MOST_FREEDOM,
@@ -32,7 +32,6 @@ from ..samplers.conditioning import (
     PromptCondition,
     TextCondition,
 )
-from ..samplers.labels import split_labels
 from .schema import PRESETS, SEED_LIMIT, STRANGE, describe
 
 T = TypeVar("T")

@@ -14,16 +14,16 @@ import numpy as np
 from comfy_api.latest import io
 
 from ..errors import UserError
-from ..model_loaders.networks.torch_state import in_own_state
+from ..networks.torch_state import in_own_state
 from ..reports.quality import measure
 from ..reports.record import Report
 from ..reports.sweep import Cell
 from ..reports.values import parse_texts, parse_values
-from ..samplers import presets
-from ..samplers.baseline import quality_word
-from ..samplers.choice import PRESET, Choice, choose, names_of_settings, parse_settings
+from ..runs import presets
+from ..runs.baseline import quality_word
+from ..runs.choice import PRESET, Choice, choose, names_of_settings, parse_settings
+from ..runs.syntax import read_as_text
 from ..samplers.settings import Settings, default_or_paper, knob, knobs, make, no_setting
-from ..samplers.syntax import read_as_text
 from ..sweeps.images import MEASURES, sweep_grid, sweep_plot
 from ..sweeps.keys import cell_key, cell_name, digest
 from ..sweeps.plan import CHECKPOINT, LABEL, MOST_CELLS, PROMPT, SUBJECTS, combinations, distinct

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from ..errors import UserError, first_line
 from ..memory import enough_memory
-from ..model_loaders.networks.torch_state import in_own_state
+from ..networks.torch_state import in_own_state
 from ..reports.record import Report
 from ..reports.summary import headline
 from ..reports.timelapse import FPS, time_lapse
-from ..samplers.baseline import qualities
+from ..runs.baseline import qualities
 from ..samplers.settings import Settings, knob, make
 from . import host
 from .compare import SHEET, cell_baselines, cell_names, cells

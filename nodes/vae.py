@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..errors import NotOfImages, NotReadHere, UserError, not_finite
 from ..memory import in_chunks, out_of_memory
-from ..model_loaders.networks.autoencoder import (
+from ..networks.autoencoder import (
     STATED_GROUPS,
     USUAL_GROUPS,
     KLAutoencoder,
@@ -25,9 +25,9 @@ from ..model_loaders.networks.autoencoder import (
     VQModel,
     expect_finite,
 )
-from ..model_loaders.networks.binary import BinaryAutoencoder, to_bits
-from ..model_loaders.networks.precision import is_finite
-from ..model_loaders.networks.torch_state import in_own_state
+from ..networks.binary import BinaryAutoencoder, to_bits
+from ..networks.precision import is_finite
+from ..networks.torch_state import in_own_state
 from . import host
 from .images import scaled, to_rgb
 from .schema import expect_image, expect_latents, expect_usual_size

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, amount
 from .drawing import PAD, Canvas, Colour, Ink, Size, check_batch, line_height, resize, text_width
 from .record import ACCEPTED, CACHED, DRAFTED, EXPANDED, GIVEN, PLAIN, REDONE, REJECTED, Report
-from .table import amount
 
 # Maps that token_map draws, in menu order. Append only: saved graphs refer to these names.
 WHAT = (

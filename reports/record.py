@@ -17,9 +17,9 @@ from uuid import uuid4
 import numpy as np
 import torch
 
-from ..errors import OfFastAR
+from ..errors import OfFastAR, amount
 from .quality import Quality, closeness
-from .table import amount, figure, literal, markdown, percent
+from .table import figure, literal, markdown, percent
 from .timing import (
     APART,
     BASELINE,
@@ -106,7 +106,7 @@ class Report(OfFastAR):
     counts: dict[str, int] = field(default_factory=dict)
     threads: int | None = None  # of PyTorch on a CPU
     peak_memory_bytes: int | None = None  # allocated device memory; None if the device does not report it
-    # Estimated bytes by stage, computed before the run, see samplers/memory.py; {} where nothing is estimated.
+    # Estimated bytes by stage, computed before the run, see runs/memory/__init__.py; {} where nothing is estimated.
     memory: dict[str, int] = field(default_factory=dict)
     # Arrays [B, h, w]: "step" int32 (AR step or pass at which a token was fixed, -1 for given tokens), "outcome" uint8
     # (see above), "cached" int32 (number of AR steps at which the token's decoder rows came from a cache), "islands"

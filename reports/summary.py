@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ..errors import amount
 from .quality import (
     DISTRIBUTION,
     IDENTICAL,
@@ -17,7 +18,7 @@ from .quality import (
     Quality,
 )
 from .record import Report, counted
-from .table import amount, percent
+from .table import percent
 from .timing import BASELINE, FIRST_RUN, how_timed, shown_seconds, times_as_fast
 
 # PSNR in dB from which an image is called the same but for rounding, nearly the same, and a similar one. Rounding

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-# Characters of a cell, a label or a name that are shown.
-LONGEST = 200
+from ..errors import LONGEST, printable
+
 # What has a meaning in Markdown or HTML wherever it stands.
 _SPECIAL = re.compile(r"[&<>|`\\\[\]*~]")
 # Underscores at the edge of a word emphasise; those within, as in draft_length, do not.
@@ -29,16 +29,6 @@ def literal(text: str, most: int = LONGEST) -> str:
     for pattern in (_SPECIAL, _UNDERSCORE, _ADDRESS, _BLOCK):
         text = pattern.sub(_reference, text)
 
-    return text
-
-
-def printable(text: str, most: int = LONGEST) -> str:
-    """A text on one line: control characters become spaces; a text over ``most`` characters is shortened."""
-    characters = [c if c.isprintable() else " " for c in text[: most + 1]]
-    text = "".join(characters).strip()
-
-    if len(text) > most:
-        return f"{text[: most - 3]}..."
     return text
 
 
@@ -82,12 +72,6 @@ def markdown(rows: Sequence[Sequence[str]], empty: bool = True, markup: bool = F
 def figure(value: float | None, form: str, unit: str = "", scale: float = 1) -> str:
     """A number, multiplied by ``scale``, as text with its unit; "" for None."""
     return "" if value is None else f"{value * scale:{form}}{unit}"
-
-
-def amount(number: int, units: str) -> str:
-    """A number of things that are named in the plural: "1 pass", "1,024 passes"."""
-    one = units.removesuffix("es" if units.endswith("sses") else "s")
-    return f"{number:,} {one if number == 1 else units}"
 
 
 def percent(share: float | None, decimals: int = 0) -> str:

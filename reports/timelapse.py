@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..errors import UserError
+from ..errors import UserError, amount
 from .drawing import Canvas, Ink, check_batch, contact_sheet, line_height, resize, text_width, wrap
 from .record import Report
-from .table import amount
 from .timing import FIRST_RUN
 
 FPS = 12  # frames a second

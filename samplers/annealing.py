@@ -17,10 +17,10 @@ CURVES = {
 
 
 class Annealed(Guarantees):
-    """A part of settings: what all that have DiSA's two fields promise. Each family words the fields itself."""
+    """The part of settings that all samplers with DiSA share. Each family defines the two fields in its own words."""
 
     diffusion_steps: int
-    diffusion_steps_end: int | None  # of the last pass; None for as many as in the first
+    diffusion_steps_end: int | None  # diffusion steps of the last pass; None if they do not fall
 
     def __post_init__(self) -> None:
         super().__post_init__()

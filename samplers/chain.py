@@ -1,18 +1,19 @@
-"""Sampling with a diffusion head: a chain of Gaussian steps, of many rows at once.
+"""Sampling with a diffusion head: a chain of Gaussian steps, for many rows at once.
 
 A row is a token of MAR or a block of BitDance. At every step the head makes a *prediction* from the row's state x, and
 the prediction says what the clean *data* is. The next state is a sample of a Gaussian around a mix of both:
 
     data = data_x x + data_out prediction
-    x   <- N(of_x x + of_data data, exp(middle + slope logits)^2)
+    x   <- N(x_coefficient x + data_coefficient data, exp(middle + slope logits)^2)
 
 In a diffusion of noise (MAR; Li et al. 2024, arXiv 2406.11838, section 3.2) the prediction is the noise and data is x0;
-of_x and of_data are the coefficients of the posterior's mean, coef2 and coef1, and the head also predicts the logits of
-a learned variance. In BitDance (arXiv 2602.14041) the prediction is the data, data_x = 0 and data_out = 1, and slope is
-0. In both the last step takes the data itself. States and steps are fp32, whatever the dtype of the network.
+the two coefficients are those of the posterior's mean (coef2 and coef1 in the published code), and the head also
+predicts the logits of a learned variance. In BitDance (arXiv 2602.14041) the prediction is the data, data_x = 0 and
+data_out = 1, and slope is 0. In both the last step takes the data itself. States and steps are fp32, whatever the dtype
+of the network.
 
-:func:`run_chain` is the loop. Rows may have steps of their own: each then has a column in the table. FastHybrid changes
-the means of some rows (:class:`Change`), edits of BitDance give some tokens of a row (:class:`Given`), and
+:func:`run_chain` is the loop. Each row may have steps of its own, in a column of the table. FastHybrid changes the
+means of some rows (:class:`MeanAdjustment`), an edit of BitDance fixes some tokens of a row (:class:`FixedTokens`), and
 ``speculation.py`` verifies several steps in one evaluation of the head.
 
 Shapes: N rows of shape [*, c] (MAR: *, the tokens of a row, is left out), S steps, and P branches of guidance: 2, the
@@ -21,45 +22,47 @@ condition's and the null one, or 1 without guidance.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from ..model_loaders.networks.speed import Regional
+from ..networks.speed import Recordable, recorded
 from ..reports.record import Report
 from .device import to_device
 
 
 @dataclass(eq=False)
-class Chains:
+class DiffusionBatch:
     """N rows to sample."""
 
     z: Tensor  # conditions [P, N, *, D], the null class's last
     cfg: Tensor  # guidance scale, fp32 [N, 1 ...]
     x: Tensor  # states before the first step, fp32 [N, *, c]
-    noise: Tensor  # of the steps, fp32 [S, N, *, c]; that of the last step, which adds none, may be left out
+    noise: Tensor  # noise of the steps, fp32 [S, N, *, c], or [S - 1, ...] if the last step adds none
     table: StepTable
     temperature: float = 1.0  # factor of the stds
-    given: Given | None = None
-    change: Change | None = None
+    given: FixedTokens | None = None
+    change: MeanAdjustment | None = None
 
-    def part(self, first: int, stop: int) -> Chains:
-        """The same rows with the steps from ``first`` on, before ``stop``, alone."""
+    def part(self, first: int, stop: int) -> DiffusionBatch:
+        """The same rows with only the steps ``first`` to ``stop - 1``."""
         return replace(
             self,
             noise=self.noise[first:stop],
             table=self.table.part(first, stop),
             given=None if self.given is None else self.given.part(first, stop),
-            change=None if self.change is None else self.change.part(first, stop),
+            change=None if self.change is None else MeanAdjustment(self.change.of_steps[first:stop]),
         )
 
 
 def guide(out: Tensor, cfg: Tensor, channels: int) -> tuple[Tensor, Tensor | None]:
-    """Classifier-free guidance on the prediction only; with the conditional branch's variance logits, None if there are
-    none. [N, *, c] each.
+    """The guided prediction, and the variance logits or None if the head has none; [N, *, c] each.
+
+    Classifier-free guidance changes the prediction only; the logits are the conditional branch's.
 
     ``out``: the head's output [P, N, *, c or 2 c], the null branch last; ``cfg``: guidance scale, fp32 [N, 1 ...].
     """
@@ -73,12 +76,12 @@ def guide(out: Tensor, cfg: Tensor, channels: int) -> tuple[Tensor, Tensor | Non
     return prediction, logits
 
 
-class Advanced(NamedTuple):
-    """Chains after a step, fp32 [N, *, c] each."""
+class StepResult(NamedTuple):
+    """The rows after a step, fp32 [N, *, c] each."""
 
-    x: Tensor
+    x: Tensor  # sampled from the next two
     mean: Tensor
-    log_std: Tensor  # [] of a fixed variance
+    log_std: Tensor  # [] if the variance is fixed
 
 
 def advance(
@@ -87,103 +90,76 @@ def advance(
     noise: Tensor,
     x: Tensor,
     out: Tensor,
-    change: Callable[..., Tensor] | None = None,
-    arguments: Sequence[Tensor] = (),
-) -> Advanced:
-    """A step of all rows, as a function for the compiler.
+    change: tuple[Tensor, Tensor] | None = None,
+) -> StepResult:
+    """Advance all rows by a step, whose evaluation of the head is done. A function of tensors, so it can be compiled.
 
     Args:
         numbers: mean_x, mean_out, middle and slope of the step, see :class:`StepNumbers`.
         cfg, out: see :func:`guide`.
         noise, x: fp32 [N, *, c].
-        change, arguments: of the step, see :class:`Change`.
+        change: the step's entry in :class:`MeanAdjustment`.
     """
     mean_x, mean_out, middle, slope = numbers
     prediction, logits = guide(out, cfg, x.shape[-1])
     mean = torch.addcmul(mean_x * x, mean_out, prediction)
     if change is not None:
-        mean = change(mean, *arguments)
+        mean = torch.lerp(mean, *change)
 
     log_std = middle if logits is None else torch.addcmul(middle, slope, logits)
-    return Advanced(torch.addcmul(mean, log_std.exp(), noise), mean, log_std)
+    return StepResult(torch.addcmul(mean, log_std.exp(), noise), mean, log_std)
 
 
-def run_chain(net: Regional, rows: Chains, head: ChainHead) -> Iterator[Advanced]:
-    """The steps of all rows together, one at a time; the states after the last one are the samples.
-
-    A step calls the head's function, which :meth:`ChainHead.at_step` gives, and then :func:`advance`. Where the network
-    is compiled, each of the two is a compiled function; where it records, both together are one recording
-    (:func:`evaluated_step`).
-    """
-    step = net.recorded(evaluated_step)
-    advancing = net.region(advance, "diffusion steps")
+def run_chain(net: Recordable, rows: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
+    """The steps of all rows together, one at a time; the states after the last step are the samples."""
     noise = rows.noise if rows.temperature == 1 else rows.noise * rows.temperature
-    noises = (*noise, noise[-1])  # of the last step unused
-    function = None
-    arguments: Sequence[tuple[Tensor, ...]] = [()] * len(rows.table)
-    if rows.change is not None:
-        function, arguments = rows.change
+    noises = (*noise, noise[-1])  # one more, if the last step's was left out; its std is 0
+    changes = [None] * len(noises) if rows.change is None else rows.change.of_steps
 
-    columns = rows.table.columns()
     x = rows.x
-    for k, numbers in enumerate(zip(columns.mean_x, columns.mean_out, columns.middle, columns.slope, strict=True)):
+    for k, numbers in enumerate(rows.table.of_mean):
         if rows.given is not None:
             x = rows.given.follow(x, k)
-        evaluation = head.at_step(k)
-        advanced, kept = step(evaluation, advancing, numbers, rows.cfg, noises[k], x, function, arguments[k])
-        head.evaluated(kept)
+        advanced, kept = step(net, head.at(k), numbers, rows.cfg, noises[k], x, changes[k])
+        if kept is not None:
+            head.kept = kept
         x = advanced.x
         yield advanced
 
 
-class Evaluation(NamedTuple):
-    """An evaluation of a head: ``function(x, *arguments)`` of states x fp32 [N, *, c].
+@recorded
+def step(
+    net: Recordable, evaluation: Evaluation, numbers: Any, cfg: Tensor, noise: Tensor, x: Tensor, change: Any
+) -> tuple[StepResult, Any]:
+    """Evaluate the head, then :func:`advance` all rows with its output; the other arguments are those of ``advance``.
 
-    It returns the output [P, N, *, c or 2 c], and tensors that later evaluations reuse, or None.
+    Returns the rows after the step, and what the head keeps for later steps, or None.
     """
-
-    function: Callable[..., tuple[Tensor, Any]]
-    arguments: tuple[Any, ...]
-
-
-def evaluated_step(
-    evaluation: Evaluation,
-    advancing: Callable[..., Advanced],
-    numbers: Any,
-    cfg: Tensor,
-    noise: Tensor,
-    x: Tensor,
-    *change: Any,
-) -> tuple[Advanced, Any]:
-    """A step with the head's evaluation, as one function to record; and what later evaluations reuse.
-
-    ``advancing`` is :func:`advance`, perhaps compiled, whose arguments the others are.
-    """
-    out, kept = evaluation.function(x, *evaluation.arguments)
-    return advancing(numbers, cfg, noise, x, out, *change), kept
+    out, kept = evaluation(net, x)
+    return net.compiled(advance, "diffusion steps")(numbers, cfg, noise, x, out, change), kept
 
 
 # ------------------------------------------------------------------------------------------------ numbers of the steps
 
 
 class DiffusionStep(NamedTuple):
-    """The numbers of a step, under the names of the equations above."""
+    """The numbers of a step, with the names in the equations of this file."""
 
     data_x: float
     data_out: float
-    of_x: float
-    of_data: float
-    middle: float  # minus infinity is no noise
-    slope: float  # 0 of a fixed variance
+    x_coefficient: float
+    data_coefficient: float
+    middle: float  # minus infinity for no noise
+    slope: float  # 0 for a fixed variance
 
 
 class StepNumbers(NamedTuple):
-    """The same of many steps as tensors, and the coefficients of the mean: mean_x x + mean_out prediction."""
+    """:class:`DiffusionStep` of many steps as tensors. The mean of a step is also mean_x x + mean_out prediction."""
 
     data_x: Tensor
     data_out: Tensor
-    of_x: Tensor
-    of_data: Tensor
+    x_coefficient: Tensor
+    data_coefficient: Tensor
     middle: Tensor
     slope: Tensor
     mean_x: Tensor
@@ -194,7 +170,7 @@ class StepNumbers(NamedTuple):
 class StepTable:
     """S steps on the device, the one with most noise first."""
 
-    # fp32 [S, 8], a column for every one of StepNumbers; [S, 8, N, 1 ...] where every row has steps of its own.
+    # fp32 [S, 8], a column for each field of StepNumbers; [S, 8, N, 1 ...] if each row has steps of its own.
     numbers: Tensor
     times: Tensor  # embeddings of their times, [S, w] or [S, N, w]
     learned: bool  # whether the head predicts logits of the variance
@@ -202,12 +178,18 @@ class StepTable:
     def __len__(self) -> int:
         return len(self.numbers)
 
+    @cached_property
+    def of_mean(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+        """mean_x, mean_out, middle and slope of each step, fp32 [] or [N, 1 ...] each."""
+        columns = self.columns()
+        return list(zip(columns.mean_x, columns.mean_out, columns.middle, columns.slope, strict=True))
+
     def columns(self) -> StepNumbers:
         """The numbers of all steps, fp32 [S] or [S, N, 1 ...] each."""
         return StepNumbers(*self.numbers.unbind(1))
 
     def part(self, first: int, stop: int) -> StepTable:
-        """The steps from ``first`` on, before ``stop``."""
+        """The steps ``first`` to ``stop - 1``."""
         return StepTable(self.numbers[first:stop], self.times[first:stop], self.learned)
 
 
@@ -215,8 +197,8 @@ def step_table(steps: Sequence[DiffusionStep], times: Tensor) -> StepTable:
     """The table of steps, with the embeddings [S, w] of their times."""
     rows = []
     for step in steps:
-        mean_x = step.of_data * step.data_x + step.of_x
-        mean_out = step.of_data * step.data_out
+        mean_x = step.data_coefficient * step.data_x + step.x_coefficient
+        mean_out = step.data_coefficient * step.data_out
         rows.append((*step, mean_x, mean_out))
 
     learned = any(step.slope for step in steps)
@@ -224,9 +206,9 @@ def step_table(steps: Sequence[DiffusionStep], times: Tensor) -> StepTable:
 
 
 def spread(noise: Tensor, count: int) -> Tensor:
-    """The noise [count, ...] of so many steps, of that of T steps [T, ...].
+    """Noise [count, ...] for ``count`` steps, picked from the noise [T, ...] of T steps.
 
-    Step k takes entry k T // count, so that images of fewer steps stay comparable.
+    Step k takes entry k T // count, so images with fewer steps stay comparable.
     """
     if count != len(noise):
         k = torch.arange(count, device=noise.device)
@@ -239,38 +221,33 @@ def spread(noise: Tensor, count: int) -> Tensor:
 
 
 @dataclass(frozen=True, eq=False)
-class Given:
-    """Values of rows that are given. Their states follow a path of their own, (1 - t) start + t value."""
+class FixedTokens:
+    """Fixed tokens of rows, whose values are known. Their states follow the path (1 - t) start + t value."""
 
-    t: Tensor  # of every step, fp32 [S]
-    start: Tensor  # fp32 [N, *, c]
+    t: Tensor  # time before each step, fp32 [S]
+    start: Tensor  # noise, fp32 [N, *, c]
     value: Tensor  # fp32 [N, *, c]
-    free: Tensor  # bool, broadcast to [N, *, c]: what is not given
+    free: Tensor  # bool, broadcast to [N, *, c]: True where nothing is fixed
 
-    def part(self, first: int, stop: int) -> Given:
-        """Of the steps from ``first`` on, before ``stop``."""
+    def part(self, first: int, stop: int) -> FixedTokens:
+        """The same with only the steps ``first`` to ``stop - 1``."""
         return replace(self, t=self.t[first:stop])
 
     def follow(self, x: Tensor, k: int) -> Tensor:
-        """States x [N, *, c] before step k."""
+        """States x [N, *, c] before step k, those of fixed tokens replaced by their path."""
         t = self.t[k]
         return torch.where(self.free, x, (1 - t) * self.start + t * self.value)
 
     def follow_rows(self, x: Tensor, row: Tensor, k: Tensor) -> Tensor:
-        """States x [R, *, c] of rows before steps k, int64 [R] each."""
+        """:meth:`follow` for states x [R, *, c] of the rows ``row`` before steps k, int64 [R] each."""
         t = self.t[k].view(-1, *(1,) * (x.ndim - 1))
         return torch.where(self.free[row], x, (1 - t) * self.start[row] + t * self.value[row])
 
 
-class Change(NamedTuple):
-    """What a sampler makes of the means."""
+class MeanAdjustment(NamedTuple):
+    """Moves the mean of each step towards a draft: (1 - gamma) mean + gamma draft."""
 
-    function: Callable[..., Tensor]  # of a mean and a step's arguments; a function of a module, for the compiler
-    arguments: Sequence[tuple[Tensor, ...]]  # of every step
-
-    def part(self, first: int, stop: int) -> Change:
-        """Of the steps from ``first`` on, before ``stop``."""
-        return self._replace(arguments=self.arguments[first:stop])
+    of_steps: Sequence[tuple[Tensor, Tensor]]  # draft fp32 [N, c] and gamma fp32 [] or [N, 1] of each step
 
 
 # ------------------------------------------------------------------------------------------------ the head
@@ -287,81 +264,57 @@ class HeadNetwork(Protocol):
         """Embeddings [..., w] of conditions [..., D]."""
 
     def modulations(self, embedding: Tensor) -> list[Tensor]:
-        """Modulations [..., w'] of the sum [..., w] of the embeddings of conditions and times."""
+        """Modulations [..., w'] for embeddings [..., w], each the sum of a condition's and a time's."""
 
     def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
-        """Predictions, then variance logits if it learned them, fp32 [P, N, *, c or 2 c].
+        """Predictions, then variance logits if the head learned them, fp32 [P, N, *, c or 2 c].
 
-        Of states x fp32 [N, *, c], and modulations [P, N, *, w'].
+        ``x``: states fp32 [N, *, c]; ``modulations`` [P, N, *, w'].
         """
+
+
+class Evaluation(Protocol):
+    """An evaluation of a head at a step, as a NamedTuple that can be recorded: steps of one kind differ in its tensors
+    only.
+    """
+
+    def __call__(self, net: Recordable, x: Tensor) -> tuple[Tensor, Any]:
+        """The output [P, N, *, c or 2 c] for states x fp32 [N, *, c], and what later evaluations reuse, or None."""
 
 
 class ChainHead(Protocol):
     """A diffusion head for the conditions of N rows, for :func:`run_chain`."""
 
-    def at_step(self, k: int) -> Evaluation:
-        """Its evaluation at step k, in the order k = 0, 1, 2, ..."""
+    kept: Any  # what the last evaluation returned for later ones
 
-    def evaluated(self, kept: Any) -> None:
-        """Take what the evaluation returned for later ones, and count it."""
+    def at(self, k: int) -> Evaluation:
+        """Count and return the evaluation at step k. Call it in the order k = 0, 1, 2, ..."""
 
 
-def evaluate(
-    x: Tensor, denoise: Callable[..., Tensor], head: HeadNetwork, modulations: Sequence[Tensor]
-) -> tuple[Tensor, None]:
-    """A head's output [P, N, *, c or 2 c] for states x fp32 [N, *, c]; ``denoise`` is the head's, perhaps compiled."""
-    return denoise(head, x, modulations), None
+class Evaluated(NamedTuple):
+    """The evaluation of a head in full."""
+
+    head: HeadNetwork
+    modulations: tuple[Tensor, ...]  # of the step, [P, N, *, w'] each
+
+    def __call__(self, net: Recordable, x: Tensor) -> tuple[Tensor, None]:
+        return net.compiled(type(self.head).denoise, "diffusion head")(self.head, x, self.modulations), None
 
 
 class Head:
-    """The diffusion head for the conditions of N rows.
+    """The diffusion head in full for the conditions of N rows; the report counts its work.
 
-    The report counts its work. ``budget``: see :class:`Modulations`.
+    One product computes the modulations of many steps, so it reads the weights once. ``budget``: how many numbers of
+    modulations are computed at once; those of a single step are computed together even if they exceed it.
     """
 
-    def __init__(self, net: Regional, head: HeadNetwork, rows: Chains, report: Report, budget: int):
+    kept = None  # nothing is reused
+
+    def __init__(self, net: Recordable, head: HeadNetwork, rows: DiffusionBatch, report: Report, budget: int):
+        self._net = net
         self._head = head
         self._report = report
-        self._denoise = net.region(type(head).denoise, "diffusion head")
-        self._modulations = Modulations(head, rows, budget, contiguous=net.records)
         self._rows = rows.z.shape[:-1].numel()
-
-    def at_step(self, k: int) -> Evaluation:
-        """See :class:`ChainHead`."""
-        return Evaluation(evaluate, (self._denoise, self._head, self._modulations.of_step(k)))
-
-    def evaluated(self, kept: Any) -> None:
-        """Count an evaluation of all rows."""
-        self._report.add(head_calls=1, head_rows=self._rows)
-
-    def at(self, row: Tensor, k: Tensor, x: Tensor) -> Tensor:
-        """Its output [P, M, *, c or 2 c] for M states x fp32 [M, *, c], with a call for as many as fit the budget.
-
-        The states are those of rows ``row`` at steps ``k``, int64 [M] each on the device. All rows have the same steps.
-        """
-        most = self._modulations.rows_at_once
-        parts = []
-        for some, step, state in zip(row.split(most), k.split(most), x.split(most), strict=True):
-            out = self._denoise(self._head, state, self._modulations.at(some, step))
-            self._report.add(head_calls=1, head_rows=out.shape[:-1].numel())
-            parts.append(out)
-
-        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-
-
-class Modulations:
-    """The modulations of a diffusion head [P, N, *, w'] for the conditions of N rows, at every step.
-
-    Those of many steps are one product, which reads the weights once. ``budget``: how many are computed at once, in
-    numbers; those of one step of all rows may be more.
-    """
-
-    rows_at_once: int  # rows whose modulations at a step fit the budget
-
-    def __init__(self, head: HeadNetwork, rows: Chains, budget: int, contiguous: bool = False):
-        """``contiguous``: whether those of a step are, which steps that are recorded copy faster."""
-        self._head = head
-        self._contiguous = contiguous
         self._condition = head.conditions(rows.z)
 
         # Embeddings of times, [S, 1, 1 or N, 1 ..., w].
@@ -369,32 +322,44 @@ class Modulations:
         tokens = (1,) * (rows.z.ndim - 3)
         self._times = times.view(len(times), 1, -1, *tokens, times.shape[-1])
 
-        of_step = self._condition.shape[:-1].numel() * head.modulation_numbers
-        of_row = of_step // self._condition.shape[1]
+        of_step = self._rows * head.modulation_numbers
         self._steps_at_once = max(1, budget // max(1, of_step))
-        self.rows_at_once = max(1, budget // max(1, of_row))
+        self._rows_at_once = max(1, budget * rows.z.shape[1] // max(1, of_step))
         self._newest: list[tuple[Tensor, ...]] = []
         self._of_all_steps: list[Tensor] | None = None
 
-    def of_step(self, k: int) -> tuple[Tensor, ...]:
-        """Those of all rows at step k; called in the order k = 0, 1, 2, ..."""
+    def at(self, k: int) -> Evaluated:
+        """See :class:`ChainHead`."""
         place = k % self._steps_at_once
         if place == 0:
-            self._newest = list(zip(*self._of_steps(k, k + self._steps_at_once), strict=True))
-        return self._newest[place]
+            self._newest = list(zip(*self._modulations(k, k + self._steps_at_once), strict=True))
+        self._report.add(head_calls=1, head_rows=self._rows)
+        return Evaluated(self._head, self._newest[place])
 
-    def at(self, row: Tensor, step: Tensor) -> list[Tensor]:
-        """Those [P, M, *, w'] of rows at steps, int64 [M] each on the device."""
-        # Of all rows at all steps, where they fit.
+    def at_states(self, row: Tensor, k: Tensor, x: Tensor) -> Tensor:
+        """The head's output [P, M, *, c or 2 c] for M states x fp32 [M, *, c], in calls that fit the budget.
+
+        The states belong to rows ``row`` at steps ``k``, int64 [M] each on the device. All rows have the same steps.
+        """
+        # The modulations of all rows at all steps, if they fit.
         if self._of_all_steps is None and len(self._times) <= self._steps_at_once:
-            self._of_all_steps = [m.transpose(0, 1) for m in self._of_steps(0, len(self._times))]
+            self._of_all_steps = [m.transpose(0, 1) for m in self._modulations(0, len(self._times))]
 
-        if self._of_all_steps is not None:
-            return [m[:, step, row] for m in self._of_all_steps]
-        times = self._times[step, :, 0].transpose(0, 1)  # [1, M, 1 ..., w]: all rows have the same steps
-        return self._head.modulations(times + self._condition[:, row])
+        most = self._rows_at_once
+        denoise = self._net.compiled(type(self._head).denoise, "diffusion head")
+        parts = []
+        for some, step, state in zip(row.split(most), k.split(most), x.split(most), strict=True):
+            if self._of_all_steps is not None:
+                modulations = [m[:, step, some] for m in self._of_all_steps]
+            else:
+                times = self._times[step, :, 0].transpose(0, 1)  # [1, M, 1 ..., w]: all rows have the same steps
+                modulations = self._head.modulations(times + self._condition[:, some])
+            out = denoise(self._head, state, modulations)
+            self._report.add(head_calls=1, head_rows=out.shape[:-1].numel())
+            parts.append(out)
 
-    def _of_steps(self, first: int, stop: int) -> list[Tensor]:
-        """Those [S', P, N, *, w'] of some steps."""
-        made = self._head.modulations(self._times[first:stop] + self._condition)
-        return [modulation.contiguous() for modulation in made] if self._contiguous else made
+        return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def _modulations(self, first: int, stop: int) -> list[Tensor]:
+        """Modulations [S', P, N, *, w'] of the steps ``first`` to ``stop - 1``."""
+        return self._net.laid_out(self._head.modulations(self._times[first:stop] + self._condition))

@@ -11,12 +11,11 @@ from typing import Any, ClassVar, TypeVar, cast
 import torch
 from torch import Tensor
 
-from ..errors import OfFastAR, UserError
-from ..model_loaders.networks.hybrid import UNCONDITIONAL, HybridModel
-from ..model_loaders.networks.janus_vision import ReadImage
-from ..model_loaders.networks.mar import ClassConditioning, Conditioning, MARModel
+from ..errors import OfFastAR, UserError, amount, printable
+from ..networks.hybrid import UNCONDITIONAL, HybridModel
+from ..networks.janus_vision import ReadImage
+from ..networks.mar import ClassConditioning, Conditioning, MARModel
 from ..reports.record import fingerprint
-from ..reports.table import amount, printable
 from .settings import Settings, knob
 
 E = TypeVar("E", bound="_Entries")
@@ -75,13 +74,13 @@ class _Entries(OfFastAR):
         return replace(self, **own)
 
     def digests(self) -> tuple[str, ...]:
-        """A short digest an image, by content: equal if the images have the same label, prompt, features or codes."""
+        """A short digest of each image's entry: equal for the same label, prompt, features or codes."""
         against = getattr(self, "unconditional", "")
         return tuple(fingerprint(self.kind, entry, against) for entry in self.entries)
 
     @property
     def subject(self) -> str:
-        """What all images show in a word or two, for people: "cat"; "" where it is not one thing with a name."""
+        """What all images show, in a word or two for people: "cat"; "" if that is not one thing with a name."""
         return ""
 
 
@@ -189,10 +188,10 @@ class ImagePromptCondition(_Entries):
 
     kind: ClassVar[str] = "image prompt"
     texts: tuple[str, ...]  # prompts as typed, one per image to draw
-    images: tuple[Tensor, ...]  # uint8 [H, W, 3] of any size, as many
-    # w: how much more than the whole condition the one without the source's tokens counts in guidance; 0: not at all
+    images: tuple[Tensor, ...]  # uint8 [H, W, 3] of any size, one per text
+    # w: weight in guidance of the condition without the source's tokens, beside the whole condition; 0 to leave it out
     freedom: float = FREEDOM
-    read: tuple[ReadImage, ...] | None = None  # what the model reads of the images; None before that
+    read: tuple[ReadImage, ...] | None = None  # the images as the model reads them; None until it has read them
 
     @property
     def entries(self) -> tuple[tuple[str, Tensor], ...]:

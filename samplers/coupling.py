@@ -60,8 +60,8 @@ class Coupled(NamedTuple):
 
     value: Tensor  # fp32 [N, channels]
     accepted: Tensor  # bool [N], whether the row is its draft
-    # bool [N], whether the value is a sample of the target. Where a redraw is needed and none was kept it is not: it is
-    # made of the last redraw, or of the draft without redraws.
+    # bool [N], whether the value is a sample of the target. It is not if a redraw is needed and none was kept: then the
+    # value comes from the last redraw, or from the draft if there are no redraws.
     is_sample: Tensor
 
 
@@ -141,12 +141,15 @@ def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, redraws: R
         redraws: for rows that the first step rejects; None for none. More of them, with the same first ones, change
             only the rows that are no samples yet.
     """
-    shaped = reshape(draft, q, p.log_std, uniforms[:, 0], redraws)
-    shifted = reflect(shaped.value, q.mean, p, uniforms[:, 1])
-    accepted = shaped.accepted & shifted.accepted
+    reshaped = reshape(draft, q, p.log_std, uniforms[:, 0], redraws)
+    reflected = reflect(reshaped.value, q.mean, p, uniforms[:, 1])
+    accepted = reshaped.accepted & reflected.accepted
 
-    still = noiseless(q, p)
-    value = torch.where(still[:, None], p.mean, shifted.value)
-    equal = same(q, p)
-    value = torch.where(equal[:, None], draft, value)
-    return Coupled(value, equal | (~still & accepted), equal | still | shaped.is_sample)
+    # Without noise the sample is the mean.
+    without_noise = noiseless(q, p)
+    value = torch.where(without_noise[:, None], p.mean, reflected.value)
+
+    # A draft from an equal distribution is a sample of p already.
+    is_equal = same(q, p)
+    value = torch.where(is_equal[:, None], draft, value)
+    return Coupled(value, is_equal | (~without_noise & accepted), is_equal | without_noise | reshaped.is_sample)

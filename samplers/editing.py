@@ -1,7 +1,8 @@
-"""Editing: tokens outside a mask are given, those inside are sampled again.
+"""Editing: tokens outside a mask are fixed, tokens inside it are sampled again.
 
-Given tokens are known before the first step, so editing works with every accelerator. A masked sampler's new tokens
-see all given ones; those of a token sampler, which goes in raster order or near it, see the given ones before them.
+Fixed tokens are known before the first step, so editing works with every accelerator. A masked sampler's new tokens
+see all fixed tokens. A token sampler goes in raster order or near it, so its new tokens see the fixed tokens before
+them.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UserError
-from ..model_loaders.networks.precision import is_finite
+from ..networks.precision import is_finite
 from ..reports.record import fingerprint
 
-# Smallest mask value at which a token is sampled again: what rounds to 0 of 255 is black. So the soft edge of a
-# feathered mask belongs to it, as in core, whose samplers change whatever is above 0.
+# Smallest mask value at which a token is sampled again: lower values round to 0 of 255, which is black. So the soft
+# edge of a feathered mask belongs to the mask, as in ComfyUI's samplers, which change every value above 0.
 LEAST_MASKED = 0.5 / 255
 # Largest absolute value of a latent that an edit starts from. Latents of images have a standard deviation of at most
 # about 5; far beyond this limit norms and fp16 overflow, and half of the image would be NaN.
@@ -79,7 +80,7 @@ class Edit:
 
 
 def masks_of(values: Tensor) -> Tensor | None:
-    """Masks [H, W], [B, H, W] or [B, 1, H, W] as [B, H, W]; None if the shape is another."""
+    """Masks [H, W], [B, H, W] or [B, 1, H, W] as [B, H, W]; None for any other shape."""
     if 0 in values.shape:
         return None
     if values.ndim == 2:

@@ -3,13 +3,15 @@
 A sampler is three functions of a pass k:
 
 - plan: ``plan[k]`` are the cells that the pass decides;
-- look: ``look(k, cells)`` evaluates the transformer, given what is decided, and returns what it says of these cells:
-  conditions of a diffusion head, or rows that logits are made of;
-- draw: ``draw(k, cells, z)`` makes the values of the cells from that.
+- look: ``look(k, cells)`` runs the transformer on the decided cells and returns its output for these cells: conditions
+  of a diffusion head, or hidden rows from which logits are computed;
+- draw: ``draw(k, cells, z)`` samples the values of the cells from that output.
 
-:func:`decode` is the loop, and every plain sampler is a call of it. A method changes one of the three: PAR and ZipAR
-the plan, LazyMAR the look, DiSA and speculation the draw. Methods that verify drafts (FastHybrid, CSpD, parallel
-decoding, MuLo-SD) have loops of their own over the same :class:`Canvas`.
+:func:`decode` is the loop, and every unaccelerated sampler is a call of it. A method changes one of the three: PAR and
+ZipAR change the plan, LazyMAR the look, DiSA and speculation the draw.
+
+Methods that verify drafts have a second loop, :func:`verified`. It is told which cells are decided after every AR step
+or pass, and has one writer too, :meth:`Canvas.decide`.
 
 Shapes: B images of L = h w cells; a cell's value is a token, or a vector of channels.
 """
@@ -17,7 +19,8 @@ Shapes: B images of L = h w cells; a cell's value is a token, or a vector of cha
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -25,20 +28,41 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError, not_finite
-from ..model_loaders.networks import ops
+from ..networks import ops
+from ..networks.torch_state import own_state
 from ..reports.record import GIVEN, PLAIN, Clock, Report, dtype_of
 
 
-@dataclass(frozen=True, eq=False)
 class Step:
-    """The partial result that a sampler yields, after every pass at least."""
+    """The partial result that a sampler yields after every pass.
 
-    # AR steps, passes, cells (jacobi.py, twice in mulosd.py), or for blocks evaluations of the diffusion head
-    done: int
-    total: int
-    latents: Tensor  # as of Sampled, so far; zero where undecided
-    decided: Tensor  # bool [B, h, w]; CSpD's drafts that are not verified yet count too
-    report: Report  # the running report (its counts so far)
+    The latents are computed when they are first read, so a preview costs nothing where nobody looks. Read them before
+    the sampler continues: later they cannot be computed any more.
+    """
+
+    def __init__(self, done: int, total: int, report: Report, view: View):
+        """``view`` computes :attr:`latents` and :attr:`decided`."""
+        self.done = done  # AR steps, passes, cells (jacobi.py), or for blocks evaluations of the diffusion head
+        self.total = total
+        self.report = report  # the running report with the counts so far
+        self.view: View | None = view  # None once the sampler has continued
+
+    @property
+    def latents(self) -> Tensor:
+        """The result so far, shaped as in :class:`Sampled`; zero where undecided."""
+        return self._viewed[0]
+
+    @property
+    def decided(self) -> Tensor:
+        """Which tokens are decided, bool [B, h, w]; CSpD's drafts that are not verified yet count too."""
+        return self._viewed[1]
+
+    @cached_property
+    def _viewed(self) -> tuple[Tensor, Tensor]:
+        if self.view is None:
+            raise RuntimeError("the sampler has continued; read the latents of a step before the next one")
+        with own_state():
+            return self.view()
 
 
 class Sampled(NamedTuple):
@@ -48,11 +72,22 @@ class Sampled(NamedTuple):
     report: Report
 
 
+class Verdict(NamedTuple):
+    """The decided cells of a pass of a sampler that verifies drafts; see :meth:`Canvas.decide`."""
+
+    cells: Tensor
+    values: Tensor
+    when: int | Tensor
+    outcome: Tensor | None
+    done: int | None = None  # Step.done after the pass; None: one more than before
+
+
 R = TypeVar("R")
 Sampler: TypeAlias = Generator[Step, None, Sampled]
 Look: TypeAlias = Callable[[int, Tensor], Tensor]
-# Yields how much of the pass is done, in units of Canvas.total, and values; only the last ones are used.
-Draw: TypeAlias = Callable[[int, Tensor, Tensor], Iterator[tuple[int, Tensor]]]
+Draw: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
+# Latents or codes as in Sampled, and bool [B, h, w] of the decided tokens.
+View: TypeAlias = Callable[[], tuple[Tensor, Tensor]]
 
 
 @dataclass(eq=False)
@@ -63,7 +98,7 @@ class Canvas:
     first; otherwise it runs from the moment at which the canvas is made.
     """
 
-    model: Any  # the model that draws them
+    model: Any  # the model that generates them
     settings: Any
     noise: Any  # random numbers of B images: PairedNoise, or PairedDraws for tokens
     grid: tuple[int, int]  # h, w
@@ -71,14 +106,14 @@ class Canvas:
     values: Tensor
     report: Report
     total: int = 0  # what Step.total is; set by the sampler before its first pass
-    again: Tensor | None = None  # bool [B, L], the cells that an edit draws again; None without an edit
+    again: Tensor | None = None  # bool [B, L], the cells that an edit regenerates; None without an edit
     drafted: Tensor | None = None  # bool [B, L], cells of later passes that hold drafts; None for none
     phases: tuple[str, str] = ("transformer", "head")  # names of the time spent in looks and in draws
     clock: Clock = field(default=None, kw_only=True)  # type: ignore[assignment]  # None: a new one
 
     fixed_at: Tensor = field(init=False)  # int32 like values [:2], the pass that decided a cell; -1 before
     outcome: Tensor = field(init=False)  # uint8 like values [:2], see reports/record.py
-    # fp32 [] each, of numbers that were computed on the way: one that is NaN or infinite makes its norm so.
+    # Norms of intermediate values, fp32 [] each; a norm is not finite if one of its values is not.
     norms: list[Tensor] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -105,7 +140,7 @@ class Canvas:
 
     @property
     def decided(self) -> Tensor:
-        """The cells that are decided, bool [B, L]: drawn, given by an edit, or drafted."""
+        """The cells that have a value, bool [B, L]: sampled, fixed by an edit, or drafted."""
         decided = self.fixed_at[:, : self.cells] >= 0
         if self.again is not None:
             decided |= ~self.again
@@ -113,9 +148,14 @@ class Canvas:
             decided |= self.drafted
         return decided
 
-    def write(self, cells: Tensor, values: Tensor, when: int) -> None:
-        """Decide the values [B, n, ...] of cells int64 [B, n], or [n] if they are the same in every image, in pass
-        ``when``.
+    def decide(self, cells: Tensor, values: Tensor, when: int | Tensor, outcome: Tensor | None = None) -> None:
+        """Decide cells.
+
+        Args:
+            cells: int64 [B, n], or [n] if they are the same in every image.
+            values: [B, n, ...].
+            when: the pass that decides them, or int32 [B, n] where cells differ.
+            outcome: uint8 [B, n], what became of their drafts, see ``reports/record.py``; None leaves it as it is.
         """
         if cells.ndim == 1:
             self.values.index_copy_(1, cells, values)
@@ -125,6 +165,20 @@ class Canvas:
         index = cells.view(*cells.shape, *(1,) * (values.ndim - 2)).expand_as(values)
         self.values.scatter_(1, index, values)
         self.fixed_at.scatter_(1, cells, when)
+        if outcome is not None:
+            self.outcome.scatter_(1, cells, outcome)
+
+    def draft(self, cells: Tensor, values: Tensor) -> None:
+        """Write drafts of cells, which are not decided yet; cells int64 [B, n], values [B, n, c]."""
+        if self.drafted is None:
+            self.drafted = torch.zeros_like(self.outcome, dtype=torch.bool)
+        self.drafted.scatter_(1, cells, True)
+        self.values.scatter_(1, cells[..., None].expand_as(values), values)
+
+    def discard_drafts(self) -> None:
+        """Count no cell as drafted any more; their values stay until they are written again."""
+        if self.drafted is not None:
+            self.drafted.fill_(False)
 
     def shown(self, decided: Tensor) -> Tensor:
         """The images as :class:`Sampled` has them, with zeros where a cell is not ``decided``, bool [B, L]."""
@@ -138,13 +192,24 @@ class Canvas:
 
     # What leaves a sampler is a normal tensor, which a caller may change.
     @torch.inference_mode(False)
-    def step(self, done: int) -> Step:
-        """The partial result."""
+    @torch.no_grad()
+    def view(self) -> tuple[Tensor, Tensor]:
+        """Latents or codes so far, and the decided tokens, as :class:`Step` has them."""
         decided = self.decided
-        return Step(done, self.total, self.shown(decided), decided.view(-1, *self.grid), self.report)
+        return self.shown(decided), decided.view(-1, *self.grid)
+
+    def show(self, done: int, view: View | None = None) -> Iterator[Step]:
+        """Yield the partial result. What a caller does meanwhile is left out of the seconds of the run.
+
+        ``view``: what the step shows; None for :meth:`view`.
+        """
+        step = Step(done, self.total, self.report, view or self.view)
+        with self.clock.paused():
+            yield step
+        step.view = None
 
     def watch(self, *norms: Tensor) -> None:
-        """Have :meth:`finish` check numbers by their norms, fp32 [] each: no step waits for the device."""
+        """Remember norms, fp32 [] each, which :meth:`finish` checks for NaN and infinity: no step waits for them."""
         self.norms.extend(norms)
 
     @torch.inference_mode(False)
@@ -152,7 +217,7 @@ class Canvas:
         """Stop the clock; returns the result.
 
         Raises:
-            UserError: values, or numbers that they were made of, are NaN or infinite.
+            UserError: values, or intermediate values that :meth:`watch` has seen, are NaN or infinite.
         """
         # 1. The maps of the report.
         step = self.fixed_at[:, : self.cells]
@@ -173,56 +238,66 @@ class Canvas:
         return Sampled(latents, self.report)
 
     def expect_finite(self, field: str) -> None:
-        """Check all norms so far, of the model at the input ``field``: the host waits for the device here."""
+        """Check all norms so far. The host waits for the device here.
+
+        ``field``: the input at which an error names the model.
+        """
         if self.norms and not np.isfinite(torch.stack(self.norms).cpu().numpy()).all():
             what = "latents" if self.values.is_floating_point() else "logits"
             raise not_finite(field, self.model.name, what)
 
 
 def passes(
-    canvas: Canvas, plan: Mapping[int, Tensor], look: Look, draw: Draw, work: Mapping[int, int] | None = None
+    canvas: Canvas,
+    plan: Mapping[int, Tensor],
+    look: Look,
+    draw: Draw,
+    show: Callable[[int], Iterator[Step]] | None = None,
 ) -> Iterator[Step]:
-    """The passes of a plan one after another; for samplers that compute without gradients themselves.
+    """The passes of a plan one after another. The caller disables gradients.
 
     Args:
         plan: the cells of every pass by its number, int64 [B, n], or [n] if they are the same in every image.
-        work: how much of ``canvas.total`` every pass is; None for 1 each.
+        show: yields the partial result after so many passes; None for :meth:`Canvas.show`.
     """
-    done = 0
-    for k, cells in plan.items():
-        whole = 1 if work is None else work[k]
-
-        # 1. What the transformer says of the cells, given what is decided.
-        with canvas.clock.phase(canvas.phases[0]):
+    show = show or canvas.show
+    looking, drawing = canvas.phases
+    for done, (k, cells) in enumerate(plan.items(), 1):
+        with canvas.clock.phase(looking):
             z = look(k, cells)
-
-        # 2. Their values.
-        so_far: Step | None = None  # until the pass ends, nothing else is decided
-        for part, drawn in canvas.clock.timed(canvas.phases[1], draw(k, cells, z)):
-            values = drawn
-            if part < whole:
-                with canvas.clock.paused():
-                    so_far = canvas.step(done + part) if so_far is None else replace(so_far, done=done + part)
-                    yield so_far
-
-        # 3. They are decided.
-        canvas.write(cells, values, k)
-        done += whole
-        with canvas.clock.paused():
-            yield canvas.step(done)
+        with canvas.clock.phase(drawing):
+            values = draw(k, cells, z)
+        canvas.decide(cells, values, k)
+        yield from show(done)
 
 
 @torch.no_grad()
-def decode(
-    canvas: Canvas, plan: Mapping[int, Tensor], look: Look, draw: Draw, work: Mapping[int, int] | None = None
-) -> Sampler:
-    """A plain sampler: all passes of a plan; arguments as of :func:`passes`.
+def decode(canvas: Canvas, plan: Mapping[int, Tensor], look: Look, draw: Draw) -> Sampler:
+    """An unaccelerated sampler: all passes of a plan. It takes the arguments of :func:`passes`.
 
-    Yields :class:`Step` after every pass, and while a draw is under way if it is several units of work; returns
-    :class:`Sampled`.
+    Yields :class:`Step` after every pass; returns :class:`Sampled`.
     """
-    yield from passes(canvas, plan, look, draw, work)
+    yield from passes(canvas, plan, look, draw)
     return canvas.finish()
+
+
+def verified(canvas: Canvas, first: int, segment: Callable[[int], Iterator[Step | Verdict]]) -> Iterator[Step]:
+    """The passes of a sampler that verifies drafts, from pass ``first`` on. The caller disables gradients.
+
+    ``segment(done)`` drafts the cells of some passes after the ``done`` first ones, and yields the verdict on each pass
+    in turn. It ends after its last pass, or earlier after a rejection, because later drafts were made from the rejected
+    one. It may also yield steps, of passes that decide nothing.
+    """
+    done = first
+    while done < canvas.total:
+        for verdict in segment(done):
+            if isinstance(verdict, Step):
+                yield verdict
+                continue
+
+            canvas.decide(verdict.cells, verdict.values, verdict.when, verdict.outcome)
+            done = done + 1 if verdict.done is None else verdict.done
+            yield from canvas.show(done)
 
 
 def finish(sampler: Generator[Any, None, R]) -> R:
@@ -246,13 +321,11 @@ def new_report(name: str, model: Any, settings: Any, noise: Any) -> Report:
 
 
 def remark_draft(report: Report, draft: Any) -> None:
-    """Add what the report of a run of the draft model alone would say of it, at the end of a run, if that is not said
-    of the target already.
-    """
+    """Add the remarks about a draft model to the report of a run at its end, unless the target has the same ones."""
     report.remark(*(f"draft: {text}" for text in (draft.note, draft.net.remark) if text and text not in report.note))
 
 
 def expect_images(condition: Any, noise: Any) -> None:
-    """Check that a condition and the noise are of equally many images."""
+    """Check that a condition and the noise have the same number of images."""
     if len(condition) != len(noise):
         raise UserError(f"condition: it asks for {len(condition)} images, the noise was drawn for {len(noise)}.")

@@ -35,10 +35,15 @@ def _fold_(x: Tensor, shift: int) -> Tensor:
     return x.bitwise_xor_((x >> shift).bitwise_and_((1 << (64 - shift)) - 1))
 
 
+def stream_key(seed: int | None, image: int, stream: str) -> bytes:
+    """Eight bytes that a stream of an image of a seed starts from."""
+    return hashlib.sha256(f"fastar/{seed}/{image}/{stream}".encode()).digest()[:8]
+
+
 class PairedNoise:
     """Noise of B images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry."""
 
-    seed: int | None = None  # None: noise from elsewhere, of a class derived from this one
+    seed: int | None = None  # None in derived classes, whose noise does not come from a seed
 
     def __init__(self, seed: int, images: Sequence[int]):
         self.seed = seed
@@ -50,17 +55,16 @@ class PairedNoise:
     def _generators(self, stream: str) -> list[torch.Generator]:
         out = []
         for image in self.images:
-            digest = hashlib.sha256(f"fastar/{self.seed}/{image}/{stream}".encode()).digest()
-            out.append(torch.Generator("cpu").manual_seed(int.from_bytes(digest[:8], "little") >> 1))
+            key = int.from_bytes(stream_key(self.seed, image, stream), "little") >> 1
+            out.append(torch.Generator("cpu").manual_seed(key))
         return out
 
     def orders(self, tokens: int) -> Tensor:
-        """int64 [B, tokens]: a permutation per image; tokens are revealed from its end."""
-
+        """int64 [B, tokens]: a permutation per image, whose last entry is decided first."""
         return torch.stack([torch.randperm(tokens, generator=g) for g in self._generators("order")])
 
     def first(self, stream: str, tokens: int, channels: int) -> Tensor:
-        """fp32 [B, tokens, channels]: the noise a token's diffusion starts from."""
+        """fp32 [B, tokens, channels]: the noise from which a token's diffusion starts."""
         return torch.stack([torch.randn(tokens, channels, generator=g) for g in self._generators(f"{stream}/first")])
 
     def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
@@ -70,7 +74,7 @@ class PairedNoise:
 
 
 def noise_bytes(images: int, steps: int, numbers: int) -> int:
-    """The noise of ``steps`` diffusion steps of a batch, fp32; ``numbers`` are those of an image in one step."""
+    """Bytes of the noise of a batch with ``steps`` diffusion steps, fp32; ``numbers``: of one image in one step."""
     return 4 * images * (steps + 2) * numbers
 
 

@@ -26,7 +26,8 @@ class Knob:
     high: float | None = None
     step: float | None = None
     choices: tuple[str, ...] = ()  # allowed strings, or empty
-    # Value and type that stand for a default of None, the model's own: those of a full-size model. A new node shows it.
+    # If the default is None, for the model's own value: the value of a full-size model, which gives the type and which
+    # a new node shows.
     paper: float | None = None
     symbol: str = ""  # the paper's symbol where it differs from the name, or ""
     unit: str = ""  # unit, or ""
@@ -55,16 +56,16 @@ class Guarantees(Settings):
     condition.
     """
 
-    # Whether its images, where they are not exact, are others of the same subject and no approximations of the plain
-    # sampler's: the method decides tokens in another order, or starts from a small image.
+    # Whether an image that is not exact shows the same subject in a different image, because the method decides tokens
+    # in another order or starts from a small image. Other methods approximate the unaccelerated image.
     another_image: ClassVar[bool] = False
 
     def exact(self, side: int) -> bool:
-        """Whether the images are the plain sampler's, up to rounding in fp32. ``side``: of the token grid."""
+        """Whether the images equal the unaccelerated sampler's, up to rounding in fp32. ``side``: of the token grid."""
         return True
 
     def lossless(self) -> bool:
-        """Whether the images are others than the plain sampler's, with exactly the same distribution."""
+        """Whether the images differ from the unaccelerated sampler's, but have exactly the same distribution."""
         return False
 
 
@@ -84,7 +85,7 @@ def default_or_paper(default: Any, about: Knob) -> Any:
 
 
 def filled_in(settings: Any, own: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings by name, each None replaced: by the model's ``own`` value, else by that of a full-size model."""
+    """All settings by name. The model's ``own`` value replaces each None, or else the value of a full-size model."""
     values: dict[str, Any] = {}
     for name, (_, about) in knobs(settings).items():
         value = getattr(settings, name)
@@ -98,7 +99,9 @@ def filled_in(settings: Any, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_words(kind: type, values: Mapping[str, Any]) -> str:
-    """Values of settings, "32 AR steps, cfg 2.0": the main ones, and others that are not at their defaults."""
+    """Values of settings in words, "32 AR steps, cfg 2.0": main settings, and advanced ones that differ from their
+    defaults.
+    """
     words = []
     for name, (default, about) in knobs(kind).items():
         value = values.get(name)
@@ -195,7 +198,7 @@ def expect_names_here(given: Iterable[str], known: Collection[str]) -> None:
 
 
 def no_setting(kind: type[Settings], name: str, field: str, problem: str) -> UserError:
-    """The error for a name that is no setting of ``kind``; ``field`` and ``problem`` as of :func:`.errors.unknown`.
+    """The error for a name that is no setting of ``kind``; see :func:`.errors.unknown` for ``field`` and ``problem``.
 
     Raises:
         UserError: one of its settings has that name in other programs.
@@ -221,7 +224,7 @@ _OFF = ("false", "no", "off", "0")
 
 
 def _parsed(value: Any, default: Any) -> Any:
-    """The switch or number that a text stands for; another value, and a text that stands for none, as it is."""
+    """The switch or number that a text stands for; any other value unchanged."""
     if isinstance(default, bool):
         word = str(value).lower()
         if word in _ON:

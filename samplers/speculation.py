@@ -33,9 +33,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..model_loaders.networks.speed import Regional
+from ..networks.speed import Recordable
 from ..reports.record import Report
-from .chain import Chains, Head, StepNumbers, guide
+from .chain import DiffusionBatch, Head, StepNumbers, guide
 from .coupling import Coupled, Gaussian, Redraws, couple, reflect
 from .device import to_device
 from .noise import CounterRNG
@@ -53,8 +53,8 @@ _REDRAWS = (1 << 8, 1 << 13, 1 << 18)
 class Drafts(NamedTuple):
     """W drafted steps of R rows. A row with fewer steps left repeats its last one, which is not used."""
 
-    states: Tensor  # before the steps, fp32 [R, W, *, c]
-    values: Tensor  # after them, fp32 [R, W, *, c]
+    states: Tensor  # before each step, fp32 [R, W, *, c]
+    values: Tensor  # after each step, fp32 [R, W, *, c]
     q: Gaussian  # distributions of the values, fp32 [R, W, *, c]; the stds of fixed variances [R, W, 1 ...]
 
 
@@ -92,7 +92,7 @@ class _Window(NamedTuple):
 
 
 class _Judged(NamedTuple):
-    """M drafted steps with the head's distributions; n numbers of a state in one dimension."""
+    """M drafted steps with the head's distributions. The n numbers of a state are in one dimension."""
 
     row: Tensor  # int64 [M]
     step: Tensor  # int64 [M]
@@ -102,7 +102,7 @@ class _Judged(NamedTuple):
     uniforms: Tensor  # fp32 [M, 2], or [M, 1] of fixed variances
 
     def rows(self, index: Tensor) -> _Judged:
-        """Some of them."""
+        """The steps at an index."""
         q = self.q.rows(index)
         p = self.p.rows(index)
         return _Judged(self.row[index], self.step[index], self.draft[index], q, p, self.uniforms[index])
@@ -116,26 +116,27 @@ class Speculation:
 
     done: np.ndarray  # steps done, int64 [N]
     x: Tensor  # states fp32 [N, *, c]
-    # The last evaluation's, fp32 [N, *, c]; drafts are made from them. A row's last data is its sample.
+    # Output of each row's last evaluation, fp32 [N, *, c], from which its next steps are drafted. After all steps the
+    # data is the sample.
     data: Tensor
     logits: Tensor
 
-    def __init__(self, net: Regional, head: Head, chains: Chains, rng: CounterRNG, report: Report):
+    def __init__(self, net: Recordable, head: Head, chains: DiffusionBatch, rng: CounterRNG, report: Report):
         self.net = net
         self.head = head
         self.chains = chains
         self.rng = rng
         self.report = report
         self.steps = len(chains.table)
-        self.learned = chains.table.learned  # of MAR; BitDance has fixed variances
-        # Steps whose drafts are reported: of BitDance all but the last one.
+        self.learned = chains.table.learned  # True for MAR; BitDance's variances are fixed
+        # Steps whose drafts the report counts: all of MAR's, and all but the last of BitDance's.
         self.reported = self.steps if self.learned else self.steps - 1
         self.device = chains.x.device
-        self._couple = net.region(couple, "verification of speculation")
-        self._reflect = net.region(reflect, "verification of speculation")
+        self._couple = net.compiled(couple, "verification of speculation")
+        self._reflect = net.compiled(reflect, "verification of speculation")
 
-        # Before any evaluation there is no data to draft from: zeros stand in. Such a draft is mostly rejected, which
-        # costs nothing, because the verifying call is also the first step's own.
+        # Nothing has been predicted yet, so the first steps are drafted from zeros. Such a draft is mostly rejected.
+        # That costs nothing, because the call that verifies it also evaluates the first step.
         self.done = np.zeros(len(chains.x), np.int64)
         self.x = chains.x.clone()
         self.data = torch.zeros_like(self.x)
@@ -145,9 +146,9 @@ class Speculation:
         columns = chains.table.columns()
         middle = columns.middle + (math.log(chains.temperature) if chains.temperature > 0 else -math.inf)
         if not self.learned:
-            # The last step's std is 0, by which the coupling of fixed variances would divide. Nothing is made of the
-            # coupling of that step, so that any other std will do.
-            middle[-1] = 0  # std 1, unused
+            # The coupling of fixed variances would divide by the last step's std, which is 0. Nothing reads its result
+            # for that step, so any value works.
+            middle[-1] = 0
         self._numbers = torch.stack(columns._replace(middle=middle), 1)
 
         per_step = 2 if self.learned else 1
@@ -182,14 +183,14 @@ class Speculation:
 
     def draft(self, rows: np.ndarray, length: int) -> Drafts:
         """Draft the next steps of rows from their last evaluation, whose data and variance stay as they are."""
-        self.net.runs_plain("drafts of speculation")
+        self.net.note_plain("drafts of speculation")
         width = min(length, self.steps - int(self.done[rows].min()))
         row, done = self._on_device(rows, self.done[rows])
         step = (done[:, None] + torch.arange(width, device=self.device)).clamp(max=self.steps - 1)
 
-        # 1. Everything but the state is known beforehand: x_{k+1} = of_x x_k + offset_k + std_k noise_k.
+        # 1. Everything but the state is known beforehand: x_{k+1} = x_coefficient x_k + offset_k + std_k noise_k.
         at = self._numbers_at(step)
-        offset = at.of_data * self.data[row][:, None]
+        offset = at.data_coefficient * self.data[row][:, None]
         log_std = at.middle
         if self.learned:
             log_std = at.middle + at.slope * self.logits[row][:, None]
@@ -199,25 +200,27 @@ class Speculation:
         states = []
         values = []
         x = self.x[row]
-        for k, of_x_k, fixed_k in zip(step.unbind(1), at.of_x.unbind(1), fixed.unbind(1), strict=True):
+        for k, x_coefficient_k, fixed_k in zip(
+            step.unbind(1), at.x_coefficient.unbind(1), fixed.unbind(1), strict=True
+        ):
             if self.chains.given is not None:
                 x = self.chains.given.follow_rows(x, row, k)
             states.append(x)
-            x = torch.addcmul(fixed_k, of_x_k, x)
+            x = torch.addcmul(fixed_k, x_coefficient_k, x)
             values.append(x)
 
         before = torch.stack(states, 1)
-        return Drafts(before, torch.stack(values, 1), Gaussian(offset + at.of_x * before, log_std))
+        return Drafts(before, torch.stack(values, 1), Gaussian(offset + at.x_coefficient * before, log_std))
 
     def verify(self, rows: np.ndarray, drafts: Drafts) -> np.ndarray:
-        """Evaluate the head at all drafted states of rows; advance them past the accepted prefix
-        and past the first rejected step, if there is one.
+        """Evaluate the head at all drafted states of rows, and advance each row past its accepted steps and its first
+        rejected step, if there is one.
 
         Args:
-            drafts: of the rows' next steps.
+            drafts: the rows' next steps.
 
         Returns:
-            The number of accepted steps, int64 [R].
+            The number of accepted steps of each row, int64 [R].
         """
         length = drafts.states.shape[1]
         window, step_on_host = self._window(rows, length)
@@ -270,9 +273,7 @@ class Speculation:
         return _Window(*of_steps, *of_rows), step
 
     def _coupled(self, judged: _Judged) -> Coupled:
-        """The coupling of drafted steps, without redraws. Fixed variances are the same in a draft and in the head's
-        kernel.
-        """
+        """Couple drafted steps, without redraws. With fixed variances, the draft's and the head's stds are equal."""
         draft, q, p, uniforms = judged.draft, judged.q, judged.p, judged.uniforms
         if self.learned:
             return self._couple(draft, q, p, uniforms)
@@ -291,26 +292,26 @@ class Speculation:
         self.done[rows] += 1
 
     def predict(self, row: Tensor, step: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Data and variance logits, fp32 [M, *, c] each, that the head predicts with guidance of states x [M, *, c].
+        """Data and variance logits, fp32 [M, *, c] each, that the head predicts with guidance for states x [M, *, c].
 
-        The states are those of rows ``row`` before steps ``step``, int64 [M] on the device.
+        The states belong to rows ``row`` before steps ``step``, int64 [M] on the device.
         """
-        prediction, logits = guide(self.head.at(row, step, x), self.chains.cfg[row], x.shape[-1])
+        prediction, logits = guide(self.head.at_states(row, step, x), self.chains.cfg[row], x.shape[-1])
         at = self._numbers_at(step)
         return torch.addcmul(at.data_x * x, at.data_out, prediction), logits
 
     def kernel(self, row: Tensor, step: Tensor, x: Tensor, data: Tensor, logits: Tensor | None) -> Gaussian:
-        """The head's distributions of the next states, of what it predicts."""
-        # Given tokens take no part: with the draft's data p equals q there, and they never cause a rejection.
+        """The head's distributions of the next states, from its predictions ``data`` and ``logits``."""
+        # Fixed tokens take no part: with the draft's data p equals q there, so they never cause a rejection.
         if self.chains.given is not None:
             data = torch.where(self.chains.given.free[row], data, self.data[row])
 
         at = self._numbers_at(step)
         log_std = at.middle if logits is None else at.middle + at.slope * logits
-        return Gaussian(at.of_data * data + at.of_x * x, log_std)
+        return Gaussian(at.data_coefficient * data + at.x_coefficient * x, log_std)
 
     def _numbers_at(self, step: Tensor) -> StepNumbers:
-        """The numbers of steps [...], fp32 [..., 1 ...] each."""
+        """The table's numbers at steps [...], fp32 [..., 1 ...] each."""
         numbers = self._numbers[step]
         return StepNumbers(*numbers.view(*numbers.shape, *(1,) * (self.x.ndim - 1)).unbind(step.ndim))
 
@@ -323,8 +324,8 @@ class Speculation:
         return to_device(np.stack(numbers), self.device)
 
     def _redraw(self, judged: _Judged, stop: Tensor, value: Tensor, missing: np.ndarray) -> None:
-        """Write the coupling's results of those rows that need redraws, ``missing`` int64 [K] among the R. Only learned
-        variances do.
+        """Couple rows that need redraws, ``missing`` int64 [K] among the R, and write their values. Only learned
+        variances need redraws.
 
         Args:
             judged: the M drafted steps.

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ..samplers.registry import ALGORITHM
+from ..runs.registry import ALGORITHM
 
 # Values of a weight that its digest reads.
 _SAMPLED = 4096

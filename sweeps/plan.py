@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ..samplers.choice import PRESET, Choice, choose
-from ..samplers.registry import Entry
+from ..runs.choice import PRESET, Choice, choose
+from ..runs.registry import Entry
 from ..samplers.settings import make
 
 MOST_CELLS = 1024

@@ -13,15 +13,15 @@ from fastar_nodes.cli.options import source as cli_source
 from fastar_nodes.errors import UserError, not_finite
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.families import KINDS
-from fastar_nodes.model_loaders.networks.autoencoder import TOO_LITTLE_TO_DECODE, KLAutoencoder, KLConfig, VQModel
-from fastar_nodes.model_loaders.networks.llama import Llama
-from fastar_nodes.model_loaders.networks.mar import MAR as MAR_
+from fastar_nodes.networks.autoencoder import TOO_LITTLE_TO_DECODE, KLAutoencoder, KLConfig, VQModel
+from fastar_nodes.networks.llama import Llama
+from fastar_nodes.networks.mar import MAR as MAR_
 from fastar_nodes.reports.record import Report
+from fastar_nodes.runs.memory import DECODE
+from fastar_nodes.runs.registry import FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.memory import DECODE
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.registry import FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR
 from fastar_nodes.sweeps.folder import Folder
 from janus_files import one_file
 from tiny_files import GPT_SIZE, MAR_SIZE, write, write_gpt, write_vq

@@ -10,10 +10,10 @@ from fastar_nodes.assembly import AUTO, Drafts, Ready, Source, defaults, prompt_
 from fastar_nodes.cli import models, planning
 from fastar_nodes.cli.planning import Planned, assigned, by_key, measured_against, plan, split_samplers, usual_samplers
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.autoencoder import VQModel
+from fastar_nodes.networks.autoencoder import VQModel
 from fastar_nodes.reports.record import Report
-from fastar_nodes.samplers.choice import parse_choice
-from fastar_nodes.samplers.registry import HYBRID, LLAMAGEN, MAR, SAMPLERS, TAR
+from fastar_nodes.runs.choice import parse_choice
+from fastar_nodes.runs.registry import HYBRID, LLAMAGEN, MAR, SAMPLERS, TAR
 
 
 def mar(channels=16, patch=1, **about):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("bench", "cli", "model_loaders", "nodes", "reports", "samplers", "sweeps", "tools")
+PACKAGES = (*("bench", "cli", "model_loaders", "networks", "nodes", "reports", "runs", "samplers", "sweeps", "tools"),)
 
 
 def sources() -> list[Path]:
@@ -64,8 +64,8 @@ print(json.dumps({
 def loaded() -> list[str]:
     """The modules that the measurement imports: all that need no ComfyUI, and the commands of the tools."""
     packages = (
-        *("api", "assembly", "conditions", "pipeline", "bench", "cli", "model_loaders", "reports", "samplers"),
-        "sweeps",
+        *("api", "assembly", "conditions", "pipeline", "bench", "cli", "model_loaders", "networks", "reports", "runs"),
+        *("samplers", "sweeps"),
     )
     names = [name_of(path) for path in sources()]
     own = [name for name in names if name.split(".")[0] in packages]
@@ -131,36 +131,29 @@ def test_importing_loads_nothing_before_it_is_used(imported):
 # errors.py and memory.py may be imported everywhere.
 OURS = {
     "": {"api", "nodes"},
-    "api": {"pipeline", "assembly", "samplers", "model_loaders", "reports"},
+    "api": {"pipeline", "assembly", "runs", "samplers", "model_loaders", "networks", "reports"},
     "__main__": {"cli"},
     "errors": set(),
     "memory": set(),
-    "assembly": {"model_loaders", "samplers", "reports"},
-    "nodes": {"nodes", "sweeps", "assembly", "samplers", "model_loaders", "reports"},
-    "nodes.host": {"model_loaders.networks", "reports"},
+    "assembly": {"runs", "samplers", "model_loaders", "networks", "reports"},
+    "nodes": {"nodes", "sweeps", "assembly", "runs", "samplers", "model_loaders", "networks", "reports"},
+    "nodes.host": {"networks", "reports"},
     "nodes.graph": {"nodes.host"},
     "nodes.images": {"nodes.host"},
-    "nodes.vae": {"model_loaders.networks", "nodes.host", "nodes.images", "nodes.schema"},
-    "sweeps": {"sweeps", "samplers", "reports"},
-    "samplers": {"samplers", "reports", "model_loaders.networks"},
+    "nodes.vae": {"networks", "nodes.host", "nodes.images", "nodes.schema"},
+    "sweeps": {"sweeps", "runs", "samplers", "reports"},
+    "runs": {"runs", "samplers", "networks", "reports"},
+    "samplers": {"samplers", "networks", "reports.record"},
     "reports": {"reports"},
-    "model_loaders": {"model_loaders", "model_loaders.networks"},
-    "model_loaders.networks": {"model_loaders.networks"},
-    "conditions": {"assembly", "samplers", "model_loaders"},
-    "pipeline": {"assembly", "conditions", "samplers", "model_loaders", "reports"},
-    "cli": {"cli", "pipeline", "conditions", "assembly", "samplers", "model_loaders", "reports"},
-    "bench": {"bench", "cli", "sweeps", "assembly", "samplers", "model_loaders", "reports"},
+    "model_loaders": {"model_loaders", "networks"},
+    "networks": {"networks"},
+    "conditions": {"assembly", "runs", "samplers", "model_loaders", "networks"},
+    "pipeline": {"assembly", "conditions", "runs", "samplers", "model_loaders", "networks", "reports"},
+    "cli": {"cli", "pipeline", "conditions", "assembly", "runs", "samplers", "model_loaders", "networks", "reports"},
+    "bench": {"bench", "cli", "sweeps", "assembly", "runs", "samplers", "model_loaders", "networks", "reports"},
     "tools": {
-        "tools",
-        "nodes",
-        "bench",
-        "cli",
-        "sweeps",
-        "assembly",
-        "pipeline",
-        "samplers",
-        "model_loaders",
-        "reports",
+        *("tools", "nodes", "bench", "cli", "sweeps", "assembly", "pipeline", "runs", "samplers", "model_loaders"),
+        *("networks", "reports"),
     },
 }
 # Within these packages, the other ones are excluded.
@@ -185,7 +178,8 @@ OTHERS = {
     "sweeps": {*PICTURES, "fsspec"},
     "reports": PICTURES,
     "model_loaders": {"torch", "safetensors", "huggingface_hub", "filelock", "transformers", "tokenizers"},
-    "model_loaders.networks": {"torch"},
+    "networks": {"torch"},
+    "runs": {"torch", "numpy"},
     "model_loaders.squares": PICTURES,
     "cli": {*PICTURES, "safetensors", "tqdm"},
     "bench": {*PICTURES, "tomli", "ray", "matplotlib", "fsspec"},
@@ -292,7 +286,7 @@ def test_files_import_without_cycles():
 
 
 def test_the_checks_find_violations():
-    assert entry_of("model_loaders.networks.mar", OURS) == "model_loaders.networks"
+    assert entry_of("networks.mar", OURS) == "networks"
     assert entry_of("nodes.host", OURS) == "nodes.host" and entry_of("nodes.schema", OURS) == "nodes"
     assert entry_of("samplers.mar.mar", APART) == "samplers.mar" and entry_of("samplers.noise", APART) == ""
     edges = graph()

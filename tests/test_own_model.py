@@ -17,12 +17,12 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import official
 from fastar_nodes.model_loaders.families import DTYPES, EIGHT_BITS
-from fastar_nodes.model_loaders.networks import speed
+from fastar_nodes.networks import speed
 from fastar_nodes.pipeline import Pipeline
-from fastar_nodes.samplers import batches
+from fastar_nodes.runs import batches
+from fastar_nodes.runs.presets import EXACT
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import PromptCondition
-from fastar_nodes.samplers.presets import EXACT
-from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs
 from own_model import IMAGES, MODEL, SEED, distance, draw, expect_equal, few_steps, network_of, small, values
 

@@ -11,10 +11,10 @@ import own_model
 import pytest
 import test_own_model as cases
 import torch
-from fastar_nodes.model_loaders.networks import speed
+from fastar_nodes.networks import speed
 from fastar_nodes.pipeline import Pipeline
-from fastar_nodes.samplers import batches, presets
-from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.runs import batches, presets
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.settings import ZipARSettings
 

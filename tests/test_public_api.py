@@ -10,7 +10,7 @@ from pathlib import Path
 import fastar_nodes
 import pytest
 from fastar_nodes.errors import UserError, did_you_mean, unknown
-from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.runs.registry import SAMPLERS
 
 ROOT = Path(__file__).resolve().parents[1]
 

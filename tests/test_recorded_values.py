@@ -15,15 +15,15 @@ if __name__ == "__main__":
 
 import numpy as np
 import torch
-from fastar_nodes.model_loaders.networks import hybrid, llama, mar, siglip
+from fastar_nodes.networks import hybrid, llama, mar, siglip
 from fastar_nodes.reports import maps
-from fastar_nodes.samplers import presets as preset_values
+from fastar_nodes.runs import presets as preset_values
+from fastar_nodes.runs.presets import PRESETS
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.mar import settings as mar_settings
-from fastar_nodes.samplers.mar.refresh import computed_ratios
+from fastar_nodes.samplers.mar.lazy.plan import computed_ratios
 from fastar_nodes.samplers.mar.settings import CacheSettings
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
-from fastar_nodes.samplers.presets import PRESETS
-from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs
 from fastar_nodes.samplers.tokens import defaults
 from fastar_nodes.samplers.tokens import settings as token_settings

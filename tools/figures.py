@@ -31,7 +31,7 @@ from ..bench.spec import Spec, from_table, read_spec, read_table
 from ..cli.main import MODULE
 from ..cli.main import main as command_line
 from ..errors import UserError
-from ..samplers.registry import find
+from ..runs.registry import find
 from ..samplers.settings import knobs
 
 ROOT = Path(__file__).resolve().parents[1]

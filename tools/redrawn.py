@@ -12,7 +12,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
-from ..samplers.tokens import islands as geometry
+from ..samplers.tokens.mulosd import islands as geometry
 
 SHARES = (0.7, 0.8, 0.9, 0.95, 0.98)
 # Standard deviation in cells of what smooths the noise: independent, as on the demo, large clusters.

@@ -36,8 +36,8 @@ from torch import Tensor
 from ..bench.fits import DRAWING, need
 from ..cli.subject import Subject, all_entries, needed, parameters
 from ..model_loaders import families, hub, official
-from ..model_loaders.networks.eight_bits import INT8
-from ..model_loaders.networks.ta_tok import TATok
+from ..networks.eight_bits import INT8
+from ..networks.ta_tok import TATok
 from ..reports.files import as_text, output, replace_file
 from ..reports.table import markdown
 from ..samplers.blocks import canvas as block_canvas

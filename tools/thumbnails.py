@@ -22,8 +22,8 @@ from PIL import Image
 
 from ..reports.drawing import Canvas, Ink, contact_sheet, line_height, resize, text_width, wrap
 from ..reports.summary import alone, fewer_calls
-from ..samplers.advice import candidates
-from ..samplers.choice import choose
+from ..runs.advice import candidates
+from ..runs.choice import choose
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDER = ROOT / "workflows"

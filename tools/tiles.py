@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
+from ..networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
 from ..pipeline import load
 from ..reports.table import markdown
 from .enlarged import rendered

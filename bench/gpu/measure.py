@@ -20,9 +20,9 @@ from torch.utils._python_dispatch import _disable_current_modes
 from ...cli.bench import conditions_of, planned_for, shared_options
 from ...cli.planning import Planned, with_draft
 from ...cli.running import warm_up
-from ...model_loaders.networks.speed import PLAIN, choose
+from ...networks.speed import PLAIN, choose
 from ...reports.record import Report
-from ...samplers import batches
+from ...runs import batches
 from ...samplers.conditioning import AnyCondition
 from ..operations import counted
 from ..sizes import random_model

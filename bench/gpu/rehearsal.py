@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from ...model_loaders import official
-from ...model_loaders.networks import bitdance, speed
-from ...model_loaders.networks.bitdance import BitDanceClass, BitDanceText, BlockNetwork
-from ...model_loaders.networks.hybrid import HybridConfig
-from ...samplers.registry import find
+from ...networks import bitdance, speed
+from ...networks.bitdance import BitDanceClass, BitDanceText, BlockNetwork
+from ...networks.hybrid import HybridConfig
+from ...runs.registry import find
 from ...samplers.settings import knobs
 from .. import sizes
 from . import measure, theirs

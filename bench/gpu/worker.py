@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from ...errors import UserError, first_line
-from ...model_loaders.networks.speed import COMPILE, PLAIN
+from ...networks.speed import COMPILE, PLAIN
 from ...reports.record import Report
 from . import measure, rehearsal, theirs
 from .cases import PARTS, Case, Part

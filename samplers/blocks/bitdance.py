@@ -12,14 +12,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...model_loaders.networks.bitdance import BlockModel
-from ...model_loaders.networks.torch_state import in_own_state
+from ...networks.bitdance import BlockModel
+from ...networks.torch_state import in_own_state
 from ..annealing import annealed_steps
-from ..chain import Chains, Given, Head, StepTable, run_chain, spread, step_table
+from ..chain import DiffusionBatch, FixedTokens, Head, StepTable, run_chain, spread, step_table
 from ..conditioning import MaskedCondition
 from ..device import to_device
 from ..editing import Edit
-from ..engine import Sampler, decode
+from ..engine import Sampler
 from ..noise import CounterRNG, PairedNoise, row_keys
 from ..speculation import Speculation
 from .canvas import BlockCanvas, Inputs, block_canvas
@@ -68,11 +68,27 @@ def bitdance(
     draw = BlockDiffusion(canvas)
 
     canvas.total = sum(draw.evaluations[block] for block in plan)
-    return (yield from decode(canvas, plan, look, draw, draw.evaluations))
+    done = 0
+    for block, cells in plan.items():
+        # 1. The condition of the block, given the blocks before it.
+        with canvas.clock.phase("transformer"):
+            z = look(block)
+
+        # 2. Its diffusion. A block takes many evaluations of the head, and is decided after the last one.
+        for count, data in canvas.clock.timed("head", draw.denoised(block, z)):
+            prediction = data
+            if count < draw.evaluations[block]:
+                yield from canvas.show(done + count)
+
+        # 3. The signs are the tokens.
+        canvas.decide(cells, draw.tokens(block, prediction), block)
+        done += draw.evaluations[block]
+        yield from canvas.show(done)
+    return canvas.finish()
 
 
 class BlockLook:
-    """The transformer with its KV cache: what it says of a block, given the blocks before it, fp32 [R, P, D]."""
+    """The transformer with its KV cache: conditions fp32 [R, P, D] of a block, given the blocks before it."""
 
     def __init__(self, canvas: BlockCanvas, inputs: Inputs):
         self.canvas = canvas
@@ -82,7 +98,7 @@ class BlockLook:
         self.hidden: Tensor | None = None  # of the newest block
         self.fed = 0  # tokens in the cache
 
-    def __call__(self, block: int, cells: Tensor) -> Tensor:
+    def __call__(self, block: int) -> Tensor:
         report = self.canvas.report
         at = self.canvas.span(block)
 
@@ -118,29 +134,20 @@ class BlockDiffusion:
         # Noise of every token in its order, fp32 [B, L, C], and of the steps, [T, B, L, C].
         self.start, self.noise = draws(canvas)
 
-        # Of each number of steps its table, and the times t of its evaluations, fp32 [N + 1].
+        # Number of steps to its table, and the times t of its evaluations, fp32 [N + 1].
         self.tables: dict[int, tuple[StepTable, Tensor]] = {}
         for count in set(self.counts):
             made = evaluations(count, canvas.model.time_shift)
             times = to_device(torch.tensor(made.times), canvas.device)
             self.tables[count] = step_table(made.steps, canvas.model.net.denoiser.times(times)), times
 
-    def __call__(self, block: int, cells: Tensor, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Yields evaluations and predictions, and at the end the tokens of the block; ``conditions``: fp32
-        [R, P, D].
-        """
-        for count, made in self._denoised(block, conditions):
-            prediction = made
-            if count < self.evaluations[block]:
-                yield count, made
-
-        # The signs are the tokens, in both branches.
+    def tokens(self, block: int, prediction: Tensor) -> Tensor:
+        """The tokens fp32 [B, P, C] of a block: the signs of its last prediction."""
         self.canvas.watch(torch.linalg.vector_norm(prediction, torch.inf))
-        tokens = torch.where(prediction >= 0, 1.0, -1.0)
-        yield self.evaluations[block], self.canvas.feed(block, tokens)
+        return self.canvas.feed(block, torch.where(prediction >= 0, 1.0, -1.0))
 
-    def _denoised(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """The evaluations so far and the predictions fp32 [B or R, P, C] of a block, of which the last one counts."""
+    def denoised(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
+        """The number of evaluations so far and the predictions fp32 [B or R, P, C] of a block; the last one counts."""
         canvas = self.canvas
         net = canvas.model.net
         rows = self._chains(block, conditions)
@@ -154,7 +161,7 @@ class BlockDiffusion:
             for k, advanced in enumerate(run_chain(net, rows, head)):
                 yield k + 1, advanced.x
 
-    def _chains(self, block: int, conditions: Tensor) -> Chains:
+    def _chains(self, block: int, conditions: Tensor) -> DiffusionBatch:
         """A block before its diffusion: a row for every image, or one for each of its branches, see
         :meth:`BlockCanvas.null_is_drawn_too`.
         """
@@ -168,20 +175,20 @@ class BlockDiffusion:
 
         steps, times = self.tables[self.counts[block]]
         free = canvas.free(block, len(start))
-        return Chains(
+        return DiffusionBatch(
             z=conditions.unflatten(0, (-1, len(start))),
             cfg=torch.full((len(start), 1, 1), cfg, device=start.device),
             x=start,
             noise=spread(noise, self.counts[block]),
             table=steps,
-            given=None if free is None else Given(times, start, canvas.read[: len(start), at].clone(), free),
+            given=None if free is None else FixedTokens(times, start, canvas.read[: len(start), at].clone(), free),
         )
 
 
 def draws(canvas: BlockCanvas) -> tuple[Tensor, Tensor]:
-    """Noise of every token in its order, on the device: start [B, L, C], and of the steps [T, B, L, C].
+    """Noise of every token in its order, on the device: start [B, L, C], and steps [T, B, L, C].
 
-    It belongs to the cells of the grid, so that models of other blocks draw from the same noise.
+    The noise belongs to the cells of the grid, so models with blocks of another size sample from the same noise.
     """
     channels = canvas.model.net.channels
     start = canvas.noise.first("full", canvas.cells, channels)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks.bitdance import BitDanceClass, BlockModel
+from ...networks.bitdance import BitDanceClass, BlockModel
 from ...reports.record import Clock
 from ..conditioning import Condition, MaskedCondition, PromptCondition, expect_kind, expect_null_prompt
 from ..editing import Edit, edit_digests
@@ -27,7 +27,7 @@ LARGE_HEAD = 1_000_000_000
 
 
 class Inputs(NamedTuple):
-    """What the transformer reads before the first block is drawn."""
+    """What the transformer reads before the first block is sampled."""
 
     prefix: Tensor  # rows [R, n, D]
     lengths: Tensor | None  # of the prefixes, int64 [R]; None if they are all n
@@ -36,11 +36,13 @@ class Inputs(NamedTuple):
 
 @dataclass(eq=False)
 class BlockCanvas(Canvas):
-    """Tokens are vectors of -1 and +1, or 0 where undecided. An edit's are given in both branches of guidance."""
+    """Tokens are vectors of -1 and +1, or 0 where undecided. Both branches of guidance have the tokens that an edit
+    fixes.
+    """
 
     order: Tensor = field(kw_only=True)  # int64 [L]: cells of the tokens in their order, on the device
-    # Tokens in their order as the transformer reads them, fp32 [R, L, C]; 0 where undecided. Not ``values`` once a
-    # branch: where guidance is 1, the null branch has tokens of its own.
+    # Tokens in their order as the transformer reads them, fp32 [R, L, C]; 0 where undecided. They are not ``values``
+    # repeated for each branch: where guidance is 1, the null branch has tokens of its own.
     read: Tensor = field(kw_only=True)
 
     def __post_init__(self) -> None:
@@ -48,8 +50,8 @@ class BlockCanvas(Canvas):
         self.block = self.model.net.block  # P
         self.guided = len(self.read) > self.images
 
-        # Blocks to draw, and those of which every token is drawn in every image. Of an edit, others are only read, or
-        # drawn in part. The host reads this once.
+        # Blocks to sample, and whether every token of a block is sampled in every image. In an edit some blocks are
+        # only read, others partly sampled. The host reads this once.
         blocks = range(len(self.order) // self.block)
         self.drawn = list(blocks)
         self.whole = [True for _ in blocks]
@@ -74,20 +76,23 @@ class BlockCanvas(Canvas):
         return self.settings.cfg
 
     def null_is_drawn_too(self, block: int) -> bool:
-        """Whether the null branch draws an image of its own, from noise of its own: where the guidance scale is 1, so
-        that it is not mixed in. The published code draws the first block with linear guidance like that.
+        """Whether the null branch samples tokens of its own, from noise of its own.
+
+        It does where the guidance scale is 1, because there the two branches are not mixed. With linear guidance the
+        published code samples the first block so. For example, with four blocks and cfg 5 the scales are 1, 2, 3 and 4:
+        in block 0 each branch has its own tokens, and in the others both read the same ones.
         """
         return self.guided and self.cfg(block) == 1
 
     def free(self, block: int, rows: int) -> Tensor | None:
-        """The tokens of a block that are drawn, bool [rows, P, 1], for so many rows of the batch; None for all."""
+        """Which tokens of a block are sampled, bool [rows, P, 1] for ``rows`` rows of the batch; None for all."""
         if self.again is None or self.whole[block]:
             return None
         return self.again[:, self.order[self.span(block)], None].repeat(rows // self.images, 1, 1)
 
     def feed(self, block: int, tokens: Tensor) -> Tensor:
-        """Have the transformer read the drawn tokens [B or R, P, C] of a block; returns those of the images, with what
-        an edit gives.
+        """Feed the new tokens [B or R, P, C] of a block to the transformer. Returns the images' tokens, with those that
+        an edit fixes.
         """
         at = self.span(block)
         free = self.free(block, len(tokens))

@@ -12,11 +12,11 @@ from functools import lru_cache
 
 from ..chain import DiffusionStep
 
-# Time of the last evaluation, behind which the prediction itself is taken.
+# Time of the last evaluation, after which the prediction itself is taken.
 LAST = 0.95
 # Lowest 1 - t that is divided by.
 FLOOR = 0.05
-# Modulations of the head that are computed at once, in numbers; those of one evaluation may be more.
+# How many numbers of modulations of the head are computed at once; one evaluation may need more.
 BUDGET = 1 << 27
 
 
@@ -30,7 +30,7 @@ class Evaluations:
 
 @lru_cache(maxsize=256)
 def evaluations(count: int, time_shift: float = 1.0) -> Evaluations:
-    """Those of ``count`` steps. A ``time_shift`` k moves every time t to t / (t + k (1 - t)); 1 moves none."""
+    """The evaluations of ``count`` steps. A ``time_shift`` k moves each time t to t / (t + k (1 - t)); 1 moves none."""
     shifted = []
     for i in range(count + 1):
         t = LAST * i / count
@@ -41,14 +41,25 @@ def evaluations(count: int, time_shift: float = 1.0) -> Evaluations:
         dt = after - t
         # Velocity v = (prediction - x) / (1 - t), score (t v - x) / (1 - t): the drift is (1 + t) v - x.
         share = (1 + t) / max(1 - t, FLOOR)
-        steps.append(euler_maruyama(of_x=1 - dt * (share + 1), of_data=dt * share, std=math.sqrt(2 * (1 - t) * dt)))
-    steps.append(euler_maruyama(of_x=0.0, of_data=1.0, std=0.0))
+        steps.append(
+            euler_maruyama(
+                x_coefficient=1 - dt * (share + 1), data_coefficient=dt * share, std=math.sqrt(2 * (1 - t) * dt)
+            )
+        )
+    steps.append(euler_maruyama(x_coefficient=0.0, data_coefficient=1.0, std=0.0))
 
     # The last evaluation is at the unshifted time, as in the published code.
     return Evaluations(times=(*shifted[:-1], LAST), steps=tuple(steps))
 
 
-def euler_maruyama(of_x: float, of_data: float, std: float) -> DiffusionStep:
-    """A step from x to of_x x + of_data prediction + std noise; what the head predicts are the data."""
+def euler_maruyama(x_coefficient: float, data_coefficient: float, std: float) -> DiffusionStep:
+    """A step from x to x_coefficient x + data_coefficient prediction + std noise. The head predicts the data."""
     log_std = math.log(std) if std else -math.inf
-    return DiffusionStep(data_x=0.0, data_out=1.0, of_x=of_x, of_data=of_data, middle=log_std, slope=0.0)
+    return DiffusionStep(
+        data_x=0.0,
+        data_out=1.0,
+        x_coefficient=x_coefficient,
+        data_coefficient=data_coefficient,
+        middle=log_std,
+        slope=0.0,
+    )

@@ -5,20 +5,22 @@ Source: Li et al. 2024 (arXiv 2406.11838), section 3. Shapes: B images, L tokens
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks.mar import Conditioning, MARModel
+from ...networks.mar import Conditioning, MARModel
 from ...reports.record import Clock, Report
 from .. import chain
 from ..conditioning import MaskedCondition, expect_kind
 from ..device import to_device
 from ..editing import LARGEST_LATENT, Edit, edit_digests
-from ..engine import Canvas, expect_images, new_report
+from ..engine import Canvas, Sampled, expect_images, new_report
 from ..noise import PairedNoise
 from .settings import MARBase
 from .tables import STEPS, Tables, tables
@@ -34,12 +36,12 @@ class Order:
     """
 
     steps: int  # AR steps
-    # Of each AR step: positions decided before and after it, and in it (the same for all images), and guidance scale.
-    starts: list[int]
-    ends: list[int]
-    sizes: list[int]
-    cfg: list[float]
-    reveal: Tensor  # int64 [B, L], positions in the order in which they are decided; given ones first
+    # Of each AR step, and the same for all images:
+    starts: list[int]  # positions decided before it
+    ends: list[int]  # and after it
+    sizes: list[int]  # positions that it decides
+    cfg: list[float]  # guidance scale
+    reveal: Tensor  # int64 [B, L], positions in the order in which they are decided; fixed ones first
     scale: Tensor  # guidance scale fp32 [B, L] of every position
 
     def __init__(self, reversed_orders: Tensor, settings: MARBase, again: Tensor | None = None):
@@ -56,7 +58,7 @@ class Order:
             # The published code's last mask length is 1, so that its linear guidance ends just short of cfg.
             self.cfg = [1 + (settings.cfg - 1) * (tokens - max(1, masked)) / tokens for masked in left]
 
-        # The published code masks the front of an order and reveals from its end. Given positions come first.
+        # The published code masks the front of an order and reveals from its end. Fixed positions come first.
         self.reveal = reversed_orders.flip(1)
         if again is not None:
             given_first = again.gather(1, self.reveal).to(torch.uint8).argsort(dim=1, stable=True)
@@ -72,7 +74,7 @@ class Order:
         return {step: self.ahead(step) for step in range(self.steps)}
 
     def ahead(self, step: int, reach: int = 1) -> Tensor:
-        """int64 [B, M]: positions of steps ``step .. step + reach - 1``, in order of the steps."""
+        """int64 [B, M]: positions that steps ``step .. step + reach - 1`` decide, in the order of the steps."""
         return self.reveal[:, self.starts[step] : self.ends[min(step + reach, self.steps) - 1]]
 
     def known(self, step: int) -> Tensor:
@@ -80,27 +82,91 @@ class Order:
         return self.reveal[:, : self.starts[step]].sort(dim=1).values
 
 
+@dataclass(frozen=True, eq=False)
+class Tokens:
+    """N tokens of a batch of images, which may differ in number from image to image. With positions of two images, and
+    a mask that is True at three of them::
+
+        positions    5 2 7        mask    0 1 0        image       0 1 1
+                     4 0 1                1 0 1        position    2 4 1
+                                                       column      1 0 2
+    """
+
+    image: Tensor  # int64 [N]
+    position: Tensor  # int64 [N]
+    # int64 [N], index of each token among the positions from which it was chosen; None if all of them were.
+    column: Tensor | None = None
+
+    @staticmethod
+    def all(positions: Tensor) -> Tokens:
+        """All tokens at positions int64 [B, n], one image after another."""
+        image = torch.arange(len(positions), device=positions.device).repeat_interleave(positions.shape[1])
+        return Tokens(image, positions.flatten())
+
+    @staticmethod
+    def in_columns(columns: Tensor, positions: Tensor) -> Tokens:
+        """The tokens in columns int64 [B, m] of positions int64 [B, n], one image after another."""
+        image = torch.arange(len(columns), device=columns.device).repeat_interleave(columns.shape[1])
+        column = columns.flatten()
+        return Tokens(image, positions[image, column], column)
+
+    @staticmethod
+    def where(mask: Tensor, positions: Tensor) -> Tokens:
+        """The tokens at positions int64 [B, n] where ``mask``, bool [B, n] on the host, is True."""
+        image, column = to_device(mask.nonzero().T, positions.device)
+        return Tokens(image, positions[image, column], column)
+
+    @staticmethod
+    def joined(several: Sequence[Tokens]) -> Tokens:
+        """The tokens of several in one."""
+        return Tokens(torch.cat([t.image for t in several]), torch.cat([t.position for t in several]))
+
+    def __len__(self) -> int:
+        return len(self.image)
+
+    def of(self, values: Tensor) -> Tensor:
+        """Their entries [N, ...] of values [B, L, ...]."""
+        return values[self.image, self.position]
+
+    def write(self, values: Tensor, new: Tensor) -> None:
+        """Replace their entries of values [B, L, ...] by new ones [N, ...]."""
+        values[self.image, self.position] = new
+
+    def conditions(self, z: Tensor) -> Tensor:
+        """Their conditions [P, N, C], picked from z [P, B, n, C] of the positions from which they were chosen."""
+        return z.flatten(1, 2) if self.column is None else z[:, self.image, self.column]
+
+
+class TokenNoise(NamedTuple):
+    """Noise of every token, fp32."""
+
+    start: Tensor  # state before the first diffusion step, [B, L, c]
+    steps: Tensor  # noise of each step, [S, B, L, c]
+
+
 @dataclass(eq=False)
 class MARCanvas(Canvas):
     """Tokens fp32 [B, L, c]. An edit keeps the latents that it starts from, bit for bit."""
 
     model: MARModel
-    settings: MARBase
+    settings: Any  # MARBase with the settings of the sampler
     noise: PairedNoise
     order: Order = field(kw_only=True)
     conditioning: Conditioning = field(kw_only=True)  # the condition as the network reads it
     start: Tensor | None = field(default=None, kw_only=True)  # decoder latents [1 or B, C, H, W] of an edit
+    # int32 [B, L], how often a token's decoder rows came from LazyMAR's cache; None where they never do.
+    cached: Tensor | None = field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.total = self.order.steps
         self.guided = self.settings.cfg != 1.0  # whether the null branch is evaluated
 
-    def read_by(self, model: MARModel, conditioning: Conditioning, report: Report) -> MARCanvas:
-        """The same images as another model reads them, whose work another report counts.
+    def with_model(self, model: MARModel, conditioning: Conditioning, report: Report) -> MARCanvas:
+        """The same images for another model, which reads them, and whose work another report counts.
 
-        Everything else is shared, not copied: tokens that are written and seconds that are measured on either canvas
-        are those of both.
+        Both canvases share everything else: tokens that one writes, and seconds that one measures, are also those of
+        the other.
         """
         other = copy(self)
         other.model = model
@@ -116,11 +182,19 @@ class MARCanvas(Canvas):
         drawn = self.again.unflatten(1, self.grid)[:, None].repeat_interleave(patch, 2).repeat_interleave(patch, 3)
         return torch.where(drawn, latents, self.start)
 
+    @torch.inference_mode(False)
+    def finish(self) -> Sampled:
+        if self.cached is not None:
+            cached = self.cached.unflatten(1, self.grid).cpu().numpy()
+            self.report.maps["cached"] = cached
+            self.report.add(cached_tokens=int(cached.sum()))
+        return super().finish()
+
     # --- the diffusion of a token
 
     def tables(self, count: int, highest: int = STEPS - 1) -> Tables:
-        """Diffusion tables of a ``count``-step pass from the setting t_max or the checkpoint's own, ``highest`` at
-        most.
+        """Diffusion tables of ``count`` steps. They start at the setting t_max, or else at the checkpoint's timestep,
+        but never above ``highest``.
         """
         t_max = self.settings.t_max
         if t_max is None:
@@ -137,12 +211,23 @@ class MARCanvas(Canvas):
         """The head's embeddings [S, w] of the timesteps of tables, highest first."""
         return self.model.net.head.time_embed(to_device(made.timestep_map.flip(0), self.device))
 
-    def draws(self, stream: str, count: int) -> tuple[Tensor, Tensor]:
-        """Noise of every token on the device: start [B, L, c] and ``count`` steps [S, B, L, c]."""
+    def draws(self, stream: str, count: int) -> TokenNoise:
+        """Noise of every token for ``count`` diffusion steps, on the device."""
         c = self.model.net.config
         start = self.noise.first(stream, c.tokens, c.channels)
         steps = self.noise.steps(stream, count, c.tokens, c.channels)
-        return to_device(start, self.device), to_device(steps, self.device).transpose(0, 1)
+        return TokenNoise(to_device(start, self.device), to_device(steps, self.device).transpose(0, 1))
+
+    def chains(self, table: chain.StepTable, tokens: Tokens, z: Tensor, noise: TokenNoise) -> chain.DiffusionBatch:
+        """Tokens before the diffusion steps of a table; z [P, N, C] are their conditions."""
+        return chain.DiffusionBatch(
+            z=z,
+            cfg=tokens.of(self.order.scale)[:, None],
+            x=tokens.of(noise.start),
+            noise=chain.spread(noise.steps[:, tokens.image, tokens.position], len(table)),
+            table=table,
+            temperature=self.settings.temperature,
+        )
 
 
 @torch.no_grad()

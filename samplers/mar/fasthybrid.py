@@ -25,29 +25,27 @@ steps are plain MAR's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...model_loaders.networks.mar import MARModel, pick
-from ...model_loaders.networks.torch_state import in_own_state
+from ...networks.mar import MARModel, pick
+from ...networks.torch_state import in_own_state
 from ...reports.record import ACCEPTED, PLAIN, REDONE
-from ..chain import Chains, Change
+from ..chain import DiffusionBatch, MeanAdjustment
 from ..conditioning import MaskedCondition
 from ..device import to_device
 from ..editing import Edit
-from ..engine import Sampler, decode
+from ..engine import Sampler, Verdict, decode, verified
 from ..noise import PairedNoise
-from .canvas import MARCanvas, mar_canvas
-from .heads import Heads, joined
+from .canvas import MARCanvas, Tokens, mar_canvas
 from .mar import Diffusion, annealed_tables
+from .network import FullTransformer, Transformer
 from .settings import FastHybridSettings
-from .transformer import FullTransformer, Transformer
 
 
 @in_own_state
@@ -60,7 +58,7 @@ def fasthybrid(
     make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
     edit: Edit | None = None,
 ) -> Sampler:
-    """FastHybrid on MAR; arguments and errors as of :func:`samplers.mar.mar.mar`.
+    """FastHybrid on MAR; see :func:`samplers.mar.mar.mar` for arguments and errors.
 
     With ``lookahead`` 0 this is plain MAR bit for bit; with ``threshold`` above 1 every draft is rejected, and the
     result equals plain MAR within fp32 rounding.
@@ -75,64 +73,39 @@ def fasthybrid(
 
     refinement = Refinement(canvas, settings)
     drafts = Drafts(canvas, settings)
-    for step in range(order.steps):
-        reach = settings.reach(step)
+
+    def segment(step: int) -> Iterator[Verdict]:
+        """An AR step."""
         here = order.ahead(step)  # [B, n]
-        ahead = order.ahead(step, reach)  # [B, m], the n first
+        ahead = order.ahead(step, settings.reach(step))  # [B, m], the n first
         n = here.shape[1]
         with canvas.clock.phase("transformer"):
             z = transformer(step, ahead)  # [P, B, m, C]
 
         with canvas.clock.phase("head"):
             # 1. Verify: a draft is accepted if cos(z', z) >= lambda.
-            ok = drafts.verify(here, z[0, :, :n].float())
+            ok, outcome = drafts.verify(here, z[0, :, :n].float())
 
-            # 2. Lookahead: full diffusion of all other tokens and, for the images that have one, of all later steps in
-            # reach.
-            full = None
-            looks_ahead = (~ok).any(1, keepdim=True)
-            todo = torch.cat([~ok, looks_ahead.expand(-1, ahead.shape[1] - n)], 1)
-            if bool(todo.any()):
-                image, column = to_device(todo.nonzero().T, z.device)
-                position = ahead[image, column]
-                full = Placed(plain.chains(plain.tables[step], image, position, z[:, image, column]), image, position)
+            # 2. Lookahead: full diffusion of all other tokens of this step and, in images that have one, of all later
+            # steps in reach.
+            restarts = (~ok).any(1, keepdim=True)
+            redo = Tokens.where(torch.cat([~ok, restarts.expand(-1, ahead.shape[1] - n)], 1), ahead)
+            z_redo = redo.conditions(z)
+            full = canvas.chains(plain.tables[step], redo, z_redo, plain.noise)
 
             # 3. Refine: guided diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
-            refined = refinement.begin(z, here, ok, drafts.x)
+            keep = Tokens.where(ok & refinement.refines, here)
+            guided = refinement.chains(keep, z, drafts.x)
 
-            # 4. The tokens of both.
-            of_full, of_refined = sampled(canvas, heads, full, refined)
-            if full is not None:
-                drafts.renew(full, of_full)
-            if refined is not None:
-                refinement.write(drafts.x, refined, of_refined)
-            canvas.write(here, pick(drafts.x, here), step)
-        with canvas.clock.paused():
-            yield canvas.step(step + 1)
+            # 4. Both in one loop.
+            x_redo, x_keep = heads.sample_both(canvas.model.net, full, guided, canvas.report)
+            drafts.renew(redo, x_redo, z_redo[0])
+            keep.write(drafts.x, x_keep)
+        yield Verdict(here, pick(drafts.x, here), step, outcome)
 
+    yield from verified(canvas, 0, segment)
     canvas.report.similarity = drafts.similarity()
     return canvas.finish()
-
-
-class Placed(NamedTuple):
-    """N tokens to sample, and where they are."""
-
-    chains: Chains
-    image: Tensor  # int64 [N]
-    position: Tensor  # int64 [N]
-
-
-def sampled(canvas: MARCanvas, heads: Heads, full: Placed | None, refined: Placed | None) -> tuple[Tensor, Tensor]:
-    """The tokens of a full and of a guided diffusion, fp32 [N, channels] each, in one loop; none for None."""
-    net = canvas.model.net
-    none = canvas.values[:0, 0]
-    if full is not None and refined is not None:
-        return heads.sample_both(net, full.chains, refined.chains, canvas.report, joined_with_drafts)
-    if full is not None:
-        return heads.sample(net, full.chains, canvas.report), none
-    if refined is not None:
-        return none, heads.sample(net, refined.chains, canvas.report)
-    return none, none
 
 
 class Drafts:
@@ -143,37 +116,36 @@ class Drafts:
         device = canvas.device
         self.settings = settings
         self.report = canvas.report
-        self.x = torch.zeros_like(canvas.values)  # x'; once decided, the token
+        self.x = torch.zeros_like(canvas.values)  # x', or the token after it was decided
         # z', the condition that a draft was made from.
         self.z = torch.zeros(images, length, canvas.model.net.config.dim, device=device)
         self.made = torch.zeros(images, length, dtype=torch.bool, device=device)  # whether a token has a draft
-        self.outcome = canvas.outcome
 
-        # Of each AR step: cos(z', z) [B, n] on the device, and which tokens have a draft, bool [B, n] on the host.
+        # For each AR step cos(z', z) [B, n] on the device, and bool [B, n] on the host, whether a token had a draft.
         self._similarities: list[tuple[Tensor, Tensor]] = []
 
-    def verify(self, here: Tensor, z: Tensor) -> Tensor:
-        """Which tokens keep their drafts, bool [B, n] on the host: those with cos(z', z) >= lambda.
+    def verify(self, here: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
+        """Accept drafts with cos(z', z) >= lambda. Returns which tokens are accepted, bool [B, n] on the host, and the
+        outcome of each token, uint8 [B, n].
 
-        ``here`` int64 [B, n] are the positions of an AR step, z fp32 [B, n, C] their conditions.
+        ``here``: positions of an AR step, int64 [B, n]; ``z``: their conditions, fp32 [B, n, C].
         """
         drafted = self.made.gather(1, here)
         cosine = F.cosine_similarity(pick(self.z, here), z, dim=-1)
         ok = drafted & (cosine >= self.settings.threshold)
 
-        outcome = torch.where(ok, ACCEPTED, torch.where(drafted, REDONE, PLAIN))
-        self.outcome.scatter_(1, here, outcome.to(torch.uint8))
+        outcome = torch.where(ok, ACCEPTED, torch.where(drafted, REDONE, PLAIN)).to(torch.uint8)
         ok, drafted = torch.stack([ok, drafted]).cpu()  # the host waits for the device here, and nowhere else
         self._similarities.append((cosine, drafted))
 
         redone = drafted & ~ok
         self.report.add(accepted=int(ok.sum()), rejected=int(redone.sum()), restarts=int(redone.any(1).sum()))
-        return ok
+        return ok, outcome
 
-    def renew(self, tokens: Placed, x: Tensor) -> None:
-        """Write tokens of a full diffusion. Those of later AR steps are drafts, and their z is z'."""
-        self.x[tokens.image, tokens.position] = x
-        self.z[tokens.image, tokens.position] = tokens.chains.z[0].float()
+    def renew(self, tokens: Tokens, x: Tensor, z: Tensor) -> None:
+        """Write values x fp32 [N, c] of tokens with conditions z [N, C]. Values for later AR steps are drafts."""
+        tokens.write(self.x, x)
+        tokens.write(self.z, z.float())
         self.made[tokens.image, tokens.position] = True
 
     def similarity(self) -> np.ndarray:
@@ -192,7 +164,7 @@ class Refinement:
         self.temperature = settings.temperature
         self.table = canvas.table(settings.guided_steps)
         steps = len(self.table)
-        self.start, self.noise = canvas.draws("guided", steps)
+        self.noise = canvas.draws("guided", steps)
 
         weights = guidance_weights(settings.guidance_schedule, steps)
         self.gamma = to_device(torch.tensor(weights), canvas.device)
@@ -207,38 +179,31 @@ class Refinement:
             # The last step has no noise: if its gamma is 1, as with linear-up or a single step, a token is its draft.
             ends_in_drafts = weights[-1] == 1
 
-        # Without a step a draft stays as it is.
-        self.leaves_draft = settings.accepted == "keep" or ends_in_drafts or self.first_step == steps
+        # Without a step an accepted draft stays as it is.
+        self.refines = settings.accepted != "keep" and not ends_in_drafts and self.first_step < steps
 
-    def begin(self, z: Tensor, here: Tensor, ok: Tensor, drafts: Tensor) -> Placed | None:
-        """The accepted tokens before the first step that needs the head; None if there are none or if they stay as
-        drafted.
+    def chains(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> DiffusionBatch:
+        """Accepted tokens in their states before the first step that needs the head.
 
         Args:
-            z: conditions [P, B, m, C], of which the first n are those of ``here``.
-            here: int64 [B, n], the positions of an AR step.
-            ok: bool [B, n] on the host, which of them are accepted.
+            z: conditions [P, B, m, C] of the positions from which the tokens were chosen.
             drafts: x' of all positions, fp32 [B, L, channels].
         """
-        if self.leaves_draft or not bool(ok.any()):
-            return None
-
-        image, column = to_device(ok.nonzero().T, z.device)
-        position = here[image, column]
-        draft = drafts[image, position]
-        noise = self.noise[:, image, position].contiguous()
-        x = self.first_states(draft, self.start[image, position], noise)
-        pull = None if self.renoises else Change(pulled, [(draft, gamma) for gamma in self.gamma])
-
-        cfg = self.canvas.order.scale[image, position, None]
-        rows = Chains(z[:, image, column], cfg, x, noise, self.table, self.temperature, change=pull)
-        return Placed(rows.part(self.first_step, len(self.table)), image, position)
+        rows = self.canvas.chains(self.table, tokens, tokens.conditions(z), self.noise)
+        draft = tokens.of(drafts)
+        x = self.first_states(draft, rows.x, rows.noise)
+        pull = None if self.renoises else MeanAdjustment([(draft, gamma) for gamma in self.gamma])
+        return replace(rows, x=x, change=pull).part(self.first_step, len(self.table))
 
     def first_states(self, draft: Tensor, start: Tensor, noise: Tensor) -> Tensor:
         """States before the first step that needs the head, fp32 [N, channels].
 
-        Of drafts and noise of the start, fp32 [N, channels] each, and of the steps, [S, N, channels].
+        ``draft``, ``start``: drafts and the noise of the start, fp32 [N, channels]; ``noise``: of the steps, fp32
+        [S, N, channels].
         """
+        if not self.refines:
+            return draft  # of no tokens
+
         if self.renoises:
             # x_t = sqrt(abar_t) x' + sqrt(1 - abar_t) noise; the table has 1 / sqrt(abar) and -sqrt(1 / abar - 1).
             numbers = self.table.columns()
@@ -250,31 +215,6 @@ class Refinement:
             return draft + log_sigma.exp() * self.temperature * noise[0]
 
         return start
-
-    def write(self, drafts: Tensor, tokens: Placed, x: Tensor) -> None:
-        """Write the refined tokens over their drafts, fp32 [B, L, channels]."""
-        drafts[tokens.image, tokens.position] = x
-
-
-def pulled(mean: Tensor, draft: Tensor, gamma: Tensor) -> Tensor:
-    """mu' = (1 - gamma) mu + gamma x'."""
-    return torch.lerp(mean, draft, gamma)
-
-
-def joined_with_drafts(full: Chains, guided: Chains) -> Chains:
-    """The rows of both as one batch. The full ones' means stay as they are: gamma = 0."""
-    both = joined(full, guided)
-    if guided.change is None:
-        return both
-
-    draft, _ = guided.change.arguments[0]
-    drafts = torch.cat([torch.zeros_like(full.x), draft])
-    # Both have equally many steps, see Heads.sample_both.
-    gamma = torch.zeros(len(full.table), len(drafts), 1, device=drafts.device)
-    for k, (_, weight) in enumerate(guided.change.arguments):
-        gamma[k, len(full.x) :] = weight
-
-    return replace(both, change=Change(pulled, [(drafts, weight) for weight in gamma]))
 
 
 def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:

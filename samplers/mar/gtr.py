@@ -8,30 +8,29 @@ docs/papers.md.
    other cells are reconstructed from them. On 256 tokens these stages decide 2.67, 10.67 and 64 tokens an AR step:
    :meth:`GtRSettings.orders` and :meth:`GtRSettings.left`, which are the plan.
 2. *diffusion steps*: they fall over the structure, to as few as the reconstruction takes.
-3. *frequency-weighted token selection* (FTS): of an AR step's tokens those whose conditions have most energy in high
-   frequencies take as many diffusion steps as the first AR step, the others the AR step's own number.
+3. *frequency-weighted token selection* (FTS): the tokens of an AR step whose conditions have most energy in high
+   frequencies take as many diffusion steps as the first AR step. The others take the AR step's own number.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
-from ...model_loaders.networks.mar import MARModel
-from ...model_loaders.networks.torch_state import in_own_state
+from ...networks.mar import MARModel
+from ...networks.torch_state import in_own_state
 from ..chain import StepTable
 from ..conditioning import MaskedCondition
 from ..editing import Edit
 from ..engine import Sampler, decode
 from ..noise import PairedNoise
-from .canvas import MARCanvas, mar_canvas
-from .heads import Heads, joined
-from .mar import Diffusion, annealed_tables, places
+from .canvas import MARCanvas, Tokens, mar_canvas
+from .mar import Diffusion, annealed_tables
+from .network import FullTransformer, Heads, Transformer
 from .settings import GtRSettings
-from .transformer import FullTransformer, Transformer
 
 
 @in_own_state
@@ -43,7 +42,7 @@ def gtr(
     make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
     edit: Edit | None = None,
 ) -> Sampler:
-    """GtR on MAR; arguments and errors as of :func:`samplers.mar.mar.mar`.
+    """GtR on MAR; see :func:`samplers.mar.mar.mar` for arguments and errors.
 
     With ``reconstruction_steps`` 0 and diffusion steps that do not fall this is plain MAR bit for bit.
     """
@@ -51,50 +50,46 @@ def gtr(
     transformer = make_transformer(canvas)
 
     drawn = canvas.cells - canvas.order.starts[0]
-    reconstruction = min(settings.reconstruction_steps, drawn - drawn // 2)  # of an edit maybe fewer
+    reconstruction = min(settings.reconstruction_steps, drawn - drawn // 2)  # an edit may have fewer
     tables = annealed_tables(canvas, settings, level=max(1, reconstruction))
     draw = FrequencyWeighted(canvas, transformer.heads, tables, settings.detail_share)
     return (yield from decode(canvas, canvas.order.plan, transformer, draw))
 
 
 class FrequencyWeighted(Diffusion):
-    """MAR's draw, in which the tokens of most detail take as many diffusion steps as in the first AR step.
+    """MAR's draw, but the tokens with most detail take as many diffusion steps as in the first AR step.
 
     Args:
-        canvas, heads, tables: as of :class:`Diffusion`.
-        share: of the tokens of an AR step, 0 to 1.
+        canvas, heads, tables: see :class:`Diffusion`.
+        share: share of an AR step's tokens with most detail, 0 to 1.
     """
 
     def __init__(self, canvas: MARCanvas, heads: Heads, tables: Sequence[StepTable], share: float):
         super().__init__(canvas, heads, tables)
         self.share = share
 
-    def __call__(self, step: int, here: Tensor, z: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """The tokens fp32 [B, n, c] at positions ``here`` [B, n], of their conditions z [P, B, n, C]."""
+    def __call__(self, step: int, here: Tensor, z: Tensor) -> Tensor:
+        """Sample the tokens fp32 [B, n, c] at positions ``here`` [B, n], from their conditions z [P, B, n, C]."""
         canvas = self.canvas
         most, few = self.tables[0], self.tables[step]
         count = math.floor(round(self.share * here.shape[1], 9))
         if not count or few is most:
-            yield from super().__call__(step, here, z)
-            return
+            return super().__call__(step, here, z)
 
         # 1. Columns of every image's tokens by falling energy.
         columns = high_frequency_energy(z[0]).argsort(dim=1, descending=True)
 
-        # 2. The tokens of most detail, and the others, each with diffusion steps of their own.
-        image, column = places(columns[:, :count])
-        detailed = self.chains(most, image, here[image, column], z[:, image, column])
-        other_image, other_column = places(columns[:, count:])
-        others = self.chains(few, other_image, here[other_image, other_column], z[:, other_image, other_column])
+        # 2. The tokens with most detail and the others, each with their number of diffusion steps.
+        detailed = Tokens.in_columns(columns[:, :count], here)
+        others = Tokens.in_columns(columns[:, count:], here)
+        of_detailed = canvas.chains(most, detailed, detailed.conditions(z), self.noise)
+        of_others = canvas.chains(few, others, others.conditions(z), self.noise)
 
         # 3. In one loop.
-        tokens = torch.empty(*here.shape, canvas.values.shape[-1], device=z.device)
-        if count == here.shape[1]:
-            tokens[image, column] = self.heads.sample(canvas.model.net, detailed, canvas.report)
-        else:
-            both = self.heads.sample_both(canvas.model.net, detailed, others, canvas.report, joined)
-            tokens[image, column], tokens[other_image, other_column] = both
-        yield 1, tokens
+        values = torch.empty(*here.shape, canvas.values.shape[-1], device=z.device)
+        both = self.heads.sample_both(canvas.model.net, of_detailed, of_others, canvas.report)
+        values[detailed.image, detailed.column], values[others.image, others.column] = both
+        return values
 
 
 def high_frequency_energy(z: Tensor) -> Tensor:

@@ -6,30 +6,29 @@ Two options keep or approximate the result with less work: fewer diffusion steps
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks.mar import MARModel
-from ...model_loaders.networks.torch_state import in_own_state
+from ...networks.mar import MARModel
+from ...networks.torch_state import in_own_state
 from ..annealing import annealed_steps
-from ..chain import Chains, StepTable, spread
+from ..chain import StepTable
 from ..conditioning import MaskedCondition
 from ..device import to_device
 from ..editing import Edit
 from ..engine import Sampler, decode
 from ..noise import CounterRNG, PairedNoise, row_keys
-from .canvas import MARCanvas, mar_canvas
-from .heads import Heads, speculation_of
+from ..speculation import Speculation
+from .canvas import MARCanvas, Tokens, mar_canvas
+from .network import FullTransformer, Heads, Transformer, full_head
 from .settings import DiSASettings, LazyMARSettings, MARBase, MARSettings
 from .tables import STEPS
-from .transformer import FullTransformer, Transformer
 
-# Where fewer than so many steps remain at the end and t_max is left out, all tables start at t = 950 or below, as in
-# the authors' code: from 999 they would multiply the head's error by thousands (tables.py).
+# If the last tokens take fewer than FEW_STEPS diffusion steps and a run does not set t_max, all tables start at t = 950
+# or below, as in the authors' code: from 999 the first step multiplies the head's error by thousands (tables.py).
 FEW_STEPS = 30
 CLIPPED = 950
 
@@ -91,40 +90,23 @@ class Diffusion:
         self.tables = tables
         # Diffusion steps that are drafted at once.
         self.window = canvas.settings.speculation if canvas.settings.speculates else 1
-        self.start, self.noise = canvas.draws("full", len(canvas.tables(canvas.settings.diffusion_steps)))
+        self.noise = canvas.draws("full", len(canvas.tables(canvas.settings.diffusion_steps)))
         if self.window > 1:
             self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
 
-    def __call__(self, step: int, here: Tensor, z: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """The tokens fp32 [B, n, c] at positions ``here`` [B, n], of their conditions z [P, B, n, C]."""
+    def __call__(self, step: int, here: Tensor, z: Tensor) -> Tensor:
+        """Sample the tokens fp32 [B, n, c] at positions ``here`` [B, n], from their conditions z [P, B, n, C]."""
         canvas = self.canvas
         net = canvas.model.net
-        image, position = places(here)
-        rows = self.chains(self.tables[step], image, position, z.flatten(1, 2))
+        tokens = Tokens.all(here)
+        rows = canvas.chains(self.tables[step], tokens, tokens.conditions(z), self.noise)
         if self.window > 1:
-            paths = speculation_of(net, rows, CounterRNG(self.keys[image, position]), canvas.report)
-            tokens = paths.finish(np.arange(len(image)), self.window)
+            head = full_head(net, rows, canvas.report)
+            paths = Speculation(net, head, rows, CounterRNG(tokens.of(self.keys)), canvas.report)
+            values = paths.finish(np.arange(len(tokens)), self.window)
         else:
-            tokens = self.heads.sample(net, rows, canvas.report)
-        yield 1, tokens.view(*here.shape, -1)
-
-    def chains(self, table: StepTable, image: Tensor, position: Tensor, z: Tensor) -> Chains:
-        """N tokens of images and positions, int64 [N] each, before the diffusion steps of a table; z [P, N, C]."""
-        canvas = self.canvas
-        return Chains(
-            z=z,
-            cfg=canvas.order.scale[image, position, None],
-            x=self.start[image, position],
-            noise=spread(self.noise[:, image, position], len(table)),
-            table=table,
-            temperature=canvas.settings.temperature,
-        )
-
-
-def places(positions: Tensor) -> tuple[Tensor, Tensor]:
-    """Image and position, int64 [B n] each, of positions int64 [B, n], one image after another."""
-    image = torch.arange(len(positions), device=positions.device).repeat_interleave(positions.shape[1])
-    return image, positions.flatten()
+            values = self.heads.sample(net, rows, canvas.report)
+        return values.view(*here.shape, -1)
 
 
 def expect_whole_head(settings: MARBase, heads: Heads) -> None:
@@ -136,13 +118,13 @@ def expect_whole_head(settings: MARBase, heads: Heads) -> None:
 
 
 def clips(settings: DiSASettings) -> bool:
-    """Whether diffusion steps fall to so few that a run which chooses no ``t_max`` starts at a lower timestep."""
+    """Whether a run that does not set ``t_max`` starts at a lower timestep, because its diffusion steps fall to few."""
     last = settings.diffusion_steps_end
     return last is not None and last < FEW_STEPS
 
 
 def annealed_tables(canvas: MARCanvas, settings: DiSASettings, level: int = 1) -> list[StepTable]:
-    """Diffusion tables of every AR step; the last ``level`` AR steps have as few diffusion steps."""
+    """Diffusion tables of every AR step. The diffusion steps fall, and the last ``level`` AR steps have the fewest."""
     first = canvas.settings.diffusion_steps
     last = settings.diffusion_steps_end
     clipped = canvas.settings.t_max is None and clips(settings)

@@ -35,14 +35,14 @@ def masked_after(tokens: int, steps: int) -> list[int]:
 
 
 def stage_tokens(tokens: int) -> tuple[int, int, int]:
-    """Tokens of GtR's three stages: a quarter, a quarter and half of them, as its checkerboard has them."""
+    """Tokens of GtR's three stages: a quarter, a quarter and half of them, as on a checkerboard with an even side."""
     return tokens // 4, tokens // 2 - tokens // 4, tokens - tokens // 2
 
 
 def staged_after(tokens: int, steps: Sequence[int]) -> list[int]:
-    """Masked tokens left after each AR step of GtR's stages, each of which is cut evenly into its number of ``steps``.
+    """Masked tokens left after each AR step of GtR's stages. Each stage is cut evenly into its number of ``steps``.
 
-    A stage of fewer tokens takes a step for each, so that an edit may have fewer steps.
+    A stage with fewer tokens than steps takes one step for each token, so an edit may have fewer steps.
     """
     left = tokens
     out = []
@@ -54,8 +54,15 @@ def staged_after(tokens: int, steps: Sequence[int]) -> list[int]:
 
 
 def checkerboard(orders: Tensor) -> Tensor:
-    """Orders of GtR, int64 [B, L]: first the cells of even row and even column, then those of odd row and odd column,
-    and last the other colour of the checkerboard; among these in the given orders.
+    """Orders of GtR, int64 [B, L]: first the cells of even row and even column, then the cells of odd row and odd
+    column, and last the other colour of the checkerboard. Within each kind the cells keep their given order.
+
+    Kinds of the cells of a 4 x 4 grid::
+
+        0 2 0 2
+        2 1 2 1
+        0 2 0 2
+        2 1 2 1
     """
     grid = math.isqrt(orders.shape[1])
     row = orders // grid % 2

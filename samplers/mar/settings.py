@@ -61,13 +61,14 @@ class MARBase(Guarantees):
         return 1
 
     def orders(self, random: Tensor) -> Tensor:
-        """The images' orders, int64 [B, L], of their random ones; positions are revealed from the end."""
+        """The images' orders, int64 [B, L], made from their random orders; the last position is decided first."""
         return ORDERS[self.order](random)
 
     def left(self, tokens: int, part: bool = False) -> list[int]:
-        """Masked tokens left after each AR step, of so many to decide.
+        """Masked tokens left after each AR step, for ``tokens`` tokens to decide.
 
-        ``part``: they are an edit's; one of fewer tokens than AR steps decides one per step.
+        ``part``: whether they are part of an image, in an edit. With fewer tokens than AR steps, an edit decides one
+        token per step.
 
         Raises:
             UserError: more AR steps than tokens of a whole image.
@@ -156,8 +157,8 @@ class FastHybridSettings(DiSASettings):
 class GtRSettings(DiSASettings):
     """GtR (ICLR 2026): one colour of a checkerboard slowly, then the other in few AR steps.
 
-    ``diffusion_steps`` are those of the first AR step and of the tokens of most detail, ``diffusion_steps_end`` those
-    of the reconstruction.
+    The first AR step and the tokens with most detail take ``diffusion_steps``, the reconstruction
+    ``diffusion_steps_end``.
     """
 
     fewest_steps: ClassVar[int] = 4
@@ -194,7 +195,7 @@ class GtRSettings(DiSASettings):
         return checkerboard(orders) if self.reconstruction_steps else orders
 
     def left(self, tokens: int, part: bool = False) -> list[int]:
-        """As of :meth:`MARBase.left`; a stage of an edit that has fewer tokens than AR steps decides one per step.
+        """See :meth:`MARBase.left`. In an edit, a stage with fewer tokens than AR steps decides one token per step.
 
         Raises:
             UserError: more AR steps than tokens, in a whole image or in one of its stages; too few for the stages.

@@ -31,8 +31,8 @@ def cosine_betas(max_beta: float = MAX_BETA) -> Tensor:
 
 
 def respaced_timesteps(count: int, t_max: int = STEPS - 1) -> list[int]:
-    """The timesteps of a respacing to ``count``, 1 to 1000, ascending and clipped at ``t_max``, so possibly fewer; of
-    one step t = 0.
+    """The timesteps of a respacing to ``count`` steps, 1 to 1000, ascending. They are clipped at ``t_max``, so there
+    may be fewer. A single step has t = 0.
     """
     stride = (STEPS - 1) / (count - 1) if count > 1 else 1.0
 
@@ -66,10 +66,11 @@ class Constants:
 
 @dataclass(frozen=True)
 class Tables:
-    """What a sampler reads of a respaced diffusion of S steps."""
+    """The part of a respaced diffusion of S steps that a sampler reads."""
 
     timestep_map: Tensor  # int64 [S], ascending
-    # Highest timestep first: x0 = data_x x + data_out eps; mu = of_data x0 + of_x x; log sigma = middle + slope logits.
+    # Highest timestep first: x0 = data_x x + data_out eps, mu = data_coefficient x0 + x_coefficient x, and log sigma =
+    # middle + slope logits.
     steps: list[DiffusionStep]
 
     def __len__(self) -> int:
@@ -77,7 +78,7 @@ class Tables:
 
     @property
     def drawn(self) -> list[DiffusionStep]:
-        """The steps of a sample: the last one adds no noise."""
+        """The steps with which a token is sampled: the last one adds no noise."""
         return [*self.steps[:-1], self.steps[-1]._replace(middle=-math.inf)]
 
 
@@ -100,8 +101,8 @@ def tables_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Tables:
     columns = {
         "data_x": c.sqrt_recip_alphas_cumprod,
         "data_out": -c.sqrt_recipm1_alphas_cumprod,
-        "of_x": c.posterior_mean_coef2,
-        "of_data": c.posterior_mean_coef1,
+        "x_coefficient": c.posterior_mean_coef2,
+        "data_coefficient": c.posterior_mean_coef1,
         "middle": (low + high) / 4,
         "slope": (high - low) / 4,
     }

@@ -1,10 +1,9 @@
-"""Slots of the KV cache: from the places of a schedule (``schedule.py``) to where keys and values are kept, and from
-there to attention masks.
+"""Slots of the KV cache: from the places of a schedule (``schedule.py``) to where keys and values are kept.
 
 The slot of a place has the place's number. If passes are fed one by one, a stand-in is written to the slot of its
 place, and overwritten by the true token. For several passes in one call (``jacobi.py``), which writes all their slots,
-every stand-in has a slot of its own behind those of the places; fed rows attend to it until, and not in, the pass that
-feeds the true token. ZipAR's example of ``schedule.py``, window 1 on 3 x 3 cells, then has two slots more than places,
+every stand-in has a slot of its own after those of the places; rows attend to it before the pass that feeds the true
+token. ZipAR's example of ``schedule.py``, window 1 on 3 x 3 cells, then has two slots more than places,
 for the stand-in at place 5 and for padding::
 
     slot                 0  1  2  3  4  5  6  7  8  9
@@ -13,7 +12,9 @@ for the stand-in at place 5 and for padding::
     replaced in pass     -  -  -  -  -  -  -  -  6  -
 
 A fed row of pass k attends to a slot if it holds a place that is visible to the row, is written in pass k or before,
-and is not replaced in pass k or before; see :func:`attention_mask`.
+and is not replaced in pass k or before; see :func:`.attention_mask`.
+
+All arrays are on the host, and made once for a schedule; ``looks.py`` has them on the device.
 """
 
 from __future__ import annotations
@@ -21,13 +22,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import NamedTuple
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from ..device import to_device
 from .schedule import Pass, Schedule
 
 
@@ -64,16 +61,11 @@ class Table:
     written: np.ndarray  # pass from which it is visible; -1: from the start; P: never
     replaced: np.ndarray  # pass from which another slot holds that place; P: never
 
-    # By cell in raster order, [N + 1]: pass that decides it; -1 for known cells, P for padding and for cells that are
-    # left out.
-    decided_at: np.ndarray
-
 
 @lru_cache(maxsize=64)
 def table_of(schedule: Schedule, one_by_one: bool = False) -> Table:
     """The arrays of a schedule, whose passes are fed one by one, or several in one call."""
     passes = schedule.passes
-    count = schedule.grid**2
 
     # 1. Fed rows and cells, pass by pass.
     numbers = np.arange(len(passes))
@@ -94,12 +86,6 @@ def table_of(schedule: Schedule, one_by_one: bool = False) -> Table:
         slots.write(k, p)
     padding = slots.add(place=0, written=len(passes))
 
-    # 3. The same by cell in raster order.
-    order = _joined((p.cells for p in passes), count)
-    decided_at = np.full(count + 1, len(passes))
-    decided_at[: schedule.known] = -1
-    decided_at[order[:-1]] = cell_pass
-
     return Table(
         passes=len(passes),
         slots=len(slots.place),
@@ -109,7 +95,7 @@ def table_of(schedule: Schedule, one_by_one: bool = False) -> Table:
         slot=_joined([slots.of_rows], padding),
         last_visible=_joined((p.last_visible for p in passes), -1),
         row_pass=np.append(np.repeat(numbers, rows), 0),
-        cells=order,
+        cells=_joined((p.cells for p in passes), schedule.grid**2),
         cell_row=cell_row,
         cell_pass=np.append(cell_pass, len(passes)),
         row_start=row_start,
@@ -118,7 +104,6 @@ def table_of(schedule: Schedule, one_by_one: bool = False) -> Table:
         place=np.array(slots.place),
         written=np.array(slots.written),
         replaced=np.array(slots.replaced),
-        decided_at=decided_at,
     )
 
 
@@ -194,98 +179,5 @@ class WindowSlots(Slots):
             else:
                 self.stand_in_slot[place] = self.add(place, k)
                 self.of_rows.append(self.stand_in_slot[place])
-        # The slots of present stand-ins are behind all places.
+        # The slots of present stand-ins come after those of all places.
         self.ends.append(1 + max([-1, *p.last_visible, *self.stand_in_slot.values()]))
-
-
-class FedRows(NamedTuple):
-    """What a call of the transformer feeds: int64 [m], or [B, m] if images differ."""
-
-    cell: Tensor  # cells whose tokens are fed
-    position: Tensor
-    slot: Tensor  # counted from the first slot of the cache
-    end: int  # slots below this one are attended to
-    mask: Tensor | None = None  # bool [..., m, end], True where a row attends to a slot; None: everywhere
-    special: Tensor | None = None  # number of the transition token that is fed in place of a cell's, -1 elsewhere
-
-
-class DevicePass(NamedTuple):
-    """A :class:`Pass` as tensors on a device."""
-
-    cells: Tensor  # int64 [n], see Pass
-    predicted_by: Tensor  # int64 [n], see Pass
-    fed: FedRows
-
-
-class DeviceTable:
-    """A :class:`Table` on a device, behind ``prefix`` slots of the condition, to which every fed row attends."""
-
-    def __init__(self, table: Table, prefix: int, device: torch.device):
-        self.host = table
-        self.prefix = prefix
-
-        self.fed = to_device(table.fed, device)
-        self.special = to_device(table.special, device) if table.special.max() >= 0 else None
-        self.position = to_device(table.position, device)
-        self.slot = to_device(table.slot + prefix, device)
-        self.last_visible = to_device(table.last_visible, device)
-        self.row_pass = to_device(table.row_pass, device)
-        self.row_start = to_device(table.row_start, device)
-
-        self.cells = to_device(table.cells, device)
-        self.cell_row = to_device(table.cell_row, device)
-        self.row_in_pass = to_device(table.cell_row - table.row_start[table.cell_pass], device)
-        self.cell_pass = to_device(table.cell_pass, device)
-        self.cell_start = to_device(table.cell_start, device)
-        self.decided_at = to_device(table.decided_at, device)
-
-        # The condition's slots come before all others, in the cache as in the schedule.
-        always = np.full(prefix, -1)
-        self.place = to_device(np.concatenate([always, table.place]), device)
-        self.written = to_device(np.concatenate([always, table.written]), device)
-        self.replaced = to_device(np.concatenate([np.full(prefix, table.passes), table.replaced]), device)
-
-        # From which pass on a slot and all slots before it are written: a row that attends to them needs no mask.
-        self._filled = np.maximum.accumulate(table.written)
-
-    def at(self, k: int) -> DevicePass:
-        """Pass k, alone, of a table of passes that are fed one by one. The host does not wait."""
-        t = self.host
-        rows = slice(t.row_start[k], t.row_start[k + 1])
-        cells = slice(t.cell_start[k], t.cell_start[k + 1])
-        end = int(t.end[k])
-
-        all_written = end == 0 or self._filled[end - 1] <= k
-        # Every row attends to the last slot below the end, and so to all.
-        all_visible = end == 0 or t.last_visible[rows].min() == end - 1
-        return DevicePass(
-            cells=self.cells[cells],
-            predicted_by=self.row_in_pass[cells],
-            fed=self.fed_rows(rows, self.prefix + end, masked=not (all_written and all_visible)),
-        )
-
-    def fed_rows(self, rows: slice | Tensor, end: int, masked: bool = True) -> FedRows:
-        """Some rows, which attend to slots below ``end``, the condition's among them; without a mask to all of
-        these.
-        """
-        return FedRows(
-            cell=self.fed[rows],
-            position=self.position[rows],
-            slot=self.slot[rows],
-            end=end,
-            mask=attention_mask(self, rows, end) if masked else None,
-            special=None if self.special is None else self.special[rows],
-        )
-
-
-def attention_mask(table: DeviceTable, rows: slice | Tensor, end: int) -> Tensor:
-    """Which of the slots below ``end``, the condition's among them, the rows int64 [...] of a table attend to: bool
-    [..., end].
-
-    Padding attends to the condition only.
-    """
-    last_visible = table.last_visible[rows][..., None]
-    k = table.row_pass[rows][..., None]
-    before = table.place[:end] <= last_visible
-    there = (table.written[:end] <= k) & (k < table.replaced[:end])
-    return before & there

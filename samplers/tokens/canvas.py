@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks.janus import JanusModel
-from ...model_loaders.networks.llama import TokenModel
+from ...networks.janus import JanusModel
+from ...networks.llama import TokenModel
 from ...reports.record import Clock, Report
 from ..conditioning import AnyCondition, ImagePromptCondition
 from ..editing import Edit, edit_digests
@@ -24,8 +24,14 @@ from .settings import TokenSettings
 
 @dataclass(eq=False)
 class TokenCanvas(Canvas):
-    """Tokens int64 [B, N + 1] of N cells; the last column is for padding. Cells behind the decided ones may hold
-    guesses.
+    """Tokens int64 [B, N + 1] of N cells, and of one more that is no part of the image::
+
+        cell      0  1  2  ...  N - 1 | N
+        image 0   5  9  0  ...      0 | 3
+        image 1   2  0  0  ...      0 | 9
+
+    A pass may decide fewer cells of one image than of another one. In the first image it then decides cell N for the
+    missing ones, and nobody reads the token there. Cells that are not decided may hold drafts.
     """
 
     phases: tuple[str, str] = ("transformer", "sampling")

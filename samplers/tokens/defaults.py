@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any, TypeVar
 
 from ...errors import UserError
-from ...model_loaders.networks.llama import TokenModel
+from ...networks.llama import TokenModel
 from .settings import TokenSettings
 
 S = TypeVar("S", bound=TokenSettings)
@@ -14,7 +14,7 @@ S = TypeVar("S", bound=TokenSettings)
 # Published guidance and top-k by kind of condition: LlamaGen's for classes and text, Tar's for features, Janus' for
 # prompts.
 _PUBLISHED = {"class": (4.0, 2000), "text": (7.5, 1000), "features": (4.0, 0), "prompt": (5.0, 0)}
-# PAR's guidance by width and regions (XL-4x, XXL-4x, 3B-4x, 3B-16x); all values can be drawn.
+# PAR's guidance by width and regions (XL-4x, XXL-4x, 3B-4x, 3B-16x); it samples from all values.
 _PUBLISHED_PAR = {(1280, 4): 1.5, (1536, 4): 1.435, (3200, 4): 1.345, (3200, 16): 1.5}
 
 
@@ -50,6 +50,16 @@ def resolve(settings: S, model: TokenModel) -> S:
     top_k = own["top_k"] if settings.top_k is None else settings.top_k
 
     return replace(settings, cfg=cfg, top_k=top_k)
+
+
+def check_raster(name: str, model: TokenModel, settings: TokenSettings) -> None:
+    """Check settings of a sampler that decodes in raster order, before anything is loaded or computed.
+
+    Raises:
+        UserError: a PAR, or guidance of a model that was trained without a null class. ``name`` is the sampler's title.
+    """
+    raster_only(name, model)
+    resolve(settings, model)
 
 
 def raster_only(name: str, *models: TokenModel, janus: str = "") -> None:

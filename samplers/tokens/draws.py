@@ -2,20 +2,20 @@
 
 The Gumbel-max trick: the argmax of log-probabilities plus Gumbel noise is a sample (Gumbel 1954). Two samplers that
 share the noise therefore draw the same token where their probabilities are equal, and usually where they are close. The
-numbers are counter-based (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): any cell can be drawn at
-any time, on any device, without a table and without waiting for the host.
+numbers are counter-based (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): any cell can be sampled
+at any time, on any device, without a table and without waiting for the host.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from hashlib import sha256
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..device import to_device
-from ..noise import GOLDEN, mix_
+from ..noise import GOLDEN, mix_, stream_key
 from .settings import TokenSettings
 
 # The step from a cell's numbers to those of the next one: 2^32 of GOLDEN's steps, modulo 2^64.
@@ -24,15 +24,45 @@ _CELL = (GOLDEN & 0xFFFFFFFF) << 32
 _BELOW_ONE = 1 - 2**-24
 
 
+class CellNoise(NamedTuple):
+    """The random numbers of a stream, a function of cell and token value: tensors only, which a recorded function can
+    take.
+    """
+
+    keys: Tensor  # int64 [B, 1, 1], the counter of every image at cell 0 and value 0
+    steps: Tensor  # int64 [V], the steps from there to each value
+
+    def uniform(self, cells: Tensor) -> Tensor:
+        """Uniform numbers fp32 [B, n, V] of int64 cells [n], or [B, n] if images differ.
+
+        They are above 0 and below 1, and finest near 0.
+        """
+        # The counter is cell * 2^32 + value, in steps of GOLDEN; int64 arithmetic wraps around.
+        bits = mix_(self.keys + (cells * _CELL)[..., None] + self.steps)
+        upper = (bits >> 32).bitwise_and_((1 << 32) - 1)
+
+        # The numbers nearest to 1 would be rounded to it, which makes the Gumbel noise -inf.
+        return upper.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
+
+    def gumbel(self, cells: Tensor) -> Tensor:
+        """Gumbel(0, 1) noise fp32 [B, n, V] of int64 cells [n], or [B, n] if images differ."""
+        # Large values of the noise, which decide the argmax, are computed from the finest end of the uniform numbers.
+        return self.uniform(cells).neg_().log1p_().neg_().log_().neg_()
+
+
 class PairedDraws:
-    """Draws of B images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry."""
+    """Draws of B images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry.
+
+    A derived class may take its numbers from elsewhere: :meth:`stream` returns them, in an object with a method
+    ``gumbel`` like that of :class:`CellNoise`.
+    """
 
     seed: int | None = None  # None: draws from elsewhere, of a class derived from this one
 
     def __init__(self, seed: int | None, images: Sequence[int]):
         self.seed = seed
         self.images = tuple(images)
-        self._keys: dict[tuple[str, int, torch.device], tuple[Tensor, Tensor]] = {}
+        self._streams: dict[tuple[str, int, torch.device], CellNoise] = {}
 
     def __len__(self) -> int:
         return len(self.images)
@@ -47,68 +77,29 @@ class PairedDraws:
             raise TypeError(f"{type(self).__name__} draws other numbers; define its of(), which keeps some images.")
         return PairedDraws(self.seed, [self.images[i] for i in images])
 
-    def _start(self, stream: str, values: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """Key of every image [B, 1, 1] and offset of every value [values]; computed once per run."""
-        name = (stream, values, device)
+    def stream(self, name: str, values: int, device: torch.device) -> CellNoise:
+        """The noise of a stream for tokens of so many values, on a device; made once per run."""
+        key = (name, values, device)
 
-        if name not in self._keys:
-            keys = []
-            for image in self.images:
-                digest = sha256(f"fastar/{self.seed}/{image}/{stream}".encode()).digest()
-                keys.append(int.from_bytes(digest[:8], "little", signed=True))
+        if key not in self._streams:
+            seeds = [stream_key(self.seed, image, name) for image in self.images]
+            keys = [int.from_bytes(seed, "little", signed=True) for seed in seeds]
             of_images = to_device(torch.tensor(keys, dtype=torch.int64), device).view(-1, 1, 1)
             of_values = torch.arange(values, dtype=torch.int64, device=device) * GOLDEN
-            self._keys[name] = of_images, of_values
-        return self._keys[name]
+            self._streams[key] = CellNoise(of_images, of_values)
+        return self._streams[key]
 
     def uniform(self, stream: str, cells: Tensor, values: int) -> Tensor:
-        """Uniform numbers fp32 [B, n, values] of int64 cells [n] or [B, n], on their device.
-
-        They are above 0 and below 1, and finest near 0.
-        """
-        return uniform_of(*self._start(stream, values, cells.device), cells)
+        """:meth:`CellNoise.uniform` of a stream, on the device of the cells."""
+        return self.stream(stream, values, cells.device).uniform(cells)
 
     def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
-        """Gumbel(0, 1) noise fp32 [B, n, values] of int64 cells [n], or [B, n] if images differ, on the cells'
-        device.
-        """
-        return gumbel_of(*self._start(stream, values, cells.device), cells)
-
-    def source(self, stream: str, cells: Tensor, values: int) -> tuple[Callable[..., Tensor], tuple[Tensor, ...]]:
-        """A function, and the arguments before ``cells`` of which it makes :meth:`gumbel`; for a function that is
-        recorded. A class with a ``gumbel`` of its own calls it here.
-        """
-        if type(self).gumbel is PairedDraws.gumbel:
-            return gumbel_of, self._start(stream, values, cells.device)
-        return made_before, (self.gumbel(stream, cells, values),)
-
-
-def uniform_of(keys: Tensor, steps: Tensor, cells: Tensor) -> Tensor:
-    """Uniform numbers fp32 [B, n, values] of cells, see :meth:`PairedDraws.uniform`.
-
-    ``keys`` int64 [B, 1, 1] are those of the images, ``steps`` int64 [values] the offsets of the values.
-    """
-    # The counter is cell * 2^32 + value, in steps of GOLDEN; int64 arithmetic wraps around.
-    bits = mix_(keys + (cells * _CELL)[..., None] + steps)
-    upper = (bits >> 32).bitwise_and_((1 << 32) - 1)
-
-    # The numbers nearest to 1 would be rounded to it, which makes the Gumbel noise -inf.
-    return upper.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
-
-
-def gumbel_of(keys: Tensor, steps: Tensor, cells: Tensor) -> Tensor:
-    """Gumbel(0, 1) noise fp32 [B, n, values] of cells; arguments as of :func:`uniform_of`."""
-    # Large values of the noise, which decide the argmax, are computed from the finest end of the uniform numbers.
-    return uniform_of(keys, steps, cells).neg_().log1p_().neg_().log_().neg_()
-
-
-def made_before(gumbel: Tensor, cells: Tensor) -> Tensor:
-    """Noise that is there already, in the place of :func:`gumbel_of`."""
-    return gumbel
+        """:meth:`CellNoise.gumbel` of a stream, on the device of the cells."""
+        return self.stream(stream, values, cells.device).gumbel(cells)
 
 
 def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Logits fp32 [..., V] with -inf for every value that may not be drawn.
+    """Logits fp32 [..., V] with -inf for every value that may not be sampled.
 
     Top-k keeps the k largest and their ties; 0 keeps all. Top-p (Holtzman et al. 2019) then keeps the smallest set of
     most probable values whose probability exceeds it; 1 keeps all.
@@ -143,7 +134,7 @@ def tempered(logits: Tensor, settings: TokenSettings) -> Tensor:
     if settings.entropy_temperature == 0:
         return kept
 
-    # The entropy is that of the values that may be drawn, before any temperature.
+    # The entropy is that of the values that may be sampled, before any temperature.
     untempered = logits.masked_fill(kept.isneginf(), -torch.inf)
     return kept / entropy_factor(untempered, settings.entropy_temperature)
 
@@ -159,7 +150,7 @@ def entropy_factor(logits: Tensor, strength: float) -> Tensor:
     top-p keeps other values than there, because it follows the temperature here, as in LlamaGen.
 
     ``strength`` 1 is that factor, 0 is 1 for every distribution, and between them it changes in proportion, which is
-    not in the paper. Where logits are equal, factors are, whatever else is drawn beside them.
+    not in the paper. Equal logits have equal factors, whatever else is sampled beside them.
     """
     entropy = torch.special.entr(logits.softmax(-1)).sum(-1, keepdim=True)
 
@@ -179,7 +170,7 @@ def draw(logits: Tensor, settings: TokenSettings, gumbel: Tensor) -> Tensor:
 def penalised(logits: Tensor, used: Tensor, penalty: float) -> Tensor:
     """Repetition penalty (Keskar et al. 2019, CTRL, as in Hugging Face transformers); 1 changes nothing.
 
-    Of logits fp32 [..., V], those of values drawn before (``used``, bool [..., V]) are divided by it if positive, else
-    multiplied.
+    Divides the logits fp32 [..., V] of values that were sampled before (``used``, bool [..., V]) if they are positive,
+    and multiplies them otherwise.
     """
     return torch.where(used, torch.where(logits < 0, logits * penalty, logits / penalty), logits)

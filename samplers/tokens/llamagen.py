@@ -9,37 +9,31 @@ all passes are on the device before the loop, which never waits for it.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from ...model_loaders.networks.llama import TokenModel, is_16_bit
-from ...model_loaders.networks.torch_state import in_own_state
+from ...networks.llama import TokenModel, is_16_bit
+from ...networks.torch_state import in_own_state
 from ..conditioning import AnyCondition
 from ..device import to_device
 from ..editing import Edit
 from ..engine import Sampler, passes
 from .cache_slots import table_of
 from .canvas import TokenCanvas, token_canvas
-from .defaults import raster_only, resolve
+from .defaults import check_raster
 from .draws import PairedDraws
-from .jacobi import decode_in_windows
+from .jacobi import decode_in_windows, padded_rows
 from .looks import ScheduleLook
 from .prepare import PreparedCondition
 from .sampling import TokenDraw, guided_passes
 from .schedule import Schedule, raster
 from .settings import LlamaGenSettings
 
-
-def check(model: TokenModel, settings: LlamaGenSettings) -> None:
-    """Check settings against a model, before anything is loaded or computed.
-
-    Raises:
-        UserError: a PAR, or guidance of a model that was trained without a null class.
-    """
-    raster_only("LlamaGen", model)
-    resolve(settings, model)
+# check(model, settings) raises what the sampler would, before anything is loaded or computed.
+check = partial(check_raster, "LlamaGen")
 
 
 @in_own_state
@@ -83,8 +77,8 @@ def decode_schedule(
 ) -> Sampler:
     """Decode a schedule pass by pass or, with ``parallel`` above 1, in windows of as many passes (``jacobi.py``).
 
-    With 16-bit weights, ``parallel`` 1 is a window too, whose image those of larger windows equal; in fp32 it is the
-    same as 0.
+    With 16-bit weights, ``parallel`` 1 is a window too, which draws the image of larger windows; in fp32 it is the same
+    as 0.
 
     Args:
         canvas, condition: of :func:`.token_canvas`.
@@ -96,10 +90,15 @@ def decode_schedule(
     Yields :class:`Step` after the prefill and after each pass, or call of a window. The map "step" is the pass or call
     that decided a cell, -1 if it was given.
     """
+    in_16_bit = is_16_bit(canvas.model.net)
+    in_windows = parallel > 1 or (parallel == 1 and in_16_bit)
+    padded_to = padded_rows(schedule, parallel) if in_windows and in_16_bit else 0
+
     guided = guided_passes(canvas.settings, schedule)
-    look = ScheduleLook(canvas, condition, schedule, guided, first_value=span[0] if span else 0)
-    tokens = TokenDraw(canvas, guided, span=span, part=condition.part, **draw)
-    if parallel > 1 or (parallel == 1 and is_16_bit(canvas.model.net)):
+    first_value = span[0] if span else 0
+    look = ScheduleLook(canvas, condition, schedule, guided, first_value=first_value, padded_to=padded_to)
+    tokens = TokenDraw(canvas, guided, span=span, part=condition.part, padded_to=padded_to, **draw)
+    if in_windows:
         return (yield from decode_in_windows(canvas, look, tokens, parallel))
 
     t = table_of(schedule)

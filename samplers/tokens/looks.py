@@ -1,25 +1,126 @@
-"""The transformer of token models with its KV cache."""
+"""What each pass of a token model feeds to the transformer, and the transformer with its KV cache.
+
+``schedule.py`` says which cells a pass feeds, ``cache_slots.py`` where their keys and values are kept. Here these are
+tensors (:class:`DeviceTable`), which :class:`CachedTransformer` feeds; :class:`ScheduleLook` is the look of a
+generation (``engine.py``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from ...model_loaders.networks.llama import Cache
-from .cache_slots import DeviceTable, FedRows, table_of
+from ...networks.llama import Cache
+from ..device import to_device
+from .cache_slots import Table, table_of
 from .canvas import TokenCanvas
 from .prepare import PreparedCondition
 from .schedule import Schedule
+
+
+class FedRows(NamedTuple):
+    """What a call of the transformer feeds: int64 [m], or [B, m] if images differ."""
+
+    cell: Tensor  # cells whose tokens are fed
+    position: Tensor
+    slot: Tensor  # counted from the first slot of the cache
+    end: int  # slots below this one are attended to
+    mask: Tensor | None = None  # bool [..., m, end], True where a row attends to a slot; None: everywhere
+    special: Tensor | None = None  # number of the transition token that is fed in place of a cell's, -1 elsewhere
+
+    def repeated(self, branches: int) -> FedRows:
+        """The same rows for all branches of guidance, where images differ."""
+        mask = None if self.mask is None else self.mask.repeat(branches, 1, 1)
+        return self._replace(position=self.position.repeat(branches, 1), slot=self.slot.repeat(branches, 1), mask=mask)
+
+
+class DevicePass(NamedTuple):
+    """A pass of a schedule, see :class:`.Pass`, as tensors on a device."""
+
+    cells: Tensor  # int64 [n]
+    predicted_by: Tensor  # int64 [n]
+    fed: FedRows
+
+
+class DeviceTable:
+    """A :class:`.Table` on a device, after ``prefix`` slots of the condition, to which every fed row attends."""
+
+    def __init__(self, table: Table, prefix: int, device: torch.device):
+        self.host = table
+        self.prefix = prefix
+
+        self.fed = to_device(table.fed, device)
+        self.special = to_device(table.special, device) if table.special.max() >= 0 else None
+        self.position = to_device(table.position, device)
+        self.slot = to_device(table.slot + prefix, device)
+        self.last_visible = to_device(table.last_visible, device)
+        self.row_pass = to_device(table.row_pass, device)
+
+        self.cells = to_device(table.cells, device)
+        self.row_in_pass = to_device(table.cell_row - table.row_start[table.cell_pass], device)
+
+        # The condition's slots come before all others, in the cache as in the schedule.
+        always = np.full(prefix, -1)
+        self.place = to_device(np.concatenate([always, table.place]), device)
+        self.written = to_device(np.concatenate([always, table.written]), device)
+        self.replaced = to_device(np.concatenate([np.full(prefix, table.passes), table.replaced]), device)
+
+        # From which pass on a slot and all slots before it are written: a row that attends to them needs no mask.
+        self._filled = np.maximum.accumulate(table.written)
+
+    def at(self, k: int) -> DevicePass:
+        """Pass k, alone, of a table of passes that are fed one by one. The host does not wait."""
+        t = self.host
+        rows = slice(t.row_start[k], t.row_start[k + 1])
+        cells = slice(t.cell_start[k], t.cell_start[k + 1])
+        end = int(t.end[k])
+
+        all_written = end == 0 or self._filled[end - 1] <= k
+        # Every row attends to the last slot below the end, and so to all.
+        all_visible = end == 0 or t.last_visible[rows].min() == end - 1
+        return DevicePass(
+            cells=self.cells[cells],
+            predicted_by=self.row_in_pass[cells],
+            fed=self.fed_rows(rows, self.prefix + end, masked=not (all_written and all_visible)),
+        )
+
+    def fed_rows(self, rows: slice | Tensor, end: int, masked: bool = True) -> FedRows:
+        """Some rows, which attend to slots below ``end``, the condition's among them; without a mask to all of
+        these.
+        """
+        return FedRows(
+            cell=self.fed[rows],
+            position=self.position[rows],
+            slot=self.slot[rows],
+            end=end,
+            mask=attention_mask(self, rows, end) if masked else None,
+            special=None if self.special is None else self.special[rows],
+        )
+
+
+def attention_mask(table: DeviceTable, rows: slice | Tensor, end: int) -> Tensor:
+    """Which of the slots below ``end``, the condition's among them, the rows int64 [...] of a table attend to: bool
+    [..., end].
+
+    Padding attends to the condition only.
+    """
+    last_visible = table.last_visible[rows][..., None]
+    k = table.row_pass[rows][..., None]
+    before = table.place[:end] <= last_visible
+    there = (table.written[:end] <= k) & (k < table.replaced[:end])
+    return before & there
 
 
 class CachedTransformer:
     """The transformer of a generation, with the keys and values of what it has read: :meth:`prefill` once, which makes
     the cache, then :meth:`feed` for every pass.
 
-    A pass has R batch rows: those of the condition, one an image, of a part of it where there is one, and with guidance
-    those of the null condition, which are left out where ``null`` is False.
+    A pass has R batch rows, in branches of one row per image: the condition, a part of it where there is one, and with
+    guidance the null condition, which is left out where ``null`` is False. All branches are fed the same tokens.
 
     Args:
         canvas: whose report counts the work.
@@ -34,27 +135,31 @@ class CachedTransformer:
         self.canvas = canvas
         self.net = canvas.model.net
         self.condition = condition
+        self.conditional = condition.conditional  # branches without the null branch
         self.first_value = first_value
         self.padded_to = padded_to
 
     def prefill(self, null: bool, slots: int, image: Tensor | None = None) -> Tensor:
-        """Run the condition, alone or with the cells ``image`` int64 [B, m] behind it, into a cache with ``slots``
-        image slots.
+        """Read the condition, alone or followed by the cells ``image`` int64 [B, m], into a cache with ``slots`` image
+        slots.
 
         Returns hidden rows [R, 1 + m, C], of which row i predicts cell i.
         """
         report = self.canvas.report
         condition = self.condition
-        branches = condition.branches(null)
+        branches = self.conditional + null
 
+        # 1. The rows of the condition, and of the image.
         rows = condition.prefix(self.net, null)
         lengths = None if condition.lengths is None else condition.lengths.repeat(branches)
         x = None if image is None else self.net.tok_embeddings(image).repeat(branches, 1, 1)
         fed = rows.shape[1] + (0 if image is None else image.shape[1])
+
+        # 2. The pass.
         report.add(transformer_passes=1, transformer_tokens=len(rows) * fed)
         hidden, self.cache = self.net.prefill(rows, self.canvas.grid[0], slots, lengths, x)
 
-        # Images of one prompt share its prefill.
+        # 3. Images of one prompt share its prefill.
         if condition.images is not None:
             prompts = len(condition.condition)
             of_all = torch.cat([condition.images + branch * prompts for branch in range(branches)])
@@ -73,21 +178,16 @@ class CachedTransformer:
             transition = self.net.spe_tok_embeddings["special_embeddings"](rows.special.clamp(min=0))
             x = torch.where(rows.special[..., None] >= 0, transition, x)
 
-        # 2. All branches are fed the same tokens.
-        position = rows.position
-        slot = rows.slot
-        mask = rows.mask
-        branches = self.condition.branches(null)
+        # 2. All branches.
+        branches = self.conditional + null
         if branches > 1:
-            x = torch.cat([x] * branches)
-            if position.ndim == 2:
-                position = torch.cat([position] * branches)
-                slot = torch.cat([slot] * branches)
-                mask = None if mask is None else torch.cat([mask] * branches)
+            x = x.repeat(branches, 1, 1)
+            if cells.ndim == 2:
+                rows = rows.repeated(branches)
 
         # 3. The pass.
         self.canvas.report.add(transformer_passes=1, transformer_tokens=x.shape[0] * x.shape[1])
-        return self.net.feed(x, position, slot, self.cache, rows.end, mask, rows=self.padded_to)
+        return self.net.feed(x, rows.position, rows.slot, self.cache, rows.end, rows.mask, rows=self.padded_to)
 
     def keep(self, left: Tensor, images: int) -> None:
         """Leave only some of the present ``images`` in the cache, by their places int64 [L], in the branches of
@@ -100,7 +200,7 @@ class CachedTransformer:
 class ScheduleLook(CachedTransformer):
     """The passes of a schedule one after another; the first one is the prefill.
 
-    The null condition is run up to the last guided pass.
+    The null condition is read up to the last guided pass.
     """
 
     table: DeviceTable  # made in the first pass, because the prefill tells the number of slots before the image's
@@ -108,10 +208,10 @@ class ScheduleLook(CachedTransformer):
     def __init__(
         self, canvas: TokenCanvas, condition: PreparedCondition, schedule: Schedule, guided: Sequence[bool], **more: int
     ):
-        """``guided``: of each pass whether guidance is applied; ``more``: as :class:`CachedTransformer`."""
+        """``guided``: for each pass whether guidance is applied; ``more``: as :class:`CachedTransformer`."""
         super().__init__(canvas, condition, **more)
         self.schedule = schedule
-        self.last_guided = max((k for k, is_guided in enumerate(guided) if is_guided), default=-1)
+        self.last_guided = last_guided(guided)
 
     def __call__(self, k: int, cells: Tensor) -> Tensor:
         """Hidden rows [R, n, C] that predict the cells of pass k."""
@@ -123,6 +223,11 @@ class ScheduleLook(CachedTransformer):
 
         p = self.table.at(k)
         return self.feed(self.canvas.values, p.fed, k <= self.last_guided)[:, p.predicted_by]
+
+
+def last_guided(guided: Sequence[bool]) -> int:
+    """The last guided pass, of which ``guided`` says for each whether it is; -1 for none."""
+    return max((k for k, is_guided in enumerate(guided) if is_guided), default=-1)
 
 
 def chosen_rows(hidden: Tensor, index: Tensor) -> Tensor:

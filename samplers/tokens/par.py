@@ -1,7 +1,7 @@
 """PAR: the image is divided into M x M regions, and the same cell of all regions is decided in one pass.
 
 Source: Wang et al. 2025, "Parallelized Autoregressive Visual Generation" (CVPR 2025, arXiv 2412.15119). Distant tokens
-depend weakly on each other and can be drawn independently. The first tokens of the regions are decided one after
+depend weakly on each other and can be sampled independently. The first tokens of the regions are decided one after
 another, because they fix the global structure. Learned transition tokens then switch to parallel decoding: every group
 of n tokens predicts the next group, region by region, with attention to the whole group.
 """
@@ -9,13 +9,14 @@ of n tokens predicts the next group, region by region, with attention to the who
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
 
 from ...errors import UserError
-from ...model_loaders.networks.llama import TokenModel
-from ...model_loaders.networks.torch_state import in_own_state
+from ...networks.llama import TokenModel
+from ...networks.torch_state import in_own_state
 from ..conditioning import AnyCondition
 from ..editing import Edit
 from ..engine import Sampler
@@ -57,7 +58,8 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
     initial, *rest = par_groups(grid, n)
     passes = []
 
-    # Step 1: the initial tokens, one after another. Without a sequential start the prefill predicts all of them.
+    # Step 1: the initial tokens, one after another, which are at places 0 to n - 1. Without a sequential start the
+    # prefill predicts all of them.
     if start:
         first_groups = [[cell] for cell in initial]
     else:
@@ -65,7 +67,7 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
     cfg_steps = guidance_steps([*first_groups, *rest], len(first_groups))
     passes.append(Pass(cells=tuple(first_groups[0]), predicted_by=(0,) * len(first_groups[0])))
     for k in range(1, len(first_groups)):
-        passes.append(next_initial(initial, k, cfg_steps[k]))
+        passes.append(next_group(first_groups[k - 1], first_groups[k], k - 1, cfg_steps[k]))
 
     # Step 2: the initial tokens that were not fed yet and the n - 1 transition tokens predict the first group. Its n
     # cells are predicted by the last initial token and the transition tokens, which attend to each other. For n = 4:
@@ -90,35 +92,27 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
             )
         )
 
-    # Step 3: every group predicts the next one, region by region, with attention to the whole group. For n = 4 group a
-    # is at places 7 to 10, and all of its rows attend up to place 10; group b is at places 11 to 14.
+    # Step 3: every group predicts the next one. For n = 4 group a is at places 7 to 10, group b at places 11 to 14.
     for k in range(1, len(rest)):
-        first = last_transition + 1 + (k - 1) * n  # the place of the group's first cell
-        last = first + n - 1
-        passes.append(
-            Pass(
-                cells=tuple(rest[k]),
-                predicted_by=tuple(range(n)),
-                fed=tuple(rest[k - 1]),
-                position=tuple(rest[k - 1]),
-                place=tuple(range(first, last + 1)),
-                last_visible=(last,) * n,
-                cfg_step=cfg_steps[len(first_groups) + k],
-            )
-        )
+        first = last_transition + 1 + (k - 1) * n
+        passes.append(next_group(rest[k - 1], rest[k], first, cfg_steps[len(first_groups) + k]))
 
     return Schedule(grid, tuple(passes))
 
 
-def next_initial(initial: list[int], k: int, cfg_step: int) -> Pass:
-    """The pass in which initial token k - 1 predicts initial token k."""
+def next_group(fed: Sequence[int], cells: Sequence[int], first: int, cfg_step: int) -> Pass:
+    """The pass in which the cells of a group, at the places from ``first`` on, predict the next group, region by
+    region, with attention to the whole group. With n = 4 and ``first`` 7, rows are at places 7 to 10, and all of them
+    attend up to place 10.
+    """
+    last = first + len(fed) - 1
     return Pass(
-        cells=(initial[k],),
-        predicted_by=(0,),
-        fed=(initial[k - 1],),
-        position=(initial[k - 1],),
-        place=(k - 1,),
-        last_visible=(k - 1,),
+        cells=tuple(cells),
+        predicted_by=tuple(range(len(cells))),
+        fed=tuple(fed),
+        position=tuple(fed),
+        place=tuple(range(first, last + 1)),
+        last_visible=(last,) * len(fed),
         cfg_step=cfg_step,
     )
 

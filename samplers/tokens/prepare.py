@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple, cast
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from ...errors import UserError, not_finite
-from ...model_loaders.networks.janus import Janus, JanusModel, PromptImages
-from ...model_loaders.networks.llama import Llama, TokenModel
-from ...model_loaders.networks.precision import is_finite
-from ...model_loaders.networks.ta_tok import TATokModel
-from ...model_loaders.networks.torch_state import in_own_state
+from ...networks.janus import Janus, JanusModel, PromptImages
+from ...networks.llama import Llama, TokenModel
+from ...networks.precision import is_finite
+from ...networks.ta_tok import TATokModel
+from ...networks.torch_state import in_own_state
 from ..conditioning import (
     KINDS,
     AnyCondition,
@@ -28,29 +29,37 @@ from ..conditioning import (
 )
 
 
-class PreparedCondition(NamedTuple):
-    """A condition as an argument of :meth:`Llama.prefix`, or of :meth:`Janus.image_prefix`.
+@dataclass(frozen=True)
+class PreparedCondition:
+    """A condition as an argument of :meth:`Llama.prefix`, which makes the rows in front of the image tokens.
 
-    Guidance mixes the logits of branches, each of all images: that of the condition; with ``part`` above 0 that of a
-    part of the condition, which together with the first stands for the condition; and that of the null condition.
+    Guidance mixes the logits of branches, each of all images: the condition; with ``part`` above 0 a part of the
+    condition, which together with the first stands for the condition; and the null condition.
     """
 
-    # labels int64 [B], features [B, n, E], token ids of Janus' prompts int64 [B, n], or of P distinct prompts of Tar or
-    # of a Janus that edits int64 [P, n]
+    # labels int64 [B], features [B, n, E], or token ids of prompts int64 [B, n], or int64 [P, n] of P distinct ones
     condition: Tensor
     lengths: Tensor | None = None  # int64 [B] or [P], valid rows of each; None if all have the same number
-    images: Tensor | None = None  # int64 [B], index of every image's prompt; None: an entry an image
-    sources: PromptImages | None = None  # images in the prompts
+    images: Tensor | None = None  # int64 [B], index of every image's prompt; None if every image has its own entry
     part: float = 0.0  # share of the partial branch in the condition's logits, below 1
 
-    def branches(self, null: bool) -> int:
-        """Branches of a pass, with that of the null condition or without."""
-        return 1 + (self.part > 0) + null
+    @property
+    def conditional(self) -> int:
+        """Branches without the null condition."""
+        return 1 + (self.part > 0)
 
     def prefix(self, net: Llama, null: bool) -> Tensor:
         """Rows of all branches in front of the image tokens, [R, n, C]."""
-        if self.sources is None:
-            return net.prefix(self.condition, self.lengths, guided=null)
+        return net.prefix(self.condition, self.lengths, guided=null)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparedImages(PreparedCondition):
+    """Prompts with images in them, for a Janus that edits."""
+
+    sources: PromptImages
+
+    def prefix(self, net: Llama, null: bool) -> Tensor:
         return cast(Janus, net).image_prefix(self.condition, self.sources, self.lengths, self.part > 0, null)
 
 
@@ -58,7 +67,7 @@ class PreparedCondition(NamedTuple):
 def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureCondition:
     """Semantic codes to the features that condition a de-tokenizer, on TA-Tok's device and in its dtype.
 
-    Images are computed one at a time, so that the features do not depend on the batch; equal codes share one tensor.
+    Images are computed one at a time, so the features do not depend on the batch; equal codes share one tensor.
 
     Raises:
         UserError: codes of another codebook, not a square grid, or none; features that are not finite.
@@ -125,10 +134,21 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
 
     # 3. Rows are padded to the longest image's.
     _check_lengths(model, [len(entry) for entry in entries])
-    return PreparedCondition(*_padded(entries, device))
+    return PreparedCondition(*padded(entries, device))
 
 
-def _padded(entries: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor | None]:
+def distinct(entries: Sequence[Hashable], device: torch.device) -> tuple[list[int], Tensor | None]:
+    """The index of the first of each distinct entry, and for every entry the place of its equal among these, int64 [B];
+    None if all differ.
+    """
+    found = list(dict.fromkeys(entries))
+    first = [entries.index(entry) for entry in found]
+    if len(found) == len(entries):
+        return first, None
+    return first, torch.tensor([found.index(entry) for entry in entries], device=device)
+
+
+def padded(entries: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Entries padded on the right to the longest, and their lengths int64; None if all have the same."""
     counts = [len(entry) for entry in entries]
     batch = torch.nn.utils.rnn.pad_sequence([entry.to(device) for entry in entries], batch_first=True)
@@ -146,8 +166,7 @@ def _with_images(model: JanusModel, condition: ImagePromptCondition, device: tor
 
     # 1. Images that are read once are one object.
     pairs = [(text, id(read)) for text, read in zip(condition.texts, condition.read, strict=True)]
-    distinct = list(dict.fromkeys(pairs))
-    first = [pairs.index(pair) for pair in distinct]
+    first, images = distinct(pairs, device)
     read = [condition.read[i] for i in first]
     for image in read:
         if image.rows.shape != (model.tokens, model.net.config.dim) or image.codes.shape != (model.tokens,):
@@ -157,19 +176,16 @@ def _with_images(model: JanusModel, condition: ImagePromptCondition, device: tor
                 "model."
             )
 
-    # 2. Their prompts, padded to the longest.
-    prompts, lengths = _padded([torch.tensor(ids[i]) for i in first], device)
+    # 2. Their prompts, padded to the longest, and their rows and codes.
+    prompts, lengths = padded([torch.tensor(ids[i]) for i in first], device)
     sources = PromptImages(
         torch.stack([image.rows.to(device) for image in read]),
         torch.stack([image.codes.to(device) for image in read]),
         *model.image_places(),
     )
 
-    images = None
-    if len(distinct) < len(pairs):
-        images = torch.tensor([distinct.index(pair) for pair in pairs], device=device)
     part = condition.freedom / (1 + condition.freedom)
-    return PreparedCondition(prompts, lengths, images, sources, part)
+    return PreparedImages(prompts, lengths, images, part, sources=sources)
 
 
 def prompt_ids(model: JanusModel, condition: PromptCondition | ImagePromptCondition) -> list[list[int]]:

@@ -32,7 +32,7 @@ class Pass:
     cells: tuple[int, ...]  # cells that the pass decides
     predicted_by: tuple[int, ...]  # for each of cells the index of the fed row that predicts it; 0 in the prefill
     fed: tuple[int, ...] = ()  # cells whose tokens are fed, one row each
-    special: int = 0  # number of PAR's transition tokens fed behind them, one row each
+    special: int = 0  # number of PAR's transition tokens fed after them, one row each
     position: tuple[int, ...] = ()  # position of each fed row: a cell, or -1 for a transition token
     place: tuple[int, ...] = ()  # place of each fed row in the sequence
     last_visible: tuple[int, ...] = ()  # last place that each fed row attends to, which the pass itself writes
@@ -113,7 +113,7 @@ def raster(grid: int) -> Schedule:
 
 
 def guidance_steps(groups: Sequence[Sequence[int]], start: int) -> list[int]:
-    """``cfg_step`` of every group of cells: the passes over the first ``start`` of them; behind these the count begins
+    """``cfg_step`` of every group of cells: the passes over the first ``start`` of them; after these the count begins
     again at 0, as in the published code, with the tokens decided since. Guidance that has ended may so come back. For
     groups of 1, 1, 4 and 4 cells and start 2: -1, 0, 0, 4.
     """

@@ -1,7 +1,7 @@
 """Tar: a language model generates the semantic codes of an image, which condition a de-tokenizer.
 
 Source: Han et al. 2025, "Vision as a Dialect: Unifying Visual Understanding and Generation via Text-Aligned
-Representations" (arXiv 2506.18898). Logits are computed for the ids of image codes only, so that exactly the requested
+Representations" (arXiv 2506.18898). Logits are computed for the ids of image codes only, so exactly the requested
 number of codes is generated; the published program parses them from the text, and truncates or pads. This stage has no
 guidance.
 """
@@ -16,17 +16,15 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...model_loaders.networks.tar import TarModel
-from ...model_loaders.networks.torch_state import in_own_state
+from ...networks.tar import TarModel
+from ...networks.torch_state import in_own_state
 from ...reports.record import Clock, Report
 from ..conditioning import CodeCondition
-from ..device import to_device
 from ..engine import Step, new_report
 from .canvas import blank
 from .draws import PairedDraws
 from .llamagen import decode_schedule
-from .memory import prompt_stages
-from .prepare import PreparedCondition
+from .prepare import PreparedCondition, distinct, padded
 from .schedule import raster
 from .settings import DETAILS, LlamaGenSettings, TarPromptSettings
 
@@ -51,7 +49,7 @@ def tar_prompt(
         model: the language model with its metadata.
         prompts: B texts as typed; see :meth:`TarModel.prompt` for the template.
         settings: see :class:`TarPromptSettings`.
-        noise: draws of B images; code i is drawn from stream "code", cell i.
+        noise: draws of B images; code i is sampled with stream "code", cell i.
 
     Raises:
         UserError: no prompt, an invalid one, a scale that the model does not have, draws for another number of images,
@@ -62,10 +60,13 @@ def tar_prompt(
     if len(noise) != len(prompts):
         raise UserError(f"text: it asks for {len(prompts)} images, the draws are for {len(noise)}.")
 
-    # 1. Every distinct prompt is run once, with its template for the number of codes.
+    # 1. Every distinct prompt is read once, in the template for the number of codes.
     clock = Clock(model.device)
     scale = DETAILS.index(settings.detail)
-    condition = packed(model, prompts, scale)
+    device = model.net.compute_device
+    first, images = distinct(prompts, device)
+    texts = [torch.tensor(model.prompt(prompts[i], scale)) for i in first]
+    condition = PreparedCondition(*padded(texts, device), images)
 
     # 2. The codes are tokens of the language model: the range ``span`` of its vocabulary, without guidance.
     penalty = settings.repetition_penalty
@@ -81,7 +82,6 @@ def tar_prompt(
     )
     side = model.sides[scale]
     report = new_report("tar-prompt", model, settings, noise)
-    report.memory = prompt_stages(model, settings, prompts)
     canvas = blank(model, side, plain, noise, report, clock=clock)
     codes, report = yield from decode_schedule(
         canvas,
@@ -96,24 +96,3 @@ def tar_prompt(
     # 3. The condition is on the host: the language model's device may be needed for the de-tokenizer.
     codes = codes.flatten(1)
     return TarPrompted(codes, report, CodeCondition(tuple(codes.cpu().clone()), tuple(prompts), model.special.codes))
-
-
-def packed(model: TarModel, prompts: Sequence[str], scale: int) -> PreparedCondition:
-    """Token ids of the distinct prompts at a scale of the model, shorter ones padded on the right."""
-    device = model.net.compute_device
-    distinct = list(dict.fromkeys(prompts))
-    texts = [model.prompt(text, scale) for text in distinct]
-    counts = [len(text) for text in texts]
-    longest = max(counts)
-
-    ids = torch.zeros(len(texts), longest, dtype=torch.int64)
-    for row, text in zip(ids, texts, strict=True):
-        row[: len(text)] = torch.tensor(text)
-
-    lengths = None
-    if min(counts) < longest:
-        lengths = to_device(torch.tensor(counts), device)
-    images = None
-    if len(distinct) < len(prompts):
-        images = to_device(torch.tensor([distinct.index(text) for text in prompts]), device)
-    return PreparedCondition(to_device(ids, device), lengths, images)

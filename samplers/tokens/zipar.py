@@ -1,24 +1,24 @@
-"""ZipAR: a row starts when the row above is a window ahead, so that several rows are decoded in parallel.
+"""ZipAR: a row starts when the row above is a window ahead, so several rows are decoded in parallel.
 
 Source: He et al. 2025, "ZipAR: Parallel Autoregressive Image Generation through Spatial Locality" (ICML 2025, arXiv
 2412.04062). The first token of a row is predicted from the last cell of the row above, which is not decided yet; as in
 the published code, a decided token near it is fed in its place (see :func:`next_token_passes`).
 
 The paper's adaptive window is not implemented: its constants are not in the published code, and the start of a row
-would depend on the drawn tokens of each image.
+would depend on the tokens of each image.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 
-from ...model_loaders.networks.llama import TokenModel
-from ...model_loaders.networks.torch_state import in_own_state
+from ...networks.llama import TokenModel
+from ...networks.torch_state import in_own_state
 from ..conditioning import AnyCondition
 from ..editing import Edit
 from ..engine import Sampler
 from .canvas import token_canvas
-from .defaults import raster_only, resolve
+from .defaults import check_raster
 from .draws import PairedDraws
 from .llamagen import decode_schedule
 from .schedule import Schedule, guidance_steps, next_token_passes, raster
@@ -61,14 +61,8 @@ def windowed(grid: int, window: int, unwritten_visible: bool = False) -> Schedul
     return Schedule(grid, passes, unwritten_visible)
 
 
-def check(model: TokenModel, settings: ZipARSettings) -> None:
-    """Check settings against a model, before anything is loaded or computed.
-
-    Raises:
-        UserError: a PAR, or guidance of a model that was trained without a null class.
-    """
-    raster_only("ZipAR", model)
-    resolve(settings, model)
+# check(model, settings) raises what the sampler would, before anything is loaded or computed.
+check = partial(check_raster, "ZipAR")
 
 
 @in_own_state

@@ -1,6 +1,6 @@
 """The number of the algorithms: images and counts of every sampler, recorded for the present one.
 
-After an intended change raise ``ALGORITHM`` in samplers/registry.py and run ``python
+After an intended change raise ``ALGORITHM`` in runs/registry.py and run ``python
 tests/bench/test_algorithm.py``, which records them anew. Images may differ from
 the recorded ones by rounding, because processors and versions of PyTorch do.
 """
@@ -22,8 +22,8 @@ import pytest
 from block_models import one_file
 from fastar_nodes.bench.spec import Spec
 from fastar_nodes.bench.work import Conditions, Models, draw
-from fastar_nodes.samplers.choice import choose
-from fastar_nodes.samplers.registry import ALGORITHM, BITDANCE, LLAMAGEN, MAR, SAMPLERS
+from fastar_nodes.runs.choice import choose
+from fastar_nodes.runs.registry import ALGORITHM, BITDANCE, LLAMAGEN, MAR, SAMPLERS
 from tiny_files import GPT_SIZE, write_gpt
 from tiny_sweeps import source, write_files, write_mar
 
@@ -95,7 +95,7 @@ def test_pictures_and_counts_are_those_of_the_number(found, name):
     pictures, counts = found[name]
     expected = recorded["samplers"][name]
     before = np.frombuffer(base64.b64decode(expected["pictures"]), np.uint8).reshape(expected["shape"])
-    remedy = "raise ALGORITHM in samplers/registry.py if the change is intended"
+    remedy = "raise ALGORITHM in runs/registry.py if the change is intended"
     assert near(pictures, before), remedy
     assert set(counts) == set(expected["counts"]), remedy
     # A decision on the brink may fall the other way on another processor.

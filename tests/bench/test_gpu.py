@@ -14,7 +14,7 @@ from fastar_nodes.bench.gpu.cases import PARTS, Case, Part
 from fastar_nodes.bench.gpu.store import PROBLEM, PartFile, missing
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import official
-from fastar_nodes.model_loaders.networks import speed
+from fastar_nodes.networks import speed
 from tiny_models import tiny_mar
 
 CPU = torch.device("cpu")
@@ -178,7 +178,7 @@ def test_a_process_that_measures_nothing_is_not_started_again(tmp_path, monkeypa
 def compiled(tmp_path, monkeypatch):
     """A tiny MAR's row with speeds plain and compile, where compile draws with another seed if ``other`` is true."""
     draw = measure.draw
-    monkeypatch.setattr(speed.Regional, "region", lambda net, function, part: function)
+    monkeypatch.setattr(speed.Recordable, "region", lambda net, function, part: function)
     monkeypatch.setattr(speed, "BACKEND", "eager")
     monkeypatch.setattr(measure, "SHORT", 0.0)
     monkeypatch.setattr(official, "SIZES", {**official.SIZES, "MAR-L": (32, 2, 2, 1, 32)})

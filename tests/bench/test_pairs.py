@@ -12,7 +12,7 @@ from fastar_nodes.bench.records import Shard, shard_key
 from fastar_nodes.bench.store import Store
 from fastar_nodes.bench.times import Time, paired
 from fastar_nodes.errors import UserError
-from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.runs.registry import SAMPLERS
 
 SIDE = 16
 LABELS = np.zeros(1, np.int64)

@@ -12,10 +12,10 @@ from fastar_nodes.bench.outlines import outlined
 from fastar_nodes.bench.paper_files import title_of
 from fastar_nodes.bench.spec import expand
 from fastar_nodes.model_loaders.official import official
-from fastar_nodes.samplers import presets
+from fastar_nodes.runs import presets
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.mar.schedule import masked_after
 from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, LazyMARSettings, MARSettings
-from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings, PARSettings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "choose.md"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from block_models import text_bitdance, tiny_bitdance
 from fastar_nodes.bench import sizes
-from fastar_nodes.model_loaders.networks.bitdance import BitDanceClass, BitDanceText
+from fastar_nodes.networks.bitdance import BitDanceClass, BitDanceText
 from fastar_nodes.samplers.blocks.bitdance import bitdance
 from fastar_nodes.samplers.blocks.settings import BlockSettings
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids

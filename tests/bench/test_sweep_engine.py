@@ -20,8 +20,8 @@ from fastar_nodes.bench.sweep import estimates, time_cell
 from fastar_nodes.bench.times import paired
 from fastar_nodes.bench.work import Worker
 from fastar_nodes.errors import UserError
-from fastar_nodes.samplers import registry
-from fastar_nodes.samplers.labels import PICTURE_BOOK
+from fastar_nodes.runs import registry
+from fastar_nodes.runs.labels import PICTURE_BOOK
 from fastar_nodes.sweeps import keys as sweep_keys
 from tiny_sweeps import SETTINGS, begin, command, finish, lasting, table, write_files, write_mar, write_spec
 

@@ -10,9 +10,9 @@ import hybrid_files
 import pytest
 from command_line import cli, sentence  # noqa: F401
 from fastar_nodes.model_loaders import hub
-from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
-from fastar_nodes.model_loaders.networks.llama import Llama
-from fastar_nodes.model_loaders.networks.mar import MAR
+from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
+from fastar_nodes.networks.llama import Llama
+from fastar_nodes.networks.mar import MAR
 from qwen_reference import tiny_qwen
 from tar_files import CONFIG, IDS, tiny_ta_tok, words
 from tiny_files import GPT_SIZE, MAR_SIZE, READER, save, write, write_gpt, write_vq

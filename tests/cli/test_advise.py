@@ -1,8 +1,8 @@
 """The command advise on the demo with few steps."""
 
 from fastar_nodes.cli import advise
-from fastar_nodes.samplers import advice
-from fastar_nodes.samplers.choice import parse_choice
+from fastar_nodes.runs import advice
+from fastar_nodes.runs.choice import parse_choice
 
 
 def test_it_answers_with_lines_that_other_commands_read(cli, tiny_demo, monkeypatch):

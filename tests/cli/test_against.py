@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fastar_nodes.bench import references, sizes
 from fastar_nodes.model_loaders import official
-from fastar_nodes.model_loaders.networks.mar import MARConfig
+from fastar_nodes.networks.mar import MARConfig
 
 pytestmark = pytest.mark.slow
 
@@ -16,7 +16,7 @@ GPT_MODULE = """
 from dataclasses import dataclass
 from torch import nn
 from fastar_nodes.bench.sizes import official_gpt
-from fastar_nodes.model_loaders.networks.llama import Llama
+from fastar_nodes.networks.llama import Llama
 
 @dataclass
 class ModelArgs:
@@ -119,7 +119,7 @@ MAR_MODULE = """
 from dataclasses import replace
 import torch
 from fastar_nodes.bench.sizes import official
-from fastar_nodes.model_loaders.networks.mar import MAR as Ours, MARModel
+from fastar_nodes.networks.mar import MAR as Ours, MARModel
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.mar import mar

@@ -4,7 +4,7 @@ import re
 
 import pytest
 from block_models import FOLDER, one_file
-from fastar_nodes.samplers import batches
+from fastar_nodes.runs import batches
 from PIL import Image
 
 QUICK = "--device cpu --set diffusion_steps=2"

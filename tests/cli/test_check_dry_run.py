@@ -9,7 +9,7 @@ from fastar_nodes.cli import checks
 from fastar_nodes.cli.subject import Subject
 from fastar_nodes.conditions import ConditionBuilder
 from fastar_nodes.pipeline import Pipeline
-from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs
 from pretended_cuda import CUDA, MEMORY, pretended_cuda
 from waits import moved

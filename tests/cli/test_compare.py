@@ -16,10 +16,10 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import text
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
-from fastar_nodes.model_loaders.networks.mar import MARModel
+from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
+from fastar_nodes.networks.mar import MARModel
 from fastar_nodes.reports.record import COUNTS
-from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.runs.registry import SAMPLERS
 from PIL import Image
 from tiny_files import GPT_SIZE, write, write_gpt
 

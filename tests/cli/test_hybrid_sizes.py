@@ -10,15 +10,15 @@ import torch
 from fastar_nodes.bench import operations, sizes
 from fastar_nodes.bench.sizes import random_models
 from fastar_nodes.model_loaders import official
-from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig, HybridModel
-from fastar_nodes.model_loaders.networks.llama import attend
-from fastar_nodes.model_loaders.networks.mar import Block
+from fastar_nodes.networks.hybrid import Hybrid, HybridConfig, HybridModel
+from fastar_nodes.networks.llama import attend
+from fastar_nodes.networks.mar import Block
+from fastar_nodes.runs.registry import find
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.registry import find
 
 pytestmark = pytest.mark.slow
 

@@ -9,9 +9,9 @@ from fastar_nodes.bench import sizes
 from fastar_nodes.cli import compare, main, progress, running
 from fastar_nodes.cli.main import COMMANDS
 from fastar_nodes.cli.running import draw
-from fastar_nodes.model_loaders.networks.llama import LlamaConfig
-from fastar_nodes.model_loaders.networks.mar import MARConfig
-from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.networks.llama import LlamaConfig
+from fastar_nodes.networks.mar import MARConfig
+from fastar_nodes.runs.registry import SAMPLERS
 
 
 @pytest.mark.parametrize("name", list(COMMANDS))

@@ -12,11 +12,11 @@ from dataclasses import replace
 import pytest
 import torch
 from fastar_nodes.bench.operations import Speed, Work, counted
-from fastar_nodes.model_loaders.networks import ops
-from fastar_nodes.model_loaders.networks.llama import Llama, TokenModel
-from fastar_nodes.model_loaders.networks.mar import MAR, MARModel
-from fastar_nodes.model_loaders.networks.ops import Linear
 from fastar_nodes.model_loaders.official import DTOK_SIZES, official, official_gpt
+from fastar_nodes.networks import ops
+from fastar_nodes.networks.llama import Llama, TokenModel
+from fastar_nodes.networks.mar import MAR, MARModel
+from fastar_nodes.networks.ops import Linear
 from fastar_nodes.samplers.conditioning import FeatureCondition, from_ids
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
@@ -85,6 +85,17 @@ def test_operations_are_counted_without_views():
     assert work.products == [(3 * 8 * 5, 4 * (3 * 8 + 8 * 5 + 3 * 5))]
 
 
+def test_the_share_of_attention():
+    """2 x 3 queries over 5 keys of 8 numbers: scores, and sums of values; beside a product of 2 x 3 rows."""
+    q = torch.ones(1, 2, 3, 8)
+    k = torch.ones(1, 2, 5, 8)
+    with torch.inference_mode(), counted() as work:
+        ops.dot_product_attention(q, k, k)
+        q.flatten(0, 2) @ torch.ones(8, 10)
+    assert work.attention == 2 * 6 * 5 * 8
+    assert work.attention_share == 480 / (480 + 6 * 8 * 10)
+
+
 def test_a_cast_is_counted_where_it_copies():
     x = torch.ones(3, 8)
     with torch.inference_mode(), counted() as work:
@@ -118,6 +129,6 @@ def test_the_command_counts_every_sampler(cli, tiny_demo):
     done = cli("operations --samplers llamagen,zipar --set zipar.window=1 --device cpu --batch 2")
     assert done.code == 0, done
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.out.splitlines()]
-    assert rows[0] == ["sampler", "operations", "waits", "floor, s", "TFLOP"] and len(rows) == 4
+    assert rows[0] == ["sampler", "operations", "waits", "floor, s", "TFLOP", "attention %"] and len(rows) == 4
     plain, zipar = (int(row[1].replace(",", "")) for row in rows[2:])
     assert plain > zipar > 100 and float(rows[2][3]) >= 0

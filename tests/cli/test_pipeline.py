@@ -9,9 +9,9 @@ import torch
 from fastar_nodes import Edit, PairedNoise, UserError, assembly, finish, load, load_kl, load_vq, mar, resolve
 from fastar_nodes.cli import compare as command
 from fastar_nodes.pipeline import Pipeline
-from fastar_nodes.samplers import inpainting
-from fastar_nodes.samplers.choice import choose
-from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.runs import inpainting
+from fastar_nodes.runs.choice import choose
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.settings import _ARGUMENTS_HERE, _SETTINGS_HERE, knobs
 from PIL import Image
 from tiny_files import write_gpt

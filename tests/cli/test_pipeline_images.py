@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes import Edit, UserError, load
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from janus_images import FOLDER, one_file, picture
 from PIL import Image

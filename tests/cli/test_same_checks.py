@@ -14,12 +14,12 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import official
 from fastar_nodes.model_loaders.captions import prompt_of
 from fastar_nodes.model_loaders.llamagen import load_llamagen
-from fastar_nodes.model_loaders.networks.mar import MARModel
-from fastar_nodes.samplers import batches
-from fastar_nodes.samplers.batches import expect_little_noise
-from fastar_nodes.samplers.labels import labels_for, unknown_words
+from fastar_nodes.networks.mar import MARModel
+from fastar_nodes.runs import batches
+from fastar_nodes.runs.batches import expect_little_noise
+from fastar_nodes.runs.labels import labels_for, unknown_words
+from fastar_nodes.runs.registry import LLAMAGEN
 from fastar_nodes.samplers.mar.settings import MARSettings
-from fastar_nodes.samplers.registry import LLAMAGEN
 from fastar_nodes.samplers.settings import make
 from tiny_files import write_gpt, write_vq
 
@@ -152,7 +152,7 @@ def test_columns_are_checked(cli, sentence, columns):
     ],
 )
 def test_a_setting_has_one_sentence_wherever_it_is_made(cli, sentence, sampler, setting, value):
-    from fastar_nodes.samplers.registry import SAMPLERS
+    from fastar_nodes.runs.registry import SAMPLERS
 
     with pytest.raises(UserError) as problem:
         make(SAMPLERS[sampler].settings, {setting: value})

@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 from comfy_host import APPS, ROOT, TEMPLATES, Comfy, load_workflow, one_image, to_api
-from fastar_nodes.samplers.choice import names_of_settings
-from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.runs.choice import names_of_settings
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.sweeps.plan import SUBJECTS
 from flat_graphs import flat
 

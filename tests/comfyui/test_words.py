@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from comfy_host import Comfy, load_workflow
-from fastar_nodes.samplers.labels import PICTURE_BOOK, label_sets
+from fastar_nodes.runs.labels import PICTURE_BOOK, label_sets
 from test_browser import (  # noqa: F401  fixtures
     BOXES,
     LAPTOP,

@@ -5,15 +5,9 @@ from pathlib import Path
 
 import torch
 from fastar_nodes.model_loaders.bitdance import load_bitdance
-from fastar_nodes.model_loaders.networks.binary import BinaryAutoencoder, BinaryConfig
-from fastar_nodes.model_loaders.networks.bitdance import (
-    CLASS_HEAD_DIM,
-    BitDanceClass,
-    BitDanceConfig,
-    BlockModel,
-    HeadConfig,
-)
-from fastar_nodes.model_loaders.networks.llama import CLASS
+from fastar_nodes.networks.binary import BinaryAutoencoder, BinaryConfig
+from fastar_nodes.networks.bitdance import CLASS_HEAD_DIM, BitDanceClass, BitDanceConfig, BlockModel, HeadConfig
+from fastar_nodes.networks.llama import CLASS
 from safetensors.torch import save_file
 from tiny_models import drawn
 

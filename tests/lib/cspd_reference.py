@@ -9,7 +9,8 @@ import math
 from typing import NamedTuple
 
 import torch
-from fastar_nodes.samplers.mar.rejection import RejectionDraws
+from fastar_nodes.samplers.mar.canvas import Tokens
+from fastar_nodes.samplers.mar.cspd.densities import RejectionDraws
 from fastar_nodes.samplers.noise import row_keys
 from mar_reference import cosine_tables, diffuse, full_z, kernel, schedule
 from torch import Tensor
@@ -145,8 +146,8 @@ class Reference:
 
     def judge(self, position: int, q: Path, p: Path) -> bool:
         """Decide a token; whether its guess was accepted."""
-        where = torch.tensor([0]), torch.tensor([position])
-        if math.log(float(self.draws.guess(*where))) < min(0.0, log_ratio(q.token, p, q)):
+        token = Tokens(torch.tensor([0]), torch.tensor([position]))
+        if math.log(float(self.draws.guess(token))) < min(0.0, log_ratio(q.token, p, q)):
             self.tokens[position] = q.token
             self.outcome[position] = ACCEPTED
             self.counts["accepted"] += 1
@@ -157,7 +158,7 @@ class Reference:
         self.counts["rejected"] += 1
         self.tokens[position] = p.token
         for number in range(MOST_REDRAWS):
-            normal, uniform = self.draws.again(*where, number, 1, len(q.token))
+            normal, uniform = self.draws.again(token, number, 1, len(q.token))
             proposal = (p.means[-1] + p.stds[-1] * normal[0, 0].double()).float()
             self.counts["redraws"] += 1
             if float(uniform) < max(0.0, 1 - math.exp(min(50.0, -log_ratio(proposal, p, q)))):

@@ -25,8 +25,8 @@ from safetensors.torch import load_file, save_file
 host, loaders, samplers = (module(f"nodes.{name}") for name in ("host", "loaders", "samplers"))
 host.register_folders()
 run_without_previews()
-ops = module("model_loaders.networks.ops")
-eight_bits = module("model_loaders.networks.eight_bits")
+ops = module("networks.ops")
+eight_bits = module("networks.eight_bits")
 families = module("model_loaders.families")
 record = module("reports.record")
 LOADERS = {

@@ -4,9 +4,9 @@ import json
 from typing import Any
 
 import torch
-from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig
-from fastar_nodes.model_loaders.networks.llama import qwen_config
-from fastar_nodes.model_loaders.networks.mar import MARConfig
+from fastar_nodes.networks.hybrid import Hybrid, HybridConfig
+from fastar_nodes.networks.llama import qwen_config
+from fastar_nodes.networks.mar import MARConfig
 from fastar_nodes.tools.training import captions
 
 WORDS = ["[UNK]", "user", "assistant", "generate", "an", "image", "a", "red", "boat", ":", "."]

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from fastar_nodes.model_loaders.janus import load_janus
-from fastar_nodes.model_loaders.networks.janus import JanusModel
+from fastar_nodes.networks.janus import JanusModel
 from safetensors.torch import load_file, save_file
 
 FOLDER = Path(__file__).parents[1] / "parity" / "janus"

@@ -19,11 +19,11 @@ from typing import Any
 from unittest import mock
 
 import torch
-from fastar_nodes.model_loaders.networks.mar import MARModel
+from fastar_nodes.networks.mar import MARModel
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers import coupling, speculation
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.registry import SAMPLERS
 from torch import Tensor
 from toy_models import ManyImages, toy_mar
 from two_samples import p_values

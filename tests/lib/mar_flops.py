@@ -6,10 +6,9 @@ the embeddings of time and condition and the modulations of blocks whose outputs
 """
 
 from fastar_nodes.bench.operations import block_flops
-from fastar_nodes.model_loaders.networks.mar import MARConfig
-from fastar_nodes.samplers.mar.cached_head import EDGE, FULL, MIDDLE, CachedHeads, head_plan
-from fastar_nodes.samplers.mar.refresh import chosen_block, computed_ratios, next_refreshes, spare_rows
-from fastar_nodes.samplers.mar.row_choice import BY_STATE
+from fastar_nodes.networks.mar import MARConfig
+from fastar_nodes.samplers.mar.lazy.head import EDGE, FULL, MIDDLE, CachedHeads, head_plan
+from fastar_nodes.samplers.mar.lazy.plan import BY_STATE, chosen_block, computed_ratios, next_refreshes, spare_rows
 from fastar_nodes.samplers.mar.schedule import masked_after
 from fastar_nodes.samplers.mar.settings import LazyMARSettings
 from torch import device

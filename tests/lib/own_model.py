@@ -10,12 +10,12 @@ import torch
 from fastar_nodes.cli.checks import stand_in
 from fastar_nodes.model_loaders import hub, official
 from fastar_nodes.model_loaders.families import KINDS
-from fastar_nodes.model_loaders.networks.hybrid import UNCONDITIONAL, HybridModel
-from fastar_nodes.model_loaders.networks.llama import TokenModel
+from fastar_nodes.networks.hybrid import UNCONDITIONAL, HybridModel
+from fastar_nodes.networks.llama import TokenModel
 from fastar_nodes.pipeline import Pipeline
-from fastar_nodes.samplers import batches
+from fastar_nodes.runs import batches
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs
 
 MODEL = os.environ.get("FASTAR_MODEL", "")

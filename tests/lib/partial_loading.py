@@ -15,7 +15,7 @@ import torch
 
 host, loaders = (module(f"nodes.{name}") for name in ("host", "loaders"))
 conditioning, samplers = (module(f"nodes.{name}") for name in ("conditioning", "samplers"))
-ops = module("model_loaders.networks.ops")
+ops = module("networks.ops")
 host.register_folders()
 run_without_previews()
 

@@ -2,8 +2,8 @@
 
 import pytest
 import torch
-from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, qwen_config
-from fastar_nodes.model_loaders.networks.tar import SpecialTokens, TarModel
+from fastar_nodes.networks.llama import Llama, LlamaConfig, qwen_config
+from fastar_nodes.networks.tar import SpecialTokens, TarModel
 from torch import Tensor, nn
 
 TINY = qwen_config(

@@ -11,7 +11,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from fastar_nodes.model_loaders.networks import graphs
+from fastar_nodes.networks import graphs
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -31,6 +31,7 @@ class Operations(TorchDispatchMode):
     def __init__(self) -> None:
         super().__init__()
         self.calls: list[tuple[Any, Any, Any, Any]] = []
+        self.before: list[tuple[torch.Tensor, torch.Tensor]] = []  # tensors that were written, and what they held
 
     def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = function.overloadpacket.__name__
@@ -44,17 +45,25 @@ class Operations(TorchDispatchMode):
         if is_random and "attention" not in name:  # attention without dropout draws nothing
             raise NotRecordable(f"{name}: random numbers of the global generator")
 
+        for argument, value in zip(function._schema.arguments, args, strict=False):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                self.before += [(t, t.clone()) for t in tree_leaves(value) if isinstance(t, torch.Tensor)]
         out = function(*args, **(kwargs or {}))
         self.calls.append((function, args, kwargs or {}, out))
         return out
 
 
 class Recorded:
-    """A call that was recorded; calling it executes its operations again."""
+    """A call that was recorded; calling it executes its operations again.
+
+    As a CUDA graph, it computes nothing while it is recorded: what was written then is as before.
+    """
 
     def __init__(self, function: Callable[[], None]):
         with Operations() as operations:
             function()
+        for tensor, held in reversed(operations.before):
+            tensor.copy_(held)
         self.calls = [call for call in operations.calls if not _is_view(*call)]
 
     def __call__(self) -> None:

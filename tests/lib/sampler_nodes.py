@@ -1,6 +1,6 @@
 """The samplers' nodes by their ids, from the registry alone: tests of a real ComfyUI do not import the nodes."""
 
-from fastar_nodes.samplers.registry import SAMPLERS, TAR, Entry
+from fastar_nodes.runs.registry import SAMPLERS, TAR, Entry
 
 # A combination has no node, and Tar is the second name of LlamaGen.
 SAMPLER_NODES: dict[str, Entry] = {

@@ -9,11 +9,13 @@ from torch_states import state_of_torch
 
 
 def stepped(steps: Any) -> tuple[list[Any], Any]:
-    """All steps of a run, and its result."""
+    """All steps of a run, each looked at, and its result."""
     seen = []
     try:
         while True:
-            seen.append(next(steps))
+            step = next(steps)
+            seen.append(step)
+            getattr(step, "latents", None)  # what nobody reads before the next step cannot be read later
     except StopIteration as end:
         return seen, end.value
 

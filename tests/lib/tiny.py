@@ -12,18 +12,18 @@ fake_comfy.install()
 
 from block_models import tiny_bitdance
 from fastar_nodes.bench.initialise import initialise_mar
-from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQModel
-from fastar_nodes.model_loaders.networks.binary import BinaryAutoencoder, BinaryConfig, BinaryModel
-from fastar_nodes.model_loaders.networks.bitdance import BlockModel
-from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
-from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
-from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
+from fastar_nodes.networks.autoencoder import VQAutoencoder, VQModel
+from fastar_nodes.networks.binary import BinaryAutoencoder, BinaryConfig, BinaryModel
+from fastar_nodes.networks.bitdance import BlockModel
+from fastar_nodes.networks.llama import Llama, LlamaConfig, TokenModel
+from fastar_nodes.networks.mar import MAR, MARConfig, MARModel
+from fastar_nodes.networks.ta_tok import TATokModel
 from fastar_nodes.nodes import conditioning, loaders, samplers
 from fastar_nodes.nodes.host import Loaded
 from fastar_nodes.nodes.vae import BITS, KL, VQ, FastARVAE
 from fastar_nodes.reports.record import Report
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs
 from graphs import WIDGETS, default
 from qwen_reference import tiny_tar

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from fastar_nodes.model_loaders.networks.autoencoder import KLConfig, VQConfig
-from fastar_nodes.model_loaders.networks.enlarging import EnlargingConfig
-from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
-from fastar_nodes.model_loaders.networks.mar import MARConfig
-from fastar_nodes.model_loaders.networks.ta_tok import TATokConfig
+from fastar_nodes.networks.autoencoder import KLConfig, VQConfig
+from fastar_nodes.networks.enlarging import EnlargingConfig
+from fastar_nodes.networks.llama import Llama, LlamaConfig
+from fastar_nodes.networks.mar import MARConfig
+from fastar_nodes.networks.ta_tok import TATokConfig
 from fastar_nodes.tools.training import (
     binary_recipe,
     bitdance_recipe,

@@ -5,9 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig
-from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
-from fastar_nodes.model_loaders.networks.mar import MARConfig
+from fastar_nodes.networks.autoencoder import VQAutoencoder, VQConfig
+from fastar_nodes.networks.llama import Llama, LlamaConfig
+from fastar_nodes.networks.mar import MARConfig
 from safetensors.torch import save_file
 from tar_files import OF_CODES
 

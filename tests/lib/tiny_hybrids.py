@@ -1,8 +1,8 @@
 """A tiny random hybrid whose tokenizer maps characters to ids."""
 
-from fastar_nodes.model_loaders.networks.hybrid import Hybrid, HybridConfig, HybridModel
-from fastar_nodes.model_loaders.networks.llama import qwen_config
-from fastar_nodes.model_loaders.networks.mar import MARConfig
+from fastar_nodes.networks.hybrid import Hybrid, HybridConfig, HybridModel
+from fastar_nodes.networks.llama import qwen_config
+from fastar_nodes.networks.mar import MARConfig
 from tiny_models import drawn
 
 TURN = 126, 127

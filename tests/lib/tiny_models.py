@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import torch
-from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
+from fastar_nodes.networks.mar import MAR, MARConfig, MARModel
 from torch import Tensor, nn
 from toy_models import ToyHead
 

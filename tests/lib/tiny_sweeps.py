@@ -12,8 +12,8 @@ from fastar_nodes.bench.records import Cell
 from fastar_nodes.bench.spec import Spec, from_table
 from fastar_nodes.bench.store import Store
 from fastar_nodes.bench.work import Conditions, Models, Worker, manifest, numerics, plan, use
-from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
-from fastar_nodes.model_loaders.networks.mar import MAR
+from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
+from fastar_nodes.networks.mar import MAR
 from tiny_files import MAR_SIZE, write, write_gpt, write_vq
 
 SETTINGS = {"steps": 4, "diffusion_steps": 4, "fasthybrid.lookahead": 2, "fasthybrid.threshold": [0.5, 0.9]}

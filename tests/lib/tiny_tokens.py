@@ -3,8 +3,8 @@
 import dataclasses
 
 import torch
-from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
-from fastar_nodes.samplers.tokens.upsampling import UpSampling
+from fastar_nodes.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
+from fastar_nodes.samplers.tokens.mulosd.upsampling import UpSampling
 
 CODES = 23
 

@@ -8,9 +8,10 @@ import math
 
 import numpy as np
 import torch
-from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
+from fastar_nodes.networks.llama import Llama, LlamaConfig, TokenModel
 from fastar_nodes.samplers.conditioning import FeatureCondition, TextCondition, from_ids
-from fastar_nodes.samplers.tokens.cache_slots import DeviceTable, attention_mask, table_of
+from fastar_nodes.samplers.tokens.cache_slots import table_of
+from fastar_nodes.samplers.tokens.looks import DeviceTable, attention_mask
 from torch import Tensor
 
 KINDS = {
@@ -68,6 +69,17 @@ def visible(schedule) -> list:
     table = table_of(schedule)
     holds = np.arange(table.place.max() + 1)[:, None] == table.place  # [places, slots]
     return [(mask[:, None] & holds).any(-1) for mask in masks(table)[1:]]
+
+
+def decided_at(schedule) -> np.ndarray:
+    """The pass that decides each cell in raster order, then one for padding: -1 for known cells; for padding and cells
+    that are left out the number of passes.
+    """
+    table = table_of(schedule)
+    passes = np.full(schedule.grid**2 + 1, table.passes)
+    passes[: schedule.known] = -1
+    passes[table.cells] = table.cell_pass
+    return passes
 
 
 def masks(table) -> list:

@@ -3,7 +3,7 @@
 import zlib
 
 import torch
-from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
+from fastar_nodes.networks.mar import MAR, MARConfig, MARModel
 from torch import Tensor, nn
 
 CONFIG = MARConfig(8, 1, 1, 1, buffer=1, tokens=4, channels=2, classes=2, head_depth=1, head_width=8)

@@ -13,7 +13,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from fastar_nodes.model_loaders.networks.bitdance import BlockModel
+from fastar_nodes.networks.bitdance import BlockModel
 from pretended_cuda import META, pretended_cuda, to_cuda
 
 # The last layer of the head of a MAR stays in fp32.

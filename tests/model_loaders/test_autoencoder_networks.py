@@ -5,8 +5,8 @@ LATENT survives. KL: batches of large images, memory of decoding.
 import pytest
 import torch
 import torch.nn.functional as F
-from fastar_nodes.model_loaders.networks import autoencoder
-from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
+from fastar_nodes.networks import autoencoder
+from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
 from live_bytes import counted
 
 TINY = VQConfig(ch=8, ch_mult=(1, 1, 2), blocks=1, z_channels=6, codes=50, code_channels=5, groups=4)

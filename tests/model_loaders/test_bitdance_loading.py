@@ -11,8 +11,8 @@ from fastar_nodes import assembly, load
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.bitdance import autoencoder_path, load_binary, load_bitdance
 from fastar_nodes.model_loaders.families import identify
-from fastar_nodes.model_loaders.networks.binary import BinaryAutoencoder, BinaryConfig
 from fastar_nodes.model_loaders.tar import load_tar
+from fastar_nodes.networks.binary import BinaryAutoencoder, BinaryConfig
 from safetensors.torch import load_file, save_file
 from tiny_models import drawn
 

@@ -18,15 +18,15 @@ from fastar_nodes.model_loaders.hybrid import load_hybrid
 from fastar_nodes.model_loaders.janus import load_janus
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.networks.eight_bits import FP8, INT8, Quantized, kind_of, round_to
-from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
-from fastar_nodes.model_loaders.networks.ops import EightBitLinear, quantize, remark, unpacking_bytes
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_tar
+from fastar_nodes.networks.eight_bits import FP8, INT8, Quantized, kind_of, round_to
+from fastar_nodes.networks.llama import Llama, LlamaConfig
+from fastar_nodes.networks.ops import EightBitLinear, quantize, remark, unpacking_bytes
 from fastar_nodes.reports.record import dtype_of
+from fastar_nodes.runs.registry import find
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.registry import find
 from fastar_nodes.samplers.settings import make
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from live_bytes import LiveBytes

@@ -10,15 +10,9 @@ import torch.nn.functional as F
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
 from fastar_nodes.model_loaders.bitdance import load_binary
-from fastar_nodes.model_loaders.networks.autoencoder import (
-    KLAutoencoder,
-    KLConfig,
-    VQAutoencoder,
-    VQConfig,
-    decode_in_chunks,
-)
-from fastar_nodes.model_loaders.networks.binary import BinaryAutoencoder, BinaryConfig
-from fastar_nodes.model_loaders.networks.enlarging import EnlargingConfig, drawn
+from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig, decode_in_chunks
+from fastar_nodes.networks.binary import BinaryAutoencoder, BinaryConfig
+from fastar_nodes.networks.enlarging import EnlargingConfig, drawn
 from live_bytes import counted
 from safetensors.torch import save_file
 from torch import Tensor

@@ -4,7 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fastar_nodes.bench.initialise import initialise_llama
-from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig, attend
+from fastar_nodes.networks.llama import Llama, LlamaConfig, attend
 
 SHAPES = {
     "class": LlamaConfig(32, 3, 4, 4, 48, 19, "class", 5),

@@ -9,7 +9,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import checkpoint as ck
 from fastar_nodes.model_loaders.families import choose_dtype, identify
 from fastar_nodes.model_loaders.hybrid import load_hybrid
-from fastar_nodes.model_loaders.networks.hybrid import HybridConfig, resize_table
+from fastar_nodes.networks.hybrid import HybridConfig, resize_table
 from hybrid_files import CONFIG, METADATA, TOKENIZER, weights
 from safetensors.torch import save_file
 

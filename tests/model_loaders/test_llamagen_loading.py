@@ -10,8 +10,8 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.autoencoders import load_vq
 from fastar_nodes.model_loaders.llamagen import load_llamagen
-from fastar_nodes.model_loaders.networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
-from fastar_nodes.model_loaders.networks.llama import LlamaConfig
+from fastar_nodes.networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
+from fastar_nodes.networks.llama import LlamaConfig
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import Step
 from fastar_nodes.samplers.tokens.draws import PairedDraws

@@ -12,8 +12,8 @@ from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.autoencoders import load_kl
 from fastar_nodes.model_loaders.checkpoint import read_metadata
 from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.networks.autoencoder import HISTORY, KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
-from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig
+from fastar_nodes.networks.autoencoder import HISTORY, KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
+from fastar_nodes.networks.mar import MAR, MARConfig
 from safetensors.torch import load_file, save_file
 
 TINY = MARConfig(8, encoder_depth=1, decoder_depth=2, heads=2, buffer=2, tokens=4, channels=4, classes=3,

@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fastar_nodes.bench.operations import counted
-from fastar_nodes.model_loaders.networks import ops
-from fastar_nodes.model_loaders.networks.ops import FAST, TORCH, EightBitLinear, Linear, outputs
+from fastar_nodes.networks import ops
+from fastar_nodes.networks.ops import FAST, TORCH, EightBitLinear, Linear, outputs
 from torch import nn
 
 ONEDNN = pytest.mark.skipif(not ops._has_onednn(), reason="this PyTorch has no oneDNN")

@@ -13,10 +13,10 @@ from fastar_nodes.model_loaders.families import DTYPES, KINDS
 from fastar_nodes.model_loaders.hybrid import load_hybrid
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.networks import mar as mar_module
-from fastar_nodes.model_loaders.networks.precision import is_finite
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from fastar_nodes.model_loaders.text import load_text_encoder
+from fastar_nodes.networks import mar as mar_module
+from fastar_nodes.networks.precision import is_finite
 from janus_files import tiny_janus
 from qwen_reference import tiny_tar
 from tiny_models import tiny_mar

@@ -6,7 +6,7 @@ import pytest
 import torch
 from fastar_nodes.bench.initialise import initialise_llama
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.llama import HEAD, Llama, LlamaConfig, qwen_config
+from fastar_nodes.networks.llama import HEAD, Llama, LlamaConfig, qwen_config
 from qwen_reference import TINY, language_logits, tiny_qwen, tiny_tar, transformers_qwen
 
 UNTIED = replace(TINY, tied=False)

@@ -25,8 +25,8 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.networks.llama import Llama, LlamaConfig
-from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig
+from fastar_nodes.networks.llama import Llama, LlamaConfig
+from fastar_nodes.networks.mar import MAR, MARConfig
 from safetensors.torch import load_file, save, save_file
 
 Follow = Callable[[Path], Path]

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks import ta_tok
-from fastar_nodes.model_loaders.networks.ta_tok import SimVQ, TATok, TATokConfig, TATokModel, unused
+from fastar_nodes.networks import ta_tok
+from fastar_nodes.networks.ta_tok import SimVQ, TATok, TATokConfig, TATokModel, unused
 from tar_files import OF_CODES, tiny_ta_tok
 from tar_files import TA_TOK as TINY
 from torch import Tensor, nn

@@ -11,11 +11,11 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.autoencoders import expect_codes
 from fastar_nodes.model_loaders.checkpoint import read
-from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
-from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
-from fastar_nodes.model_loaders.networks.tar import SpecialTokens
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from fastar_nodes.model_loaders.tokenizer import Tokenizer, load_tokenizer
+from fastar_nodes.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
+from fastar_nodes.networks.ta_tok import TATokModel
+from fastar_nodes.networks.tar import SpecialTokens
 from qwen_reference import TINY, language_logits, tiny_qwen
 from safetensors.torch import load_file, save_file
 from tar_files import CONFIG, DTOK, IDS, OF_CODES, WORDS, detokenizer_state, language_model, tiny_ta_tok, words

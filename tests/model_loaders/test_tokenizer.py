@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks import chat
 from fastar_nodes.model_loaders.tokenizer import import_error, load_tokenizer
+from fastar_nodes.networks import chat
 
 tokenizers = pytest.importorskip("tokenizers")
 PLAIN = {"type": "BPE", "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": [["a", "b"]]}

@@ -14,8 +14,8 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.autoencoders import load_kl
 from fastar_nodes.model_loaders.checkpoint import read
 from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
-from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig
+from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
+from fastar_nodes.networks.mar import MAR, MARConfig
 from safetensors.torch import save_file
 from torch import Tensor
 

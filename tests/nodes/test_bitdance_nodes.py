@@ -10,7 +10,7 @@ import torch
 from block_models import FOLDER, bits, text_bitdance
 from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.binary import BinaryAutoencoder, BinaryConfig
+from fastar_nodes.networks.binary import BinaryAutoencoder, BinaryConfig
 from fastar_nodes.nodes import filling, host, loaders, samplers
 from fastar_nodes.nodes.advisor import Advisor
 from fastar_nodes.nodes.conditioning import ClassLabel, Prompt
@@ -18,14 +18,14 @@ from fastar_nodes.nodes.sharing import AnySampler
 from fastar_nodes.nodes.sweep import SweepNode
 from fastar_nodes.nodes.vae import BITS, KL, kind_of, mark
 from fastar_nodes.reports.record import GIVEN
-from fastar_nodes.samplers import batches
+from fastar_nodes.runs import batches
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.blocks import canvas
 from fastar_nodes.samplers.blocks.bitdance import bitdance
 from fastar_nodes.samplers.blocks.settings import BlockSettings
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.registry import SAMPLERS
 from safetensors.torch import save_file
 from tiny import LABELS, a_block, a_gpt, a_mar, dropped, sample
 from tiny_models import drawn

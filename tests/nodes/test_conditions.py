@@ -16,7 +16,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import conditioning, host, loaders, running, samplers, sharing
 from fastar_nodes.nodes import graph as graph_of_nodes
 from fastar_nodes.nodes.host import Loaded, ModelCache
-from fastar_nodes.samplers import labels as label_names
+from fastar_nodes.runs import labels as label_names
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings

@@ -13,9 +13,9 @@ from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.checkpoint import read_metadata
-from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder
-from fastar_nodes.model_loaders.networks.llama import Llama
-from fastar_nodes.model_loaders.networks.mar import MAR
+from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder
+from fastar_nodes.networks.llama import Llama
+from fastar_nodes.networks.mar import MAR
 from fastar_nodes.nodes import conditioning, host, loaders, samplers
 from tar_files import language_model, tiny_ta_tok
 from tiny import DRAWER, a_prompt, dropped, random, sample

@@ -10,7 +10,7 @@ import torch
 from comfy_host import offline_option
 from fastar_nodes.errors import UserError
 from fastar_nodes.memory import enough_memory, out_of_memory
-from fastar_nodes.model_loaders.networks.eight_bits import FP8, INT8, round_to
+from fastar_nodes.networks.eight_bits import FP8, INT8, round_to
 from fastar_nodes.nodes import host
 from tiny import a_vae
 from torch import nn

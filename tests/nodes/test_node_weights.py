@@ -6,7 +6,7 @@ import comfy.model_patcher
 import fake_comfy
 import pytest
 import torch
-from fastar_nodes.model_loaders.networks.llama import Llama
+from fastar_nodes.networks.llama import Llama
 from fastar_nodes.nodes import host
 from qwen_reference import language_logits, tiny_qwen
 from torch import nn

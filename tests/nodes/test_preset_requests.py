@@ -8,8 +8,8 @@ import pytest
 from fastar_nodes.nodes import conditioning, filling, samplers
 from fastar_nodes.nodes.host import Loaded
 from fastar_nodes.nodes.schema import FREE
+from fastar_nodes.runs.registry import SAMPLERS, own_values_of
 from fastar_nodes.samplers.mar.settings import CacheSettings
-from fastar_nodes.samplers.registry import SAMPLERS, own_values_of
 from fastar_nodes.samplers.settings import filled_in, knobs
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from graphs import WIDGETS, default

@@ -7,7 +7,7 @@ import pytest
 import torch
 from fastar_nodes.nodes import samplers, sharing
 from fastar_nodes.reports.exchange import KEY, add_runs, described
-from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo

@@ -13,7 +13,7 @@ import torch
 from fake_comfy import Progress
 from fastar_nodes.bench.initialise import initialise_mar
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
+from fastar_nodes.networks.mar import MAR, MARConfig, MARModel
 from fastar_nodes.nodes import graph, host, running, samplers
 from fastar_nodes.nodes.host import Loaded, ModelCache, load_to_device, to_device
 from fastar_nodes.nodes.running import Sockets
@@ -26,17 +26,17 @@ from fastar_nodes.nodes.schema import (
     expect_mask,
 )
 from fastar_nodes.nodes.vae import KL, VQ, kind_of, mark
-from fastar_nodes.samplers.choice import Choice, choose
+from fastar_nodes.runs.choice import Choice, choose
+from fastar_nodes.runs.families.mar import MARFamily
+from fastar_nodes.runs.families.tokens import TokenFamily
+from fastar_nodes.runs.memory import DECODE, WEIGHTS
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar.family import MARFamily
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
-from fastar_nodes.samplers.memory import DECODE, WEIGHTS
-from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs, make
-from fastar_nodes.samplers.tokens.family import TokenFamily
 from fastar_nodes.samplers.tokens.settings import NON_LOCAL, LlamaGenSettings, MuLoSDSettings
 from tiny import LABELS, a_block, a_drawer, a_gpt, a_mar, a_prompt, a_vae
 

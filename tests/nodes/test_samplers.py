@@ -12,11 +12,11 @@ from fastar_nodes.nodes import conditioning, editing, host, loaders, running, sa
 from fastar_nodes.nodes.host import Loaded
 from fastar_nodes.nodes.vae import VQ, mark
 from fastar_nodes.reports.record import GIVEN
-from fastar_nodes.samplers import memory, presets
+from fastar_nodes.runs import memory, presets
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import CodeCondition, TextCondition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
-from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen

@@ -7,10 +7,10 @@ import fake_comfy
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
+from fastar_nodes.networks.ta_tok import TATokModel
 from fastar_nodes.nodes import sweep
 from fastar_nodes.nodes.host import Loaded
-from fastar_nodes.samplers.choice import choose
+from fastar_nodes.runs.choice import choose
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.sweeps import keys
 from janus_files import tiny_janus

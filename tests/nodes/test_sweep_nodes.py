@@ -16,9 +16,9 @@ from fastar_nodes.nodes import advisor, compare, conditioning, loaders, preview,
 from fastar_nodes.nodes import sweep as sweep_nodes
 from fastar_nodes.reports import exchange
 from fastar_nodes.reports.record import Report
-from fastar_nodes.samplers import advice, baseline
-from fastar_nodes.samplers.advice import Shown
-from fastar_nodes.samplers.choice import parse_choice
+from fastar_nodes.runs import advice, baseline
+from fastar_nodes.runs.advice import Shown
+from fastar_nodes.runs.choice import parse_choice
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.sweeps.keys import digest
 from PIL import Image

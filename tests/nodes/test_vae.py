@@ -9,8 +9,8 @@ import pytest
 import torch
 from fastar_nodes import load_binary, load_kl, load_vq
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
-from fastar_nodes.model_loaders.networks.enlarging import EnlargingConfig
+from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
+from fastar_nodes.networks.enlarging import EnlargingConfig
 from fastar_nodes.nodes import host
 from fastar_nodes.nodes.host import Loaded
 from fastar_nodes.nodes.vae import FastARVAE

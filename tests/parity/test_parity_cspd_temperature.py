@@ -10,8 +10,8 @@ from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar import cspd_published
-from fastar_nodes.samplers.mar.cspd import cspd
+from fastar_nodes.samplers.mar.canvas import Tokens
+from fastar_nodes.samplers.mar.cspd import cspd, published
 from fastar_nodes.samplers.mar.settings import CSpDSettings
 from safetensors import safe_open
 from torch import Tensor
@@ -49,12 +49,12 @@ class Record:
     def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
         return self.step_noise.flip(2).transpose(1, 2)  # recorded with the lowest timestep first
 
-    def guess(self, image: Tensor, position: Tensor) -> Tensor:
-        return self.guesses[image, position]
+    def guess(self, tokens: Tokens) -> Tensor:
+        return tokens.of(self.guesses)
 
-    def again(self, image: Tensor, position: Tensor, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
+    def again(self, tokens: Tokens, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
         tries = torch.arange(first, first + count)[:, None]
-        normals, uniforms = (x[tries % len(x), image, position] for x in (self.normals, self.uniforms))
+        normals, uniforms = (x[tries % len(x), tokens.image, tokens.position] for x in (self.normals, self.uniforms))
         # Beyond the recorded numbers no draw may be kept.
         return normals.transpose(0, 1), torch.where(tries < len(self.uniforms), uniforms, torch.inf).T
 
@@ -78,7 +78,7 @@ def replay(folder, record: Record):
         for q, p in zip(draft.net.parameters(), target.net.parameters(), strict=True):
             q.copy_(p + (q - p) / o["draft_divisor"])
     # The record takes the place of the rejections' random numbers.
-    with patch.object(cspd_published, "RejectionDraws", lambda keys: record):
+    with patch.object(published, "RejectionDraws", lambda keys: record):
         return finish(cspd(target, from_ids(o["labels"]), settings, record, draft=draft))
 
 

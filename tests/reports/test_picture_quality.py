@@ -8,7 +8,7 @@ import pytest
 from fastar_nodes.reports import quality as q
 from fastar_nodes.reports.grid import compare_grid
 from fastar_nodes.reports.record import Report, to_json, to_table
-from fastar_nodes.samplers.baseline import qualities
+from fastar_nodes.runs.baseline import qualities
 
 
 def noise(seed, n=1, side=24) -> np.ndarray:

@@ -9,9 +9,9 @@ import pytest
 from fastar_nodes.reports.record import Report, to_csv, to_table, to_text
 from fastar_nodes.reports.sweep import Cell
 from fastar_nodes.reports.table import literal, markdown
-from fastar_nodes.samplers.advice_text import advice_table
-from fastar_nodes.samplers.choice import choose
-from fastar_nodes.samplers.measured import AdviceSettings, Measured
+from fastar_nodes.runs.advice_text import advice_table
+from fastar_nodes.runs.choice import choose
+from fastar_nodes.runs.measured import AdviceSettings, Measured
 from fastar_nodes.sweeps.store import CellStore
 from fastar_nodes.sweeps.sweep import Axis, Sweep, sweep_table
 

@@ -1,7 +1,7 @@
 """A tiny random MAR, quick enough for every test."""
 
 import pytest
-from fastar_nodes.model_loaders.networks.mar import MARModel
+from fastar_nodes.networks.mar import MARModel
 from tiny_models import tiny_mar
 
 

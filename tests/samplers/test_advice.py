@@ -6,10 +6,10 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.reports.quality import Quality
 from fastar_nodes.reports.record import Report
 from fastar_nodes.reports.sweep import Cell
-from fastar_nodes.samplers import advice as a
-from fastar_nodes.samplers import advice_text
-from fastar_nodes.samplers.choice import choose
-from fastar_nodes.samplers.measured import AdviceSettings, Measured
+from fastar_nodes.runs import advice as a
+from fastar_nodes.runs import advice_text
+from fastar_nodes.runs.choice import choose
+from fastar_nodes.runs.measured import AdviceSettings, Measured
 from stepping import stepped
 
 PLAIN = choose("mar", {})

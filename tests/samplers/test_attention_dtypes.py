@@ -12,7 +12,7 @@ import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
 import torch.nn.functional as F
-from fastar_nodes.model_loaders.networks.mar import MARModel
+from fastar_nodes.networks.mar import MARModel
 from fastar_nodes.samplers.engine import finish
 
 CASES = [(contract, name) for contract in (masked, tokens, blocks) for name in contract.CASES]

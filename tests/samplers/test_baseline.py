@@ -5,8 +5,8 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 from fastar_nodes.reports.record import Report
-from fastar_nodes.samplers.baseline import ComparedRun, baselines, is_lossless, run_of_report
-from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.runs.baseline import ComparedRun, baselines, is_lossless, run_of_report
+from fastar_nodes.runs.registry import SAMPLERS
 
 # Runs to whether they are exact. What settings promise alone: test_exact_settings.py, test_tokens_decoding.py.
 EXACT = [

@@ -2,7 +2,6 @@
 a single image ends in a sentence, and nothing stays behind.
 """
 
-import dataclasses
 import gc
 import logging
 import weakref
@@ -17,14 +16,14 @@ import test_token_contract as tokens
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.memory import in_chunks, out_of_memory
-from fastar_nodes.model_loaders.networks import ops, speed
+from fastar_nodes.networks import ops, speed
 from fastar_nodes.reports import record
 from fastar_nodes.reports.record import Report
-from fastar_nodes.samplers.batches import in_parts, run_beginning
+from fastar_nodes.runs.batches import in_parts, run_beginning
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import CodeCondition, PromptCondition, from_ids
 from fastar_nodes.samplers.editing import Edit
-from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.samplers.engine import Step, finish
 from faults import Faults
 from stepping import process_state, stepped
 from tiny_hybrids import tiny_hybrid
@@ -108,14 +107,6 @@ def test_every_call_from_which_on_all_fail(start):
     assert torch.equal(finish(in_parts(start, 1, NET))[0], undisturbed[0])
 
 
-@dataclasses.dataclass(frozen=True)
-class Step:
-    done: int
-    total: int
-    codes: torch.Tensor
-    report: Report
-
-
 class Done(NamedTuple):
     codes: torch.Tensor
     report: Report
@@ -145,7 +136,8 @@ class Limited:
                     self.held = weakref.ref(scratch)
                     raise type(self.error)(*self.error.args)  # a new one: an exception holds its traceback
                 report.add(head_calls=1)
-                yield Step(k + 1, 3, codes + 10 * k, report)
+                shown = codes + 10 * k, torch.ones_like(codes, dtype=torch.bool)
+                yield Step(k + 1, 3, report, lambda shown=shown: shown)
         finally:
             self.closed += 1
         report.maps = {"step": np.full((len(part), 1, 1), 2)}
@@ -181,8 +173,8 @@ def test_parts(images, most, parts, caplog):
         assert report.note.startswith("Own. Memory was insufficient") and smallest in report.note
         assert len(caplog.records) == len(parts) - len(kept) and smallest in caplog.records[-1].getMessage()
     assert [step.done == step.total for step in steps].count(True) == 1 and steps[-1].done == steps[-1].total
-    assert steps[-1].codes.tolist() == [[20 + i] for i in range(images)]
-    assert all(len(step.codes) == images for step in steps)
+    assert steps[-1].latents.tolist() == [[20 + i] for i in range(images)]
+    assert all(len(step.latents) == images for step in steps)
 
 
 def test_the_first_run_of_a_network_is_marked():
@@ -214,7 +206,7 @@ def test_progress_of_parts_grows():
     steps, _ = stepped(in_parts(Limited(2), 5, NET))
     shares = [step.done / step.total for step in steps[2:]]  # after the two attempts that failed at the second step
     assert shares == sorted(shares) and len({step.total for step in steps[2:]}) == 1
-    assert [s.codes[:, 0].tolist() for s in steps[2:4]] == [[0, 1, 0, 0, 0], [10, 11, 0, 0, 0]]
+    assert [s.latents[:, 0].tolist() for s in steps[2:4]] == [[0, 1, 0, 0, 0], [10, 11, 0, 0, 0]]
 
 
 def test_other_errors_pass_and_nothing_is_repeated():

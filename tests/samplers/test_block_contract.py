@@ -10,7 +10,7 @@ import pytest
 import torch
 from block_models import text_bitdance, tiny_bitdance
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks import speed
+from fastar_nodes.networks import speed
 from fastar_nodes.reports.record import COUNTS
 from fastar_nodes.samplers.blocks.bitdance import BlockLook, bitdance
 from fastar_nodes.samplers.blocks.settings import BlockSettings
@@ -146,8 +146,8 @@ def test_one_block_of_one_image_is_enough(monkeypatch, sampler, wrong):
     """Later blocks are finite again, because they read the signs only."""
     look = BlockLook.__call__
 
-    def spoilt(self, block, cells):
-        hidden = look(self, block, cells).clone()
+    def spoilt(self, block):
+        hidden = look(self, block).clone()
         if block == wrong:
             hidden[1] = torch.nan
         return hidden
@@ -375,11 +375,11 @@ def test_a_plain_reference_draws_the_same(case):
 
 def test_the_report_says_what_this_run_ran_plain_and_not_an_earlier_one(monkeypatch):
     model = tiny_bitdance(seed=1)
-    monkeypatch.setattr(speed.Regional, "region", lambda self, function, part: function)
+    monkeypatch.setattr(speed.Recordable, "region", lambda self, function, part: function)
     model.net.speed = speed.COMPILE
-    model.net.runs_plain("a part of an earlier run")
+    model.net.note_plain("a part of an earlier run")
 
     steps = bitdance(model, from_ids((1,)), FEW, PairedNoise(5, (0,)))
     next(steps)
-    model.net.runs_plain("diffusion head")
+    model.net.note_plain("diffusion head")
     assert finish(steps).report.note == "speed: compile, but plain: diffusion head"

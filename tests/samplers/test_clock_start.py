@@ -44,7 +44,7 @@ CASES = {
         1,
         lambda: llamagen(tiny_gpt(), condition_of("class"), LlamaGenSettings(), DRAWS),
     ),
-    "tar": (tar_module, "packed", 1, lambda: tar_module.tar_prompt(tiny_tar(), ["a cat"] * 3, TAR, DRAWS)),
+    "tar": (tar_module, "padded", 1, lambda: tar_module.tar_prompt(tiny_tar(), ["a cat"] * 3, TAR, DRAWS)),
     "bitdance": (block_canvas, "_inputs", 1, lambda: bitdance(text_bitdance(), PROMPT, BLOCKS, NOISE)),
 }
 

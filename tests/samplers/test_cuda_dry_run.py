@@ -11,7 +11,7 @@ import test_block_contract as blocks
 import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
-from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
+from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.samplers.conditioning import CodeCondition, PromptCondition, from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish

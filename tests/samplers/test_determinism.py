@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.runs.registry import SAMPLERS
 
 SCRIPT = """
 import json, sys
@@ -27,7 +27,7 @@ def digests(reverse: bool) -> dict[str, str]:
     """
     import test_block_contract as blocks
     import torch
-    from fastar_nodes.model_loaders.networks import ops
+    from fastar_nodes.networks import ops
     from fastar_nodes.samplers.engine import finish
     from test_batches import CASES, IMAGES, masked, tokens
 

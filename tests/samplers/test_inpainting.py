@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.samplers import inpainting
-from fastar_nodes.samplers.inpainting import Crop
+from fastar_nodes.runs import inpainting
+from fastar_nodes.runs.inpainting import Crop
 
 
 def box(height: int, width: int, top: int, left: int, bottom: int, right: int) -> torch.Tensor:

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fastar_nodes.bench.sizes import official
-from fastar_nodes.model_loaders.networks.mar import MAR, DiffusionHead
+from fastar_nodes.networks.mar import MAR, DiffusionHead
 from fastar_nodes.samplers.chain import advance
 
 pytestmark = [

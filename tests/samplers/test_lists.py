@@ -9,9 +9,9 @@ import test_speed
 import test_token_contract as tokens
 import test_token_waits
 import test_waits
-from fastar_nodes.samplers import advice
-from fastar_nodes.samplers.choice import parse_choice
-from fastar_nodes.samplers.registry import BITDANCE, MAR, SAMPLERS
+from fastar_nodes.runs import advice
+from fastar_nodes.runs.choice import parse_choice
+from fastar_nodes.runs.registry import BITDANCE, MAR, SAMPLERS
 from sampler_nodes import SAMPLER_NODES
 
 MASKED = {name for name, entry in SAMPLERS.items() if entry.family.name == MAR}
@@ -52,7 +52,7 @@ def test_what_is_compiled() -> None:
 
 def test_what_the_advisor_tries() -> None:
     """Every baseline has lines, and every other sampler is in one of them. Combinations may be left out."""
-    place = "_CANDIDATES in samplers/advice.py"
+    place = "_CANDIDATES in runs/advice.py"
     for baseline, entry in SAMPLERS.items():
         if not entry.baseline:
             continue
@@ -77,7 +77,7 @@ def test_combinations_with_caches() -> None:
     for name, entry in SAMPLERS.items():
         combined = "lazymar" if name == MAR else f"{name}+lazymar"
         assert not entry.takes_caches or combined in SAMPLERS, (
-            f"SAMPLERS in samplers/registry.py lacks {combined}; add it, because {name} takes make_transformer."
+            f"SAMPLERS in runs/registry.py lacks {combined}; add it, because {name} takes make_transformer."
         )
 
 

@@ -11,9 +11,9 @@ import test_block_contract as blocks
 import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
-from fastar_nodes.model_loaders.networks import speed
-from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
-from fastar_nodes.model_loaders.networks.bitdance import BlockModel
+from fastar_nodes.networks import speed
+from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
+from fastar_nodes.networks.bitdance import BlockModel
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.engine import finish
 from tiny_hybrids import tiny_hybrid
@@ -155,7 +155,7 @@ def test_recorded_samplers_draw_the_images_of_plain(contract, name, dtype):
         def moved(model):
             if id(model) not in copies:
                 copies[id(model)] = move(model)
-                if isinstance(copies[id(model)].net, speed.Regional):
+                if isinstance(copies[id(model)].net, speed.Recordable):
                     copies[id(model)].net.speed = how
             return copies[id(model)]
 
@@ -165,3 +165,36 @@ def test_recorded_samplers_draw_the_images_of_plain(contract, name, dtype):
     move = at_speed(speed.AUTO)
     for _ in range(3):
         assert torch.equal(finish(contract.start(name, move=move))[0], plain)
+
+
+@pytest.mark.parametrize("name", [name for name in masked.CASES if "lazymar" in name])
+def test_recordings_of_lazymar_are_of_its_own_stores(name):
+    """Bit for bit with other batches and another run in between, whose stores are at other addresses."""
+    move = on_gpu(torch.float32)
+    moved = {}
+
+    def at_speed(how):
+        def once(model):
+            key = id(model), how
+            if key not in moved:
+                moved[key] = move(model)
+                moved[key].net.speed = how
+            return moved[key]
+
+        return once
+
+    def start(how, images=(0, 1, 2)):
+        return masked.start(name, images, tuple((1, 4, 0)[i] for i in images), move=at_speed(how))
+
+    batches = ((0, 1, 2), (1,), (0, 2))
+    wanted = {images: finish(start(speed.PLAIN, images))[0] for images in batches}
+    for _ in range(3):
+        for images in batches:
+            drawn = finish(start(speed.AUTO, images))
+            assert torch.equal(drawn[0], wanted[images])
+            assert drawn.report.note == "speed: auto"
+
+    other = start(speed.AUTO)
+    next(other)
+    assert torch.equal(finish(start(speed.AUTO))[0], wanted[0, 1, 2])
+    assert torch.equal(finish(other)[0], wanted[0, 1, 2])

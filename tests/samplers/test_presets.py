@@ -6,7 +6,8 @@ import fastar_nodes
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.samplers import presets
+from fastar_nodes.runs import presets
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.mar.settings import (
     CacheSettings,
     CSpDSettings,
@@ -15,7 +16,6 @@ from fastar_nodes.samplers.mar.settings import (
     LazyMARSettings,
     MARSettings,
 )
-from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs, make
 from fastar_nodes.samplers.tokens.settings import (
     LlamaGenSettings,

@@ -12,7 +12,7 @@ import test_block_contract as blocks
 import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
-from fastar_nodes.model_loaders.networks import graphs, llama, speed
+from fastar_nodes.networks import graphs, llama, speed
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from recording import NotRecordable, recording
@@ -27,7 +27,7 @@ def at_speed(how):
     copies = {}
 
     def move(model):
-        if not isinstance(model.net, speed.Regional):
+        if not isinstance(model.net, speed.Recordable):
             return model
         if id(model) not in copies:
             net = copy.deepcopy(model.net)
@@ -86,7 +86,11 @@ def mar_of(move, images=(0, 1, 2), seed=5):
     return masked.start("mar", images, tuple((1, 4, 0)[i] for i in images), seed=seed, move=move)
 
 
-@pytest.mark.parametrize("start", [mar_of, llamagen_of])
+def lazymar_of(move, images=(0, 1, 2), seed=5):
+    return masked.start("lazymar", images, tuple((1, 4, 0)[i] for i in images), seed=seed, move=move)
+
+
+@pytest.mark.parametrize("start", [mar_of, lazymar_of, llamagen_of])
 def test_other_batches_and_an_interrupt_between_two_images(start, recordings):
     plain = at_speed(speed.PLAIN)
     move = at_speed(speed.AUTO)
@@ -106,7 +110,7 @@ def test_other_batches_and_an_interrupt_between_two_images(start, recordings):
     assert torch.equal(finish(start(move))[0], wanted)
 
 
-@pytest.mark.parametrize("start", [mar_of, llamagen_of])
+@pytest.mark.parametrize("start", [mar_of, lazymar_of, llamagen_of])
 def test_two_runs_in_turn_do_not_disturb_each_other(start, recordings):
     """As in a race of two seeds with one model: the second run finds the cache of the first one in use."""
     plain = at_speed(speed.PLAIN)
@@ -181,6 +185,16 @@ def test_a_network_that_is_moved_forgets_its_recordings(recordings):
     assert not model.net.graphs._recordings
 
 
+def test_lazymars_passes_are_recorded(recordings):
+    """All of the transformer and the head: the report says of nothing that it ran plain."""
+    move = at_speed(speed.AUTO)
+    for _ in range(2):
+        drawn = finish(lazymar_of(move))
+    functions = {key[0].__name__ for key in move(masked.MODEL).net.graphs._recordings}
+    assert functions == {"run_encoder", "run_decoder", "step"}
+    assert drawn.report.note == "speed: auto"
+
+
 # ------------------------------------------------------------------------------------------------ when it runs plain
 
 
@@ -234,11 +248,19 @@ def test_weights_that_the_host_moves_are_not_recorded(recordings):
     assert drawn.report.note == "speed: auto, but plain: launches (ComfyUI moves the weights)"
 
 
-def test_draws_of_mulosd_run_plain_and_its_report_says_so(recordings):
-    """Once: the same is true of its draft model."""
+def test_every_draw_of_mulosd_is_recorded(recordings, monkeypatch):
+    """One a pass of the draft model, one a wave; and its report says the speed of both models once."""
+    called = []
+    call = graphs.Graphs.call
+
+    def watched(self, function, args):
+        called.append(function.__name__)
+        return call(self, function, args)
+
+    monkeypatch.setattr(graphs.Graphs, "call", watched)
     report = finish(tokens.start("mulosd", move=at_speed(speed.AUTO))).report
-    assert report.note == "speed: auto, but plain: draws of MuLo-SD"
-    assert finish(tokens.start("llamagen", move=at_speed(speed.AUTO))).report.note == "speed: auto"
+    assert called.count("sample_tokens") == report.counts["draft_passes"] + report.counts["waves"]
+    assert report.note == "speed: auto"
 
 
 def test_a_host_can_forbid_recordings_and_a_cpu_has_none(recordings, monkeypatch):
@@ -375,8 +397,8 @@ def test_a_large_cache_is_not_kept(most, is_kept, recordings, monkeypatch):
     """Two tensors of 24 bytes each."""
     monkeypatch.setattr(graphs, "KEPT_BYTES", most)
     made = graphs.Graphs()
-    first = made.zeros((2, 3), 2, torch.zeros(1))
-    again = made.zeros((2, 3), 2, torch.zeros(1))
+    first = made.zeros([(2, 3)] * 2, torch.zeros(1))
+    again = made.zeros([(2, 3)] * 2, torch.zeros(1))
     assert (again[0] is first[0]) == is_kept
 
 
@@ -388,12 +410,12 @@ def test_the_cache_of_the_last_run_is_used_again_when_it_has_ended(recordings):
 
     user = User()
     like = torch.zeros(1)
-    first = made.zeros((2, 3), 2, like)
+    first = made.zeros([(2, 3)] * 2, like)
     made.use(first, user)
     first[0].fill_(1)
-    assert made.zeros((2, 3), 2, like)[0].data_ptr() != first[0].data_ptr(), "it is in use"
+    assert made.zeros([(2, 3)] * 2, like)[0].data_ptr() != first[0].data_ptr(), "it is in use"
 
     del user
-    again = made.zeros((2, 3), 2, like)
+    again = made.zeros([(2, 3)] * 2, like)
     assert again[0].data_ptr() == first[0].data_ptr()
     assert not again[0].any()

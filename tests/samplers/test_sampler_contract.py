@@ -9,14 +9,16 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports.record import COUNTS, PLAIN, REDONE
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import Condition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
 from fastar_nodes.samplers.mar.gtr import gtr
-from fastar_nodes.samplers.mar.lazymar import lazymar
+from fastar_nodes.samplers.mar.lazy import lazymar
 from fastar_nodes.samplers.mar.mar import Diffusion, annealed_tables, mar
+from fastar_nodes.samplers.mar.network import FullTransformer
 from fastar_nodes.samplers.mar.settings import (
     CSpDSettings,
     FastHybridSettings,
@@ -24,9 +26,7 @@ from fastar_nodes.samplers.mar.settings import (
     LazyMARSettings,
     MARSettings,
 )
-from fastar_nodes.samplers.mar.transformer import FullTransformer
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.registry import SAMPLERS
 from mar_reference import diffuse, full_z
 from stepping import process_state, stepped
 from tiny_models import tiny_mar

@@ -5,15 +5,10 @@ import dataclasses
 import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
-from fastar_nodes.samplers.choice import parse_choice
-from fastar_nodes.samplers.mar.settings import (
-    CacheSettings,
-    FastHybridLazyMARSettings,
-    FastHybridSettings,
-    MARSettings,
-)
-from fastar_nodes.samplers.measured import AdviceSettings
-from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.runs.choice import parse_choice
+from fastar_nodes.runs.measured import AdviceSettings
+from fastar_nodes.runs.registry import SAMPLERS
+from fastar_nodes.samplers.mar.settings import CacheSettings, FastHybridLazyMARSettings, FastHybridSettings, MARSettings
 from fastar_nodes.samplers.settings import knobs, make
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, TarPromptSettings
 

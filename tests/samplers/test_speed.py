@@ -13,8 +13,8 @@ import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks import ops, speed
-from fastar_nodes.model_loaders.networks.mar import MAR
+from fastar_nodes.networks import ops, speed
+from fastar_nodes.networks.mar import MAR
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.noise import PairedNoise
@@ -38,7 +38,7 @@ NAMES += (
     "bitdance, annealed",
     "bitdance, speculation",
 )
-_LAZY = "speed: compile, but plain: attention with LazyMAR's caches"
+_LAZY = "speed: compile, but plain: blocks with LazyMAR's caches"
 # What the reports of these say.
 PLAIN_PARTS = {
     "lazymar": _LAZY,
@@ -68,7 +68,7 @@ def run(name, how, images=None):
     """The result of a case of the contracts with all networks but the tokenizer at a ``speed``."""
 
     def chosen(model):
-        if not isinstance(model.net, speed.Regional):
+        if not isinstance(model.net, speed.Recordable):
             return model
         net = copy.deepcopy(model.net)
         speed.choose(net, how, CPU)
@@ -108,10 +108,12 @@ def test_another_run_compiles_nothing(counters):
 
 
 def test_a_region_is_plain_beyond_the_compilers_limit(counters, caplog):
-    net = speed.Regional()
+    net = speed.Recordable()
     speed.choose(net, speed.COMPILE, CPU)
-    region = net.region(_doubled, "doubling")
-    assert region is net.region(_doubled, "doubling") and speed.Regional().region(_doubled, "doubling") is _doubled
+    region = net.compiled(_doubled, "doubling")
+    assert (
+        region is net.compiled(_doubled, "doubling") and speed.Recordable().compiled(_doubled, "doubling") is _doubled
+    )
     for n in range(20):  # strings are constants to the compiler
         assert region(torch.ones(2), str(n)).tolist() == [2.0 + n, 2.0 + n]
     assert counters["stats"]["unique_graphs"] == torch._dynamo.config.recompile_limit
@@ -133,10 +135,10 @@ def test_a_region_is_plain_while_weights_are_off_the_device(counters):
     host = Host()
     net = MAR(tiny_mar().net.config, host)
     speed.choose(net, speed.COMPILE, CPU)
-    assert net.region(_doubled, "doubling") is not _doubled
+    assert net.compiled(_doubled, "doubling") is not _doubled
     assert net.remark == "speed: compile"
     host.away = True
-    assert net.region(_doubled, "doubling") is _doubled
+    assert net.compiled(_doubled, "doubling") is _doubled
     assert net.remark == "speed: compile, but plain: doubling (weights are in main memory)"
 
 
@@ -160,7 +162,7 @@ def _no_compiler():
 )
 def test_what_cannot_be_compiled_is_refused(monkeypatch, changed, value, says):
     with pytest.raises(UserError, match="^speed: 'fast' "):
-        speed.choose(speed.Regional(), "fast", CPU)
+        speed.choose(speed.Recordable(), "fast", CPU)
     monkeypatch.setattr(changed, value)
     with pytest.raises(UserError, match=f"^speed: .*{says}.*choose plain"):
-        speed.choose(speed.Regional(), speed.COMPILE, CPU)
+        speed.choose(speed.Recordable(), speed.COMPILE, CPU)

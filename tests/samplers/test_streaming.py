@@ -11,16 +11,16 @@ import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
 import torch.nn.functional as F
-from fastar_nodes.model_loaders.networks import ops
-from fastar_nodes.model_loaders.networks.autoencoder import VQModel
-from fastar_nodes.model_loaders.networks.bitdance import BitDanceText, BlockNetwork
-from fastar_nodes.model_loaders.networks.hybrid import HybridModel
-from fastar_nodes.samplers.batches import with_estimate
+from fastar_nodes.networks import ops
+from fastar_nodes.networks.autoencoder import VQModel
+from fastar_nodes.networks.bitdance import BitDanceText, BlockNetwork
+from fastar_nodes.networks.hybrid import HybridModel
+from fastar_nodes.runs.batches import with_estimate
+from fastar_nodes.runs.memory import STREAMED, WEIGHTS, total
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.settings import CSpDSettings
-from fastar_nodes.samplers.memory import STREAMED, WEIGHTS, total
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings

@@ -1,7 +1,7 @@
 """Notations of other models' prompts: which are named, and which real prompts are left alone."""
 
 import pytest
-from fastar_nodes.samplers.syntax import read_as_text
+from fastar_nodes.runs.syntax import read_as_text
 
 
 @pytest.mark.parametrize(

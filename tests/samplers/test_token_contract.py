@@ -10,13 +10,13 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports.record import COUNTS
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import Condition, TextCondition, from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.mulosd.upsampling import UpSampling
 from fastar_nodes.samplers.tokens.settings import ADJACENT, NON_LOCAL, ONE_BY_ONE, SUFFIX, TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
-from fastar_nodes.samplers.tokens.upsampling import UpSampling
 from janus_images import edits_of, tiny_editor
 from qwen_reference import tiny_tar
 from stepping import process_state, stepped

@@ -7,9 +7,9 @@ import test_block_contract as blocks
 import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
-from fastar_nodes.model_loaders.networks.torch_state import in_own_state, own_state
+from fastar_nodes.networks.torch_state import in_own_state, own_state
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.registry import SAMPLERS
 from torch_states import STATES, default_dtype, state_of_torch
 
 CONTRACTS = {name: contract for contract in (masked, tokens, blocks) for name in contract.CASES}

@@ -10,20 +10,15 @@ import torch
 
 fake_comfy.install()
 
-from fastar_nodes.model_loaders.networks.speed import Regional  # noqa: E402
+from fastar_nodes.networks.speed import Recordable  # noqa: E402
 from fastar_nodes.nodes import compare, samplers, sharing, sweep  # noqa: E402
 from fastar_nodes.nodes.host import Loaded  # noqa: E402
-from fastar_nodes.samplers import registry  # noqa: E402
-from fastar_nodes.samplers.batches import begin, in_parts  # noqa: E402
+from fastar_nodes.runs import registry  # noqa: E402
+from fastar_nodes.runs.batches import begin, in_parts  # noqa: E402
+from fastar_nodes.runs.families import Family  # noqa: E402
+from fastar_nodes.runs.registry import Entry  # noqa: E402
 from fastar_nodes.samplers.conditioning import from_ids  # noqa: E402
-from fastar_nodes.samplers.engine import (  # noqa: E402
-    Canvas,
-    decode,
-    finish,  # noqa: E402
-    new_report,
-)
-from fastar_nodes.samplers.family import Family  # noqa: E402
-from fastar_nodes.samplers.registry import Entry  # noqa: E402
+from fastar_nodes.samplers.engine import Canvas, decode, finish, new_report  # noqa: E402
 from fastar_nodes.samplers.settings import Guarantees, knob  # noqa: E402
 from tiny import a_vae  # noqa: E402
 
@@ -75,7 +70,7 @@ def toy(model, condition, settings, noise, edit=None):
     canvas.total = len(plan)
 
     def draw(k, cells, z):
-        yield 1, drawn[:, cells] * z + classes
+        return drawn[:, cells] * z + classes
 
     return (yield from decode(canvas, plan, lambda k, cells: model.net.scale, draw))
 
@@ -83,7 +78,7 @@ def toy(model, condition, settings, noise, edit=None):
 # ------------------------------------------------------------------------------------------------ what it gets
 
 
-class ToyNet(Regional):
+class ToyNet(Recordable):
     def __init__(self):
         super().__init__()
         self.scale = torch.nn.Parameter(torch.tensor(0.5), requires_grad=False)

@@ -25,7 +25,7 @@ MOST = {
     "lazymar, decided tokens": 0,
     "fasthybrid": 1,  # which drafts are similar enough
     "fasthybrid, no guidance": 1,
-    "fasthybrid+lazymar": 2,  # a second time for the map of cached tokens, in the last steps
+    "fasthybrid+lazymar": 1,
     "cspd": 2,  # which drafted diffusion steps are accepted, and of those that need redraws, whether one is kept
     "cspd+lazymar": 3,
     "cspd, paper": 2,  # which drafts are accepted, and of those that need more redraws than ten, how many

@@ -3,9 +3,10 @@
 import sys
 
 import pytest
+import test_token_contract as tokens
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.registry import SAMPLERS
 from tiny_models import tiny_mar
 
 OURS = "fastar_nodes."
@@ -14,16 +15,30 @@ BASE = {"steps": 8, "diffusion_steps": 20, "cfg": 2.0}
 # They may fall; what raises them makes the method harder to read. About fifteen functions and three files of each are
 # the loop of all families (engine.py) and the chain of all diffusion heads (chain.py), which a reader learns once.
 WALKS = {
-    "mar": ({}, 62, 11),
-    "fasthybrid": ({"lookahead": 4, "threshold": 0.97, "guided_steps": 4}, 67, 13),
-    "lazymar": ({"refresh_period": 3, "start_step": 1, "ratio_schedule": "stretched", "block": 1}, 77, 14),
+    "mar": ({}, 58, 10),
+    "fasthybrid": ({"lookahead": 4, "threshold": 0.97, "guided_steps": 4}, 70, 12),
+    "lazymar": ({"refresh_period": 3, "start_step": 1, "ratio_schedule": "stretched", "block": 1}, 72, 13),
 }
 
 
 @pytest.mark.parametrize("name", WALKS)
 def test_an_ar_step_enters_few_functions(name):
     settings, most, files = WALKS[name]
-    entry, seen = SAMPLERS[name], set()
+    entry = SAMPLERS[name]
+    steps = entry.run(tiny_mar(), from_ids((1, 4)), entry.settings(**BASE, **settings), PairedNoise(5, (0, 1)))
+    walks = walked(steps, BASE["steps"] - 2)
+    assert max(f for f, _ in walks) <= most and max(p for _, p in walks) <= files, walks
+
+
+@pytest.mark.parametrize(("name", "most", "files"), [("llamagen", 53, 11), ("window, llamagen", 68, 13)])
+def test_a_pass_of_tokens_enters_few_functions(name, most, files):
+    walks = walked(tokens.start(name), 6)
+    assert max(f for f, _ in walks) <= most and max(p for _, p in walks) <= files, walks
+
+
+def walked(steps, count):
+    """Functions and files of this package that each of the steps after the first one enters."""
+    seen = set()
 
     def profile(frame, event, arg):
         code, written = frame.f_code, frame.f_code.co_filename[0] != "<"  # not the methods that dataclasses generates
@@ -31,10 +46,9 @@ def test_an_ar_step_enters_few_functions(name):
         if event == "call" and ours and written and not code.co_name.startswith("<"):
             seen.add((code.co_filename, code.co_firstlineno))
 
-    steps = entry.run(tiny_mar(), from_ids((1, 4)), entry.settings(**BASE, **settings), PairedNoise(5, (0, 1)))
     walks = []
     next(steps)
-    for _ in range(BASE["steps"] - 2):
+    for _ in range(count):
         seen.clear()
         sys.setprofile(profile)
         try:
@@ -42,5 +56,4 @@ def test_an_ar_step_enters_few_functions(name):
         finally:
             sys.setprofile(None)
         walks.append((len(seen), len({file for file, _ in seen})))
-    found = max(functions for functions, _ in walks), max(paths for _, paths in walks)
-    assert found[0] <= most and found[1] <= files, walks
+    return walks

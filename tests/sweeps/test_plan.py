@@ -3,7 +3,7 @@
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports.work import Work
-from fastar_nodes.samplers.registry import SAMPLERS
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.sweeps.keys import cell_key, cell_name
 from fastar_nodes.sweeps.plan import combinations, count, distinct
 

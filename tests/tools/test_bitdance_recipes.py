@@ -8,8 +8,8 @@ import torch
 import torch.nn.functional as F
 from block_models import tiny_bitdance
 from fastar_nodes.model_loaders.bitdance import load_binary, load_bitdance
-from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder
-from fastar_nodes.model_loaders.networks.binary import BinaryAutoencoder
+from fastar_nodes.networks.autoencoder import KLAutoencoder
+from fastar_nodes.networks.binary import BinaryAutoencoder
 from fastar_nodes.tools.training import binary_recipe, bitdance_recipe
 from fastar_nodes.tools.training.binary_recipe import BINARY, entropy_loss, flipped, initialise_from_kl
 from fastar_nodes.tools.training.bitdance_recipe import denoising_loss

@@ -4,8 +4,8 @@ import pytest
 import tiny_demo as tiny
 import torch
 from fastar_nodes.bench.initialise import initialise_mar
-from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder
-from fastar_nodes.model_loaders.networks.mar import MAR
+from fastar_nodes.networks.autoencoder import KLAutoencoder
+from fastar_nodes.networks.mar import MAR
 from fastar_nodes.samplers.mar.tables import constants
 from fastar_nodes.tools.training import draft_recipe as recipe
 from fastar_nodes.tools.training.training import Job, Schedule

@@ -10,9 +10,9 @@ import torch.nn.functional as F
 from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
 from fastar_nodes.model_loaders.bitdance import load_binary
 from fastar_nodes.model_loaders.checkpoint import read_metadata
-from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, VQAutoencoder
-from fastar_nodes.model_loaders.networks.binary import BinaryAutoencoder
-from fastar_nodes.model_loaders.networks.enlarging import EnlargingConfig
+from fastar_nodes.networks.autoencoder import KLAutoencoder, VQAutoencoder
+from fastar_nodes.networks.binary import BinaryAutoencoder
+from fastar_nodes.networks.enlarging import EnlargingConfig
 from fastar_nodes.tools import enlarged
 from fastar_nodes.tools.training import enlarging_recipe as recipe
 from fastar_nodes.tools.training import picture_book

@@ -7,8 +7,8 @@ import pytest
 import tiny_demo as tiny
 import torch
 from fastar_nodes.bench.initialise import initialise_mar
-from fastar_nodes.model_loaders.networks.hybrid import UNCONDITIONAL
-from fastar_nodes.model_loaders.networks.mar import MAR, pick
+from fastar_nodes.networks.hybrid import UNCONDITIONAL
+from fastar_nodes.networks.mar import MAR, pick
 from fastar_nodes.samplers.mar.tables import constants
 from fastar_nodes.tools.training import captions, hybrid_recipe, tar_recipes
 from fastar_nodes.tools.training.training import generator, seeded

@@ -18,9 +18,9 @@ from fastar_nodes.model_loaders.hybrid import load_hybrid
 from fastar_nodes.model_loaders.janus import load_janus, load_janus_head, load_janus_vision, load_janus_vq
 from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.networks.janus import PromptImages
-from fastar_nodes.model_loaders.networks.llama import cache_bytes
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
+from fastar_nodes.networks.janus import PromptImages
+from fastar_nodes.networks.llama import cache_bytes
 from fastar_nodes.tools import rehearse
 
 SHAPES = {"small.weight": (2, 3), "norm.weight": (5,), "large": (600, 1000)}

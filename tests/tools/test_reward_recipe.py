@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tiny_demo as tiny
 import torch
-from fastar_nodes.model_loaders.networks.autoencoder import VQAutoencoder
-from fastar_nodes.model_loaders.networks.llama import Llama
+from fastar_nodes.networks.autoencoder import VQAutoencoder
+from fastar_nodes.networks.llama import Llama
 from fastar_nodes.samplers.tokens.draws import tempered
 from fastar_nodes.tools.training import picture_book
 from fastar_nodes.tools.training import reward_recipe as recipe

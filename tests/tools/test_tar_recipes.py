@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import tiny_demo as tiny
 import torch
-from fastar_nodes.model_loaders.networks.llama import Llama, TokenModel
-from fastar_nodes.model_loaders.networks.ta_tok import TATokModel
+from fastar_nodes.networks.llama import Llama, TokenModel
+from fastar_nodes.networks.ta_tok import TATokModel
 from fastar_nodes.samplers.conditioning import CodeCondition
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws

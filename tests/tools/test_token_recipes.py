@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import tiny_demo as tiny
 import torch
-from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
-from fastar_nodes.model_loaders.networks.llama import Llama, TokenModel
+from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
+from fastar_nodes.networks.llama import Llama, TokenModel
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws

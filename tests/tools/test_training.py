@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import tiny_demo as tiny
 import torch
-from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder
+from fastar_nodes.networks.autoencoder import KLAutoencoder
 from fastar_nodes.samplers.mar.tables import constants
 from fastar_nodes.tools.training import picture_book, recipes
 from fastar_nodes.tools.training.training import Job, Schedule, generator, seeded, train

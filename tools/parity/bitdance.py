@@ -19,8 +19,9 @@ from torch import Tensor
 
 from ...model_loaders import bitdance as loader
 from ...model_loaders import checkpoint as ck
-from ...model_loaders.networks.binary import BinaryAutoencoder, BinaryConfig
-from ...model_loaders.networks.bitdance import (
+from ...model_loaders.shards import weight_files
+from ...networks.binary import BinaryAutoencoder, BinaryConfig
+from ...networks.bitdance import (
     CLASS_HEAD_DIM,
     TEXT_HEAD_DIM,
     BitDanceClass,
@@ -31,9 +32,8 @@ from ...model_loaders.networks.bitdance import (
     HeadConfig,
     block_order,
 )
-from ...model_loaders.networks.llama import HEAD, Llama, LlamaConfig, attend
-from ...model_loaders.networks.speed import Regional
-from ...model_loaders.shards import weight_files
+from ...networks.llama import HEAD, Llama, LlamaConfig, attend
+from ...networks.speed import Recordable
 from ...reports.record import Report
 from ...samplers import chain
 from ...samplers.blocks.bitdance import bitdance
@@ -312,8 +312,8 @@ def _denoised(
     """The states of rows [B, P, C] before and after every step; ``conditions`` of all branches, [R, P, D]."""
     z = conditions.unflatten(0, (-1, len(start)))
     table = chain.step_table(made.steps, net.times(torch.tensor(made.times)))
-    rows = chain.Chains(z, torch.full((len(start), 1, 1), cfg), start, noise, table)
-    plain = Regional()
+    rows = chain.DiffusionBatch(z, torch.full((len(start), 1, 1), cfg), start, noise, table)
+    plain = Recordable()
     head = chain.Head(plain, net, rows, Report("verify", "", {}, None, len(start), "cpu"), BUDGET)
     return [start, *(done.x for done in chain.run_chain(plain, rows, head))]
 

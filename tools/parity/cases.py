@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from ...errors import UserError, first_line
 from ...model_loaders.mar import load_mar
-from ...model_loaders.networks.mar import MARModel
-from ...model_loaders.networks.ops import shapes_only
+from ...networks.mar import MARModel
+from ...networks.ops import shapes_only
 
 ATOL = 1e-4
 

@@ -12,17 +12,18 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...model_loaders.networks.mar import MARModel
+from ...networks.mar import MARModel
 from ...samplers.conditioning import from_ids
 from ...samplers.engine import finish
-from ...samplers.mar.canvas import MARCanvas, mar_canvas
-from ...samplers.mar.cspd_published import published_rule, published_steps
-from ...samplers.mar.drafting import Drafter
-from ...samplers.mar.rejection import TRIES, LastStep, RejectionDraws, keep_probability, log_ratio
+from ...samplers.mar.canvas import MARCanvas, Tokens, mar_canvas
+from ...samplers.mar.cspd import diffusion, speculate
+from ...samplers.mar.cspd.densities import TRIES, LastStep, RejectionDraws, keep_probability, log_ratio
+from ...samplers.mar.cspd.draft import Drafter
+from ...samplers.mar.cspd.published import Published, published_rule
+from ...samplers.mar.network import FullTransformer
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import CSpDSettings
 from ...samplers.mar.tables import Tables, tables_at
-from ...samplers.mar.transformer import FullTransformer
 from ...samplers.noise import PairedNoise
 from .cases import Case, Check, exact, masked_model, read_tensors
 
@@ -104,12 +105,12 @@ class _RecordedDraws(RejectionDraws):
             self.which[image, position] = k
             at += len(image)
 
-    def guess(self, image: Tensor, position: Tensor) -> Tensor:
-        return self.guesses[self.where[image, position]]
+    def guess(self, tokens: Tokens) -> Tensor:
+        return self.guesses[tokens.of(self.where)]
 
-    def again(self, image: Tensor, position: Tensor, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
-        k = int(self.which[image[0], position[0]])
-        row = self.where[image, position] - sum(len(v.guess) for v in self.found[:k])
+    def again(self, tokens: Tokens, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
+        k = int(tokens.of(self.which)[0])
+        row = tokens.of(self.where) - sum(len(v.guess) for v in self.found[:k])
         # Beyond the recorded draws none may be kept.
         normals, uniforms = torch.zeros(len(row), count, channels), torch.full((len(row), count), torch.inf)
         known = range(first, min(first + count, len(self.found[k].normals)))
@@ -192,8 +193,11 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
                 first = step + 1
 
         drafter = Drafter(canvas, draft, condition)
-        draws = _RecordedDraws(tokens, places, found)
-        result = finish(published_steps(canvas, FullTransformer(canvas), drafter, settings, draws))
+        transformer = FullTransformer(canvas)
+        plain = diffusion(canvas, transformer)
+        mode = Published(canvas, transformer, drafter, plain.noise)
+        mode.draws = _RecordedDraws(tokens, places, found)
+        result = finish(speculate(canvas, transformer, plain, mode))
 
         for v, (image, position) in zip(found, places, strict=True):
             grid = torch.from_numpy(result.report.maps["outcome"]).view(len(LABELS), -1)

@@ -15,23 +15,15 @@ from torch import Tensor
 
 from ...model_loaders import checkpoint as ck
 from ...model_loaders.hybrid import config_of, load_network
-from ...model_loaders.networks.hybrid import (
-    INSTRUCTION,
-    TABLES,
-    Hybrid,
-    HybridConfig,
-    HybridModel,
-    PromptBatch,
-    PromptConditioning,
-)
 from ...model_loaders.tokenizer import load_tokenizer
+from ...networks.hybrid import INSTRUCTION, TABLES, Hybrid, HybridConfig, HybridModel, PromptBatch, PromptConditioning
 from ...reports.record import fingerprint
 from ...samplers import chain
 from ...samplers.annealing import annealed_steps
 from ...samplers.mar.canvas import mar_canvas
+from ...samplers.mar.network import FullTransformer
 from ...samplers.mar.settings import MARSettings
 from ...samplers.mar.tables import Tables, tables
-from ...samplers.mar.transformer import FullTransformer
 from ...samplers.noise import PairedNoise
 from ..training.hybrid_recipe import conditions
 from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, relative, same_shapes
@@ -290,9 +282,9 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
             table = chain.step_table(here.drawn, canvas.time_embeddings(here))
             noise = chain.spread(noise.float(), len(table))
             cfg = order.scale.gather(1, where).view(-1, 1)
-            rows = chain.Chains(z, cfg, first, noise, table, settings.temperature)
+            rows = chain.DiffusionBatch(z, cfg, first, noise, table, settings.temperature)
             made = look.heads.sample(model.net, rows, canvas.report)
-            canvas.write(where, made.view(*where.shape, -1), step)
+            canvas.decide(where, made.view(*where.shape, -1), step)
 
         yield relative(canvas.values, found["tokens"])
         if model.net.config.grid**2 == model.net.config.tokens:

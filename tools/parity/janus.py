@@ -10,17 +10,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ...model_loaders import janus as loader
-from ...model_loaders.networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
-from ...model_loaders.networks.janus import TRUNK, Janus, JanusConfig, JanusModel
-from ...model_loaders.networks.janus_vision import JanusVision, VisionConfig
-from ...model_loaders.networks.llama import attend
-from ...model_loaders.networks.ops import shapes_only
+from ...networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
+from ...networks.janus import TRUNK, Janus, JanusConfig, JanusModel
+from ...networks.janus_vision import JanusVision, VisionConfig
+from ...networks.llama import attend
+from ...networks.ops import shapes_only
 from ...samplers.conditioning import PromptCondition
 from ...samplers.engine import finish
 from ...samplers.tokens.canvas import token_canvas
@@ -90,6 +90,19 @@ def _tokens(model: JanusModel, prompts: Sequence[Tensor], settings: TokenSetting
     return finish(decode_schedule(canvas, prepared, raster(model.grid))).latents.flatten(1)
 
 
+class Recorded(NamedTuple):
+    """Noise of cells from a table fp32 [B, N, V]."""
+
+    table: Tensor
+
+    def gumbel(self, cells: Tensor) -> Tensor:
+        if cells.ndim == 1:
+            return self.table[:, cells]
+
+        inside = cells.clamp(max=self.table.shape[1] - 1)  # without the cell of padding
+        return torch.stack([row[own] for row, own in zip(self.table, inside, strict=True)])
+
+
 class Gumbel(PairedDraws):
     """Recorded Gumbel numbers fp32 [B, N, V]; zeros for greedy runs."""
 
@@ -102,12 +115,8 @@ class Gumbel(PairedDraws):
     def of(self, images: Sequence[int]) -> PairedDraws:
         return Gumbel(self.table[list(images)])
 
-    def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
-        if cells.ndim == 1:
-            return self.table[:, cells]
-
-        inside = cells.clamp(max=self.table.shape[1] - 1)  # without the cell of padding
-        return torch.stack([row[own] for row, own in zip(self.table, inside, strict=True)])
+    def stream(self, name: str, values: int, device: torch.device) -> Any:
+        return Recorded(self.table)
 
 
 def _greedy(cfg: float) -> TokenSettings:

@@ -17,16 +17,16 @@ from torch import Tensor
 
 from ...assembly import read_images
 from ...model_loaders import janus as loader
-from ...model_loaders.networks.janus import JanusModel, WordHead
-from ...model_loaders.networks.janus_vision import ImageReader, normalised
 from ...model_loaders.squares import box_of, squared
+from ...networks.janus import JanusModel, WordHead
+from ...networks.janus_vision import ImageReader, normalised
+from ...runs.answers import Words, answer
 from ...samplers.conditioning import ImagePromptCondition
 from ...samplers.engine import finish
-from ...samplers.tokens.answers import Words, answer
-from ...samplers.tokens.cache_slots import DeviceTable, table_of
+from ...samplers.tokens.cache_slots import table_of
 from ...samplers.tokens.canvas import token_canvas
 from ...samplers.tokens.llamagen import llamagen
-from ...samplers.tokens.looks import CachedTransformer
+from ...samplers.tokens.looks import CachedTransformer, DeviceTable
 from ...samplers.tokens.prepare import prepare
 from ...samplers.tokens.schedule import raster
 from ...samplers.tokens.settings import LlamaGenSettings, TokenSettings

@@ -17,10 +17,9 @@ from ...samplers import chain
 from ...samplers.conditioning import from_ids
 from ...samplers.engine import passes
 from ...samplers.mar.canvas import MARCanvas, mar_canvas
-from ...samplers.mar.feature_cache import FeatureCache
-from ...samplers.mar.lazymar import LazyTransformer
+from ...samplers.mar.lazy import Kept, LazyTransformer
+from ...samplers.mar.lazy.plan import RowChoice, similarity
 from ...samplers.mar.mar import Diffusion
-from ...samplers.mar.row_choice import similarity
 from ...samplers.mar.settings import LazyMARSettings
 from ...samplers.mar.tables import tables_at
 from ...samplers.noise import PairedNoise
@@ -39,8 +38,8 @@ class _RecordedSelection(LazyTransformer):
 
     def __init__(self, canvas: MARCanvas, settings: LazyMARSettings, recorded: dict[int, Tensor]):
         super().__init__(canvas, settings)
-        self.choice.spare = SPARE
-        self.choice.rows = partial(self.choose, self.choice.rows)  # type: ignore[method-assign]
+        self.plan.spare = SPARE
+        self.plan.rows = partial(self.choice, self.plan.rows)  # type: ignore[method-assign, assignment]
         self.recorded = recorded
         self.z: list[tuple[Tensor, Tensor]] = []
         self.fresh: list[int] = []
@@ -52,21 +51,25 @@ class _RecordedSelection(LazyTransformer):
         self.z.append((wanted, super().__call__(step, wanted)))
         return self.z[-1][1]
 
-    def new_cache(self, step: int) -> FeatureCache | None:
+    def refresh(self, step: int) -> Kept | None:
         self.fresh.append(step)
-        return super().new_cache(step)
+        return super().refresh(step)
 
-    def choose(
-        self, rows: Callable[..., Tensor | None], step: int, known: int, values: Tensor, last: Tensor, must: Tensor
-    ) -> Tensor | None:
-        """The recorded rows, in place of those that ``rows`` chooses."""
+    def choice(
+        self, rows: Callable[..., RowChoice | None], step: int, known: int, must: Tensor
+    ) -> Callable[[Tensor, Tensor], Tensor] | None:
+        """The choice of the recorded rows, in place of the one that ``rows`` makes."""
+        own = rows(step, known, must)
+        return None if own is None else partial(self.choose, own, step)
+
+    def choose(self, own: RowChoice, step: int, values: Tensor, last: Tensor) -> Tensor:
         self.scores[step] = similarity(values, last)
-        keep = rows(step, known, values, last, must)
-        if keep is None or step not in self.recorded:
+        keep = own(values, last)
+        if step not in self.recorded:
             return keep
-        self.choices[step] = must, keep
-        rest = self.recorded[step].scatter(1, must, False)
-        return torch.cat([must, rest.nonzero()[:, 1].view(len(must), -1)], dim=1)
+        self.choices[step] = own.must, keep
+        rest = self.recorded[step].scatter(1, own.must, False)
+        return torch.cat([own.must, rest.nonzero()[:, 1].view(len(own.must), -1)], dim=1)
 
 
 def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str, bool], PairedNoise]) -> Iterator[Case]:

@@ -8,18 +8,20 @@ import re
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from ...model_loaders.networks.llama import Block, Llama, LlamaConfig, TokenModel, attend
+from ...networks.llama import Block, Llama, LlamaConfig, TokenModel, attend
 from ...samplers.conditioning import AnyCondition, TextCondition, from_ids
 from ...samplers.engine import finish
-from ...samplers.tokens.cache_slots import DeviceTable, attention_mask, table_of
+from ...samplers.tokens.cache_slots import table_of
 from ...samplers.tokens.canvas import token_canvas
 from ...samplers.tokens.draws import PairedDraws, allowed
 from ...samplers.tokens.llamagen import decode_schedule
-from ...samplers.tokens.looks import CachedTransformer
+from ...samplers.tokens.looks import CachedTransformer, DeviceTable, attention_mask
 from ...samplers.tokens.par import par_groups, par_schedule
 from ...samplers.tokens.schedule import Schedule, raster
 from ...samplers.tokens.settings import TokenSettings
@@ -207,7 +209,10 @@ class MultinomialDraws(PairedDraws):
     def __len__(self) -> int:
         return self._images
 
-    def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
+    def stream(self, name: str, values: int, device: torch.device) -> Any:
+        return SimpleNamespace(gumbel=partial(self._next, values))
+
+    def _next(self, values: int, cells: Tensor) -> Tensor:
         calls, rows = (1, len(cells)) if self._together else (len(cells), 1)
         parts = [torch.empty(self._images, rows, values).exponential_(generator=self._generator) for _ in range(calls)]
         return -torch.cat(parts, 1).log()

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from ...model_loaders.autoencoders import load_kl
-from ...model_loaders.networks.autoencoder import KLAutoencoder, KLConfig, KLModel
-from ...model_loaders.networks.mar import MAR, MARConfig, MARModel
+from ...networks.autoencoder import KLAutoencoder, KLConfig, KLModel
+from ...networks.mar import MAR, MARConfig, MARModel
 from ...reports.record import Report
 from ...samplers import chain
 from ...samplers.chain import guide
 from ...samplers.conditioning import from_ids
 from ...samplers.engine import finish
-from ...samplers.mar.heads import Heads
 from ...samplers.mar.mar import mar
+from ...samplers.mar.network import Heads
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import MARSettings
 from ...samplers.mar.tables import constants, respaced_timesteps, tables
@@ -112,7 +112,7 @@ def _head(folder: Path) -> Iterator[Case]:
         table = chain.step_table(made.drawn, net.head.time_embed(made.timestep_map.flip(0)))
         conditions = (z[: 2 * n] if cfg != 1 else z[:n]).unflatten(0, (-1, n))
         noise = chain.spread(data[f"s{tag}.step_noise_f16"][:, :n].float(), len(table))
-        rows = chain.Chains(conditions, torch.full((n, 1), cfg), first, noise, table, temperature)
+        rows = chain.DiffusionBatch(conditions, torch.full((n, 1), cfg), first, noise, table, temperature)
         out = Heads().sample(net, rows, Report("verify", "", {}, None, n, "cpu"))
         expected = data[f"s{tag}.t{temperature}.cfg{cfg}.out"][:n]
         yield Check(out, expected) if clipped else relative(out, expected)

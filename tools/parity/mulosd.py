@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...samplers.tokens import islands as geometry
+from ...samplers.tokens.mulosd import islands as geometry
+from ...samplers.tokens.mulosd.judge import neighbours
 from .cases import Case, Check, exact, gathered, read_json, read_tensors, relative
 
 GEOMETRY, NEIGHBOURS = "mulosd_geometry.json", "lantern_neighbours.safetensors"
@@ -59,6 +60,6 @@ def _distances(data: dict[str, Tensor]) -> Iterator[Check]:
     """
     codes = data["codebook"]
     distance = (codes[:, None] - codes).norm(dim=-1)
-    ours = geometry.neighbours(codes, data["nearest"].shape[1])
+    ours = neighbours(codes, data["nearest"].shape[1])
     yield exact(ours[:, 0], torch.arange(len(codes)))
     yield relative(distance.gather(1, ours[:, 1:].long()), distance.gather(1, data["nearest"].long()))

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from ...model_loaders.checkpoint import read_metadata
-from ...model_loaders.networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
-from ...model_loaders.networks.llama import Llama, LlamaConfig, TokenModel
-from ...model_loaders.networks.ta_tok import TABLE, Bottleneck, TATok, TATokConfig, TATokModel, unused
 from ...model_loaders.tar import load_detokenizer
+from ...networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
+from ...networks.llama import Llama, LlamaConfig, TokenModel
+from ...networks.ta_tok import TABLE, Bottleneck, TATok, TATokConfig, TATokModel, unused
 from ...samplers.conditioning import CodeCondition, FeatureCondition
 from ...samplers.engine import finish
 from ...samplers.tokens.canvas import token_canvas

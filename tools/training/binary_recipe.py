@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...model_loaders.networks.autoencoder import KLAutoencoder
-from ...model_loaders.networks.binary import BinaryAutoencoder, BinaryConfig, to_bits
+from ...networks.autoencoder import KLAutoencoder
+from ...networks.binary import BinaryAutoencoder, BinaryConfig, to_bits
 from .recipes import KL_PICTURES, book, pictures, psnr, reconstruction_loss, save_checkpoint, to_signed
 from .training import Figures, Job, Schedule, generator, seeded, train
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from ...bench.initialise import initialise_bitdance
-from ...model_loaders.networks.binary import BinaryAutoencoder
-from ...model_loaders.networks.bitdance import CLASS_HEAD_DIM, BitDanceClass, BitDanceConfig, HeadConfig
-from ...model_loaders.networks.llama import CLASS
+from ...networks.binary import BinaryAutoencoder
+from ...networks.bitdance import CLASS_HEAD_DIM, BitDanceClass, BitDanceConfig, HeadConfig
+from ...networks.llama import CLASS
 from . import picture_book
 from .binary_recipe import BINARY, flipped
 from .recipes import MAR_PICTURES, NULL_LABELS, RESOLUTION, book, save_checkpoint, to_signed

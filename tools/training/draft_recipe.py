@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...bench.initialise import initialise_mar
-from ...model_loaders.networks.autoencoder import KLAutoencoder
-from ...model_loaders.networks.mar import MAR, DiffusionHead
+from ...networks.autoencoder import KLAutoencoder
+from ...networks.mar import MAR, DiffusionHead
 from ...samplers.mar.tables import Constants, constants
 from .recipes import MAR_PICTURES, NULL_LABELS, TARGET, divided, inexact, latents, pictures, save_mar
 from .training import Figures, Job, Schedule, generator, seeded, train

@@ -16,9 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...model_loaders.checkpoint import read_metadata
-from ...model_loaders.networks.autoencoder import KLAutoencoder, VQAutoencoder
-from ...model_loaders.networks.binary import BinaryAutoencoder
-from ...model_loaders.networks.enlarging import FACTOR, EnlargingConfig, read_levels
+from ...networks.autoencoder import KLAutoencoder, VQAutoencoder
+from ...networks.binary import BinaryAutoencoder
+from ...networks.enlarging import FACTOR, EnlargingConfig, read_levels
 from .binary_recipe import FLIPS, flipped
 from .recipes import LATENT_NOISE, RESOLUTION, pictures, psnr, reconstruction_loss, save_checkpoint, to_signed
 from .token_recipes import SPREAD

@@ -15,12 +15,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...bench.initialise import initialise_hybrid
-from ...model_loaders.networks.autoencoder import KLAutoencoder
-from ...model_loaders.networks.hybrid import UNCONDITIONAL, Hybrid, HybridConfig, HybridModel
-from ...model_loaders.networks.llama import EMBEDDING, attend
-from ...model_loaders.networks.mar import MAR, pick
-from ...model_loaders.networks.tar import TarModel
 from ...model_loaders.tokenizer import Tokenizer, load_tokenizer
+from ...networks.autoencoder import KLAutoencoder
+from ...networks.hybrid import UNCONDITIONAL, Hybrid, HybridConfig, HybridModel
+from ...networks.llama import EMBEDDING, attend
+from ...networks.mar import MAR, pick
+from ...networks.tar import TarModel
 from ...samplers.mar.tables import Constants, constants
 from . import captions, recipes
 from .recipes import NULL_LABELS, T_MAX, TARGET, book, divided, head_loss, inexact, latents, save_checkpoint

@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from safetensors import safe_open
 from torch import Tensor, nn
 
-from ...model_loaders.networks.autoencoder import KLAutoencoder
+from ...networks.autoencoder import KLAutoencoder
 from . import picture_book
 from .picture_book import Scenes
 from .recipes import RESOLUTION, TRAIN_SEED, latents, save_checkpoint, to_rgb, to_signed

@@ -15,8 +15,8 @@ from safetensors.torch import save
 from torch import Tensor, nn
 
 from ...bench.initialise import initialise_mar
-from ...model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
-from ...model_loaders.networks.mar import MAR, DiffusionHead, MARConfig
+from ...networks.autoencoder import KLAutoencoder, KLConfig
+from ...networks.mar import MAR, DiffusionHead, MARConfig
 from ...samplers.mar.tables import Constants, constants
 from . import picture_book
 from .picture_book import Scenes

@@ -21,8 +21,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from ...model_loaders.networks.autoencoder import VQAutoencoder
-from ...model_loaders.networks.llama import Llama, TokenModel
+from ...networks.autoencoder import VQAutoencoder
+from ...networks.llama import Llama, TokenModel
 from ...samplers.conditioning import from_ids
 from ...samplers.engine import finish
 from ...samplers.tokens.draws import PairedDraws, tempered

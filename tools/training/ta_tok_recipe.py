@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...model_loaders.networks.ta_tok import TATok, TATokConfig
 from ...model_loaders.tar import SCALES
+from ...networks.ta_tok import TATok, TATokConfig
 from . import picture_book
 from .recipes import TRAIN_SEED, book, save_checkpoint
 from .token_recipes import perplexity

@@ -16,11 +16,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...bench.initialise import initialise_llama
-from ...model_loaders.networks.autoencoder import VQAutoencoder
-from ...model_loaders.networks.llama import Llama, LlamaConfig, qwen_config
-from ...model_loaders.networks.ta_tok import TATok
-from ...model_loaders.networks.tar import SpecialTokens, TarModel
 from ...model_loaders.tar import SCALES
+from ...networks.autoencoder import VQAutoencoder
+from ...networks.llama import Llama, LlamaConfig, qwen_config
+from ...networks.ta_tok import TATok
+from ...networks.tar import SpecialTokens, TarModel
 from . import captions
 from .recipes import NULL_LABELS, TRAIN_SEED, book, save_checkpoint
 from .ta_tok_recipe import TA_TOK, semantic_codes

@@ -17,8 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ...bench.initialise import initialise_llama
-from ...model_loaders.networks.autoencoder import KLAutoencoder, VQAutoencoder, VQConfig
-from ...model_loaders.networks.llama import Llama, LlamaConfig, Positions
+from ...networks.autoencoder import KLAutoencoder, VQAutoencoder, VQConfig
+from ...networks.llama import Llama, LlamaConfig, Positions
 from ...samplers.tokens.par import par_groups
 from . import picture_book
 from .recipes import NULL_LABELS, book, pictures, psnr, reconstruction_loss, save_checkpoint, to_signed

@@ -7,8 +7,8 @@ import pytest
 import torch
 from block_models import bits, text_bitdance, tiny_bitdance
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.bitdance import BlockModel, block_order
-from fastar_nodes.samplers import batches
+from fastar_nodes.networks.bitdance import BlockModel, block_order
+from fastar_nodes.runs import batches
 from fastar_nodes.samplers.blocks import bitdance as module
 from fastar_nodes.samplers.blocks import canvas as canvases
 from fastar_nodes.samplers.blocks.bitdance import bitdance, draws
@@ -40,7 +40,7 @@ def draw(model, settings=FEW, images=(0,), labels=(1,), seed=5, **more):
 def test_the_steps_by_hand():
     """Two steps: t = 0 and 0.475, dt = 0.475. a = 1 - dt ((1 + t) / (1 - t) + 1), b = dt (1 + t) / (1 - t)."""
     found = evaluations(2)
-    numbers = [(step.of_x, step.of_data, math.exp(step.middle)) for step in found.steps]
+    numbers = [(step.x_coefficient, step.data_coefficient, math.exp(step.middle)) for step in found.steps]
     assert found.times == pytest.approx((0.0, 0.475, 0.95))
     assert numbers[0] == pytest.approx((0.05, 0.475, 0.974679434))
     assert numbers[1] == pytest.approx((-0.809523810, 1.334523810, 0.706222911))
@@ -54,7 +54,9 @@ def test_a_time_shift_moves_all_times_but_the_last_evaluation():
     assert found.times == pytest.approx((0.0, 0.311475410, 0.95))
     dt = 0.904761905 - 0.311475410
     share = 1.311475410 / 0.688524590
-    assert (found.steps[1].of_x, found.steps[1].of_data) == pytest.approx((1 - dt * (share + 1), dt * share))
+    assert (found.steps[1].x_coefficient, found.steps[1].data_coefficient) == pytest.approx(
+        (1 - dt * (share + 1), dt * share)
+    )
 
 
 def test_the_order_of_the_tokens_by_hand():

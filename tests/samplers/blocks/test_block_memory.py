@@ -6,21 +6,21 @@ import numpy as np
 import pytest
 import torch
 from block_models import bits, text_bitdance, tiny_bitdance
-from fastar_nodes.model_loaders.networks.bitdance import BitDanceText, BlockModel
-from fastar_nodes.model_loaders.networks.eight_bits import INT8
-from fastar_nodes.model_loaders.networks.ops import quantize
 from fastar_nodes.model_loaders.official import official_bitdance
+from fastar_nodes.networks.bitdance import BitDanceText, BlockModel
+from fastar_nodes.networks.eight_bits import INT8
+from fastar_nodes.networks.ops import quantize
 from fastar_nodes.reports.record import Report
+from fastar_nodes.runs.batches import with_estimate
+from fastar_nodes.runs.memory import HEAD, KV_CACHE, NOISE, POSITIONS, TRANSFORMER, WEIGHTS, total
+from fastar_nodes.runs.memory import blocks as memory
 from fastar_nodes.samplers import chain
-from fastar_nodes.samplers.batches import with_estimate
-from fastar_nodes.samplers.blocks import memory
 from fastar_nodes.samplers.blocks.bitdance import bitdance
 from fastar_nodes.samplers.blocks.diffusion import BUDGET, evaluations
 from fastar_nodes.samplers.blocks.settings import BlockSettings
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.memory import HEAD, KV_CACHE, NOISE, POSITIONS, TRANSFORMER, WEIGHTS, total
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise
 from fastar_nodes.samplers.speculation import Speculation
 from live_bytes import counted
@@ -80,11 +80,11 @@ def test_a_window_holds_what_is_estimated(monkeypatch, cfg, given):
     table = chain.step_table(made.steps, model.net.denoiser.times(t))
     start = torch.randn(2, 16, 512)
     noise = torch.randn(40, 2, 16, 512)
-    known = chain.Given(t, start, torch.ones(2, 16, 512), torch.rand(2, 16, 1) > 0.5) if given else None
+    known = chain.FixedTokens(t, start, torch.ones(2, 16, 512), torch.rand(2, 16, 1) > 0.5) if given else None
     report = Report("bitdance", "tiny", {}, 0, 2, "cpu", memory={})
     scale = torch.full((2, 1, 1), cfg)
     with counted(monkeypatch) as live:
-        rows = chain.Chains(torch.randn(branches, 2, 16, 32), scale, start, noise, table, given=known)
+        rows = chain.DiffusionBatch(torch.randn(branches, 2, 16, 32), scale, start, noise, table, given=known)
         head = chain.Head(model.net, model.net.denoiser, rows, report, 1)
         paths = Speculation(model.net, head, rows, CounterRNG(torch.arange(2)), report)
         windows = paths.windows(np.arange(2), 8)
@@ -190,9 +190,8 @@ def test_passes_of_a_quarter_of_a_14b_hold_what_is_estimated(monkeypatch):
         times = torch.empty(count + 1, 5120, dtype=torch.bfloat16)
         with counted(monkeypatch) as live:
             table = chain.StepTable(torch.empty(count + 1, 8), times, False)
-            rows = chain.Chains((hidden + places)[:, None], x, x[:1], x, table)
+            rows = chain.DiffusionBatch((hidden + places)[:, None], x, x[:1], x, table)
             head = chain.Head(net, net.denoiser, rows, Report("bitdance", "14B", {}, 0, 1, "meta"), BUDGET)
             for k in range(20):  # the modulations of 14 evaluations are computed at once
-                evaluation = head.at_step(k)
-                evaluation.function(x[:1], *evaluation.arguments)
+                head.at(k)(net, x[:1])
         assert live.peak < work[HEAD] < 3 * live.peak

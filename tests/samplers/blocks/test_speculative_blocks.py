@@ -11,8 +11,8 @@ import pytest
 import torch
 from block_models import tiny_bitdance
 from fastar_nodes.model_loaders.bitdance import load_bitdance
-from fastar_nodes.model_loaders.networks.bitdance import Head
-from fastar_nodes.model_loaders.networks.speed import Regional
+from fastar_nodes.networks.bitdance import Head
+from fastar_nodes.networks.speed import Recordable
 from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers import chain, speculation
 from fastar_nodes.samplers.blocks import bitdance as module
@@ -50,14 +50,11 @@ class Affine:
         of_null = x.flatten(1) @ torch.tensor([[0.2, 0.3], [-0.1, 0.5]]).to(x) - torch.tensor([0.2, 0.1]).to(x)
         return torch.stack([mixed, of_null])[: self.branches].unflatten(2, x.shape[1:])
 
-    def at(self, row, k, x):
+    def at_states(self, row, k, x):
         return self(k, x)
 
-    def at_step(self, k):
-        return chain.Evaluation(lambda x: (self(k, x), None), ())
-
-    def evaluated(self, kept):
-        pass
+    def at(self, k):
+        return lambda net, x: (self(k, x), None)
 
 
 def toy_rows(start, noise, made, given=None, dtype=torch.float32):
@@ -66,9 +63,9 @@ def toy_rows(start, noise, made, given=None, dtype=torch.float32):
     table = chain.step_table(made.steps, times[:, None])
     table = chain.StepTable(table.numbers.to(dtype), table.times, table.learned)
     free = torch.tensor([[False], [True]]).expand(len(start), -1, -1)
-    known = None if given is None else chain.Given(times, start, torch.full_like(start, given), free)
+    known = None if given is None else chain.FixedTokens(times, start, torch.full_like(start, given), free)
     scale = torch.full((len(start), 1, 1), 1.6, dtype=dtype)
-    return chain.Chains(torch.zeros(()), scale, start, noise, table, given=known)
+    return chain.DiffusionBatch(torch.zeros(()), scale, start, noise, table, given=known)
 
 
 def first_steps(count: int, of: int):
@@ -89,7 +86,7 @@ def moments(made, given) -> tuple[torch.Tensor, torch.Tensor]:
         inputs[i + 1].view(-1)[i] = 1
 
     rows = toy_rows(inputs[:, 0], inputs[:, 1:].transpose(0, 1), made, given, torch.float64)
-    *_, last = chain.run_chain(Regional(), rows, Affine())
+    *_, last = chain.run_chain(Recordable(), rows, Affine())
     mean = last.x[0].flatten()
     columns = last.x[1:].flatten(1) - mean
     return mean, columns.T @ columns
@@ -107,7 +104,7 @@ def deviations(count: int, of: int, window: int, given: float | None, images: in
 
     report = Report("bitdance", "toy", {}, 0, images, "cpu", memory={})
     rows = toy_rows(start, noise, made, given)
-    paths = Speculation(Regional(), Affine(), rows, CounterRNG(keys), report)
+    paths = Speculation(Recordable(), Affine(), rows, CounterRNG(keys), report)
     last = paths.finish(np.arange(images), window)
     assert paths.done.min() == count + 1
 
@@ -224,7 +221,7 @@ def test_given_tokens_have_no_part_in_the_coupling():
     noise = torch.randn(6, 100, 2, 1, generator=g)
     report = Report("bitdance", "toy", {}, 0, 100, "cpu", memory={})
     rows = toy_rows(noise[0], noise, evaluations(6), 1.0)
-    paths = Speculation(Regional(), OfSecond(), rows, CounterRNG(torch.arange(100)), report)
+    paths = Speculation(Recordable(), OfSecond(), rows, CounterRNG(torch.arange(100)), report)
     assert [paths.done.min() for _ in paths.windows(np.arange(100), 4)] == [4, 7]
     assert report.counts["accepted_steps"] == report.counts["drafted_steps"] == 600
 
@@ -269,16 +266,16 @@ def test_states_are_evaluated_as_many_at_once_as_fit_the_budget(monkeypatch):
         assert len(sizes) == parts.report.counts["head_calls"]
 
 
-def test_every_evaluation_of_the_head_is_of_the_region_that_may_be_compiled(monkeypatch):
+def test_every_evaluation_of_the_head_is_may_be_compiled(monkeypatch):
     """Else a report would say "speed: compile" of a head that ran plain."""
     calls = []
 
-    def region(self, function, part):
+    def compiled(self, function, part):
         if function is not Head.denoise:
             return function
         return lambda *args: calls.append(part) or function(*args)
 
-    monkeypatch.setattr(Regional, "region", region)
+    monkeypatch.setattr(Recordable, "compiled", compiled)
     assert run(replace(FEW, speculation=3)).report.counts["head_calls"] == calls.count("diffusion head") > 0
 
 

@@ -10,17 +10,18 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.mar import MARModel
+from fastar_nodes.networks.mar import MARModel
 from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.network import FullTransformer, Transformer
 from fastar_nodes.samplers.mar.settings import CSpDSettings, MARSettings
-from fastar_nodes.samplers.mar.transformer import FullTransformer, Transformer
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import knobs
+from stepping import stepped
 from tiny_hybrids import tiny_hybrid
 from tiny_models import tiny_mar, toy_mar
 from toy_models import ManyImages
@@ -223,7 +224,7 @@ def test_drafts_are_forgotten_when_they_were_wrong(model, other):
 
 def test_drafts_are_on_the_canvas(model):
     settings = CSpDSettings(**FEW, mode=L, draft_length=3, prefill_ratio=0.0)
-    steps = list(cspd(model, LABELS, settings, NOISE, draft=model))
+    steps, _ = stepped(cspd(model, LABELS, settings, NOISE, draft=model))
     shown = [int(step.decided[0].sum()) for step in steps]
     ends = mar_canvas("mar", model, LABELS, MARSettings(**FEW), NOISE, None).order.ends
     assert shown == [ends[0], *[ends[3]] * 3, *[16] * 2]

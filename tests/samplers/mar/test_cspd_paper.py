@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 import torch
 from cspd_reference import Reference
-from fastar_nodes.model_loaders.networks.mar import MARModel
+from fastar_nodes.networks.mar import MARModel
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.mar.canvas import Tokens
 from fastar_nodes.samplers.mar.cspd import cspd
-from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.rejection import (
+from fastar_nodes.samplers.mar.cspd.densities import (
     AS_PRINTED,
     LastStep,
     RejectionDraws,
@@ -26,8 +26,9 @@ from fastar_nodes.samplers.mar.rejection import (
     keep_probability,
     log_ratio,
 )
+from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.network import FullTransformer, Transformer
 from fastar_nodes.samplers.mar.settings import CSpDSettings, MARSettings
-from fastar_nodes.samplers.mar.transformer import FullTransformer, Transformer
 from fastar_nodes.samplers.noise import PairedNoise
 from tiny_models import tiny_mar
 from torch import Tensor
@@ -120,7 +121,7 @@ def test_the_comparison_would_see_another_rule(model, monkeypatch):
     for case, rule in (("Sigma above 1", Rule(-1, 1.0)), ("Sigma below 1", Rule(-1, 1.0)), ("near", Rule(1, 3.0))):
         right = outcome(case)
         with monkeypatch.context() as patch:
-            patch.setattr("fastar_nodes.samplers.mar.cspd_paper.AS_PRINTED", rule)
+            patch.setattr("fastar_nodes.samplers.mar.cspd.paper.AS_PRINTED", rule)
             assert not np.array_equal(outcome(case), right), case
 
 
@@ -195,7 +196,7 @@ def judged(rest: float, rule: Rule = AS_PRINTED, seed: int = 3) -> tuple[Tensor,
     keys = torch.randint(-(2**62), 2**62, (1, DRAWS), generator=g)
     position = torch.arange(DRAWS)
     q, p = (LastStep(*(part.expand(DRAWS, 1) for part in side)) for side in (q, p))
-    found = accept_or_redraw(drafts, q, p, rule, RejectionDraws(keys), torch.zeros_like(position), position)
+    found = accept_or_redraw(drafts, q, p, rule, RejectionDraws(keys), Tokens(torch.zeros_like(position), position))
     assert bool(found.found.all())
     return found.tokens[:, 0].double(), float(found.accepted.double().mean())
 

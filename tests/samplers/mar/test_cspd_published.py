@@ -8,11 +8,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED, Report
+from fastar_nodes.reports.record import ACCEPTED, REJECTED, Report
 from fastar_nodes.samplers.coupling import Gaussian
-from fastar_nodes.samplers.mar.cspd_published import published_rule
-from fastar_nodes.samplers.mar.drafting import record_outcome
-from fastar_nodes.samplers.mar.rejection import (
+from fastar_nodes.samplers.mar.canvas import Tokens
+from fastar_nodes.samplers.mar.cspd.densities import (
     TRIES,
     LastStep,
     Rule,
@@ -21,6 +20,8 @@ from fastar_nodes.samplers.mar.rejection import (
     last_step,
     log_ratio,
 )
+from fastar_nodes.samplers.mar.cspd.draft import outcome_of
+from fastar_nodes.samplers.mar.cspd.published import published_rule
 from fastar_nodes.samplers.mar.settings import CSpDSettings
 
 
@@ -64,13 +65,13 @@ class Draws:
     def __init__(self, kept: list[int]):
         self.kept, self.asked = torch.tensor(kept), list[tuple[int, int, int]]()
 
-    def guess(self, image, position):
-        return torch.full((len(image),), 0.5)
+    def guess(self, tokens):
+        return torch.full((len(tokens),), 0.5)
 
-    def again(self, image, position, first, count, channels):
-        self.asked.append((len(image), first, count))
+    def again(self, tokens, first, count, channels):
+        self.asked.append((len(tokens), first, count))
         number = torch.arange(first, first + count)
-        normals = torch.where(number == self.kept[position, None], 0.25 * position[:, None], -2.0)
+        normals = torch.where(number == self.kept[tokens.position, None], 0.25 * tokens.position[:, None], -2.0)
         return normals[..., None], torch.full(normals.shape, 0.5)
 
 
@@ -81,7 +82,7 @@ def test_drafts_and_redraws():
     drafts = torch.tensor([2.0, 0, 0, 0, 0, 0, 0])[:, None]
     rows = torch.arange(7)
     q, p = last(0.0, 1.0, tokens=7), last(3.0, 1.0, tokens=7)
-    judged = accept_or_redraw(drafts, q, p, published(1.0), draws, torch.zeros_like(rows), rows)
+    judged = accept_or_redraw(drafts, q, p, published(1.0), draws, Tokens(torch.zeros_like(rows), rows))
     assert judged.accepted.tolist() == [True, False, False, False, False, False, False]
     assert judged.tokens[:, 0].tolist() == [2.0, 3.25, 3.5, 3.75, 4.0, 4.25, 0.0]
     assert judged.redraws.tolist() == [0, 1, 10, 11, 58, TRIES, TRIES]
@@ -103,14 +104,11 @@ def test_how_many_steps_are_the_targets_alone(steps, ratio, alone):
 
 
 def test_what_is_recorded_of_a_verification():
-    """Of two images with three drafts each, at positions of their own; one image has to go back."""
+    """Of two images with three drafts each; one image has to go back."""
     report = Report("cspd", "tiny", {}, 0, 2, "cpu")
-    outcome = torch.full((2, 4), PLAIN, dtype=torch.uint8)
-    positions = torch.tensor([[3, 0, 1], [2, 1, 0]])
+    canvas = SimpleNamespace(report=report, device=torch.device("cpu"))
     accepted = torch.tensor([[True, False, False], [True, True, True]])
-    canvas = SimpleNamespace(report=report, outcome=outcome, device=outcome.device)
-    assert record_outcome(canvas, positions, accepted) is False
-    assert outcome.tolist() == [[REJECTED, REJECTED, PLAIN, ACCEPTED], [ACCEPTED, ACCEPTED, ACCEPTED, PLAIN]]
+    outcome = outcome_of(canvas, accepted)
+    assert outcome.tolist() == [[ACCEPTED, REJECTED, REJECTED], [ACCEPTED, ACCEPTED, ACCEPTED]]
+    assert outcome.dtype == torch.uint8
     assert report.counts == {"accepted": 4, "rejected": 2, "restarts": 1}
-    canvas.outcome = outcome[1:]
-    assert record_outcome(canvas, positions[1:], accepted[1:]) is True

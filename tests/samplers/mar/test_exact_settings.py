@@ -6,11 +6,11 @@ from functools import cache, partial
 
 import pytest
 import torch
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.registry import SAMPLERS
 from tiny_hybrids import tiny_hybrid
 from tiny_models import tiny_mar
 

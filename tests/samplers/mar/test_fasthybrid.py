@@ -11,8 +11,8 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.fasthybrid import fasthybrid, guidance_weights
 from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.network import FullTransformer
 from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARSettings
-from fastar_nodes.samplers.mar.transformer import FullTransformer
 from fastar_nodes.samplers.noise import PairedNoise
 from mar_reference import cosine_tables, reference
 from tiny_models import tiny_mar

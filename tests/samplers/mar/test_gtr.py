@@ -6,7 +6,8 @@ import math
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.samplers.batches import warm_up
+from fastar_nodes.runs.batches import warm_up
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
@@ -15,7 +16,6 @@ from fastar_nodes.samplers.mar.mar import check
 from fastar_nodes.samplers.mar.schedule import checkerboard, staged_after
 from fastar_nodes.samplers.mar.settings import GtRSettings
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.registry import SAMPLERS
 from hypothesis import given
 from hypothesis import strategies as st
 from mar_reference import diffuse, full_z

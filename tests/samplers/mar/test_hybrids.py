@@ -5,8 +5,9 @@ from dataclasses import replace
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.hybrid import UNCONDITIONAL, PromptBatch
-from fastar_nodes.model_loaders.networks.speed import Regional
+from fastar_nodes.networks.hybrid import UNCONDITIONAL, PromptBatch
+from fastar_nodes.networks.speed import Recordable
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
@@ -14,7 +15,6 @@ from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.registry import SAMPLERS
 from tiny_hybrids import TURN, tiny_hybrid
 from tiny_models import tiny_mar
 
@@ -61,7 +61,7 @@ def test_the_prompt_and_the_unconditional_text_matter(hybrid, plain):
 def test_a_compiled_hybrid_names_its_language_model_which_runs_plain(hybrid, monkeypatch):
     assert "plain" not in sampled(hybrid).report.note
     monkeypatch.setattr(hybrid.net, "speed", "compile")
-    monkeypatch.setattr(Regional, "region", lambda self, function, part: function)
+    monkeypatch.setattr(Recordable, "compiled", lambda self, function, part: function)
     assert sampled(hybrid).report.note.endswith("speed: compile, but plain: language model")
 
 

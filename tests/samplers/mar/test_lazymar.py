@@ -11,20 +11,18 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.speed import Regional
+from fastar_nodes.networks.speed import Recordable
 from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers import chain
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar import row_choice
-from fastar_nodes.samplers.mar.cached_head import CachedHeads, evaluate_from_kept, evaluate_full
 from fastar_nodes.samplers.mar.canvas import mar_canvas
-from fastar_nodes.samplers.mar.fasthybrid import pulled
-from fastar_nodes.samplers.mar.heads import Heads
-from fastar_nodes.samplers.mar.lazymar import LazyTransformer, lazymar
+from fastar_nodes.samplers.mar.lazy import LazyTransformer, lazymar, plan
+from fastar_nodes.samplers.mar.lazy.head import CachedHeads, evaluate_from_kept, evaluate_full
+from fastar_nodes.samplers.mar.lazy.plan import chosen_block, computed_ratios, spare_rows, usual_block
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.refresh import chosen_block, computed_ratios, spare_rows, usual_block
+from fastar_nodes.samplers.mar.network import Heads
 from fastar_nodes.samplers.mar.settings import CacheSettings, LazyMARSettings, MARBase, MARSettings
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
@@ -60,19 +58,27 @@ class Watched(LazyTransformer):
     def __init__(self, canvas, settings):
         super().__init__(canvas, settings)
         self.refreshed, self.chosen = [], []
-        self.choice.rows = partial(self.choose, self.choice.rows)
+        self.plan.rows = partial(self.choice, self.plan.rows)
 
-    def new_cache(self, step):
+    def refresh(self, step):
         self.refreshed.append(step)
-        return super().new_cache(step)
+        return super().refresh(step)
 
-    def choose(self, rows, step, known, values, last, must):
-        keep = rows(step, known, values, last, must)
-        self.chosen.append((step, keep, must))
-        return keep
+    def choice(self, rows, step, known, must):
+        choose = rows(step, known, must)
+        if choose is None:
+            self.chosen.append((step, None, must))
+            return None
+
+        def written_down(values, last):
+            keep = choose(values, last)
+            self.chosen.append((step, keep, must))
+            return keep
+
+        return written_down
 
     @property
-    def kept(self):
+    def computed(self):
         return {step: keep for step, keep, _ in self.chosen if keep is not None}
 
 
@@ -86,7 +92,7 @@ def as_slow(model, changed, edit=None):
         return looks[-1]
 
     def slowly(canvas):  # a quarter of 5 blocks stand before the chosen one
-        looks.append(SlowLazy(canvas, changed, 1, spare=1, follow=looks[0].kept))
+        looks.append(SlowLazy(canvas, changed, 1, spare=1, follow=looks[0].computed))
         return looks[-1]
 
     got = finish(mar(model, LABELS, plain, NOISE, make_transformer=fast, edit=edit))
@@ -172,7 +178,7 @@ def unevenness(look):
     """Chi-squared, 17 degrees of freedom, of how often each of the 18 rows was computed where it need not be."""
     seen, expected, variance = torch.zeros(3, 18)
     for step, keep, must in look.chosen:
-        if step in look.kept:
+        if step in look.computed:
             free = torch.ones(len(must), 18).scatter(1, must, 0.0)
             share = (keep.shape[1] - must.shape[1]) / float(free[0].sum())
             seen += torch.zeros_like(free).scatter(1, keep, 1.0).mul(free).sum(0)
@@ -190,7 +196,7 @@ def test_random_rows_are_uniform():
 
 def test_random_rows_are_of_the_image_and_the_ar_step():
     """They depend on an image's seed and number, not on its batch, and differ from step to step."""
-    batch, pair = chosen_rows("random", (0, 1, 2, 3)).kept, chosen_rows("random", (3, 1)).kept
+    batch, pair = chosen_rows("random", (0, 1, 2, 3)).computed, chosen_rows("random", (3, 1)).computed
     assert pair.keys() == batch.keys()
     assert all(torch.equal(keep, batch[step][[3, 1]]) for step, keep in pair.items())
     lists = [tuple(keep[0, -2:].tolist()) for keep in batch.values()]
@@ -281,7 +287,7 @@ def test_any_calls_equal_the_slow_reference(deep, off, period, start, calls, rea
     changed = {**period, **STRETCHED, "selection": selection}
     base, calls = LazyMARSettings(steps=16, cfg=2.0, **changed, **dict.fromkeys(off, False)), sorted(calls)
     fast, got = drive(deep, partial(Watched, settings=base), base, calls, reach)
-    slowly = partial(SlowLazy, settings=base, block=block - 1, spare=1, follow=fast.kept)
+    slowly = partial(SlowLazy, settings=base, block=block - 1, spare=1, follow=fast.computed)
     slow, want = drive(deep, slowly, base, calls, reach)
     assert set(slow.refreshed) <= set(fast.refreshed)
     for a, b in zip(got, want, strict=True):
@@ -363,16 +369,16 @@ def test_nothing_is_read_before_it_was_written(deep, cache, cfg, steps, reach, e
 
 def test_rows_of_negative_similarity_cannot_push_out_what_must_be_computed(deep, monkeypatch):
     """The published code gives mandatory rows the score 0, which loses against negative cosines."""
-    monkeypatch.setattr(row_choice, "similarity", lambda values, last: torch.full(values.shape[::2][:2], -0.9))
+    monkeypatch.setattr(plan, "similarity", lambda values, last: torch.full(values.shape[::2][:2], -0.9))
     base = LazyMARSettings(**BASE, **QUICK)
 
     def sparing(canvas):
         look = Watched(canvas, base)
-        look.spare = 0
+        look.plan.spare = 0
         return look
 
     look, _ = drive(deep, sparing, base, range(10))
-    assert look.kept
+    assert look.computed
     for step, keep, must in look.chosen:
         # The wanted tokens, and those decided by the AR step before.
         expected = (look.canvas.order.ahead(step - 1, 2) + 3).repeat(len(must) // 2, 1)
@@ -398,9 +404,8 @@ def test_only_the_least_is_stored_and_none_of_it_is_a_view(deep):
     for cfg, cache, live in ((2.0, {}, 2), (1.0, {}, 2), (2.0, {"condition_cache": False}, 4)):
         base = LazyMARSettings(**{**BASE, "cfg": cfg, **QUICK}, block=2, **cache)
         look, _ = drive(deep, cached(base), base, range(6))
-        canvas, kept, c = look.canvas, look.cache, deep.net.config
-        tensors = [t for store in (*kept.encoder, *kept.decoder) for t in (store.keys, store.values)]
-        tensors += [t for t in (kept.decoder_input, kept.chosen_values, kept.residual) if t is not None]
+        canvas, kept, c = look.canvas, look.kept, deep.net.config
+        tensors = kept.tensors
         assert all(t.untyped_storage().nbytes() == t.numel() * t.element_size() and t.is_contiguous() for t in tensors)
         rows = c.buffer + c.tokens
         # Keys and values behind the chosen block, its values, the
@@ -461,7 +466,7 @@ def test_the_head_cache_equals_the_slow_reference(depth, steps, period, guided):
     noise = torch.randn(len(table), n, c.channels, generator=g)
     times = table.timestep_map.tolist()
     with torch.no_grad():
-        tokens = chain.Chains(z, scale, first, noise, table_of(model.net, table), 0.9)
+        tokens = chain.DiffusionBatch(z, scale, first, noise, table_of(model.net, table), 0.9)
         got, full = sampled(Period(period), model.net, tokens), sampled(Heads(), model.net, tokens)
         rows = [
             slow_head(model.net, list(z[:, i]), float(scale[i]), first[i], noise[:, i], times, period, 0.9)
@@ -474,17 +479,17 @@ def test_the_head_cache_equals_the_slow_reference(depth, steps, period, guided):
 
 @pytest.mark.parametrize("cfg", [1.0, 2.0])
 @pytest.mark.fast_cases("2.0")
-def test_every_step_of_a_cached_head_is_of_a_region_that_may_be_compiled(deep, monkeypatch, cfg):
+def test_every_step_of_a_cached_head_may_be_compiled(deep, monkeypatch, cfg):
     """Else a report would say "speed: compile" of a head that ran plain."""
     calls = []
     own = {evaluate_full: "full", evaluate_from_kept: "reused"}
 
-    def region(self, function, part):
+    def compiled(self, function, part):
         if function not in own:
             return function
         return lambda *args: calls.append(own[function]) or function(*args)
 
-    monkeypatch.setattr(Regional, "region", region)
+    monkeypatch.setattr(Recordable, "compiled", compiled)
     counts = lazy(deep, {**BASE, "diffusion_steps": 25, "cfg": cfg}).report.counts
     assert len(calls) == counts["head_calls"]
     # 25 steps are 24 up to t = 950; those with 23, 22, 20, 18, ... steps left are in full.
@@ -509,10 +514,10 @@ def test_drafts_pull_a_cached_head_too(model):
     z, (first, draft) = torch.randn(2, 2, 16, generator=g), torch.randn(2, 2, 4, generator=g)
     noise = torch.randn(len(table), 2, 4, generator=g)
     weights = torch.tensor([0.0] * (len(table) - 1) + [1.0])
-    pull = chain.Change(pulled, [(draft, weight) for weight in weights])
+    pull = chain.MeanAdjustment([(draft, weight) for weight in weights])
     with torch.no_grad():
         made = table_of(model.net, table)
-        tokens = chain.Chains(z, torch.full((2, 1), 2.0), first, noise, made, change=pull)
+        tokens = chain.DiffusionBatch(z, torch.full((2, 1), 2.0), first, noise, made, change=pull)
         out = sampled(Period(3), model.net, tokens)
         free = sampled(Period(3), model.net, dataclasses.replace(tokens, change=None))
     torch.testing.assert_close(out, draft, rtol=1e-4, atol=1e-4)
@@ -536,11 +541,11 @@ def test_rows_are_skipped_where_a_later_call_may(deep):
     """The token cache is kept if a call between this refresh and the next computes a share of the rows."""
     made = LazyMARSettings(**BASE, refresh_period=5, start_step=0, block=1)
     look, _ = drive(deep, cached(made), made, [0])
-    look.choice.share = [1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0]
+    look.plan.share = [1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0]
     wanted = {(0, 2): False, (0, 3): True, (2, 5): False, (3, 5): False, (4, 6): True, (5, 7): False}
     for (step, until), skipped in wanted.items():
-        look.next_refresh = [until] * len(look.next_refresh)
-        assert bool(look.new_cache(step).decoder) == skipped, (step, until)
+        look.plan.next_refresh = [until] * len(look.plan.next_refresh)
+        assert look.plan.prunes(step) == skipped, (step, until)
 
 
 def test_a_block_that_one_of_two_models_lacks_names_the_model():

@@ -9,10 +9,10 @@ from dataclasses import asdict, replace
 import pytest
 from fastar_nodes.bench.operations import counted
 from fastar_nodes.model_loaders.official import official
-from fastar_nodes.samplers import presets
+from fastar_nodes.runs import presets
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar.lazymar import lazymar
+from fastar_nodes.samplers.mar.lazy import lazymar
 from fastar_nodes.samplers.mar.settings import CacheSettings, LazyMARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from mar_flops import flops

@@ -6,13 +6,13 @@ import math
 
 import pytest
 import torch
-from fastar_nodes.model_loaders.networks.mar import MAR, MARConfig, MARModel
+from fastar_nodes.networks.mar import MAR, MARConfig, MARModel
 from fastar_nodes.samplers.annealing import annealed_steps
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar import heads
+from fastar_nodes.samplers.mar import network
 from fastar_nodes.samplers.mar.canvas import Order
-from fastar_nodes.samplers.mar.lazymar import lazymar
+from fastar_nodes.samplers.mar.lazy import lazymar
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.schedule import ORDERS, masked_after
 from fastar_nodes.samplers.mar.settings import LazyMARSettings, MARSettings
@@ -62,7 +62,7 @@ def test_modulations_of_as_many_steps_as_fit_the_budget_are_computed_at_once(mod
     monkeypatch.setattr(head, "modulations", lambda self, x: sizes.append(len(x)) or inner(self, x))
     found = []
     for budget in (4 * 64 * 8 * 16, 4 * 64 * 8 * 16 - 1, 1):
-        monkeypatch.setattr(heads, "BUDGET", budget)
+        monkeypatch.setattr(network, "BUDGET", budget)
         found.append(run(model, steps=1).latents)
     torch.testing.assert_close(torch.stack(found[1:]), found[0].expand(2, -1, -1, -1, -1), rtol=1e-5, atol=1e-5)
     assert sizes == [4, 4, 1, 3, 3, 3, *[1] * 9]

@@ -2,29 +2,22 @@
 
 import pytest
 import torch
-from fastar_nodes.model_loaders.networks.autoencoder import KLAutoencoder, KLConfig
-from fastar_nodes.model_loaders.networks.hybrid import (
-    UNCONDITIONAL,
-    Hybrid,
-    HybridConfig,
-    HybridModel,
-    PromptBatch,
-    PromptCache,
-)
-from fastar_nodes.model_loaders.networks.llama import LlamaConfig, qwen_config
-from fastar_nodes.model_loaders.networks.mar import MARConfig
+from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
+from fastar_nodes.networks.hybrid import UNCONDITIONAL, Hybrid, HybridConfig, HybridModel, PromptBatch, PromptCache
+from fastar_nodes.networks.llama import LlamaConfig, qwen_config
+from fastar_nodes.networks.mar import MARConfig
 from fastar_nodes.reports.record import to_text
-from fastar_nodes.samplers import memory
-from fastar_nodes.samplers.batches import with_estimate
+from fastar_nodes.runs import memory
+from fastar_nodes.runs.batches import with_estimate
+from fastar_nodes.runs.memory.mar import estimate, feature_bytes
+from fastar_nodes.runs.registry import family_of
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.cspd import cspd
-from fastar_nodes.samplers.mar.lazymar import lazymar
+from fastar_nodes.samplers.mar.lazy import lazymar
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.memory import estimate, feature_bytes
 from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, LazyMARSettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise, noise_bytes
-from fastar_nodes.samplers.registry import family_of
 from live_bytes import counted
 from tiny_hybrids import TURN, characters, tiny_hybrid
 

@@ -11,15 +11,15 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.networks.mar import DiffusionHead
-from fastar_nodes.model_loaders.networks.speed import Regional
+from fastar_nodes.networks.mar import DiffusionHead
+from fastar_nodes.networks.speed import Recordable
 from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers import chain
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.coupling import Gaussian
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar import heads
-from fastar_nodes.samplers.mar.lazymar import LazyTransformer
+from fastar_nodes.samplers.mar import network
+from fastar_nodes.samplers.mar.lazy import LazyTransformer
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
 from fastar_nodes.samplers.mar.tables import tables
@@ -85,7 +85,7 @@ def test_states_are_evaluated_as_many_at_once_as_fit_the_budget(model, monkeypat
     whole = run(model, **short)
     for budget, states in ((2 * 2 * 8 * 16, 2), (2 * 2 * 8 * 16 - 1, 1), (1, 1)):
         sizes.clear()
-        monkeypatch.setattr(heads, "BUDGET", budget)
+        monkeypatch.setattr(network, "BUDGET", budget)
         parts = run(model, **short)
         torch.testing.assert_close(parts.latents, whole.latents, rtol=1e-4, atol=1e-3)
         assert max(sizes) == states and 2 * sum(sizes) == whole.report.counts["head_rows"]
@@ -95,7 +95,7 @@ def test_states_are_evaluated_as_many_at_once_as_fit_the_budget(model, monkeypat
 class Narrow:
     """A head that predicts zeros and, at every state, a std of e^-0.0001."""
 
-    def at(self, row, k, x):
+    def at_states(self, row, k, x):
         return torch.cat([torch.zeros_like(x), torch.full_like(x, -1e-4)], 1)[None]
 
 
@@ -106,10 +106,12 @@ def test_redraws_go_on_until_one_is_kept():
     replaces a draft lies there.
     """
     rows = 20_000
-    noisy = chain.DiffusionStep(data_x=0.0, data_out=1.0, of_x=0.0, of_data=1.0, middle=0.0, slope=1.0)
+    noisy = chain.DiffusionStep(
+        data_x=0.0, data_out=1.0, x_coefficient=0.0, data_coefficient=1.0, middle=0.0, slope=1.0
+    )
     table = chain.step_table([noisy, noisy._replace(middle=-math.inf)], torch.zeros(2, 1))
     zeros = torch.zeros(rows, 1)
-    chains = chain.Chains(zeros[None], torch.ones(rows, 1), zeros, torch.zeros(2, rows, 1), table)
+    chains = chain.DiffusionBatch(zeros[None], torch.ones(rows, 1), zeros, torch.zeros(2, rows, 1), table)
     keys = torch.randint(-(2**62), 2**62, (rows,), generator=torch.Generator().manual_seed(0))
     report = Report("mar", "tiny", {}, None, 1, "cpu")
     paths = Speculation(tiny_mar().net, Narrow(), chains, CounterRNG(keys), report)
@@ -156,28 +158,28 @@ def test_modulations_that_fit_the_budget_are_kept(monkeypatch):
     modulations = DiffusionHead.modulations
     monkeypatch.setattr(DiffusionHead, "modulations", lambda self, e: made.append(e.shape) or modulations(self, e))
     table = chain.step_table(tables(5, 950).drawn, torch.zeros(5, 16))
-    rows = chain.Chains(torch.zeros(2, 3, 16), torch.ones(3, 1), torch.zeros(3, 4), torch.zeros(5, 3, 4), table)
+    rows = chain.DiffusionBatch(torch.zeros(2, 3, 16), torch.ones(3, 1), torch.zeros(3, 4), torch.zeros(5, 3, 4), table)
     index = torch.tensor([0, 2, 1]), torch.tensor([4, 0, 2])
     outs = []
     for budget, shapes in ((5 * 6 * width, [(5, 2, 3, 16)]), (5 * 6 * width - 1, [(2, 3, 16)] * 2)):
         made.clear()
         head = chain.Head(net, net.head, rows, Report("mar", "tiny", {}, None, 1, "cpu"), budget)
-        outs += [head.at(*index, torch.ones(3, 4)), head.at(*index, torch.ones(3, 4))]
+        outs += [head.at_states(*index, torch.ones(3, 4)), head.at_states(*index, torch.ones(3, 4))]
         assert made == shapes
     for out in outs[1:]:
         torch.testing.assert_close(out, outs[0])
 
 
-def test_every_evaluation_of_the_head_is_of_the_region_that_may_be_compiled(model, monkeypatch):
+def test_every_evaluation_of_the_head_may_be_compiled(model, monkeypatch):
     """Else a report would say "speed: compile" of a head that ran plain."""
     calls: list[int] = []
 
-    def region(self, function, part):
+    def compiled(self, function, part):
         if function is not DiffusionHead.denoise:
             return function
         return lambda *args: calls.append(1) or function(*args)
 
-    monkeypatch.setattr(Regional, "region", region)
+    monkeypatch.setattr(Recordable, "compiled", compiled)
     for length in (1, 3):
         calls.clear()
         assert run(model, speculation=length).report.counts["head_calls"] == len(calls) > 0

@@ -7,12 +7,12 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.janus import load_janus_head
-from fastar_nodes.model_loaders.networks import speed
-from fastar_nodes.model_loaders.networks.janus import WordHead
-from fastar_nodes.model_loaders.networks.llama import attend
 from fastar_nodes.model_loaders.squares import squared
+from fastar_nodes.networks import speed
+from fastar_nodes.networks.janus import WordHead
+from fastar_nodes.networks.llama import attend
+from fastar_nodes.runs.answers import AnswerSettings, answer, answer_bytes, expect_reader
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.tokens.answers import AnswerSettings, answer, answer_bytes, expect_reader
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.settings import TokenSettings
 from janus_images import FOLDER, picture, tiny_editor, tiny_reader

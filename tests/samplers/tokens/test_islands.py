@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 import torch
-from fastar_nodes.model_loaders.networks.autoencoder import Codebook
-from fastar_nodes.samplers.tokens import islands as geometry
+from fastar_nodes.networks.autoencoder import Codebook
+from fastar_nodes.samplers.tokens.mulosd import islands as geometry
+from fastar_nodes.samplers.tokens.mulosd import judge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
@@ -102,7 +103,7 @@ def vectors(count: int, seed: int = 0) -> torch.Tensor:
 def test_neighbours_are_the_nearest(count, data):
     k = data.draw(st.integers(0, count - 1))
     codes = vectors(count, data.draw(st.integers(0, 99)))
-    table = geometry.neighbours(codes, k)
+    table = judge.neighbours(codes, k)
     assert table.dtype == torch.int32 and table.shape == (count, k + 1)
     distance = torch.cdist(codes.double(), codes.double())
     assert table[:, 0].tolist() == list(range(count))
@@ -114,21 +115,21 @@ def test_neighbours_are_the_nearest(count, data):
 def test_a_code_held_twice_is_its_own_first():
     codes = vectors(6)
     codes[4] = codes[1]
-    table = geometry.neighbours(codes, 1)
+    table = judge.neighbours(codes, 1)
     assert table[1].tolist() == [1, 4] and table[4].tolist() == [4, 1]
 
 
 def test_the_table_of_a_codebook_is_of_its_unit_vectors_and_follows_its_weights():
     book = Codebook(9, 4)
     book.requires_grad_(False)
-    first = geometry.codebook_neighbours(book, 3, torch.device("cpu"))
-    assert torch.equal(first, geometry.neighbours(book.unit(), 3))
-    assert geometry.codebook_neighbours(book, 3, torch.device("cpu")) is first
+    first = judge.codebook_neighbours(book, 3, torch.device("cpu"))
+    assert torch.equal(first, judge.neighbours(book.unit(), 3))
+    assert judge.codebook_neighbours(book, 3, torch.device("cpu")) is first
     book.embedding.weight.mul_(torch.rand(9, 1) + 0.5)  # lengths do not matter
-    assert torch.equal(geometry.codebook_neighbours(book, 3, torch.device("cpu")), first)
+    assert torch.equal(judge.codebook_neighbours(book, 3, torch.device("cpu")), first)
     book.embedding.weight.copy_(book.embedding.weight.flip(0) ** 3)
-    assert not torch.equal(geometry.codebook_neighbours(book, 3, torch.device("cpu")), first)
-    assert geometry.codebook_neighbours(book, 2, torch.device("cpu")).shape == (9, 3)
+    assert not torch.equal(judge.codebook_neighbours(book, 3, torch.device("cpu")), first)
+    assert judge.codebook_neighbours(book, 2, torch.device("cpu")).shape == (9, 3)
 
 
 def test_neighbours_of_a_codebook_that_was_loaded_in_inference_mode():
@@ -136,31 +137,31 @@ def test_neighbours_of_a_codebook_that_was_loaded_in_inference_mode():
     with torch.inference_mode():
         torch.manual_seed(0)
         book = Codebook(9, 4)
-        first = geometry.codebook_neighbours(book, 3, torch.device("cpu"))
-        assert geometry.codebook_neighbours(book, 3, torch.device("cpu")) is first
-    assert torch.equal(first, geometry.neighbours(book.unit(), 3))
+        first = judge.codebook_neighbours(book, 3, torch.device("cpu"))
+        assert judge.codebook_neighbours(book, 3, torch.device("cpu")) is first
+    assert torch.equal(first, judge.neighbours(book.unit(), 3))
 
 
 def test_pooling_adds_the_neighbours_probabilities():
-    table = geometry.neighbours(vectors(7), 2)
+    table = judge.neighbours(vectors(7), 2)
     p = torch.rand(2, 5, 7).softmax(-1)
     codes = torch.randint(7, (2, 5))
-    pool = geometry.pooled(p, codes, table)
+    pool = judge.pooled(p, codes, table)
     for i in range(2):
         for j in range(5):
             assert float(pool[i, j]) == pytest.approx(float(p[i, j, table[codes[i, j]].long()].sum()), abs=1e-6)
-    alone = geometry.neighbours(vectors(7), 0)
-    assert torch.equal(geometry.pooled(p, codes, alone), p.gather(-1, codes[..., None])[..., 0])
+    alone = judge.neighbours(vectors(7), 0)
+    assert torch.equal(judge.pooled(p, codes, alone), p.gather(-1, codes[..., None])[..., 0])
 
 
 @settings(max_examples=60)
 @given(st.integers(1, 3), st.integers(1, 20), st.floats(0, 1))
 def test_a_target_rate_is_met_by_every_image_alone(images, count, rate):
     pool = torch.rand(images, count)
-    down = geometry.all_but_share(pool, rate)
+    down = judge.all_but_share(pool, rate)
     assert ((~down).sum(1) == round(rate * count)).all()
     for i in range(images):
-        assert torch.equal(geometry.all_but_share(pool[i : i + 1], rate)[0], down[i])
+        assert torch.equal(judge.all_but_share(pool[i : i + 1], rate)[0], down[i])
         assert not down[i].any() or down[i].all() or pool[i][down[i]].max() <= pool[i][~down[i]].min() + 1e-4
 
 
@@ -169,14 +170,14 @@ def test_of_tied_probabilities_those_of_the_likeliest_tokens_are_kept():
     pool = torch.tensor([[1.0, 0.2, 1 - 1e-6, 1 + 1e-6, 1.0]])
     own = torch.tensor([[0.1, 0.9, 0.4, 0.0, 0.1]])
     for share, kept in ((0.2, [2]), (0.4, [0, 2]), (0.6, [0, 2, 4]), (0.8, [0, 2, 3, 4]), (1.0, [0, 1, 2, 3, 4])):
-        down = geometry.all_but_share(pool, share, own)[0]
+        down = judge.all_but_share(pool, share, own)[0]
         assert torch.nonzero(~down).flatten().tolist() == kept
-    assert geometry.all_but_share(torch.tensor([[0.5, 0.2, 0.5, 0.5]]), 0.5).tolist() == [[False, True, False, True]]
+    assert judge.all_but_share(torch.tensor([[0.5, 0.2, 0.5, 0.5]]), 0.5).tolist() == [[False, True, False, True]]
 
 
 def test_equal_probabilities_are_kept_in_raster_order():
     pool = torch.full((2, 100), 0.25)
-    down = geometry.all_but_share(pool, 0.6)
+    down = judge.all_but_share(pool, 0.6)
     assert torch.equal(down, (torch.arange(100) >= 60).expand(2, -1))
     pool[:, 70] = 0.5
-    assert not geometry.all_but_share(pool, 0.01)[:, 70].any() and geometry.all_but_share(pool, 0.01).sum() == 198
+    assert not judge.all_but_share(pool, 0.01)[:, 70].any() and judge.all_but_share(pool, 0.01).sum() == 198

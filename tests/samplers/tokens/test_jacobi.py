@@ -20,7 +20,7 @@ from fastar_nodes.samplers.tokens.canvas import token_canvas
 from fastar_nodes.samplers.tokens.draws import PairedDraws, draw
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.looks import ScheduleLook
-from fastar_nodes.samplers.tokens.mulosd_state import draft_schedule
+from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
 from fastar_nodes.samplers.tokens.sampling import TokenDraw, guided_passes
 from fastar_nodes.samplers.tokens.schedule import raster
@@ -31,7 +31,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from qwen_reference import tiny_tar
 from test_token_contract import FEW
-from tokens_reference import condition_of, masks, pick, tiny_gpt, visible
+from tokens_reference import condition_of, decided_at, masks, pick, tiny_gpt, visible
 
 
 def exact(model):
@@ -217,9 +217,9 @@ def test_the_table_lists_every_row_and_cell(name):
         cells = slice(table.cell_start[k], table.cell_start[k + 1])
         assert table.cells[cells].tolist() == list(p.cells) and (table.cell_pass[cells] == k).all()
         assert (table.cell_row[cells] - table.row_start[k]).tolist() == list(p.predicted_by)
-        assert (table.decided_at[list(p.cells)] == k).all()
+        assert (decided_at(schedule)[list(p.cells)] == k).all()
         assert len({*p.predicted_by}) == len(p.cells), "every cell has a row of its own"
-    assert not any(seen[:, -1].any() for seen in seen_ahead) and (table.decided_at[:known] == -1).all()
+    assert not any(seen[:, -1].any() for seen in seen_ahead) and (decided_at(schedule)[:known] == -1).all()
 
 
 def test_a_report_counts_what_a_plain_iteration_draws():

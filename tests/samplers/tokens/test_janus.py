@@ -5,14 +5,14 @@ from typing import Any
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.janus import JanusModel
-from fastar_nodes.model_loaders.networks.llama import cache_bytes
+from fastar_nodes.networks.janus import JanusModel
+from fastar_nodes.networks.llama import cache_bytes
+from fastar_nodes.runs.memory import tokens as memory
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.registry import SAMPLERS
-from fastar_nodes.samplers.tokens import memory
 from fastar_nodes.samplers.tokens.draws import PairedDraws
-from fastar_nodes.samplers.tokens.mulosd_checks import check_pair
+from fastar_nodes.samplers.tokens.mulosd import check_pair
 from janus_files import tiny_janus
 
 PROMPTS = ("a red apple on a white table", "cat", "", "zw\u00f6lf Boxk\u00e4mpfer", "the moon at night")

@@ -5,14 +5,14 @@ from dataclasses import replace
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.networks.janus import Janus
-from fastar_nodes.model_loaders.networks.llama import cache_bytes
 from fastar_nodes.model_loaders.official import official_janus
+from fastar_nodes.networks.janus import Janus
+from fastar_nodes.networks.llama import cache_bytes
+from fastar_nodes.runs.memory import tokens as memory
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import ImagePromptCondition
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.registry import SAMPLERS
-from fastar_nodes.samplers.tokens import memory
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from janus_images import PROMPTS, edits_of, picture, tiny_editor
 from tokens_reference import tiny_gpt

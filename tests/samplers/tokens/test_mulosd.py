@@ -12,12 +12,15 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.reports.maps import token_map
 from fastar_nodes.reports.record import ACCEPTED, EXPANDED, REJECTED, Clock
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.tokens import islands as geometry
-from fastar_nodes.samplers.tokens import mulosd as module
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
+from fastar_nodes.samplers.tokens.mulosd import islands as geometry
+from fastar_nodes.samplers.tokens.mulosd import judge as judging
 from fastar_nodes.samplers.tokens.mulosd import mulosd
-from fastar_nodes.samplers.tokens.mulosd_state import draft_schedule
+from fastar_nodes.samplers.tokens.mulosd.blocks import blocks_of, draft_schedule, enlarge, reduce
+from fastar_nodes.samplers.tokens.mulosd.judge import Judge
+from fastar_nodes.samplers.tokens.mulosd.upsampling import UpSampling
+from fastar_nodes.samplers.tokens.prepare import PreparedCondition
 from fastar_nodes.samplers.tokens.sampling import TokenDraw
 from fastar_nodes.samplers.tokens.settings import (
     ONE_BY_ONE,
@@ -27,7 +30,6 @@ from fastar_nodes.samplers.tokens.settings import (
     ZipARSettings,
     neighbours_of,
 )
-from fastar_nodes.samplers.tokens.upsampling import UpSampling
 from fastar_nodes.samplers.tokens.zipar import windowed, zipar
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -63,8 +65,8 @@ class DraftDraws(PairedDraws):
     def __len__(self):
         return len(self.draws)
 
-    def gumbel(self, stream, cells, values):
-        return self.draws.gumbel("draft", cells, values)
+    def stream(self, name, values, device):
+        return self.draws.stream("draft", values, device)
 
 
 # One kind of condition in every run of the tests, all of them in `make test-all`.
@@ -117,7 +119,7 @@ def plain_repair(model, condition, chosen, draws, drafts, above=None) -> tuple[t
     net, grid = model.net, model.grid
     above = drafts[:, :0] if above is None else above
     first, last = above.shape[1], above.shape[1] + drafts.shape[1]
-    table = geometry.neighbours(VQ.net.quantize.unit(), neighbours_of(chosen, CODES))
+    table = judging.neighbours(VQ.net.quantize.unit(), neighbours_of(chosen, CODES))
     gumbel = draws.gumbel("token", torch.arange(model.tokens), CODES)
     out, rejections, lengths = [], [], []
     for image in range(len(condition)):
@@ -298,18 +300,18 @@ def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
     """Whatever the waves left behind, the next block is judged as an uncached pass over what is committed would
     judge it.
     """
-    judged, judge_drafts = [], module.judge_drafts
+    judged, judge_drafts = [], Judge.judge
 
-    def watched(target, s, hidden, first, neighbours):
-        canvas = target.canvas
+    def watched(self, hidden, first):
+        canvas = self.canvas
         logits, what, last = canvas.model.net.logits(hidden), condition_of(kind), first + hidden.shape[1]
         for image in range(3):
             want = uncached(canvas, what, image, canvas.values[image, : last - 1])[:, first:]
             assert torch.allclose(logits[[image, image + 3]], want, atol=1e-4)
         judged.append((first, last))
-        return judge_drafts(target, s, hidden, first, neighbours)
+        return judge_drafts(self, hidden, first)
 
-    monkeypatch.setattr(module, "judge_drafts", watched)
+    monkeypatch.setattr(Judge, "judge", watched)
     run(kind, draft_rows=rows)
     step = (rows or 3) * 2 * GRID
     assert judged == [(a, min(a + step, GRID * GRID)) for a in range(0, GRID * GRID, step)]
@@ -320,9 +322,9 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
     """In raster order every draft token is drawn from an uncached pass over the draft's own rows, the reduced ones
     among them.
     """
-    seen, guide = [], TokenDraw.logits
+    seen, sample = [], TokenDraw.tokens
 
-    def watched(self, hidden, guided):
+    def watched(self, hidden, *more):
         canvas = self.canvas
         if self.stream == "draft":
             cell, logits = int(canvas.decided[0].sum()), self.net.logits(hidden)
@@ -330,7 +332,7 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
                 want = uncached(canvas, condition_of(kind), image, canvas.values[image, :cell])[:, -1]
                 assert torch.allclose(logits[[image, image + 3], 0], want, atol=1e-4)
             seen.append(cell)
-        return guide(self, hidden, guided)
+        return sample(self, hidden, *more)
 
     reduced = []
 
@@ -340,7 +342,7 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
             reduced.append(out)
             return out
 
-    monkeypatch.setattr(TokenDraw, "logits", watched)
+    monkeypatch.setattr(TokenDraw, "tokens", watched)
     run(kind, draft_rows=1, draft_window=0, up=Watched(VQ))
     assert seen == list(range(9)) and [tuple(r.shape) for r in reduced] == [(3, 3, 3)] * 2
 
@@ -403,13 +405,13 @@ def test_the_share_to_accept_holds_for_the_blocks_so_far(rate, rows, kept):
     assert counts["accepted"] == 3 * kept and counts["rejected"] == 3 * (GRID**2 - kept)
 
 
-def judge(net, tokens, chosen) -> module.Reader:
+def judge(net, tokens, chosen, table) -> Judge:
     """A target of which only the logits are computed."""
     model = SimpleNamespace(net=net)
     canvas = SimpleNamespace(
         model=model, values=tokens, settings=chosen, noise=tokens, given=None, watch=lambda *norms: None
     )
-    return module.Reader(canvas, None, TokenDraw(canvas))
+    return Judge(canvas, PreparedCondition(tokens), table)
 
 
 def test_a_verification_by_hand():
@@ -441,7 +443,7 @@ def test_a_verification_by_hand():
         # ties the token of cell 9, which is the likelier one.
         (MuLoSDSettings(acceptance_target=0.3, **common), [[1, 1, 1, 0], [1, 1, 1, 0]]),
     ):
-        pool, down = module.judge_drafts(judge(Net, tokens, chosen), chosen, p, 6, table)
+        pool, down = judge(Net, tokens, chosen, table).judge(p, 6)
         torch.testing.assert_close(pool, pooled)
         assert down.tolist() == [[bool(x) for x in row] for row in wanted], chosen
 
@@ -464,15 +466,13 @@ def test_a_block_takes_its_own_rows_of_what_is_enlarged_and_reduced_by_hand():
     clock = Clock(torch.device("cpu"))
     target = SimpleNamespace(values=torch.arange(37)[None], grid=(6, 6), cells=36, clock=clock)
     draft = SimpleNamespace(values=torch.arange(10)[None], grid=(3, 3))
-    both = {"target": module.Reader(target, None, None), "draft": module.Reader(draft, None, None)}
-    state = SimpleNamespace(**both, ratio=2, up_sampler=Numbered())
-    _, middle, last = module.blocks_of(MuLoSDSettings(draft_rows=1), 3, 2)
+    _, middle, last = blocks_of(MuLoSDSettings(draft_rows=1), 3, 2)
 
-    module.enlarge(state, middle)
+    enlarge(middle, draft, target, Numbered())
     assert target.values[0].tolist() == [*range(12), *range(112, 124), *range(24, 37)]
-    module.reduce(state, middle)
+    reduce(middle, target, draft, Numbered())
     assert draft.values[0].tolist() == [0, 1, 2, 53, 54, 55, 6, 7, 8, 9]
-    module.reduce(state, last)
+    reduce(last, target, draft, Numbered())
     rows = [[*range(6)], [*range(6, 12)], [*range(112, 118)], *[[*range(118, 124)]] * 3]
     small = [[0, 1, 2], [3, 4, 5], [3, 4, 5]]
     assert seen == [([small], 2), ([rows], 2)], "nothing is left to draft behind the last block"
@@ -491,7 +491,7 @@ def test_guidance_of_a_verification_by_hand():
 
     chosen = MuLoSDSettings(cfg=2.0, top_k=0, top_p=1.0, cfg_interval=7)
     hidden = torch.cat([p, torch.full_like(p, 0.25)])
-    pool, _ = module.judge_drafts(judge(Net, tokens, chosen), chosen, hidden, 6, table)
+    pool, _ = judge(Net, tokens, chosen, table).judge(hidden, 6)
     torch.testing.assert_close(pool, torch.tensor([[0.02 / 0.52, 0.02 / 0.52, 0.1 / 0.36, 0.7]]))
 
 
@@ -499,7 +499,7 @@ def test_the_share_of_a_block_counts_the_tokens_before_it():
     pool = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]])
     for before, kept in ((0, 2), (1, 3), (2, 3), (3, 2), (5, 3)):
         # round(0.5 (before + 5)) - round(0.5 before), where halves are rounded to even numbers.
-        assert (~geometry.all_but_share(pool, 0.5, None, before)).sum() == kept, before
+        assert (~judging.all_but_share(pool, 0.5, None, before)).sum() == kept, before
 
 
 def test_tau_and_neighbours_move_acceptance_as_said():
@@ -660,7 +660,8 @@ def test_waves_feed_what_they_need_and_nothing_twice(data):
             drawn[image] += cells
     for image in range(images):
         assert sorted(drawn[image]) == (first + np.flatnonzero(wave[image] >= 0)).tolist()
-    assert geometry.wave_passes(np.full((2, 4), -1, np.int32), 0, 4) == []
+    (only,) = geometry.wave_passes(np.full((2, 4), -1, np.int32), 0, 4)
+    assert only.cells.shape == only.fed.shape == (2, 0), "the pass of the verification, which resamples nothing"
 
 
 class Pixels:
@@ -745,7 +746,7 @@ def test_reduction_averages_codes_that_share_an_area():
 @pytest.mark.parametrize(("room", "images", "parts"), [(1152, 4, [2, 2]), (1152, 5, [2, 2, 1]), (1, 3, [1, 1, 1])])
 def test_the_tokenizer_decodes_as_many_pictures_as_fit(monkeypatch, room, images, parts):
     """An image of 6 x 6 codes of 4 x 4 pixels, or one that is enlarged to it, takes 576 pixels."""
-    monkeypatch.setattr("fastar_nodes.samplers.tokens.upsampling._PIXELS", room)
+    monkeypatch.setattr("fastar_nodes.samplers.tokens.mulosd.upsampling._PIXELS", room)
     vq, sampling = pixels()
     down = sampling.down(torch.arange(images * 36).view(images, 6, 6) % 3, 2)
     up = sampling.up(torch.arange(images * 9).view(images, 3, 3) % 3, 2)
@@ -784,9 +785,9 @@ def test_a_draft_in_progress_is_shown_enlarged_behind_what_is_final():
     """
     shown = []
     for step in start(tau=0.6, draft_window=0, draft_rows=1, resample_window=MuLoSDSettings().resample_window):
+        codes = step.latents  # read now: the sampler continues
         if step.report.counts["draft_passes"] > len(shown):
             shown.append(step)
-    codes = step.latents
     assert len(shown) == 9
     for n, step in enumerate(shown):
         top, right = n // 3 * 2, n % 3 * 2 + 2
@@ -805,17 +806,23 @@ def test_logits_are_computed_in_pieces_of_the_cells_that_are_promised(monkeypatc
     whole = run(**settings)
     waves = whole.report.maps["waves"][whole.report.maps["islands"] > 0]
     assert np.bincount(waves).max() > 3 * 2, "a wave of an image has more than two cells"
-    seen, logits = [], TokenDraw.logits
+    seen = {"logits": [], "tokens": []}
 
-    def watched(self, hidden, guided):
-        if self.stream == "token":
-            seen.append(hidden.shape[1])
-        return logits(self, hidden, guided)
+    def watch(name):
+        function = getattr(TokenDraw, name)
 
-    monkeypatch.setattr(module, "_PIECE", 2 * 6 * CODES)
-    monkeypatch.setattr(TokenDraw, "logits", watched)
+        def watched(self, hidden, *more):
+            if self.stream == "token":
+                seen[name].append(hidden.shape[1])
+            return function(self, hidden, *more)
+
+        monkeypatch.setattr(TokenDraw, name, watched)
+
+    monkeypatch.setattr(judging, "_PIECE", 2 * 6 * CODES)
+    for name in seen:
+        watch(name)
     pieces = run(**settings)
-    assert max(seen) == 2 and torch.equal(pieces.latents, whole.latents)
+    assert [max(counts) for counts in seen.values()] == [2, 2] and torch.equal(pieces.latents, whole.latents)
     assert pieces.report.counts == whole.report.counts
 
 

@@ -7,21 +7,21 @@ import pytest
 import test_token_contract as contract
 import torch
 from fastar_nodes.errors import UserError
+from fastar_nodes.runs.memory.tokens import estimate
+from fastar_nodes.runs.registry import LLAMAGEN, SAMPLERS
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.registry import LLAMAGEN, SAMPLERS
 from fastar_nodes.samplers.tokens.cache_slots import table_of
 from fastar_nodes.samplers.tokens.defaults import published, resolve
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
-from fastar_nodes.samplers.tokens.memory import estimate
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par, par_schedule
 from fastar_nodes.samplers.tokens.schedule import raster
 from fastar_nodes.samplers.tokens.settings import ADJACENT, NON_LOCAL, LlamaGenSettings, PARSettings, ZipARSettings
 from fastar_nodes.samplers.tokens.zipar import windowed, zipar
 from test_token_contract import FEW, PLAIN
 from test_token_contract import TRAINED as PAR_MODEL
-from tokens_reference import condition_of, reference_codes, tiny_gpt
+from tokens_reference import condition_of, decided_at, reference_codes, tiny_gpt
 
 DRAWS = PairedDraws(5, (0, 1, 2))
 # Cases of the contract to the schedule that they and those with a longer name follow.
@@ -73,8 +73,8 @@ def test_equals_the_slow_reference_in_the_passes_of_its_schedule(case):
     assert report.counts["transformer_tokens"] == 3 * sum(h * r for h, r in zip(halves, rows, strict=True))
     assert report.counts["cache_bytes"] == 3 * halves[0] * c.depth * 2 * c.kv_heads * c.head_dim * slots * 4
     assert report.counts["cache_bytes"] < estimate(model, condition_of(c.condition), chosen)
-    decided_at = table_of(schedule).decided_at[:-1].reshape(4, 4)
-    assert np.array_equal(report.maps["step"], np.broadcast_to(decided_at, (3, 4, 4)))
+    by_cell = decided_at(schedule)[:-1].reshape(4, 4)
+    assert np.array_equal(report.maps["step"], np.broadcast_to(by_cell, (3, 4, 4)))
 
 
 def test_visible_unwritten_slots_change_the_tokens():

@@ -10,22 +10,12 @@ from functools import partial
 
 import pytest
 import test_token_contract as tokens
-from fastar_nodes.samplers.batches import begin
+from fastar_nodes.runs.batches import begin
+from fastar_nodes.runs.memory.tokens import estimate
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.registry import SAMPLERS
-from fastar_nodes.samplers.tokens.draws import PairedDraws
-from fastar_nodes.samplers.tokens.memory import estimate, estimate_prompt
-from fastar_nodes.samplers.tokens.settings import (
-    ADJACENT,
-    LlamaGenSettings,
-    MuLoSDSettings,
-    PARSettings,
-    TarPromptSettings,
-    ZipARSettings,
-)
-from fastar_nodes.samplers.tokens.tar import tar_prompt
-from fastar_nodes.samplers.tokens.upsampling import UpSampling
-from qwen_reference import tiny_tar
+from fastar_nodes.samplers.tokens.mulosd.upsampling import UpSampling
+from fastar_nodes.samplers.tokens.settings import ADJACENT, LlamaGenSettings, MuLoSDSettings, PARSettings, ZipARSettings
 from tiny_tokens import other_vocabulary
 from tokens_reference import condition_of, tiny_gpt
 
@@ -145,11 +135,3 @@ def test_a_report_of_mulosd_holds_both_models():
     memory = finish(begin(entry, target, settings, condition, 1, 0, range(3))).report.memory
     assert list(memory) == ["weights: transformer", "weights: draft transformer", "sampling"]
     assert memory["sampling"] == int(estimate(target, condition, settings, draft))
-
-
-def test_a_report_of_tars_language_model_holds_the_longest_prompt():
-    model, settings = tiny_tar(), TarPromptSettings(detail="81")
-    prompts = ["a cat", "a cat beside a large red boat"]
-    memory = finish(tar_prompt(model, prompts, settings, PairedDraws(1, range(2)))).report.memory
-    assert list(memory) == ["weights: language model", "sampling"]
-    assert memory["sampling"] == int(estimate_prompt(model, settings, prompts[1], 2))

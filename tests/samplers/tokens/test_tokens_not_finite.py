@@ -8,12 +8,12 @@ import pytest
 import test_token_contract as contract
 import torch
 from fastar_nodes.errors import UserError
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import CodeCondition, PromptCondition
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.registry import SAMPLERS
 from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.mulosd.upsampling import UpSampling
 from fastar_nodes.samplers.tokens.prepare import features_of
-from fastar_nodes.samplers.tokens.upsampling import UpSampling
 from janus_files import tiny_janus
 from stepping import stepped
 from tiny_tokens import VQ

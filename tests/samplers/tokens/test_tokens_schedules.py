@@ -5,13 +5,15 @@ import math
 import numpy as np
 import pytest
 import torch
-from fastar_nodes.samplers.tokens.cache_slots import DeviceTable, attention_mask, table_of
-from fastar_nodes.samplers.tokens.mulosd_state import draft_schedule
+from fastar_nodes.samplers.tokens.cache_slots import table_of
+from fastar_nodes.samplers.tokens.looks import DeviceTable, attention_mask
+from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
 from fastar_nodes.samplers.tokens.schedule import Pass, Schedule, _stand_in, raster
 from fastar_nodes.samplers.tokens.zipar import row_groups, windowed
 from hypothesis import given
 from hypothesis import strategies as st
+from tokens_reference import decided_at
 from tokens_reference import visible as visible_rows
 
 grids = st.integers(1, 10)
@@ -41,7 +43,7 @@ def test_every_cell_is_decided_once_and_the_picture_says_when(schedule):
     cells = [c for p in schedule.passes for c in p.cells]
     assert sorted(cells) == list(range(schedule.grid**2))
     for k, p in enumerate(schedule.passes):
-        assert all(table_of(schedule).decided_at[c] == k for c in p.cells)
+        assert all(decided_at(schedule)[c] == k for c in p.cells)
         assert len(p.predicted_by) == len(p.cells)
     prefill = schedule.passes[0]
     assert not any(prefill.predicted_by) and not prefill.fed, "the prefill predicts the first cells"
@@ -168,7 +170,7 @@ def test_a_stand_in_is_from_the_row_above_or_the_nearest_of_all():
 
 def test_known_cells_belong_to_no_pass():
     """One row of three is known; the first pass is empty."""
-    assert table_of(draft_schedule(3, 0, 1, 2, 0)).decided_at.tolist() == [-1, -1, -1, 1, 2, 3, 4, 5, 6, 7]
+    assert decided_at(draft_schedule(3, 0, 1, 2, 0)).tolist() == [-1, -1, -1, 1, 2, 3, 4, 5, 6, 7]
 
 
 @pytest.mark.parametrize("grid", [2, 5, 96])

@@ -1,0 +1,56 @@
+"""Prompts of language models as token ids: Qwen's chat template, and the checks of every prompt."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Container, Sequence
+
+from ..errors import UserError
+
+# Characters of a prompt, or of a list of labels. Encoding takes time and memory with their number, and cannot be
+# interrupted.
+MOST_TEXT = 20_000
+
+
+def expect_text(text: object, field: str = "text") -> None:
+    """Raise a UserError if a prompt is not a text, or has too many characters to be encoded."""
+    if not isinstance(text, str):
+        raise UserError(f"{field}: a prompt must be text, not {type(text).__name__}.")
+    if len(text) > MOST_TEXT:
+        raise UserError(f"{field}: it has {len(text)} characters; give at most {MOST_TEXT}.")
+
+
+def chat(turns: Sequence[str], encode: Callable[[str], list[int]], tokens: tuple[int, int]) -> list[int]:
+    """Token ids of turns, and of the beginning of the assistant's; ``tokens`` begin and end a turn."""
+    begin, end = tokens
+
+    ids: list[int] = []
+    for turn in turns:
+        ids += [begin, *encode(turn), end, *encode("\n")]
+
+    return [*ids, begin, *encode("assistant\n")]
+
+
+def without_special(ids: list[int], special: Sequence[Container[int]], name: str, field: str = "text") -> list[int]:
+    """The ids of a text for the model ``name``; a UserError if one of them is a special token."""
+    for reserved in special:
+        if any(i in reserved for i in ids):
+            raise UserError(f"{field}: it holds a special token of {name}; write it in another way.")
+
+    return ids
+
+
+def checked(ids: list[int], vocab: int, most: int, name: str, field: str = "text") -> list[int]:
+    """The ids of a prompt for the model ``name``, which are in its vocabulary of ``vocab`` and at most ``most``."""
+    wrong = [i for i in ids if not 0 <= i < vocab]
+    if wrong:
+        raise UserError(
+            f"{field}: the tokenizer gives token {wrong[0]}, and {name} has {vocab} tokens; use the tokenizer of the "
+            "model."
+        )
+    if len(ids) > most:
+        raise UserError(
+            f"{field}: the prompt takes {len(ids)} tokens with its template, and {name} reads {max(0, most)}; shorten "
+            "it."
+        )
+
+    return ids

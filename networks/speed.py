@@ -1,0 +1,233 @@
+"""How the repeated parts of a network run: as written, recorded as CUDA graphs, or compiled.
+
+- *plain*: as written.
+- *auto*: on a CUDA device functions are recorded (:mod:`.graphs`), with the results of *plain*; elsewhere as written.
+- *compile*: one function that runs many times (a transformer block, a diffusion step) is compiled by torch.compile and
+  reused for every block and step. Row counts and key lengths are symbolic, so that a run needs a few compilations, in
+  the seconds after its start. On a CUDA device what is compiled is recorded too. Results differ by rounding.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial, wraps
+from types import FunctionType
+from typing import Any, ParamSpec, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import UserError
+from . import graphs
+from .ops import FAST, Operations, without_cudnn_attention
+
+AUTO = "auto"
+PLAIN = "plain"
+COMPILE = "compile"
+SPEEDS = (AUTO, PLAIN, COMPILE)
+# PyTorch's compiler of the regions. Tests count compilations with one that needs no C++ compiler.
+BACKEND = "inductor"
+
+# Networks with fewer weights take one thread on a CPU: their products are so small that further threads mostly wait,
+# and wait long when other programs use the cores. The smallest official file, LlamaGen-B, has 111 million.
+FEW_WEIGHTS = 30_000_000
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def suited_threads(net: nn.Module) -> int | None:
+    """How many threads of PyTorch suit a network: one if it is a small network on a CPU, else None, for any number."""
+    first = next(net.parameters())
+    weights = sum(weight.numel() for weight in net.parameters())
+    return 1 if first.device.type == "cpu" and weights < FEW_WEIGHTS else None
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Run a block with ``count`` threads of PyTorch; None: with as many as there are."""
+    before = torch.get_num_threads()
+    if count in (None, before):
+        yield
+        return
+
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+class Recordable(nn.Module):
+    """A network of which some functions may be recorded or compiled."""
+
+    def __init__(self, operations: Operations = FAST) -> None:
+        super().__init__()
+        self.operations = operations  # of which it is built
+        self.speed = PLAIN  # one of SPEEDS, set by choose
+        self.records = False  # whether this run records functions
+        self.graphs = graphs.Graphs()
+        self._regions: dict[Any, Any] = {}
+        # Repeated parts that ran plain since the run began although the speed is another, in the order of their first
+        # calls; the values are not used.
+        self._ran_plain: dict[str, None] = {}
+
+    def begin_run(self) -> None:
+        """Choose whether the run that begins records functions, and forget what earlier ones noted for
+        :attr:`remark`.
+        """
+        self._ran_plain.clear()
+        self.records = False
+        if self.speed == PLAIN:
+            return
+
+        devices = {weight.device for weight in self.parameters()}
+        if any(graphs.available(device) for device in devices):
+            self.records = not self.operations.moves(self)
+            if self.records:
+                self.graphs.follow(self)
+            else:
+                self._ran_plain["launches (ComfyUI moves the weights)"] = None
+
+    @property
+    def remark(self) -> str:
+        """What the report of a run says about the speed at its end, or ""."""
+        if self._ran_plain:
+            return f"speed: {self.speed}, but plain: {', '.join(self._ran_plain)}"
+        return f"speed: {self.speed}" if self.records or self.speed == COMPILE else ""
+
+    def note_plain(self, part: str) -> None:
+        """Record for :attr:`remark` that a repeated ``part`` runs plain, whatever the speed."""
+        if self.speed == COMPILE or self.records:
+            self._ran_plain[part] = None
+
+    def launch(self, function: Callable[..., R], args: tuple[Any, ...]) -> R:
+        """``function(*args)`` in a run that records; see :meth:`.Graphs.call`."""
+        try:
+            out = cast(R, self.graphs.call(function, args))
+        except torch.OutOfMemoryError:
+            self.graphs.forget()  # the next run has their memory
+            raise
+
+        if self.graphs.problem:
+            self.note_plain(f"launches ({self.graphs.problem})")
+            self.records = False
+            self.graphs.forget()
+        return out
+
+    def laid_out(self, tensors: list[Tensor]) -> list[Tensor]:
+        """Tensors as recorded functions copy them fastest."""
+        return [tensor.contiguous() for tensor in tensors] if self.records else tensors
+
+    def compiled(self, function: Callable[P, R], part: str) -> Callable[P, R]:
+        """``function``, compiled if this network is and all its weights are on the device.
+
+        ``part``: what it computes, for :attr:`remark`.
+        """
+        if self.speed != COMPILE:
+            return function
+        if self.operations.offloaded(self):
+            self.note_plain(f"{part} (weights are in main memory)")
+            return function
+
+        if function not in self._regions:
+            self._regions[function] = _Compiled(function, partial(self.note_plain, part))
+
+        return cast(Callable[P, R], self._regions[function])
+
+    def _apply(self, *args: Any, **more: Any) -> Any:
+        self.graphs.forget()  # the weights move
+        return super()._apply(*args, **more)
+
+
+def recorded(function: Callable[..., R]) -> Callable[..., R]:
+    """Record what ``function(net, ...)`` launches, if the run of the network records.
+
+    Its arguments are those of :meth:`.Graphs.call`. What is compiled (:meth:`Recordable.compiled`) are the small parts
+    that it calls.
+    """
+
+    @wraps(function)
+    def call(net: Recordable, *args: Any) -> R:
+        if net.records:
+            return net.launch(function, (net, *args))
+        return function(net, *args)
+
+    return call
+
+
+class _Compiled:
+    """A compiled function.
+
+    The compiler keeps at most a few results of a code object; every network has its own copy of the code.
+    """
+
+    def __init__(self, function: Any, record_plain: Callable[[], None]):
+        """``record_plain`` is called when it runs plain."""
+        code = function.__code__.replace()
+        own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
+        own.__kwdefaults__ = function.__kwdefaults__
+        self.plain = function
+        self.record_plain = record_plain
+        self.compiled: Any = torch.compile(own, fullgraph=True, dynamic=True, backend=BACKEND)
+        from torch.fx.experimental import _config  # a private module, which may move: only compiling needs it
+
+        # Sizes that happen to be equal are symbols of their own.
+        self.own_sizes = _config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
+
+    def __call__(self, *args: Any) -> Any:
+        if self.compiled is not None:
+            try:
+                with self.own_sizes, without_cudnn_attention():
+                    return self.compiled(*args)
+            except torch._dynamo.exc.FailOnRecompileLimitHit:  # before anything was computed
+                self.compiled = None
+                logging.getLogger(__name__).warning(
+                    "FastAR: %s was compiled for as many shapes as the compiler keeps; it runs plain from now on.",
+                    self.plain.__qualname__,
+                )
+
+        self.record_plain()
+        return self.plain(*args)
+
+
+def choose(net: Recordable, speed: str, device: torch.device) -> None:
+    """Set how a network runs, which will compute on ``device``.
+
+    Raises:
+        UserError: for an unknown ``speed``, and without a compiler.
+    """
+    if speed not in SPEEDS:
+        raise UserError(f"speed: {speed!r} is not one of {', '.join(SPEEDS)}.")
+    if speed == COMPILE:
+        _expect_compiler(device)
+
+    if speed != net.speed:  # recordings may be of compiled functions
+        net._regions.clear()
+        net.graphs.forget()
+    net.speed = speed
+
+
+def _expect_compiler(device: torch.device) -> None:
+    """Raise a UserError if ``torch.compile`` lacks a compiler for the device."""
+    lacks = ""
+    if not torch._dynamo.is_dynamo_supported():
+        lacks = "torch.compile does not support this version of Python"
+    elif BACKEND == "inductor" and device.type == "cuda":
+        from torch.utils._triton import has_triton
+
+        lacks = "" if has_triton() else "Triton, which torch.compile needs on CUDA, is not installed"
+    elif BACKEND == "inductor" and device.type == "cpu":
+        from torch._inductor import cpp_builder, exc
+
+        if " " in torch.__file__:  # the compiler's command has PyTorch's folder without quotes
+            lacks = "torch.compile builds nothing on a CPU while PyTorch is in a folder with a blank in its name"
+        try:
+            cpp_builder.get_cpp_compiler()
+        except exc.InvalidCxxCompiler:
+            lacks = "torch.compile needs a C++ compiler (g++, clang or MSVC) and finds none"
+
+    if lacks:
+        raise UserError(f"speed: {lacks}; choose plain.")

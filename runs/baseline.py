@@ -1,0 +1,218 @@
+"""Comparisons of runs: which run is the baseline of which, and whether PSNR and SSIM mean anything between two.
+
+It asks the samplers' settings what they promise, exact or lossless; reports alone do not know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ..errors import UserError
+from ..reports.drawing import check_batch
+from ..reports.quality import (
+    DISTRIBUTION,
+    OTHER_CONDITION,
+    OTHER_EDIT,
+    OTHER_IMAGE,
+    OTHER_MODEL,
+    OTHER_SEED,
+    Quality,
+    measure,
+)
+from ..reports.record import Baseline, Report, against
+from .registry import SAMPLERS
+from ..samplers.settings import knobs, make
+
+# Above the window of any grid, so that a run of unknown grid does not count as exact.
+_UNKNOWN_SIDE = 1 << 16
+# Settings that decide which image is drawn from the noise. DiSA's (diffusion_steps_end) are not among them: the first
+# tokens, which decide the layout, keep all diffusion steps.
+_DECIDE_IMAGE = (
+    "steps",
+    "diffusion_steps",
+    "order",
+    "cfg",
+    "cfg_schedule",
+    "cfg_interval",
+    "t_max",
+    "temperature",
+    "entropy_temperature",
+    "top_k",
+    "top_p",
+)
+
+
+@dataclass(frozen=True)
+class ComparedRun:
+    """A run of a comparison."""
+
+    group: Hashable  # runs of one group can be compared: one model family and size
+    sampler: str  # its command-line name
+    settings: Mapping[str, Any]  # setting name to value
+    side: int  # of the token grid
+    # passes and head calls, if known; of several runs that could be the baseline the one with most is taken
+    work: tuple[int, ...] = ()
+    seconds: float = 0.0  # an image, if known
+    model: str = ""  # its name, if a group may hold several
+
+    @property
+    def plain(self) -> bool:
+        """Whether the plain sampler ran."""
+        return self.sampler in SAMPLERS and SAMPLERS[self.sampler].baseline
+
+    @property
+    def exact(self) -> bool:
+        """Whether it gives the plain sampler's image."""
+        settings = _settings(self.sampler, self.settings)
+        return settings is not None and settings.exact(self.side)
+
+    def comparable(self, other: ComparedRun) -> bool:
+        """Whether both ran on one model at one size. PAR's model is its own, and is compared with LlamaGen's."""
+        return self.side == other.side and (self.model == other.model or "par" in (self.sampler, other.sampler))
+
+
+def _settings(sampler: str, values: Mapping[str, Any]) -> Any:
+    """The settings object of a report's values; None if the sampler or a value is unknown."""
+    if sampler not in SAMPLERS:
+        return None
+    kind = SAMPLERS[sampler].settings
+    try:
+        return make(kind, {name: value for name, value in values.items() if name in knobs(kind)})
+    except UserError:
+        return None
+
+
+def is_lossless(sampler: str, values: Mapping[str, Any]) -> bool:
+    """Whether a run keeps the distribution of its baseline's images but gives other ones."""
+    settings = _settings(sampler, values)
+    return settings is not None and settings.lossless()
+
+
+def works_towards_another_image(report: Report, baseline: Report) -> bool:
+    """Whether two runs from the same noise are not meant to draw one image.
+
+    Their methods or settings differ in what decides the image: the number of steps, the order, guidance, temperature.
+    Other accelerators approximate the plain sampler's image, and PSNR says how closely.
+    """
+    for name in _DECIDE_IMAGE:
+        values = [run.settings[name] for run in (report, baseline) if name in run.settings]
+        if len(values) == 2 and values[0] != values[1]:
+            return True
+
+    sides = [int(run.maps["step"].shape[-1]) if "step" in run.maps else _UNKNOWN_SIDE for run in (report, baseline)]
+    made = [_settings(run.sampler, run.settings) for run in (report, baseline)]
+    return any(s is not None and s.another_image and not s.exact(side) for s, side in zip(made, sides, strict=True))
+
+
+def run_of_report(report: Report, group: Hashable) -> ComparedRun:
+    """A run that has a report."""
+    side = int(report.maps["step"].shape[-1]) if "step" in report.maps else _UNKNOWN_SIDE
+    work = tuple(report.counts.get(name, 0) for name in ("transformer_passes", "head_calls"))
+    seconds = report.seconds / report.images
+    return ComparedRun(group, report.sampler, report.settings, side, work, seconds, report.target)
+
+
+def baselines(runs: Sequence[ComparedRun], alike: bool = False) -> list[int]:
+    """For each run the index of its baseline, a run of its group. Runs of its model and size come before others, with
+    which it cannot be compared. The first of these that there are:
+
+    1. runs of the plain sampler at exact settings;
+    2. runs of accelerators at exact settings;
+    3. all runs.
+
+    Of several that one which comes first by
+
+    1. most work, which is the same when a comparison is repeated;
+    2. most seconds;
+    3. its place among the runs.
+
+    With ``alike``, of several runs at exact settings, instead by
+
+    1. serial decoding before parallel;
+    2. most settings in common with the run;
+    3. its place among the runs.
+    """
+    members: dict[Hashable, list[int]] = {}
+    for i, run in enumerate(runs):
+        members.setdefault(run.group, []).append(i)
+
+    exact = [run.exact for run in runs]
+
+    def most_work(i: int) -> tuple[tuple[int, ...], float]:
+        return runs[i].work, runs[i].seconds
+
+    chosen: list[int] = []
+    for run in runs:
+        group = members[run.group]
+        comparable = [i for i in group if runs[i].comparable(run)]
+        among = comparable if len(comparable) > 1 else group
+
+        exact_ones = [i for i in among if exact[i]]
+        candidates = [i for i in exact_ones if runs[i].plain] or exact_ones
+        if candidates and alike:
+            likes = {i: likeness(runs[i], run) for i in candidates}
+            chosen.append(max(candidates, key=likes.__getitem__))
+        else:
+            chosen.append(max(candidates or among, key=most_work))
+
+    return chosen
+
+
+def likeness(candidate: ComparedRun, run: ComparedRun) -> tuple[bool, int]:
+    """Whether a candidate for the baseline of a run decodes serially, and how many settings it shares with the run."""
+    is_serial = not candidate.settings.get("parallel")
+    shared = sum(run.settings.get(name) == value for name, value in candidate.settings.items())
+    return is_serial, shared
+
+
+def qualities(
+    images: Sequence[np.ndarray], reports: Sequence[Report | None], baseline: Baseline
+) -> list[Quality | None]:
+    """Quality of every cell, a uint8 batch [N, H, W, 3], against its baseline; None for baselines and for cells without
+    one.
+
+    ``baseline`` as in :func:`reports.record.against`; a report is None where none exists.
+
+    Raises:
+        UserError: a cell is not a uint8 batch.
+    """
+    base_of = [baseline] * len(images) if isinstance(baseline, int) else baseline
+    out: list[Quality | None] = []
+    for i, (base, report, base_report) in enumerate(zip(base_of, reports, against(reports, base_of), strict=True)):
+        if base is None or base == i:
+            out.append(None)
+            continue
+
+        own = check_batch(images[i], f"image {i + 1}")
+        of_base = check_batch(images[base], f"image {base + 1}")
+        out.append(measure(own, of_base, quality_word(report, base_report)))
+    return out
+
+
+def quality_word(report: Report | None, baseline: Report | None) -> str:
+    """The word of :class:`.Quality`, in place of PSNR and SSIM between two runs; "" if the figures apply.
+
+    They apply to two runs that should draw the same image: one model, one prompt, one edit (the same mask and the same
+    image to start from), one seed, and a method and settings that work towards the same image. Otherwise they measure
+    that difference, not what the method costs. Of two images without a report nothing is known, and the figures are
+    those of any two images.
+    """
+    if report is None or baseline is None:
+        known = report or baseline
+        return OTHER_EDIT if known is not None and known.edits else ""
+
+    if report.target != baseline.target:
+        return OTHER_MODEL
+    if report.conditions != baseline.conditions:
+        return OTHER_CONDITION
+    if report.edits != baseline.edits:
+        return OTHER_EDIT
+    if report.seed != baseline.seed:
+        return OTHER_SEED
+    if works_towards_another_image(report, baseline):
+        return OTHER_IMAGE
+    return DISTRIBUTION if any(is_lossless(r.sampler, r.settings) for r in (report, baseline)) else ""

@@ -1,0 +1,106 @@
+"""A sampler with its settings as one line of text: "fasthybrid: preset=fast, threshold=0.9"."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..errors import UserError
+from . import presets
+from .registry import Entry, find
+from ..samplers.settings import knobs, make
+
+PRESET = "preset"
+_MOST_TEXT = 8192
+_MOST_NAME = 200
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A sampler, a preset and the settings that are not left to the preset, the model's file or the default."""
+
+    entry: Entry  # the sampler
+    preset: str = presets.CUSTOM  # one of .presets.names
+    values: Mapping[str, Any] = field(default_factory=dict)  # setting name to value, as text or of its type
+
+    def with_values(self, values: Mapping[str, Any]) -> Choice:
+        """The same sampler with further settings, the preset among them; they take precedence."""
+        return choose(self.entry.name, {PRESET: self.preset, **self.values, **values})
+
+    def settings(self, recommended: Mapping[str, Any], demo: bool, width: int = 0) -> Any:
+        """The settings for a model; arguments as :func:`.presets.combine`."""
+        return presets.combine(self.entry.settings, recommended, self.preset, self.values, demo, width)
+
+    @property
+    def text(self) -> str:
+        """The line of text."""
+        preset = {} if self.preset == presets.CUSTOM else {PRESET: self.preset}
+        named = ", ".join(f"{name}={value}" for name, value in {**preset, **self.values}.items())
+        return f"{self.entry.name}: {named}" if named else self.entry.name
+
+
+def choose(sampler: str, values: Mapping[str, Any]) -> Choice:
+    """The choice of a sampler's name and its settings, the preset among them as "preset".
+
+    Raises:
+        UserError: an unknown sampler, setting or preset, or a value out of range.
+    """
+    entry = find(sampler)
+
+    values = dict(values)
+    preset = str(values.pop(PRESET, presets.CUSTOM))
+    presets.values(entry.settings, preset, demo=True)  # checks the name
+    make(entry.settings, values)
+    return Choice(entry, preset, values)
+
+
+def assignment(text: str, field: str) -> tuple[str, str]:
+    """Name and value of "name=value"."""
+    name, equals, value = (part.strip() for part in text.partition("="))
+
+    if not equals or not name or name.endswith(".") or not value:
+        raise UserError(f"{field}: {text[:60]!r} is not of the form name=value or sampler.name=value.")
+    return name, value
+
+
+def parse_settings(text: str, field: str) -> dict[str, str]:
+    """Settings of "name=value, name=value"; lines and semicolons separate too."""
+    if len(text) > _MOST_TEXT:
+        raise UserError(f"{field}: {len(text)} characters; give at most {_MOST_TEXT}.")
+
+    out: dict[str, str] = {}
+    for part in filter(None, (p.strip() for p in text.replace("\n", ",").replace(";", ",").split(","))):
+        name, value = assignment(part, field)
+        if name in out:
+            raise UserError(f"{field}: {name} is given twice.")
+        out[name] = value
+    return out
+
+
+def parse_choice(text: str, field: str) -> Choice:
+    """The choice of a line "sampler" or "sampler: name=value, name=value".
+
+    Raises:
+        UserError: another form; see :func:`choose`.
+    """
+    sampler, _, rest = text.strip().partition(":")
+    if not sampler.strip():
+        raise UserError(f"{field}: no sampler is named; name one, for example fasthybrid: preset=fast.")
+
+    if len(sampler) > _MOST_NAME:
+        raise UserError(
+            f"{field}: the name of the sampler is too long ({len(sampler)} characters); give for example "
+            "fasthybrid: preset=fast."
+        )
+
+    return choose(sampler, parse_settings(rest, field))
+
+
+def names_of_settings(entries: Mapping[str, Entry]) -> list[str]:
+    """Names of all settings of these samplers, and "preset" first."""
+    names = [PRESET]
+    for entry in entries.values():
+        names += knobs(entry.settings)
+
+    return list(dict.fromkeys(names))

@@ -1,0 +1,74 @@
+"""MAR, Harmon and UniPic as families."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ...networks.mar import MARModel
+from ...samplers.editing import Edit
+from . import Family
+from ..memory import FEATURES, PROMPTS, weights_by_part
+from ...samplers.mar.canvas import edited
+from ...samplers.mar.lazy.plan import usual_block
+from ...samplers.mar.mar import CLIPPED, clips
+from ..memory.mar import estimate
+from ...samplers.mar.settings import CacheSettings, DiSASettings, MARBase
+
+
+class MARFamily(Family):
+    """Models whose transformer knows the tokens decided so far, in any order, and whose tokens a small network draws by
+    diffusion.
+    """
+
+    kind = "masked"
+    unit = "AR steps"
+
+    def grid(self, model: MARModel, settings: Any = None) -> tuple[int, int]:
+        return model.net.config.grid, model.net.config.grid
+
+    def latents(self, model: MARModel, settings: Any = None) -> tuple[int, int]:
+        side = model.net.config.grid * model.patch
+        return side, side
+
+    def step_numbers(self, model: MARModel, settings: Any) -> int:
+        return model.net.config.tokens * model.net.config.channels
+
+    def memory(
+        self,
+        model: MARModel,
+        condition: Any,
+        settings: Any,
+        cache: CacheSettings | None = None,
+        draft: MARModel | None = None,
+        **more: Any,
+    ) -> dict[str, int]:
+        caches = settings if isinstance(settings, CacheSettings) else cache
+        out = estimate(model, condition, settings, caches)
+        if draft is None:
+            return out
+
+        # A draft works when the target does not, but both keep what they keep.
+        out |= weights_by_part(draft, of="draft ")
+        of_draft = estimate(draft, condition, settings, caches)
+        for stage in (PROMPTS, FEATURES):
+            if stage in of_draft:
+                out[f"draft {stage}"] = of_draft[stage]
+        return out
+
+    def own_values(self, model: MARModel, settings: Any) -> dict[str, Any]:
+        own = {"block": usual_block(model.net.config.decoder_depth)}
+        if isinstance(settings, MARBase):
+            first = model.first_timestep(settings.diffusion_steps)
+            clipped = isinstance(settings, DiSASettings) and clips(settings)
+            own["t_max"] = min(first, CLIPPED) if clipped else first
+        return own
+
+    def short(self, settings: Any) -> Any:
+        """One AR step, or as few as the sampler has, with two diffusion steps."""
+        return type(settings)(steps=settings.fewest_steps, diffusion_steps=2)
+
+    def width(self, model: MARModel) -> int:
+        return model.net.config.dim
+
+    def expect_edit(self, model: MARModel, edit: Edit, settings: Any, images: int) -> None:
+        edited(model, edit, images, edit.start.device)

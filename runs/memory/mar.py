@@ -1,0 +1,76 @@
+"""Memory of a generation of a MAR, Harmon or UniPic; see ``runs/memory/__init__.py``."""
+
+from __future__ import annotations
+
+from ...networks.mar import BUDGET, MARModel
+from ...networks.ops import unpacking_bytes
+from ...samplers.conditioning import MaskedCondition, PromptCondition
+from . import FEATURES, HEAD, NOISE, PROMPTS, weights_by_part
+from ...samplers.noise import noise_bytes
+from ...samplers.mar.settings import CacheSettings, MARBase
+
+
+def estimate(
+    model: MARModel, condition: MaskedCondition, settings: MARBase, cache: CacheSettings | None = None
+) -> dict[str, int]:
+    """Bytes by stage; the model's weights may be on the meta device. ``cache``: LazyMAR's settings, where its caches
+    are used.
+
+    Weights by part, ``prompt cache``, ``noise`` and ``feature cache`` are kept during the whole generation; ``language
+    model``, ``MAR`` and ``head`` are the working memory of one evaluation each.
+    """
+    c = model.net.config
+    images = len(condition)
+    branches = 1 + (settings.cfg != 1.0)
+    size = next(model.net.parameters()).element_size()
+
+    # Rows of the transformer at an AR step.
+    rows = branches * images * (c.buffer + c.tokens)
+
+    # Tokens in a call of the diffusion head. FastHybrid denoises the AR steps of a lookahead together, CSpD those of a
+    # draft.
+    left = settings.left(c.tokens)
+    largest = max(a - b for a, b in zip([c.tokens, *left], left, strict=False))
+    tokens = branches * images * min(c.tokens, largest * max(settings.lookahead, settings.verified_at_once))
+
+    # Kept during the whole generation.
+    out = weights_by_part(model)
+    if isinstance(condition, PromptCondition):
+        out[PROMPTS] = model.prompt_bytes(condition.prompt_tokens(model, settings.cfg != 1.0))
+    out[NOISE] = noise_bytes(images, settings.diffusion_steps, c.tokens * c.channels)
+    if cache is not None:
+        out[FEATURES] = feature_bytes(model, images, settings, cache)
+
+    # Working memory of one evaluation each.
+    for name, count in model.working_bytes(rows).items():
+        out[name] = settings.passes_at_once * count + unpacking_bytes(model.parts[name])
+
+    # The modulations of several diffusion steps at once, the ones before them, and what they are made of.
+    of_step = tokens * c.head_width * (3 * c.head_depth + 2)
+    modulations = max(of_step, min(BUDGET, of_step * settings.diffusion_steps))
+    out[HEAD] = 3 * modulations * size
+    return out
+
+
+def feature_bytes(model: MARModel, images: int, settings: MARBase, cache: CacheSettings) -> int:
+    """Keys, values and inputs that LazyMAR keeps."""
+    c = model.net.config
+    size = next(model.net.parameters()).element_size()
+
+    guided = settings.cfg != 1.0
+    rows = c.buffer + c.tokens
+    encoder_rows = images * (2 if guided else 1) * rows
+    decoder_rows = images * (2 if guided and not cache.condition_cache else 1) * rows
+
+    # Numbers of a row. Of every block keys and values; of the decoder also its input, and the values of a block.
+    of_encoder = 2 * c.encoder_depth * c.dim
+    of_decoder = (2 * c.decoder_depth + 2) * c.dim
+    kept = (encoder_rows * of_encoder + decoder_rows * of_decoder) * size
+
+    # A difference of the residual stream, in fp32.
+    kept += decoder_rows * c.dim * 4
+
+    # What the language model of a prompt keeps of rows that the encoder reads.
+    if cache.encoder_cache:
+        kept += model.prompt_bytes(decoder_rows)
+    return kept

@@ -1,0 +1,306 @@
+"""Presets of the accelerators: *exact*, *balanced* and *fast* settings, for the demo and for full-size models.
+
+The demo's values were chosen on its own images; docs/benchmarks.md measures them at a seed that chose nothing.
+Full-size values come from the papers, which measured MAR-B, L and H and LlamaGen-XL; none was measured here. A preset
+sets the accelerator's own settings, not seed or guidance, and *exact* costs what the baseline costs.
+
+Every accelerator has a function of its name below, which returns what a preset sets; :data:`PRESETS` is the table of
+these functions. PAR has none: its groups are fixed by training. Plain MAR has one preset, *few steps*: the order and
+the numbers of steps of LazyMAR's *fast* alone, so that the gain of the caches can be told from theirs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from ..errors import UserError
+from ..samplers.mar.settings import (
+    CacheSettings,
+    CSpDLazyMARSettings,
+    CSpDSettings,
+    FastHybridLazyMARSettings,
+    FastHybridSettings,
+    GtRLazyMARSettings,
+    GtRSettings,
+    LazyMARSettings,
+    MARSettings,
+)
+from ..samplers.settings import Settings, knobs, make
+from ..samplers.tokens.settings import AT_ONCE, LOCAL, MuLoSDSettings, ZipARSettings
+
+S = TypeVar("S", bound=Settings)
+
+BALANCED = "balanced"
+FAST = "fast"
+EXACT = "exact"
+CUSTOM = "custom"
+NAMES = (BALANCED, FAST, EXACT, CUSTOM)
+FEW_STEPS = "few steps"  # of plain MAR only
+
+
+class Run(NamedTuple):
+    """What the values of a preset depend on."""
+
+    demo: bool  # whether the model is the demo's
+    width: int  # of a MAR's transformer; 0 where unknown
+    steps: int  # AR steps
+    fixed_steps: bool  # whether the user named the AR steps: then they stay, whatever a preset sets
+
+
+Values: TypeAlias = dict[str, Any]  # setting to its value
+Presets: TypeAlias = Callable[[str, Run], Values]  # what the preset of a name, exact, balanced or fast, sets
+
+
+def values(
+    kind: type, preset: str, demo: bool, width: int = 0, steps: int = 64, fixed_steps: bool = False
+) -> dict[str, Any]:
+    """The values that a preset, one of :func:`names`, sets on settings of class ``kind``; none for *custom*.
+
+    Args:
+        demo: whether the model is the demo's.
+        width: of a MAR's transformer, by which the papers give some values; 0 where unknown.
+        steps: AR steps of the run, by which they give others, unless the preset sets AR steps itself.
+        fixed_steps: whether the user named ``steps``, which then hold even so.
+    """
+    if preset not in names(kind):
+        only = f" {FEW_STEPS} is a preset of plain MAR." if preset == FEW_STEPS else ""
+        raise UserError(f"preset: {preset!r} is not one of {', '.join(names(kind))}.{only}")
+
+    run = Run(demo, width, steps, fixed_steps)
+    if preset == FEW_STEPS:
+        return few_steps(run)
+    if preset == CUSTOM or kind not in PRESETS:
+        return {}
+    return PRESETS[kind](preset, run)
+
+
+def names(kind: type) -> tuple[str, ...]:
+    """Names of the presets of settings of class ``kind``; those of accelerators set nothing on a plain sampler."""
+    return (*NAMES, FEW_STEPS) if kind is MARSettings else NAMES
+
+
+def combine(
+    kind: type[S],
+    recommended: Mapping[str, Any],
+    preset: str,
+    asked: Mapping[str, Any],
+    demo: bool,
+    width: int = 0,
+    steps: int | None = None,
+) -> S:
+    """Settings of class ``kind`` from all sources; a later one takes precedence: defaults, the model's file, the
+    preset, the user.
+
+    Args:
+        recommended: by the model's file; names that ``kind`` does not have are ignored.
+        asked: by the user, name by name.
+        preset, demo, width: as :func:`values`.
+        steps: of the run, for settings that do not hold it.
+
+    Raises:
+        UserError: no such preset, or a value out of range.
+    """
+    # Before what the file recommends, so that the message names the user's setting.
+    make(kind, asked)
+
+    suited = {k: v for k, v in recommended.items() if k in knobs(kind)}
+    try:
+        make(kind, suited)
+    except UserError as e:
+        raise UserError(f"model: its file recommends a setting that cannot be used ({str(e).rstrip('.')}).") from e
+
+    steps = vars(make(kind, {**suited, **asked})).get("steps", steps or 64)
+    chosen = values(kind, preset, demo, width, steps, fixed_steps="steps" in asked)
+
+    if preset == BALANCED and "window" in suited:
+        chosen["window"] = suited["window"]  # measured on the model's own grid
+
+    return make(kind, {**suited, **chosen, **asked})
+
+
+# ------------------------------------------------------------------------------------------------ FastHybrid
+
+# k for 64 AR steps by the width of MAR-B, L and H; other models have MAR-L's.
+_LOOKAHEAD = {768: 7, 1024: 8, 1280: 9}
+
+
+def fasthybrid(preset: str, run: Run) -> Values:
+    """At full size the paper's thresholds and its k, see :func:`lookahead`."""
+    if preset == EXACT:
+        return {"lookahead": 0}
+
+    if run.demo:
+        balanced = {"threshold": 0.95, "lookahead": 4, "guided_steps": 5, "lookahead_start": 8}
+        fast = {"threshold": 0.8, "lookahead": 8, "guided_steps": 5, "lookahead_start": 0}
+    else:
+        k = lookahead(run.width, run.steps)
+        balanced = {"threshold": 0.8, "lookahead": k, "guided_steps": 10, "lookahead_start": 0}
+        fast = {"threshold": 0.6, "lookahead": k, "guided_steps": 10, "lookahead_start": 0}
+    return balanced if preset == BALANCED else fast
+
+
+def lookahead(width: int, steps: int) -> int:
+    """FastHybrid's k for a full-size model: of other numbers of AR steps than 64 the same share of the image, 2 to 256.
+
+    The paper gives k for 64 AR steps alone. 1 would draft nothing.
+    """
+    of_64 = _LOOKAHEAD.get(width, _LOOKAHEAD[1024])
+    return min(256, max(2, math.ceil(of_64 * steps / 64)))
+
+
+# ------------------------------------------------------------------------------------------------ GtR
+
+
+def gtr(preset: str, run: Run) -> Values:
+    """The numbers of steps are the method, so presets set them.
+
+    At full size *balanced* has the paper's 32 AR steps, half of the usual 64. The demo's has half of its usual 32.
+    """
+    if preset == EXACT:
+        return {"reconstruction_steps": 0}
+
+    if run.demo:
+        balanced = {"steps": 16, "reconstruction_steps": 1}
+        fast = {"steps": 8, "reconstruction_steps": 1}
+    else:
+        balanced = {"steps": 32, "reconstruction_steps": 2}
+        fast = {"steps": 16, "reconstruction_steps": 1}
+
+    # t_max: where a run with so few diffusion steps starts anyway; written out so that the node shows it.
+    diffusion = {"diffusion_steps": 50, "diffusion_steps_end": 20, "detail_share": 0.1, "t_max": 950}
+    return {**diffusion, **(balanced if preset == BALANCED else fast), "first_share": 0.75}
+
+
+# ------------------------------------------------------------------------------------------------ LazyMAR
+
+
+def caches(preset: str, run: Run) -> Values:
+    """LazyMAR's caches, beside any sampler. *balanced* is the paper's configuration, the demo's that of 32 AR steps."""
+    if preset == EXACT:
+        return {"refresh_period": 1}
+
+    of_32 = {"refresh_period": 5, "start_step": 4}  # up to 32 AR steps
+    of_64 = {"refresh_period": 9, "start_step": 5}
+    periods = of_32 if run.demo or run.steps <= 32 else of_64
+    if run.demo and preset == FAST:
+        periods = {"refresh_period": 9, "start_step": 4}
+    return {**_left_out(preset), **periods}
+
+
+def _left_out(preset: str) -> Values:
+    """What is not computed between two refreshes. In few AR steps more can be skipped if the paper's table of shares is
+    stretched over them.
+    """
+    schedule = "published" if preset == BALANCED else "stretched"
+    return {"computed_ratio": 0.05, "ratio_schedule": schedule, "head_cache": True, "head_period": 7}
+
+
+def lazymar(preset: str, run: Run) -> Values:
+    """The caches. *fast* also sets the order and the numbers of steps, which caches beside another sampler leave to it.
+
+    At full size *fast* has the demo's values, scaled to 64 AR steps and 256 tokens.
+    """
+    if preset != FAST:
+        return caches(preset, run)
+
+    start_step = 3 if run.demo else 6
+    return {**_left_out(FAST), "refresh_period": 3, "start_step": start_step, **few_steps(run)}
+
+
+def few_steps(run: Run) -> Values:
+    """Plain MAR's *few steps*, which LazyMAR's *fast* has too. In random order fewer images of the demo show what was
+    asked.
+    """
+    if run.demo:
+        return {"order": "halton", "steps": 12, "diffusion_steps": 25, "diffusion_steps_end": 5}
+    return {"order": "halton", "steps": 24, "diffusion_steps": 50, "diffusion_steps_end": 10}
+
+
+def with_caches(sampler: Presets) -> Presets:
+    """The values of a sampler and those of LazyMAR's caches beside it, which set nothing in common."""
+
+    def both(preset: str, run: Run) -> Values:
+        chosen = sampler(preset, run)
+
+        # The periods of the caches follow the AR steps that the sampler's preset sets (GtR's does).
+        if "steps" in chosen and not run.fixed_steps:
+            run = run._replace(steps=chosen["steps"])
+        return {**chosen, **caches(preset, run)}
+
+    return both
+
+
+# ------------------------------------------------------------------------------------------------ CSpD
+
+
+def cspd(preset: str, run: Run) -> Values:
+    """At full size the draft length is a share of the AR steps: the paper's 16 and 32 of 256 are 4 and 8 of 64."""
+    if preset == EXACT:
+        return {"mode": "lossless", "prefill_ratio": 1.0}
+
+    length, prefill_ratio = (4, 0.15) if preset == BALANCED else (8, 0.05)
+    if not run.demo:
+        length = min(256, max(1, round(length * run.steps / 64)))  # 256: the longest of CSpDSettings
+    return {"mode": "published", "draft_length": length, "prefill_ratio": prefill_ratio}
+
+
+# ------------------------------------------------------------------------------------------------ ZipAR
+
+
+def zipar(preset: str, run: Run) -> Values:
+    """The same for all: the demo's grid has the width of the smallest official files."""
+    if preset == EXACT:
+        return {"window": 256}  # no grid is wider
+    return {"window": 8 if preset == BALANCED else 4, "mask_undecoded": True}
+
+
+# ------------------------------------------------------------------------------------------------ MuLo-SD
+
+
+def mulosd(preset: str, run: Run) -> Values:
+    """The paper publishes no values. The demo's were chosen by sweeps on the two LlamaGens and on Tar:
+
+    - tau rather than acceptance_target: a fixed share rejects drafts even where all are good;
+    - expansion 0: the area around a rejected token is drawn again without knowing what is kept behind it, which small
+      targets do badly;
+    - draft_window 8, a whole row of the draft: narrower windows spoil scenes. *fast* drafts the same tokens by exact
+      parallel decoding instead, in fewer passes;
+    - draft_rows 0: in several cycles more tokens are drawn again, and what is drawn again does not always fit what is
+      kept.
+
+    Full-size presets set the share of accepted drafts, which does not depend on the model (``tools/redrawn.py``,
+    docs/choose.md). *balanced* is the paper's loop, in two cycles.
+    """
+    if preset == EXACT:
+        # No probability exceeds 1: every token is redrawn in raster order, as by the target alone.
+        return {"tau": 1.01, "acceptance_target": 0.0, "draft_rows": 0, "resample_window": 0}
+
+    if run.demo:
+        by_tau = {"tau": 0.3, "acceptance_target": 0.0, "expansion": 0, "draft_rows": 0}
+        balanced = {**by_tau, "draft_window": 8, "resample_window": 4}
+        fast = {**balanced, "draft_parallel": 8}
+    else:
+        balanced = {"acceptance_target": 0.95, "draft_rows": 8, "draft_window": 8, "resample_window": 8}
+        fast = {"acceptance_target": 0.98, "draft_rows": 0, "draft_window": 4, "resample_window": 4}
+
+    repair = {"expansion": 1, "neighbours": None, "resample_order": AT_ONCE, "repair": LOCAL}
+    return {**repair, **(balanced if preset == BALANCED else fast)}
+
+
+# ------------------------------------------------------------------------------------------------ the table
+
+# Settings class of a sampler, or of the caches beside any, to the values of its presets.
+PRESETS: dict[type, Presets] = {
+    FastHybridSettings: fasthybrid,
+    GtRSettings: gtr,
+    CacheSettings: caches,
+    LazyMARSettings: lazymar,
+    CSpDSettings: cspd,
+    ZipARSettings: zipar,
+    MuLoSDSettings: mulosd,
+    FastHybridLazyMARSettings: with_caches(fasthybrid),
+    GtRLazyMARSettings: with_caches(gtr),
+    CSpDLazyMARSettings: with_caches(cspd),
+}

@@ -1,0 +1,224 @@
+"""All samplers and combinations by their command-line names, for the command line, the nodes, the API and the tests."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import unknown
+from ..samplers.blocks.bitdance import bitdance
+from ..samplers.blocks.bitdance import check as check_bitdance
+from .families.blocks import BlockFamily
+from ..samplers.blocks.settings import BlockSettings
+from ..samplers.engine import Sampler
+from .families import Family
+from ..samplers.mar.cspd import cspd
+from .families.mar import MARFamily
+from ..samplers.mar.fasthybrid import fasthybrid
+from ..samplers.mar.gtr import gtr
+from ..samplers.mar.lazy import check as check_lazymar
+from ..samplers.mar.lazy import lazymar, with_caches
+from ..samplers.mar.mar import check as check_mar
+from ..samplers.mar.mar import mar
+from ..samplers.mar.settings import (
+    CSpDLazyMARSettings,
+    CSpDSettings,
+    FastHybridLazyMARSettings,
+    FastHybridSettings,
+    GtRLazyMARSettings,
+    GtRSettings,
+    LazyMARSettings,
+    MARBase,
+    MARSettings,
+)
+from .families.tokens import TokenFamily
+from ..samplers.tokens.llamagen import check as check_llamagen
+from ..samplers.tokens.llamagen import llamagen
+from ..samplers.tokens.mulosd import check as check_mulosd
+from ..samplers.tokens.mulosd import mulosd
+from ..samplers.tokens.par import check as check_par
+from ..samplers.tokens.par import par
+from ..samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings, PARSettings, TokenSettings, ZipARSettings
+from ..samplers.tokens.zipar import check as check_zipar
+from ..samplers.tokens.zipar import zipar
+
+# Raised when any sampler produces other images from the same model, settings and seed, or counts its work differently,
+# so that images of two versions are not mixed in one sweep. tests/bench/test_algorithm.py records digests.
+ALGORITHM = 1
+
+MAR = "mar"
+LLAMAGEN = "llamagen"
+TAR = "tar"
+HYBRID = "hybrid"
+JANUS = "janus"
+BITDANCE = "bitdance"
+
+FAMILIES: dict[str, Family] = {
+    family.name: family
+    for family in (
+        MARFamily(
+            name=MAR,
+            words="a MAR",
+            reads=("class",),
+            files="mar",
+            demo=("demo",),
+            usual_samplers=("mar", "fasthybrid"),
+        ),
+        TokenFamily(
+            name=LLAMAGEN,
+            words="a LlamaGen or a PAR",
+            reads=("class", "text"),
+            files="llamagen",
+            demo=("demo-llamagen", "demo-llamagen-low"),
+            usual_samplers=("llamagen", "zipar"),
+        ),
+        # Tar's models are its de-tokenizers.
+        TokenFamily(
+            name=TAR,
+            words="a Tar de-tokenizer",
+            reads=("codes",),
+            files="dtok",
+            demo=("demo-dtok", "demo-dtok-low"),
+            usual_samplers=("tar", "zipar"),
+            drafted_samplers=("mulosd",),
+        ),
+        MARFamily(
+            name=HYBRID,
+            words="a Harmon or UniPic",
+            reads=("prompt",),
+            files="hybrid",
+            demo=("demo-hybrid",),
+            usual_samplers=("mar", "fasthybrid"),
+        ),
+        TokenFamily(
+            name=JANUS,
+            words="a Janus",
+            reads=("prompt", "image prompt"),
+            files="janus",
+            usual_samplers=("llamagen", "zipar"),
+        ),
+        BlockFamily(
+            name=BITDANCE,
+            words="a BitDance",
+            reads=("class", "prompt"),
+            files="bitdance",
+            demo=("demo-bitdance",),
+            usual_samplers=("bitdance",),
+        ),
+    )
+}
+
+
+def family_of(model: Any) -> Family:
+    """The family of a model."""
+    return FAMILIES[model.family]
+
+
+def own_values_of(model: Any, settings: Any) -> dict[str, Any]:
+    """What a model takes where a setting is None, by name: of a family, or of Tar's language model, which draws no
+    images.
+    """
+    if model.family not in FAMILIES:
+        return {"repetition_penalty": model.repetition_penalty}
+    return family_of(model).own_values(model, settings)
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A sampler."""
+
+    name: str  # its command-line name
+    title: str
+    # run(model, condition, settings, noise) returns the generator; noise is PairedNoise in the families of latents
+    # and PairedDraws in the others. All but MuLo-SD also take edit, part of an image to sample again.
+    run: Callable[..., Sampler]
+    check: Callable[[Any, Any], None]  # check(model, settings) raises what run would of them, before anything runs
+    settings: type[MARBase] | type[TokenSettings] | type[BlockSettings]
+    families: tuple[str, ...]  # its model families, keys of FAMILIES; reports are compared with those of the first
+    baseline: bool = False  # whether the others of its family are measured against it
+    needs_draft: bool = False  # whether run also takes draft, a second model
+    needs_up_sampler: bool = False  # whether run also takes up_sampler, which enlarges the codes of a draft (MuLo-SD)
+    demo: tuple[str, ...] = ()  # catalogue entries that "demo" means for it, if not its family's
+    draft: Any = None  # the second model, once it is bound to run
+
+    @property
+    def family(self) -> Family:
+        """The first of its families."""
+        return FAMILIES[self.families[0]]
+
+    @property
+    def models(self) -> str:
+        """Description of its models in messages."""
+        return ", or ".join(FAMILIES[family].words for family in self.families)
+
+    @property
+    def takes_caches(self) -> bool:
+        """Whether its transformer can be evaluated with LazyMAR's caches, from settings of their own."""
+        return "make_transformer" in inspect.signature(self.run).parameters
+
+    def demos(self, family: str) -> tuple[str, ...]:
+        """What "demo" may mean for it in one of its families."""
+        own = self.demo or FAMILIES[family].demo
+        return own[:1] if self.needs_up_sampler else own  # the smaller one is the draft
+
+
+_MASKED = (MAR, HYBRID)
+_TOKENS = (LLAMAGEN, TAR)
+_LAZY_FASTHYBRID = with_caches(fasthybrid, "make_transformer")
+_LAZY_GTR = with_caches(gtr, "make_transformer")
+_LAZY_CSPD = with_caches(cspd, "make_transformer", "make_draft_transformer")
+
+SAMPLERS: dict[str, Entry] = {
+    e.name: e
+    for e in (
+        Entry("mar", "MAR", mar, check_mar, MARSettings, _MASKED, baseline=True),
+        Entry("fasthybrid", "FastHybrid", fasthybrid, check_mar, FastHybridSettings, _MASKED),
+        Entry("lazymar", "LazyMAR", lazymar, check_lazymar, LazyMARSettings, _MASKED),
+        Entry("cspd", "CSpD", cspd, check_mar, CSpDSettings, _MASKED, needs_draft=True),
+        Entry("gtr", "GtR", gtr, check_mar, GtRSettings, _MASKED),
+        Entry(
+            "fasthybrid+lazymar",
+            "FastHybrid + LazyMAR",
+            _LAZY_FASTHYBRID,
+            check_lazymar,
+            FastHybridLazyMARSettings,
+            _MASKED,
+        ),
+        Entry(
+            "cspd+lazymar", "CSpD + LazyMAR", _LAZY_CSPD, check_lazymar, CSpDLazyMARSettings, _MASKED, needs_draft=True
+        ),
+        Entry("gtr+lazymar", "GtR + LazyMAR", _LAZY_GTR, check_lazymar, GtRLazyMARSettings, _MASKED),
+        Entry("llamagen", "LlamaGen", llamagen, check_llamagen, LlamaGenSettings, (LLAMAGEN, JANUS), baseline=True),
+        Entry("par", "PAR", par, check_par, PARSettings, (LLAMAGEN,), demo=("demo-par",)),
+        Entry("tar", "Tar", llamagen, check_llamagen, LlamaGenSettings, (TAR,), baseline=True),
+        Entry("zipar", "ZipAR", zipar, check_zipar, ZipARSettings, (*_TOKENS, JANUS)),
+        Entry("bitdance", "BitDance", bitdance, check_bitdance, BlockSettings, (BITDANCE,), baseline=True),
+        Entry(
+            "mulosd",
+            "MuLo-SD",
+            mulosd,
+            check_mulosd,
+            MuLoSDSettings,
+            _TOKENS,
+            needs_draft=True,
+            needs_up_sampler=True,
+        ),
+    )
+}
+
+
+def find(name: str) -> Entry:
+    """The sampler of that name; the parts of a combination may stand in any order.
+
+    Raises:
+        UserError: there is none.
+    """
+    parts = sorted(part.strip() for part in name.lower().split("+"))
+    for entry in SAMPLERS.values():
+        if sorted(entry.name.split("+")) == parts:
+            return entry
+
+    typed = name.strip()
+    raise unknown("samplers", f"there is no sampler {typed!r}", typed, SAMPLERS)

@@ -1,0 +1,140 @@
+"""CSpD: a small MAR drafts tokens, a large one (the target) verifies them.
+
+Source: Wang et al. 2024, "Continuous Speculative Decoding for Autoregressive Image Generation" (arXiv 2411.11925), and
+its published code. There are three modes, each in a file:
+
+- ``published``: the rule of the published code; approximate.
+- ``paper``: the paper's algorithm 1.
+- ``lossless``: ours; exactly the target's distribution, whatever the draft.
+
+A mode is a class with a method ``segment``, for :func:`samplers.engine.verified`. ``draft.py`` has the draft model's AR
+steps, which all modes share, and ``densities.py`` the rejection rule of the first two.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from ....errors import UserError
+from ....networks.mar import MARModel
+from ....networks.torch_state import in_own_state
+from ....reports.record import DRAFTED_BY
+from ...conditioning import MaskedCondition
+from ...editing import Edit
+from ...engine import Sampler, passes, remark_draft, verified
+from ...noise import PairedNoise
+from ..canvas import MARCanvas, mar_canvas
+from ..mar import Diffusion
+from ..network import FullTransformer, Transformer
+from ..settings import CSpDSettings
+from .draft import Drafter
+from .lossless import Lossless
+from .paper import Paper
+from .published import Published
+
+MODES: dict[str, type[Published] | type[Paper] | type[Lossless]] = {
+    "published": Published,
+    "paper": Paper,
+    "lossless": Lossless,
+}
+
+
+def check_pair(draft: MARModel, target: MARModel) -> None:
+    """Check that two models draw the same tokens of the same conditions.
+
+    Raises:
+        UserError: they differ in tokens, grid, condition, classes or diffusion.
+    """
+    ours = target.net.config
+    theirs = draft.net.config
+    pairs = {
+        "channels per token": (theirs.channels, ours.channels),
+        "latent scale": (draft.latent_scale, target.latent_scale),
+        "patch": (draft.patch, target.patch),
+        "tokens": (theirs.tokens, ours.tokens),
+        "the kind of condition": (draft.condition, target.condition),
+        "classes": (theirs.classes, ours.classes),
+        "the largest beta of their diffusion": (draft.max_beta, target.max_beta),
+        # A model without a label set is taken at its word.
+        "label set": (draft.label_set or target.label_set, target.label_set or draft.label_set),
+    }
+    for what, (found, expected) in pairs.items():
+        if found != expected:
+            raise UserError(
+                f"draft: {draft.name} and the target {target.name} differ in {what}, {found} and {expected}; "
+                "use a draft model that was trained on the target's tokens and classes."
+            )
+
+
+def _expect_one_device(draft: MARModel, target: MARModel) -> None:
+    """Raise a UserError if the models are on two devices."""
+    device = next(target.net.parameters()).device
+    draft_device = next(draft.net.parameters()).device
+    if draft_device != device:
+        raise UserError(
+            f"draft: {draft.name} is on {draft_device} and the target {target.name} on {device}; "
+            "load both on one device."
+        )
+
+
+@in_own_state
+def cspd(
+    model: MARModel,
+    condition: MaskedCondition,
+    settings: CSpDSettings,
+    noise: PairedNoise,
+    make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
+    edit: Edit | None = None,
+    *,
+    draft: MARModel,
+    make_draft_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
+) -> Sampler:
+    """CSpD with ``model`` as target; arguments as :func:`samplers.mar.mar.mar`, and:
+
+    Args:
+        make_transformer, make_draft_transformer: how the two models' transformers are evaluated. The target's runs at
+            verifications and in the prefill only.
+        draft: the model that drafts.
+
+    Passes and head calls in the report are both models' together; ``draft_passes`` and ``draft_head_calls`` say how
+    many were the draft's.
+
+    Raises:
+        UserError: as :func:`samplers.mar.mar.mar`; a draft of other tokens, grid, classes or on another device.
+    """
+
+    check_pair(draft, model)
+    _expect_one_device(draft, model)
+    canvas = mar_canvas("cspd", model, condition, settings, noise, edit)
+    canvas.report.model = f"{model.name}{DRAFTED_BY}{draft.name}"
+
+    draft.net.begin_run()
+    with torch.no_grad():
+        transformer = make_transformer(canvas)
+        drafter = Drafter(canvas, draft, condition, make_draft_transformer, last_noise=settings.mode == "paper")
+        plain = diffusion(canvas, transformer)
+        mode = MODES[settings.mode](canvas, transformer, drafter, plain.noise)
+
+    result = yield from speculate(canvas, transformer, plain, mode)
+    remark_draft(result.report, draft)
+    return result
+
+
+def diffusion(canvas: MARCanvas, transformer: Transformer) -> Diffusion:
+    """The target's own draw, for the prefill."""
+    table = canvas.table(canvas.settings.diffusion_steps)
+    return Diffusion(canvas, transformer.heads, [table] * canvas.order.steps)
+
+
+@torch.no_grad()
+def speculate(
+    canvas: MARCanvas, transformer: Transformer, plain: Diffusion, mode: Published | Paper | Lossless
+) -> Sampler:
+    """The prefill, whose AR steps are the target's alone, then segments of drafts that the target verifies."""
+    order = canvas.order
+    first = canvas.settings.prefill(order.steps)
+    yield from passes(canvas, {step: order.ahead(step) for step in range(first)}, transformer, plain)
+    yield from verified(canvas, first, mode.segment)
+    return canvas.finish()

@@ -1,0 +1,168 @@
+"""CSpD's acceptance and rejection of tokens, shared by its modes ``paper`` and ``published``.
+
+Source: Wang et al. 2024 (arXiv 2411.11925), sections 3.2 and 3.3. p is the target, q the draft, x a token. Each model
+follows a diffusion path of its own. The density of x is that of the last diffusion step, N(mean, std) in every channel;
+Sigma (equation 4) is the product of sigma_q / sigma_p over all other diffusion steps and all channels.
+
+1. A draft x is accepted with probability min(1, r(x)), where r = Sigma p(x) / q(x) (equation 5).
+2. A rejected draft is replaced by a sample of max(0, Sigma p - q), normalised (equation 6): x is drawn again from p
+   until one is kept, each with probability max(0, 1 - 1 / r(x)) (equations 10 and 11).
+
+Where Sigma = 1 the result is a sample of p. A :class:`Rule` says what r is.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...coupling import Gaussian
+from ...device import to_device
+from ...noise import CounterRNG
+from ..canvas import Tokens
+
+# Most redraws of a rejected token. The first 10 are computed for every token, further ones only where needed.
+TRIES = 100
+_FIRST_TRIES = 10
+# The number of the redraw that is kept counts from 1; this stands for none.
+_NONE_KEPT = 0
+# Lanes of a token's random numbers, after those of its diffusion steps (speculation.py).
+_GUESS, _NORMAL, _UNIFORM = range(1 << 20, (1 << 20) + 3)
+
+
+class Rule(NamedTuple):
+    """What r is."""
+
+    power: int  # of Sigma
+    inner_temperature: float  # factor of the stds of both densities when a draft is judged; redraws have none
+
+
+# Equations 5 and 11 as printed.
+AS_PRINTED = Rule(power=1, inner_temperature=1.0)
+
+
+class RejectionDraws:
+    """Random numbers of tokens, of keys int64 [B, L]. A test injects recorded ones."""
+
+    def __init__(self, keys: Tensor):
+        self.keys = keys
+
+    def guess(self, tokens: Tokens) -> Tensor:
+        """Uniform fp32 [N] to compare a draft's ratio with."""
+        return CounterRNG(tokens.of(self.keys)).uniform(_GUESS)[:, 0]
+
+    def again(self, tokens: Tokens, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
+        """Redraws from number ``first`` on: standard normals fp32 [N, count, channels] and uniforms fp32 [N, count]."""
+        rng = CounterRNG(tokens.of(self.keys))
+        return rng.normal(_NORMAL, first, count, channels), rng.uniform(_UNIFORM, first, count)
+
+
+class LastStep(NamedTuple):
+    """The part of a diffusion path that its density needs, fp32 [..., channels] each."""
+
+    mean: Tensor  # of the last step
+    log_std: Tensor
+    other_log_stds: Tensor  # sum of all other steps'
+
+    def rows(self, *index: Any) -> LastStep:
+        """The parts at an index."""
+        return LastStep(self.mean[index], self.log_std[index], self.other_log_stds[index])
+
+    def of(self, tokens: Tokens) -> LastStep:
+        """The entries of some tokens; here the parts are [B, L, channels]."""
+        return LastStep(*(tokens.of(part) for part in self))
+
+    def write(self, tokens: Tokens, new: LastStep) -> None:
+        """Replace the entries of some tokens; here the parts are [B, L, channels]."""
+        for part, of_tokens in zip(self, new, strict=True):
+            tokens.write(part, of_tokens)
+
+
+def last_step(kernel: Gaussian, temperature: float = 1.0) -> LastStep:
+    """The part of a path's kernels that its density needs. The last step's stds include the temperature."""
+    # At temperature 0 the published code divides 0 by 0. Here all drafts are rejected and the target's means taken.
+    log_temperature = math.log(max(temperature, 1e-6))
+    mean, log_std = kernel
+    return LastStep(mean[:, -1], log_std[:, -1] + log_temperature, log_std[:, :-1].sum(1))
+
+
+def log_ratio(token: Tensor, q: LastStep, p: LastStep, rule: Rule) -> Tensor:
+    """log r of tokens [..., channels], fp32 [...]."""
+
+    def exponent(last: LastStep) -> Tensor:
+        return -0.5 * (((token - last.mean) * torch.exp(-last.log_std) / rule.inner_temperature) ** 2).sum(-1)
+
+    log_sigma = q.other_log_stds - p.other_log_stds
+    return (rule.power * log_sigma + q.log_std - p.log_std).sum(-1) + exponent(p) - exponent(q)
+
+
+def keep_probability(token: Tensor, q: LastStep, p: LastStep, rule: Rule) -> Tensor:
+    """Probability fp32 [...] that a redraw [..., channels] is kept: max(0, 1 - 1 / r), with the stds as they are."""
+    return (1 - torch.exp(-log_ratio(token, q, p, rule._replace(inner_temperature=1.0)))).clamp(min=0)
+
+
+class Judged(NamedTuple):
+    """The verdict on N drafts. The tokens are on the device, the other fields on the host."""
+
+    tokens: Tensor  # fp32 [N, channels]; a rejected draft of which no redraw was kept is zero
+    accepted: Tensor  # bool [N]
+    redraws: Tensor  # int64 [N], redraws of a rejected draft, the kept one included; 0 for an accepted draft
+    found: Tensor  # bool [N], False where no redraw was kept
+
+    def counts(self, rows: Tensor | slice = slice(None)) -> dict[str, int]:
+        """Counts of the report, of some rows: bool [N] or all."""
+        return {"redraws": int(self.redraws[rows].sum()), "redraws_exhausted": int((~self.found[rows]).sum())}
+
+
+def accept_or_redraw(
+    drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, draws: RejectionDraws, tokens: Tokens
+) -> Judged:
+    """Verify the drafts fp32 [N, channels] of tokens.
+
+    Reads from the device once, and twice where some of the first redraws were not enough.
+    """
+    # 1. Accept with probability min(1, r).
+    accepted = log_ratio(drafts, q, p, rule) > draws.guess(tokens).log()
+
+    # 2. The first redraws, of all tokens.
+    redraw, number = redrawn(draws, tokens, q, p, rule, 0, _FIRST_TRIES)
+    values = torch.where(accepted[:, None], drafts, redraw)
+
+    # 3. The others, of rejected tokens of which none was kept yet.
+    ok, number = torch.stack([accepted.to(number.dtype), number]).cpu()
+    ok = ok.bool()
+    missing = (~ok & (number == _NONE_KEPT)).nonzero()[:, 0]
+    if len(missing):
+        i = to_device(missing, drafts.device)
+        more = TRIES - _FIRST_TRIES
+        some = Tokens(tokens.image[i], tokens.position[i])
+        values[i], later = redrawn(draws, some, q.rows(i), p.rows(i), rule, _FIRST_TRIES, more)
+        number[missing] = later.cpu()
+
+    found = ok | (number != _NONE_KEPT)
+    redraws = number.masked_fill(ok, 0).masked_fill(~found, TRIES)
+    return Judged(values, ok, redraws, found)
+
+
+def redrawn(
+    draws: RejectionDraws, tokens: Tokens, q: LastStep, p: LastStep, rule: Rule, first: int, count: int
+) -> tuple[Tensor, Tensor]:
+    """Try redraws ``first .. first + count - 1`` from p's kernel for N tokens.
+
+    Returns the first redraw that each token keeps, fp32 [N, channels], and its number from 1, int64 [N]; zeros and
+    _NONE_KEPT for a token that keeps none.
+    """
+    normals, uniforms = draws.again(tokens, first, count, p.mean.shape[1])
+    q = q.rows(slice(None), None)
+    p = p.rows(slice(None), None)
+    drawn = p.mean + p.log_std.exp() * normals
+    kept = keep_probability(drawn, q, p, rule) > uniforms
+
+    found = kept.any(1)
+    chosen = kept.to(torch.uint8).argmax(1)
+    row = torch.arange(len(tokens), device=drawn.device)
+    value = torch.where(found[:, None], drawn[row, chosen], 0.0)
+    return value, torch.where(found, first + 1 + chosen, _NONE_KEPT)

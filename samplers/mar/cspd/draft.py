@@ -1,0 +1,145 @@
+"""The draft model of CSpD: its AR steps, and how the report counts its work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ....networks.mar import MARModel
+from ....reports.record import ACCEPTED, PROMPT_COUNTS, REJECTED, Report
+from ... import chain
+from ...chain import DiffusionBatch
+from ...conditioning import MaskedCondition
+from ...coupling import Gaussian
+from ...device import to_device
+from ..canvas import MARCanvas, TokenNoise, Tokens
+from ..network import FullTransformer, Transformer, full_head
+
+# Counts of the report that include both models.
+_BOTH = ("transformer_passes", "transformer_tokens", "head_calls", "head_rows", "cache_bytes", *PROMPT_COUNTS)
+
+
+class Trace(NamedTuple):
+    """The diffusion paths of N rows."""
+
+    path: Tensor  # states fp32 [N, S + 1, channels], start noise first, token last
+    # The learned kernel of each step, fp32 [N, S, channels], without the temperature. CSpD compares those of the last
+    # step, which therefore has a std, although in MAR it adds no noise.
+    kernel: Gaussian
+
+    def tokens(self, positions: Tensor) -> Tensor:
+        """The tokens at which the paths end, fp32 [B, n, channels], if the rows are those of positions int64 [B, n]."""
+        return self.path[:, -1].view(*positions.shape, -1)
+
+    def split(self, sizes: Sequence[int]) -> list[Trace]:
+        """Parts with ``sizes`` rows."""
+        paths = self.path.split(sizes)
+        means = self.kernel.mean.split(sizes)
+        log_stds = self.kernel.log_std.split(sizes)
+        parts = zip(paths, means, log_stds, strict=True)
+        return [Trace(path, Gaussian(mean, log_std)) for path, mean, log_std in parts]
+
+
+def noisy_last_step_table(canvas: MARCanvas) -> chain.StepTable:
+    """The steps of a full pass for :func:`traced`: without the temperature, and the last step has a std too."""
+    tables = canvas.tables(canvas.settings.diffusion_steps)
+    return chain.step_table(tables.steps, canvas.time_embeddings(tables))
+
+
+def traced(canvas: MARCanvas, rows: DiffusionBatch, last_noise: bool = False) -> Trace:
+    """Sample rows with the full diffusion head and the steps of :func:`noisy_last_step_table`, and keep their paths.
+
+    ``last_noise``: whether the last step adds noise, as all others do. MAR's does not.
+    """
+    net = canvas.model.net
+    noise = rows.noise
+    if not last_noise:
+        noise = noise.clone()
+        noise[-1] = 0
+    rows = replace(rows, noise=noise, temperature=canvas.settings.temperature)
+
+    states = [rows.x]
+    means = []
+    log_stds = []
+    for advanced in chain.run_chain(net, rows, full_head(net, rows, canvas.report)):
+        states.append(advanced.x)
+        means.append(advanced.mean)
+        log_stds.append(advanced.log_std)
+
+    return Trace(torch.stack(states, 1), Gaussian(torch.stack(means, 1), torch.stack(log_stds, 1)))
+
+
+def segment_chains(
+    canvas: MARCanvas, first: int, zs: Sequence[Tensor], noise: TokenNoise, table: chain.StepTable
+) -> tuple[DiffusionBatch, Tokens]:
+    """The tokens of the AR steps from ``first`` on, one AR step after another, as rows for the target's head.
+
+    ``zs``: conditions [P, B, n, C] of each AR step.
+    """
+    steps = [Tokens.all(canvas.order.ahead(step)) for step in range(first, first + len(zs))]
+    tokens = Tokens.joined(steps)
+    z = torch.cat([of_step.conditions(z) for of_step, z in zip(steps, zs, strict=True)], 1)
+    return canvas.chains(table, tokens, z, noise), tokens
+
+
+class Drafter:
+    """The draft model in a generation of the target: with the same tokens, noise and diffusion steps."""
+
+    def __init__(
+        self,
+        canvas: MARCanvas,
+        model: MARModel,
+        condition: MaskedCondition,
+        make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
+        last_noise: bool = False,
+    ):
+        """``canvas``: the target's; ``last_noise``: see :func:`traced`; the other arguments are those of a sampler."""
+        conditioning = condition.conditioning(model, canvas.guided)
+        report = Report("draft", model.name, {}, None, canvas.images, canvas.report.device)
+
+        self.target = canvas
+        self.canvas = canvas.with_model(model, conditioning, report)
+        self.table = noisy_last_step_table(self.canvas)
+        self.transformer = make_transformer(self.canvas)
+        self.last_noise = last_noise
+
+    def step(self, step: int, noise: TokenNoise) -> Trace:
+        """Draft the tokens of an AR step, given the tokens so far, and write them on the canvas, undecided."""
+        canvas = self.canvas
+        here = canvas.order.ahead(step)
+        tokens = Tokens.all(here)
+
+        with canvas.clock.phase("draft"):
+            z = self.transformer(step, here)
+            rows = canvas.chains(self.table, tokens, tokens.conditions(z), noise)
+            trace = traced(canvas, rows, self.last_noise)
+            self.target.draft(here, trace.tokens(here))
+
+        self._move_counts()
+        return trace
+
+    def forget(self) -> None:
+        """Discard features of tokens that the target has replaced."""
+        self.transformer.forget()
+
+    def _move_counts(self) -> None:
+        """Move the work so far from the draft's report into the target's."""
+        counts = self.canvas.report.counts
+        both = {name: counts[name] for name in _BOTH if name in counts}
+        self.target.report.add(**both)
+        self.target.report.add(draft_passes=counts["transformer_passes"], draft_head_calls=counts["head_calls"])
+        counts.clear()
+
+
+def outcome_of(canvas: MARCanvas, accepted: Tensor) -> Tensor:
+    """What became of drafts that were ``accepted`` or not, bool [B, n] on the host: uint8 [B, n] on the device. The
+    report counts them.
+    """
+    kept = int(accepted.sum())
+    restarts = int((~accepted).any(1).sum())
+    canvas.report.add(accepted=kept, rejected=accepted.numel() - kept, restarts=restarts)
+    return to_device(torch.where(accepted, ACCEPTED, REJECTED).to(torch.uint8), canvas.device)

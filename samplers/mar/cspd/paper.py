@@ -1,0 +1,165 @@
+"""CSpD, mode ``paper``: the paper's algorithm 1.
+
+``densities.py`` has the rule, with equations 5 and 11 as printed, and its symbols. It is speculative decoding as
+for discrete tokens (Leviathan et al. 2023, algorithm 1), in the order of the tokens:
+
+1. The draft model samples gamma tokens, each given those before it.
+2. The target evaluates, in one pass, its distribution of each of them and of the next one, given the drafts before it,
+   and follows its own diffusion path with the draft's noise (trajectory alignment, equation 3).
+3. Drafts are accepted up to the first rejected one, which is resampled. Later drafts are discarded.
+4. If all are accepted, the next token is the target's own.
+
+MAR decides several tokens in an AR step, which are independent given the tokens before it: here gamma counts AR steps,
+and a step is accepted if all of its tokens are. With as many AR steps as tokens it is the algorithm, token by token.
+
+A draft must be a sample of the density that it is judged by, so every diffusion step adds its noise, in both models.
+MAR's last step adds none; its std is 0.006 of latents of std 1. Steps before the first draft are MAR's.
+
+The paper redraws until a redraw is kept. Here there are 100 redraws at most; then the token is the target's own, and
+the report counts it (``redraws_exhausted``). Sigma < 1 makes that possible: if Sigma p is nowhere above q, no redraw
+is ever kept.
+
+The target's distribution is kept where Sigma is 1, as in models that do not learn their variances; with learned ones
+Sigma p, which the rule takes for the target's density, does not integrate to 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....reports.record import ACCEPTED, PLAIN, REJECTED
+from ...device import to_device
+from ...engine import Verdict
+from ...noise import row_keys
+from ..canvas import MARCanvas, TokenNoise, Tokens
+from ..network import Transformer
+from .densities import AS_PRINTED, Judged, RejectionDraws, accept_or_redraw, last_step
+from .draft import Drafter, Trace, noisy_last_step_table, segment_chains, traced
+
+
+class Paper:
+    """Draft gamma AR steps, accept them up to the first rejected one, replace that.
+
+    Every image counts its own gamma: after gamma accepted AR steps in a row the tokens of the next one, ``own_at``, are
+    the target's own. So an image does not depend on its batch. All images are at the same AR step, though: drafting
+    ends at the first AR step at which any of them takes its own tokens, and a rejection in one image discards the later
+    drafts of all. The others draft these AR steps again, from the same noise, and verify them with the same random
+    numbers. An image that took its own tokens or rejected a draft at AR step k begins to count at k + 1, so its next
+    own ones are those of AR step k + 1 + gamma. With gamma = 2 and two images, of which the second one rejects its
+    draft of AR step 5::
+
+        AR step              4          5          6          7
+        first image          accepts    accepts    its own    accepts
+          own_at before it   6          6          6          9 = 6 + 1 + 2
+        second image         accepts    rejects    accepts    accepts
+          own_at before it   6          6          8          8 = 5 + 1 + 2
+
+    """
+
+    own_at: np.ndarray | None = None  # int64 [B]; None before the first segment
+
+    def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: Drafter, noise: TokenNoise):
+        """``noise``: of the target's full diffusion, from which the draft model samples too."""
+        self.canvas = canvas
+        self.transformer = transformer
+        self.drafter = drafter
+        self.noise = noise
+        self.gamma = canvas.settings.draft_length
+        self.table = noisy_last_step_table(canvas)
+        self.draws = RejectionDraws(to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device))
+
+    def segment(self, first: int) -> Iterator[Verdict]:
+        """AR steps from ``first`` to the first one at which an image takes its own tokens, or rejects a draft."""
+        if self.own_at is None:
+            self.own_at = np.full(self.canvas.images, first + self.gamma)
+
+        # 1. Draft up to the first AR step at which an image takes its own tokens; also that one if another image does
+        # not. If no image is due before the end, this is the last AR step, which all draft.
+        last = min(int(self.own_at.min()), self.canvas.order.steps - 1)
+        others_draft_it = (self.own_at > last).any()
+        drafts = {k: self.drafter.step(k, self.noise) for k in range(first, last + others_draft_it)}
+
+        # 2. The target follows its own paths, given the drafts.
+        for step, path in enumerate(self.paths(first, last + 1 - first), first):
+            # 3. Accept the drafts of an AR step or resample them, but for images that take their own tokens.
+            takes_own = self.own_at == step
+            verdict, rejects = self.verdict(step, drafts.get(step), path, takes_own)
+            self.own_at[takes_own | rejects] = step + 1 + self.gamma
+
+            # 4. After a rejection the later drafts are discarded.
+            if rejects.any():
+                self.drafter.forget()
+                self.canvas.discard_drafts()
+            yield verdict
+            if rejects.any():
+                return
+
+    def paths(self, first: int, count: int) -> Iterator[Trace]:
+        """The target's own diffusion paths of the tokens of ``count`` AR steps from ``first`` on, given the drafts; one
+        AR step after another.
+
+        The transformer evaluates as many AR steps in one pass as it can, and the head their tokens in one batch. One
+        with caches reads final tokens only: ask for an AR step when the tokens of the last one are final.
+        """
+        clock = self.canvas.clock
+        conditions = self.transformer.each_step(first, count)
+        done = 0
+        while done < count:
+            with clock.phase("transformer"):
+                zs = next(conditions)  # [P, B, n, C] of some AR steps
+
+            with clock.phase("head"):
+                rows, _ = segment_chains(self.canvas, first + done, zs, self.noise, self.table)
+                paths = traced(self.canvas, rows, last_noise=True)
+
+            yield from paths.split([z.shape[1] * z.shape[2] for z in zs])  # B n of each AR step
+            done += len(zs)
+
+    def verdict(self, step: int, draft: Trace | None, path: Trace, takes_own: np.ndarray) -> tuple[Verdict, np.ndarray]:
+        """The verdict on an AR step, and which images have a rejected draft, bool [B].
+
+        Args:
+            draft: the draft model's path; None if no image needs one.
+            path: the target's.
+            takes_own: bool [B], images whose tokens are the target's, whatever was drafted.
+        """
+        canvas = self.canvas
+        here = canvas.order.ahead(step)
+        if draft is None:
+            return Verdict(here, path.tokens(here), step, None), np.zeros(len(here), dtype=bool)
+
+        with canvas.clock.phase("head"):
+            # 1. Verify all drafts.
+            q = last_step(draft.kernel, canvas.settings.temperature)
+            p = last_step(path.kernel, canvas.settings.temperature)
+            judged = accept_or_redraw(draft.path[:, -1], q, p, AS_PRINTED, self.draws, Tokens.all(here))
+
+            # 2. The target's own tokens, where they are due or no redraw was kept.
+            own = torch.from_numpy(takes_own).repeat_interleave(here.shape[1])  # bool [B n]
+            of_target = to_device(own | ~judged.found, canvas.device)
+            values = torch.where(of_target[:, None], path.path[:, -1], judged.tokens)
+
+        outcome = self.outcome(here, judged, ~own)
+        rejected = ~judged.accepted & ~own
+        verdict = Verdict(here, values.view(*here.shape, -1), step, outcome)
+        return verdict, rejected.view(here.shape).any(1).numpy()
+
+    def outcome(self, here: Tensor, judged: Judged, drafted: Tensor) -> Tensor:
+        """Count the drafts at positions int64 [B, n], and return the outcome of each token, uint8 [B, n].
+
+        ``drafted``: bool [B n] on the host, True for tokens of images that used drafts.
+        """
+        rejected = drafted & ~judged.accepted
+        self.canvas.report.add(
+            accepted=int((drafted & judged.accepted).sum()),
+            rejected=int(rejected.sum()),
+            restarts=int(rejected.view(here.shape).any(1).sum()),
+        )
+        self.canvas.report.add(**judged.counts(drafted))
+
+        outcome = torch.where(judged.accepted, ACCEPTED, REJECTED).where(drafted, PLAIN)
+        return to_device(outcome.to(torch.uint8).view(here.shape), self.canvas.device)

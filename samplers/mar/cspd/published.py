@@ -1,0 +1,95 @@
+"""CSpD, mode ``published``: the rule of the published code; approximate.
+
+``densities.py`` has the rule and its symbols. Each model follows its own trajectory. The paper's equations, and what
+the code does instead:
+
+- (5): a token is accepted with probability min(1, Sigma p(x) / q(x)). The code divides by Sigma, and p and q are the
+  last diffusion step's densities with stds multiplied by ``inner_temperature``, 42.
+- (11): a rejected token is resampled from p, and a redraw is kept with probability max(0, 1 - q / (Sigma p)). The code
+  multiplies by Sigma: max(0, 1 - Sigma q / p), with the stds as they are, at most 100 times. The token is zero if none
+  is kept.
+- Drafts are verified given the tokens of the last verification, and all accepted ones are kept whatever happened to
+  those before; the guidance scale is that of the segment's last AR step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import torch
+
+from ....reports.record import DRAFTED
+from ...device import to_device
+from ...engine import Verdict
+from ...noise import row_keys
+from ..canvas import MARCanvas, TokenNoise, Tokens
+from ..network import Transformer
+from ..settings import CSpDSettings
+from .densities import LastStep, RejectionDraws, Rule, accept_or_redraw, last_step
+from .draft import Drafter, noisy_last_step_table, outcome_of, traced
+
+
+class Published:
+    """Draft AR steps one by one, then verify all tokens of the segment at once."""
+
+    def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: Drafter, noise: TokenNoise):
+        """``noise``: of the target's full diffusion, from which the draft model samples too."""
+        settings = canvas.settings
+        self.canvas = canvas
+        self.transformer = transformer
+        self.drafter = drafter
+        self.noise = noise
+        self.table = noisy_last_step_table(canvas)
+        self.of_target = noise if settings.alignment else canvas.draws("target", len(self.table))
+        self.rule = published_rule(settings)
+        self.draws = RejectionDraws(to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device))
+
+    def segment(self, first: int) -> Iterator[Verdict]:
+        """AR steps from ``first`` to the next one whose number gamma divides, or to the last one."""
+        order = self.canvas.order
+        gamma = self.canvas.settings.draft_length
+        last = min(-(-first // gamma) * gamma, order.steps - 1)
+
+        # 1. Draft. Until they are verified, drafts count as decided.
+        drafted = LastStep(*torch.zeros(3, *self.canvas.values.shape, device=self.canvas.device))
+        for step in range(first, last + 1):
+            here = order.ahead(step)
+            trace = self.drafter.step(step, self.noise)
+            drafted.write(Tokens.all(here), last_step(trace.kernel, self.canvas.settings.temperature))
+            if step < last:
+                yield Verdict(here, trace.tokens(here), step, torch.full_like(here, DRAFTED, dtype=torch.uint8))
+
+        # 2. and 3. The target's own paths, and the verdict.
+        yield self.verdict(first, last, drafted)
+
+    def verdict(self, first: int, last: int, drafted: LastStep) -> Verdict:
+        """Verify the drafts of the AR steps ``first`` to ``last``, given the tokens before ``first``."""
+        canvas = self.canvas
+        order = canvas.order
+        here = order.ahead(first, last + 1 - first)
+        tokens = Tokens.all(here)
+
+        # 2. The target's own paths of all tokens, given those before the segment.
+        with canvas.clock.phase("transformer"):
+            z = self.transformer(first, here)
+        with canvas.clock.phase("head"):
+            rows = canvas.chains(self.table, tokens, tokens.conditions(z), self.of_target)
+            rows = replace(rows, cfg=torch.full_like(rows.cfg, order.cfg[last]))
+            target = traced(canvas, rows)
+
+            # 3. Accept drafts, and resample the others.
+            p = last_step(target.kernel, canvas.settings.temperature)
+            judged = accept_or_redraw(tokens.of(canvas.values), drafted.of(tokens), p, self.rule, self.draws, tokens)
+            canvas.report.add(**judged.counts())
+
+        accepted = judged.accepted.view(here.shape)
+        if not accepted.all():
+            self.drafter.forget()
+        when = [torch.full_like(order.ahead(step), step, dtype=torch.int32) for step in range(first, last + 1)]
+        return Verdict(here, judged.tokens.view(*here.shape, -1), torch.cat(when, 1), outcome_of(canvas, accepted))
+
+
+def published_rule(settings: CSpDSettings) -> Rule:
+    """The published code's r: Sigma inverted, and wider densities for drafts."""
+    return Rule(power=-1, inner_temperature=settings.inner_temperature)

@@ -1,0 +1,262 @@
+"""LazyMAR's cache of the diffusion head: what is reused from one diffusion step to the next.
+
+Source: the published code of Yan et al. 2025, "LazyMAR" (ICCV 2025, arXiv 2503.12450). The paper's speed-ups contain
+this cache, its text does not.
+
+Shapes: N tokens, w head width, and P branches of guidance: 2, the condition's and the null one, or 1 without guidance.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ....networks.mar import BUDGET, MAR, DiffusionHead, HeadBlock, modulated
+from ....networks.ops import outputs
+from ....networks.speed import Recordable
+from ....reports.record import Report
+from ...chain import ChainHead, DiffusionBatch
+from ...device import to_device
+from ..network import Heads
+from ..settings import CacheSettings
+
+
+class CachedHeads(Heads):
+    """The diffusion head with LazyMAR's cache, where the settings use one."""
+
+    def __init__(self, settings: CacheSettings):
+        self.settings = settings
+        self._plans: dict[int, HeadPlan] = {}  # by number of diffusion steps
+
+    def period(self, steps: int) -> int:
+        """Diffusion steps from one full evaluation to the next, in proportion to their number: the error depends on the
+        period relative to it.
+        """
+        s = self.settings
+        if s.refresh_period == 1 or not s.head_cache:
+            return 1
+        return math.ceil(s.head_period * steps / 100)
+
+    def whole(self, steps: int) -> bool:
+        return self.period(steps) == 1
+
+    def head(self, net: MAR, rows: DiffusionBatch, report: Report) -> ChainHead:
+        steps = len(rows.table)
+        period = self.period(steps)
+        if period == 1:
+            return super().head(net, rows, report)
+
+        if steps not in self._plans:
+            self._plans[steps] = head_plan(steps, period, rows.x.device)
+        return CachedHead(net, rows, self._plans[steps], report)
+
+
+FULL = "full"
+EDGE = "edge"
+REUSED = "reused"
+
+# The head's blocks whose outputs are reused as one sum; of the *outer* ones, blocks 0 and 5 on, each block's MLP output
+# is reused by itself.
+MIDDLE = range(1, 5)
+
+
+class HeadPlan(NamedTuple):
+    """How the head is evaluated at every diffusion step, highest timestep first."""
+
+    kinds: list[str]
+    of_kind: dict[str, Tensor]  # the steps of each kind, int64 on the device
+
+
+def head_plan(steps: int, period: int, device: torch.device) -> HeadPlan:
+    """Diffusion steps are counted down to 0: the first one and every multiple of the period are evaluated in full.
+
+    Of the others, those in the first tenth of the diffusion are "edge", the rest "reused"; see :class:`CachedHead`.
+    """
+    full = {steps - 1, *range(0, steps, period)}
+    kinds = []
+    for left in range(steps - 1, -1, -1):  # steps left after this one
+        if left in full:
+            kinds.append(FULL)
+        else:
+            kinds.append(EDGE if left > 0.9 * steps else REUSED)
+
+    of_kind = {}
+    for kind in (FULL, EDGE, REUSED):
+        which = [k for k in range(steps) if kinds[k] == kind]
+        of_kind[kind] = to_device(torch.tensor(which, dtype=torch.int64), device)
+    return HeadPlan(kinds, of_kind)
+
+
+class CachedHead:
+    """The diffusion head with LazyMAR's cache, for :func:`...chain.run_chain`.
+
+    What a step computes, and what it keeps of the last step that computed it:
+
+    =======================  ========  ========  ======
+    part                     full      edge      reused
+    =======================  ========  ========  ======
+    null branch's noise [1]  computed  kept      kept
+    sum of blocks 1 to 4     computed  kept      kept
+    MLPs of outer blocks     computed  computed  kept
+    gates, last layer        computed  computed  computed
+    =======================  ========  ========  ======
+
+    [1] as its difference to the conditional branch's.
+    """
+
+    kept: Kept | None = None  # of the last step that computed it; the first step is a full one
+
+    def __init__(self, net: MAR, rows: DiffusionBatch, plan: HeadPlan, report: Report):
+        self.head = net.head
+        self.cfg = rows.cfg
+        self.kinds = plan.kinds
+        self.branches, self.tokens = rows.z.shape[:2]
+        self.outer = tuple(j for j in range(len(net.head.res_blocks)) if j not in MIDDLE)
+        self.report = report  # counts the work
+
+        condition = net.head.conditions(rows.z.flatten(0, 1))
+        self.modulations = {}
+        for kind, which in plan.of_kind.items():
+            computed = condition if kind == FULL else condition[: self.tokens]
+            self.modulations[kind] = step_modulations(net, kind, self.outer, rows.table.times[which], computed)
+
+    def at(self, k: int) -> FullStep | ReusedStep:
+        """See :class:`...chain.ChainHead`. The output is [P, N, 2 channels] at a full step. After it steps reuse
+        :class:`Kept`, and their output [1, N, 2 channels] has the guidance in it: :func:`...chain.guide` adds none to
+        an output of one branch.
+        """
+        kind = self.kinds[k]
+        modulations = next(self.modulations[kind])
+        if kind == FULL:
+            self.report.add(head_calls=1, head_rows=self.branches * self.tokens)
+            return FullStep(self.head, self.cfg, self.branches, modulations)
+
+        assert self.kept is not None
+        self.report.add(head_calls=1, head_rows=self.tokens)
+        return ReusedStep(self.head, self.outer, self.kept, kind == EDGE, modulations)
+
+
+def step_modulations(
+    net: MAR, kind: str, outer: Sequence[int], times: Tensor, condition: Tensor
+) -> Iterator[tuple[Tensor, ...]]:
+    """The head's modulations at every step of a kind, of time embeddings [S, w] and condition embeddings [R, w].
+
+    The modulations of many steps are one product, which reads the weights once. An edge step needs those of its
+    ``outer`` blocks and of the last layer, a reused step only the gates of these blocks.
+    """
+    head = net.head
+    width = head.input_proj.out_features
+    blocks = [cast(HeadBlock, head.res_blocks[j]) for j in (range(len(head.res_blocks)) if kind == FULL else outer)]
+    gates = [outputs(cast(nn.Linear, block.adaLN_modulation[1]), 2 * width, 3 * width) for block in blocks]
+
+    # Three modulations of a block, or its gate alone, and two of the last layer.
+    count = len(blocks) * (1 if kind == REUSED else 3) + 2
+    steps_at_once = max(1, BUDGET // max(1, condition.numel() * count))
+    for some in times[:, None].split(steps_at_once):
+        embedding = some + condition
+        if kind == REUSED:
+            active = F.silu(embedding)
+            made = [*(gate(active) for gate in gates), *head.modulations(embedding, ())]
+        else:
+            made = head.modulations(embedding, blocks)
+        yield from zip(*net.laid_out(made), strict=True)
+
+
+class FullStep(NamedTuple):
+    """The head in full, see :func:`evaluate_full`."""
+
+    head: DiffusionHead
+    cfg: Tensor
+    branches: int
+    modulations: tuple[Tensor, ...]
+
+    def __call__(self, net: Recordable, x: Tensor) -> tuple[Tensor, Kept]:
+        evaluate = net.compiled(evaluate_full, "diffusion head")
+        out, kept = evaluate(self.head, self.cfg, torch.cat([x] * self.branches), self.modulations)
+        return out.view(self.branches, len(x), -1), kept
+
+
+class ReusedStep(NamedTuple):
+    """The head from what was kept, see :func:`evaluate_from_kept`."""
+
+    head: DiffusionHead
+    outer: tuple[int, ...]
+    kept: Kept
+    edge: bool
+    modulations: tuple[Tensor, ...]
+
+    def __call__(self, net: Recordable, x: Tensor) -> tuple[Tensor, Kept | None]:
+        evaluate = net.compiled(evaluate_from_kept, "diffusion head")
+        out, newer = evaluate(self.head, self.outer, self.kept, self.edge, x, self.modulations)
+        return out[None], newer if self.edge else None
+
+
+class Kept(NamedTuple):
+    """What the steps after a full one reuse, of N tokens."""
+
+    mlps: list[Tensor]  # outputs of the outer blocks' MLPs, [N, w] each
+    middle: Tensor  # what blocks 1 to 4 added, [N, w]
+    guided_bias: Tensor  # of the last layer, plus the guidance, fp32 [N, 2 channels]
+
+
+def evaluate_full(head: DiffusionHead, cfg: Tensor, x: Tensor, modulations: Sequence[Tensor]) -> tuple[Tensor, Kept]:
+    """The head in full: noise and variance logits [P N, 2 channels], and what the next steps reuse.
+
+    ``cfg`` [N, 1] is the guidance scale, and x fp32 [P N, channels] are the states for each branch of guidance.
+    """
+    n = len(cfg)
+    blocks = cast(Sequence[HeadBlock], head.res_blocks)
+    h = head.input_proj(x.to(head.input_proj.weight.dtype))
+    before: Tensor | None = None  # what enters the middle blocks
+    middle = torch.zeros_like(h[:n])  # 0 in a head without middle blocks
+    mlps = []
+    for j, block in enumerate(blocks):
+        shift, scale, gate = modulations[3 * j : 3 * j + 3]
+        out = block.mlp(modulated(h, block.in_ln, shift, scale))
+        if j == MIDDLE[0]:
+            before = h[:n]
+        h = torch.addcmul(h, gate, out)
+        if j not in MIDDLE:
+            mlps.append(out[:n])
+        elif j == MIDDLE[-1] or j + 1 == len(blocks):
+            assert before is not None
+            middle = h[:n] - before
+
+    last = head.final_layer.linear
+    out = last(modulated(h, head.final_layer.norm_final, *modulations[-2:]).to(last.weight.dtype))
+
+    # The conditional branch's rows come first, the null one's last. Without guidance they are the same.
+    guidance = (cfg - 1) * (out[:n] - out[-n:])[:, : head.channels]
+    guided_bias = last.bias + F.pad(guidance, (0, head.channels))
+    return out, Kept(mlps, middle, guided_bias)
+
+
+def evaluate_from_kept(
+    head: DiffusionHead, outer: Sequence[int], kept: Kept, edge: bool, x: Tensor, modulations: Sequence[Tensor]
+) -> tuple[Tensor, Kept]:
+    """The head from what was kept: noise and variance logits fp32 [N, 2 channels], and what the next steps reuse.
+
+    x fp32 [N, channels] are the states of the conditional branch. At an edge step the outer blocks' MLPs are computed.
+    """
+    h = head.input_proj(x.to(head.input_proj.weight.dtype))
+    mlps = []
+    for i, j in enumerate(outer):
+        block = cast(HeadBlock, head.res_blocks[j])
+        if edge:
+            shift, scale, gate = modulations[3 * i : 3 * i + 3]
+            mlps.append(block.mlp(modulated(h, block.in_ln, shift, scale)))
+        else:
+            gate = modulations[i]
+            mlps.append(kept.mlps[i])
+        h = torch.addcmul(h, gate, mlps[i])
+        if j + 1 == MIDDLE[0]:  # the middle blocks follow
+            h = h + kept.middle
+
+    h = modulated(h, head.final_layer.norm_final, *modulations[-2:])
+    out = torch.addmm(kept.guided_bias, h.to(kept.guided_bias.dtype), head.final_layer.linear.weight.t())
+    return out, kept._replace(mlps=mlps)

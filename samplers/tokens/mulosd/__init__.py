@@ -1,0 +1,205 @@
+"""MuLo-SD: draft at low resolution, verify at high resolution in one pass, repair locally.
+
+Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149). A cycle:
+
+1. the draft model M_q generates some rows of an image of 1/r the side, in ZipAR's order (``blocks.py``);
+2. the draft is enlarged to the target's grid (U_r, ``upsampling.py``);
+3. one pass of the target M_p gives p_i at every token i. A draft token is rejected if its probability, pooled over its
+   code's nearest neighbours, is below tau (R_T, ``judge.py``);
+4. every rejection is expanded by a radius l, but not before the first one (R_X), and R_X is divided into islands
+   (``islands.py``);
+5. all islands are resampled in parallel, in waves;
+6. the result is committed. If rows are left, it is reduced (D_r) and the draft model continues from it.
+
+There is no public code. Where the paper leaves a choice open:
+
+- p is the sampling distribution of the target: after guidance, temperature, top-k, top-p and ``entropy_temperature``.
+- A later wave feeds the cells before its own and the cells sampled since, at their own positions. A query attends to
+  every position before it, including drafts of other islands: the context has no holes.
+- Keys and values of accepted tokens after a change are not updated until the next cycle. This is the locality that the
+  method relies on, and the reason why it is *lossy*.
+- The pass that updates the keys and values of the last block is the one that verifies the next block.
+- The draft model reads the new rows of the reduced image only; its cache of earlier rows is kept.
+- The draft model has its own random numbers; the target's are those of the cells, as in ``llamagen.py``. With tau above
+  1 in raster order the tokens are therefore those of serial decoding. A whole image is then decoded serially, without a
+  draft.
+
+Shapes: B images, R = B or, with guidance, 2 B batch rows, G the target's side, h rows of a block, n = h G cells.
+
+The host waits for the device once per cycle for the map of rejections, which determines the number of passes that
+follow, and where pixels of the tokenizer are checked (``upsampling.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+
+import numpy as np
+import torch
+
+from ....errors import UserError
+from ....networks.llama import TokenModel
+from ....networks.torch_state import in_own_state
+from ...conditioning import AnyCondition
+from ...engine import Sampler, Step, Verdict, remark_draft, verified
+from ..canvas import token_canvas
+from ..defaults import raster_only, resolve
+from ..draws import PairedDraws
+from ..llamagen import decode_schedule
+from ..schedule import raster
+from ..settings import MuLoSDSettings, neighbours_of, rows_at_once
+from .blocks import Drafter, blocks_of, enlarge, reduce
+from .islands import Repair, islands_of_all, repair_of
+from .judge import Judge, codebook_neighbours
+from .upsampling import UpSampling
+
+
+@in_own_state
+@torch.inference_mode()
+def mulosd(
+    target: TokenModel,
+    condition: AnyCondition,
+    settings: MuLoSDSettings,
+    noise: PairedDraws,
+    *,
+    draft: TokenModel,
+    up_sampler: UpSampling,
+) -> Sampler:
+    """MuLo-SD on a LlamaGen or on Tar's de-tokenizer.
+
+    Args:
+        target, condition, noise: as :func:`samplers.tokens.llamagen.llamagen`; both models get the condition.
+        settings: see :class:`MuLoSDSettings`.
+        draft: a model of the same codes on a grid of 1/r the side, r an integer above 1.
+        up_sampler: from draft to target and back, with the tokenizer of both; see ``upsampling.py``.
+
+    Yields :class:`Step` after every pass of either model. While drafting, codes are the draft's, repeated over the
+    cells they cover. The report counts the passes of both models (``transformer_passes``) and the draft model's
+    (``draft_passes``); accepted and rejected drafts; accepted drafts that were resampled beside a rejected one
+    (expanded); islands; and waves, which all images share. ``similarity``: pooled probabilities.
+
+    Raises:
+        UserError: a condition that does not fit either model, models or a tokenizer that do not belong together, a PAR,
+            a grid that is no integer multiple, so many neighbours that nothing can be rejected, or logits or pixels
+            that are not finite.
+    """
+    check_pair(target, draft, up_sampler.vq.config.codes, "MuLo-SD")
+    ratio = check_grids(target, draft)
+    settings = resolve(settings, target)
+    nearest = check_neighbours(settings, target.net.config.vocab)
+
+    canvas, prepared = token_canvas("mulosd", target, condition, settings, noise)
+    canvas.report.settings = {**asdict(settings), "up_sampler": up_sampler.name}
+    if settings.exact(target.grid) and rows_at_once(settings, draft.grid) == draft.grid:
+        # The tokens are those of serial decoding, whatever the draft.
+        result = yield from decode_schedule(canvas, prepared, raster(target.grid))
+        step = result.report.maps["step"]
+        result.report.maps.update(islands=np.zeros_like(step), waves=np.full_like(step, -1))
+        return result
+
+    blocks = {block.begin: block for block in blocks_of(settings, draft.grid, ratio)}
+    drafter = Drafter(canvas, draft, condition, list(blocks.values()))
+    judge = Judge(canvas, prepared, codebook_neighbours(up_sampler.vq.quantize, nearest, canvas.device))
+    repairs: list[Repair] = []
+
+    def segment(done: int) -> Iterator[Step | Verdict]:
+        """The cycle of the block that begins here."""
+        block = blocks[done]
+
+        # 1. The draft model generates the rows of the block.
+        yield from drafter.generate(block)
+
+        # 2. The draft is enlarged.
+        enlarge(block, drafter.canvas, canvas, up_sampler)
+
+        # 3. One pass of the target judges every token: R_T.
+        hidden, rejected = judge.verify(block)
+
+        # 4. Rejections are expanded to R_X, and divided into islands and waves.
+        repair = repair_of(rejected, settings)
+        canvas.report.add(**repair.counts())
+        repairs.append(repair)
+
+        # 5. All islands are resampled in parallel, one wave per pass.
+        yield from judge.resample(block, hidden, repair)
+
+        # 6. The block is final. It is reduced for the draft model.
+        reduce(block, canvas, drafter.canvas, up_sampler)
+
+    canvas.total = 2 * canvas.cells  # see Block
+    yield from verified(canvas, 0, segment)
+
+    canvas.report.similarity = torch.cat(judge.pools).cpu().numpy()
+    canvas.report.maps["islands"] = islands_of_all(repairs)
+    canvas.report.maps["waves"] = np.concatenate([repair.wave for repair in repairs], axis=1)
+    drafter.canvas.expect_finite("draft")
+    result = canvas.finish()
+    remark_draft(result.report, draft)
+    return result
+
+
+# ------------------------------------------------------------ whether models and settings fit
+
+
+def check(target: TokenModel, settings: MuLoSDSettings) -> None:
+    """Check settings against a model, before anything is loaded or computed.
+
+    Raises:
+        UserError: so many neighbours that nothing can be rejected, or guidance of a model that was trained without a
+            null class.
+    """
+    resolve(settings, target)
+    check_neighbours(settings, target.net.config.vocab)
+
+
+def check_pair(target: TokenModel, draft: TokenModel, codes: int, sampler: str) -> None:
+    """Check that two models generate the ``codes`` codes of one tokenizer in raster order. ``sampler``: its title, for
+    the message.
+
+    Raises:
+        UserError: they do not.
+    """
+    raster_only(sampler, target, draft, janus="needs a model of a smaller image, which no Janus draws")
+    of_target = target.net.config.vocab
+    of_draft = draft.net.config.vocab
+    if of_draft != of_target:
+        raise UserError(
+            f"draft: {draft.name} has {of_draft} codes, and {target.name} has {of_target}; choose two models that use "
+            "the same VQ tokenizer."
+        )
+
+    if of_target != codes:
+        raise UserError(
+            f"decoder: it has {codes} codes, and {target.name} has {of_target}; choose the VQ tokenizer that the model "
+            "was trained with."
+        )
+
+
+def check_grids(target: TokenModel, draft: TokenModel) -> int:
+    """The ratio r of the sides of two grids.
+
+    Raises:
+        UserError: it is not an integer above 1.
+    """
+    ratio, rest = divmod(target.grid, draft.grid)
+    if rest or ratio < 2:
+        raise UserError(
+            f"draft: {draft.name} draws {draft.grid} x {draft.grid} tokens, and {target.name} draws {target.grid} x "
+            f"{target.grid}; choose a draft of half, a third or a quarter of the side."
+        )
+    return ratio
+
+
+def check_neighbours(settings: MuLoSDSettings, codes: int) -> int:
+    """The number of neighbours in a codebook of ``codes``.
+
+    Raises:
+        UserError: they are all codes.
+    """
+    nearest = neighbours_of(settings, codes)
+    if nearest >= codes - 1:
+        raise UserError(
+            f"neighbours: {nearest} is all of the {codes} codes, so that nothing could be rejected; choose fewer."
+        )
+    return nearest

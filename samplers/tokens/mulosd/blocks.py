@@ -1,0 +1,234 @@
+"""MuLo-SD's blocks of rows, and the draft model, which generates them at low resolution."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....networks.llama import TokenModel
+from ...conditioning import AnyCondition
+from ...device import to_device
+from ...engine import Step, passes
+from ..cache_slots import table_of
+from ..canvas import TokenCanvas, blank
+from ..defaults import resolve
+from ..jacobi import iterate
+from ..looks import CachedTransformer, DeviceTable
+from ..prepare import prepare
+from ..sampling import TokenDraw, guided_passes
+from ..schedule import Schedule, next_token_passes
+from ..settings import MuLoSDSettings, guides, rows_at_once
+from ..zipar import row_groups
+from .upsampling import UpSampling
+
+
+@dataclass(frozen=True)
+class Block:
+    """Some rows of the draft's grid, and the cells of the target's grid that they cover. The second of three blocks of
+    2 rows, for a draft of 6 x 6 tokens and r = 2::
+
+        draft: 6 rows of 6         target: 12 rows of 12
+        rows 0, 1   decided        cells   0 to  47   decided, and read again with the block
+        rows 2, 3   row 2, end 4   cells  48 to  95   before 0, first 48, last 96
+        rows 4, 5   later          cells  96 to 143   later
+
+    Progress counts the cells of the target twice: when they are drafted, and when they are final. How many passes the
+    islands of a block take is known only after its verification, so passes have no total that stays.
+    """
+
+    row: int  # first row of the draft's grid
+    end: int  # the row after the last one
+    first: int  # first cell of the target's grid
+    last: int  # the cell after the last one
+    before: int  # first cell of the block before, which the target reads again with this one
+    schedule: Schedule  # passes of the draft model; the first one is empty but in the first block
+
+    @property
+    def is_first(self) -> bool:
+        return self.row == 0
+
+    @property
+    def cells(self) -> int:
+        """Cells of the target in it."""
+        return self.last - self.first
+
+    @property
+    def begin(self) -> int:
+        """The progress before its first pass."""
+        return 2 * self.first
+
+    def drafted(self, passes: int) -> int:
+        """The progress after so many passes of the draft model in the block."""
+        planned = sum(bool(p.cells) for p in self.schedule.passes)
+        return self.begin + self.cells * passes // planned
+
+    def repaired(self, passes: int, planned: int) -> int:
+        """The progress after so many of the target's planned passes in the block."""
+        return self.begin + self.cells + self.cells * passes // planned
+
+
+def blocks_of(settings: MuLoSDSettings, small: int, ratio: int) -> list[Block]:
+    """The blocks of a draft of ``small`` x ``small`` tokens on a grid of ``ratio`` times the side."""
+    rows = rows_at_once(settings, small)
+    covered = ratio * ratio * small  # cells of the target that a row of the draft covers
+    blocks = []
+    for row in range(0, small, rows):
+        end = min(row + rows, small)
+        before = max(0, row - rows)
+        schedule = draft_schedule(small, settings.draft_window, row, end - row, fed_again=row - before)
+        blocks.append(Block(row, end, row * covered, end * covered, before * covered, schedule))
+    return blocks
+
+
+@lru_cache(maxsize=64)
+def draft_schedule(grid: int, window: int, first: int, rows: int, fed_again: int) -> Schedule:
+    """Passes in which the draft model generates ``rows`` of its grid after the ``first`` ones, and feeds the last
+    ``fed_again`` of those once more.
+
+    ``window``: ZipAR's; 0, or a row or wider, is raster order. Guidance counts tokens, as in serial decoding.
+    """
+    known = first * grid
+    if 0 < window < grid:
+        groups = row_groups(grid, window, rows)
+    else:
+        groups = [[cell] for cell in range(rows * grid)]
+
+    decided = known
+    shifted = []
+    cfg_steps = []
+    for group in groups:
+        shifted.append([known + cell for cell in group])
+        cfg_steps.append(decided - 1)
+        decided += len(group)
+    return Schedule(grid, next_token_passes(shifted, grid, cfg_steps, known, fed_again * grid), known=known)
+
+
+class Drafter:
+    """The draft model M_q, with its image and the keys and values of all blocks so far.
+
+    Args:
+        target: the canvas of the target; both models share its report and clock.
+        model: the draft model.
+        condition: of the images.
+        blocks: all of them.
+    """
+
+    def __init__(self, target: TokenCanvas, model: TokenModel, condition: AnyCondition, blocks: Sequence[Block]):
+        self.target = target
+        self.ratio = target.grid[0] // model.grid
+
+        # Guidance covers the same part of the draft as of the target.
+        settings = target.settings
+        if settings.cfg_interval is not None:
+            settings = replace(settings, cfg_interval=settings.cfg_interval // self.ratio**2)
+
+        prepared = prepare(model, condition, model.device)
+        settings = resolve(settings, model)
+        self.canvas = blank(model, model.grid, settings, target.noise, target.report, clock=target.clock)
+        self.canvas.phases = ("draft", "draft")
+        self.transformer = CachedTransformer(self.canvas, prepared)
+        self.draw = TokenDraw(self.canvas, stream="draft")
+        self.null = guides(settings)
+
+        self.parallel = settings.draft_parallel
+        self.in_windows = self.parallel > 1
+        # Slots of the cache for the passes of every block. In windows stand-ins have slots of their own, and padding.
+        most = max(table_of(block.schedule, one_by_one=not self.in_windows).slots for block in blocks)
+        self.slots = most if self.in_windows else most - 1
+        # In windows, finished images leave the batch if no later block needs their keys and values.
+        self.shrink = len(blocks) == 1
+
+        self.block = blocks[0]  # the present one
+        self.table: DeviceTable | None = None  # its passes, if they are fed one by one
+
+    def generate(self, block: Block) -> Iterator[Step]:
+        """1. Generate the rows of a block, pass by pass or in windows (``jacobi.py``)."""
+        self.block = block
+        self.table = None
+        self.draw.guided_by_pass = guided_passes(self.canvas.settings, block.schedule)
+
+        t = table_of(block.schedule, one_by_one=not self.in_windows)
+        cells = to_device(torch.from_numpy(t.cells[:-1]), self.canvas.device).split(np.diff(t.cell_start).tolist())
+        plan = {k: of_pass for k, of_pass in enumerate(cells) if len(of_pass)}
+        if not self.in_windows:
+            yield from passes(self.canvas, plan, self.look, self.draw, self.show)
+            return
+
+        # The first pass of the first block is the prefill, which is no part of a window.
+        if block.is_first:
+            yield from passes(self.canvas, {0: plan[0]}, self.look, self.draw, self.show)
+        calls = iterate(self.canvas, self.transformer, self.draw, block.schedule, self.parallel, self.shrink)
+        for done, _ in enumerate(calls, 1 + block.is_first):
+            yield from self.show(done)
+
+    def look(self, k: int, cells: Tensor) -> Tensor:
+        """Hidden rows [R, n, C] that predict the cells of pass k of the present block. Its pass 0 is the prefill."""
+        if k == 0:
+            return self.transformer.prefill(self.null, self.slots).expand(-1, len(cells), -1)
+
+        if self.table is None:  # the prefill tells the number of slots before the image's
+            t = table_of(self.block.schedule, one_by_one=True)
+            self.table = DeviceTable(t, self.transformer.cache.prefix, self.canvas.device)
+        p = self.table.at(k)
+        return self.transformer.feed(self.canvas.values, p.fed, self.null)[:, p.predicted_by]
+
+    def show(self, done: int) -> Iterator[Step]:
+        """Count pass number ``done`` of the present block, and yield the partial result."""
+        self.canvas.report.add(draft_passes=1)
+        return self.target.show(self.block.drafted(done), self.view)
+
+    @torch.inference_mode(False)
+    def view(self) -> tuple[Tensor, Tensor]:
+        """The target's view, on which the draft's tokens of the present block are repeated over the cells that they
+        cover.
+        """
+        of_target, decided = self.target.view()
+        codes, drafted = (
+            values.repeat_interleave(self.ratio, 1).repeat_interleave(self.ratio, 2) for values in self.canvas.view()
+        )
+        drafted[:, : self.block.row * self.ratio] = False
+        return torch.where(drafted, codes, of_target), decided | drafted
+
+
+def enlarge(block: Block, draft: TokenCanvas, target: TokenCanvas, up_sampler: UpSampling) -> None:
+    """2. U_r: write the draft of a block to the target's canvas. It is enlarged within a whole image: see
+    :func:`whole_image`.
+    """
+    ratio = target.grid[0] // draft.grid[0]
+    with target.clock.phase("up-sampling"):
+        codes = draft.values[:, :-1].unflatten(1, draft.grid)[:, : block.end]
+        large = up_sampler.up(whole_image(codes), ratio)
+        target.values[:, block.first : block.last] = large[:, block.row * ratio : block.end * ratio].flatten(1)
+
+
+def reduce(block: Block, target: TokenCanvas, draft: TokenCanvas, up_sampler: UpSampling) -> None:
+    """6. D_r: write what is final to the draft's canvas, from which the draft model continues. The last block needs
+    none.
+    """
+    if block.last == target.cells:
+        return
+
+    ratio = target.grid[0] // draft.grid[0]
+    side = draft.grid[1]
+    with target.clock.phase("up-sampling"):
+        codes = target.values[:, :-1].unflatten(1, target.grid)[:, : block.end * ratio]
+        small = up_sampler.down(whole_image(codes), ratio)
+        draft.values[:, block.row * side : block.end * side] = small[:, block.row : block.end].flatten(1)
+
+
+def whole_image(codes: Tensor) -> Tensor:
+    """The first rows of an image, int64 [B, h, w] with h up to w, as a square, in which the rows below repeat the last
+    one.
+
+    The tokenizer normalises over all positions, attends to all of them, and pads at the borders. Codes of the first
+    rows alone would therefore differ from the codes of the same rows in an image, and the target would reject them. The
+    up-sampler that the paper trains needs no rows below, because its convolutions are causal over rows.
+    """
+    _, height, width = codes.shape
+    below = codes[:, -1:].expand(-1, width - height, -1)
+    return torch.cat([codes, below], dim=1)

@@ -1,0 +1,259 @@
+"""MuLo-SD's target: one pass verifies the drafts of a block, and further passes resample its islands.
+
+Sources: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149); pooling as in
+LANTERN (Jang et al. 2025, ICLR 2025, arXiv 2410.03355).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ....networks.autoencoder import Codebook
+from ....reports.record import ACCEPTED
+from ...device import to_device
+from ...engine import Verdict
+from ..canvas import TokenCanvas
+from ..draws import tempered
+from ..looks import CachedTransformer, FedRows, chosen_rows
+from ..prepare import PreparedCondition
+from ..sampling import TokenDraw, guidance_applies
+from ..settings import guides
+from .blocks import Block
+from .islands import Repair, WavePass, wave_passes
+
+# Logits of the target that are computed at once, of all images and branches: 64 MB in fp32.
+_PIECE = 1 << 24
+# Scores of pairs of codes that are computed at once: 64 MB in fp32.
+_SCORES = 1 << 24
+
+
+class Judge:
+    """The target M_p, with the keys and values of all blocks so far.
+
+    Args:
+        canvas: its images.
+        condition: packed.
+        neighbours: int32 [V, 1 + k], see :func:`neighbours`.
+    """
+
+    def __init__(self, canvas: TokenCanvas, condition: PreparedCondition, neighbours: Tensor):
+        self.canvas = canvas
+        self.settings = canvas.settings
+        self.transformer = CachedTransformer(canvas, condition)
+        self.draw = TokenDraw(canvas)
+        self.neighbours = neighbours
+        self.null = guides(canvas.settings)
+        self.pools: list[Tensor] = []  # pooled probabilities fp32 [B * n] of every block
+
+    # ------------------------------------------------------------ 3. verification
+
+    def verify(self, block: Block) -> tuple[Tensor, np.ndarray]:
+        """3. Verify the drafts of a block in one causal pass.
+
+        Returns hidden rows [R, n, C], which predict the cells of the block, and R_T, the rejected drafts, bool [B, h,
+        G]. The host waits for the device here.
+        """
+        canvas = self.canvas
+        with canvas.clock.phase("transformer"):
+            hidden = self.read(block)
+        with canvas.clock.phase("verification"):
+            pool, rejected = self.judge(hidden, block.first)
+
+        self.pools.append(pool.flatten())
+        return hidden, rejected.cpu().numpy().reshape(canvas.images, -1, canvas.grid[1])
+
+    def read(self, block: Block) -> Tensor:
+        """Feed a block, and the block before it to update its keys and values; hidden rows [R, n, C] that predict the
+        cells of the block.
+        """
+        canvas = self.canvas
+        # A row predicts the cell after its own, so the last cell of the block need not be fed.
+        if block.is_first:
+            # In a batch the last cell is fed as padding, see WavePass.
+            slots = canvas.cells if canvas.images > 1 else canvas.cells - 1
+            hidden = self.transformer.prefill(self.null, slots, canvas.values[:, : block.last - 1])
+        else:
+            # The cells of the block before may have changed since they were fed.
+            fed = torch.arange(block.before, block.last - 1, device=canvas.device)
+            rows = causal_rows(fed, fed, self.transformer.cache.prefix, block.last - 1)
+            hidden = self.transformer.feed(canvas.values, rows, self.null)
+
+        return hidden[:, -block.cells :]
+
+    def judge(self, hidden: Tensor, first: int) -> tuple[Tensor, Tensor]:
+        """Pooled probabilities fp32 [B, n] of the drafts from cell ``first`` on, and R_T, the rejected ones, bool [B,
+        n].
+
+        ``hidden`` [R, n, C] predicts these cells. It is not recorded: the kernels of a whole block take longer than
+        their launch, and a recording would keep the memory of its logits.
+        """
+        s = self.settings
+        size = cells_at_once(len(hidden), self.draw.net.config.vocab)
+        cells = torch.arange(first, first + hidden.shape[1], device=hidden.device)
+        pools = []
+        own = []
+        for part, rows in zip(cells.split(size), hidden.split(size, dim=1), strict=True):
+            logits = self.draw.logits(rows, guidance_applies(s, part - 1))
+            p = tempered(logits, s).softmax(-1)
+            drafts = self.canvas.values[:, part]
+            pools.append(pooled(p, drafts, self.neighbours))
+            own.append(p.gather(-1, drafts[..., None])[..., 0])
+
+        pool = torch.cat(pools, dim=1)
+        if s.acceptance_target:
+            return pool, all_but_share(pool, s.acceptance_target, torch.cat(own, dim=1), first)
+        return pool, pool < s.tau
+
+    # ------------------------------------------------------------ 5. resampling
+
+    def resample(self, block: Block, hidden: Tensor, repair: Repair) -> Iterator[Verdict]:
+        """5. Resample the islands of a block, one wave per pass.
+
+        The pass of the verification, whose ``hidden`` rows [R, n, C] predict the cells of the block, is the pass of the
+        first wave. It decides the accepted drafts too.
+        """
+        canvas = self.canvas
+        outcome = to_device(repair.outcome().reshape(canvas.images, -1), canvas.device)  # uint8 [B, n]
+        waves = wave_passes(repair.wave.reshape(canvas.images, -1), block.first, canvas.cells)
+
+        for k, wave in enumerate(waves):
+            # 1. Sample the cells of the wave.
+            cells = to_device(wave.cells, canvas.device)
+            in_block = (cells - block.first).clamp(max=block.cells - 1)  # any cell for padding
+            if k == 0:
+                predicted_by = in_block
+            else:
+                hidden, predicted_by = self.feed(wave)
+            values = self.sample(hidden, predicted_by, cells)
+            what = outcome.gather(1, in_block)
+
+            # 2. In the first pass the accepted drafts come before them; the places of the other drafts are padding.
+            if k == 0:
+                of_block = torch.arange(block.first, block.last, device=canvas.device)
+                accepted = torch.where(outcome == ACCEPTED, of_block, canvas.cells)
+                cells = torch.cat([accepted, cells], dim=1)
+                values = torch.cat([canvas.values[:, of_block], values], dim=1)
+                what = torch.cat([outcome, what], dim=1)
+
+            # 3. The report counts the passes of both models so far; passes are numbered from 0.
+            number = canvas.report.counts["transformer_passes"] - 1
+            yield Verdict(cells, values, number, what, block.repaired(k + 1, len(waves)))
+
+    def feed(self, wave: WavePass) -> tuple[Tensor, Tensor]:
+        """Feed what the wave before has sampled: hidden rows [R, m, C], and which of them predicts each cell of the
+        wave, int64 [B, n].
+        """
+        canvas = self.canvas
+        fed = to_device(wave.fed, canvas.device)
+        predicted_by = to_device(wave.predicted_by, canvas.device)
+        with canvas.clock.phase("transformer"):
+            # The last cell is padding and has no position, see WavePass.
+            position = fed.clamp(max=canvas.cells - 2)
+            rows = causal_rows(fed, position, self.transformer.cache.prefix, wave.end)
+            return self.transformer.feed(canvas.values, rows, self.null), predicted_by
+
+    def sample(self, hidden: Tensor, predicted_by: Tensor, cells: Tensor) -> Tensor:
+        """Tokens int64 [B, n] of cells int64 [B, n], each predicted by one of the hidden rows [R, m, C],
+        ``predicted_by`` int64 [B, n].
+        """
+        if not cells.shape[1]:
+            return cells  # every draft is accepted
+
+        size = cells_at_once(len(hidden), self.draw.net.config.vocab)
+        new = []
+        with self.canvas.clock.phase("sampling"):
+            for part, rows in zip(cells.split(size, dim=1), predicted_by.split(size, dim=1), strict=True):
+                guided = guidance_applies(self.settings, part - 1)
+                new.append(self.draw.tokens(chosen_rows(hidden, rows), guided, part, self.canvas.values))
+        return torch.cat(new, dim=1)
+
+
+def causal_rows(cells: Tensor, position: Tensor, prefix: int, end: int) -> FedRows:
+    """Rows of cells int64 [...] at a position each, which attend to the condition of ``prefix`` slots and to all cells
+    up to their own; to cells below ``end`` at most.
+    """
+    mask = torch.arange(prefix + end, device=cells.device) <= prefix + position[..., None]
+    return FedRows(cell=cells, position=position, slot=cells + prefix, end=prefix + end, mask=mask)
+
+
+def cells_at_once(rows: int, codes: int) -> int:
+    """Cells whose logits of ``rows`` batch rows and ``codes`` codes are computed at once, so that memory is bounded."""
+    return max(1, _PIECE // (rows * codes))
+
+
+# ------------------------------------------------------------ acceptance
+
+
+@torch.inference_mode()
+def neighbours(vectors: Tensor, k: int) -> Tensor:
+    """Every code of vectors fp32 [V, channels], then its k nearest by L2 distance, nearest first: int32 [V, 1 + k];
+    k < V.
+    """
+    count = len(vectors)
+    square = vectors.square().sum(1)
+    parts = []
+    for rows in torch.arange(count, device=vectors.device).split(_codes_at_once(count)):
+        score = vectors[rows] @ vectors.t() - square / 2  # larger is nearer
+        score.scatter_(1, rows[:, None], torch.inf)  # the code itself first, even with duplicates
+        parts.append(score.topk(1 + k, dim=1).indices.to(torch.int32))
+    return torch.cat(parts)
+
+
+def neighbours_bytes(count: int, k: int) -> float:
+    """Memory of :func:`neighbours` of ``count`` codes, at most."""
+    table = count * (1 + k)  # int32
+    scores = min(count, _codes_at_once(count)) * count
+
+    # A piece is its scores and, of the nearest, the same again and int64 indices; then the pieces of the table are
+    # joined.
+    return 4.0 * (table + max(table, 4 * scores))
+
+
+def _codes_at_once(count: int) -> int:
+    """Codes whose scores with all ``count`` codes are computed at once."""
+    return max(1, _SCORES // count)
+
+
+def codebook_neighbours(codebook: Codebook, k: int, device: torch.device) -> Tensor:
+    """:func:`neighbours` of a VQ codebook's unit vectors on ``device``; 66 MB for 16,384 codes and k 1000.
+
+    The codebook keeps one table, the last one, until its weights change.
+    """
+    weight = codebook.embedding.weight
+    # Inference tensors, which ComfyUI loads, have no version counter; they are not changed in place.
+    version = 0 if weight.is_inference() else weight._version
+    made_for = (k, device, version)
+    if codebook.neighbours is None or codebook.neighbours[0] != made_for:
+        codebook.neighbours = None  # two tables at a time would be large
+        codebook.neighbours = (made_for, neighbours(codebook.unit(), k).to(device))
+    return codebook.neighbours[1]
+
+
+def pooled(p: Tensor, codes: Tensor, table: Tensor) -> Tensor:
+    """Pooled probability of codes int64 [...] and their neighbours, from :func:`neighbours`; fp32 [...] of p fp32
+    [..., V].
+    """
+    return p.gather(-1, table[codes].long()).sum(-1)
+
+
+def all_but_share(pool: Tensor, share: float, own: Tensor | None = None, before: int = 0) -> Tensor:
+    """R_T, bool [B, n], where a ``share`` of every image's tokens is accepted: the tokens of the highest ``pool`` [B,
+    n], from :func:`pooled`.
+
+    The share counts the ``before`` tokens of earlier blocks too. Probabilities that agree to 1e-4 are tied, because
+    sums of the whole distribution differ by rounding. Of tied tokens, it accepts the tokens of the highest probability
+    ``own`` [B, n] (None: equal), and of equal ones the first in raster order.
+    """
+    # The earlier blocks accepted what the share of their tokens rounds to.
+    count = pool.shape[1]
+    accepted = round(share * (before + count)) - round(share * before)
+
+    # Sort by the less significant key first.
+    order = torch.arange(count, device=pool.device).expand_as(pool)
+    for key in (pool if own is None else own, (pool * 1e4).round()):
+        order = order.gather(1, key.gather(1, order).sort(dim=1, descending=True, stable=True).indices)
+    return torch.ones_like(pool, dtype=torch.bool).scatter(1, order[:, :accepted], False)
