@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from ..reports.quality import closeness
 from ..reports.table import literal, markdown, percent
 from ..reports.timing import times_as_fast
+from ..samplers.settings import knobs
 from .choice import Choice
 from .measured import ACCEPTANCE, DECIMALS, EXACT, LOSSLESS, AdviceSettings, Measured
-from ..samplers.settings import knobs
 
 _LONGEST = 400  # characters of a reason in the table
 

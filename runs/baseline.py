@@ -24,8 +24,8 @@ from ..reports.quality import (
     measure,
 )
 from ..reports.record import Baseline, Report, against
-from .registry import SAMPLERS
 from ..samplers.settings import knobs, make
+from .registry import SAMPLERS
 
 # Above the window of any grid, so that a run of unknown grid does not count as exact.
 _UNKNOWN_SIDE = 1 << 16

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UserError
+from ..samplers.settings import knobs, make
 from . import presets
 from .registry import Entry, find
-from ..samplers.settings import knobs, make
 
 PRESET = "preset"
 _MOST_TEXT = 8192

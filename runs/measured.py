@@ -9,8 +9,8 @@ import numpy as np
 from ..reports.quality import DISTRIBUTION, IDENTICAL, OTHER_IMAGE
 from ..reports.sweep import Cell, Point, summary
 from ..reports.timing import Speedup, speedup_of_pairs
-from .choice import Choice
 from ..samplers.settings import Settings, knob
+from .choice import Choice
 
 PSNR = "PSNR"
 SSIM = "SSIM"

@@ -10,12 +10,9 @@ from typing import Any
 from ..errors import unknown
 from ..samplers.blocks.bitdance import bitdance
 from ..samplers.blocks.bitdance import check as check_bitdance
-from .families.blocks import BlockFamily
 from ..samplers.blocks.settings import BlockSettings
 from ..samplers.engine import Sampler
-from .families import Family
 from ..samplers.mar.cspd import cspd
-from .families.mar import MARFamily
 from ..samplers.mar.fasthybrid import fasthybrid
 from ..samplers.mar.gtr import gtr
 from ..samplers.mar.lazy import check as check_lazymar
@@ -33,7 +30,6 @@ from ..samplers.mar.settings import (
     MARBase,
     MARSettings,
 )
-from .families.tokens import TokenFamily
 from ..samplers.tokens.llamagen import check as check_llamagen
 from ..samplers.tokens.llamagen import llamagen
 from ..samplers.tokens.mulosd import check as check_mulosd
@@ -43,6 +39,10 @@ from ..samplers.tokens.par import par
 from ..samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings, PARSettings, TokenSettings, ZipARSettings
 from ..samplers.tokens.zipar import check as check_zipar
 from ..samplers.tokens.zipar import zipar
+from .families import Family
+from .families.blocks import BlockFamily
+from .families.mar import MARFamily
+from .families.tokens import TokenFamily
 
 # Raised when any sampler produces other images from the same model, settings and seed, or counts its work differently,
 # so that images of two versions are not mixed in one sweep. tests/bench/test_algorithm.py records digests.

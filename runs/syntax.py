@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from ..networks.chat import MOST_TEXT
 from ..errors import printable
+from ..networks.chat import MOST_TEXT
 
 _BRACKETS = re.compile(r"\([^()\[\]]*\)|\[[^()\[\]]*\]")
 # A fraction behind a text, "(red:1.2)" or "[cat:dog:0.5]", or a digit that is not of a time or ratio: "(red:2)".

@@ -8,10 +8,10 @@ from typing import Any
 import torch
 
 from ...networks.bitdance import BlockModel
-from ...samplers.editing import Edit
-from . import Family
 from ...samplers.blocks.canvas import expect_edit, expect_suited
+from ...samplers.editing import Edit
 from ..memory.blocks import estimate
+from . import Family
 
 
 class BlockFamily(Family):

@@ -6,13 +6,13 @@ from typing import Any
 
 from ...networks.mar import MARModel
 from ...samplers.editing import Edit
-from . import Family
-from ..memory import FEATURES, PROMPTS, weights_by_part
 from ...samplers.mar.canvas import edited
 from ...samplers.mar.lazy.plan import usual_block
 from ...samplers.mar.mar import CLIPPED, clips
-from ..memory.mar import estimate
 from ...samplers.mar.settings import CacheSettings, DiSASettings, MARBase
+from ..memory import FEATURES, PROMPTS, weights_by_part
+from ..memory.mar import estimate
+from . import Family
 
 
 class MARFamily(Family):

@@ -8,12 +8,12 @@ from typing import Any
 from ...networks.llama import TokenModel
 from ...samplers.conditioning import AnyCondition
 from ...samplers.editing import Edit
-from . import Family
 from ...samplers.tokens.canvas import tokens_again
 from ...samplers.tokens.defaults import published, resolve
 from ...samplers.tokens.draws import PairedDraws
-from ..memory.tokens import stages
 from ...samplers.tokens.settings import MuLoSDSettings, neighbours_of
+from ..memory.tokens import stages
+from . import Family
 
 
 class TokenFamily(Family):

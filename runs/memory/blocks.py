@@ -7,11 +7,11 @@ from typing import cast
 from ...networks.bitdance import BitDanceClass, BlockModel
 from ...networks.llama import cache_bytes
 from ...networks.ops import unpacking_bytes
-from ...samplers.conditioning import Condition, MaskedCondition, PromptCondition
-from . import HEAD, KV_CACHE, NOISE, POSITIONS, TRANSFORMER, weights_by_part
-from ...samplers.noise import noise_bytes
 from ...samplers.blocks.diffusion import BUDGET
 from ...samplers.blocks.settings import BlockSettings
+from ...samplers.conditioning import Condition, MaskedCondition, PromptCondition
+from ...samplers.noise import noise_bytes
+from . import HEAD, KV_CACHE, NOISE, POSITIONS, TRANSFORMER, weights_by_part
 
 FP32 = 4  # bytes of a number
 

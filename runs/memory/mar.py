@@ -5,9 +5,9 @@ from __future__ import annotations
 from ...networks.mar import BUDGET, MARModel
 from ...networks.ops import unpacking_bytes
 from ...samplers.conditioning import MaskedCondition, PromptCondition
-from . import FEATURES, HEAD, NOISE, PROMPTS, weights_by_part
-from ...samplers.noise import noise_bytes
 from ...samplers.mar.settings import CacheSettings, MARBase
+from ...samplers.noise import noise_bytes
+from . import FEATURES, HEAD, NOISE, PROMPTS, weights_by_part
 
 
 def estimate(

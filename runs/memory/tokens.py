@@ -13,15 +13,15 @@ from ...networks.llama import Llama, TokenModel, cache_bytes, is_16_bit
 from ...networks.ops import unpacking_bytes
 from ...networks.tar import TarModel
 from ...samplers.conditioning import AnyCondition, FeatureCondition, ImagePromptCondition, PromptCondition
-from . import SAMPLING, weights_by_part
 from ...samplers.tokens.cache_slots import table_of
 from ...samplers.tokens.jacobi import padded_rows
-from ...samplers.tokens.mulosd.judge import cells_at_once, neighbours_bytes
+from ...samplers.tokens.mulosd.verification import cells_at_once, neighbours_bytes
 from ...samplers.tokens.par import schedule_of
 from ...samplers.tokens.prepare import prompt_ids
 from ...samplers.tokens.schedule import Schedule, raster
 from ...samplers.tokens.settings import DETAILS, PARSettings, TarPromptSettings, ZipARSettings, guides, neighbours_of
 from ...samplers.tokens.zipar import windowed
+from . import SAMPLING, weights_by_part
 
 # Buffers of a block of the network, each as large as a fed row or as its inner row. Fed rows: input, norm, queries,
 # keys, values, their heads in the layout of attention, its output, and its projection. Inner rows of the MLP: gate, up,

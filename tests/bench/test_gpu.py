@@ -178,7 +178,7 @@ def test_a_process_that_measures_nothing_is_not_started_again(tmp_path, monkeypa
 def compiled(tmp_path, monkeypatch):
     """A tiny MAR's row with speeds plain and compile, where compile draws with another seed if ``other`` is true."""
     draw = measure.draw
-    monkeypatch.setattr(speed.Recordable, "region", lambda net, function, part: function)
+    monkeypatch.setattr(speed.Recordable, "compiled", lambda net, function, part: function)
     monkeypatch.setattr(speed, "BACKEND", "eager")
     monkeypatch.setattr(measure, "SHORT", 0.0)
     monkeypatch.setattr(official, "SIZES", {**official.SIZES, "MAR-L": (32, 2, 2, 1, 32)})

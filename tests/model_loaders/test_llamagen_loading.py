@@ -13,7 +13,7 @@ from fastar_nodes.model_loaders.llamagen import load_llamagen
 from fastar_nodes.networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
 from fastar_nodes.networks.llama import LlamaConfig
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.engine import Step
+from fastar_nodes.samplers.engine import Sampled, finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
@@ -165,9 +165,8 @@ class TestNullClass:
         model = load_llamagen(self.rows(tmp_path, 10, num_classes=10))
         settings, label = LlamaGenSettings(cfg=1.0), from_ids([9])
 
-        def last(settings: LlamaGenSettings) -> Step:
-            *_, step = llamagen(model, label, settings, PairedDraws(0, (0,)))
-            return step
+        def last(settings: LlamaGenSettings) -> Sampled:
+            return finish(llamagen(model, label, settings, PairedDraws(0, (0,))))
 
         assert last(LlamaGenSettings()).report.settings["cfg"] == 1.0, "guidance is off by default"
         assert last(settings).latents.shape == (1, 4, 4)

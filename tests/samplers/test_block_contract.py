@@ -375,7 +375,7 @@ def test_a_plain_reference_draws_the_same(case):
 
 def test_the_report_says_what_this_run_ran_plain_and_not_an_earlier_one(monkeypatch):
     model = tiny_bitdance(seed=1)
-    monkeypatch.setattr(speed.Recordable, "region", lambda self, function, part: function)
+    monkeypatch.setattr(speed.Recordable, "compiled", lambda self, function, part: function)
     model.net.speed = speed.COMPILE
     model.net.note_plain("a part of an earlier run")
 

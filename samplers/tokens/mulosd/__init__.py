@@ -5,7 +5,7 @@ Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026
 1. the draft model M_q generates some rows of an image of 1/r the side, in ZipAR's order (``blocks.py``);
 2. the draft is enlarged to the target's grid (U_r, ``upsampling.py``);
 3. one pass of the target M_p gives p_i at every token i. A draft token is rejected if its probability, pooled over its
-   code's nearest neighbours, is below tau (R_T, ``judge.py``);
+   code's nearest neighbours, is below tau (R_T, ``verification.py``);
 4. every rejection is expanded by a radius l, but not before the first one (R_X), and R_X is divided into islands
    (``islands.py``);
 5. all islands are resampled in parallel, in waves;
@@ -51,8 +51,8 @@ from ..schedule import raster
 from ..settings import MuLoSDSettings, neighbours_of, rows_at_once
 from .blocks import Drafter, blocks_of, enlarge, reduce
 from .islands import Repair, islands_of_all, repair_of
-from .judge import Judge, codebook_neighbours
 from .upsampling import UpSampling
+from .verification import Judge, codebook_neighbours
 
 
 @in_own_state

@@ -15,11 +15,11 @@ from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.mulosd import islands as geometry
-from fastar_nodes.samplers.tokens.mulosd import judge as judging
 from fastar_nodes.samplers.tokens.mulosd import mulosd
+from fastar_nodes.samplers.tokens.mulosd import verification as judging
 from fastar_nodes.samplers.tokens.mulosd.blocks import blocks_of, draft_schedule, enlarge, reduce
-from fastar_nodes.samplers.tokens.mulosd.judge import Judge
 from fastar_nodes.samplers.tokens.mulosd.upsampling import UpSampling
+from fastar_nodes.samplers.tokens.mulosd.verification import Judge
 from fastar_nodes.samplers.tokens.prepare import PreparedCondition
 from fastar_nodes.samplers.tokens.sampling import TokenDraw
 from fastar_nodes.samplers.tokens.settings import (
