@@ -857,7 +857,7 @@ def run_choice(
 
 
 def draw_images(
-    choice: Choice, loaded: Loaded[Any], condition: Any, seed: int, draft: Any, bar: Bar
+    choice: Choice, loaded: Loaded[Any], condition: Any, seed: int, draft: Any = None, bar: Bar | None = None
 ) -> tuple[np.ndarray, Report]:
     """Images uint8 [N, H, W, 3] and the report of :func:`run_choice`."""
     latent, report = run_choice(choice, loaded, condition, seed, draft, bar).result
