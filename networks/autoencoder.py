@@ -460,7 +460,8 @@ class Codebook(nn.Module):
     def __init__(self, codes: int, channels: int):
         super().__init__()
         self.embedding = nn.Embedding(codes, channels)
-        # MuLo-SD's table of the nearest codes of every code, after what it was made for; None before its first use. It is kept here, because it is as large as the codebook allows and lives as long.
+        # MuLo-SD's table of the nearest codes of every code, after what it was made for; None before its first use.
+        # It is kept here, because it is as large as the codebook allows and lives as long.
         self.neighbours: tuple[object, Tensor] | None = None
 
     def unit(self) -> Tensor:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
+from weakref import proxy
 
 import numpy as np
 from comfy_api.latest import io
@@ -28,6 +29,7 @@ from ..memory import enough_memory
 from ..model_loaders.families import choose_dtype
 from ..model_loaders.janus import load_janus_vision
 from ..model_loaders.upscalers import enlarges_rgb, upscaler_name
+from ..networks.autoencoder import VQModel
 from ..networks.janus_vision import ImageReader
 from ..networks.tar import TarModel
 from ..networks.torch_state import in_own_state
@@ -855,7 +857,7 @@ def run_choice(
 
 
 def draw_images(
-    choice: Choice, loaded: Loaded[Any], condition: Any, seed: int, draft: Any, bar: Bar
+    choice: Choice, loaded: Loaded[Any], condition: Any, seed: int, draft: Any = None, bar: Bar | None = None
 ) -> tuple[np.ndarray, Report]:
     """Images uint8 [N, H, W, 3] and the report of :func:`run_choice`."""
     latent, report = run_choice(choice, loaded, condition, seed, draft, bar).result
@@ -916,7 +918,9 @@ def placed_reader(loaded: Loaded[Any]) -> ImageReader:
         operations = host.operations(host.get_compute_device())
         more: dict[str, Any] = {} if operations is None else {"operations": operations}
         dtype = dtype_name(choose_dtype(AUTO, host.get_compute_device(), "janus"))
-        return load_janus_vision(path, vae.tokenizer, dtype, host.get_offload_device(), **more)
+        # The cached reader must not keep the tokenizer of a loader that is gone.
+        tokenizer = cast(VQModel, proxy(vae.tokenizer))
+        return load_janus_vision(path, tokenizer, dtype, host.get_offload_device(), **more)
 
     reader = _image_reader.get(path, load)
     side = reader.model.side

@@ -195,7 +195,8 @@ def test_models_of_the_demo(cli, tiny_demo, line, names, passes, models):
     assert all(count in ("*", row["passes"]) for row, count in found)
     assert [run["model"] for run in runs()] == models
     baselines = ("llamagen", "tar")
-    assert all(run["speedup"] == 1.0 for run in runs() if run["sampler"] in baselines)
+    compared = [run for run in runs() if run["sampler"] in baselines and "speedup" in run]
+    assert len(compared) == 1 and compared[0]["speedup"] == 1.0, "a baseline is one that others are compared with"
     assert all(run["counts"]["draft_passes"] == 16 for run in runs() if run["sampler"] == "mulosd")
 
 

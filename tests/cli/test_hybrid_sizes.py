@@ -68,7 +68,7 @@ def test_the_work_is_what_a_run_counts(tiny, cfg):
 def test_a_block_s_work_is_what_it_computes(tiny):
     dim, llm = 16, tiny.hybrid.llm
     with operations.counted() as mar_work:
-        Block(dim, 2)(torch.randn(2, 5, dim), rows=torch.tensor([[0, 3], [1, 2]]))
+        Block(dim, 2)(torch.randn(2, 5, dim), out=torch.tensor([[0, 3], [1, 2]]))
     with operations.counted() as llm_work:  # one row sees itself
         llm.hidden(torch.randn(1, 1, llm.config.dim), torch.zeros(1, 1), lambda _, q, k, v: attend(q, k, v))
     made = [2 * sum(count for count, _ in work.products) for work in (mar_work, llm_work)]

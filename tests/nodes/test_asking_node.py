@@ -1,7 +1,10 @@
 """Ask about Image, on the fake ComfyUI."""
 
+import gc
+import weakref
 from dataclasses import replace
 
+import fake_comfy
 import janus_images
 import pytest
 import torch
@@ -41,6 +44,17 @@ def recorded(name):
 def test_the_recorded_answer(loaded):
     (answers,) = ask(loaded, image(1)).result
     assert answers == [recorded("u2")]
+
+
+def test_what_read_an_image_does_not_keep_the_tokenizer_of_a_loader_that_is_gone(tmp_path, monkeypatch):
+    """Else its memory stays taken, and ComfyUI warns of a leak at every later run."""
+    model = loaded.__wrapped__(tmp_path, monkeypatch)
+    ask(model, image(1))
+    tokenizer = weakref.ref(model.vae.tokenizer.net)
+    del model
+    fake_comfy.state.loaded.clear()
+    gc.collect()
+    assert tokenizer() is None
 
 
 def test_the_limit_and_the_end_token(loaded):

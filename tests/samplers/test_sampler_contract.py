@@ -264,8 +264,7 @@ def by_norm(settings, bug):
         here = order.ahead(step)
         if bug != "scale that stays":
             order.scale.scatter_(1, here, order.cfg[step])
-        for _, values in draw(step, here, z[:, :, :count]):
-            canvas.write(here, values, step)
+        canvas.decide(here, draw(step, here, z[:, :, :count]), step)
     return canvas.finish()
 
 
