@@ -25,6 +25,7 @@ OURS = [part for part in PARTS if part.name not in ("transformers", "authors")]
 # ------------------------------------------------------------------------------------------------ rehearsals
 
 
+@pytest.mark.slow
 def test_a_rehearsal_measures_every_part_once(cli, tmp_path):
     run = f"gpu --rehearse --speeds plain --seconds 1500 --out {tmp_path}/out"
     answer = cli(run, *(part.name for part in OURS))

@@ -157,7 +157,7 @@ def test_a_damaged_quality_is_refused(tmp_path, quality):
 
 
 @given(st.sampled_from(sorted(GOOD["runs"][0])), VALUES)
-@settings(max_examples=100)
+@settings(max_examples=40)
 def test_any_value_gives_a_report_or_one_sentence(name, value):
     run = {**GOOD["runs"][0], name: value}
     try:

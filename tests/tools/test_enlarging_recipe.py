@@ -63,6 +63,7 @@ def test_the_part_is_all_that_a_file_gains(kind: str, tmp_path: Path) -> None:
     assert after.net.enlarge.paint.weight.abs().sum() > 0
 
 
+@pytest.mark.slow
 def test_training_brings_the_image_closer_to_the_large_rendering(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
