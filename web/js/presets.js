@@ -133,7 +133,11 @@ function waitFor(work) {
 function fill(instance) {
   remember(instance)
   const preset = valueOf(instance, "preset")
-  if (preset !== undefined && preset !== CUSTOM) waitFor(ask(instance))
+  if (preset === undefined || preset === CUSTOM) return
+
+  // The server refuses a run with a preset that the menu does not have.
+  const menu = widgetFor(instance, "preset")?.options?.values
+  if (!Array.isArray(menu) || menu.includes(preset)) waitFor(ask(instance))
 }
 
 const remember = (instance) => known.set(keyOf(instance), JSON.stringify(question(instance)))
