@@ -61,6 +61,11 @@ def _finish(sampler: Generator[Any, Any, Any], title: str, unit: str) -> Any:
     return finish(sampler)
 
 
+def has_null_prompt(model: str) -> UserError:
+    """The error for a negative prompt to a model that reads none; ``model``: its name."""
+    return UserError(f"negative: {model} has its own null prompt and reads no negative text; leave it out.")
+
+
 @dataclass
 class ConditionBuilder:
     """Conditions of models from labels or prompts."""
@@ -97,7 +102,7 @@ class ConditionBuilder:
 
         Args:
             on: the model.
-            text: names or ids, see :func:`.samplers.labels.resolve_labels`.
+            text: names or ids, see :func:`.runs.labels.resolve_labels`.
             repeat: images of each label.
             field: name of the input, for messages.
             most: largest number of images.
@@ -144,7 +149,7 @@ class ConditionBuilder:
         if hasattr(model, "instruction"):
             model.instruction(UNCONDITIONAL if self.unconditional is None else self.unconditional)
         elif condition.unconditional != UNCONDITIONAL:
-            raise UserError(f"negative: {model.name} has a null prompt of its own; leave it out.")
+            raise has_null_prompt(model.name)
         return condition
 
     def image_prompts(

@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 from . import assembly
 from .assembly import AUTO, PAR, Drafts, Ready, Source
-from .conditions import ENCODER, ConditionBuilder
+from .conditions import ENCODER, ConditionBuilder, has_null_prompt
 from .errors import UserError, amount, first_line, unknown
 from .memory import enough_memory
 from .model_loaders.families import DTYPES
@@ -465,7 +465,7 @@ class Pipeline:
         if image is not None and self.ready.family != JANUS:
             raise UserError(f"image: {self.model.name} reads {KINDS[kind]}; only a Janus-4o changes an image.")
         if image is not None and negative is not None:
-            raise UserError(f"negative: {self.model.name} has a null prompt of its own; leave it out.")
+            raise has_null_prompt(self.model.name)
         if freedom is not None and image is None:
             raise UserError("freedom: it is for an image that the prompt changes; give one, or leave it out.")
 

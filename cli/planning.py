@@ -343,7 +343,7 @@ def _by_family(planned: Sequence[Planned]) -> list[Planned]:
 
 
 def measured_against(planned: Sequence[Planned]) -> list[int | None]:
-    """For each sampler the index of the one its speed-up is relative to, see :func:`samplers.baseline.baselines`; None
+    """For each sampler the index of the one its speed-up is relative to, see :func:`runs.baseline.baselines`; None
     where there is none but itself.
 
     Models of two families or sizes have different networks, so the ratio of their seconds is not a property of a

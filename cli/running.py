@@ -34,7 +34,7 @@ def drive(sampler: Any, title: str, unit: str) -> Any:
 
 
 def warm_up(planned: Planned, condition: AnyCondition) -> None:
-    """See :func:`samplers.batches.warm_up`."""
+    """See :func:`runs.batches.warm_up`."""
     batches.warm_up(planned.entry, planned.on.model, planned.settings, condition)
 
 

@@ -100,10 +100,6 @@ def sample(
     return latent, report
 
 
-# Hidden inputs of nodes, see schema.HIDDEN.
-_HIDDEN = ("unique_id", "extra_pnginfo", "prompt")
-
-
 def _let_scripts_call(node: type[io.ComfyNode], module: str) -> None:
     """Let a script call a node, as programs such as ComfyUI-to-Python-Extension write it from a graph.
 
@@ -111,11 +107,14 @@ def _let_scripts_call(node: type[io.ComfyNode], module: str) -> None:
     paths of their folders, and classes of such a module are taken from its table of nodes, as they have to be. They
     also pass the hidden inputs, which ComfyUI passes in another way, among the others.
     """
+    from .schema import HIDDEN
+
+    hidden = {one.name for one in HIDDEN}
     execute = node.execute.__func__
 
     @wraps(execute)
     def without_hidden(cls: Any, *args: Any, **inputs: Any) -> Any:
-        return execute(cls, *args, **{name: value for name, value in inputs.items() if name not in _HIDDEN})
+        return execute(cls, *args, **{name: value for name, value in inputs.items() if name not in hidden})
 
     node.execute = classmethod(without_hidden)
     node.__module__ = module

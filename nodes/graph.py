@@ -65,12 +65,13 @@ def maker(node: Any, name: str) -> str:
         return ""
 
     number, _ = source
-    return _type_of(graph_of(node).get(number))
+    return type_of(graph_of(node).get(number))
 
 
-def _type_of(entry: Any) -> str:
-    """Type of a node of a graph; "" if there is no such node."""
-    return str(entry.get("class_type")) if isinstance(entry, Mapping) else ""
+def type_of(entry: Any) -> str:
+    """Type of a node, by its entry in a graph; "" if it has none."""
+    kind = entry.get("class_type") if isinstance(entry, Mapping) else None
+    return kind if isinstance(kind, str) else ""
 
 
 # As in web/js/models.js: sockets that lead to the sampled model, and how the types of loaders begin.
@@ -94,7 +95,7 @@ def _hides_model(nodes: Mapping[str, Any], sampler: Inputs) -> bool:
 
     number, _ = links[0]
     loader = nodes.get(number)
-    if not _type_of(loader).startswith(_LOADER):
+    if not type_of(loader).startswith(_LOADER):
         return True
     return any(source_of(value) is not None for value in inputs_of(loader).values())
 
@@ -163,7 +164,7 @@ def leave_unread(node: Any) -> None:
     changed, and would complain in its log that the empty name is a folder.
     """
     for entry in graph_of(node).values():
-        if _type_of(entry) == _LOAD_IMAGE and inputs_of(entry).get("image") == "":
+        if type_of(entry) == _LOAD_IMAGE and inputs_of(entry).get("image") == "":
             entry["is_changed"] = [False]  # where ComfyUI keeps what it saw
 
 

@@ -107,12 +107,12 @@ def prepare(request: Any) -> None:
     ends: list[str] = []
     for number, entry in nodes.items():
         named = not isinstance(targets, list) or number in targets
-        if named and host.is_output(_type_of(entry)):
+        if named and host.is_output(graph.type_of(entry)):
             ends.append(number)
     running = graph.needed(nodes, ends)
 
     # 2. A place for reports.
-    if not any(_type_of(nodes[number]).startswith(_OURS) for number in running):
+    if not any(graph.type_of(nodes[number]).startswith(_OURS) for number in running):
         return
     place = _place_in(request.setdefault("extra_data", {}))
     if place is None:
@@ -122,12 +122,6 @@ def prepare(request: Any) -> None:
     for written in list(_written):
         if written.is_result_in(nodes, running):
             written.add_to(place)
-
-
-def _type_of(entry: Any) -> str:
-    """Type of a node of a graph; "" if it has none."""
-    kind = entry.get("class_type") if isinstance(entry, Mapping) else None
-    return kind if isinstance(kind, str) else ""
 
 
 def _place_in(extra: Any) -> dict[str, Any] | None:

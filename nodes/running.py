@@ -867,7 +867,7 @@ def draw_images(
 
 
 def warm_up(loaded: Loaded[Any], condition: Any) -> None:
-    """Begin the plain sampler, untimed, as :func:`samplers.batches.warm_up`."""
+    """Begin the plain sampler, untimed, as :func:`runs.batches.warm_up`."""
     plain = choose(baseline_of(loaded), {})
     settings = plain.entry.family.short(settings_for(plain, loaded))
 

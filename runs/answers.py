@@ -24,7 +24,7 @@ from ..samplers.tokens.settings import TokenSettings
 
 # The demo's share of probability, of drawn words.
 TOP_P = 0.95
-# Buffers of a row of logits while a word is drawn, and of a fed row in a block, see memory.py.
+# Buffers of a row of logits while a word is drawn, and of a fed row in a block, see runs/memory/tokens.py.
 _LOGITS = 10
 _ROWS = 16
 

@@ -1,7 +1,7 @@
 """The record of a model family: what the runs of a batch, nodes and the command line ask of its models.
 
 A family is found by its name, which its models carry as ``family``; nothing outside asks for the class of a model. The
-three kinds of families are in ``mar/family.py``, ``tokens/family.py`` and ``blocks/family.py``. How images are drawn is
+three kinds of families are in ``mar.py``, ``tokens.py`` and ``blocks.py`` beside this file. How images are drawn is
 not here: samplers are functions of plan, look and draw (``engine.py``), listed in ``registry.py``.
 """
 

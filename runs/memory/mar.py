@@ -5,6 +5,7 @@ from __future__ import annotations
 from ...networks.mar import BUDGET, MARModel
 from ...networks.ops import unpacking_bytes
 from ...samplers.conditioning import MaskedCondition, PromptCondition
+from ...samplers.mar.lazy.plan import usual_block
 from ...samplers.mar.settings import CacheSettings, MARBase
 from ...samplers.noise import noise_bytes
 from . import FEATURES, HEAD, NOISE, PROMPTS, weights_by_part
@@ -53,24 +54,25 @@ def estimate(
 
 
 def feature_bytes(model: MARModel, images: int, settings: MARBase, cache: CacheSettings) -> int:
-    """Keys, values and inputs that LazyMAR keeps."""
+    """Bytes that LazyMAR keeps from one pass to the next, see ``samplers/mar/lazy``; an upper estimate."""
     c = model.net.config
     size = next(model.net.parameters()).element_size()
-
     guided = settings.cfg != 1.0
-    rows = c.buffer + c.tokens
-    encoder_rows = images * (2 if guided else 1) * rows
-    decoder_rows = images * (2 if guided and not cache.condition_cache else 1) * rows
+    entries = images * (2 if guided and not cache.condition_cache else 1)
+    rows = entries * (c.buffer + c.tokens)
+    kept = 0
 
-    # Numbers of a row. Of every block keys and values; of the decoder also its input, and the values of a block.
-    of_encoder = 2 * c.encoder_depth * c.dim
-    of_decoder = (2 * c.decoder_depth + 2) * c.dim
-    kept = (encoder_rows * of_encoder + decoder_rows * of_decoder) * size
-
-    # A difference of the residual stream, in fp32.
-    kept += decoder_rows * c.dim * 4
-
-    # What the language model of a prompt keeps of rows that the encoder reads.
+    # Encoder cache: keys and values of every block, the decoder's rows, and what a language model keeps of these.
     if cache.encoder_cache:
-        kept += model.prompt_bytes(decoder_rows)
+        kept += rows * (2 * c.encoder_depth + 1) * c.dim * size
+        kept += model.prompt_bytes(rows)
+
+    # Token cache: the values of the block that measures, and keys and values of the blocks after it.
+    if cache.token_cache:
+        block = usual_block(c.decoder_depth) if cache.block is None else cache.block
+        kept += rows * (1 + 2 * (c.decoder_depth - block)) * c.dim * size
+
+    # Condition cache: the residual of every token, in fp32.
+    if guided and cache.condition_cache:
+        kept += images * c.tokens * c.dim * 4
     return kept

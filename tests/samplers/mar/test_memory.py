@@ -139,19 +139,30 @@ def test_stages_and_their_sum_by_hand():
 
 
 @pytest.mark.parametrize(
-    ("cfg", "condition_cache", "tensors"),
+    ("cfg", "switches", "tensors", "residuals"),
     [
-        # Keys and values of 2 encoder blocks for each branch; keys
-        # and values of 2 decoder blocks and three tensors more.
-        (3.0, True, 2 * 2 * 2 + (2 * 2 + 3)),
-        (3.0, False, 2 * 2 * 2 + 2 * (2 * 2 + 3)),
-        (1.0, False, 2 * 2 + (2 * 2 + 3)),
+        # The values of the first of 2 decoder blocks, and keys and values of the second.
+        (3.0, {"condition_cache": False}, 2 * 3, 0),
+        (1.0, {"condition_cache": True}, 3, 0),
+        (3.0, {"condition_cache": True}, 3, 1),
+        (3.0, {"condition_cache": True, "token_cache": False}, 0, 1),
+        (3.0, {"condition_cache": False, "block": 2}, 2 * 1, 0),
     ],
 )
-def test_what_lazymar_keeps_by_hand(cfg, condition_cache, tensors):
+def test_what_lazymar_keeps_by_hand(cfg, switches, tensors, residuals):
     """Of 3 images with 3 class rows and 16 tokens of width 16, fp32."""
-    settings = LazyMARSettings(cfg=cfg, condition_cache=condition_cache, encoder_cache=False)
-    assert feature_bytes(tiny_hybrid(), 3, settings, settings) == 3 * tensors * (3 + 16) * 16 * 4
+    settings = LazyMARSettings(cfg=cfg, encoder_cache=False, **switches)
+    found = feature_bytes(tiny_hybrid(), 3, settings, settings)
+    assert found == 3 * (tensors * (3 + 16) + residuals * 16) * 16 * 4
+
+
+def test_what_the_encoder_cache_keeps_by_hand():
+    """Keys and values of 2 encoder blocks, the decoder's rows, and the language model's part."""
+    model = tiny_hybrid()
+    off, on = (LazyMARSettings(cfg=1.0, encoder_cache=encoder_cache) for encoder_cache in (False, True))
+    rows = 3 * (3 + 16)
+    more = feature_bytes(model, 3, on, on) - feature_bytes(model, 3, off, off)
+    assert more == rows * (2 * 2 + 1) * 16 * 4 + model.prompt_bytes(rows)
 
 
 def test_a_draft_keeps_prompts_and_features_of_its_own():
