@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # The name under which scripts and other packs import this package.
 _NAME = "fastar_nodes"
-# A node that every copy of this pack registers with ComfyUI, as of the module that ComfyUI imports.
+# A node that every copy of this pack registers with ComfyUI; its module is the one that ComfyUI imported.
 _NODE = "FastARLoadMAR"
 
 

@@ -67,7 +67,7 @@ Prompt = str | int | Sequence[str | int]
 Callback = Callable[[Step], object]
 # An image, or a batch of them: a PIL image, the path of an image file, pixels uint8 [H, W, 3] or [B, H, W, 3], or
 # latents or codes as a sampler returns them. PIL images and files are read as viewers show them: turned as their EXIF
-# data says, and with white at 65535 in those of 16 bits.
+# data says, and with white at 65535 if they have 16 bits.
 AnyImage = Image.Image | str | Path | np.ndarray | Tensor
 
 _log = logging.getLogger(__name__)

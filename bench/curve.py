@@ -30,7 +30,7 @@ class Point:
     result: Result | None  # of the measure
     time: Time | None  # what was measured
     calls: float  # mean sequential calls of a shard: transformer passes and head calls
-    fewer_calls: float | None  # those of the baseline over its own; None without a baseline
+    fewer_calls: float | None  # calls of the baseline divided by its own; None without a baseline
     images: int  # number of finished images
     front: bool = False  # whether no other cell with the same plain sampler is as fast and good, and better in one
 
@@ -111,7 +111,7 @@ def _title(points: Sequence[Point], column: tuple[str, str]) -> str:
 
 
 def _of_itself(cell: Cell, column: tuple[str, str]) -> Result | None:
-    """The result of a cell that others are compared with in measures of pairs: its images equal its own.
+    """The result of a baseline in a measure of pairs, which compares its images with themselves.
 
     None for other measures.
     """

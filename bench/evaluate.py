@@ -149,7 +149,7 @@ def _measure(
 ) -> None:
     """Measure a sweep and print its tables; ``name`` is that of a paper's sweep, or "".
 
-    ``unsaved`` and ``failed`` as of :func:`.measures.evaluate`. A paper's sweep without any results does not stop the
+    ``unsaved`` and ``failed`` as for :func:`.measures.evaluate`. A paper's sweep without any results does not stop the
     others.
     """
 

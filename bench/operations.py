@@ -52,7 +52,7 @@ class Work:
     operations: int
     waits: int
     products: list[tuple[int, int]]  # multiplications, and bytes read and written
-    attention: int = 0  # those of the multiplications that attention takes
+    attention: int = 0  # multiplications in attention
 
     @property
     def flops(self) -> int:

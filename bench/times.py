@@ -16,8 +16,8 @@ class Time:
     """Measured times of a cell. A pair is two shards that one worker drew in turn, so that other load affects both."""
 
     seconds: float  # per image, sampler only; median of the shards
-    # Median of the pairs, without pairs ratio of the medians; 1 of a cell that others are compared with, None of one
-    # that has no baseline.
+    # Median of the pairs, or the ratio of the medians if there are no pairs; 1 for a baseline, None for a cell without
+    # one.
     speedup: float | None = None
     low: float | None = None  # first and third quartile of the pairs' ratios
     high: float | None = None

@@ -186,7 +186,7 @@ def _measure(planned: list[Planned], batch: int, repeats: int, what: list[AnyCon
 
 
 def _figures(p: Planned, reports: list[Report], medians: Report, baseline: Report | None, batch: int) -> dict[str, Any]:
-    """The timings of a sampler's repeats, their medians, and their ratios to those of the baseline, if it has one."""
+    """The timings of a sampler's repeats, their medians, and the speed-up over the baseline if there is one."""
     speedup = medians.speedup(baseline) or Speedup()
 
     out: dict[str, Any] = {

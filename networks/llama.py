@@ -447,7 +447,7 @@ def decode_step(
     end: int,
     mask: Tensor | None,
 ) -> Tensor:
-    """All blocks of a pass over the cache; ``stores`` are those of the blocks, other arguments as for
+    """All blocks of a pass over the cache. ``stores``: one for each block; other arguments as for
     :meth:`Llama.feed`.
     """
     run = net.compiled(cached_block, "decode steps")

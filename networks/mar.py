@@ -262,11 +262,11 @@ class Block(nn.Module):
 
 
 def update(store: Tensor, kv: Tensor, places: int | Tensor) -> Tensor:
-    """Store the keys and values of computed rows; returns those of all rows of the sequence.
+    """Store the keys and values of computed rows, and return the keys and values of all rows of the sequence.
 
     Args:
         store: the keys, then the values of a block, [2, E, heads, rows, d].
-        kv: of the computed rows, [2, B, heads, n, d]; only those of the first E batch entries are stored.
+        kv: of the computed rows, [2, B, heads, n, d]; only the first E batch entries are stored.
         places: where the computed rows stand in the store:
 
             - the place of the first one, which the others follow. The sequence ends with the last one. A place below 0
@@ -373,8 +373,8 @@ class MAR(Recordable):
     def encode_more(self, tokens: Tensor, new: Tensor, class_rows: Tensor, stores: State, known: int) -> Tensor:
         """Encoder output [B, K + buffer, C] of K further tokens, then of the class rows.
 
-        The class rows attend to all tokens, so they are computed again in every pass. The stores have no place of their
-        own for them: they stand after the tokens, where the next pass writes its tokens. With 2 class rows (c), after
+        The class rows attend to all tokens, so they are computed again in every pass. The stores have no fixed place
+        for them: they stand after the tokens, where the next pass writes its tokens. With 2 class rows (c), after
         :meth:`encode` with 4 tokens (t), a pass with 3 new ones (n)::
 
             place           0 1 2 3 4 5 6 7 8
@@ -382,7 +382,7 @@ class MAR(Recordable):
             computed                n n n c c
             stored after    t t t t n n n c c
 
-        Arguments as for :meth:`embed_known`, of which ``new`` int64 [B, K] are the positions, and:
+        Arguments as for :meth:`embed_known`, with the positions ``new`` int64 [B, K], and:
 
         Args:
             stores: of every block, hold the ``known`` tokens before these, and receive the new ones.
@@ -395,7 +395,7 @@ class MAR(Recordable):
     ) -> Tensor:
         """The decoder's rows [B, buffer + L, C] without their positions: the encoded rows at their places.
 
-        ``rows``: what stands at the other places, those of an earlier pass, which are overwritten; None: mask tokens.
+        ``rows``: rows of an earlier pass, which stay at the other places and are written into; None: mask tokens.
         """
         b = known.shape[0]
         buffer = self.config.buffer
@@ -426,13 +426,13 @@ class MAR(Recordable):
         return self.conditions(features, wanted)
 
     def conditions(self, features: Tensor, positions: Tensor) -> Tensor:
-        """Conditions z [B, M, C] for the head, of the decoder's rows [B, M, C] at positions int64 [B, M]."""
+        """Conditions z [B, M, C] for the head, from the decoder's rows [B, M, C] at positions int64 [B, M]."""
         place = self.diffusion_pos_embed_learned.expand(len(positions), -1, -1)
         return self.decoder_norm(features) + pick(place, positions)
 
 
 class DecoderCache(NamedTuple):
-    """What the decoder keeps from one pass to the next, of N rows, while its later blocks compute only some of them."""
+    """What the decoder keeps of N rows from one pass to the next, while its later blocks compute only some rows."""
 
     block: int  # the block that measures how much a row changed, from 0; the later ones follow it
     stores: State  # of every later block, [2, E, heads, N, d]
@@ -495,14 +495,14 @@ def run_blocks(
     stores: Sequence[Tensor] = (),
     places: int | Tensor = 0,
 ) -> Tensor:
-    """Rows x [B, N, C] through blocks, of which the last one computes the rows ``out`` only.
+    """The output of blocks for rows x [B, N, C]; the last block computes the rows ``out`` only.
 
     Arguments as for :meth:`Block.forward`; ``stores`` of every block, () for none.
     """
     run = net.compiled(Block.forward, "transformer blocks")
     for i, block in enumerate(blocks):
         rows = out if i + 1 == len(blocks) else None
-        if stores:  # not compiled: every combination of a store's slices and of chosen rows would be a graph of its own
+        if stores:  # not compiled: every combination of a store's slices and chosen rows would need its own graph
             x = block(x, key_mask, rows, stores[i], places)
         else:
             x = run(block, x, key_mask, rows)

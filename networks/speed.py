@@ -47,7 +47,7 @@ def suited_threads(net: nn.Module) -> int | None:
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """Run a block with ``count`` threads of PyTorch; None: with as many as there are."""
+    """Run a block with ``count`` threads of PyTorch; None: leave their number."""
     before = torch.get_num_threads()
     if count in (None, before):
         yield
@@ -145,8 +145,8 @@ class Recordable(nn.Module):
 def recorded(function: Callable[..., R]) -> Callable[..., R]:
     """Record what ``function(net, ...)`` launches, if the run of the network records.
 
-    Its arguments are those of :meth:`.Graphs.call`. What is compiled (:meth:`Recordable.compiled`) are the small parts
-    that it calls.
+    Its arguments must suit :meth:`.Graphs.call`. It is not compiled itself: the small parts that it calls may be
+    (:meth:`Recordable.compiled`).
     """
 
     @wraps(function)

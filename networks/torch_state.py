@@ -1,9 +1,9 @@
 """Torch's state while FastAR computes.
 
 Other packs and scripts leave things in torch that change what the same code computes: a default dtype (a
-``from_pretrained`` that failed), autocast, a default device, products in fewer bits. FastAR computes in a state of its
-own, and everyone else in the state that they set: :func:`own_state` for a block, :func:`in_own_state` for a function or
-a generator, which has given the state back whenever it yields.
+``from_pretrained`` that failed), autocast, a default device, products in fewer bits. FastAR computes in its own
+state, and everyone else in the state that they set: :func:`own_state` for a block, :func:`in_own_state` for a function
+or a generator, which has restored the state whenever it yields.
 
 What a run of ours does not depend on stays as it is: the mode of gradients, the random state, deterministic algorithms.
 """
@@ -40,7 +40,7 @@ R = TypeVar("R")
 @contextmanager
 def own_state() -> Iterator[None]:
     """Run a block with fp32 as the default dtype and in products, without autocast, and with tensors on the CPU unless
-    their device is named; then give back what was found.
+    their device is named; restore the state afterwards.
     """
     with ExitStack() as found:
         dtype = torch.get_default_dtype()

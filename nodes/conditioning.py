@@ -523,7 +523,7 @@ class TarPrompt(io.ComfyNode):
             sockets=[
                 TAR.Input(
                     "tar",
-                    tooltip="The language model, from Load Tar. For a LlamaGen, use Class Label in place of this node.",
+                    tooltip="The language model, from Load Tar. For a LlamaGen, use Class Label instead of this node.",
                 )
             ],
             widgets=[

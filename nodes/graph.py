@@ -174,7 +174,7 @@ def needed(nodes: Mapping[str, Any], ends: Iterable[str]) -> list[str]:
 
 
 def behind(nodes: Mapping[str, Any], number: str) -> dict[str, Any]:
-    """All that the result of a node depends on: id to (type, inputs), of the node and of all nodes behind it."""
+    """The nodes that the result of a node depends on, with the node itself: id to (type, inputs)."""
     found: dict[str, Any] = {}
     for source in _reached(nodes, [number], lambda entry: inputs_of(entry).values()):
         found[source] = nodes[source].get("class_type"), inputs_of(nodes[source])

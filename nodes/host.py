@@ -203,7 +203,7 @@ def expect_writable(prefix: str, ending: str, field: str) -> None:
     if sys.platform == "win32" and not _NOT_ON_WINDOWS.isdisjoint(prefix):
         raise UserError(
             f"{field}: {prefix[:80]!a} has a character that no file can have on Windows; leave out "
-            f"{' '.join(sorted(_NOT_ON_WINDOWS))}, and write %year%-%month%-%day% in place of %date:...%, which only "
+            f"{' '.join(sorted(_NOT_ON_WINDOWS))}, and write %year%-%month%-%day% instead of %date:...%, which only "
             "the editor replaces."
         )
 
@@ -838,7 +838,7 @@ def show(node: Any, line: str) -> None:
 
 
 def remark(sentence: str) -> None:
-    """Say something about the node that runs, which may be one of core's: in the log, and as a message in the
+    """Say something about the node that runs, which may be one of ComfyUI's: in the log, and as a message in the
     editor.
     """
     text = printable(sentence, LONGEST_LINE)

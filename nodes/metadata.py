@@ -1,11 +1,11 @@
 """Reports in the metadata that ComfyUI's nodes save with an image.
 
-ComfyUI gives all nodes of a run one dictionary, ``extra_pnginfo``, and its save nodes write what stands there. A report
-would be missing in two cases, which are cared for before the run:
+ComfyUI gives all nodes of a run one dictionary, ``extra_pnginfo``, and its save nodes write it to the files. A report
+would be missing in two cases:
 
-1. A client that is not the editor sends no such dictionary. Its prompt gets one.
-2. ComfyUI reuses the result of a node whose inputs did not change, so the node does not run and writes nothing. What it
-   wrote is remembered, together with all that its result depends on, and stands in the dictionary of later prompts.
+1. A client that is not the editor sends no such dictionary. FastAR adds one to its prompt.
+2. ComfyUI reuses the result of a node whose inputs did not change, so the node does not run and writes nothing. FastAR
+   remembers what it wrote and all that its result depends on, and adds it to the dictionary of later prompts.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def write_reports(
     quality: Qualities = (),
     explained: str = "",
 ) -> None:
-    """Add reports to the metadata that core's save nodes write to the image files of this run.
+    """Add reports to the metadata that ComfyUI's save nodes write to the image files of this run.
 
-    ``explained`` says what a comparison's figures mean.
+    ``explained``: what a comparison's measures mean.
     """
     number = str(host.hidden(node, "unique_id") or "")
     runs = described(reports, number, labels, baseline, quality)
@@ -102,7 +102,7 @@ def prepare(request: Any) -> None:
     if not isinstance(nodes, Mapping):
         return
 
-    # 1. The nodes that will run: those behind the output nodes, or behind those that the client names.
+    # 1. The nodes that will run: all that the output nodes need, or the output nodes that the client names.
     targets = request.get("partial_execution_targets")
     ends: list[str] = []
     for number, entry in nodes.items():

@@ -85,14 +85,14 @@ def _enlarged(images: np.ndarray) -> tuple[np.ndarray, int]:
     return np.asarray(smooth), factor
 
 
-# Of a node's progress bar.
+# Steps of a node's progress bar, whatever the number of runs.
 _PARTS = 1000
 
 
 class Bar:
     """The progress bar of a node that runs samplers one after another, over all runs.
 
-    It never falls, also where the number of runs is an estimate that grows.
+    It never falls, even if the number of runs is an estimate that grows.
     """
 
     def __init__(self) -> None:
@@ -107,7 +107,7 @@ class Bar:
         self._planned = planned
 
     def update(self, done: int, total: int, preview: Any = None) -> None:
-        """Show the progress of the present run, and a preview as core's bar takes it."""
+        """Show the progress of the present run, and a preview in the form that ComfyUI's bar takes."""
         share = (self._ended + done / total) / self._planned
         self._shown = max(self._shown, int(_PARTS * share))
         self._bar.update_absolute(self._shown, _PARTS, preview)

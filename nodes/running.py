@@ -226,8 +226,8 @@ def unlike_preset(preset: str, names: Iterable[str], settings: Any, meant: Any, 
 class Sent:
     """How the numbers of a node with a preset came into its graph, as far as the graph tells.
 
-    ``chosen``: someone chose them: one of them arrives over a link, or the editor showed this preset's numbers, so that
-    those that differ were changed since. ``hidden``: the editor showed this preset's numbers for a full-size model,
+    ``chosen``: someone chose them. One of them arrives over a link, or the editor showed this preset's numbers, so
+    numbers that differ were changed since. ``hidden``: the editor showed this preset's numbers for a full-size model,
     because a switch or another node hides from it which model arrives.
     """
 
@@ -289,7 +289,7 @@ def left_to_preset(
     if are(numbers_of(option)):
         return ""
     if sent.hidden and any(are(numbers_without_model(kind, option, known)) for known in (steps, None)):
-        return "those of a full-size model"
+        return "for a full-size model"
     if sent.chosen:
         return ""
     if are(filled_in(make(kind, usual_numbers(kind, options)), {})):
@@ -297,7 +297,7 @@ def left_to_preset(
 
     for other in options:
         if other not in (option, presets.CUSTOM) and are(numbers_of(other)):
-            return f"those of {other}"
+            return f"the numbers of {other}"
     return ""
 
 
@@ -305,7 +305,9 @@ def set_by_preset(preset: str, whose: str) -> str:
     """What to say where :func:`left_to_preset` finds that the preset sets all numbers; "" if it does not."""
     if not whose:
         return ""
-    return f"The preset {preset} set all numbers, because those sent were {whose}; name custom to use them as sent."
+    return (
+        f"The preset {preset} set all numbers, because the numbers sent were {whose}; name custom to use them as sent."
+    )
 
 
 def cache_unlike_preset(plan: CachePlan, loaded: Loaded[Any], settings: Any) -> str:
@@ -346,7 +348,7 @@ def as_condition(value: Any, model: Any) -> AnyCondition:
         return made
     if not turned_into_features(made.kind, model):
         expect_kind(made, model.condition, model.name)
-    if isinstance(made, PromptCondition) and not hasattr(model, "instruction"):  # with a null prompt of its own
+    if isinstance(made, PromptCondition) and not hasattr(model, "instruction"):  # with its own null prompt
         expect_null_prompt(made, model.name)
     return made
 
@@ -409,7 +411,7 @@ class CachePlan(OfFastAR):
     preset: str
     values: Mapping[str, Any]
     preset_given: bool = False  # whether a prompt named the preset
-    # Of Sent.
+    # As in Sent.
     chosen: bool = False
     hidden: bool = False
 
@@ -825,7 +827,7 @@ def run(
 ) -> io.NodeOutput:
     """Run a sampler with progress, preview and cancellation, to the latent and the report.
 
-    ``loaded`` was checked to be of the sampler's family; ``bar`` is that of a node with several runs.
+    ``loaded`` was checked to be of the sampler's family; ``bar``: the progress bar of a node with several runs.
     """
     seed = checked_seed(seed)
     steps, checked, vae = start(entry, loaded, settings, seed, sockets)

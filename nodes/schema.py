@@ -77,9 +77,9 @@ def schema(
 ) -> io.Schema:
     """An ``io.Schema``: sockets, main widgets, advanced widgets, optional inputs.
 
-    Saved graphs store values of widgets by position; tests/nodes/schemas.json records the order. A widget is optional,
-    so that a prompt from before it was added still runs; only a sampler's seed and the file of a loader are not. The
-    editor shows the required ones first.
+    Saved graphs store values of widgets by position; tests/nodes/schemas.json records the order. Widgets are
+    optional, so a prompt from before one was added still runs. Only a sampler's seed and a loader's file are required,
+    which the editor shows first.
     """
     if _SENDS_TEXT_AGAIN:
         # What a node says about its run is sent again when its result is reused.
@@ -382,7 +382,7 @@ _KIND_SEEN_AS: dict[str, str] = {
     "cache": "the settings of LazyMAR Cache",
     "crop": "a crop of Crop around Mask",
 }
-# And of other values by class: ours, core's, and what other nodes pass on.
+# The same for other values, by class: FastAR's, ComfyUI's, and what other nodes pass on.
 _SEEN_AS: dict[str, str] = {
     # Models.
     "MARModel": "a MAR",

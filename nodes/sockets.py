@@ -1,8 +1,8 @@
 """Values on the sockets of this pack, recognised by what they carry. docs/sockets.md describes them for other packs.
 
-Every value says its ``kind`` and, as ``fastar_version``, the version of its description. Its class may be that of
-another copy of this pack, or of another pack. :data:`VALUES` is the description: what arrives is checked against it
-here, the page shows it, and tests/nodes/sockets.json records it.
+Every value says its ``kind`` and, as ``fastar_version``, the version of its description. Its class may come
+from another copy of this pack, or from another pack. :data:`VALUES` is the description: the checks here compare values
+with it, the page shows it, and tests/nodes/sockets.json records it.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def _whole(low: int, high: int = SEED_LIMIT) -> Form:
 
 
 def _number(low: float, high: float = SEED_LIMIT) -> Form:
-    """Numbers of a range, of which NaN is none."""
+    """Numbers of a range; NaN is in none."""
     span = _span(low, high)
 
     def fits(value: Any) -> bool:
@@ -241,7 +241,7 @@ _GRID = Form("a list of two whole numbers from 1, or an empty one", "grids", _gr
 class Attribute:
     """An attribute of a value."""
 
-    name: str  # "model.name" is that of an attribute
+    name: str  # "model.name" is the name of the attribute model
     form: Form
     about: str = ""  # of the page
     needed: bool = True  # False: it may be left out
@@ -396,7 +396,7 @@ VALUES: dict[str, Kind] = {
 }
 
 
-# ------------------------------------------------------------------------------------------------ checks at the door
+# ------------------------------------------------------------------------------------------------ checks of inputs
 
 
 def kind_on(value: Any) -> str:

@@ -393,7 +393,7 @@ class FastARVAE(host.VAE):
         enlarges = self.upscale_ratio != self.downscale_ratio
         if self.kind == BITS or enlarges and not is_whole:
             raise UserError(
-                f"{field}: {self.name} normalises by statistics of the whole image, so that tiles would change it; "
+                f"{field}: {self.name} normalises by statistics of the whole image, so tiles would change it; "
                 f"{remedy}, or unload other models."
             )
 

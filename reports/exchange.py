@@ -1,7 +1,7 @@
 """Reports in the metadata of an image: written under one key, and read back from a file that anybody may have written.
 
 The value is the JSON of docs/report.md. ``node`` is the id of the node that made a run and ``label`` its name in a
-comparison. ComfyUI writes the value as a text of a PNG, as a chunk of its own of an animated PNG, and as "key:value" in
+comparison. ComfyUI writes the value as a text of a PNG, as a separate chunk of an animated PNG, and as "key:value" in
 the EXIF data of a WebP; other programs write JPEG files like WebP files.
 """
 
@@ -153,7 +153,7 @@ def read_runs(path: Path) -> Saved:
 
 
 def _read_image(path: Path) -> tuple[Image.Image, str | None]:
-    """The image of a file, of an animation the first, and the text under our key; None if there is no such text."""
+    """The image of a file (the first one of an animation), and the text under our key or None."""
     try:
         format = _format_of(path)
         animated = _check_chunks(path) if format == "PNG" else None

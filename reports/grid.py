@@ -61,8 +61,8 @@ def compare_grid(
         reports: one per cell, None where no report exists.
         columns: cells per row, at most 22; 0 chooses (at most four).
         baseline: index of the cell that results and speed-ups refer to, or one index per cell, None for none. Each
-            baseline begins a row and is followed by the cells that refer to it; cells without a baseline come last, and
-            a cell that only itself refers to is one of them. If there are reports, baselines get a tag and a coloured
+            baseline begins a row and is followed by the cells that refer to it; cells without a baseline come last, as
+            do baselines to which no other cell refers. If there are reports, baselines get a tag and a coloured
             outline.
         title: a small text above the grid, for example the settings all cells share.
         quality: of each cell against its baseline, None where there is none; () leaves it out.

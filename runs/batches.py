@@ -50,8 +50,8 @@ def begin(
     part: range,
     edit: Edit | None = None,
 ) -> Sampler:
-    """Begin a sampler on some of the images of a condition; image i uses the noise of (seed, first + i). ``edit`` is
-    that of these images.
+    """Begin a sampler on some of the images of a condition; image i uses the noise of (seed, first + i). ``edit``
+    covers these images only.
     """
     images = range(first + part.start, first + part.stop)
     noise = entry.family.noise(seed, images)
@@ -63,7 +63,7 @@ def begin(
 
 
 def with_estimate(steps: Sampler, model: Any, condition: AnyCondition, settings: Any, **more: Any) -> Sampler:
-    """The same steps of a sampler, in whose report the memory estimate of the run is written; arguments as of
+    """The same steps of a sampler, which end by writing the memory estimate into its report; arguments as for
     :meth:`.Family.memory`.
     """
     result = yield from steps

@@ -9,7 +9,7 @@ from ..errors import printable
 from ..networks.chat import MOST_TEXT
 
 _BRACKETS = re.compile(r"\([^()\[\]]*\)|\[[^()\[\]]*\]")
-# A fraction behind a text, "(red:1.2)" or "[cat:dog:0.5]", or a digit that is not of a time or ratio: "(red:2)".
+# A fraction after a text, "(red:1.2)" or "[cat:dog:0.5]", or a digit that belongs to no time or ratio: "(red:2)".
 _WEIGHT = re.compile(r"[\W\d]*[^\W\d].*:\s*[-+]?\d*\.\d+\s*[)\]]|.*[^\s\d]\s*:[-+]?\d\s*[)\]]", re.DOTALL)
 _OTHERS = re.compile(
     "|".join(
@@ -23,7 +23,7 @@ _OTHERS = re.compile(
 )
 # A BREAK that is a text in the image: beside other words in capitals, or in quotes.
 _SHOWN_BREAK = re.compile(r"[A-Z]{2,}\W?\s+BREAK\b|\bBREAK\s+[A-Z]{2,}\b|[\"'“‘]\s*BREAK|BREAK\W?\s*[\"'”’]")
-# Of a remark: notations that it names, and characters of each.
+# How many notations a remark names, and with how many characters each.
 _MOST = 3
 _LONGEST = 40
 

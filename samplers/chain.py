@@ -7,7 +7,7 @@ the prediction says what the clean *data* is. The next state is a sample of a Ga
     x   <- N(x_coefficient x + data_coefficient data, exp(middle + slope logits)^2)
 
 In a diffusion of noise (MAR; Li et al. 2024, arXiv 2406.11838, section 3.2) the prediction is the noise and data is x0;
-the two coefficients are those of the posterior's mean (coef2 and coef1 in the published code), and the head also
+the two coefficients are the posterior mean's (coef2 and coef1 in the published code), and the head also
 predicts the logits of a learned variance. In BitDance (arXiv 2602.14041) the prediction is the data, data_x = 0 and
 data_out = 1, and slope is 0. In both the last step takes the data itself. States and steps are fp32, whatever the dtype
 of the network.
@@ -234,7 +234,7 @@ class FixedTokens:
         return replace(self, t=self.t[first:stop])
 
     def follow(self, x: Tensor, k: int) -> Tensor:
-        """States x [N, *, c] before step k, those of fixed tokens replaced by their path."""
+        """States x [N, *, c] before step k, in which fixed tokens are on their path."""
         t = self.t[k]
         return torch.where(self.free, x, (1 - t) * self.start + t * self.value)
 
@@ -305,7 +305,7 @@ class Head:
     """The diffusion head in full for the conditions of N rows; the report counts its work.
 
     One product computes the modulations of many steps, so it reads the weights once. ``budget``: how many numbers of
-    modulations are computed at once; those of a single step are computed together even if they exceed it.
+    modulations are computed at once; a single step's modulations are computed together even if they exceed it.
     """
 
     kept = None  # nothing is reused

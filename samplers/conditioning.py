@@ -287,11 +287,11 @@ def expect_editor(condition: AnyCondition, model: Any) -> None:
 
 
 def expect_null_prompt(condition: PromptCondition, model: str) -> None:
-    """Check that a prompt has no negative text that a model with a null prompt of its own (Janus, BitDance) would
+    """Check that a prompt has no negative text that a model with its own null prompt (Janus, BitDance) would
     ignore.
     """
     if condition.unconditional != UNCONDITIONAL:
         raise UserError(
-            f"condition: its prompts have a negative text, and {model} has a null prompt of its own; leave negative "
+            f"condition: its prompts have a negative text, and {model} has its own null prompt; leave negative "
             "at its default."
         )

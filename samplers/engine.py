@@ -284,9 +284,9 @@ def decode(canvas: Canvas, plan: Mapping[int, Tensor], look: Look, draw: Draw) -
 def verified(canvas: Canvas, first: int, segment: Callable[[int], Iterator[Step | Verdict]]) -> Iterator[Step]:
     """The passes of a sampler that verifies drafts, from pass ``first`` on. The caller disables gradients.
 
-    ``segment(done)`` drafts the cells of some passes after the ``done`` first ones, and yields the verdict on each pass
-    in turn. It ends after its last pass, or earlier after a rejection, because later drafts were made from the rejected
-    one. It may also yield steps, of passes that decide nothing.
+    ``segment(done)`` drafts the cells of some passes after the first ``done`` passes, and yields the verdict on each
+    pass in turn. It ends after its last pass, or earlier after a rejection, because later drafts depend on the rejected
+    one. It may also yield steps of passes that decide nothing.
     """
     done = first
     while done < canvas.total:

@@ -148,8 +148,8 @@ def make(kind: type[S], values: Mapping[str, Any]) -> S:
     return kind(**parsed)
 
 
-# Names in diffusers and in the papers' code to the names here: of settings, of which a sampler may have none, and of
-# the arguments of functions.
+# Names in diffusers and in the papers' code to the names here: first of settings, though a sampler may have none of
+# them, then of the arguments of functions.
 _SETTINGS_HERE: dict[str, tuple[str, ...]] = {
     "cfg_scale": ("cfg",),
     "cfg_weight": ("cfg",),

@@ -42,7 +42,7 @@ class BlockCanvas(Canvas):
 
     order: Tensor = field(kw_only=True)  # int64 [L]: cells of the tokens in their order, on the device
     # Tokens in their order as the transformer reads them, fp32 [R, L, C]; 0 where undecided. They are not ``values``
-    # repeated for each branch: where guidance is 1, the null branch has tokens of its own.
+    # repeated for each branch: where guidance is 1, the null branch has its own tokens.
     read: Tensor = field(kw_only=True)
 
     def __post_init__(self) -> None:
@@ -76,7 +76,7 @@ class BlockCanvas(Canvas):
         return self.settings.cfg
 
     def null_is_drawn_too(self, block: int) -> bool:
-        """Whether the null branch samples tokens of its own, from noise of its own.
+        """Whether the null branch samples its own tokens from its own noise.
 
         It does where the guidance scale is 1, because there the two branches are not mixed. With linear guidance the
         published code samples the first block so. For example, with four blocks and cfg 5 the scales are 1, 2, 3 and 4:

@@ -36,7 +36,7 @@ class Order:
     """
 
     steps: int  # AR steps
-    # Of each AR step, and the same for all images:
+    # One entry for each AR step, the same for all images:
     starts: list[int]  # positions decided before it
     ends: list[int]  # and after it
     sizes: list[int]  # positions that it decides
@@ -165,8 +165,7 @@ class MARCanvas(Canvas):
     def with_model(self, model: MARModel, conditioning: Conditioning, report: Report) -> MARCanvas:
         """The same images for another model, which reads them, and whose work another report counts.
 
-        Both canvases share everything else: tokens that one writes, and seconds that one measures, are also those of
-        the other.
+        Both canvases share everything else, such as tokens and measured seconds.
         """
         other = copy(self)
         other.model = model
@@ -239,7 +238,7 @@ def mar_canvas(
     noise: PairedNoise,
     edit: Edit | None,
 ) -> MARCanvas:
-    """Check the inputs; the canvas of a generation, whose seconds include reading the condition."""
+    """Check the inputs and return the canvas of a generation. Its seconds include reading the condition."""
     c = model.net.config
     expect_kind(condition, model.condition, model.name)
     expect_images(condition, noise)

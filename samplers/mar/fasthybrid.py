@@ -86,8 +86,8 @@ def fasthybrid(
             # 1. Verify: a draft is accepted if cos(z', z) >= lambda.
             ok, outcome = drafts.verify(here, z[0, :, :n].float())
 
-            # 2. Lookahead: full diffusion of all other tokens of this step and, in images that have one, of all later
-            # steps in reach.
+            # 2. Lookahead: full diffusion of the tokens of this step that are not accepted and, in an image that has
+            # one, of all later steps in reach.
             restarts = (~ok).any(1, keepdim=True)
             redo = Tokens.where(torch.cat([~ok, restarts.expand(-1, ahead.shape[1] - n)], 1), ahead)
             z_redo = redo.conditions(z)

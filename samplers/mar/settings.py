@@ -306,7 +306,7 @@ class CSpDSettings(MARBase):
         return 1 if self.mode == "published" else self.verified_at_once
 
     def prefill(self, steps: int) -> int:
-        """AR steps of the target alone at the beginning, of ``steps``: steps 0 .. S ratio, as the reference."""
+        """How many of ``steps`` AR steps the target takes alone at first: steps 0 .. S ratio, as in the reference."""
         return min(steps, int(steps * self.prefill_ratio) + 1)
 
     @property

@@ -2,7 +2,7 @@
 
 The slot of a place has the place's number. If passes are fed one by one, a stand-in is written to the slot of its
 place, and overwritten by the true token. For several passes in one call (``jacobi.py``), which writes all their slots,
-every stand-in has a slot of its own after those of the places; rows attend to it before the pass that feeds the true
+every stand-in has its own slot after the slots of the places; rows attend to it before the pass that feeds the true
 token. ZipAR's example of ``schedule.py``, window 1 on 3 x 3 cells, then has two slots more than places,
 for the stand-in at place 5 and for padding::
 

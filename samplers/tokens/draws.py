@@ -54,7 +54,7 @@ class PairedDraws:
     """Draws of B images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry.
 
     A derived class may take its numbers from elsewhere: :meth:`stream` returns them, in an object with a method
-    ``gumbel`` like that of :class:`CellNoise`.
+    ``gumbel`` as in :class:`CellNoise`.
     """
 
     seed: int | None = None  # None: draws from elsewhere, of a class derived from this one
@@ -134,7 +134,7 @@ def tempered(logits: Tensor, settings: TokenSettings) -> Tensor:
     if settings.entropy_temperature == 0:
         return kept
 
-    # The entropy is that of the values that may be sampled, before any temperature.
+    # The entropy of the values that may be sampled, before any temperature.
     untempered = logits.masked_fill(kept.isneginf(), -torch.inf)
     return kept / entropy_factor(untempered, settings.entropy_temperature)
 

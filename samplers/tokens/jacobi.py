@@ -221,8 +221,8 @@ class Window:
 
 
 def ranges(begin: np.ndarray, end: np.ndarray, padding: int) -> np.ndarray:
-    """Numbers ``begin`` to ``end`` - 1 of every image, int64 [L, n] of int64 [L], where n is the most that an image
-    has; ``padding`` in place of those that an image has not.
+    """Numbers ``begin`` to ``end`` - 1 of every image, int64 [L, n] from int64 [L]. n is the largest count of an image;
+    images with fewer numbers end with ``padding``.
     """
     numbers = begin[:, None] + np.arange((end - begin).max())
     return np.where(numbers < end[:, None], numbers, padding)
@@ -287,8 +287,8 @@ def _remark(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
 
 
 def padded_rows(schedule: Schedule, width: int) -> int:
-    """Fed rows of an image in the calls of a window of 16-bit weights; no call has more rows, or more cells, each of
-    which a row of its own predicts.
+    """Fed rows of an image in the calls of a window of 16-bit weights; no call has more rows, or more cells, each
+    predicted by its own row.
 
     They are the same for all windows that are not wider than the side of the image.
     """

@@ -30,7 +30,7 @@ class FedRows(NamedTuple):
     slot: Tensor  # counted from the first slot of the cache
     end: int  # slots below this one are attended to
     mask: Tensor | None = None  # bool [..., m, end], True where a row attends to a slot; None: everywhere
-    special: Tensor | None = None  # number of the transition token that is fed in place of a cell's, -1 elsewhere
+    special: Tensor | None = None  # number of the transition token that is fed instead of a cell's token, else -1
 
     def repeated(self, branches: int) -> FedRows:
         """The same rows for all branches of guidance, where images differ."""
@@ -226,7 +226,7 @@ class ScheduleLook(CachedTransformer):
 
 
 def last_guided(guided: Sequence[bool]) -> int:
-    """The last guided pass, of which ``guided`` says for each whether it is; -1 for none."""
+    """The last guided pass; -1 for none. ``guided``: whether each pass is."""
     return max((k for k, is_guided in enumerate(guided) if is_guided), default=-1)
 
 

@@ -1,6 +1,6 @@
 """From the transformer's hidden rows to tokens: logits, guidance, and a sample with paired noise.
 
-:class:`TokenDraw` is the draw of a generation (``engine.py``). What it computes are three plain functions, which a
+:class:`TokenDraw` is the draw of a generation (``engine.py``). It computes with three plain functions, which a
 network may record: :func:`guided_logits`, :func:`sample`, and :func:`sample_tokens`, which is both.
 """
 
@@ -168,7 +168,7 @@ def sample(
 
     Args:
         given: tokens int64 [B, N + 1] of an edit, -1 for the others; None without one.
-        tokens: those of the images so far; not read without a repetition penalty.
+        tokens: the images' tokens so far; not read without a repetition penalty.
     """
     # 1. The repetition penalty.
     if how.penalty != 1 and tokens is not None:
@@ -187,7 +187,7 @@ def sample(
 def used_before(tokens: Tensor, cells: Tensor, values: int) -> Tensor:
     """Which token values, bool [B, n, values], occur before each of the cells int64 [n] or [B, n] in raster order.
 
-    ``tokens`` int64 [B, N + 1] are those of the images so far; guesses count too.
+    ``tokens`` int64 [B, N + 1]: the images' tokens so far; guesses count too.
     """
     codes = tokens[:, None, :-1]
     before = (torch.arange(codes.shape[2], device=cells.device) < cells[..., None]).expand(len(codes), -1, -1)

@@ -186,7 +186,7 @@ BUILD_WAYS = f"""async ([names, seed]) => {{{START}
 
 
 def test_a_preset_behind_link_nodes_is_the_one_behind_a_link(comfy: Comfy, editor: Any, artifacts: Any) -> None:
-    """The numbers of the connected model; behind a node that runs those of a full-size model, which count as it."""
+    """The numbers of the connected model; after a switch a full-size model's, which count as the preset."""
     editor.set_viewport_size(fill_in.SMALL)
     # Another seed, so that nothing is cached.
     seed = 1 if editor.renderer == "vue" else 2
@@ -207,7 +207,7 @@ def test_a_preset_behind_link_nodes_is_the_one_behind_a_link(comfy: Comfy, edito
     for name, found in latents.items():
         assert torch.equal(found, latents["link"]), name
     text = editor.evaluate("id => app.graph.getNodeById(id).properties.fastar_text", samplers["switch"])
-    assert "those of a full-size model" in text and "custom:" not in text
+    assert "were for a full-size model" in text and "custom:" not in text
     fill_in.test_browser._no_complaint(editor)
 
 

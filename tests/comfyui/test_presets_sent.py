@@ -53,7 +53,7 @@ def test_every_caller_gets_what_it_names(info: dict[str, Any], ran: Any) -> None
     # The defaults of /object_info with another preset.
     settings, listed_counts, said = ran(FASTHYBRID, **{**usual, "preset": "fast"})
     assert settings == alone and listed_counts == counts
-    assert "The preset fast set all numbers, because those sent were the node's defaults" in said
+    assert "The preset fast set all numbers, because the numbers sent were the node's defaults" in said
 
     # What the editor sends: the numbers of the preset.
     shown = {name: value for name, value in alone.items() if name in usual and value is not None}

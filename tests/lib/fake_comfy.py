@@ -5,6 +5,7 @@ Tests in a real ComfyUI are in tests/comfyui.
 
 import sys
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cache, partial
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -227,7 +228,7 @@ def install() -> None:
         ComfyNode=ComfyNode,
         UploadType=SimpleNamespace(image="image_upload"),
         FolderType=SimpleNamespace(input="input"),
-        Hidden=SimpleNamespace(unique_id="UNIQUE_ID", extra_pnginfo="EXTRA_PNGINFO", prompt="PROMPT"),
+        Hidden=Enum("Hidden", {name: name.upper() for name in ("unique_id", "extra_pnginfo", "prompt")}, type=str),
         Input=Part,
         Output=Part,
     )

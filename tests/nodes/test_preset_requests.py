@@ -81,9 +81,9 @@ def test_a_program_that_sends_the_defaults_gets_the_preset_that_it_names(ran, no
     numbers, _ = ran(node, preset=preset)
     found, said = ran(node, preset=preset, **defaults)
     assert found == numbers
-    assert said.startswith(f"The preset {preset} set all numbers, because those sent were the node's defaults") == (
-        defaults != numbers
-    )
+    assert said.startswith(
+        f"The preset {preset} set all numbers, because the numbers sent were the node's defaults"
+    ) == (defaults != numbers)
     # With custom, or without a preset, they are used.
     assert ran(node, preset="custom", **defaults)[0] == ran(node, **defaults)[0] == defaults
 
@@ -171,7 +171,7 @@ def test_a_cache_that_is_sent_with_its_defaults_has_the_numbers_of_its_preset():
 
     said = samplers.cache_unlike_preset(plan("exact", **sent), loaded, SimpleNamespace(steps=32))
     assert said.startswith(
-        "LazyMAR Cache: The preset exact set all numbers, because those sent were the node's defaults"
+        "LazyMAR Cache: The preset exact set all numbers, because the numbers sent were the node's defaults"
     )
 
 
@@ -230,7 +230,7 @@ def test_the_numbers_of_a_full_size_model_are_the_presets_where_the_editor_canno
     for source in (SWITCH, connected):
         found, said = run(source, preset, **shown)
         assert found == numbers
-        assert said.startswith(f"The preset {preset} set all numbers, because those sent were those of a full-size")
+        assert said.startswith(f"The preset {preset} set all numbers, because the numbers sent were for a full-size")
 
     # A number that was changed since, and a loader that the editor sees.
     assert run(SWITCH, preset, **{**shown, "cfg": 3.125})[0] == {**shown, "cfg": 3.125}

@@ -6,7 +6,7 @@
 // changes nothing. A run that is queued meanwhile waits for the answer. Prompts do not depend on this file: the server fills in what they
 // leave out.
 //
-// Which model a node that runs hands on, such as a switch, is not known here. The numbers are then those of a full-size model, and the
+// Which model a node that runs hands on, such as a switch, is not known here. The editor then shows the numbers for a full-size model, and the
 // sampler, which knows the model, takes them for the preset: see left_to_preset in nodes/running.py.
 //
 // All of this holds in subgraphs too. A widget of a node in a subgraph may be promoted to the subgraph's node, which then has a value of its

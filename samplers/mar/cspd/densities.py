@@ -27,7 +27,7 @@ from ..canvas import Tokens
 # Most redraws of a rejected token. The first 10 are computed for every token, further ones only where needed.
 TRIES = 100
 _FIRST_TRIES = 10
-# The number of the redraw that is kept counts from 1; this stands for none.
+# The number of the accepted redraw counts from 1; this value means that none was accepted.
 _NONE_KEPT = 0
 # Lanes of a token's random numbers, after those of its diffusion steps (speculation.py).
 _GUESS, _NORMAL, _UNIFORM = range(1 << 20, (1 << 20) + 3)
@@ -45,7 +45,7 @@ AS_PRINTED = Rule(power=1, inner_temperature=1.0)
 
 
 class RejectionDraws:
-    """Random numbers of tokens, of keys int64 [B, L]. A test injects recorded ones."""
+    """Random numbers of tokens, from keys int64 [B, L]. A test injects recorded ones."""
 
     def __init__(self, keys: Tensor):
         self.keys = keys

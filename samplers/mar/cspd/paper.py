@@ -48,8 +48,8 @@ class Paper:
     the target's own. So an image does not depend on its batch. All images are at the same AR step, though: drafting
     ends at the first AR step at which any of them takes its own tokens, and a rejection in one image discards the later
     drafts of all. The others draft these AR steps again, from the same noise, and verify them with the same random
-    numbers. An image that took its own tokens or rejected a draft at AR step k begins to count at k + 1, so its next
-    own ones are those of AR step k + 1 + gamma. With gamma = 2 and two images, of which the second one rejects its
+    numbers. An image that took its own tokens or rejected a draft at AR step k begins to count at k + 1, so it next
+    takes its own tokens at AR step k + 1 + gamma. With gamma = 2 and two images, of which the second one rejects its
     draft of AR step 5::
 
         AR step              4          5          6          7

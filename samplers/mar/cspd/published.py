@@ -8,8 +8,8 @@ the code does instead:
 - (11): a rejected token is resampled from p, and a redraw is kept with probability max(0, 1 - q / (Sigma p)). The code
   multiplies by Sigma: max(0, 1 - Sigma q / p), with the stds as they are, at most 100 times. The token is zero if none
   is kept.
-- Drafts are verified given the tokens of the last verification, and all accepted ones are kept whatever happened to
-  those before; the guidance scale is that of the segment's last AR step.
+- Drafts are verified given the tokens of the last verification, and all accepted tokens are kept even if earlier
+  ones were rejected; the guidance scale is the scale of the segment's last AR step.
 """
 
 from __future__ import annotations

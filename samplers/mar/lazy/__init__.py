@@ -11,8 +11,8 @@ switched off one by one (:class:`CacheSettings`):
    row i is to what it was at the last pass, and from there on only some rows:
 
    - similarity: s_i = cos(V_i^k, V_i^k'), the mean of the heads, where k' is the AR step of the last pass;
-   - (8): the computed rows are those of the wanted tokens, which are asked for, those of the tokens decided since
-     k', and others of lowest s_i (the paper prints argmax; by its text and its code the least similar rows are
+   - (8): the pass computes the rows of the wanted tokens, which are asked for, of the tokens decided since k', and
+     others of lowest s_i (the paper prints argmax; by its text and its code the least similar rows are
      computed). How many and which is in ``plan.py``, with the other choices of the paper's Table 3;
    - (9): the blocks after the chosen one see the computed rows together with the stored keys and values of the others.
 
@@ -23,7 +23,7 @@ switched off one by one (:class:`CacheSettings`):
    - (10): residual = null^r - conditional^r;
    - null^k = conditional^k + residual.
 
-A fourth cache is that of the diffusion head, in ``head.py``.
+The diffusion head has a fourth cache, in ``head.py``.
 
 All are a way to evaluate the transformer and the head, so they combine with plain MAR, FastHybrid and CSpD.
 Differences from the published code: rows that must be computed always are (there, rows of negative similarity can
@@ -274,7 +274,7 @@ class LazyTransformer(Transformer):
             kept: of the refresh, before it has the step of this pass.
             encoder_rows: rows that the encoder computed.
             rows: the decoder's, [E, N, C].
-            chosen: those of them that the blocks after the chosen one computed, int64 [E, n]; None for all.
+            chosen: the rows that the blocks after the chosen one computed, int64 [E, n]; None for all.
         """
         canvas = self.canvas
         entries, total, _ = rows.shape

@@ -144,10 +144,10 @@ class CachedHead:
 def step_modulations(
     net: MAR, kind: str, outer: Sequence[int], times: Tensor, condition: Tensor
 ) -> Iterator[tuple[Tensor, ...]]:
-    """The head's modulations at every step of a kind, of time embeddings [S, w] and condition embeddings [R, w].
+    """The head's modulations at every step of a kind, from time embeddings [S, w] and condition embeddings [R, w].
 
-    The modulations of many steps are one product, which reads the weights once. An edge step needs those of its
-    ``outer`` blocks and of the last layer, a reused step only the gates of these blocks.
+    The modulations of many steps are one product, which reads the weights once. An edge step needs the modulations of
+    its ``outer`` blocks and of the last layer, a reused step only the gates of these blocks.
     """
     head = net.head
     width = head.input_proj.out_features

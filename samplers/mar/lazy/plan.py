@@ -38,7 +38,7 @@ class Plan:
     The paper's Table 3 names its strategies by what is cached, the setting ``selection`` by what is computed beside the
     new and the wanted tokens:
 
-    - *least-similar* (V), (8); *most-similar* (IV); *random* (III): as many rows as the share says;
+    - *least-similar* (V), (8); *most-similar* (IV); *random* (III): a number of rows that the share gives;
     - *undecided* (II): the others; *decided* (I): the known ones.
 
     That *undecided* and *decided* leave class rows out is a guess from the operations that the paper states for I and
@@ -129,7 +129,7 @@ class RowChoice(NamedTuple):
             s = (similarity(values, last) * 2**17).round() / 2**17
             rank = -s if self.most_similar else s
 
-        # Those of lowest rank; of equal rows the lower one comes first.
+        # The rows of lowest rank; of equal rows the lower one comes first.
         others = rank.scatter(1, self.must, torch.inf).argsort(dim=1, stable=True)
         return torch.cat([self.must, others[:, : self.size - self.must.shape[1]]], dim=1)
 
@@ -163,7 +163,7 @@ def next_refreshes(settings: CacheSettings, steps: int) -> list[int]:
 
 
 def usual_block(depth: int) -> int:
-    """The block whose values tell how much a row changed, from 1, of a decoder of ``depth`` blocks.
+    """The block whose values tell how much a row changed, from 1, in a decoder of ``depth`` blocks.
 
     The reference's is the 4th, for every MAR. Three blocks precede it: a quarter of the smallest MAR's decoder.
     """
@@ -196,7 +196,7 @@ def computed_ratios(settings: CacheSettings, steps: int) -> list[float]:
 
 
 def chosen_block(settings: CacheSettings, depth: int, model: str) -> int:
-    """The decoder block, of ``depth`` and counted from 1, that measures how much a token changed. ``model``: its name.
+    """The decoder block that measures how much a token changed, from 1 to ``depth``. ``model``: its name.
 
     Raises:
         UserError: the decoder has fewer blocks.

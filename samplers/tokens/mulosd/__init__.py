@@ -20,7 +20,7 @@ There is no public code. Where the paper leaves a choice open:
   method relies on, and the reason why it is *lossy*.
 - The pass that updates the keys and values of the last block is the one that verifies the next block.
 - The draft model reads the new rows of the reduced image only; its cache of earlier rows is kept.
-- The draft model has its own random numbers; the target's are those of the cells, as in ``llamagen.py``. With tau above
+- The draft model has its own random numbers; the target's belong to the cells, as in ``llamagen.py``. With tau above
   1 in raster order the tokens are therefore those of serial decoding. A whole image is then decoded serially, without a
   draft.
 
@@ -199,7 +199,5 @@ def check_neighbours(settings: MuLoSDSettings, codes: int) -> int:
     """
     nearest = neighbours_of(settings, codes)
     if nearest >= codes - 1:
-        raise UserError(
-            f"neighbours: {nearest} is all of the {codes} codes, so that nothing could be rejected; choose fewer."
-        )
+        raise UserError(f"neighbours: {nearest} covers all {codes} codes, so nothing could be rejected; choose fewer.")
     return nearest

@@ -65,7 +65,7 @@ class UpSampling:
     def _recoded(self, codes: Tensor, size: tuple[int, int], resize: Callable[[Tensor], Tensor]) -> Tensor:
         """Decode codes, ``resize`` the images [B, 3, H, W] in -1..1, and encode the result.
 
-        ``size``: height and width of the larger images, so that as many are computed at once as memory is meant for.
+        ``size``: height and width of the larger images, which decide how many images one call computes.
         The host waits for the device at the end, once.
         """
         height, width = size
