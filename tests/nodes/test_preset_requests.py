@@ -175,9 +175,8 @@ def test_a_cache_that_is_sent_with_its_defaults_has_the_numbers_of_its_preset():
     )
 
 
-def test_a_tar_prompt_that_is_sent_with_its_defaults_has_what_the_file_recommends(monkeypatch):
-    """The tiny model's own repetition penalty is not the published one."""
-    node = conditioning.TarPrompt
+def settings_used(monkeypatch):
+    """A list that receives the settings of every prompt that Tar's language model reads from now on."""
     used = []
     prompted = conditioning.tar_prompt
     monkeypatch.setattr(
@@ -185,6 +184,13 @@ def test_a_tar_prompt_that_is_sent_with_its_defaults_has_what_the_file_recommend
         "tar_prompt",
         lambda model, texts, settings, draws: used.append(settings) or prompted(model, texts, settings, draws),
     )
+    return used
+
+
+def test_a_tar_prompt_that_is_sent_with_its_defaults_has_what_the_file_recommends(monkeypatch):
+    """The tiny model's own repetition penalty is not the published one."""
+    node = conditioning.TarPrompt
+    used = settings_used(monkeypatch)
     loaded = Loaded.of(tiny_tar(), recommended={"temperature": 0.5})
     sent = listed(node, TarPromptSettings)
 
@@ -239,13 +245,7 @@ def test_the_numbers_of_a_full_size_model_are_the_presets_where_the_editor_canno
 
 
 def test_a_tar_prompt_behind_a_switch_has_what_the_file_recommends(monkeypatch):
-    used = []
-    prompted = conditioning.tar_prompt
-    monkeypatch.setattr(
-        conditioning,
-        "tar_prompt",
-        lambda model, texts, settings, draws: used.append(settings) or prompted(model, texts, settings, draws),
-    )
+    used = settings_used(monkeypatch)
     loaded = Loaded.of(tiny_tar(), recommended={"temperature": 0.5})
     shown = filling.fill("FastARTarPrompt", "recommended")["values"]
     for source in (SWITCH, {**LOADER, "class_type": "FastARLoadTar"}):
