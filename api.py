@@ -1,4 +1,5 @@
-"""The public names, each with its module.
+"""The public names, each with its module. SAMPLERS holds the function (``run``) and the class of the settings
+(``settings``) of every sampler and combination, also of those without names of their own here.
 
 Type checkers and editors read this file. It is not run: ``__init__`` takes the names from these statements, and imports
 a module when one of its names is first used.
@@ -49,11 +50,8 @@ from .samplers.mar.lazy import LazyTransformer as LazyTransformer
 from .samplers.mar.lazy import lazymar as lazymar
 from .samplers.mar.mar import mar as mar
 from .samplers.mar.settings import CacheSettings as CacheSettings
-from .samplers.mar.settings import CSpDLazyMARSettings as CSpDLazyMARSettings
 from .samplers.mar.settings import CSpDSettings as CSpDSettings
-from .samplers.mar.settings import FastHybridLazyMARSettings as FastHybridLazyMARSettings
 from .samplers.mar.settings import FastHybridSettings as FastHybridSettings
-from .samplers.mar.settings import GtRLazyMARSettings as GtRLazyMARSettings
 from .samplers.mar.settings import GtRSettings as GtRSettings
 from .samplers.mar.settings import LazyMARSettings as LazyMARSettings
 from .samplers.mar.settings import MARSettings as MARSettings

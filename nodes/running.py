@@ -528,9 +528,7 @@ class Run:
         if self.draft is not None:
             more["draft"] = self.draft.model
         if self.cache is not None:
-            more["make_transformer"] = partial(LazyTransformer, settings=self.cache)
-        if self.cache is not None and self.draft is not None:
-            more["make_draft_transformer"] = more["make_transformer"]
+            more |= dict.fromkeys(self.entry.caches, partial(LazyTransformer, settings=self.cache))
         if self.enlarges:
             more["up_sampler"] = self._up_sampling(place)
 
@@ -587,7 +585,7 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
     if entry.needs_draft:
         draft = expect_loaded(sockets.draft, "draft", family.decoder)
         _DRAFTS[family.decoder](loaded, draft, entry.title)
-    if sockets.cache is not None and not entry.takes_caches:
+    if sockets.cache is not None and not entry.caches:
         raise UserError(f"cache: {entry.title} does not take LazyMAR's caches; disconnect LazyMAR Cache.")
     cache = _checked_cache(sockets.cache, loaded, settings)
 

@@ -158,7 +158,7 @@ class _Sampler(ModelFirst):
         """Optional sockets."""
         entry = SAMPLERS[cls.sampler]
         edit = _INPUTS[entry.family.decoder].edit
-        return [_CACHE, *edit] if entry.takes_caches else edit
+        return [_CACHE, *edit] if entry.caches else edit
 
     @classmethod
     def define_schema(cls) -> io.Schema:

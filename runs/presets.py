@@ -18,11 +18,8 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from ..errors import UserError
 from ..samplers.mar.settings import (
     CacheSettings,
-    CSpDLazyMARSettings,
     CSpDSettings,
-    FastHybridLazyMARSettings,
     FastHybridSettings,
-    GtRLazyMARSettings,
     GtRSettings,
     LazyMARSettings,
     MARSettings,
@@ -71,9 +68,19 @@ def values(
     run = Run(demo, width, steps, fixed_steps)
     if preset == FEW_STEPS:
         return few_steps(run)
-    if preset == CUSTOM or kind not in PRESETS:
+    if preset == CUSTOM:
         return {}
-    return PRESETS[kind](preset, run)
+
+    # Beside LazyMAR's caches a sampler has its own presets.
+    beside = getattr(kind, "beside_caches", None)
+    if beside is not None:
+        return with_caches(PRESETS.get(beside, nothing))(preset, run)
+    return PRESETS.get(kind, nothing)(preset, run)
+
+
+def nothing(preset: str, run: Run) -> Values:
+    """The presets of a sampler that has none."""
+    return {}
 
 
 def names(kind: type) -> tuple[str, ...]:
@@ -300,7 +307,4 @@ PRESETS: dict[type, Presets] = {
     CSpDSettings: cspd,
     ZipARSettings: zipar,
     MuLoSDSettings: mulosd,
-    FastHybridLazyMARSettings: with_caches(fasthybrid),
-    GtRLazyMARSettings: with_caches(gtr),
-    CSpDLazyMARSettings: with_caches(cspd),
 }

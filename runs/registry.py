@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 from ..errors import unknown
 from ..samplers.blocks.bitdance import bitdance
@@ -20,15 +19,13 @@ from ..samplers.mar.lazy import lazymar, with_caches
 from ..samplers.mar.mar import check as check_mar
 from ..samplers.mar.mar import mar
 from ..samplers.mar.settings import (
-    CSpDLazyMARSettings,
     CSpDSettings,
-    FastHybridLazyMARSettings,
     FastHybridSettings,
-    GtRLazyMARSettings,
     GtRSettings,
     LazyMARSettings,
     MARBase,
     MARSettings,
+    with_cache_settings,
 )
 from ..samplers.tokens.llamagen import check as check_llamagen
 from ..samplers.tokens.llamagen import llamagen
@@ -140,6 +137,8 @@ class Entry:
     baseline: bool = False  # whether the others of its family are measured against it
     needs_draft: bool = False  # whether run also takes draft, a second model
     needs_up_sampler: bool = False  # whether run also takes up_sampler, which enlarges the codes of a draft (MuLo-SD)
+    # The arguments of run that say how a transformer is evaluated: those of LazyMAR's caches are given for them.
+    caches: tuple[str, ...] = ()
     demo: tuple[str, ...] = ()  # catalogue entries that "demo" means for it, if not its family's
     draft: Any = None  # the second model, once it is bound to run
 
@@ -153,11 +152,6 @@ class Entry:
         """Description of its models in messages."""
         return ", or ".join(FAMILIES[family].words for family in self.families)
 
-    @property
-    def takes_caches(self) -> bool:
-        """Whether its transformer can be evaluated with LazyMAR's caches, from settings of their own."""
-        return "make_transformer" in inspect.signature(self.run).parameters
-
     def demos(self, family: str) -> tuple[str, ...]:
         """What "demo" may mean for it in one of its families."""
         own = self.demo or FAMILIES[family].demo
@@ -166,30 +160,53 @@ class Entry:
 
 _MASKED = (MAR, HYBRID)
 _TOKENS = (LLAMAGEN, TAR)
-_LAZY_FASTHYBRID = with_caches(fasthybrid, "make_transformer")
-_LAZY_GTR = with_caches(gtr, "make_transformer")
-_LAZY_CSPD = with_caches(cspd, "make_transformer", "make_draft_transformer")
+_CACHES = ("make_transformer",)
+
+_MASKED_SAMPLERS = (
+    Entry("mar", "MAR", mar, check_mar, MARSettings, _MASKED, baseline=True, caches=_CACHES),
+    Entry("fasthybrid", "FastHybrid", fasthybrid, check_mar, FastHybridSettings, _MASKED, caches=_CACHES),
+    Entry("lazymar", "LazyMAR", lazymar, check_lazymar, LazyMARSettings, _MASKED),
+    Entry(
+        "cspd",
+        "CSpD",
+        cspd,
+        check_mar,
+        CSpDSettings,
+        _MASKED,
+        needs_draft=True,
+        caches=(*_CACHES, "make_draft_transformer"),
+    ),
+    Entry("gtr", "GtR", gtr, check_mar, GtRSettings, _MASKED, caches=_CACHES),
+)
+
+
+def _beside_lazymar(entry: Entry) -> Entry:
+    """The combination of a sampler with LazyMAR's caches; plain MAR's is LazyMAR."""
+
+    own = cast(type[MARBase], entry.settings)
+
+    def check(model: Any, settings: Any) -> None:
+        entry.check(model, settings)
+        check_lazymar(model, settings)
+
+    return replace(
+        entry,
+        name=f"{entry.name}+lazymar",
+        title=f"{entry.title} + LazyMAR",
+        run=with_caches(entry.run, *entry.caches),
+        check=check,
+        settings=with_cache_settings(own),
+        caches=(),
+    )
+
+
+_COMBINATIONS = (_beside_lazymar(entry) for entry in _MASKED_SAMPLERS if entry.caches and not entry.baseline)
 
 SAMPLERS: dict[str, Entry] = {
     e.name: e
     for e in (
-        Entry("mar", "MAR", mar, check_mar, MARSettings, _MASKED, baseline=True),
-        Entry("fasthybrid", "FastHybrid", fasthybrid, check_mar, FastHybridSettings, _MASKED),
-        Entry("lazymar", "LazyMAR", lazymar, check_lazymar, LazyMARSettings, _MASKED),
-        Entry("cspd", "CSpD", cspd, check_mar, CSpDSettings, _MASKED, needs_draft=True),
-        Entry("gtr", "GtR", gtr, check_mar, GtRSettings, _MASKED),
-        Entry(
-            "fasthybrid+lazymar",
-            "FastHybrid + LazyMAR",
-            _LAZY_FASTHYBRID,
-            check_lazymar,
-            FastHybridLazyMARSettings,
-            _MASKED,
-        ),
-        Entry(
-            "cspd+lazymar", "CSpD + LazyMAR", _LAZY_CSPD, check_lazymar, CSpDLazyMARSettings, _MASKED, needs_draft=True
-        ),
-        Entry("gtr+lazymar", "GtR + LazyMAR", _LAZY_GTR, check_lazymar, GtRLazyMARSettings, _MASKED),
+        *_MASKED_SAMPLERS,
+        *_COMBINATIONS,
         Entry("llamagen", "LlamaGen", llamagen, check_llamagen, LlamaGenSettings, (LLAMAGEN, JANUS), baseline=True),
         Entry("par", "PAR", par, check_par, PARSettings, (LLAMAGEN,), demo=("demo-par",)),
         Entry("tar", "Tar", llamagen, check_llamagen, LlamaGenSettings, (TAR,), baseline=True),

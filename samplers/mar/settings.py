@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, make_dataclass
 from typing import ClassVar
 
 from torch import Tensor
@@ -219,6 +219,8 @@ class GtRSettings(DiSASettings):
 class CacheSettings(Guarantees):
     """LazyMAR (ICCV 2025): which features are kept from one AR step to the next, and for how long."""
 
+    beside_caches: ClassVar[type[MARBase] | None] = None  # the sampler's settings, of with_cache_settings
+
     refresh_period: int = knob(9, "AR steps from one full computation to the next; higher is faster and less exact. "
         "Usual: 9 for 64 AR steps, 5 for 32; 1 is plain MAR.", low=1, high=4096, step=1, symbol="tau",
         unit="AR steps")
@@ -257,20 +259,13 @@ class CacheSettings(Guarantees):
         caches = self.condition_cache or self.token_cache or self.head_cache or self.encoder_cache
         return (self.refresh_period == 1 or not caches) and super().exact(side)
 
+    def lossless(self) -> bool:
+        return self.refresh_period == 1 and super().lossless()
+
 
 @dataclass(frozen=True)
 class LazyMARSettings(SpeculationSettings, CacheSettings, DiSASettings):
     """Plain MAR with LazyMAR's caches; MAR's fields come first, speculation last."""
-
-
-@dataclass(frozen=True)
-class FastHybridLazyMARSettings(CacheSettings, FastHybridSettings):
-    """FastHybrid with LazyMAR's caches; FastHybrid's fields come first."""
-
-
-@dataclass(frozen=True)
-class GtRLazyMARSettings(CacheSettings, GtRSettings):
-    """GtR with LazyMAR's caches; GtR's fields come first."""
 
 
 @dataclass(frozen=True)
@@ -323,9 +318,12 @@ class CSpDSettings(MARBase):
         return same and super().exact(0) and not self.exact(0)
 
 
-@dataclass(frozen=True)
-class CSpDLazyMARSettings(CacheSettings, CSpDSettings):
-    """CSpD whose models run with LazyMAR's caches; CSpD's fields come first."""
-
-    def lossless(self) -> bool:
-        return self.refresh_period == 1 and super().lossless()
+def with_cache_settings(kind: type[MARBase]) -> type[MARBase]:
+    """Settings of a sampler of class ``kind`` with those of LazyMAR's caches: the sampler's fields come first."""
+    about = {
+        "__doc__": f"{kind.__name__} with the settings of LazyMAR's caches.",
+        "__module__": __name__,
+        "beside_caches": kind,
+    }
+    name = kind.__name__.removesuffix("Settings") + "LazyMARSettings"
+    return make_dataclass(name, [], bases=(CacheSettings, kind), namespace=about, frozen=True)

@@ -158,7 +158,7 @@ def test_a_sampler_without_caches_has_no_socket_for_them_and_refuses_one(monkeyp
     def plain(model, condition, settings, noise, edit=None):
         return mar(model, condition, settings, noise, edit=edit)
 
-    entry = replace(SAMPLERS["mar"], name="plain", title="Plain", run=plain)
+    entry = replace(SAMPLERS["mar"], name="plain", title="Plain", run=plain, caches=())
     monkeypatch.setitem(SAMPLERS, "plain", entry)
     node = type("PlainSampler", (samplers.MARSampler,), {"sampler": "plain"})
     ids = [part.id for part in node.define_schema().inputs]
@@ -178,8 +178,8 @@ def test_a_cache_is_drawn_with_or_refused_by_every_sampler(name):
         return
     (node,) = [node for node in tiny.NODES.values() if node.sampler == name]
     ids = [part.id for part in node.define_schema().inputs]
-    assert ("cache" in ids) == entry.takes_caches
-    if entry.takes_caches:
+    assert ("cache" in ids) == bool(entry.caches)
+    if entry.caches:
         _, report = tiny.sample(node, cache=running.CachePlan("custom", {"block": 1}))
         assert report.sampler == ("lazymar" if name == "mar" else f"{name}+lazymar")
 
@@ -204,7 +204,7 @@ def test_an_edit_that_does_not_fit_is_refused_before_anything_is_loaded(sampler,
     entry = SAMPLERS[sampler]
     sockets = Sockets(LABELS, latent_image={"samples": start}, mask=mask)
     with pytest.raises(UserError, match=f"^{field}: "):
-        running.run(entry, model(), FEW if entry.takes_caches else make(entry.settings, {}), 3, sockets)
+        running.run(entry, model(), FEW if entry.caches else make(entry.settings, {}), 3, sockets)
     assert not fake_comfy.state.loaded
 
 
@@ -441,7 +441,7 @@ def test_a_part_of_a_batch_gets_its_own_noise_and_edit(monkeypatch):
     latents = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 2, 4, 4)
     labels = running.as_labels(running.LabelText("1, 2, 3, 4", 1), "")
     loaded = a_mar()
-    sampler = SimpleNamespace(run=record, needs_up_sampler=False)
+    sampler = SimpleNamespace(run=record, needs_up_sampler=False, caches=("make_transformer",))
     run = running.Run(sampler, loaded, FEW, labels, 9, Edit(latents, mask), range(4), cache=CacheSettings())
     run.start(run.estimate())
     ((condition, noise, more),) = given

@@ -1,8 +1,10 @@
 """Every list to which a new sampler is added holds all samplers; "A new sampler" in CONTRIBUTING names these lists."""
 
+import inspect
 import json
 from collections.abc import Iterable
 
+import pytest
 import test_block_contract as blocks
 import test_sampler_contract as masked
 import test_speed
@@ -72,13 +74,17 @@ def test_what_is_recorded(root) -> None:
     )
 
 
-def test_combinations_with_caches() -> None:
-    """The report of a run with the node's *cache* input has the name of the combination."""
-    for name, entry in SAMPLERS.items():
-        combined = "lazymar" if name == MAR else f"{name}+lazymar"
-        assert not entry.takes_caches or combined in SAMPLERS, (
-            f"SAMPLERS in runs/registry.py lacks {combined}; add it, because {name} takes make_transformer."
-        )
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if "+" not in name])
+def test_declared_caches_are_arguments(name: str) -> None:
+    """A node has the *cache* input for what its entry declares, and a run is then given these arguments."""
+    entry = SAMPLERS[name]
+    takes = {argument for argument in inspect.signature(entry.run).parameters if argument.startswith("make_")}
+    assert set(entry.caches) == takes, (
+        f"the entry of {name} in runs/registry.py declares caches={entry.caches}, and its function takes "
+        f"{sorted(takes)}; declare what it takes, or nothing if LazyMAR's caches cannot be used with it."
+    )
+    combined = "lazymar" if entry.baseline else f"{name}+lazymar"
+    assert combined in SAMPLERS or not entry.caches
 
 
 def test_the_lists_of_a_real_comfyui(root) -> None:

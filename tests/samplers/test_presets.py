@@ -68,10 +68,13 @@ def test_caches_beside_gtr_have_the_periods_of_its_number_of_steps():
     assert (of_32["refresh_period"], of_64["refresh_period"]) == (5, 9)
 
 
-def test_every_combination_of_accelerators_has_presets():
-    for entry in SAMPLERS.values():
-        if any(issubclass(entry.settings, kind) for kind in presets.PRESETS):
-            assert entry.settings in presets.PRESETS, entry.name
+@pytest.mark.parametrize("name", [name for name in SAMPLERS if "+" in name])
+@pytest.mark.parametrize("preset", REAL)
+def test_a_combination_has_the_presets_of_its_parts(name, preset):
+    own = presets.values(SAMPLERS[name.partition("+")[0]].settings, preset, False)
+    together = presets.values(SAMPLERS[name].settings, preset, False)
+    cache = presets.values(CacheSettings, preset, False, steps=own.get("steps", 64))
+    assert together == {**own, **cache} and not set(own) & set(cache)
 
 
 def test_what_is_set_stays():

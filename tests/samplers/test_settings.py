@@ -8,7 +8,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.runs.choice import parse_choice
 from fastar_nodes.runs.measured import AdviceSettings
 from fastar_nodes.runs.registry import SAMPLERS
-from fastar_nodes.samplers.mar.settings import CacheSettings, FastHybridLazyMARSettings, FastHybridSettings, MARSettings
+from fastar_nodes.samplers.mar.settings import CacheSettings, FastHybridSettings, MARSettings
 from fastar_nodes.samplers.settings import knobs, make
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, TarPromptSettings
 
@@ -82,8 +82,8 @@ def test_settings_made_in_python_check_themselves(name):
         (LlamaGenSettings, {"top_k": "20"}),  # text is for a command line
         (TarPromptSettings, {"detail": 729}),
         (CacheSettings, {"token_cache": 1}),
-        (FastHybridLazyMARSettings, {"refresh_period": 0}),
-        (FastHybridLazyMARSettings, {"guided_steps": 0}),
+        (SAMPLERS["fasthybrid+lazymar"].settings, {"refresh_period": 0}),
+        (SAMPLERS["fasthybrid+lazymar"].settings, {"guided_steps": 0}),
         (AdviceSettings, {"repeats": 0}),
     ],
 )
