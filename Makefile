@@ -56,7 +56,7 @@ comma := ,
 # All tables and plots of the docs, or ONLY=mar,par; about 90 minutes of one idle core. CHECKOUTS names the folder of
 # the papers' code that docs/benchmarks.md lists, without which the table beside it is left out.
 figures: $(READY)
-	$(PY) -m fastar_nodes.tools.figures $(ONLY) $(if $(CHECKOUTS),--checkouts "$(CHECKOUTS)")
+	$(PY) -m fastar_nodes.lab.docs.figures $(ONLY) $(if $(CHECKOUTS),--checkouts "$(CHECKOUTS)")
 
 # "===" excludes builds with a local version, such as 2.13.0+cpu.
 CUDA_TORCH ?= 2.13.0

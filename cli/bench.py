@@ -35,7 +35,7 @@ from .planning import Planned, measured_against, prepare, with_draft
 from .running import in_turn, warm_up
 
 # In a checkout only.
-_SIZES = "..bench.sizes"
+_SIZES = "..lab.work.sizes"
 PROMPT_TEXT = "a red boat at sunset"
 _HEAD = (
     "batch, sampler, passes, head calls, accepted, seconds, s / image, speed-up, spread, transformer, head, sampling"

@@ -22,28 +22,31 @@ SCRIPT = "fastar"
 MODULE = "python -m fastar_nodes"
 
 # Command: (module, help). A module has `arguments(parser)` and `run(options) -> exit code`.
-# bench/ and tools/ are folders of a checkout: the installed pack does not offer their commands.
+# lab/ is a folder of a checkout: the installed pack does not offer its commands.
 COMMANDS = {
     "list": (".listing", "list the models of the catalogue: size, licence, and whether they are here"),
     "download": (".download", "download models of the catalogue with all that they need to draw"),
     "compare": (".compare", "run samplers with one seed and save their images side by side, with figures"),
     "bench": (".bench", "time samplers against each other in one interleaved run"),
-    "evaluate": ("..bench.evaluate", "measure the images of a sweep: PSNR, SSIM, FID and others, with intervals"),
-    "table": ("..bench.table", "print speed, work and quality of every cell of a sweep"),
-    "plot": ("..bench.plot", "draw speed-up against quality of a sweep, with its Pareto front"),
+    "evaluate": ("..lab.sweeps.evaluate", "measure the images of a sweep: PSNR, SSIM, FID and others, with intervals"),
+    "table": ("..lab.sweeps.table", "print speed, work and quality of every cell of a sweep"),
+    "plot": ("..lab.sweeps.plot", "draw speed-up against quality of a sweep, with its Pareto front"),
     "check": (".check", "check a model's files, memory and seconds on this machine, and write a file for an issue"),
     "advise": (".advise", "find the fastest sampler whose images stay close enough, on this machine"),
-    "sweep": ("..bench.sweep", "draw many images of every sampler and setting, on any number of workers"),
-    "against": ("..bench.against", "time reference implementations beside ours, from checkouts of them"),
-    "probe": ("..bench.probe", "decode all undecided tokens of a MAR at once after some AR steps"),
-    "operations": ("..bench.operations", "count the operations of samplers and the minimum time for them"),
-    "presets": ("..bench.preset_work", "calls, rows and operations of the presets of full-size models"),
-    "equal": ("..bench.equal", "count the images of parallel decoding that equal those of serial decoding, by dtype"),
-    "dtypes": ("..bench.dtypes", "compare the images of a model in several dtypes"),
-    "fits": ("..bench.fits", "print the GPU memory that every model needs, in 16 and in 8 bits"),
-    "gpu": ("..bench.gpu", "measure all samplers on a GPU with each speed, and print a table"),
-    "verify": ("..tools.parity.command", "compare this code with recorded results of the reference implementations"),
-    "train-demo": ("..tools.training.command", "train the built-in demo checkpoints"),
+    "sweep": ("..lab.sweeps.sweep", "draw many images of every sampler and setting, on any number of workers"),
+    "against": ("..lab.experiments.against", "time reference implementations beside ours, from checkouts of them"),
+    "probe": ("..lab.experiments.probe", "decode all undecided tokens of a MAR at once after some AR steps"),
+    "operations": ("..lab.work.operations", "count the operations of samplers and the minimum time for them"),
+    "presets": ("..lab.work.preset_work", "calls, rows and operations of the presets of full-size models"),
+    "equal": (
+        "..lab.experiments.equal",
+        "count the images of parallel decoding that equal serial decoding's, by dtype",
+    ),
+    "dtypes": ("..lab.experiments.dtypes", "compare the images of a model in several dtypes"),
+    "fits": ("..lab.work.fits", "print the GPU memory that every model needs, in 16 and in 8 bits"),
+    "gpu": ("..lab.gpu", "measure all samplers on a GPU with each speed, and print a table"),
+    "verify": ("..lab.parity.command", "compare this code with recorded results of the reference implementations"),
+    "train-demo": ("..lab.training.command", "train the built-in demo checkpoints"),
 }
 
 
@@ -140,14 +143,14 @@ def _program() -> str:
 
 
 def is_here(module: str) -> bool:
-    """Whether this installation contains the folder of a module: bench/ and tools/ are in a checkout only."""
+    """Whether this installation contains the folder of a module: lab/ is in a checkout only."""
     folder = module.split(".")[2] if module.startswith("..") else ""
     return not folder or find_spec(f"..{folder}", __package__) is not None
 
 
 def load_judge() -> Any:
     """The demo's judge; a UserError if this installation does not contain it, or its file is missing."""
-    return load_module("..tools.judging", "judge: the demo's judge").PictureBookJudge()
+    return load_module("..lab.sweeps.judging", "judge: the demo's judge").PictureBookJudge()
 
 
 def load_module(name: str, what: str) -> Any:

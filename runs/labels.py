@@ -16,7 +16,7 @@ from ..errors import UserError
 from ..networks.chat import MOST_TEXT
 from ..samplers.conditioning import Condition
 
-# Classes of the demo data set in id order; a test compares them with tools/training/picture_book.py.
+# Classes of the demo data set in id order; a test compares them with lab/training/picture_book.py.
 PICTURE_BOOK = ("sunset", "mountains", "flower", "fish", "house", "tree", "planet", "boat", "balloon", "cat")
 # A message lists all names of a set that has no more than this.
 _MOST_LISTED = 10

@@ -277,8 +277,8 @@ def mulosd(preset: str, run: Run) -> Values:
     - draft_rows 0: in several cycles more tokens are drawn again, and what is drawn again does not always fit what is
       kept.
 
-    Full-size presets set the share of accepted drafts, which does not depend on the model (``tools/redrawn.py``,
-    docs/choose.md). *balanced* is the paper's loop, in two cycles.
+    Full-size presets set the share of accepted drafts, which does not depend on the model
+    (``lab/experiments/redrawn.py``, docs/choose.md). *balanced* is the paper's loop, in two cycles.
     """
     if preset == EXACT:
         # No probability exceeds 1: every token is redrawn in raster order, as by the target alone.

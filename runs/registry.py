@@ -42,7 +42,7 @@ from .families.mar import MARFamily
 from .families.tokens import TokenFamily
 
 # Raised when any sampler produces other images from the same model, settings and seed, or counts its work differently,
-# so that images of two versions are not mixed in one sweep. tests/bench/test_algorithm.py records digests.
+# so that images of two versions are not mixed in one sweep. tests/lab/test_algorithm.py records digests.
 ALGORITHM = 1
 
 MAR = "mar"

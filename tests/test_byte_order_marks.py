@@ -7,8 +7,8 @@ import sys
 from pathlib import Path
 
 import pytest
-from fastar_nodes.bench.gpu import store as gpu_store
-from fastar_nodes.bench.spec import read_prompts, read_spec
+from fastar_nodes.lab.gpu import store as gpu_store
+from fastar_nodes.lab.sweeps.spec import read_prompts, read_spec
 from fastar_nodes.model_loaders.checkpoint import parse_json, read_json, read_text
 from fastar_nodes.sweeps.folder import Folder
 
@@ -70,7 +70,7 @@ def test_files_of_results(tmp_path):
 
 
 def test_every_reader_of_texts_leaves_out_a_mark():
-    """In the pack, bench/, tools/ and the examples; files below /proc have none."""
+    """In the pack, lab/ and the examples; files below /proc have none."""
     plain = re.compile(r"""read_text\((encoding="utf-8")?\)""")
     paths = [path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in ("tests", ".venv")]
     lines = [(path, line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]

@@ -10,14 +10,15 @@ from pathlib import Path
 import pytest
 from fastar_nodes.cli.main import COMMANDS, load_module
 from fastar_nodes.cli.planning import of_prompt, plan
-from fastar_nodes.tools import figures, release
+from fastar_nodes.lab.docs import figures
+from fastar_nodes.lab.release import release
 
 ROOT = Path(__file__).resolve().parents[1]
 TRACKED = release.tracked(ROOT) if (ROOT / ".git").exists() else []
 PAGES = [path for path in TRACKED if path.suffix == ".md"]
 # Documents with commands, and specs whose comments state them.
 WITH_COMMANDS = [
-    path for path in TRACKED if path in PAGES or path.suffix == ".toml" and path.parts[0] in ("docs", "bench")
+    path for path in TRACKED if path in PAGES or path.suffix == ".toml" and path.parts[0] in ("docs", "lab")
 ]
 
 if not TRACKED:
@@ -117,7 +118,7 @@ def test_commands_are_found_in_every_form():
 def test_files_of_documented_commands_exist(page, line):
     """Files of this repository that a command reads: specs and prompts."""
     for word in shlex.split(line):
-        if word.startswith(("docs/", "bench/", "tests/")):
+        if word.startswith(("docs/", "lab/", "tests/")):
             assert (ROOT / word).exists(), f"{page}: {line}"
 
 

@@ -6,12 +6,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from fastar_nodes.bench import fits
 from fastar_nodes.cli import checks
+from fastar_nodes.lab.docs import figures, models_table
+from fastar_nodes.lab.work import fits
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.runs import presets
 from fastar_nodes.samplers.mar.settings import FastHybridSettings
-from fastar_nodes.tools import figures, models_table
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = (*("bench", "cli", "model_loaders", "networks", "nodes", "reports", "runs", "samplers", "sweeps", "tools"),)
+PACKAGES = ("cli", "lab", "model_loaders", "networks", "nodes", "reports", "runs", "samplers", "sweeps")
 
 
 def sources() -> list[Path]:
@@ -62,14 +62,14 @@ print(json.dumps({
 
 
 def loaded() -> list[str]:
-    """The modules that the measurement imports: all that need no ComfyUI, and the commands of the tools."""
+    """The modules that the measurement imports: all that need no ComfyUI, and the commands of the lab."""
     packages = (
-        *("api", "assembly", "conditions", "pipeline", "bench", "cli", "model_loaders", "networks", "reports", "runs"),
-        *("samplers", "sweeps"),
+        *("api", "assembly", "conditions", "pipeline", "cli", "model_loaders", "networks", "reports", "runs"),
+        *("samplers", "sweeps", "lab.experiments", "lab.gpu", "lab.sweeps", "lab.work"),
     )
     names = [name_of(path) for path in sources()]
-    own = [name for name in names if name.split(".")[0] in packages]
-    return [*own, "nodes", "tools.parity.command", "tools.training.command"]
+    own = [name for name in names if any(within(name, package) for package in packages)]
+    return [*own, "nodes", "lab.parity.command", "lab.training.command"]
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def test_importing_the_pack_needs_no_private_module_of_torch():
     private = re.compile(r"torch\.(\w+\.)*_[a-zA-Z]")
     found = []
     for path in sources():
-        if path.relative_to(ROOT).parts[0] in ("bench", "tools"):
+        if path.relative_to(ROOT).parts[0] == "lab":
             continue
         for node in at_import(tree_of(path)):
             names = []
@@ -150,10 +150,9 @@ OURS = {
     "conditions": {"assembly", "runs", "samplers", "model_loaders", "networks"},
     "pipeline": {"assembly", "conditions", "runs", "samplers", "model_loaders", "networks", "reports"},
     "cli": {"cli", "pipeline", "conditions", "assembly", "runs", "samplers", "model_loaders", "networks", "reports"},
-    "bench": {"bench", "cli", "sweeps", "assembly", "runs", "samplers", "model_loaders", "networks", "reports"},
-    "tools": {
-        *("tools", "nodes", "bench", "cli", "sweeps", "assembly", "pipeline", "runs", "samplers", "model_loaders"),
-        *("networks", "reports"),
+    "lab": {
+        *("lab", "nodes", "cli", "sweeps", "pipeline", "assembly", "runs", "samplers", "model_loaders", "networks"),
+        "reports",
     },
 }
 # Within these packages, the other ones are excluded.
@@ -182,10 +181,10 @@ OTHERS = {
     "runs": {"torch", "numpy"},
     "model_loaders.squares": PICTURES,
     "cli": {*PICTURES, "safetensors", "tqdm"},
-    "bench": {*PICTURES, "tomli", "ray", "matplotlib", "fsspec"},
-    "bench.gpu.theirs": {"torch", "transformers"},  # what is measured beside ours
-    "tools": {*PICTURES, "safetensors", "tomli", "matplotlib"},
-    "tools.translate": {"fake_comfy", "test_schemas", "fastar_nodes"},  # the nodes without a ComfyUI
+    "lab": {*PICTURES, "safetensors", "tomli", "matplotlib"},
+    "lab.sweeps": {*PICTURES, "tomli", "ray", "matplotlib", "fsspec"},
+    "lab.gpu.theirs": {"torch", "transformers"},  # what is measured beside ours
+    "lab.docs.translate": {"fake_comfy", "test_schemas", "fastar_nodes"},  # the nodes without a ComfyUI
 }
 
 
@@ -245,7 +244,7 @@ def test_packages_import_in_one_direction(path):
     entry, (absolute, relative) = entry_of(name, OURS), parse(path)
     for other in absolute:
         top = other.split(".")[0]
-        assert top != "fastar_nodes" or name == "tools.translate", f"{name}: imports within the package are relative"
+        assert top != "fastar_nodes" or name == "lab.docs.translate", f"{name}: imports within the package are relative"
         assert top in sys.stdlib_module_names or top in OTHERS[entry_of(name, OTHERS)], f"{name} may not import {other}"
     apart = APART.get(entry_of(name, APART), ())
     for other in relative - {"errors", "memory"}:
@@ -267,13 +266,13 @@ def test_contributing_states_these_rules():
         assert others == {other for other in OURS[name] if other != name}, name
 
 
-def test_only_the_command_line_names_the_tools():
-    """It looks them up by name, as it does the modules of bench/, because an installed pack does not contain them."""
+def test_only_the_command_line_names_the_lab():
+    """It looks its modules up by name, because an installed pack does not contain them."""
     for path in sources():
         name = name_of(path)
-        if name != "cli.main" and not within(name, "tools") and "tools." in path.read_text(encoding="utf-8"):
+        if name not in ("cli.main", "cli.bench") and not within(name, "lab"):
             texts = [node.value for node in ast.walk(tree_of(path)) if isinstance(node, ast.Constant)]
-            assert not [t for t in texts if isinstance(t, str) and "tools." in t and " " not in t], name
+            assert not [t for t in texts if isinstance(t, str) and "lab." in t and " " not in t], name
 
 
 def graph() -> dict[str, set[str]]:

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import yaml  # a requirement of huggingface-hub
 from fastar_nodes import errors
-from fastar_nodes.tools import release
+from fastar_nodes.lab.release import release
 from PIL import Image
 from safetensors import safe_open
 
@@ -196,7 +196,7 @@ def test_the_archive_holds_no_development_files(shipped):
         "demo/checkpoints/mar.safetensors",
         "web/docs/FastARCompare.md",
     } <= names
-    for word in "bench/ tools/ tests/ .github/ CONTRIBUTING Makefile judge train parity".split():
+    for word in "lab/ tests/ .github/ CONTRIBUTING Makefile judge train parity".split():
         assert not [name for name in names if word in name], word
     size, lines = release.size(shipped)
     print(f"shipped: {len(names)} files, {size / 1e6:.1f} MB, {lines} lines of Python")

@@ -5,7 +5,8 @@ import textwrap
 from pathlib import Path
 
 import pytest
-from fastar_nodes.bench import references, sizes
+from fastar_nodes.lab.experiments import references
+from fastar_nodes.lab.work import sizes
 from fastar_nodes.model_loaders import official
 from fastar_nodes.networks.mar import MARConfig
 
@@ -15,7 +16,7 @@ pytestmark = pytest.mark.slow
 GPT_MODULE = """
 from dataclasses import dataclass
 from torch import nn
-from fastar_nodes.bench.sizes import official_gpt
+from fastar_nodes.lab.work.sizes import official_gpt
 from fastar_nodes.networks.llama import Llama
 
 @dataclass
@@ -118,7 +119,7 @@ def test_janus_beside_transformers(cli, monkeypatch):
 MAR_MODULE = """
 from dataclasses import replace
 import torch
-from fastar_nodes.bench.sizes import official
+from fastar_nodes.lab.work.sizes import official
 from fastar_nodes.networks.mar import MAR as Ours, MARModel
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish

@@ -7,8 +7,8 @@ import hybrid_files
 import own_model
 import pytest
 import torch
-from fastar_nodes.bench import operations, sizes
-from fastar_nodes.bench.sizes import random_models
+from fastar_nodes.lab.work import operations, sizes
+from fastar_nodes.lab.work.sizes import random_models
 from fastar_nodes.model_loaders import official
 from fastar_nodes.networks.hybrid import Hybrid, HybridConfig, HybridModel
 from fastar_nodes.networks.llama import attend

@@ -5,10 +5,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fastar_nodes.bench import sizes
 from fastar_nodes.cli import compare, main, progress, running
 from fastar_nodes.cli.main import COMMANDS
 from fastar_nodes.cli.running import draw
+from fastar_nodes.lab.work import sizes
 from fastar_nodes.networks.llama import LlamaConfig
 from fastar_nodes.networks.mar import MARConfig
 from fastar_nodes.runs.registry import SAMPLERS
@@ -27,11 +27,9 @@ def test_no_and_unknown_commands(cli, sentence):
 
 
 def test_the_installed_pack_offers_what_it_contains(cli, sentence, monkeypatch):
-    """bench/ and tools/ are in a checkout only. Who types one of their commands learns why it is not there."""
+    """lab/ is in a checkout only. Who types one of its commands learns why it is not there."""
     found = main.find_spec
-    monkeypatch.setattr(
-        main, "find_spec", lambda name, *more: None if name in ("..bench", "..tools") else found(name, *more)
-    )
+    monkeypatch.setattr(main, "find_spec", lambda name, *more: None if name == "..lab" else found(name, *more))
     shipped = {"list", "download", "compare", "bench", "check", "advise"}
     text = cli("--help").out
     assert {name for name in COMMANDS if f"\n  {name} " in text} == shipped
@@ -42,8 +40,8 @@ def test_the_installed_pack_offers_what_it_contains(cli, sentence, monkeypatch):
         "python -m fastar_nodes bench: unrecognized arguments: --random"
     )
 
-    for name, folder in (("sweep", "bench"), ("verify", "tools")):
-        why = f"needs a checkout of the FastAR repository; the installed pack does not contain {folder}/."
+    for name in ("sweep", "verify"):
+        why = "needs a checkout of the FastAR repository; the installed pack does not contain lab/."
         assert sentence(cli(name, "x")) == f"{name}: this command {why}"
     monkeypatch.undo()
     assert "--random" in cli("bench --help").out

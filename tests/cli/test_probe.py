@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fastar_nodes.bench.probe import probe
+from fastar_nodes.lab.experiments.probe import probe
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.mar import mar

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from fastar_nodes.bench import engines
-from fastar_nodes.bench.spec import expand, read_spec
-from fastar_nodes.bench.store import Store
-from fastar_nodes.bench.sweep import arguments
 from fastar_nodes.cli.main import Parser
+from fastar_nodes.lab.sweeps import engines
+from fastar_nodes.lab.sweeps.spec import expand, read_spec
+from fastar_nodes.lab.sweeps.store import Store
+from fastar_nodes.lab.sweeps.sweep import arguments
 
 pytestmark = pytest.mark.slow
 
@@ -123,7 +123,7 @@ def test_absurd_threads_of_a_strangers_folder_are_refused(cli, sentence, tiny_de
     assert "give --threads" in sentence(cli("sweep", spec(), "--out", "sweep"))
 
 
-# What an entry of the file must not be is in tests/bench/test_sweep_spec.py.
+# What an entry of the file must not be is in tests/lab/test_sweep_spec.py.
 BAD = [
     ("images", {}, "--images -1"),
     ("images", {}, "--images 0"),

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 import torch
-from fastar_nodes.tools.training import picture_book
+from fastar_nodes.lab.training import picture_book
 from flat_graphs import flat
 
 # Widget types, as opposed to sockets.

@@ -4,10 +4,10 @@ import json
 from typing import Any
 
 import torch
+from fastar_nodes.lab.training import captions
 from fastar_nodes.networks.hybrid import Hybrid, HybridConfig
 from fastar_nodes.networks.llama import qwen_config
 from fastar_nodes.networks.mar import MARConfig
-from fastar_nodes.tools.training import captions
 
 WORDS = ["[UNK]", "user", "assistant", "generate", "an", "image", "a", "red", "boat", ":", "."]
 # Their ids follow those of the words.

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from fastar_nodes.bench.records import Cell, Shard, shard_key
-from fastar_nodes.bench.store import Store
+from fastar_nodes.lab.sweeps.records import Cell, Shard, shard_key
+from fastar_nodes.lab.sweeps.store import Store
 
 SIDE, BATCH = 16, 8
 

@@ -5,7 +5,7 @@ all rows of the decoder's last block, the attention of all rows in the block tha
 the embeddings of time and condition and the modulations of blocks whose outputs are reused.
 """
 
-from fastar_nodes.bench.operations import block_flops
+from fastar_nodes.lab.work.operations import block_flops
 from fastar_nodes.networks.mar import MARConfig
 from fastar_nodes.samplers.mar.lazy.head import EDGE, FULL, MIDDLE, CachedHeads, head_plan
 from fastar_nodes.samplers.mar.lazy.plan import BY_STATE, chosen_block, computed_ratios, next_refreshes, spare_rows

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fastar_nodes.lab.training import captions
 from fastar_nodes.networks.llama import Llama, LlamaConfig
 from fastar_nodes.networks.ta_tok import TATok, TATokConfig
-from fastar_nodes.tools.training import captions
 from qwen_reference import tiny_qwen
 from safetensors.torch import save_file
 

@@ -11,7 +11,7 @@ import torch
 fake_comfy.install()
 
 from block_models import tiny_bitdance
-from fastar_nodes.bench.initialise import initialise_mar
+from fastar_nodes.lab.training.initialise import initialise_mar
 from fastar_nodes.networks.autoencoder import VQAutoencoder, VQModel
 from fastar_nodes.networks.binary import BinaryAutoencoder, BinaryConfig, BinaryModel
 from fastar_nodes.networks.bitdance import BlockModel

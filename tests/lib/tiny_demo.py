@@ -6,12 +6,7 @@ from typing import Any
 
 import pytest
 import torch
-from fastar_nodes.networks.autoencoder import KLConfig, VQConfig
-from fastar_nodes.networks.enlarging import EnlargingConfig
-from fastar_nodes.networks.llama import Llama, LlamaConfig
-from fastar_nodes.networks.mar import MARConfig
-from fastar_nodes.networks.ta_tok import TATokConfig
-from fastar_nodes.tools.training import (
+from fastar_nodes.lab.training import (
     binary_recipe,
     bitdance_recipe,
     draft_recipe,
@@ -22,6 +17,11 @@ from fastar_nodes.tools.training import (
     tar_recipes,
     token_recipes,
 )
+from fastar_nodes.networks.autoencoder import KLConfig, VQConfig
+from fastar_nodes.networks.enlarging import EnlargingConfig
+from fastar_nodes.networks.llama import Llama, LlamaConfig
+from fastar_nodes.networks.mar import MARConfig
+from fastar_nodes.networks.ta_tok import TATokConfig
 
 KL = KLConfig(ch=8, ch_mult=(1, 1, 1, 1), blocks=1, z_channels=8, groups=4)
 MAR = MARConfig(32, 1, 1, 2, buffer=2, tokens=64, channels=8, classes=10, head_depth=1, head_width=16)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from fastar_nodes.bench.spec import read_table
+from fastar_nodes.lab.sweeps.spec import read_table
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.networks.llama import Llama
 from fastar_nodes.networks.mar import MAR

@@ -7,11 +7,11 @@ from typing import Any, NamedTuple
 
 import torch
 from fastar_nodes.assembly import Source, find_file
-from fastar_nodes.bench.engines import run_here, tasks_of, unfinished
-from fastar_nodes.bench.records import Cell
-from fastar_nodes.bench.spec import Spec, from_table
-from fastar_nodes.bench.store import Store
-from fastar_nodes.bench.work import Conditions, Models, Worker, manifest, numerics, plan, use
+from fastar_nodes.lab.sweeps.engines import run_here, tasks_of, unfinished
+from fastar_nodes.lab.sweeps.records import Cell
+from fastar_nodes.lab.sweeps.spec import Spec, from_table
+from fastar_nodes.lab.sweeps.store import Store
+from fastar_nodes.lab.sweeps.work import Conditions, Models, Worker, manifest, numerics, plan, use
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.networks.mar import MAR
 from tiny_files import MAR_SIZE, write, write_gpt, write_vq

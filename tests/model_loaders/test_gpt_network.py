@@ -3,7 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from fastar_nodes.bench.initialise import initialise_llama
+from fastar_nodes.lab.training.initialise import initialise_llama
 from fastar_nodes.networks.llama import Llama, LlamaConfig, attend
 
 SHAPES = {

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fastar_nodes.bench.initialise import initialise_mar
 from fastar_nodes.errors import UserError
+from fastar_nodes.lab.training.initialise import initialise_mar
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.autoencoders import load_kl
 from fastar_nodes.model_loaders.checkpoint import read_metadata

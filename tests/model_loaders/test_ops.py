@@ -5,7 +5,7 @@ import gc
 import pytest
 import torch
 import torch.nn.functional as F
-from fastar_nodes.bench.operations import counted
+from fastar_nodes.lab.work.operations import counted
 from fastar_nodes.networks import ops
 from fastar_nodes.networks.ops import FAST, TORCH, EightBitLinear, Linear, outputs
 from torch import nn

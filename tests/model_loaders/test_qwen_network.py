@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fastar_nodes.bench.initialise import initialise_llama
 from fastar_nodes.errors import UserError
+from fastar_nodes.lab.training.initialise import initialise_llama
 from fastar_nodes.networks.llama import HEAD, Llama, LlamaConfig, qwen_config
 from qwen_reference import TINY, language_logits, tiny_qwen, tiny_tar, transformers_qwen
 

@@ -11,8 +11,8 @@ import pytest
 import tiny
 import torch
 from fake_comfy import Progress
-from fastar_nodes.bench.initialise import initialise_mar
 from fastar_nodes.errors import UserError
+from fastar_nodes.lab.training.initialise import initialise_mar
 from fastar_nodes.networks.mar import MAR, MARConfig, MARModel
 from fastar_nodes.nodes import graph, host, running, samplers
 from fastar_nodes.nodes.host import Loaded, ModelCache, load_to_device, to_device

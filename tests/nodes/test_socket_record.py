@@ -21,10 +21,10 @@ if __name__ == "__main__":
 
     fake_comfy.install()
 
+from fastar_nodes.lab.docs import figures
 from fastar_nodes.nodes import compare, editing, host, running, sockets, sweep
 from fastar_nodes.nodes.sockets import VALUES, Attribute, Kind
 from fastar_nodes.samplers import conditioning
-from fastar_nodes.tools import figures
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "sockets.md"

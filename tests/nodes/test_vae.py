@@ -267,7 +267,7 @@ def test_what_was_decoded_is_encoded_to_latents_of_the_same_size(enlarging, size
 
 
 def test_a_decoder_that_enlarges_takes_one_tile_only(enlarging, tiles, monkeypatch):
-    """Smaller tiles are useless, see tools/tiles.py."""
+    """Smaller tiles are useless, see lab/experiments/tiles.py."""
     enlarging.decode_tiled(torch.zeros(1, 2, 6, 10), tile_x=10, tile_y=6, overlap=2)
     enlarging.encode_tiled(torch.zeros(1, 32, 32, 3), tile_x=8, tile_y=8)
     decoded, encoded = tiles

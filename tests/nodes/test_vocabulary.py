@@ -5,9 +5,9 @@ from typing import Any
 
 import fake_comfy  # noqa: F401  before the nodes
 import pytest
+from fastar_nodes.lab.training import captions, picture_book
 from fastar_nodes.nodes import vocabulary
 from fastar_nodes.runs.labels import PICTURE_BOOK, label_sets, subject_like, words_of
-from fastar_nodes.tools.training import captions, picture_book
 
 HARMON = ("FastARLoadHarmon", "demo-hybrid")
 TAR = ("FastARLoadTar", "demo-tar")

@@ -13,11 +13,11 @@ from pathlib import Path
 import janus_images
 import pytest
 import torch
+from fastar_nodes.lab.training import bitdance_recipe, hybrid_recipe, recipes, token_recipes
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.hub import readable_size
 from fastar_nodes.nodes import host
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
-from fastar_nodes.tools.training import bitdance_recipe, hybrid_recipe, recipes, token_recipes
 from flat_graphs import INPUTS, OUTPUTS, flat
 from graphs import WIDGETS, Run, widget_values
 from janus_files import one_file

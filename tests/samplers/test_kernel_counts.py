@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fastar_nodes.bench.sizes import official
+from fastar_nodes.lab.work.sizes import official
 from fastar_nodes.networks.mar import MAR, DiffusionHead
 from fastar_nodes.samplers.chain import advance
 

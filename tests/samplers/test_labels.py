@@ -2,11 +2,11 @@
 
 import pytest
 from fastar_nodes.errors import UserError
+from fastar_nodes.lab.training import picture_book
 from fastar_nodes.runs import labels
 from fastar_nodes.runs.labels import check_labels, label_sets, resolve_labels
 from fastar_nodes.runs.registry import FAMILIES, SAMPLERS, find
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
-from fastar_nodes.tools.training import picture_book
 from hypothesis import given
 from hypothesis import strategies as st
 

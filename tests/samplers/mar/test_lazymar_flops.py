@@ -7,7 +7,7 @@ figures here are therefore shares of plain MAR with 64 AR steps.
 from dataclasses import asdict, replace
 
 import pytest
-from fastar_nodes.bench.operations import counted
+from fastar_nodes.lab.work.operations import counted
 from fastar_nodes.model_loaders.official import official
 from fastar_nodes.runs import presets
 from fastar_nodes.samplers.conditioning import from_ids
@@ -68,7 +68,7 @@ def test_our_own_operations_are_fewer():
         assert 0.92 * short < one * flops(c, LazyMARSettings(**SHORT)) < 0.97 * short
 
 
-# Of MAR-H with 64 AR steps: the paper's figure, how close ours is, and the settings in bench/papers/lazymar.toml.
+# Of MAR-H with 64 AR steps: the paper's figure, how close ours is, and the settings in lab/papers/lazymar.toml.
 ABLATIONS = {
     "token cache": (44.21, 0.04, {"condition_cache": False, "head_cache": False}),
     "condition cache": (36.80, 0.02, {"token_cache": False, "encoder_cache": False}),

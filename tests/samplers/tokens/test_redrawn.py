@@ -2,9 +2,9 @@
 
 import numpy as np
 import pytest
+from fastar_nodes.lab.experiments.redrawn import SHARES, main, neighbours_rejected, redrawn, rejections
 from fastar_nodes.runs import presets
 from fastar_nodes.samplers.tokens.settings import MuLoSDSettings
-from fastar_nodes.tools.redrawn import SHARES, main, neighbours_rejected, redrawn, rejections
 from test_islands import plain_expansion, plain_islands, plain_waves
 
 

@@ -1,0 +1,176 @@
+"""Draw the icon, README's animation and the images of the help pages.
+
+``python -m fastar_nodes.lab.docs.pictures [NAME ...]``
+
+Samplers are drawn by the demo on fixed seeds, without seconds, so that an image changes only if a sampler does.
+Images of other nodes are what the templates that have them draw, with the seconds of the run.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageDraw
+
+from ...assembly import decode
+from ...cli import compare
+from ...cli.conditions import conditions
+from ...cli.planning import load, plan, with_draft
+from ...cli.running import draw
+from ...reports.drawing import Ink
+from ...reports.grid import compare_grid
+from ...reports.maps import OUTCOMES, token_map
+from ...reports.record import ACCEPTED, DRAFTED, PLAIN
+from ...reports.timelapse import FPS, time_lapse
+from .thumbnails import Template, pixels
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "web" / "docs" / "images"
+ICON = ROOT / "docs" / "icon.png"
+ANIMATION = ROOT / "docs" / "time_lapse.webp"
+ANIMATION_WIDTH = 480
+SEED, MAP, WIDTH, QUALITY = 7, 512, 580, 55
+# Help page to the samplers, their settings, and the token maps of the last one.
+PAGES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
+    "FastARMARSampler": ("mar", (), ("fixed at step", "order")),
+    "FastARFastHybridSampler": ("mar,fasthybrid", ("fasthybrid.preset=balanced",), ("outcome",)),
+    "FastARGtRSampler": ("mar,gtr", ("gtr.preset=balanced",), ("fixed at step",)),
+    "FastARLazyMARSampler": ("mar,lazymar", ("lazymar.preset=balanced",), ("cached",)),
+    "FastARCSpDSampler": ("mar,cspd", (), ("outcome",)),
+    "FastARLlamaGenSampler": ("llamagen", (), ("fixed at step",)),
+    "FastARPARSampler": ("llamagen,par", (), ("fixed at step",)),
+    "FastARZipARSampler": ("llamagen,zipar", (), ("fixed at step",)),
+    "FastARMuLoSDSampler": ("llamagen,mulosd", (), ("outcome",)),
+    "FastARBitDanceSampler": ("bitdance", (), ("fixed at step", "order")),
+}
+# Help page to its seed, where it is another one.
+SEEDS = dict.fromkeys(("FastARLlamaGenSampler", "FastARZipARSampler", "FastARMuLoSDSampler"), 5)
+# Help page to the number of the template.
+TEMPLATES = {
+    "FastARCompare": "06",
+    "FastARPasteInpaintedArea": "05",
+    "FastARSweepGrid": "10",
+    "FastARSweepPlot": "10",
+    "FastARAdvisor": "11",
+    "FastARTimeLapse": "03",
+}
+
+
+def sheet(samplers: str, sets: Sequence[str], maps: Sequence[str], seed: int) -> np.ndarray:
+    """The images of samplers side by side, and token maps of the last one; uint8 [H, W, 3]."""
+    parser = argparse.ArgumentParser()
+    compare.arguments(parser)
+    words = ["--samplers", samplers, "--label", "cat", "--device", "cpu"]
+    options = parser.parse_args([*words, *(w for s in sets for w in ("--set", s))])
+    ready = load(options, [p.entry for p in plan(samplers, sets, {})])
+    planned = plan(samplers, sets, ready)
+    what = conditions(planned, options.label, options.text, 1, options, seed, {})
+    made = [draw(p, condition, seed) for p, condition in zip(with_draft(planned, options), what, strict=True)]
+    cells = [decode(p.on, result).numpy() for p, result in zip(planned, made, strict=True)]
+    labels = [p.entry.title for p in planned]
+
+    for name in maps:
+        cells.append(token_map(made[-1].report, name, cells[len(made) - 1], size=MAP))
+        labels.append(f"{labels[len(made) - 1]}: {name}")
+
+    return compare_grid(cells, labels, [None] * len(cells), columns=len(cells))
+
+
+def drawn(name: str) -> np.ndarray:
+    """What the node of a page draws in its template; uint8 [H, W, 3]."""
+    template = _template(name)
+    (node,) = template.of(name)
+
+    if name == "FastARTimeLapse":
+        frames = _frames(template, node)
+        return frames[len(frames) // 2]
+    if name == "FastARPasteInpaintedArea":
+        return pixels(template.output(node, 1))
+    if name == "FastARAdvisor":  # its image is not its first output
+        return template.saved()
+    return pixels(template.output(node))
+
+
+def _template(name: str) -> Template:
+    """The template that has the node of a page."""
+    number = TEMPLATES[name]
+    (path,) = (ROOT / "workflows").glob(f"{number} *.json")
+    return Template(path)
+
+
+def animation() -> list[Image.Image]:
+    """The race of two samplers on one clock, of the template of Time-lapse."""
+    template = _template("FastARTimeLapse")
+    (race,) = template.of("FastARTimeLapse")
+
+    frames = []
+    for frame in _frames(template, race):
+        image = Image.fromarray(frame)
+        image.thumbnail((ANIMATION_WIDTH, ANIMATION_WIDTH), Image.Resampling.LANCZOS)
+        frames.append(image)
+
+    return frames
+
+
+def _frames(template: Template, race: dict[str, Any]) -> np.ndarray:
+    """The frames of an animation, uint8 [N, H, W, 3]."""
+    images, reports = [], []
+    for k in (1, 2):
+        images.append((template.given(race, f"image_{k}") * 255).round().to(torch.uint8).numpy())
+        reports.append(template.given(race, f"report_{k}"))
+    labels = import_module("fastar_nodes.nodes.compare").automatic_labels(reports)
+    result = import_module("fastar_nodes.nodes.timelapse").result_of(images, labels, reports)
+    return time_lapse(images, labels, reports, 4.0, result)
+
+
+def icon(side: int = 256) -> Image.Image:
+    """A grid of 8 x 8 tokens in which accepted and drafted ones form two arrow heads."""
+    outcome = np.full((8, 8), PLAIN)
+    for row in range(8):
+        tip = min(row, 7 - row)
+        outcome[row, tip : tip + 2], outcome[row, tip + 3 : tip + 5] = ACCEPTED, DRAFTED
+
+    step, gap = side // 8, side // 64
+    out = Image.new("RGB", (side, side), Ink.BACKGROUND)
+    pen = ImageDraw.Draw(out)
+
+    for (y, x), what in np.ndenumerate(outcome):
+        box = (x * step + gap, y * step + gap, (x + 1) * step - gap - 1, (y + 1) * step - gap - 1)
+        pen.rounded_rectangle(box, 2 * gap, fill=OUTCOMES[int(what)][1])
+
+    return out
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Draw; returns the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m fastar_nodes.lab.docs.pictures", description=__doc__)
+    both = [*PAGES, *TEMPLATES]
+    every = ["icon", "animation", *both]
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to draw; default all: {', '.join(every)}")
+    names = parser.parse_args(argv).names or every
+    FOLDER.mkdir(parents=True, exist_ok=True)
+
+    for name in names:
+        if name == "icon":
+            icon().save(ICON, optimize=True)
+        elif name == "animation":
+            first, *others = animation()
+            first.save(ANIMATION, save_all=True, append_images=others, duration=1000 // FPS, loop=0, quality=QUALITY)
+        elif name in both:
+            picture = Image.fromarray(drawn(name) if name in TEMPLATES else sheet(*PAGES[name], SEEDS.get(name, SEED)))
+            picture.thumbnail((WIDTH, WIDTH), Image.Resampling.LANCZOS)
+            picture.save(FOLDER / f"{name}.jpg", quality=QUALITY, optimize=True)
+        else:
+            parser.error(f"there is no image {name}")
+        print(name, flush=True)
+
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,134 @@
+"""Writes locales/<language>/nodeDefs.json and main.json, which ComfyUI reads, from the schemas and the tables in
+lab/docs/translations.
+
+A table has these parts:
+
+- ``texts``: display names, descriptions and tooltips, English to translated.
+- ``names``: labels of inputs and outputs by their name. Saved graphs, prompts and messages keep the name.
+- ``categories``: the groups of the node menu.
+- ``messages``: what the scripts in web/js say; web/js/words.js reads them.
+- ``symbol``: how a tooltip mentions a paper's symbol.
+
+The editor translates neither the titles of a pack's templates, nor the notes and titles in a graph.
+
+A text that a table lacks stays English; a test finds it. After a change of texts, run
+``python -m fastar_nodes.lab.docs.translate``; it prints what is missing.
+"""
+
+import json
+import re
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+TABLES = ROOT / "lab" / "docs" / "translations"
+LANGUAGES = ("zh", "ja")
+PACK = "fastar-nodes"  # the folder of the pack, by which the editor groups its templates
+
+# A number in the names and texts of inputs of which there are several.
+NUMBERED = re.compile(r"(?<=^image_)\d|(?<=^report_)\d|(?<= image_)\d|(?<=Image or batch )\d")
+SYMBOL = re.compile(r" \(([^()]+) in the paper\)$")
+
+
+def texts(nodes: list[Any]) -> dict[str, dict[str, Any]]:
+    """Node id to its English texts in the form that ComfyUI reads."""
+    out: dict[str, dict[str, Any]] = {}
+    for node in nodes:
+        about = node.define_schema()
+        inputs = {part.id: {"name": part.id, "tooltip": part.about["tooltip"]} for part in about.inputs}
+
+        outputs: dict[str, Any] = {}
+        for k, part in enumerate(about.outputs):
+            outputs[str(k)] = {"name": part.about["display_name"], "tooltip": part.about["tooltip"]}
+
+        out[about.node_id] = {
+            "display_name": about.display_name,
+            "description": about.description,
+            "inputs": inputs,
+            "outputs": outputs,
+        }
+    return out
+
+
+class Translator:
+    """Translates texts with one table; ``missing``: what the table lacks."""
+
+    def __init__(self, table: dict[str, Any]):
+        self._table = table
+        self.missing: set[str] = set()
+
+    def text(self, english: str, part: str = "texts") -> str | None:
+        """The translation in a part of the table; None if there is none."""
+        symbol = SYMBOL.search(english)
+        plain = SYMBOL.sub("", english)
+
+        number = NUMBERED.search(plain)
+        plain = NUMBERED.sub("{n}", plain)
+        if plain not in self._table[part]:
+            self.missing.add(plain)
+            return None
+
+        translated = self._table[part][plain]
+        if number:
+            translated = translated.replace("{n}", number[0])
+        if symbol:
+            translated += self._table["symbol"].replace("{symbol}", symbol[1])
+        return translated
+
+    def all(self, value: dict[str, Any]) -> dict[str, Any]:
+        """The texts of a dictionary that have a translation. What is under ``name`` is a label."""
+        out: dict[str, Any] = {}
+        for key, entry in value.items():
+            if isinstance(entry, dict):
+                out[key] = self.all(entry)
+            else:
+                out[key] = self.text(entry, "names" if key == "name" else "texts")
+        return {key: entry for key, entry in out.items() if entry}
+
+
+def table_of(language: str) -> dict[str, Any]:
+    """The table of a language."""
+    return json.loads((TABLES / f"{language}.json").read_text(encoding="utf-8-sig"))
+
+
+def node_texts(language: str) -> tuple[str, set[str]]:
+    """The text of a language's nodeDefs.json, and the texts that have no translation."""
+    sys.path[:0] = [str(ROOT / "tests" / "lib"), str(ROOT / "tests" / "nodes")]
+    import_module("fake_comfy").install()
+    classes = import_module("test_schemas").CLASSES.values()
+
+    translator = Translator(table_of(language))
+    nodes = translator.all(texts(list(classes)))
+
+    # One line a node, without spaces: the archive's size is limited.
+    lines: list[str] = []
+    for node, about in nodes.items():
+        lines.append(f'"{node}":{json.dumps(about, ensure_ascii=False, separators=(",", ":"))}')
+    return "{\n" + ",\n".join(lines) + "\n}\n", translator.missing
+
+
+def other_texts(language: str) -> str:
+    """The text of a language's main.json."""
+    table = table_of(language)
+    about = {
+        "nodeCategories": table["categories"],
+        "templateWorkflows": {"category": {PACK: "FastAR"}},
+        "fastar": table["messages"],
+    }
+    return json.dumps(about, ensure_ascii=False, indent=1) + "\n"
+
+
+def main() -> None:
+    """Write the files."""
+    for language in LANGUAGES:
+        folder = ROOT / "locales" / language
+        text, missing = node_texts(language)
+        (folder / "nodeDefs.json").write_text(text, encoding="utf-8")
+        (folder / "main.json").write_text(other_texts(language), encoding="utf-8")
+        print(f"{language}: {len(missing)} texts stay English", *sorted(missing), sep="\n  ")
+
+
+if __name__ == "__main__":
+    main()

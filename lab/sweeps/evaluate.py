@@ -1,0 +1,319 @@
+"""Measure the images of a sweep: distance from the plain sampler's, and quality against reference images.
+
+PSNR and SSIM compare every image with the plain sampler's image of the same index. torch-fidelity computes FID,
+Inception score, KID, precision and recall from the features of all images and of --reference, or of the plain sampler's
+images if there is no reference. Figures have a 95 % bootstrap interval. Figures that can be compared with the plain
+sampler's also have the interval of the paired difference. Seconds of the sweep stand beside them, and with tflop among
+--measures the operations of an image, for which the first shard of every cell is sampled again. Results are added to
+the folder.
+
+In the folder of a paper (lab/papers) every sweep is measured, and the paper's tables are printed with our figures
+beside the paper's.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from ...assembly import AUTO, Source
+from ...cli.main import load_judge
+from ...cli.options import choose_device, models_folder, models_option, source, whole
+from ...errors import UserError, amount
+from ...networks.speed import PLAIN
+from ...reports.files import typed_path
+from ...reports.table import markdown
+from ...runs.registry import FAMILIES
+from ...sweeps.folder import Folder
+from . import paper_files
+from .features import INCEPTION, load_extractor, open_reference
+from .measures import FEATURES, JUDGE, MEASURES, OF_PICTURES, WORK, Means, Result, check, evaluate, results_table
+from .paper_files import Paper
+from .rehearsal import NotHere, here_only
+from .statistics import RESAMPLES
+from .store import Store
+from .work import Operations
+
+_OF_PAIRS = ("psnr", "ssim", "identical")
+_OF_INCEPTION = ("fid", "is", "kid", "precision", "recall")
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("folder", help="folder or fsspec address of a sweep, or of a paper's sweeps")
+    parser.add_argument(
+        "--measures",
+        metavar="NAMES",
+        help=f"separated by commas: {', '.join(MEASURES)}, judge (all of the demo's judge); "
+        "default psnr, ssim and identical, and with --reference or --extractor those of features",
+    )
+    parser.add_argument(
+        "--reference",
+        metavar="FILE",
+        help="npz file of images (arr_0), of the statistics for FID (mu, sigma), or of both; default the plain "
+        "sampler's images",
+    )
+    parser.add_argument("--resize", action="store_true", help="measure images at the size of the reference's")
+    parser.add_argument(
+        "--extractor",
+        metavar="NAME",
+        help=f"{INCEPTION} (default), or module:function from uint8 [N, H, W, 3] to features [N, D]",
+    )
+    parser.add_argument("--inception", metavar="FILE", help="weights of Inception; default in the folder of torch.hub")
+
+    parser.add_argument(
+        "--resamples",
+        default=str(RESAMPLES),
+        metavar="N",
+        help=f"bootstrap resamples of an interval; default {RESAMPLES}",
+    )
+    parser.add_argument("--device", default=AUTO, help="auto (default), cpu, cuda, cuda:1 or mps")
+    models_option(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
+    folder = Folder(options.folder)
+    paper = paper_files.stored(folder)
+    stores = {"": Store(options.folder)} if paper is None else paper_files.stores(folder, paper)
+    measures = _measures_of(paper, stores, options)
+
+    resamples = whole(options.resamples, "resamples", 10, 100_000)
+    device = choose_device(options.device)
+
+    # Frechet distances are computed in fp64, which MPS does not have.
+    means = Means(resamples=resamples, device=torch.device("cpu") if device.type == "mps" else device)
+    if options.reference is not None:
+        means.reference = open_reference(typed_path(options.reference, "reference"))
+        means.resize = options.resize
+        if means.reference.pictures is None:
+            measures = _of_statistics(measures, means.reference.name, options)
+    elif options.resize:
+        raise UserError("resize: it needs the size of a reference; give --reference, or leave --resize out.")
+
+    _expect_measurable(measures, stores, means)
+    _without_weights(measures, stores, means, options)
+
+    # Networks are loaded after the check, and only those that a measure needs.
+    kinds = {MEASURES[measure].kind for own in measures.values() for measure in own}
+    if FEATURES in kinds:
+        weights = None if options.inception is None else typed_path(options.inception, "inception")
+        means.extractor = load_extractor(options.extractor or INCEPTION, weights, device)
+    if JUDGE in kinds:
+        means.judge = load_judge()
+
+    unsaved: list[str] = []
+    failed: list[str] = []
+    for name, own in measures.items():
+        if any(MEASURES[measure].kind == WORK for measure in own):
+            means.operations = Operations(stores[name], _source(stores[name], options)).of
+        _measure(name, stores[name], own, means, unsaved, failed)
+
+    if paper is not None:
+        print(paper_files.comparison(paper, stores))
+
+    if unsaved:
+        raise UserError(f"{unsaved[0].rstrip('.')}; the tables above are all that is left of this evaluation.")
+    if failed:
+        count = amount(len(failed), "cells")
+        raise UserError(f"measures: {count} of those above cannot be measured; the tables hold the others.")
+    return 0
+
+
+def _expect_measurable(measures: dict[str, list[str]], stores: Mapping[str, Store], means: Means) -> None:
+    """Leave out the sweeps in which nothing can be measured, and say why.
+
+    Raises:
+        UserError: it is so in all of them.
+    """
+    problems: dict[str, UserError] = {}
+    for name, own in measures.items():
+        try:
+            check(stores[name], own, means)
+        except UserError as problem:
+            problems[name] = problem
+
+    if problems and len(problems) == len(measures):
+        raise next(iter(problems.values()))
+
+    for name, why in problems.items():
+        print(f"{name} is not measured: {why}", file=sys.stderr)
+        del measures[name]
+
+
+def _measure(
+    name: str, store: Store, measures: Sequence[str], means: Means, unsaved: list[str], failed: list[str]
+) -> None:
+    """Measure a sweep and print its tables; ``name`` is that of a paper's sweep, or "".
+
+    ``unsaved`` and ``failed`` as for :func:`.measures.evaluate`. A paper's sweep without any results does not stop the
+    others.
+    """
+
+    def log(text: str) -> None:
+        print(text, file=sys.stderr, flush=True)
+
+    try:
+        results = evaluate(store, measures, means, log, unsaved, failed)
+    except UserError as problem:
+        if not name:
+            raise
+        failed.append(f"{name} is not measured: {problem}")
+        log(failed[-1])
+        return
+
+    if name:
+        print(f"{name}\n")
+
+    print(results_table(store, results))
+    differences = _differences(store, results)
+    if differences:
+        print(f"\nDifference from the plain sampler, paired:\n\n{differences}")
+
+    if name:
+        print()
+
+
+def _measures_of(paper: Paper | None, stores: Mapping[str, Store], options: argparse.Namespace) -> dict[str, list[str]]:
+    """The measures of each sweep that is measured, by its name: those that the options name, or the usual ones.
+
+    Of a paper's sweeps these are the ones in its tables. They compare with reference images: without these nothing is
+    measured, and only what a sweep records is printed.
+    """
+    named = options.measures is not None
+    if paper is None:
+        return {name: _measures(options.measures, options.reference is not None, options.extractor) for name in stores}
+
+    found = {}
+    for name, store in stores.items():
+        own = paper.measures(name)
+        drawn = any(store.shards(cell) for cell in store.cells())
+        if own and drawn:
+            found[name] = own
+
+    if named:
+        asked = _measures(options.measures, options.reference is not None, options.extractor)
+        return {name: asked for name in found}
+
+    if options.reference is None and found:
+        print("Only times and counts are shown: name the images to compare with by --reference.", file=sys.stderr)
+        counts = {name: [measure for measure in own if MEASURES[measure].kind == WORK] for name, own in found.items()}
+        return {name: own for name, own in counts.items() if own}
+
+    return found
+
+
+def _source(store: Store, options: argparse.Namespace) -> Source:
+    """Where the models of a sweep are, of which none is downloaded."""
+    settings = argparse.Namespace(models=options.models, device=options.device, dtype=store.spec().dtype, speed=PLAIN)
+    return here_only(source(settings), models_folder(options.models))
+
+
+def _without_weights(
+    measures: dict[str, list[str]], stores: Mapping[str, Store], means: Means, options: argparse.Namespace
+) -> None:
+    """Find out which models are not on this machine, and leave out the measures that need one in a sweep that has none.
+
+    Raises:
+        UserError: nothing is left to measure, and the measures were asked for.
+    """
+    wanted = {name: own for name, own in measures.items() if any(MEASURES[measure].kind == WORK for measure in own)}
+    for name, own in wanted.items():
+        find = _source(stores[name], options).find
+        models = dict.fromkeys((cell.family, cell.model) for cell in stores[name].cells())
+        for family, model in models:
+            try:
+                find(model, FAMILIES[family].files)
+            except NotHere as missing:
+                means.absent[model] = str(missing).rstrip(".")
+
+        if all(model in means.absent for _, model in models):
+            measures[name] = [measure for measure in own if MEASURES[measure].kind != WORK]
+
+    if wanted and options.measures is not None and not any(measures.values()):
+        why = next(iter(means.absent.values()))
+        raise UserError(f"measures: tflop needs the model, and {why}; get it, or leave tflop out.")
+
+    for name in wanted:
+        if not any(MEASURES[measure].kind == WORK for measure in measures[name]):
+            why = next(means.absent[cell.model] for cell in stores[name].cells())
+            print(f"tflop{f' of {name}' if name else ''} is left out: {why}.", file=sys.stderr)
+
+
+def _of_statistics(measures: dict[str, list[str]], reference: str, options: argparse.Namespace) -> dict[str, list[str]]:
+    """The measures of each sweep with a reference without images: FID of those that compare features, unless named."""
+    if options.resize:
+        raise UserError(
+            f"resize: {reference} holds statistics alone (mu, sigma), which have no size; leave --resize out, or give "
+            "a reference with images (arr_0)."
+        )
+    if options.measures is not None or options.extractor not in (None, INCEPTION):
+        return measures
+
+    left_out = sorted({name for own in measures.values() for name in own if name in OF_PICTURES})
+    if left_out:
+        print(
+            f"{', '.join(left_out)} are left out: they compare with images, and {reference} holds statistics alone.",
+            file=sys.stderr,
+        )
+
+    return {name: [measure for measure in own if measure not in OF_PICTURES] for name, own in measures.items()}
+
+
+def _measures(text: str | None, reference: bool, extractor: str | None) -> list[str]:
+    """The measures of a run."""
+    inception = extractor in (None, INCEPTION)
+    if text is None:
+        return _usual_measures(reference or bool(extractor), inception)
+
+    names: list[str] = []
+    for part in text.split(","):
+        name = part.strip().lower()
+        if name == "judge":
+            names += [measure for measure in MEASURES if MEASURES[measure].kind == JUDGE]
+        elif name:
+            names.append(name)
+
+    if not names:
+        raise UserError(f"measures: none is named of {', '.join(MEASURES)} and judge.")
+
+    for name in names:
+        if name not in MEASURES:
+            raise UserError(f"measures: {name!r} is not one of {', '.join(MEASURES)} and judge.")
+
+    for name in names:
+        if name in ("fid", "is") and not inception:
+            raise UserError(f"measures: {name} is a figure of {INCEPTION}; with another extractor name frechet.")
+
+    if (reference or extractor) and not any(MEASURES[name].kind == FEATURES for name in names):
+        option = "reference" if reference else "extractor"
+        raise UserError(f"{option}: no measure of this run uses it; add frechet, kid, precision or recall.")
+
+    return list(dict.fromkeys(names))
+
+
+def _usual_measures(of_features: bool, inception: bool) -> list[str]:
+    """The measures of a run that names none."""
+    if not of_features:
+        return list(_OF_PAIRS)
+
+    return [*_OF_PAIRS, *(_OF_INCEPTION if inception else OF_PICTURES)]
+
+
+def _differences(store: Store, results: Sequence[Result]) -> str:
+    """A table of the paired differences; "" without any."""
+    titles = {cell.id: cell.title for cell in store.cells()}
+
+    rows = []
+    for result in results:
+        value, low, high = result.difference
+        if value is not None:
+            show = MEASURES[result.measure].show
+            rows.append([titles[result.cell], result.title, show(value), f"{show(low)} to {show(high)}"])
+
+    if not rows:
+        return ""
+    return markdown([["cell", "measure", "difference", "95 % interval"], *rows])

@@ -1,0 +1,686 @@
+"""Measures of a sweep's cells: their names, how they are computed, and their results in the sweep's folder.
+
+Images are read shard by shard. Every evaluation adds its results; the plot shows the last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...cli.progress import Bar
+from ...errors import UserError, amount
+from ...reports.quality import IDENTICAL, OTHER_SIZE
+from ...reports.table import figure as figure_text
+from ...reports.table import markdown
+from .features import INCEPTION, Extractor, Reference, figure, resized
+from .records import Cell, Shard
+from .statistics import (
+    RESAMPLES,
+    Estimate,
+    Figure,
+    Statistic,
+    estimate,
+    frechet,
+    frechet_from,
+    mean,
+    similarities,
+    squared_errors,
+    to_psnr,
+)
+from .store import Store
+from .times import baselines_of, paired
+
+# Kinds of measures: of pairs of a cell's image and its baseline's, of an extractor's features, of the demo's judge, of
+# the sampler's work.
+PAIR = "pair"
+FEATURES = "features"
+JUDGE = "judge"
+WORK = "work"
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A measure."""
+
+    title: str  # on axes and in tables
+    kind: str
+    higher: bool  # whether a higher figure is better
+    form: str  # format of a value
+    scale: float = 1.0  # for display
+    least: float = -math.inf  # smallest value
+    share: bool = False  # whether it is a share of images, 0..1
+
+    def figure(self, found: Estimate) -> Figure:
+        """An estimate with its interval, which does not leave the range of the measure."""
+        return found.share() if self.share else found.figure(lambda value: max(self.least, value))
+
+    def show(self, value: float | None) -> str:
+        """A value for a table; "" for None."""
+        return "" if value is None else f"{value * self.scale:{self.form}}"
+
+
+MEASURES: dict[str, Measure] = {
+    "psnr": Measure("PSNR, dB", PAIR, True, ".2f"),
+    "ssim": Measure("SSIM", PAIR, True, ".4f", least=-1),
+    "identical": Measure("identical, %", PAIR, True, ".1f", 100, share=True),
+    "fid": Measure("FID", FEATURES, False, ".3f", least=0),
+    "frechet": Measure("Frechet distance", FEATURES, False, ".3f", least=0),
+    "is": Measure("Inception score", FEATURES, True, ".2f", least=1),
+    "kid": Measure("KID x 1000", FEATURES, False, ".3f", 1000),
+    "precision": Measure("precision, %", FEATURES, True, ".1f", 100, share=True),
+    "recall": Measure("recall, %", FEATURES, True, ".1f", 100, share=True),
+    "judge-class": Measure("class, %", JUDGE, True, ".1f", 100, share=True),
+    "judge-scene": Measure("scene, %", JUDGE, True, ".1f", 100, share=True),
+    "judge-prompt": Measure("prompt, %", JUDGE, True, ".1f", 100, share=True),
+    "judge-whole": Measure("whole, %", JUDGE, True, ".1f", 100, share=True),
+    "judge-frechet": Measure("Frechet distance, judge", JUDGE, False, ".1f", least=0),
+    "tflop": Measure("TFLOP / image", WORK, False, ".3g", 1e-12, least=0),
+}
+# Measures that need the images of a reference, beside the cell's own.
+OF_PICTURES = ("frechet", "kid", "precision", "recall")
+# Figures of images that equal the baseline's; PSNR has none.
+EQUAL = {"ssim": 1.0, "identical": 1.0}
+
+
+@dataclass(frozen=True)
+class Result:
+    """A measure of a cell, one line of the results. An end of an interval that is infinite is None."""
+
+    cell: str  # its id
+    measure: str
+    extractor: str  # of the features, or ""
+    against: str  # id of the baseline's cell, or name of the reference, or ""
+    images: int  # number of images of the cell
+    value: float | None = None  # None where a word takes its place
+    low: float | None = None
+    high: float | None = None
+    difference: tuple[float | None, ...] = (None, None, None)  # from the baseline's figure, paired, with its interval
+    word: str = ""  # of reports.quality, in place of the figure
+
+    @property
+    def column(self) -> tuple[str, str]:
+        """Measure and extractor: what makes two figures comparable, with the same reference."""
+        return self.measure, self.extractor
+
+    @property
+    def title(self) -> str:
+        """Name of its column."""
+        name = MEASURES[self.measure].title
+        return name if self.extractor in ("", INCEPTION, JUDGE) else f"{name} ({self.extractor})"
+
+    def show(self) -> str:
+        """The figure with its interval, or its word."""
+        show = MEASURES[self.measure].show
+        if self.value is None or self.low is None and self.high is None:
+            return self.word or show(self.value)
+
+        return f"{show(self.value)} ({show(self.low) or '-inf'} to {show(self.high) or 'inf'})"
+
+    def well_formed(self) -> bool:
+        """Whether its fields, which may come from a stranger's file, have the types and sizes of a result."""
+        texts = (self.cell, self.extractor, self.against, self.word)
+        if self.measure not in MEASURES or not all(isinstance(text, str) for text in texts):
+            return False
+        if type(self.images) is not int or len(self.difference) != 3:
+            return False
+
+        numbers = (self.value, self.low, self.high, *self.difference)
+        return all(n is None or type(n) in (int, float) and abs(n) < 1e300 for n in numbers)
+
+
+def from_line(line: Any) -> Result:
+    """A result from a line of the results."""
+    try:
+        found = Result(**{**line, "difference": tuple(line["difference"])})
+        known = found.well_formed()
+    except (KeyError, TypeError):
+        known = False
+
+    if not known:
+        raise UserError("folder: a line of its results is damaged; delete the folder results, and evaluate again.")
+
+    return found
+
+
+def read_results(store: Store) -> list[Result]:
+    """All results of a sweep, oldest first."""
+    return [from_line(line) for line in store.results()]
+
+
+def latest(results: Iterable[Result]) -> dict[tuple[str, tuple[str, str]], Result]:
+    """The last result of every cell and column."""
+    return {(result.cell, result.column): result for result in results}
+
+
+def columns(results: Iterable[Result]) -> list[tuple[str, str]]:
+    """Measures and extractors of results, in the order of :data:`MEASURES`."""
+    order = list(MEASURES)
+    return sorted({result.column for result in results}, key=lambda column: (order.index(column[0]), column[1]))
+
+
+def results_table(store: Store, results: Iterable[Result]) -> str:
+    """A Markdown table with a row per cell and a column per measure.
+
+    A cell has several numbers of images if its measures differ in it. Seconds and speed-ups, as in the command table,
+    are shown if the sweep recorded any.
+    """
+    found = latest(results)
+    heads = columns(found.values())
+    titles = {result.column: result.title for result in found.values()}
+    times = paired(store)
+
+    of_times = ["s / image", "speed-up"] if times else []
+    rows = [["cell", "images", *of_times, *(titles[head] for head in heads)]]
+    for cell in store.cells():
+        own = [found.get((cell.id, head)) for head in heads]
+        images = sorted({result.images for result in own if result is not None})
+        figures = ["" if result is None else result.show() for result in own]
+        if times:
+            time = times.get(cell.id)
+            seconds = None if time is None else time.seconds
+            speedup = None if time is None else time.speedup
+            figures = [figure_text(seconds, ".3f"), figure_text(speedup, ".2f"), *figures]
+        rows.append([cell.title, "/".join(map(str, images)), *figures])
+
+    return markdown(rows)
+
+
+# KID: most images of a block, and least blocks.
+_BLOCK = 1000
+_BLOCKS = 20
+# Least images: of two in every part of the Inception score and in every block of KID, and of neighbours.
+_LEAST = {"is": 20, "kid": 2 * _BLOCKS, "precision": 4, "recall": 4}
+
+
+@dataclass
+class Means:
+    """What measures are computed with."""
+
+    extractor: Extractor | None = None
+    reference: Reference | None = None  # that features are compared with; None for the baseline's images
+    resize: bool = False  # whether images get the reference's size before features are extracted
+    judge: Any = None  # a sweeps.judging.PictureBookJudge
+    operations: Callable[[Cell, Shard], float] | None = None  # floating-point operations of an image of a shard
+    absent: dict[str, str] = field(default_factory=dict)  # models that are not here, with the reason
+    resamples: int = RESAMPLES
+    device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # of matrix products
+
+
+def check(store: Store, measures: Sequence[str], means: Means) -> None:
+    """Check everything that can be checked before an image is read.
+
+    Raises:
+        UserError: no cell has any of the measures.
+    """
+    cells = store.cells()
+    kinds = {MEASURES[name].kind for name in measures}
+
+    if not any(store.shards(cell) for cell in cells):
+        raise UserError(f"folder: {store.folder.address} holds no finished shard yet; run the sweep first.")
+    of_plain = [name for name in measures if needs_plain(name, means)]
+    if measures and of_plain == list(measures) and all(cell.baseline is None for cell in cells):
+        raise UserError("measures: no cell has a plain sampler's to be compared with; add the plain sampler.")
+
+    if means.reference is None or FEATURES not in kinds:
+        return
+
+    if means.reference.size is None:
+        for name in measures:
+            if name in OF_PICTURES:
+                raise UserError(
+                    f"measures: {name} compares with images, and {means.reference.name} holds statistics alone (mu, "
+                    "sigma); leave it out, or give a reference with images (arr_0)."
+                )
+        return
+
+    if means.resize:
+        return
+
+    problems = [_other_size(cell, means) for cell in cells]
+    if all(problems):
+        raise UserError(problems[0])
+
+
+def needs_plain(measure: str, means: Means) -> bool:
+    """Whether a measure compares with the images of the plain sampler's cell."""
+    kind = MEASURES[measure].kind
+    return kind == PAIR or kind == FEATURES and means.reference is None and measure != "is"
+
+
+def _other_size(cell: Cell, means: Means) -> str:
+    """Why the images of a cell cannot be compared with the reference's; "" if they can."""
+    reference = means.reference
+    if reference is None or reference.size is None or means.resize or cell.size == reference.size:
+        return ""
+
+    height, width = reference.size
+    own_height, own_width = cell.size
+    return (
+        f"reference: {reference.name} holds images of {width} x {height} pixels, and {cell.id} of {own_width} x "
+        f"{own_height}; give a reference of that size, or add --resize."
+    )
+
+
+def evaluate(
+    store: Store,
+    measures: Sequence[str],
+    means: Means,
+    log: Callable[[str], None] = lambda text: None,
+    unsaved: list[str] | None = None,
+    failed: list[str] | None = None,
+) -> list[Result]:
+    """Measure all cells, add the results to the folder, and return them.
+
+    A cell that cannot be measured does not stop the others.
+
+    Args:
+        log: gets a line for every cell, and one for every reason why measures are left out.
+        unsaved: gets the reasons why results could not be added to the folder any more; without it the first one is
+            raised.
+        failed: gets the cells that could not be measured although they have images, with the reason, such as a damaged
+            file; without it the first reason is raised after the other cells.
+
+    Raises:
+        UserError: see :func:`check`; or no cell could be measured.
+    """
+    check(store, measures, means)
+    store.folder.check("folder")
+
+    work = _Evaluation(store, means)
+    problems: list[UserError] = []
+    unmeasured: list[str] = []
+    left_out: dict[str, list[str]] = {}  # reason to "measure of cell"
+    out: list[Result] = []
+    for cell in store.cells():
+        for name in measures:
+            why = work.lacks(cell, name)
+            if why:
+                left_out.setdefault(why, []).append(f"{name} of {cell.title}")
+
+        try:
+            results = work.results(cell, [name for name in measures if work.applies(cell, name)])
+        except UserError as problem:
+            problems.append(problem)
+            unmeasured.append(f"{cell.title} is not measured: {problem}")
+            continue
+        out += results
+
+        if results:
+            try:
+                store.append_results([asdict(result) for result in results])
+            except UserError as problem:
+                if unsaved is None:
+                    raise
+                unsaved.append(str(problem))
+
+        count = work.images(cell)
+        short = "" if count == cell.images else f"; {count} of its {cell.images} images are finished"
+        log(f"{cell.title}: {len(results)} measured{short}")
+
+    if problems and (failed is None or not out):
+        raise problems[0]
+    if not out and left_out:
+        raise UserError(f"measures: nothing can be measured: {next(iter(left_out))}.")
+
+    for why, what in left_out.items():
+        log(f"left out: {', '.join(what)}: {why}")
+    for line in unmeasured:
+        log(line)
+    if failed is not None:
+        failed += unmeasured
+    return out
+
+
+class _Evaluation:
+    """One run, with what several cells need."""
+
+    def __init__(self, store: Store, means: Means):
+        self.store = store
+        self.means = means
+        self._shards = {cell.id: store.shards(cell) for cell in store.cells()}
+        self._plain_ones = baselines_of(store.cells())
+        # Estimates of plain samplers by cell and measure, and the features that were compared with last, by their name.
+        self._plain: dict[str, dict[str, Estimate]] = {}
+        self._reference: tuple[str, np.ndarray] | None = None
+
+    def images(self, cell: Cell) -> int:
+        """Number of finished images."""
+        return sum(shard.count for shard in self._shards[cell.id])
+
+    def _baseline(self, cell: Cell) -> Cell | None:
+        """The plain sampler's cell."""
+        return None if cell.baseline is None else self.store.cell(cell.baseline)
+
+    def _pairs(self, cell: Cell, other: Cell) -> list[tuple[Shard, Shard]]:
+        """Finished shards of both cells with the same images."""
+        theirs = {shard.first: shard for shard in self._shards[other.id]}
+        return [(shard, theirs[shard.first]) for shard in self._shards[cell.id] if shard.first in theirs]
+
+    def applies(self, cell: Cell, measure: str) -> bool:
+        """Whether a cell has this measure."""
+        kind = MEASURES[measure].kind
+        shards = self._shards[cell.id]
+
+        if not shards or self.lacks(cell, measure):
+            return False
+        if kind == JUDGE:
+            judge = self.means.judge
+            return judge is not None and measure in judge.measures(cell.size, self.store.labels(cell, shards[0]))
+        if kind == WORK:
+            return self.means.operations is not None
+
+        # Other measures compare with the plain sampler's images, which a plain sampler's cell does not.
+        return not needs_plain(measure, self.means) or cell.baseline is not None
+
+    def lacks(self, cell: Cell, measure: str) -> str:
+        """Why a cell with images has not a measure that it could have; "" if it has it or could not have it."""
+        if not self._shards[cell.id]:
+            return ""
+
+        kind = MEASURES[measure].kind
+        if kind == WORK:
+            return self.means.absent.get(cell.model, "")
+        if kind == FEATURES and _other_size(cell, self.means):
+            return _other_size(cell, self.means).rstrip(".")
+
+        plain = self._baseline(cell)
+        of_plain = needs_plain(measure, self.means)
+        if of_plain and plain is None:
+            return "" if cell.id in self._plain_ones else "the sweep has no plain sampler's cell to compare with"
+
+        fewest = self._fewest(cell, plain if of_plain else None, measure)
+        least = _LEAST.get(measure, 2)
+        return "" if fewest >= least else f"there is only {amount(fewest, 'images')}, and it takes {least} or more"
+
+    def _fewest(self, cell: Cell, plain: Cell | None, measure: str) -> int:
+        """The images that a measure of a cell is computed from, of it or of what it is compared with."""
+        if plain is not None and MEASURES[measure].kind == PAIR:
+            return sum(shard.count for shard, _ in self._pairs(cell, plain))
+
+        own = self.images(cell)
+        if plain is not None:
+            return min(own, self.images(plain))
+
+        reference = self.means.reference
+        with_reference = MEASURES[measure].kind == FEATURES and measure != "is"
+        if with_reference and reference is not None and reference.pictures is not None:
+            return min(own, len(reference.pictures))
+        return own
+
+    def _compared(self, cell: Cell, measure: str) -> tuple[str, str]:
+        """The extractor of a measure, and what its figure is compared with."""
+        kind = MEASURES[measure].kind
+        if kind == JUDGE:
+            return JUDGE, "picture book" if measure == "judge-frechet" else ""
+        if kind == WORK:
+            return "", ""
+
+        extractor = self.means.extractor
+        if kind == PAIR or extractor is None:
+            return "", cell.baseline or ""
+
+        if measure == "is":
+            return extractor.name, ""
+        reference = self.means.reference
+        if reference is not None:
+            at = ""
+            if reference.size is not None and cell.size != reference.size:
+                height, width = reference.size
+                at = f", at {width} x {height}"
+            return extractor.name, f"{reference.name}{at}"
+        return extractor.name, cell.baseline or ""
+
+    def results(self, cell: Cell, names: Sequence[str]) -> list[Result]:
+        """The results of measures, without those that the images are too small for."""
+        plain = self._baseline(cell)
+
+        # Measures of pairs of images.
+        of_pairs = [name for name in names if MEASURES[name].kind == PAIR]
+        paired: dict[str, tuple[Figure, str, int]] = {}
+        if plain is not None and of_pairs:
+            paired = self._paired(cell, plain, of_pairs)
+
+        # The work of the first shard, whose images are sampled again.
+        counts = {name: self._of_work(cell) for name in names if MEASURES[name].kind == WORK}
+
+        # Measures of a set of images, and of the plain sampler's set if it holds the same images.
+        of_sets = [name for name in names if MEASURES[name].kind in (FEATURES, JUDGE)]
+        own = self._estimates(cell, of_sets)
+        base: dict[str, Estimate] = {}
+        if plain is not None and len(self._pairs(cell, plain)) == len(self._shards[cell.id]):
+            base = self._of_baseline(plain, list(own))
+
+        out = []
+        for name in names:
+            word = ""
+            images = self.images(cell)
+            difference = Figure(None)
+
+            if name in paired:
+                found, word, images = paired[name]
+            elif name in counts:
+                found, images = counts[name]
+            elif name in own:
+                found = MEASURES[name].figure(own[name])
+                if name in base:
+                    minus = own[name].minus(base[name])
+                    difference = difference if minus is None else minus.figure()
+            else:
+                continue
+
+            extractor, against = self._compared(cell, name)
+            result = Result(
+                cell=cell.id,
+                measure=name,
+                extractor=extractor,
+                against=against,
+                images=images,
+                value=found.value,
+                low=found.low,
+                high=found.high,
+                difference=(difference.value, difference.low, difference.high),
+                word=word,
+            )
+            out.append(result)
+
+        return out
+
+    def _paired(self, cell: Cell, plain: Cell, measures: Sequence[str]) -> dict[str, tuple[Figure, str, int]]:
+        """Figures of pairs of images: by measure the figure, the word in its place and the number of pairs."""
+        pairs = self._pairs(cell, plain)
+        n = sum(shard.count for shard, _ in pairs)
+        if cell.size != plain.size:
+            return {name: (Figure(None), OTHER_SIZE, n) for name in measures}
+
+        def each(distance: Callable[[np.ndarray, np.ndarray], np.ndarray]) -> np.ndarray:
+            """A distance of every pair of images; one pair of shards is in memory at a time."""
+            parts = []
+            for own, other in pairs:
+                parts.append(distance(self.store.pictures(cell, own), self.store.pictures(plain, other)))
+            return np.concatenate(parts)
+
+        errors = each(squared_errors)
+
+        out: dict[str, tuple[Figure, str, int]] = {}
+        for name in measures:
+            if name == "identical":
+                out[name] = (MEASURES[name].figure(self._estimate(name, mean(errors == 0), n)), "", n)
+            elif not errors.any():
+                out[name] = (Figure(EQUAL.get(name)), IDENTICAL, n)
+            elif cell.lossless:
+                out[name] = (Figure(None), cell.lossless, n)
+            elif name == "psnr":
+                out[name] = (self._estimate(name, mean(errors), n).figure(to_psnr), "", n)
+            else:
+                alike = each(similarities)
+                if not np.isnan(alike).any():
+                    out[name] = (MEASURES[name].figure(self._estimate(name, mean(alike), n)), "", n)
+
+        return out
+
+    def _of_work(self, cell: Cell) -> tuple[Figure, int]:
+        """Operations of an image of the first shard, and the number of its images."""
+        assert self.means.operations is not None
+        first = self._shards[cell.id][0]
+        return Figure(self.means.operations(cell, first)), first.count
+
+    def _estimate(
+        self, name: str, statistic: Statistic, n: int, biased: bool = False, value: float | None = None
+    ) -> Estimate:
+        """The estimate of a measure, with a progress bar: Inception's features take seconds a resample."""
+        with Bar(name) as bar:
+
+            def report(done: int, total: int) -> None:
+                bar(done, total, "resamples")
+
+            return estimate(statistic, n, self.means.resamples, biased, value, report)
+
+    def _of_baseline(self, plain: Cell, measures: Sequence[str]) -> dict[str, Estimate]:
+        """Figures of a plain sampler's images, which are computed once."""
+        known = self._plain.setdefault(plain.id, {})
+        unknown = [name for name in measures if name not in known and self.applies(plain, name)]
+        known |= self._estimates(plain, unknown)
+
+        return known
+
+    def _estimates(self, cell: Cell, measures: Sequence[str]) -> dict[str, Estimate]:
+        """Figures of features and of the judge."""
+        features = [name for name in measures if MEASURES[name].kind == FEATURES]
+        judged = [name for name in measures if MEASURES[name].kind == JUDGE]
+
+        out: dict[str, Estimate] = {}
+        if features:
+            out |= self._of_features(cell, features)
+        if judged:
+            out |= self._of_judge(cell, judged)
+
+        if cell.baseline is None:
+            self._plain.setdefault(cell.id, {}).update(out)
+
+        return out
+
+    def _pictures(self, cell: Cell) -> Iterator[np.ndarray]:
+        """The images of a cell, shard by shard, with a progress bar.
+
+        They are of the shards that were finished when this run began.
+        """
+        shards = self._shards[cell.id]
+
+        with Bar(f"features of {cell.title}") as bar:
+            for done, shard in enumerate(shards):
+                bar(done, len(shards), "shards")
+                yield self._sized(self.store.pictures(cell, shard))
+
+    def _sized(self, pictures: np.ndarray) -> np.ndarray:
+        """Images at the size at which they are measured."""
+        reference = self.means.reference
+        if reference is None or reference.size is None or not self.means.resize:
+            return pictures
+
+        return resized(pictures, reference.size)
+
+    def _others(self, cell: Cell) -> np.ndarray:
+        """Features that those of a cell are compared with. One set is in memory at a time."""
+        reference = self.means.reference
+        extractor = self.means.extractor
+        assert extractor is not None
+
+        name = "" if reference is not None else cell.baseline or ""
+        if self._reference is None or self._reference[0] != name:
+            if reference is None:
+                pictures = self._pictures(self.store.cell(name))
+            else:
+                assert reference.pictures is not None, "check refuses measures of its images"
+                pictures = iter([reference.pictures])
+            features, _ = extractor(pictures)
+            self._reference = (name, features)
+
+        return self._reference[1]
+
+    def _of_features(self, cell: Cell, measures: Sequence[str]) -> dict[str, Estimate]:
+        """Figures of torch-fidelity with our intervals. The Frechet distance of other extractors is ours."""
+        extractor = self.means.extractor
+        assert extractor is not None
+
+        moments = None if self.means.reference is None else self.means.reference.moments
+
+        rows, logits = extractor(self._pictures(cell))
+        alone = {"is"} if moments is None else {"is", "fid"}  # measures of the cell's own images
+        other = rows if set(measures) <= alone else self._others(cell)
+        n = len(rows)
+
+        out = {}
+        for name in measures:
+            if name == "fid" and moments is not None:
+                out[name] = self._estimate(name, frechet_from(rows, moments, self.means.device), n, True)
+            elif name in ("fid", "frechet"):
+                value = figure("fid", rows, other) if name == "fid" else None
+                out[name] = self._estimate(name, frechet(rows, other, self.means.device), n, True, value)
+            elif name == "is":
+                if logits is None:
+                    raise UserError(f"is: {extractor.name} has no class logits; it is a measure of {INCEPTION}.")
+                out[name] = self._estimate(name, _inception_score(logits), n, True)
+            elif name == "kid":
+                blocks = _kid(rows, other)
+                out[name] = self._estimate(name, mean(blocks), len(blocks))
+            else:
+                images = n if name == "precision" else len(other)
+                out[name] = Estimate(figure(name, rows, other), np.empty(0), images)
+
+        return out
+
+    def _of_judge(self, cell: Cell, measures: Sequence[str]) -> dict[str, Estimate]:
+        """Figures of the demo's judge."""
+        judge = self.means.judge
+        assert judge is not None
+
+        all_features = []
+        all_flags = []
+        all_labels = []
+        for shard in self._shards[cell.id]:
+            labels = self.store.labels(cell, shard)
+            part, flags = judge.read(self.store.pictures(cell, shard), labels)
+            all_features.append(part)
+            all_flags.append(flags)
+            all_labels.append(labels)
+
+        features = np.concatenate(all_features)
+        n = len(features)
+
+        out = {}
+        for name in measures:
+            if name == "judge-frechet":
+                real = judge.reference(np.concatenate(all_labels), cell.size[0])
+                out[name] = self._estimate(name, frechet(features, real, self.means.device), n, True)
+            else:
+                judged = np.concatenate([flags[name] for flags in all_flags])
+                out[name] = self._estimate(name, mean(judged), n)
+
+        return out
+
+
+def _inception_score(logits: np.ndarray) -> Statistic:
+    """The Inception score of the images of a resample."""
+    return lambda weights: figure("is", np.repeat(logits, weights.astype(int), axis=0))
+
+
+def _kid(rows: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """KID of blocks, float64 [blocks] (Zaremba et al. 2013, arXiv 1307.1954).
+
+    Classes in turn are spread over all blocks.
+    """
+    least = min(len(rows), len(other))
+    size = min(_BLOCK, least // _BLOCKS)
+    blocks = least // size
+
+    figures = []
+    for k in range(blocks):
+        figures.append(figure("kid", rows[k::blocks][:size], other[k::blocks][:size]))
+
+    return np.array(figures)

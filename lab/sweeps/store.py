@@ -1,0 +1,373 @@
+"""The folder of a sweep: what was asked, finished shards, and measures.
+
+A shard is the images ``first .. last`` of a cell (sampler and settings). Its images and its times are written first,
+its record last, each by renaming a finished file: a shard is complete exactly if its record exists. Records hold
+reproducible values only; seconds are in files of their own.
+
+    manifest.json                              what was asked, and the cells in order
+    cells/<cell>/cell.json
+    cells/<cell>/shard-<first>-<last>.npz      arr_0 uint8 [n, H, W, 3], as the ADM evaluator reads it; labels
+    cells/<cell>/shard-<first>-<last>.json     the record
+    cells/<cell>/shard-<first>-<last>.time.json
+    results/<time>-<id>.jsonl                  measures; a new file for every cell that is evaluated
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ...errors import UserError
+from ...reports.table import figure, markdown, percent
+from ...reports.work import Work
+from ...runs.batches import SPLIT
+from ...sweeps.folder import Folder
+from ...sweeps.plan import MOST_CELLS
+from .records import (
+    ID,
+    MOST_BATCH,
+    Cell,
+    Shard,
+    checked,
+    from_npz,
+    range_of,
+    ranges,
+    sha256,
+    shard_key,
+    stem,
+    to_npz,
+    whole,
+)
+from .spec import Spec, from_table
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+RESULTS = "results"
+# Bytes of a record, of the manifest with its prompts, and of the images of a shard.
+_MOST_RECORD = 1 << 20
+_MOST_MANIFEST = 1 << 24
+_MOST_SHARD = 1 << 30
+
+
+class Store:
+    """The folder of a sweep, at a local path or an fsspec address."""
+
+    def __init__(self, address: str | Path):
+        self.folder = Folder(address)
+        self._cells: dict[str, Cell] | None = None
+        self._batch = 0
+
+    def manifest(self) -> dict[str, Any] | None:
+        """What was asked; None if the folder holds no sweep."""
+        found = self.folder.read_json(MANIFEST, _MOST_MANIFEST)
+
+        if found is not None and found.get("format") != FORMAT:
+            form = str(found.get("format"))[:40]
+            raise UserError(f"folder: {self.folder.address} has format {form!r}; this version reads {FORMAT}.")
+
+        return found
+
+    def spec(self) -> Spec:
+        """The spec that the sweep was drawn from, checked again."""
+        found: Any = (self.manifest() or {}).get("spec")
+        if not isinstance(found, dict):
+            raise self.folder.damaged(MANIFEST)
+        return from_table({name: value for name, value in found.items() if value not in (None, [], {})})
+
+    def cells(self) -> list[Cell]:
+        """The cells in the order of the manifest; read once."""
+        if self._cells is None:
+            found = self.manifest()
+            if found is None:
+                raise UserError(f"folder: {self.folder.address} holds no sweep; draw one with the command sweep.")
+
+            names: Any = found.get("cells")
+            batch: Any = found.get("batch")
+            if not isinstance(names, list) or not 0 < len(names) <= MOST_CELLS or not whole(batch, 1, MOST_BATCH):
+                raise self.folder.damaged(MANIFEST)
+            if not all(isinstance(name, str) and ID.fullmatch(name) for name in names):
+                raise self.folder.damaged(MANIFEST)
+
+            self._batch = batch
+            self._cells = {name: self._cell(name, names) for name in names}
+
+        return list(self._cells.values())
+
+    def _cell(self, name: str, names: Sequence[str]) -> Cell:
+        """The record of a cell; its id is the name of its folder, and its baseline one of the cells."""
+        path = f"cells/{name}/cell.json"
+        found = self.folder.read_json(path, _MOST_RECORD) or {}
+
+        try:
+            cell = checked(Cell, found)
+        except ValueError:
+            raise self.folder.damaged(path) from None
+
+        if cell.id != name or cell.baseline not in (None, *names):
+            raise self.folder.damaged(path)
+
+        return cell
+
+    def cell(self, name: str) -> Cell:
+        """The cell with that id."""
+        return next(cell for cell in self.cells() if cell.id == name)
+
+    def ranges(self, cell: Cell) -> list[tuple[int, int]]:
+        """(first, count) of all shards of a cell, finished or not."""
+        self.cells()
+        return ranges(cell.images, self._batch)
+
+    def shard(self, cell: Cell, first: int, count: int) -> Shard | None:
+        """A finished shard; None if it is missing, damaged, or belongs to another cell."""
+        try:
+            found = self.folder.read_json(f"cells/{cell.id}/{stem(first, count)}.json", _MOST_RECORD) or {}
+            shard = checked(Shard, found)
+        except ValueError:  # a UserError for a damaged file among them
+            return None
+
+        wanted = (shard_key(cell.key, first, count), first, count)
+        return shard if (shard.key, shard.first, shard.count) == wanted else None
+
+    def shards(self, cell: Cell) -> list[Shard]:
+        """The finished shards of a cell, sorted.
+
+        The names are those in the folder: a stranger's cell may ask for any number of images.
+        """
+        self.cells()
+        parts = [range_of(name) for name in self.folder.sizes(f"cells/{cell.id}")]
+
+        shards = []
+        for first, count in sorted(part for part in parts if part is not None):
+            is_wanted = first % self._batch == 0 and 0 < count == min(self._batch, cell.images - first)
+            shard = self.shard(cell, first, count) if is_wanted else None
+            if shard is not None:
+                shards.append(shard)
+
+        return shards
+
+    def complete(self, cell: Cell, shard: Shard) -> bool:
+        """Whether the images of a finished shard are as recorded: their digest, and the checksums of the file."""
+        try:
+            self.labels(cell, shard)  # reading an array compares its checksum
+            return sha256(self.pictures(cell, shard)) == shard.sha256
+        except UserError:
+            return False
+
+    def pictures(self, cell: Cell, shard: Shard) -> np.ndarray:
+        """Images of a shard, uint8 [n, H, W, 3]."""
+        found = self._array(cell, shard, "arr_0")
+        if found.dtype != np.uint8 or found.shape != (shard.count, *cell.size, 3):
+            raise self.folder.damaged(f"cells/{cell.id}/{shard.stem}.npz")
+        return found
+
+    def labels(self, cell: Cell, shard: Shard) -> np.ndarray:
+        """Class ids of a shard, int64 [n], or its prompts, text [n]; raises as :meth:`pictures`."""
+        found = self._array(cell, shard, "labels")
+        if found.shape != (shard.count,) or found.dtype != np.int64 and found.dtype.kind != "U":
+            raise self.folder.damaged(f"cells/{cell.id}/{shard.stem}.npz")
+        return found
+
+    def _array(self, cell: Cell, shard: Shard, name: str) -> np.ndarray:
+        """An array of a shard's npz file."""
+        path = f"cells/{cell.id}/{shard.stem}.npz"
+        data = self.folder.read(path, min(shard.bytes, _MOST_SHARD))
+
+        try:
+            return from_npz(data or b"", name)
+        except ValueError:
+            raise self.folder.damaged(path) from None
+
+    def times(self, cell: Cell) -> dict[int, dict[str, Any]]:
+        """What a worker recorded of each shard that was drawn at once, with its count, by first image.
+
+        Impossible seconds are left out.
+        """
+        out = {}
+        for shard in self.shards(cell):
+            found = self.folder.read_json(f"cells/{cell.id}/{shard.stem}.time.json", _MOST_RECORD) or {}
+
+            at_once = SPLIT not in shard.note
+            seconds: Any = found.get("seconds")
+            possible = type(seconds) in (int, float) and 0 < seconds < math.inf
+            if at_once and possible and isinstance(found.get("worker"), str):
+                out[shard.first] = {**found, "count": shard.count}
+
+        return out
+
+    def table(self) -> str:
+        """A Markdown table of the finished images. It is a function of the images and counts alone."""
+        rows = [["cell", "images", "pictures", "passes", "head calls", "head rows", "accepted"]]
+        rows += [_row(cell, self.shards(cell)) for cell in self.cells()]
+
+        return markdown(rows)
+
+    def results(self) -> Iterator[Any]:
+        """The lines of all results, oldest first."""
+        for name in self.folder.sizes(RESULTS):
+            data = self.folder.read(f"{RESULTS}/{name}", _MOST_RECORD) or b""
+
+            try:
+                lines = [json.loads(line) for line in data.splitlines() if line.strip()]
+            except (ValueError, RecursionError):
+                raise self.folder.damaged(f"{RESULTS}/{name}") from None
+
+            yield from lines
+
+    def expect_same(self, manifest: Mapping[str, Any]) -> None:
+        """Check that the folder holds no sweep, or one that a sweep with this manifest continues.
+
+        Samplers, their settings and the number of images may change: finished cells of the folder are then taken as
+        they are. All else decides every image, so that nothing of the folder could be used.
+
+        Raises:
+            UserError: the folder's manifest has another format, is damaged, or has another value of an entry.
+        """
+        before = self.manifest()
+        if before is None:
+            return
+
+        theirs = _deciding(before)
+        for name, value in _deciding(manifest).items():
+            if name in theirs and value != theirs[name]:
+                raise UserError(
+                    f"out: {self.folder.address} holds a sweep with {name} {_brief(theirs[name])}, "
+                    f"and this one has {_brief(value)}; use the same value, or name another --out."
+                )
+
+    def named(self, cells: Sequence[Cell]) -> list[Cell]:
+        """The cells under the names that the folder has for their keys, so that finished shards are found again.
+
+        A name holds the values that vary, and a changed spec may vary others.
+        """
+        known: dict[str, str] = {}
+        if self.manifest() is not None:
+            with suppress(UserError):  # a damaged record is written again
+                known = {cell.key: cell.id for cell in self.cells()}
+
+        names = {cell.id: known.get(cell.key, cell.id) for cell in cells}
+        return [replace(cell, id=names[cell.id], baseline=names.get(cell.baseline or "")) for cell in cells]
+
+    def write_manifest(self, manifest: Mapping[str, Any], cells: Sequence[Cell]) -> None:
+        """Write the cells' records and then the manifest.
+
+        Raises:
+            UserError: the folder holds another sweep: see :meth:`expect_same`, or no cell of it is among these.
+        """
+        self.expect_same(manifest)
+
+        before: Any = (self.manifest() or {}).get("cells")
+        names = [cell.id for cell in cells]
+        if isinstance(before, list) and before and set(names).isdisjoint(map(str, before)):
+            raise UserError(
+                f"out: {self.folder.address} holds a sweep of other cells, {_brief(before[0])} for example; "
+                f"name another --out, or remove {MANIFEST} there to start again."
+            )
+
+        for cell in cells:
+            self.folder.write_json(f"cells/{cell.id}/cell.json", asdict(cell))
+        self.folder.write_json(MANIFEST, {"format": FORMAT, **manifest, "cells": names})
+
+        self._cells = None
+
+    def write_shard(
+        self, cell: Cell, shard: Shard, pictures: np.ndarray, labels: np.ndarray, times: Mapping[str, Any]
+    ) -> Shard:
+        """Write a shard, its record last; returns the record with ``bytes`` and ``sha256``.
+
+        For ``times`` see :meth:`times`.
+        """
+        name = f"cells/{cell.id}/{shard.stem}"
+        data = to_npz(arr_0=pictures, labels=labels)
+
+        self.folder.write(f"{name}.npz", data)
+        self.folder.write_json(f"{name}.time.json", times)
+
+        record = replace(shard, bytes=len(data), sha256=sha256(pictures))
+        self.folder.write_json(f"{name}.json", asdict(record))
+        return record
+
+    def discard(self, cell: Cell, first: int, count: int) -> None:
+        """Remove the record of a shard, so that it is drawn again."""
+        self.folder.remove(f"cells/{cell.id}/{stem(first, count)}.json")
+
+    def append_results(self, lines: Sequence[Mapping[str, Any]]) -> None:
+        """Add measures, in a file of their own: two evaluations at once lose nothing."""
+        text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
+        name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.jsonl"
+        self.folder.write(f"{RESULTS}/{name}", text.encode())
+
+
+# Entries of a spec that may change between two runs of a sweep. Files may move: cells are compared by the digests of
+# their content. The threads of a run are among its numerics.
+_MAY_CHANGE = (
+    "images",
+    "samplers",
+    "set",
+    "axes",
+    "threads",
+    "model",
+    "decoder",
+    "draft",
+    "upscale_model",
+    "tar",
+    "ta_tok",
+    "encoder",
+)
+
+
+def _deciding(manifest: Mapping[str, Any]) -> dict[str, Any]:
+    """The entries of a manifest that two runs of one sweep share, by name, in the form in which JSON keeps them."""
+    found: dict[str, Any] = {}
+    for name in ("algorithm", "batch"):
+        if name in manifest:
+            found[name] = manifest[name]
+
+    spec = manifest.get("spec")
+    if isinstance(spec, Mapping):
+        found |= {name: value for name, value in spec.items() if name not in _MAY_CHANGE}
+
+    numerics = manifest.get("numerics")
+    if isinstance(numerics, Mapping):
+        found |= numerics
+
+    return json.loads(json.dumps(found))
+
+
+def _brief(value: Any) -> str:
+    """A value in a message."""
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+def _row(cell: Cell, shards: Sequence[Shard]) -> list[str]:
+    """A cell's row of the table. Sequential calls are means per shard, head rows a mean per image."""
+    digest = ""
+    if shards:
+        digests = "".join(shard.sha256 for shard in shards)
+        digest = hashlib.sha256(digests.encode()).hexdigest()[:16]
+
+    work = work_of(shards)
+    return [
+        cell.id,
+        str(work.images),
+        digest,
+        figure(work.a_run("transformer_passes"), ".2f"),
+        figure(work.a_run("head_calls"), ".2f"),
+        figure(work.an_image("head_rows"), ".2f"),
+        percent(work.acceptance, 2),
+    ]
+
+
+def work_of(shards: Sequence[Shard]) -> Work:
+    """The work of finished shards."""
+    return Work.of((shard.count, shard.counts) for shard in shards)

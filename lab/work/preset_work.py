@@ -1,0 +1,459 @@
+"""Print what the presets of full-size models cost in calls, rows and floating-point operations.
+
+Nothing is downloaded and no full-size network is built. A sampler runs on a narrow network: the tokens and steps of the
+published one, with rows of few numbers. Every matrix product with a weight is counted at the published size of that
+weight, and attention at the published width of a head. Of blocks that are all evaluated alike, those of the diffusion
+head and of language models, one runs and is counted as many times as there are. What a random network cannot know,
+whether a draft is accepted, is simulated: every draft is accepted with a given probability, independently of the
+others. Operations of the autoencoder and of the text encoder are not counted. The last column has the figures that a
+paper states for the preset's settings.
+"""
+
+from __future__ import annotations
+
+import argparse
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from ...assembly import Ready, defaults
+from ...errors import UserError
+from ...model_loaders import hub
+from ...networks.autoencoder import VQAutoencoder, VQConfig, VQModel
+from ...networks.hybrid import Hybrid, HybridModel
+from ...networks.janus import Janus, JanusModel
+from ...networks.llama import Llama, LlamaConfig, TokenModel
+from ...networks.mar import MAR, MARConfig, MARModel
+from ...reports.table import markdown
+from ...runs import presets, registry
+from ...runs.choice import Choice
+from ...samplers.conditioning import AnyCondition, Condition, FeatureCondition, PromptCondition, TextCondition
+from ...samplers.engine import finish
+from ...samplers.mar.cspd import densities
+from ...samplers.tokens import mulosd
+from ...samplers.tokens.mulosd.upsampling import UpSampling
+from ..sweeps.paper_files import Paper, paper_of
+from ..sweeps.spec import read_table
+from ..training.initialise import initialise_hybrid, initialise_llama, initialise_mar
+from .operations import PRODUCTS, countable
+from .outlines import SEMANTIC_SIDE, outlined, side_of
+from .sizes import AROUND, random_words
+
+# Probability that a draft is accepted. FastHybrid's paper states none; CSpD's is that of MAR-H drafted by MAR-B, 16 AR
+# steps at a time (Table 1).
+ACCEPTED = {"fasthybrid": 0.9, "cspd": 0.26}
+# Drafts of the paper, where the catalogue names none.
+_DRAFTS = {"mar-large": "mar-base-ema", "mar-huge": "mar-base-ema"}
+# Rows of the papers' files (lab/papers) that a preset is of, by entry, sampler and preset. A paper's own numbers of
+# AR steps may differ: CSpD's are of 256.
+_IN_PAPERS = {
+    ("mar-huge", "gtr", presets.BALANCED): ("gtr", "GtR"),
+    ("llamagen-xxl-384", "llamagen", presets.CUSTOM): ("par", "LlamaGen-XXL"),
+    ("par-xxl-4x", "par", presets.CUSTOM): ("par", "PAR-XXL (4×)"),
+    ("llamagen-t2i-xl-512", "mulosd", presets.BALANCED): ("mulosd", "LlamaGen-XL (512p): MuLo-SD (2×)"),
+    ("ar-dtok-512", "mulosd", presets.BALANCED): ("mulosd", "Tar-1.5B (512p): MuLo-SD (2×)"),
+    ("ar-dtok-1024", "mulosd", presets.BALANCED): ("mulosd", "Tar-1.5B (1024p): MuLo-SD (4×)"),
+}
+for _entry, _size in (("mar-base", "B"), ("mar-large", "L"), ("mar-huge", "H")):
+    _IN_PAPERS[_entry, "mar", presets.CUSTOM] = ("lazymar", f"MAR-{_size}, 64")
+    _IN_PAPERS[_entry, "lazymar", presets.BALANCED] = ("lazymar", f"LazyMAR-{_size}, 64")
+    _IN_PAPERS[_entry, "fasthybrid", presets.BALANCED] = ("fasthybrid", f"FastHybrid-{_size}-64")
+    if _size != "B":
+        _IN_PAPERS[_entry, "cspd", presets.BALANCED] = ("cspd", f"MAR-{_size}, MAR-B, 16")
+# Papers whose speed-ups are ratios of operations; those of the others are of seconds.
+_OF_OPERATIONS = ("lazymar", "gtr")
+# Width of a head of a narrow network: of a MAR and of a language model, of a target and of its draft. All differ, so
+# that attention is counted at the width of the network that it is of.
+_MAR_HEADS = (2, 6)
+_LLAMA_HEADS = (4, 8)
+_NARROW = 8  # width of other layers
+_PROMPT_ROWS = 120
+# Blocks that run of many, and the one of these that is counted for all that do not. LazyMAR evaluates blocks 1 to 4 of
+# the head in its own way, and the others alike; in a token model the first and the last block may differ.
+_RUN = {"res_blocks": (6, 5), "layers": (3, 1)}
+_BLOCK = re.compile(r"\b(res_blocks|layers)\.(\d+)\.")
+_FAMILIES = ("mar", "hybrid", "llamagen", "dtok", "janus")
+
+
+@dataclass(frozen=True)
+class Cost:
+    """What one image costs."""
+
+    passes: int  # of the transformer, the draft model's included
+    head_calls: int
+    rows: int  # of the transformer
+    head_rows: int
+    flops: float  # 2 a multiply-add
+
+
+# -------------------------------------------------------------------------------------------------- narrow networks
+
+
+@dataclass(frozen=True, eq=False)
+class Narrow:
+    """A narrow network in the place of a published one."""
+
+    model: Any
+    # Address of a weight's memory to its numbers, those of the published weight, and the blocks that it is counted for.
+    weights: dict[int, tuple[int, int, int]]
+    heads: dict[int, int]  # width of an attention head to the published one
+    condition: AnyCondition
+
+
+def narrow(entry: hub.Entry, draft: bool = False) -> Narrow:
+    """The narrow network of a catalogue entry; ``draft``: as the draft model beside another one."""
+    ready = outlined(entry)
+    published: Any = ready.model.hybrid if isinstance(ready.model, HybridModel) else ready.model.net
+
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(0)
+        net, model, heads, condition = _MAKERS[entry.family](entry, published.config, int(draft))
+
+    sizes = dict(published.named_parameters())
+    weights = {}
+    for name, parameter in net.eval().requires_grad_(False).named_parameters():
+        about = (parameter.numel(), sizes[name].numel(), _blocks(name, sizes))
+        weights[parameter.untyped_storage().data_ptr()] = about
+    return Narrow(model, weights, heads, condition)
+
+
+def _blocks(name: str, published: Iterable[str]) -> int:
+    """How many blocks of a published network a weight of the narrow one is counted for; names of parameters."""
+    found = _BLOCK.search(name)
+    if found is None:
+        return 1
+
+    run, for_all = _RUN[found[1]]
+    if int(found[2]) != for_all:
+        return 1
+
+    before, after = name[: found.start(2)], name[found.end(2) :]
+    depth = sum(other.startswith(before) and other.endswith(after) for other in published)
+    return depth - run + 1
+
+
+def _narrow_mar(c: MARConfig, which: int) -> MARConfig:
+    """The shape of a narrow MAR."""
+    return replace(c, dim=c.heads * _MAR_HEADS[which], head_width=_NARROW, head_depth=_RUN["res_blocks"][0])
+
+
+def _narrow_llama(c: Any, which: int) -> Any:
+    """The shape of a narrow language model or token model."""
+    width = _LLAMA_HEADS[which]
+    about = {"queries": c.heads * width} if c.queries else {}
+    return replace(c, dim=c.heads * width, hidden=_NARROW, depth=_RUN["layers"][0], **about)
+
+
+def _mar(entry: hub.Entry, c: MARConfig, which: int) -> tuple[nn.Module, Any, dict[int, int], AnyCondition]:
+    net = initialise_mar(MAR(_narrow_mar(c, which)))
+    model = MARModel(net, entry.id, t_max=999)
+    return net, model, {_MAR_HEADS[which]: c.dim // c.heads}, Condition((1,), ("",))
+
+
+def _hybrid(entry: hub.Entry, c: Any, which: int) -> tuple[nn.Module, Any, dict[int, int], AnyCondition]:
+    small = replace(c, mar=_narrow_mar(c.mar, which), llm=_narrow_llama(c.llm, which))
+    net = initialise_hybrid(Hybrid(small))
+    outline: Any = outlined(entry).model
+    model = replace(outline, net=net.mar, hybrid=net)
+    heads = {_MAR_HEADS[which]: c.mar.dim // c.mar.heads, _LLAMA_HEADS[which]: c.llm.head_dim}
+    return net, model, heads, PromptCondition(("word " * 20,))
+
+
+def _tokens(entry: hub.Entry, c: LlamaConfig, which: int) -> tuple[nn.Module, Any, dict[int, int], AnyCondition]:
+    net = initialise_llama(Llama(_narrow_llama(c, which)))
+    net.output.weight.normal_(std=0.02)
+    model = TokenModel(net, entry.id, side_of(entry))
+    condition: AnyCondition = Condition((1,), ("",))
+    if model.condition == "text":
+        condition = TextCondition((torch.zeros(_PROMPT_ROWS, c.condition_size),), ("",))
+    elif model.condition == "features":
+        condition = FeatureCondition((torch.zeros(SEMANTIC_SIDE**2, c.condition_size),), ("",))
+    return net, model, {_LLAMA_HEADS[which]: c.head_dim}, condition
+
+
+def _janus(entry: hub.Entry, c: Any, which: int) -> tuple[nn.Module, Any, dict[int, int], AnyCondition]:
+    small = _narrow_llama(c, which)
+    net = Janus(replace(small, projected=small.dim))
+    initialise_llama(net)
+    net = net.fold()
+    words = partial(random_words, count=_NARROW)
+    model = JanusModel(net, entry.id, side_of(entry), tokenize=words, template=AROUND)
+    return net, model, {_LLAMA_HEADS[which]: c.head_dim}, PromptCondition(("word " * 20,))
+
+
+_MAKERS = {"mar": _mar, "hybrid": _hybrid, "llamagen": _tokens, "dtok": _tokens, "janus": _janus}
+
+
+# ---------------------------------------------------------------------------------------------------------- counting
+
+
+class _Counter(TorchDispatchMode):
+    """Counts products at the published sizes of narrow networks."""
+
+    def __init__(self, networks: Sequence[Narrow]):
+        super().__init__()
+        self.flops = 0.0
+        self.weights: dict[int, tuple[int, int, int]] = {}
+        self._blocks = 1  # that the product before was counted for: that of the queries, before attention
+        self.heads: dict[int, int] = {}
+        for network in networks:
+            self.weights.update(network.weights)
+            self.heads.update(network.heads)
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.split("::")[1].removesuffix("_")  # in place or not
+        if "scaled_dot_product" in name:
+            mean = self._attention(*args[:3])
+            # The function, in inference mode, or what it calls, which also returns sums of exponentials.
+            return mean if name == "scaled_dot_product_attention" else (mean, mean.new_zeros(mean.shape[:-1]))
+
+        out = func(*args, **(kwargs or {}))
+        if name in PRODUCTS:
+            self._product(out, *(args[i] for i in PRODUCTS[name]))
+        return out
+
+    def _attention(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """Count attention, in as many blocks as the product before, and return the mean of the values in its place.
+
+        Random weights give one as good as the other, and among thousands of tokens attention takes most of the time.
+        """
+        wider = self.heads[q.shape[-1]] / q.shape[-1]
+        self.flops += 4 * q.numel() * k.shape[-2] * wider * self._blocks
+        return v.mean(-2, keepdim=True).repeat(1, 1, q.shape[-2], 1)
+
+    def _product(self, out: Tensor, a: Tensor, b: Tensor) -> None:
+        """A product of rows with a weight, of which a part may be used."""
+        for tensor in (b, a):
+            found = self.weights.get(tensor.untyped_storage().data_ptr())
+            if found is not None:
+                own, published, self._blocks = found
+                rows = out.numel() / out.shape[-1]
+                self.flops += 2 * rows * published * tensor.numel() / own * self._blocks
+                return
+
+        raise AssertionError(f"a product of {list(a.shape)} and {list(b.shape)} is not with a weight")
+
+
+@contextmanager
+def tokenizer_not_counted() -> Iterator[None]:
+    """Leave out MuLo-SD's enlarging and reducing, and its table of similar codes, which is made once a tokenizer."""
+
+    def not_counted(function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any) -> Any:
+            with _disable_current_modes():
+                return function(*args)
+
+        return call
+
+    with ExitStack() as stack:
+        for owner, name in ((UpSampling, "up"), (UpSampling, "down"), (mulosd, "codebook_neighbours")):
+            stack.enter_context(mock.patch.object(owner, name, not_counted(getattr(owner, name))))
+        yield
+
+
+@contextmanager
+def accepting(share: float) -> Iterator[None]:
+    """Accept every draft of FastHybrid and of CSpD, and keep every redraw, with this probability."""
+    rng = torch.Generator().manual_seed(0)
+
+    def cosine(a: Tensor, b: Tensor, dim: int = 1) -> Tensor:
+        kept = torch.rand((a + b).sum(dim).shape, generator=rng) < share
+        return torch.where(kept, 1.0, -1.0)
+
+    def log_ratio(token: Tensor, *_: Any) -> Tensor:
+        kept = torch.rand(token.shape[:-1], generator=rng) < share
+        return torch.where(kept, torch.inf, -torch.inf)
+
+    similar = mock.patch.object(F, "cosine_similarity", cosine)
+    with similar, mock.patch.object(densities, "log_ratio", log_ratio):
+        yield
+
+
+def cost(entry: hub.Entry, sampler: str, settings: Any) -> Cost:
+    """What an image of a catalogue entry costs with a sampler of the registry at its settings."""
+    own = registry.find(sampler)
+    network = narrow(entry)
+    networks = [network]
+
+    more: dict[str, Any] = {}
+    if own.needs_draft:
+        networks.append(narrow(draft_of(entry), draft=True))
+        more["draft"] = networks[1].model
+    if own.needs_up_sampler:
+        more["up_sampler"] = UpSampling(_tokenizer())
+
+    noise = own.family.noise(0, range(1))
+    share = ACCEPTED.get(sampler.partition("+")[0], 1.0)
+    with countable(), accepting(share), tokenizer_not_counted(), _Counter(networks) as counter:
+        made: Any = finish(own.run(network.model, network.condition, settings, noise, **more))
+
+    counts = made.report.counts
+    return Cost(
+        passes=counts["transformer_passes"],
+        head_calls=counts.get("head_calls", 0),
+        rows=counts["transformer_tokens"],
+        head_rows=counts.get("head_rows", 0),
+        flops=counter.flops,
+    )
+
+
+def draft_of(entry: hub.Entry) -> hub.Entry:
+    """The draft model of an entry: the catalogue's, or the paper's."""
+    choice = hub.draft_for(entry.id) or _DRAFTS[entry.id]
+    return next(other for other in hub.entries(entry.family) if other.id == choice)
+
+
+@lru_cache(maxsize=1)
+def _tokenizer() -> VQModel:
+    """A small tokenizer with the published number of codes, to bring codes from one size to the other."""
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        config = VQConfig(ch=32, ch_mult=(1, 1, 1, 1, 1), blocks=1, z_channels=8, codes=16384)
+        return VQModel(VQAutoencoder(config).eval().requires_grad_(False), "narrow")
+
+
+# ----------------------------------------------------------------------------------------------------------- presets
+
+
+@dataclass(frozen=True)
+class Row:
+    """A preset of an entry, or plain sampling."""
+
+    entry: hub.Entry
+    sampler: str
+    preset: str
+
+    @property
+    def settings(self) -> Any:
+        """Its settings: those that the nodes show for the entry."""
+        ready: Ready = outlined(self.entry)
+        width = ready.kind.width(ready.model)
+        return Choice(registry.find(self.sampler), self.preset, {}).settings(defaults(ready), False, width)
+
+    def cost(self) -> Cost:
+        """What an image costs."""
+        return cost(self.entry, self.sampler, self.settings)
+
+
+def networks() -> list[hub.Entry]:
+    """The entries of the catalogue whose samplers have presets, one of each network and grid."""
+    found: dict[tuple[str, int], hub.Entry] = {}
+    for family in _FAMILIES:
+        for entry in hub.entries(family):
+            if not entry.built_in:
+                side = 0 if family in ("mar", "hybrid") else side_of(entry)
+                found.setdefault((entry.network, side), entry)
+
+    return list(found.values())
+
+
+def rows_of(entry: hub.Entry) -> list[Row]:
+    """The rows of an entry: plain sampling first, then every preset but *exact*, which costs as much."""
+    family = outlined(entry).family
+    plain = next(own for own in registry.SAMPLERS.values() if own.baseline and family in own.families)
+    special = getattr(outlined(entry).model.net.config, "special", 0)
+    if special:
+        return [Row(entry, "par", presets.CUSTOM)]
+
+    rows = [Row(entry, plain.name, presets.CUSTOM)]
+    if presets.FEW_STEPS in presets.names(plain.settings):
+        rows.append(Row(entry, plain.name, presets.FEW_STEPS))
+
+    for name, own in registry.SAMPLERS.items():
+        has_presets = bool(presets.values(own.settings, presets.BALANCED, demo=False))
+        drafts = not own.needs_draft or hub.draft_for(entry.id) or entry.id in _DRAFTS
+        if family in own.families and has_presets and drafts:
+            rows += [Row(entry, name, preset) for preset in (presets.BALANCED, presets.FAST)]
+
+    return rows
+
+
+@lru_cache(maxsize=8)
+def _paper(name: str) -> Paper:
+    """A file of lab/papers."""
+    return paper_of(read_table(Path(__file__).parents[1] / "papers" / f"{name}.toml"))
+
+
+def in_paper(row: Row) -> str:
+    """The paper's own figures for a row: operations, passes and speed-up, those that it states; "" if none."""
+    found = _IN_PAPERS.get((row.entry.id, row.sampler, row.preset))
+    if found is None:
+        return ""
+
+    file, name = found
+    rows = [own for table in _paper(file).tables for own in table.rows if own.row == name]
+    figures = rows[0].figures
+
+    parts = []
+    if "tflop" in figures:
+        parts.append(f"{figures['tflop']} TFLOP")
+    if "passes" in figures:
+        parts.append(f"{figures['passes']} passes")
+    speedup = figures.get("speedup")
+    if speedup is not None and float(speedup) != 1:
+        parts.append(speedup if file in _OF_OPERATIONS else f"{speedup} in s")
+    return ", ".join(parts)
+
+
+def line(row: Row, own: Cost, plain: Cost) -> list[str]:
+    """A row of the table."""
+    title = registry.find(row.sampler).title
+    if row.preset != presets.CUSTOM:
+        title = f"{title}, {row.preset}"
+
+    return [
+        row.entry.id,
+        title,
+        f"{own.passes:,}",
+        f"{own.head_calls:,}" if own.head_calls else "",
+        f"{own.rows:,}",
+        f"{own.head_rows:,}" if own.head_rows else "",
+        _short(own.flops / 1e12),
+        f"{plain.flops / own.flops:.2f}",
+        in_paper(row),
+    ]
+
+
+def _short(number: float) -> str:
+    """A number with three digits, from 1,000 on with all digits before the point."""
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
+
+
+HEAD = ["model", "sampler", "passes", "head calls", "rows", "head rows", "TFLOP", "plain / this", "paper"]
+
+
+def lines_of(entry: hub.Entry) -> list[list[str]]:
+    """The rows of the table of an entry."""
+    rows = rows_of(entry)
+    costs = [row.cost() for row in rows]
+    return [line(row, own, costs[0]) for row, own in zip(rows, costs, strict=True)]
+
+
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("--models", metavar="NAMES", help="entries of the catalogue, separated by commas; default all")
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; returns the exit code."""
+    every = {entry.id: entry for entry in networks()}
+    names = list(every) if options.models is None else [name.strip() for name in options.models.split(",")]
+    for name in names:
+        if name not in every:
+            raise UserError(f"models: {name[:60]!r} is not one of {', '.join(every)}.")
+
+    table = [HEAD]
+    for name in names:
+        table += lines_of(every[name])
+    print(markdown(table, empty=False))
+    return 0

@@ -1,0 +1,58 @@
+"""Fixtures of the tests of sweeps."""
+
+import os
+import sys
+from pathlib import Path
+
+import fidelity
+import pytest
+import torch
+from command_line import cli, sentence  # noqa: F401
+from fastar_nodes.lab.sweeps import features
+from tiny_sweeps import table, undisturbed, write_files
+
+
+@pytest.fixture(scope="session", autouse=True)
+def importable(tmp_path_factory):
+    """Processes that a test starts import this checkout, installed or not."""
+    folder = tmp_path_factory.mktemp("path")
+    (folder / "fastar_nodes").symlink_to(Path(__file__).parents[2])
+    paths = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH")]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", paths)
+        yield
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    """Weight files of tiny models."""
+    return write_files(tmp_path_factory.mktemp("weights"))
+
+
+@pytest.fixture(scope="module")
+def whole(files, tmp_path_factory):
+    """The lasting files and the table of an undisturbed run."""
+    return undisturbed(tmp_path_factory.mktemp("whole"), table(files))
+
+
+@pytest.fixture(params=["local", "memory"])
+def address(request, tmp_path):
+    return tmp_path / "sweep" if request.param == "local" else f"memory://{tmp_path.name}/sweep"
+
+
+@pytest.fixture(autouse=True)
+def settled():
+    """The threads of the other tests."""
+    threads = torch.get_num_threads()
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def fake_fidelity(monkeypatch):
+    """A stand-in for torch-fidelity."""
+    features.fidelity.cache_clear()
+    module = fidelity.make()
+    monkeypatch.setitem(sys.modules, "torch_fidelity", module)
+    yield module
+    features.fidelity.cache_clear()

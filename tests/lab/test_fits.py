@@ -1,0 +1,61 @@
+"""What fits a graphics card: every entry of the catalogue, the bytes of recorded shapes, and the table of the docs."""
+
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+from fastar_nodes.lab.work import fits
+from fastar_nodes.lab.work.fits import GIB, Need, drawing_entries, need, row
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "benchmarks.md"
+ENTRIES = {entry.id: entry for entry in drawing_entries()}
+
+
+def cells(text: str) -> list[str]:
+    return [cell.strip() for cell in text.strip().strip("|").split("|")]
+
+
+def test_every_entry_is_in_the_table():
+    written = {cells(line)[0] for line in PAGE.read_text().splitlines() if line.startswith("|")}
+    assert len(ENTRIES) > 25 and set(ENTRIES) <= written
+
+
+def test_a_card_keeps_one_gibibyte_for_others():
+    assert Need(5 * GIB, 2 * GIB).fits(8) and not Need(5 * GIB, 2 * GIB + 1).fits(8)
+    assert Need(5 * GIB, 2 * GIB + 1).fits(12)
+
+
+@pytest.mark.parametrize(("name", "keys"), [("llamagen-b-256", "c2i_B"), ("llamagen-l-384", "c2i_L")])
+@pytest.mark.fast_cases(1)
+def test_weights_are_those_of_the_released_shapes(name, keys):
+    """Two bytes a weight; with 8 bits, one in the blocks, and a scale in fp32 for every output."""
+    recorded = json.loads((ROOT / "tests" / "parity" / "llamagen" / f"keys_{keys}.json").read_text())
+    shapes = recorded["keys"]
+    whole = sum(math.prod(shape) for shape in shapes.values())
+    blocks = [shape for key, shape in shapes.items() if key.startswith("layers.") and len(shape) == 2]
+    assert need(ENTRIES[name], False).weights == 2 * whole == 2 * recorded["total_elements"]
+    saved = sum(math.prod(shape) - 4 * shape[0] for shape in blocks)
+    assert need(ENTRIES[name], True).weights == 2 * whole - saved
+
+
+def test_the_image_of_a_token_model_has_guidance():
+    """LlamaGen-B: keys and values of 12 layers of width 768, for 256 tokens of both branches, in 16 bits."""
+    keys_and_values = 2 * 12 * 768 * 256 * 2
+    assert need(ENTRIES["llamagen-b-256"], False).working > 2 * keys_and_values
+
+
+@pytest.mark.parametrize("name", ["mar-base", "llamagen-b-256", "harmon-0.5b", "bitdance-14b-64x"])
+@pytest.mark.fast_cases(1)
+def test_the_page_has_the_figures_of_the_command(name):
+    (written,) = (cells(line) for line in PAGE.read_text().splitlines() if re.match(rf"\| *{name} *\|", line))
+    assert written == row(ENTRIES[name])
+
+
+def test_the_smallest_card_is_named(monkeypatch):
+    needs = {False: Need(9 * GIB, GIB), True: Need(5 * GIB, GIB)}
+    monkeypatch.setattr(fits, "need", lambda entry, eight: needs[eight])
+    assert row(ENTRIES["mar-base"]) == ["mar-base", "10.74", "12", "6.44", "8"]
+    assert fits.smallest_card(Need(23 * GIB, 1)) == "none"

@@ -1,0 +1,331 @@
+"""The engine of one process: whatever happens on the way, the folder ends up as that of an undisturbed run."""
+
+import itertools
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from fastar_nodes.errors import UserError
+from fastar_nodes.lab.sweeps import work
+from fastar_nodes.lab.sweeps.engines import run_here, tasks_of, unfinished
+from fastar_nodes.lab.sweeps.records import shard_key, stem
+from fastar_nodes.lab.sweeps.spec import expand, from_table
+from fastar_nodes.lab.sweeps.store import Store
+from fastar_nodes.lab.sweeps.sweep import estimates, time_cell
+from fastar_nodes.lab.sweeps.times import paired
+from fastar_nodes.lab.sweeps.work import Worker
+from fastar_nodes.runs import registry
+from fastar_nodes.runs.labels import PICTURE_BOOK
+from fastar_nodes.sweeps import keys as sweep_keys
+from tiny_sweeps import SETTINGS, begin, command, finish, lasting, table, write_files, write_mar, write_spec
+
+pytestmark = pytest.mark.slow
+
+
+def test_names_and_keys_of_ranges_differ():
+    """Computed by hand: digits of the first image and of the number of images do not run into each other."""
+    assert stem(1, 23) == "shard-0000001-0000023" and stem(12, 3) == "shard-0000012-0000014"
+    # sha256 of "k/1/23" and "k/12/3".
+    assert shard_key("k", 1, 23) == "2f0939fc46282f39186c1a71ca87c48e"
+    assert shard_key("k", 12, 3) == "917d835e43fd1671923b024a3f8b8ab8"
+
+
+@pytest.mark.parametrize("change", [{"seed": 1}, {"batch": 4}, {"labels": ["cat"]}, {"dtype": "bf16"}, {"threads": 2}])
+def test_all_that_pictures_depend_on_is_in_the_key(files, tmp_path, change):
+    (name,) = change
+    first = begin(tmp_path / "first", table(files))[1]
+    other = begin(tmp_path / "other", table(files, **change))[1]
+    assert len({c.key for c in [*first, *other]}) == 6
+    with pytest.raises(
+        UserError, match=f"^out: .* holds a sweep with {name} .*, and this one has .* name another --out"
+    ):
+        begin(tmp_path / "first", table(files, **change))
+    assert Store(tmp_path / "first").cells() == first, "the folder is as it was"
+
+
+def test_the_algorithms_number_and_the_models_file_are_in_the_key(files, tmp_path, monkeypatch):
+    keys = [{c.key for c in begin(tmp_path, table(files))[1]}]
+    monkeypatch.setattr(work, "ALGORITHM", registry.ALGORITHM + 1)
+    monkeypatch.setattr(sweep_keys, "ALGORITHM", registry.ALGORITHM + 1)
+    keys.append({c.key for c in begin(tmp_path / "algorithm", table(files))[1]})
+    with pytest.raises(UserError, match="^out: .* holds a sweep with algorithm"):
+        begin(tmp_path, table(files))
+    monkeypatch.undo()
+    model, decoder = (shutil.copy(path, tmp_path) for path in (files.mar, files.kl))
+    moved = table(files, model=str(model), decoder=str(decoder))
+    assert {c.key for c in begin(tmp_path, moved)[1]} == keys[0], "the place of a file is not in it"
+    changed = bytearray(decoder_bytes := open(decoder, "rb").read())
+    changed[len(decoder_bytes) // 2] ^= 1
+    open(decoder, "wb").write(changed)
+    with pytest.raises(UserError, match="^out: .* holds a sweep of other cells, .* remove manifest.json there"):
+        begin(tmp_path, moved)
+    (tmp_path / "manifest.json").unlink()  # the remedy
+    keys.append({c.key for c in begin(tmp_path, moved)[1]})
+    assert len(set.union(*keys)) == 9
+
+
+def test_a_worker_with_other_files_stops(files, tmp_path):
+    model, decoder = (shutil.copy(path, tmp_path) for path in (files.mar, files.kl))
+    store, cells, worker = begin(tmp_path / "sweep", table(files, model=str(model), decoder=str(decoder)))
+    worker.models._loaded = None
+    shutil.copy(write_files(tmp_path).llamagen, model)
+    with pytest.raises(UserError):
+        worker.run_shard(cells[0], 0, 2)
+
+
+def told(monkeypatch):
+    """Records (seed, images of the noise, labels or prompts) of every start of a sampler."""
+    starts, begin_ = [], work.begin
+
+    def start(entry, ready, settings, condition, seed, first, part):
+        sampler = begin_(entry, ready, settings, condition, seed, first, part)
+        starts.append((seed, [first + i for i in part], list(condition.of(part).names)))
+        return sampler
+
+    monkeypatch.setattr(work, "begin", start)
+    return starts
+
+
+def test_a_shard_that_begins_at_40_shows_image_40(files, tmp_path, monkeypatch):
+    """Labels in turn: image 40 of ten classes is class 0, of three named ones the second; drawn at
+    once and in parts.
+    """
+    starts = told(monkeypatch)
+    store, cells, worker = begin(tmp_path, table(files, images=43, batch=40, labels=["cat", "boat", "tree"], seed=5))
+    worker.run_shard(cells[0], 40, 3)
+    assert starts == [(5, [40, 41, 42], ["boat", "tree", "cat"])]  # 40 = 13 * 3 + 1
+    assert store.labels(cells[0], store.shards(cells[0])[0]).tolist() == [7, 5, 9]
+    alone = store.pictures(cells[0], store.shards(cells[0])[0])
+    starts.clear()
+    begin_ = work.begin
+
+    def little_memory(entry, ready, settings, condition, seed, first, part):
+        if len(part) > 2:
+            raise MemoryError
+        return begin_(entry, ready, settings, condition, seed, first, part)
+
+    monkeypatch.setattr(work, "begin", little_memory)
+    shard = worker.run_shard(cells[0], 40, 3)
+    assert starts == [(5, [40, 41], ["boat", "tree"]), (5, [42], ["cat"])] and "2 at a time" in shard.note
+    assert np.abs(store.pictures(cells[0], shard).astype(int) - alone).max() <= 1
+
+
+def test_a_shard_that_begins_at_40_takes_prompt_40(tmp_path, monkeypatch):
+    """The built-in model that reads prompts: of 7 prompts image 40 has number 5, as 40 = 5 * 7 + 5."""
+    starts = told(monkeypatch)
+    prompts = [f"a boat, number {i}" for i in range(7)]
+    entries = {"model": "demo-hybrid", "samplers": ["mar"], "set": {"steps": 1, "diffusion_steps": 2}}
+    store, cells, worker = begin(tmp_path, {**entries, "images": 42, "batch": 40, "threads": 1, "prompts": prompts})
+    worker.run_shard(cells[0], 40, 2)
+    assert starts == [(0, [40, 41], [prompts[5], prompts[6]])]
+    assert store.labels(cells[0], store.shards(cells[0])[0]).tolist() == [prompts[5], prompts[6]]
+
+
+def test_pictures_depend_on_the_index_and_labels_are_balanced(files, tmp_path):
+    store, _ = finish(tmp_path / "a", table(files, images=12, batch=3))
+    other, _ = finish(tmp_path / "b", table(files, images=12, batch=6))
+    for cell, same in zip(store.cells(), other.cells(), strict=True):
+        a, b = (np.concatenate([s.pictures(c, x) for x in s.shards(c)]) for s, c in ((store, cell), (other, same)))
+        assert np.abs(a.astype(int) - b).max() <= 1, "to rounding"
+        assert len({p.tobytes() for p in a}) == 12
+        labels = np.concatenate([store.labels(cell, s) for s in store.shards(cell)])
+        assert labels.tolist() == [i % 10 for i in range(12)]
+
+
+def test_checkpoints_and_labels_are_axes_and_each_has_its_own_baseline(files, tmp_path):
+    other = write_mar(tmp_path / "other.safetensors", 5)
+    axes = {"checkpoint": [str(files.mar), str(other)], "label": ["cat", "boat"]}
+    few = {**SETTINGS, "fasthybrid.threshold": 0.5}
+    store, drawn = finish(tmp_path / "axes", table(files, axes=axes, set=few, images=2))
+    cells = store.cells()
+    assert len(cells) == 2 * 2 * 2 == len(drawn)
+    for cell in cells:
+        (shard,) = store.shards(cell)
+        assert set(store.labels(cell, shard)) == {PICTURE_BOOK.index(cell.asked["label"])}
+        assert cell.model == cell.asked["checkpoint"]
+        if cell.sampler == "fasthybrid":
+            (base,) = [one for one in cells if one.id == cell.baseline]
+            assert base.sampler == "mar" and base.asked["label"] == cell.asked["label"] and base.model == cell.model
+
+    # What sweeps without axes draw.
+    for model, label in itertools.product(*axes.values()):
+        alone = table(files, model=model, labels=[label], set=few, images=2)
+        single, _ = finish(tmp_path / f"{Path(model).stem} {label}", alone)
+        for own in single.cells():
+            (cell,) = [one for one in cells if one.key == own.key]
+            pictures = single.pictures(own, single.shards(own)[0])
+            assert np.array_equal(pictures, store.pictures(cell, store.shards(cell)[0]))
+
+    # More values later keep what is finished.
+    axes["label"].append("fish")
+    _, more = finish(tmp_path / "axes", table(files, axes=axes, set=few, images=2))
+    assert len(more) == 2 * 2
+
+
+def test_prompts_are_an_axis(tmp_path, monkeypatch):
+    read = []
+    monkeypatch.setattr(work.Conditions, "_labels", lambda *given: pytest.fail("of a model that reads prompts"))
+    spec = from_table({"samplers": ["mar"], "axes": {"prompt": ["a cat", "a dog"]}, "images": 2})
+    models = SimpleNamespace(source=None, used=[])
+    monkeypatch.setattr(
+        work,
+        "builder",
+        lambda *given, **more: SimpleNamespace(
+            prompts=lambda ready, texts, first: read.append((texts, first)) or texts, forget=lambda: None
+        ),
+    )
+    conditions = work.Conditions(spec, models)
+    ready = SimpleNamespace(condition="prompt", model=SimpleNamespace(name="tiny"))
+    for combination in expand(spec):
+        text = combination.asked["prompt"]
+        condition, kept = conditions.of(ready, 2, 2, combination.asked)
+        assert condition == [text, text] and list(kept) == [text, text]
+        assert conditions.about(ready, combination.asked)["prompts"] == [text]
+
+
+def test_a_task_is_a_range_of_all_cells(files, tmp_path):
+    store, cells, _ = begin(tmp_path, table(files))
+    ids = tuple(cell.id for cell in cells)
+    assert [(t.first, t.count, t.cells) for t in tasks_of(store, cells)] == [(f, 2, ids) for f in (0, 2, 4, 6)]
+    assert [c.baseline for c in cells] == [None, ids[0], ids[0]]
+
+
+@pytest.mark.parametrize("world", [2, 3, 5])
+def test_a_static_split_equals_a_whole_sweep(files, whole, tmp_path, world):
+    drawn = [finish(tmp_path, table(files), rank=rank, world=world) for rank in reversed(range(world))]
+    assert sum(len(own) for _, own in drawn) == 12 and (lasting(tmp_path), drawn[0][0].table()) == whole
+
+
+def test_more_images_later_keep_the_finished_ones(files, whole, tmp_path):
+    finish(tmp_path, table(files, images=4))
+    store, drawn = finish(tmp_path, table(files))
+    assert {first for _, first in drawn} == {4, 6} and store.table() == whole[1]
+
+
+def test_an_interrupted_sweep_goes_on(files, whole, tmp_path, monkeypatch):
+    """It is interrupted before every kind of file that is written, several times."""
+    store, cells, worker = begin(tmp_path, table(files))
+    tasks, calls, drawn = tasks_of(store, cells), 0, []
+    write = type(store.folder).write
+
+    def interrupted(self, name, data):
+        nonlocal calls
+        calls += 1
+        if calls % 5 == 0:
+            raise KeyboardInterrupt
+        write(self, name, data)
+
+    monkeypatch.setattr(type(store.folder), "write", interrupted)
+    for _ in range(40):
+        left, _ = unfinished(store, tasks)
+        try:
+            drawn.extend((name, shard.first) for name, shard in run_here(worker, left))
+            break
+        except KeyboardInterrupt:
+            pass
+    monkeypatch.undo()
+    assert calls > 40 and (lasting(tmp_path), store.table()) == whole
+
+
+def test_a_shard_that_another_process_finished_meanwhile_is_not_drawn(files, whole, tmp_path, monkeypatch):
+    store, cells, worker = begin(tmp_path, table(files))
+    tasks = tasks_of(store, cells)
+    finish(tmp_path, table(files))
+    monkeypatch.setattr(Worker, "run_shard", lambda *_: pytest.fail("it is there"))
+    assert len(list(run_here(worker, tasks))) == 12 and lasting(tmp_path) == whole[0]
+
+
+def test_corrupt_shards_are_drawn_again(files, whole, tmp_path):
+    store, _ = finish(tmp_path, table(files))
+    paths = sorted((tmp_path / "cells").rglob("*.npz"))
+    flipped = bytearray(paths[0].read_bytes())
+    flipped[-500] ^= 64
+    paths[0].write_bytes(flipped)
+    paths[3].write_bytes(paths[2].read_bytes())  # of another range
+    labels = b"\x02\0\0\0\0\0\0\0\x03\0"
+    assert labels in paths[5].read_bytes()
+    paths[5].write_bytes(paths[5].read_bytes().replace(labels, b"\x02\0\0\0\0\0\0\0\x07\0"))
+    paths[7].unlink()
+    paths[9].with_suffix(".json").write_text("{")
+    left, damaged = unfinished(store, tasks_of(store, store.cells()))
+    assert (sum(len(t.cells) for t in left), damaged) == (5, 4)
+    store, drawn = finish(tmp_path, table(files))
+    assert len(drawn) == 5 and (lasting(tmp_path), store.table()) == whole
+
+
+def test_a_changed_setting_makes_cells_of_its_own_and_the_way_back_draws_nothing(files, whole, tmp_path):
+    finish(tmp_path, table(files))
+    other = table(files)
+    other["set"] = {**other["set"], "fasthybrid.threshold": [0.5, 0.7]}
+    store, drawn = finish(tmp_path, other)
+    assert len(drawn) == 4, "the other two cells stay"
+    assert store.table() != whole[1]
+    store, drawn = finish(tmp_path, table(files))
+    assert drawn == [] and store.table() == whole[1]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="processes are ended by signals of POSIX")
+def test_killed_processes_lose_only_the_shard_in_flight(files, tmp_path):
+    """SIGKILL at other moments, then SIGINT, then to the end; the files equal those of an undisturbed run."""
+    entries = table(files, images=40, batch=2)
+    entries["set"] = {**entries["set"], "steps": 16, "diffusion_steps": 20}
+    argv = command(write_spec(tmp_path / "spec.json", **entries), "--out", tmp_path / "sweep")
+    store = Store(tmp_path / "sweep")
+    seen: dict[str, bytes] = {}
+    for number in (*[signal.SIGKILL] * 5, signal.SIGINT):
+        before = len(list((tmp_path / "sweep").rglob("shard-*.npz")))
+        # A shell ignores SIGINT in what it runs in the background, and a process inherits that.
+        heard = lambda: signal.signal(signal.SIGINT, signal.SIG_DFL)  # noqa: E731
+        process = subprocess.Popen(argv, preexec_fn=heard, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        until = time.monotonic() + 120
+        while len(list((tmp_path / "sweep").rglob("shard-*.npz"))) < before + 4 and process.poll() is None:
+            assert time.monotonic() < until
+            time.sleep(0.002)
+        process.send_signal(number)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == (130 if number == signal.SIGINT else -number)
+        for name, data in seen.items():
+            assert (tmp_path / "sweep" / name).read_bytes() == data, "a finished shard is not written again"
+        records = [p for p in (tmp_path / "sweep" / "cells").rglob("shard-*.json") if "time" not in p.name]
+        seen |= {p.relative_to(tmp_path / "sweep").as_posix(): p.read_bytes() for p in records}
+    assert "the same command goes on" in errors and len(seen) >= 18
+    times = {p: p.stat().st_mtime_ns for p in (tmp_path / "sweep" / "cells").rglob("*.time.json")}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stderr
+    for path, before in times.items():
+        name = path.with_name(path.name.replace(".time", "")).relative_to(tmp_path / "sweep").as_posix()
+        assert name not in seen or path.stat().st_mtime_ns == before, "nothing finished is drawn again"
+    alone, _ = finish(tmp_path / "alone", entries)
+    assert lasting(tmp_path / "sweep") == lasting(tmp_path / "alone")
+    assert done.stdout.strip() == alone.table() == store.table()
+
+
+def test_times_are_paired_within_a_process(files, tmp_path):
+    store, _ = finish(tmp_path, table(files, images=7))
+    found = paired(store)
+    mar, *others = (found[c.id] for c in store.cells())
+    assert mar.speedup == 1 and mar.pairs == 0
+    for other in others:
+        assert other.pairs == 3, "whole shards only"
+        assert other.low <= other.speedup <= other.high and other.seconds > 0
+
+
+def test_estimates_follow_from_the_seconds_of_an_image(files, tmp_path):
+    seconds = {}
+    store, cells, worker = begin(tmp_path, table(files, images=7))
+
+    def measure(cell, prepared):
+        seconds[cell.id] = time_cell(prepared, worker.conditions, cell, 2)
+
+    spec = worker.models.spec
+    work.plan(spec, worker.models, worker.conditions, work.numerics(spec, worker.models.source), measure)
+    assert list(seconds) == [c.id for c in cells] and min(seconds.values()) > 0
+    _, *rows = estimates(cells, {c.id: 0.5 * (i + 1) for i, c in enumerate(cells)}, 2)
+    wanted = (["4", "0.500", "4 s", ""], ["4", "1.000", "7 s", "0.50x"], ["4", "1.500", "10 s", "0.33x"])
+    assert [row[1:5] for row in rows] == [*wanted]

@@ -1,0 +1,151 @@
+"""Specs of sweeps: what they ask for, and what is refused before anything is loaded."""
+
+import json
+import sys
+
+import pytest
+from fastar_nodes.errors import UserError
+from fastar_nodes.lab.sweeps.spec import expand, from_table, read_prompts, read_spec
+
+pytestmark = pytest.mark.slow
+
+BASE = {"samplers": ["mar", "fasthybrid", "zipar"]}
+
+
+def titles(**entries):
+    return [c.title for c in expand(from_table({**BASE, **entries}))]
+
+
+def test_a_list_makes_a_grid():
+    found = titles(set={"fasthybrid.threshold": [0.9, 0.99], "fasthybrid.lookahead": [2, 4], "cfg": 2})
+    values = [f"FastHybrid, threshold {a}, lookahead {b}" for a in (0.9, 0.99) for b in (2, 4)]
+    assert found == ["MAR", *values, "ZipAR"]
+    assert titles(set={"cfg": [1, 2]}) == [f"{n}, cfg {c}" for n in ("MAR", "FastHybrid", "ZipAR") for c in (1, 2)]
+    found = titles(samplers=["mar", "mar:disa"], set={"mar:disa.diffusion_steps_end": [5, 10]})
+    assert found == ["MAR", *(f"MAR, disa, diffusion steps end {n}" for n in (5, 10))]
+
+
+def test_an_axis_makes_a_grid_with_the_settings():
+    axes = {"checkpoint": ["demo", "a/b.safetensors"], "label": ["cat"]}
+    found = titles(samplers=["fasthybrid"], axes=axes, set={"preset": ["exact", "fast"]})
+    values = [
+        f"checkpoint {name}, preset {preset}" for name in ("demo", "b.safetensors") for preset in ("exact", "fast")
+    ]
+    assert found == [f"FastHybrid, {value}" for value in values]
+    (first, *_) = expand(from_table({**BASE, "axes": {"label": ["cat", "dog"]}}))
+    assert first.asked == {"label": "cat"} and first.choice.values == {}
+
+
+def test_settings_go_to_the_samplers_that_have_them():
+    combinations = expand(from_table({**BASE, "set": {"cfg": 2, "steps": 8, "zipar.window": 3, "zipar.cfg": 4}}))
+    masked = {"cfg": 2, "steps": 8}
+    assert [dict(c.asked) for c in combinations] == [masked, masked, {"cfg": 4, "window": 3}]
+
+
+def test_toml_and_json_say_the_same(tmp_path):
+    (tmp_path / "a.toml").write_text(
+        'model = "demo"\nsamplers = ["mar", "fasthybrid"]\nimages = 5\n'
+        "[set]\nfasthybrid.threshold = [0.9, 1]\ncfg = 2.5\n"
+    )
+    entries = {"samplers": "mar, fasthybrid", "images": 5, "set": {"fasthybrid": {"threshold": [0.9, 1]}, "cfg": 2.5}}
+    (tmp_path / "a.json").write_text(json.dumps(entries))
+    from_json = read_spec(tmp_path / "a.json")
+    assert from_json.set == {"fasthybrid.threshold": (0.9, 1), "cfg": (2.5,)} and from_json.images == 5
+    if sys.version_info >= (3, 11):
+        assert read_spec(tmp_path / "a.toml") == from_json
+
+
+def test_prompts_are_read_from_text_and_from_geneval(tmp_path):
+    (tmp_path / "p.txt").write_text("a red boat\n\n a cat \n")
+    assert read_prompts(tmp_path / "p.txt") == [{"prompt": "a red boat"}, {"prompt": "a cat"}]
+    (tmp_path / "p.jsonl").write_text('{"tag": "colors", "prompt": "a red boat"}\n')
+    (tmp_path / "a.json").write_text(json.dumps({**BASE, "prompts": "p.jsonl"}))
+    spec = read_spec(tmp_path / "a.json")
+    assert spec.texts == ("a red boat",) and spec.prompts[0]["tag"] == "colors"
+
+
+# Words of the refusal, and entries.
+BAD = {
+    "samplers": [{"samplers": []}, {"samplers": [3.5]}],
+    "'vroom'": [{"samplers": ["vroom"]}, {"set": {"vroom.x": 1}}],
+    "axes": [{"axes": {"cfg": [1]}}, {"axes": 3}, {"axes": {"label": []}}, {"axes": {"label": ["a"], "prompt": ["b"]}}],
+    "leave labels out": [{"labels": ["cat"], "axes": {"label": ["dog"]}}],
+    "leave prompts out": [{"prompts": ["a cat"], "axes": {"prompt": ["a dog"]}}],
+    "images": [{"images": "many"}, {"images": True}],
+    "choose one of model, ": [{"imges": 5}],
+    "did you mean threshold": [{"set": {"treshold": 1}}],
+    "window": [{"set": {"fasthybrid.window": 1}}],
+    "lazymar": [{"set": {"lazymar.refresh_period": 1}}],
+    "grid is empty": [{"set": {"fasthybrid.threshold": []}}],
+    "fasthybrid.threshold": [{"set": {"fasthybrid.threshold": [[1]]}}, {"set": {"fasthybrid.threshold": 7}}],
+    "preset: 'quick'": [{"set": {"fasthybrid.preset": "quick"}}],
+    "256": [{"set": {"cfg": list(range(1, 500))}}],
+    "1024 cells": [{"set": {"guided_steps": list(range(40)), "lookahead": list(range(40))}}],
+    "prompt": [{"set": {"prompt.detail": [81, 169]}}],
+    "detail": [{"set": {"prompt.detail": 5}}],
+    "prompts": [{"prompts": []}],
+    "prompts: .*1": [{"prompts": [" "]}, {"prompts": [{"text": "x"}]}],
+}
+OTHER_TYPES = {"model": ["demo"], "batch": 0, "seed": -1, "dtype": "fp4", "decoder": 5, "set": [1]}
+BAD |= {name: [{name: value}] for name, value in OTHER_TYPES.items()}
+
+
+@pytest.mark.parametrize(("names", "entries"), [(n, e) for n, several in BAD.items() for e in several], ids=str)
+def test_bad_specs_are_refused_in_a_sentence(entries, names):
+    with pytest.raises(UserError, match=names):
+        from_table({**BASE, **entries})
+
+
+FILES = [("a.toml", b"samplers = ["), ("a.toml", b"\xff\xfe"), ("a.json", b"[1]"), ("a.json", b"[" * 100_000)]
+FILES += [("a.json", b'{"samplers": ["mar"], "prompts": "%s"}' % name) for name in (b"none.txt", b"a.json/x")]
+
+
+@pytest.mark.parametrize(("name", "content"), FILES, ids=lambda v: str(v)[:20])
+def test_bad_files_are_refused_in_a_sentence(tmp_path, name, content):
+    if name.endswith("toml") and sys.version_info < (3, 11):
+        pytest.importorskip("tomli")
+    (tmp_path / name).write_bytes(content)
+    for path in (tmp_path / name, tmp_path / "none.toml", tmp_path, tmp_path / ("x" * 300)):
+        with pytest.raises(UserError):
+            read_spec(path)
+
+
+def test_prompts_of_benchmarks_are_read_from_their_folders(tmp_path):
+    """DPG-Bench: a text file a prompt. HPSv2: a list a style, numbered within it."""
+    (tmp_path / "dpg").mkdir()
+    (tmp_path / "dpg" / "partiprompts1.txt").write_text("a red boat\n", encoding="utf-8")
+    (tmp_path / "dpg" / "midjourney3.txt").write_text("a cat", encoding="utf-8")
+    found = read_prompts(tmp_path / "dpg")
+    assert found == [
+        {"prompt": "a cat", "dpg_bench": "midjourney3"},
+        {"prompt": "a red boat", "dpg_bench": "partiprompts1"},
+    ]
+
+    (tmp_path / "hps").mkdir()
+    (tmp_path / "hps" / "photo.json").write_text('["a dog", "a hat"]', encoding="utf-8")
+    (tmp_path / "hps" / "anime.json").write_text('["a fish"]', encoding="utf-8")
+    (tmp_path / "hps" / "drawbench.json").write_text('["a cup"]', encoding="utf-8")
+    styles = [(about["hpsv2_style"], about["hpsv2_number"]) for about in read_prompts(tmp_path / "hps")]
+    assert styles == [("anime", 0), ("photo", 0), ("photo", 1)]
+
+    for text, says in (('{"a": 1}', "no list"), ("[", "cannot be parsed")):
+        (tmp_path / "hps" / "photo.json").write_text(text, encoding="utf-8")
+        with pytest.raises(UserError, match=f"^prompts: photo.json .*{says}"):
+            read_prompts(tmp_path / "hps")
+    (tmp_path / "none").mkdir()
+    with pytest.raises(UserError, match="^prompts: none holds neither"):
+        read_prompts(tmp_path / "none")
+
+
+def test_settings_after_a_colon_are_settings_in_a_spec_too():
+    """In a list an entry is a whole sampler; a text with commas is read as --samplers."""
+    for samplers in (["mar", "zipar: window=2, parallel=4", "mar:32, label"], "mar,zipar:window=2,parallel=4"):
+        _, zipar, *rest = expand(from_table({"samplers": samplers}))
+        assert dict(zipar.asked) == {"window": "2", "parallel": "4"} and dict(zipar.choice.values) == zipar.asked
+        assert zipar.title == "ZipAR, window 2, parallel 4" and zipar.choice.preset == "custom"
+        assert [c.title for c in rest] == (["MAR, 32, label"] if isinstance(samplers, list) else [])
+    grid = expand(from_table({"samplers": ["zipar:window=2"], "set": {"parallel": [2, 4]}}))
+    assert [c.title for c in grid] == [f"ZipAR, window 2, parallel {n}" for n in (2, 4)]
+    for wrong, set_ in (("zipar:windo=2", {}), ("zipar:window=2", {"zipar:window=2.window": 3})):
+        with pytest.raises(UserError, match="window"):
+            from_table({"samplers": [wrong], "set": set_})
