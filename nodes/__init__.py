@@ -27,7 +27,7 @@ def make_extension(module: str = __name__) -> ComfyExtension:
 
     from . import host
 
-    host.register_folders()
+    host.folders.register_folders()
     from . import (
         advisor,
         asking,
@@ -44,11 +44,11 @@ def make_extension(module: str = __name__) -> ComfyExtension:
         vocabulary,
     )
 
-    serve = partial(host.serve, filling.PATH, filling.answer, filling.MOST_BYTES)
+    serve = partial(host.server.serve, filling.PATH, filling.answer, filling.MOST_BYTES)
     _try(serve, "presets do not fill in their numbers in the editor")
-    serve = partial(host.serve, vocabulary.PATH, vocabulary.answer, vocabulary.MOST_BYTES)
+    serve = partial(host.server.serve, vocabulary.PATH, vocabulary.answer, vocabulary.MOST_BYTES)
     _try(serve, "prompts do not show which words a demo knows")
-    watch = partial(host.watch_prompts, metadata.prepare)
+    watch = partial(host.server.watch_prompts, metadata.prepare)
     _try(
         watch,
         "labels that the connected model does not know are refused when the node runs, and images of clients that are "

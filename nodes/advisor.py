@@ -74,7 +74,7 @@ class Advisor(ModelFirst):
                 break
             bar.begin(at.done, at.planned)
             rest = time_left(at.seconds_left)
-            host.show(cls, f"run {at.done + 1} of about {at.planned}{f', {rest}' if rest else ''}: {at.line}")
+            host.text.show(cls, f"run {at.done + 1} of about {at.planned}{f', {rest}' if rest else ''}: {at.line}")
 
         with enough_memory("image: memory is insufficient to draw the images; lower the batch size."):
             image = to_image(_drawn(advice, baseline, settings)[None])
@@ -82,7 +82,7 @@ class Advisor(ModelFirst):
         # The last run was of any candidate; the preview that stays is of the answer.
         show_images(advice.shown[-1].images)
         lines = [advice.sentence, _in_a_graph(advice.best, baseline)]
-        return io.NodeOutput(advice.best.text, advice.table, image, ui=host.text_output(lines))
+        return io.NodeOutput(advice.best.text, advice.table, image, ui=host.text.output(lines))
 
 
 def _in_a_graph(best: Choice, baseline: str) -> str:

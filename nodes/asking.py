@@ -20,7 +20,7 @@ from ..runs.answers import AnswerSettings, Words, answer, answer_bytes, expect_r
 from ..samplers.settings import make
 from ..samplers.tokens.draws import PairedDraws
 from . import host
-from .host import Loaded, ModelCache
+from .host.loaded import Loaded, ModelCache
 from .images import to_bytes
 from .preview import Bar, drive
 from .running import READING, expect_loaded, placed_reader
@@ -36,7 +36,7 @@ class _Head:
     net: WordHead
 
 
-_head = ModelCache(host.get_compute_device, host.get_offload_device)
+_head = ModelCache(host.devices.get_compute_device, host.devices.get_offload_device)
 
 
 class AskAboutImage(io.ComfyNode):
@@ -96,7 +96,7 @@ class AskAboutImage(io.ComfyNode):
                 bar.begin(i, len(rows))
                 answers.append(drive(_shown(cls, run), bar=bar).text)
 
-        return io.NodeOutput(answers, ui=host.text_output(answers))
+        return io.NodeOutput(answers, ui=host.text.output(answers))
 
 
 def _placed_head(loaded: Loaded[Any], memory: float) -> Loaded[Any]:
@@ -105,13 +105,13 @@ def _placed_head(loaded: Loaded[Any], memory: float) -> Loaded[Any]:
     dtype = dtype_name(model.net.norm.weight.dtype)
 
     def load() -> Any:
-        operations = host.operations(host.get_compute_device())
+        operations = host.operations.suited(host.devices.get_compute_device())
         more: dict[str, Any] = {} if operations is None else {"operations": operations}
         assert model.vision_file is not None, "expect_reader() has checked it"
-        return _Head(load_janus_head(model.vision_file, dtype, host.get_offload_device(), **more))
+        return _Head(load_janus_head(model.vision_file, dtype, host.devices.get_offload_device(), **more))
 
     head = _head.get((model.vision_file, dtype), load)
-    host.load_weights([*loaded.patchers, head.patcher], memory)
+    host.memory.load_weights([*loaded.patchers, head.patcher], memory)
     return head
 
 
@@ -124,7 +124,7 @@ def _shown(node: Any, run: Generator[Words, None, Words]) -> Generator[Words, No
             except StopIteration as end:
                 return end.value
 
-            host.show(node, words.text[-host.LONGEST_LINE :])
+            host.text.show(node, words.text[-host.text.LONGEST_LINE :])
             yield words
 
 

@@ -180,7 +180,7 @@ class Compare(io.ComfyNode):
             image = to_image(grid[None])
 
         table, figures, without_gain = _tell(cls, reports, names, base, quality)
-        return io.NodeOutput(image, table, ui=host.text_output(figures, without_gain))
+        return io.NodeOutput(image, table, ui=host.text.output(figures, without_gain))
 
 
 ELSEWHERE = "(timed in another run)"
@@ -205,7 +205,7 @@ def _timed_elsewhere(reports: Sequence[Report | None]) -> list[str]:
     One run may load weights, another not.
     """
     prompts = [report.prompt for report in reports if report is not None]
-    newest = host.prompt_id()
+    newest = host.queue.prompt_id()
     if newest not in prompts:
         newest = prompts[-1] if prompts else ""
 

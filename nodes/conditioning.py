@@ -36,7 +36,7 @@ from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.settings import DETAILS, TarPromptSettings
 from ..samplers.tokens.tar import TarPrompted, tar_prompt
 from . import graph, host
-from .host import ModelCache, load_to_device
+from .host.loaded import ModelCache, load_to_device
 from .images import to_bytes, to_rgb
 from .loaders import PRECISION, allow_download, finder, listed, menu, usual
 from .preview import drive
@@ -237,7 +237,7 @@ ENCODER = "flan-t5-xl"
 ENCODER_DTYPES = (AUTO, *(name for name in DTYPES if name != "fp16"))
 # Upper estimate of an encoder's activations.
 _ENCODER_BYTES = 256 << 20
-_encoder = ModelCache(host.get_text_device, host.get_text_offload_device)
+_encoder = ModelCache(host.devices.get_text_device, host.devices.get_text_offload_device)
 
 
 @dataclass(frozen=True)
@@ -303,14 +303,14 @@ class TextPrompt(io.ComfyNode):
         settings = make(PromptSettings, values)
         prompt = prompt_of(expect_text(text, "text"), "text")
 
-        dtype = dtype_name(choose_dtype(settings.dtype, host.get_text_device(), "t5"))
+        dtype = dtype_name(choose_dtype(settings.dtype, host.devices.get_text_device(), "t5"))
         find = finder(cls, allow_download)
         path = find(listed(encoder, "t5"), "t5")
 
         def load() -> Any:
             folder = path if path.is_dir() else path.parent
-            core_tokenizer = None if has_tokenizer(folder, "", {}) else host.t5_tokenizer()
-            return load_text_encoder(path, dtype, host.get_text_offload_device(), core_tokenizer)
+            core_tokenizer = None if has_tokenizer(folder, "", {}) else host.folders.t5_tokenizer()
+            return load_text_encoder(path, dtype, host.devices.get_text_offload_device(), core_tokenizer)
 
         with enough_memory(READING):
             loaded = _encoder.get((path, dtype), load)
@@ -318,9 +318,9 @@ class TextPrompt(io.ComfyNode):
             features = loaded.model.encode([prompt])[0]
 
         # All images have the same prompt.
-        rows = (host.to_output(features),) * settings.images
+        rows = (host.devices.to_output(features),) * settings.images
         prompts = (prompt,) * settings.images
-        return io.NodeOutput(TextCondition(rows, prompts), ui=host.text_output([], [read_as_text([prompt])]))
+        return io.NodeOutput(TextCondition(rows, prompts), ui=host.text.output([], [read_as_text([prompt])]))
 
 
 def _usual_encoder(encoders: list[str]) -> str:
@@ -411,7 +411,7 @@ class Prompt(io.ComfyNode):
 
         # The sampler's model reads the prompt: what it does not know is said here after the run, see running.reported.
         condition = PromptCondition(tuple(texts), expect_text(negative, "negative"))
-        return io.NodeOutput(condition, ui=host.text_output([], [read_as_text([*texts, negative])]))
+        return io.NodeOutput(condition, ui=host.text.output([], [read_as_text([*texts, negative])]))
 
 
 # Pixels per side of the images that Janus-4o reads and draws.
@@ -481,19 +481,19 @@ class ImageAndPrompt(io.ComfyNode):
                 "pixels, with grey beside it."
             ]
         condition = ImagePromptCondition((typed,) * len(pixels), tuple(pixels), settings.freedom)
-        return io.NodeOutput(condition, ui=host.text_output(said, [read_as_text([typed])]))
+        return io.NodeOutput(condition, ui=host.text.output(said, [read_as_text([typed])]))
 
 
-_ta_tok = ModelCache(host.get_compute_device, host.get_offload_device)
+_ta_tok = ModelCache(host.devices.get_compute_device, host.devices.get_offload_device)
 
 
 def _load_ta_tok(path: Path, dtype: str) -> TATokModel:
     """Load a TA-Tok, for the compute device, on the device of networks that are not in use."""
-    operations = host.operations(host.get_compute_device())
+    operations = host.operations.suited(host.devices.get_compute_device())
     if operations is None:
-        return load_ta_tok(path, dtype, host.get_offload_device())
+        return load_ta_tok(path, dtype, host.devices.get_offload_device())
 
-    return load_ta_tok(path, dtype, host.get_offload_device(), operations=operations)
+    return load_ta_tok(path, dtype, host.devices.get_offload_device(), operations=operations)
 
 
 # Images per batch of TA-Tok's encoder; the codebook is projected once per batch.
@@ -577,7 +577,7 @@ class TarPrompt(io.ComfyNode):
             return tar_prompt(model, prompts, settings, PairedDraws(number, [first + i for i in part]))
 
         done: TarPrompted = drive(in_parts(start, count, model.net))
-        said = host.text_output([], [read_as_text([prompt]), unknown_words(model, [prompt]), warning])
+        said = host.text.output([], [read_as_text([prompt]), unknown_words(model, [prompt]), warning])
         return io.NodeOutput(done.condition, ui=said)
 
 
@@ -650,7 +650,7 @@ class ImageToCodes(io.ComfyNode):
         pixels = to_rgb(images).movedim(-1, 1).float().clamp(0, 1)
 
         # 2. Load the TA-Tok.
-        dtype = dtype_name(choose_dtype(settings.dtype, host.get_compute_device(), "ta-tok"))
+        dtype = dtype_name(choose_dtype(settings.dtype, host.devices.get_compute_device(), "ta-tok"))
         find = finder(cls, allow_download)
         path = find(listed(ta_tok, "ta-tok"), "ta-tok")
         with enough_memory(READING):
@@ -661,7 +661,7 @@ class ImageToCodes(io.ComfyNode):
         # 3. Read the images, batch by batch.
         scale = DETAILS.index(settings.detail) + 1
         found: list[Tensor] = []
-        report = host.progress()
+        report = host.progress.callback()
         for first in range(0, len(pixels), _BATCH):
             report(first, len(pixels))
             batch = pixels[first : first + _BATCH]

@@ -109,7 +109,7 @@ class CropAroundMask(io.ComfyNode):
             crop = inpainting.crop_around(area, context)
 
             cut = crop.of(original).movedim(1, -1).contiguous()
-            return io.NodeOutput(host.to_output(cut), crop.of(area).contiguous(), Cropped(original, area, crop))
+            return io.NodeOutput(host.devices.to_output(cut), crop.of(area).contiguous(), Cropped(original, area, crop))
 
 
 class PasteInpaintedArea(io.ComfyNode):
@@ -147,7 +147,7 @@ class PasteInpaintedArea(io.ComfyNode):
         with enough_memory("crop: memory is insufficient to paste into its image; use a smaller image."):
             image = inpainting.put_back(original, above, mask, cropped.crop, settings.feather, settings.match_colours)
             three = inpainting.before_mask_after(original, mask, image)
-            return io.NodeOutput(*(host.to_output(one.movedim(1, -1)) for one in (image, three)))
+            return io.NodeOutput(*(host.devices.to_output(one.movedim(1, -1)) for one in (image, three)))
 
 
 def _expect_batch(batches: Mapping[str, Tensor]) -> None:

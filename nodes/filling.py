@@ -177,12 +177,12 @@ def model_of(loader: Any) -> Model:
     side = loaders.tokens_per_side(_typed(inputs, "grid", loaders.GRIDS), _typed(inputs, "size", loaders.SIZES))
     weights = _typed(inputs, "weights", WEIGHTS)
 
-    folders = host.folders(*loaders.folders_of(files))
+    folders = host.folders.paths(*loaders.folders_of(files))
     entry = hub.absent(choice, files, folders)
     if entry is not None:
         return _of_entry(entry, family)
 
-    path = hub.resolve(choice, files, folders, host.folders(host.FOLDER)[0])
+    path = hub.resolve(choice, files, folders, host.folders.paths(host.folders.FOLDER)[0])
     return _of_file(family, choice, path, _version(path), side, weights)
 
 

@@ -17,7 +17,7 @@ Inputs = Mapping[str, Any]
 def graph_of(node: Any) -> Mapping[str, Any]:
     """Node id to node, of the graph that the node runs in or is checked in; empty outside of both."""
     # ComfyUI passes an empty one to validate_inputs.
-    graph = host.hidden(node, "prompt") or host.sent_graph()
+    graph = host.queue.hidden(node, "prompt") or host.server.sent_graph()
     return graph if isinstance(graph, Mapping) else {}
 
 
@@ -215,4 +215,4 @@ def _reached(
 
 def _number(node: Any) -> str:
     """The id of the node in its graph."""
-    return host.number_of(node)
+    return host.queue.number_of(node)

@@ -27,7 +27,7 @@ def to_bytes(images: Tensor) -> np.ndarray:
 
 def to_image(images: np.ndarray) -> Tensor:
     """Images uint8 [B, H, W, 3] to an IMAGE."""
-    return host.to_output(torch.from_numpy(np.array(images)).float() / 255)
+    return host.devices.to_output(torch.from_numpy(np.array(images)).float() / 255)
 
 
 def scaled(images: Tensor, size: tuple[int, int]) -> Tensor:

@@ -24,17 +24,17 @@ from ..networks.torch_state import in_own_state
 from ..runs import registry
 from ..runs.registry import family_of
 from . import host
-from .host import TA_TOK, Loaded
+from .host.loaded import TA_TOK, Loaded
 from .schema import BLOCK_MODEL, MAR, TAR, TOKEN_MODEL, checked_switch, output, schema
 from .vae import BITS, VQ, FastARVAE
 
 # Model folders of each file family; the first takes downloads.
 # Core's diffusion models are left out, because most of them are not MARs.
 FOLDERS: dict[str, tuple[str, ...]] = {
-    "kl": (host.FOLDER, "vae"),
-    "vq": (host.FOLDER, "vae"),
-    "bitdance-ae": (host.FOLDER, "vae"),
-    "t5": (host.FOLDER, "text_encoders"),
+    "kl": (host.folders.FOLDER, "vae"),
+    "vq": (host.folders.FOLDER, "vae"),
+    "bitdance-ae": (host.folders.FOLDER, "vae"),
+    "t5": (host.folders.FOLDER, "text_encoders"),
 }
 # Bytes of a download that begins without being allowed: configuration files and tokenizers.
 FREE_DOWNLOAD = 100_000_000
@@ -48,14 +48,14 @@ PIXELS = 16
 def menu(family: str, *first: str) -> list[str]:
     """Choices of a file family: ``first``, built-in entries, local files, downloads."""
     kinds = folders_of(family)
-    found = hub.menu(family, host.local_files(*kinds))
+    found = hub.menu(family, host.folders.local_files(*kinds))
 
     return [*first, *found]
 
 
 def folders_of(family: str) -> tuple[str, ...]:
     """Model folders of a file family."""
-    return FOLDERS.get(family, (host.FOLDER,))
+    return FOLDERS.get(family, (host.folders.FOLDER,))
 
 
 def listed(choice: Any, family: str, *first: str) -> str:
@@ -65,7 +65,7 @@ def listed(choice: Any, family: str, *first: str) -> str:
     """
     if choice not in first:
         kinds = folders_of(family)
-        hub.check(choice, family, host.folders(*kinds), host.local_files(*kinds))
+        hub.check(choice, family, host.folders.paths(*kinds), host.folders.local_files(*kinds))
 
     return str(choice)
 
@@ -78,15 +78,17 @@ def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
     allowed = checked_switch(allow_download, "allow_download")
 
     def find(choice: str, family: str) -> Path:
-        folders = host.folders(*folders_of(family))
-        download_to = host.folders(host.FOLDER)[0]
+        folders = host.folders.paths(*folders_of(family))
+        download_to = host.folders.paths(host.folders.FOLDER)[0]
 
         entry = hub.absent(choice, family, [*folders, download_to])
         if entry is not None and (entry.size is None or entry.size > FREE_DOWNLOAD):
             # Of a file whose size nobody states, a note may tell the least.
             unknown = entry.note if "GB" in entry.note else "size unknown"
             size = hub.readable_size(entry.size) if entry.size else unknown
-            download = f"{entry.id} ({size}) from the Hugging Face repository {entry.repo} into models/{host.FOLDER}"
+            download = (
+                f"{entry.id} ({size}) from the Hugging Face repository {entry.repo} into models/{host.folders.FOLDER}"
+            )
             if not allowed:
                 raise UserError(
                     f"{KINDS[family].field}: the run would download {download}; switch on allow_download, one of the "
@@ -94,9 +96,9 @@ def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
                 )
 
             logging.info("FastAR: downloading %s", download)
-            host.show(node, f"Downloading {download}")
+            host.text.show(node, f"Downloading {download}")
 
-        return hub.resolve(choice, family, folders, download_to, host.progress())
+        return hub.resolve(choice, family, folders, download_to, host.progress.callback())
 
     return find
 
@@ -317,11 +319,11 @@ class _Loader(io.ComfyNode):
         # 2. Load the model and its decoder on the offload device, in the dtype for the compute device.
         source = Source(
             finder(cls, allow_download),
-            device=host.get_offload_device(),
+            device=host.devices.get_offload_device(),
             dtype=menus["dtype"],
-            compute=host.get_compute_device(),
+            compute=host.devices.get_compute_device(),
             speed=menus["speed"],
-            operations=host.operations(host.get_compute_device()),
+            operations=host.operations.suited(host.devices.get_compute_device()),
         )
         side = tokens_per_side(menus["grid"], menus["size"])
         ready = assembly.load(cls.family, checkpoint, source, decoder, side, menus["weights"])
@@ -459,10 +461,10 @@ class LoadTar(_Loader):
     ) -> io.NodeOutput:
         source = Source(
             finder(cls, allow_download),
-            device=host.get_offload_device(),
+            device=host.devices.get_offload_device(),
             dtype=dtype,
-            compute=host.get_compute_device(),
-            operations=host.operations(host.get_compute_device()),
+            compute=host.devices.get_compute_device(),
+            operations=host.operations.suited(host.devices.get_compute_device()),
         )
 
         with enough_memory(
@@ -525,7 +527,7 @@ class LoadBitDance(_Loader):
         if len(model.sizes) == 1:
             return None
         sizes = [f"{width} x {height}" for height, width in model.sizes or (model.usual_size,)]
-        return host.text_output([f"Draws {', '.join(sizes)} pixels."])
+        return host.text.output([f"Draws {', '.join(sizes)} pixels."])
 
 
 NODES: list[type[io.ComfyNode]] = [

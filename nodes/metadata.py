@@ -57,10 +57,10 @@ def write_reports(
 
     ``explained``: what a comparison's measures mean.
     """
-    number = str(host.hidden(node, "unique_id") or "")
+    number = str(host.queue.hidden(node, "unique_id") or "")
     runs = described(reports, number, labels, baseline, quality)
     sources = graph.behind(graph.graph_of(node), number)
-    written = _Written(number, sources, host.prompt_id(), runs, explained)
+    written = _Written(number, sources, host.queue.prompt_id(), runs, explained)
 
     # 1. What the node wrote earlier with the same inputs: in this run, for another value of a list, or in a run whose
     #    result ComfyUI has dropped since.
@@ -76,7 +76,7 @@ def write_reports(
             replaced = earlier.runs
 
     # 2. This run.
-    metadata = host.hidden(node, "extra_pnginfo")
+    metadata = host.queue.hidden(node, "extra_pnginfo")
     if isinstance(metadata, dict):
         written.add_to(metadata, replaced)
 
@@ -86,7 +86,7 @@ def write_reports(
 
     _written.append(written)
     del _written[:-MOST_REMEMBERED]
-    for nodes, ends, extra in host.waiting_prompts():
+    for nodes, ends, extra in host.queue.waiting_prompts():
         place = _place_in(extra)
         if place is not None and written.is_result_in(nodes, graph.needed(nodes, ends)):
             written.add_to(place, replaced)
@@ -107,7 +107,7 @@ def prepare(request: Any) -> None:
     ends: list[str] = []
     for number, entry in nodes.items():
         named = not isinstance(targets, list) or number in targets
-        if named and host.is_output(graph.type_of(entry)):
+        if named and host.queue.is_output(graph.type_of(entry)):
             ends.append(number)
     running = graph.needed(nodes, ends)
 

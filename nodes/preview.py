@@ -14,7 +14,7 @@ from torch import Tensor
 from ..memory import out_of_memory
 from ..reports.drawing import contact_sheet
 from . import host
-from .host import MOST_IMAGES
+from .host.loaded import MOST_IMAGES
 from .images import to_bytes
 from .vae import FastARVAE
 
@@ -71,9 +71,9 @@ class Canvas:
 
 def show_images(images: np.ndarray) -> None:
     """Send finished images uint8 [N, H, W, 3] as the preview, which stays on the node: of a batch the first four."""
-    if host.previews_wanted():
+    if host.queue.previews_wanted():
         sheet, _ = _enlarged(images[:MOST_IMAGES])
-        host.ProgressBar(1).update_absolute(1, 1, ("JPEG", Image.fromarray(sheet), host.preview_size()))
+        host.progress.ProgressBar(1).update_absolute(1, 1, ("JPEG", Image.fromarray(sheet), host.queue.preview_size()))
 
 
 def _enlarged(images: np.ndarray) -> tuple[np.ndarray, int]:
@@ -96,7 +96,7 @@ class Bar:
     """
 
     def __init__(self) -> None:
-        self._bar = host.ProgressBar(_PARTS)
+        self._bar = host.progress.ProgressBar(_PARTS)
         self._ended = 0  # runs
         self._planned = 1
         self._shown = 0  # parts
@@ -128,14 +128,14 @@ def drive(
         bar: of a node with several runs; None for a bar of this run.
     """
     canvas: Canvas | None = None
-    if vae is not None and host.previews_wanted():
+    if vae is not None and host.queue.previews_wanted():
         canvas = Canvas(vae.decode_now)
 
-    update = host.ProgressBar(1).update_absolute if bar is None else bar.update
+    update = host.progress.ProgressBar(1).update_absolute if bar is None else bar.update
     try:
         while True:
             # ProgressBar checks too, but it is throttled, which would delay a cancellation by several steps.
-            host.stop_if_cancelled()
+            host.progress.stop_if_cancelled()
             try:
                 step = next(sampler)
             except StopIteration as end:
@@ -158,4 +158,4 @@ def _preview(canvas: Canvas, step: Any, latents: Callable[[Any], Tensor]) -> tup
             raise
         return None
 
-    return "JPEG", Image.fromarray(drawn), host.preview_size()
+    return "JPEG", Image.fromarray(drawn), host.queue.preview_size()

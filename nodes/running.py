@@ -64,7 +64,7 @@ from ..samplers.tokens.mulosd import check_grids, check_pair
 from ..samplers.tokens.mulosd.upsampling import UpSampling
 from ..samplers.tokens.prepare import features_of
 from . import graph, host
-from .host import TA_TOK, Loaded, ModelCache, load_to_device, to_device
+from .host.loaded import TA_TOK, Loaded, ModelCache, load_to_device, to_device
 from .images import to_bytes
 from .metadata import write_reports
 from .preview import Bar, drive
@@ -451,7 +451,7 @@ class Room:
 
     memory: float  # bytes, beside the weights
     latents: tuple[int, int, int, int]  # shape of the decoder's latents [B, C, h, w], for previews
-    others: list[host.ModelPatcher] = field(default_factory=list)  # networks beside the model's
+    others: list[host.memory.ModelPatcher] = field(default_factory=list)  # networks beside the model's
 
 
 @dataclass(frozen=True)
@@ -548,7 +548,7 @@ class Run:
         if self.upscale_model is None:
             return UpSampling(tokenizer)
 
-        enlarge = host.upscaler(self.upscale_model, place)
+        enlarge = host.images.upscaler(self.upscale_model, place)
         return UpSampling(tokenizer, enlarge, upscaler_name(self.upscale_model))
 
     def latents(self, step: Any) -> Tensor:
@@ -576,7 +576,7 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
     condition, edit, numbers = _in_batch(whole, given, sockets.latent_image)
     numbers = _from_first(numbers, sockets)
     expect_little_noise(model, settings, len(condition), "condition")
-    family.expect_device(model, host.get_compute_device(), settings)
+    family.expect_device(model, host.devices.get_compute_device(), settings)
     if edit is not None:
         family.expect_edit(model, edit, settings, len(condition))
 
@@ -832,11 +832,11 @@ def run(
     done = drive(steps, vae, checked.latents, bar)
 
     with enough_memory(READING):
-        samples = host.to_output(checked.latents(done))
+        samples = host.devices.to_output(checked.latents(done))
     mark(samples, entry.family.decoder)
 
     report: Report = done.report
-    report.prompt = host.prompt_id()
+    report.prompt = host.queue.prompt_id()
     if not entry.family.codes and loaded.vae is not None:
         report.memory[DECODE] = int(loaded.vae.memory_used_decode(samples.shape, loaded.vae.vae_dtype))
 
@@ -902,11 +902,11 @@ def _read_codes(condition: AnyCondition, loaded: Loaded[Any]) -> AnyCondition:
     with enough_memory(READING):
         made = features_of(condition, reader.model)
 
-    device = host.get_compute_device()
+    device = host.devices.get_compute_device()
     return FeatureCondition(tuple(rows.to(device) for rows in made.features), made.names)
 
 
-_image_reader = ModelCache(host.get_compute_device, host.get_offload_device)
+_image_reader = ModelCache(host.devices.get_compute_device, host.devices.get_offload_device)
 
 
 def placed_reader(loaded: Loaded[Any]) -> ImageReader:
@@ -915,17 +915,17 @@ def placed_reader(loaded: Loaded[Any]) -> ImageReader:
     path = loaded.model.vision_file
 
     def load() -> Any:
-        operations = host.operations(host.get_compute_device())
+        operations = host.operations.suited(host.devices.get_compute_device())
         more: dict[str, Any] = {} if operations is None else {"operations": operations}
-        dtype = dtype_name(choose_dtype(AUTO, host.get_compute_device(), "janus"))
+        dtype = dtype_name(choose_dtype(AUTO, host.devices.get_compute_device(), "janus"))
         # The cached reader must not keep the tokenizer of a loader that is gone.
         tokenizer = cast(VQModel, proxy(vae.tokenizer))
-        return load_janus_vision(path, tokenizer, dtype, host.get_offload_device(), **more)
+        return load_janus_vision(path, tokenizer, dtype, host.devices.get_offload_device(), **more)
 
     reader = _image_reader.get(path, load)
     side = reader.model.side
     memory = _READER_BYTES + vae.memory_used_encode((1, 3, side, side), vae.vae_dtype)
-    host.load_weights([reader.patcher, vae.patcher], memory)
+    host.memory.load_weights([reader.patcher, vae.patcher], memory)
     # The same file may have been loaded again, with another tokenizer.
     return replace(reader.model, vq=vae.tokenizer)
 
@@ -976,7 +976,7 @@ def reported(
     # 2. The lines of this node.
     kind = registry.find(report.sampler).settings
     used = in_words(kind, _remarkable(kind, report.settings, own or {}))
-    told = host.text_output([one_line(report)], [unknown, *warnings, no_gain(report)], f"{used}.", prompts)
+    told = host.text.output([one_line(report)], [unknown, *warnings, no_gain(report)], f"{used}.", prompts)
 
     write_reports(node, [report])
     return io.NodeOutput(latent, report, ui=told)

@@ -27,7 +27,7 @@ from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, REPORT, SEED, output, schema
 class LoadReport(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
-        names = host.input_images()
+        names = host.folders.input_images()
         saved_image = io.Combo.Input(
             "image",
             options=names,
@@ -63,18 +63,18 @@ class LoadReport(io.ComfyNode):
     @classmethod
     def validate_inputs(cls, image: Any) -> bool | str:
         """Uploaded files are not on the menu that was sent to the editor."""
-        return validity(host.input_image, image, "image")
+        return validity(host.folders.input_image, image, "image")
 
     @classmethod
     def fingerprint_inputs(cls, image: Any) -> str:
         """A file that is replaced under its name is read again."""
-        about = os.stat(host.input_image(str(image)))
+        about = os.stat(host.folders.input_image(str(image)))
         return f"{about.st_size} {about.st_mtime_ns}"
 
     @classmethod
     @in_own_state
     def execute(cls, image: str) -> io.NodeOutput:
-        shown, reports, labels, quality, baselines = read_runs(host.input_image(str(image)))
+        shown, reports, labels, quality, baselines = read_runs(host.folders.input_image(str(image)))
 
         names = [label or report.sampler for label, report in zip(labels, reports, strict=True)]
         table = to_table(reports, names, baselines, quality)
@@ -87,7 +87,7 @@ class LoadReport(io.ComfyNode):
                 lacking.append(f"{literal(name)}: the line for Any Sampler does not repeat this run, {lacks}.")
 
         batch = np.asarray(shown)[None]
-        return io.NodeOutput(to_image(batch), reports, table, lines, ui=host.text_output([], lacking))
+        return io.NodeOutput(to_image(batch), reports, table, lines, ui=host.text.output([], lacking))
 
 
 def line_of(report: Report) -> tuple[str, str]:

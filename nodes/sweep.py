@@ -30,7 +30,7 @@ from ..sweeps.plan import CHECKPOINT, LABEL, MOST_CELLS, PROMPT, SUBJECTS, combi
 from ..sweeps.store import CellStore, completed
 from ..sweeps.sweep import Axis, Sweep, sweep_table
 from . import host
-from .host import Loaded
+from .host.loaded import Loaded
 from .images import to_image
 from .preview import Bar
 from .remaking import Remaker
@@ -156,7 +156,7 @@ class SweepNode(ModelFirst):
         for run in runs:
             expect_suited_settings(run.choice, run.subject.loaded)
         names = _names(runs, small)  # reports mistakes in settings before the first cell
-        store = CellStore(host.sweep_folder(_folder_name(folder)))
+        store = CellStore(host.folders.sweep_folder(_folder_name(folder)))
         begins = not store.exists
 
         # 3. Sample what the folder does not have yet, and measure each cell against the plain sampler with its seed.
@@ -173,7 +173,7 @@ class SweepNode(ModelFirst):
             warm.add(id(about.loaded))
             sampled.append(k)
 
-            host.show(cls, f"cell {k + 1} of {len(runs)}")
+            host.text.show(cls, f"cell {k + 1} of {len(runs)}")
             bar.begin(k, len(runs))
             return draw_images(run.choice, about.loaded, about.condition, run.seed, small, bar)
 
@@ -206,7 +206,7 @@ class SweepNode(ModelFirst):
         if found:
             told = f"{found} of {len(names)} cells {'was' if found == 1 else 'were'} in the folder {store.name} already"
         prompts = [value for axis in (x_axis, y_axis) if axis.name == PROMPT for value in axis.values]
-        said = host.text_output([told], [read_as_text(prompts)])
+        said = host.text.output([told], [read_as_text(prompts)])
 
         sweep = Sweep(_title(base), store, x_axis, y_axis, tuple(seeds), tuple(made))
         return io.NodeOutput(sweep, sweep_table(sweep), ui=said)
@@ -364,7 +364,7 @@ def _names(runs: Sequence[_Run], draft: Loaded[Any] | None) -> list[str]:
     for run in runs:
         models, drawn = digests[id(run.subject)]
         settings = asdict(settings_for(run.choice, run.subject.loaded))
-        key = cell_key(models, drawn, host.device_name(), run.choice.entry.name, settings, run.seed)
+        key = cell_key(models, drawn, host.devices.device_name(), run.choice.entry.name, settings, run.seed)
         # Without the values of the axes: a cell of other axes with the same settings is the same.
         names.append(cell_name(f"{run.choice.entry.name} seed {run.seed}", key, digits=16))
     return names

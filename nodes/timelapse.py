@@ -87,7 +87,7 @@ class TimeLapse(io.ComfyNode):
     ) -> io.NodeOutput:
         settings = make(TimeLapseSettings, {"duration": duration})
         prefix = expect_text(filename_prefix, "filename_prefix")
-        host.expect_writable(prefix, ".webp", "filename_prefix")
+        host.folders.expect_writable(prefix, ".webp", "filename_prefix")
 
         lists = {name: [value] for name, value in inputs.items()}
         images, reports = cells(lists)

@@ -79,7 +79,7 @@ def _checked_pixels(images: Any) -> Tensor:
     return to_rgb(expect_image(images, "pixels")).movedim(-1, 1)
 
 
-class FastARVAE(host.VAE):
+class FastARVAE(host.images.VAE):
     """A decoder as core's VAE: its own are the methods that use the network, the others are core's.
 
     Latents are in the network's scale; samplers have divided by their latent scale. Encoding is deterministic: it
@@ -134,10 +134,10 @@ class FastARVAE(host.VAE):
         self.downscale_ratio = stride
         self.upscale_ratio = stride * enlarges
         self.latent_channels = channels
-        self.device = host.get_vae_device()
-        self.output_device = host.get_output_device()
+        self.device = host.devices.get_vae_device()
+        self.output_device = host.devices.get_output_device()
         self.vae_dtype = next(net.parameters()).dtype
-        self.patcher = host.make_patcher(net, self.device, host.get_vae_offload_device())
+        self.patcher = host.memory.make_patcher(net, self.device, host.devices.get_vae_offload_device())
 
     def __str__(self) -> str:
         """For people: what core's Preview as Text shows."""
@@ -255,8 +255,8 @@ class FastARVAE(host.VAE):
 
     def _decode_in_tiles(self, latents: Tensor, tile: tuple[int, int], overlap: int) -> Tensor:
         """Images [B, H, W, 3] in 0..1; height and width of a tile, and the overlap, in latent positions."""
-        host.load_weights([self.patcher], self.memory_used_decode((1, 1, *tile), self.vae_dtype))
-        images = host.in_tiles(
+        host.memory.load_weights([self.patcher], self.memory_used_decode((1, 1, *tile), self.vae_dtype))
+        images = host.images.in_tiles(
             latents,
             self._decode,
             tile=tile,
@@ -318,8 +318,8 @@ class FastARVAE(host.VAE):
         overlap = min(overlap, height // 2, width // 2) // stride * stride
         self._check_tiles("pixels", pixels, tile, remedy)
 
-        host.load_weights([self.patcher], self.memory_used_encode((1, 1, *tile), self.vae_dtype))
-        return host.in_tiles(
+        host.memory.load_weights([self.patcher], self.memory_used_encode((1, 1, *tile), self.vae_dtype))
+        return host.images.in_tiles(
             pixels,
             self._encode,
             tile=tile,
@@ -366,7 +366,7 @@ class FastARVAE(host.VAE):
 
     def _expect_node_of_images(self) -> None:
         """Raise a UserError if the node that runs is for videos."""
-        if _OF_VIDEOS & host.running_inputs().keys():
+        if _OF_VIDEOS & host.queue.running_inputs().keys():
             raise self._made_for("videos")
 
     def _made_for(self, others: str) -> UserError:
@@ -398,25 +398,25 @@ class FastARVAE(host.VAE):
             )
 
         if not is_whole:
-            host.remark(
+            host.text.remark(
                 f"{field}: {self.name} works in tiles here, which change the colours and the contrast, because it "
                 f"normalises by statistics of the whole image; {remedy}, or unload other models."
             )
 
     def _in_chunks(self, x: Tensor, work: Callable[[Tensor], Tensor], need: float) -> Tensor | None:
         """The result for a batch, each entry of which needs ``need`` bytes; None if memory is insufficient for one."""
-        host.load_weights([self.patcher], need)
-        chunk = max(1, int(host.free_memory(self.patcher) / max(1.0, need)))
+        host.memory.load_weights([self.patcher], need)
+        chunk = max(1, int(host.memory.free_memory(self.patcher) / max(1.0, need)))
 
         def part(x: Tensor) -> Tensor:
-            host.stop_if_cancelled()
+            host.progress.stop_if_cancelled()
             return work(x).to(self.output_device, self.vae_output_dtype())
 
         try:
-            return torch.cat(in_chunks(part, x, chunk, host.empty_cache))
+            return torch.cat(in_chunks(part, x, chunk, host.memory.empty_cache))
         except RuntimeError as problem:
             if not out_of_memory(problem):
                 raise
 
-        host.empty_cache()
+        host.memory.empty_cache()
         return None

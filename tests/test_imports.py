@@ -137,7 +137,7 @@ OURS = {
     "memory": set(),
     "assembly": {"runs", "samplers", "model_loaders", "networks", "reports"},
     "nodes": {"nodes", "sweeps", "assembly", "runs", "samplers", "model_loaders", "networks", "reports"},
-    "nodes.host": {"networks", "reports"},
+    "nodes.host": {"nodes.host", "networks", "reports"},
     "nodes.graph": {"nodes.host"},
     "nodes.images": {"nodes.host"},
     "nodes.vae": {"networks", "nodes.host", "nodes.images", "nodes.schema"},

@@ -21,7 +21,7 @@ def run_in_core(script: str):
 
 
 def test_core_has_what_we_need_of_its_operations_and_memory_management():
-    """The attributes of core and torch that nodes/host.py relies
+    """The attributes of core and torch that nodes/host/ relies
     on. If this fails, read the release notes of core first.
     """
     needs = run_in_core("partial_loading_needs.py")

@@ -111,9 +111,9 @@ with torch.inference_mode():
         own.net.to(DEVICE)
         expected = run(own)
 
-        model = load(path, dtype, operations=host.operations(torch.device("cuda")))
-        patcher = host.make_patcher(model.net, DEVICE, CPU)
-        host.load_weights([patcher], 0)
+        model = load(path, dtype, operations=host.operations.suited(torch.device("cuda")))
+        patcher = host.memory.make_patcher(model.net, DEVICE, CPU)
+        host.memory.load_weights([patcher], 0)
         layers = [layer for layer in model.net.modules() if hasattr(layer, "comfy_cast_weights")]
         found[name] = {
             "dynamic": patcher.is_dynamic(),
@@ -121,17 +121,21 @@ with torch.inference_mode():
             "cast": sum(layer.comfy_cast_weights for layer in layers),
             "layers": len(layers),
         }
-        again = load(path, dtype, operations=host.operations(torch.device("cuda")))
-        compiled = host.make_patcher(again.net, DEVICE, CPU, "compile")
+        again = load(path, dtype, operations=host.operations.suited(torch.device("cuda")))
+        compiled = host.memory.make_patcher(again.net, DEVICE, CPU, "compile")
         found[name]["compiled"] = compiled.is_dynamic()
 
 
 # What core's tracker and cache make of the outputs of a loader: a model of three parts, one without a decoder.
 def outputs(speed):
-    model = hybrids.load_hybrid(DEMO / "hybrid.safetensors", "fp32", operations=host.operations(torch.device("cuda")))
-    decoder = autoencoders.load_kl(DEMO / "kl.safetensors", "fp32", operations=host.operations(torch.device("cuda")))
+    model = hybrids.load_hybrid(
+        DEMO / "hybrid.safetensors", "fp32", operations=host.operations.suited(torch.device("cuda"))
+    )
+    decoder = autoencoders.load_kl(
+        DEMO / "kl.safetensors", "fp32", operations=host.operations.suited(torch.device("cuda"))
+    )
     vae = vaes.FastARVAE(decoder.net, "kl", 8, decoder.net.config.z_channels, 8, [(64, 64)], vaes.KL)
-    return host.Loaded.of(model, vae, speed=speed), vae
+    return host.loaded.Loaded.of(model, vae, speed=speed), vae
 
 
 streamed = outputs("plain")

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 
 host, loaders, samplers = (module(f"nodes.{name}") for name in ("host", "loaders", "samplers"))
-host.register_folders()
+host.folders.register_folders()
 run_without_previews()
 ops = module("networks.ops")
 eight_bits = module("networks.eight_bits")
@@ -127,7 +127,7 @@ def written(file, case):
 
 # 2. Networks on the device, with more or less memory.
 
-operations = host.operations
+operations = host.operations.suited
 share, load_models = 1.0, mm.load_models_gpu
 
 
@@ -185,19 +185,19 @@ def run(file, path, bits, compute=torch.float32):
         model.net.to(DEVICE)
     expected = hidden(numbers)
 
-    model = load(path, families.Precision(compute, bits), operations=host.operations(CARD))
-    patcher = host.make_patcher(model.net, DEVICE, CPU)
+    model = load(path, families.Precision(compute, bits), operations=host.operations.suited(CARD))
+    patcher = host.memory.make_patcher(model.net, DEVICE, CPU)
     runs = []
     for part in (10.0, 0.5, 0, 10.0):
         share = part
         mm.unload_all_models()
-        host.load_weights([patcher], 0)
+        host.memory.load_weights([patcher], 0)
         offloaded = ops.offloaded_bytes(model.net, model.net.operations)
         runs.append({"offloaded": offloaded, "values": hidden(model)})
     patcher.partially_unload(CPU, 1 << 16)
     taken = ops.offloaded_bytes(model.net, model.net.operations)
     # As before every run; layers that are not ComfyUI's compute on the card only.
-    host.load_weights([patcher], 0)
+    host.memory.load_weights([patcher], 0)
     runs.append({"offloaded": taken, "values": hidden(model)})
 
     first = runs[0]["values"]
@@ -231,7 +231,7 @@ def other(family, bits):
     load = getattr(module(f"model_loaders.{file}"), LOADS.get(family, f"load_{file}"))
     own, on_card = (
         load(path, families.Precision(torch.float32, bits), **more)
-        for more in ({}, {"operations": host.operations(CARD)})
+        for more in ({}, {"operations": host.operations.suited(CARD)})
     )
     nets = [getattr(model, "hybrid", None) or model.net for model in (own, on_card)]
     for net in nets:
@@ -251,7 +251,7 @@ def sampled(bits):
     condition = module("samplers.conditioning").from_ids([1, 3])
     codes = []
     for chosen in (lambda device: None, operations):
-        host.operations = chosen
+        host.operations.suited = chosen
         model = loaders.LoadLlamaGen.execute("demo-llamagen-low", "auto", bits, False, "plain").result[0]
         latent, report = samplers.LlamaGenSampler.execute(
             model=model, condition=condition, seed=3, preset="custom", cfg=2.0, top_k=0
@@ -281,7 +281,7 @@ with torch.inference_mode():
         found[f"nodes: {bits}"] = sampled(bits)
 
     rows = eight_bits.Quantized(torch.tensor([[448.0], [-7.0]]).to(torch.float8_e4m3fn), torch.tensor([[1.0], [2.0]]))
-    stored = host.operations(CARD).eight_bit(torch.float32).entries("a.weight", rows)
+    stored = host.operations.suited(CARD).eight_bit(torch.float32).entries("a.weight", rows)
     found["fp8 with a scale for every output"] = {
         "names": sorted(stored),
         "format": json.loads(stored["a.comfy_quant"].numpy().tobytes())["format"],

@@ -40,6 +40,6 @@ def run_without_previews() -> None:
     """Let nodes run as in a prompt without previews, whose decoder would be loaded too."""
     from server import PromptServer
 
-    running = [(0, module("nodes.host").prompt_id(), {}, {"preview_method": "none"})]
+    running = [(0, module("nodes.host").queue.prompt_id(), {}, {"preview_method": "none"})]
     queue = SimpleNamespace(get_current_queue_volatile=lambda: (running, []))
     PromptServer.instance = SimpleNamespace(prompt_queue=queue)

@@ -16,11 +16,11 @@ import torch
 host, loaders = (module(f"nodes.{name}") for name in ("host", "loaders"))
 conditioning, samplers = (module(f"nodes.{name}") for name in ("conditioning", "samplers"))
 ops = module("networks.ops")
-host.register_folders()
+host.folders.register_folders()
 run_without_previews()
 
 share, load, casts = 1.0, mm.load_models_gpu, 0
-operations = host.operations
+operations = host.operations.suited
 
 
 def pass_for_a_card():
@@ -92,20 +92,20 @@ def own_layers(net):
 
 
 def offloaded(nets):
-    return sum(ops.offloaded_bytes(net, host.operations(CARD)) for net in nets)
+    return sum(ops.offloaded_bytes(net, host.operations.suited(CARD)) for net in nets)
 
 
 CARD = torch.device("cuda")
 found = {}
 with torch.inference_mode():
     for make in (words, harmon, llamagen):
-        host.operations = lambda device: None
+        host.operations.suited = lambda device: None
         model, run = make()
         assert not any(own_layers(p.model) for p in (model.patcher, *model.further))
         expected, _ = run()  # of our own operations
         mm.unload_all_models()
 
-        host.operations = operations
+        host.operations.suited = operations
         pass_for_a_card()
         model, run = make()
         nets = [p.model for p in (model.patcher, *model.further)]

@@ -1,4 +1,4 @@
-"""Run by test_partial_loading.py in ComfyUI: what nodes/host.py needs of core's
+"""Run by test_partial_loading.py in ComfyUI: what nodes/host/ needs of core's
 operations and memory management, and of torch, and whether it is there.
 
 Argument: ComfyUI's folder. Prints a JSON object of sentences and booleans.

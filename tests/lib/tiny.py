@@ -19,7 +19,7 @@ from fastar_nodes.networks.llama import Llama, LlamaConfig, TokenModel
 from fastar_nodes.networks.mar import MAR, MARConfig, MARModel
 from fastar_nodes.networks.ta_tok import TATokModel
 from fastar_nodes.nodes import conditioning, loaders, samplers
-from fastar_nodes.nodes.host import Loaded
+from fastar_nodes.nodes.host.loaded import Loaded
 from fastar_nodes.nodes.vae import BITS, KL, VQ, FastARVAE
 from fastar_nodes.reports.record import Report
 from fastar_nodes.runs.registry import SAMPLERS

@@ -83,7 +83,7 @@ def test_drawn_words_belong_to_the_seed(loaded):
 
 def test_words_are_shown_as_they_come_and_a_cancel_ends_them(loaded, monkeypatch):
     shown = []
-    monkeypatch.setattr(host, "show", lambda node, line: shown.append(line))
+    monkeypatch.setattr(host.text, "show", lambda node, line: shown.append(line))
     ask(loaded, image(1))
     assert len(shown) == 8 and shown[-1] == recorded("u2") and shown[0] != shown[-1]
 
@@ -94,7 +94,7 @@ def test_words_are_shown_as_they_come_and_a_cancel_ends_them(loaded, monkeypatch
         if len(shown) >= 11:
             raise Cancelled
 
-    monkeypatch.setattr(host, "stop_if_cancelled", stop)
+    monkeypatch.setattr(host.progress, "stop_if_cancelled", stop)
     with pytest.raises(Cancelled):
         ask(loaded, image(1))
     assert len(shown) == 11

@@ -273,8 +273,8 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "text").symlink_to(FOLDER / "native")
 
     names = ["whole.safetensors", "net.safetensors", "bits.safetensors", "text/model-00001-of-00002.safetensors"]
-    monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
-    monkeypatch.setattr(host, "local_files", lambda *kinds: names)
+    monkeypatch.setattr(host.folders, "paths", lambda *kinds: [tmp_path])
+    monkeypatch.setattr(host.folders, "local_files", lambda *kinds: names)
     return tmp_path
 
 

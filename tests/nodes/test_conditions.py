@@ -15,7 +15,7 @@ from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import conditioning, host, loaders, running, samplers, sharing
 from fastar_nodes.nodes import graph as graph_of_nodes
-from fastar_nodes.nodes.host import Loaded, ModelCache
+from fastar_nodes.nodes.host.loaded import Loaded, ModelCache
 from fastar_nodes.runs import labels as label_names
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
@@ -74,7 +74,7 @@ def test_unknown_labels_are_named_before_the_run():
 
 def test_before_a_run_too_only_names_that_the_connected_models_know_are_suggested(monkeypatch):
     """ComfyUI passes no graph to validate_inputs, only the id of the node; its server passes the graph to a handler."""
-    host.watch_prompts(lambda request: None)
+    host.server.watch_prompts(lambda request: None)
     keep = fake_comfy.state.prompt_handlers[-1]
 
     def checked(text: str, checkpoint: str, label_set: Any = "auto", node: str = "3", add_label: Any = "none") -> str:
@@ -198,10 +198,12 @@ def encoders(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list:
         return SimpleNamespace(net=torch.nn.Linear(1, 1), encode=encode.encode)
 
     monkeypatch.setattr(conditioning, "load_text_encoder", load_text_encoder)
-    monkeypatch.setattr(conditioning, "_encoder", ModelCache(host.get_text_device, host.get_text_offload_device))
-    monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
-    monkeypatch.setattr(host, "local_files", lambda *kinds: ["one.safetensors", "folder/model.safetensors"])
-    monkeypatch.setattr(host, "t5_tokenizer", lambda: "ComfyUI's")
+    monkeypatch.setattr(
+        conditioning, "_encoder", ModelCache(host.devices.get_text_device, host.devices.get_text_offload_device)
+    )
+    monkeypatch.setattr(host.folders, "paths", lambda *kinds: [tmp_path])
+    monkeypatch.setattr(host.folders, "local_files", lambda *kinds: ["one.safetensors", "folder/model.safetensors"])
+    monkeypatch.setattr(host.folders, "t5_tokenizer", lambda: "ComfyUI's")
     (tmp_path / "one.safetensors").touch()
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "tokenizer.json").touch()
@@ -258,8 +260,8 @@ def test_words_that_a_demo_does_not_know_are_named(monkeypatch):
     def said(text: str, graph: dict) -> list[tuple[str, str]]:
         """The node and the sentence, of each of the runs."""
         outputs = []
-        told = running.host.text_output
-        monkeypatch.setattr(running.host, "text_output", lambda *given: outputs.append(told(*given)) or outputs[-1])
+        told = running.host.text.output
+        monkeypatch.setattr(running.host.text, "output", lambda *given: outputs.append(told(*given)) or outputs[-1])
         for node in (samplers.MARSampler, sharing.AnySampler):
             monkeypatch.setattr(node, "hidden", SimpleNamespace(unique_id="7", prompt=graph, extra_pnginfo=None))
         a_prompt(tar, text=text, detail="81", images=1)
@@ -325,9 +327,11 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def readers(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(host, "folders", lambda *kinds: [written])
-    monkeypatch.setattr(host, "local_files", lambda *kinds: ["reader.safetensors", "seer.safetensors"])
-    monkeypatch.setattr(conditioning, "_ta_tok", ModelCache(host.get_compute_device, host.get_offload_device))
+    monkeypatch.setattr(host.folders, "paths", lambda *kinds: [written])
+    monkeypatch.setattr(host.folders, "local_files", lambda *kinds: ["reader.safetensors", "seer.safetensors"])
+    monkeypatch.setattr(
+        conditioning, "_ta_tok", ModelCache(host.devices.get_compute_device, host.devices.get_offload_device)
+    )
 
 
 def codes_of(image, ta_tok="seer.safetensors", **changes):
@@ -399,8 +403,8 @@ def test_a_long_word_is_not_sent_whole(monkeypatch):
     tar = loaders.LoadTar.execute("demo-tar", "fp32", False).result[0]
     words = ["purple", "x" * 10_000, "elephant", "zebra", "giraffe"]
     outputs = []
-    told = conditioning.host.text_output
-    monkeypatch.setattr(conditioning.host, "text_output", lambda *given: outputs.append(told(*given)) or outputs[-1])
+    told = conditioning.host.text.output
+    monkeypatch.setattr(conditioning.host.text, "output", lambda *given: outputs.append(told(*given)) or outputs[-1])
     a_prompt(tar, text=" ".join(words[:2]), detail="81", images=1)
     assert outputs[-1]["fastar_text"][0] == f"Words that {tar.model.name} does not know: purple, {'x' * 57}...."
     assert conditioning.unknown_words(tar.model, [" ".join(words)]).endswith(
@@ -482,15 +486,15 @@ def test_auto_chooses_the_dtype_of_encoders_for_the_device_that_computes(encoder
         conditioning, "load_ta_tok", lambda path, dtype, device, **more: asked.append(dtype) or one(path, dtype, device)
     )
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
-    monkeypatch.setattr(host, "place", lambda net, device: None)  # there is no card
+    monkeypatch.setattr(host.memory, "place", lambda net, device: None)  # there is no card
     codes_of(picture, dtype="auto")
     fake_comfy.state.places.update(get_torch="cuda:0")
     codes_of(picture, dtype="auto")
     assert asked == ["fp32", "bf16"]
     fake_comfy.state.places.update(text_encoder="cuda:0")
-    monkeypatch.setattr(host, "local_files", lambda *kinds: ["one.safetensors"])
+    monkeypatch.setattr(host.folders, "local_files", lambda *kinds: ["one.safetensors"])
     (tmp_path / "one.safetensors").touch()
-    monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
+    monkeypatch.setattr(host.folders, "paths", lambda *kinds: [tmp_path])
     text_prompt(dtype="auto")
     assert encoders[-1][1] == "bf16"
 

@@ -12,7 +12,7 @@ from fastar_nodes.nodes.editing import CropAroundMask
 
 def checked(monkeypatch: Any, graph: Any, image: Any = None) -> bool | str:
     """The answer of Crop around Mask, node 9, while the server checks a graph."""
-    host.watch_prompts(lambda request: None)
+    host.server.watch_prompts(lambda request: None)
     keep = fake_comfy.state.prompt_handlers[-1]
     monkeypatch.setattr(fake_comfy.state, "context", SimpleNamespace(prompt_id="a", node_id="9"))
 

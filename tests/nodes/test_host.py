@@ -73,15 +73,15 @@ def test_previews_and_texts_are_for_the_editor_or_for_who_asks(client, monkeypat
     flags = {"editor": {"feature_flags": {"supports_preview_metadata": True}}, "program": {"feature_flags": {}}}
     monkeypatch.setattr(fake_comfy.state, "context", SimpleNamespace(prompt_id="a"))
     fake_comfy.state.sockets.update(flags)
-    monkeypatch.setattr(host.args.preview_method, "value", by_server)
+    monkeypatch.setattr(host.queue.args.preview_method, "value", by_server)
     other = (1, "b", {}, EDITOR | {"preview_method": "none" if shown else "auto"})
     monkeypatch.setattr(fake_comfy.state, "running", [other, (0, "a", {}, extra, [], {})])
     preview.drive(steps(4, []), a_vae())
     assert (Progress.updates[-1][2] is not None) == shown
     node = SimpleNamespace(hidden=SimpleNamespace(unique_id="7"))
     with caplog.at_level("INFO"):
-        host.show(node, "cell 1 of 2")
-        stays = host.text_output(["", "32 passes."], ["No gain here.", ""], "32 AR steps.", {"4": "Words."})
+        host.text.show(node, "cell 1 of 2")
+        stays = host.text.output(["", "32 passes."], ["No gain here.", ""], "32 AR steps.", {"4": "Words."})
     assert fake_comfy.state.said == ([("7", "cell 1 of 2")] if told else [])
     assert stays == {
         "fastar_text": ["No gain here.\n32 passes.\n32 AR steps."],
@@ -98,7 +98,7 @@ STRANGE = "<img src=http://a.example/x> ![y](http://b.example) `c` www.d.example
 def test_a_text_of_a_run_that_lasts_shows_what_stands_there():
     """The editor shows it as HTML, Nodes 2.0 as Markdown: both decode character references."""
     node = SimpleNamespace(hidden=SimpleNamespace(unique_id="7"))
-    host.show(node, f"{STRANGE}\n{'x' * 10_000_000}")
+    host.text.show(node, f"{STRANGE}\n{'x' * 10_000_000}")
     ((_, text),) = fake_comfy.state.said
     assert text.startswith(
         "&#60;img src=http&#58;//a.example/x&#62; !&#91;y&#93;(http&#58;//b.example) &#96;c&#96; www&#46;d.example xx"
@@ -108,12 +108,12 @@ def test_a_text_of_a_run_that_lasts_shows_what_stands_there():
 
 def test_a_text_that_stays_is_short_and_as_it_is():
     """Its widget shows characters, neither HTML nor Markdown."""
-    first, second, third = host.text_output([f"{STRANGE}\na\tb\x1b", "x" * 10_000_000])["fastar_text"][0].split("\n")
+    first, second, third = host.text.output([f"{STRANGE}\na\tb\x1b", "x" * 10_000_000])["fastar_text"][0].split("\n")
     assert first == STRANGE and second == "a b" and third == "x" * 397 + "..."
-    (text,) = host.text_output([f"line {i}" for i in range(1000)])["fastar_text"]
+    (text,) = host.text.output([f"line {i}" for i in range(1000)])["fastar_text"]
     assert text.split("\n") == [f"line {i}" for i in range(8)]
     nothing = {"warnings": [], "figures": []}
-    assert host.text_output([]) == {
+    assert host.text.output([]) == {
         "fastar_text": [""],
         "fastar_text_parts": [nothing],
         "fastar_prompt_texts": [],
@@ -121,12 +121,12 @@ def test_a_text_that_stays_is_short_and_as_it_is():
 
 
 def test_the_t5_tokenizer_of_comfyui_is_found_beside_its_folders(tmp_path, monkeypatch):
-    monkeypatch.setattr(host.folder_paths, "__file__", str(tmp_path / "folder_paths.py"), raising=False)
-    assert host.t5_tokenizer() is None
+    monkeypatch.setattr(host.folders.folder_paths, "__file__", str(tmp_path / "folder_paths.py"), raising=False)
+    assert host.folders.t5_tokenizer() is None
     folder = tmp_path / "comfy" / "text_encoders" / "t5_tokenizer"
     folder.mkdir(parents=True)
     (folder / "tokenizer.json").touch()
-    assert host.t5_tokenizer() == folder
+    assert host.folders.t5_tokenizer() == folder
 
 
 def test_vae_decodes_and_encodes():
@@ -171,7 +171,7 @@ def test_pictures_of_any_size_are_encoded_at_the_models_size(height, width):
 
 def test_networks_that_comfyui_left_behind_are_moved():
     net = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
-    host.load_weights([SimpleNamespace(model=net, load_device=torch.device("meta"))], 1.0)
+    host.memory.load_weights([SimpleNamespace(model=net, load_device=torch.device("meta"))], 1.0)
     assert all(t.is_meta for t in (*net.parameters(), *net.buffers()))
     assert fake_comfy.state.loaded[0][1] == {"memory_required": 1.0, "force_full_load": True}
 
@@ -213,8 +213,8 @@ def test_previews_are_seldom_when_they_are_expensive(monkeypatch):
 
 
 def test_the_folder_of_the_models_exists_after_the_first_start(tmp_path, monkeypatch):
-    monkeypatch.setattr(host.folder_paths, "models_dir", str(tmp_path))
-    monkeypatch.setitem(host.folder_paths.folder_names_and_paths, "fastar", ([], set()))
+    monkeypatch.setattr(host.folders.folder_paths, "models_dir", str(tmp_path))
+    monkeypatch.setitem(host.folders.folder_paths.folder_names_and_paths, "fastar", ([], set()))
     for _ in range(2):
-        host.register_folders()
+        host.folders.register_folders()
         assert (tmp_path / "fastar").is_dir()

@@ -23,7 +23,7 @@ from fastar_nodes import nodes
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import hub
 from fastar_nodes.nodes import conditioning, editing, host, loaders, samplers, sweep
-from fastar_nodes.nodes.host import Loaded
+from fastar_nodes.nodes.host.loaded import Loaded
 from fastar_nodes.reports import exchange
 from fastar_nodes.samplers.conditioning import from_ids
 from graphs import WIDGETS, default
@@ -82,7 +82,7 @@ def files(tmp_path_factory) -> Iterator[None]:
         patch.setattr(hub, "absent", lambda name, kind, *more: None if kind in stand_ins else absent(name, kind, *more))
         patch.setattr(hub, "resolve", lambda name, kind, *more: stand_ins.get(kind) or resolve(name, kind, *more))
         patch.setattr(conditioning, "load_text_encoder", encoder)
-        patch.setattr(host, "t5_tokenizer", lambda: None)
+        patch.setattr(host.folders, "t5_tokenizer", lambda: None)
         patch.setattr(fake_comfy.state, "folder", folder)
         write_image(folder / "input")
         yield

@@ -48,9 +48,9 @@ def written(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def folder(written: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """ComfyUI's model folder."""
-    monkeypatch.setattr(host, "folders", lambda *kinds: [written])
+    monkeypatch.setattr(host.folders, "paths", lambda *kinds: [written])
     names = sorted(p.relative_to(written).as_posix() for p in written.rglob("*.safetensors"))
-    monkeypatch.setattr(host, "local_files", lambda *kinds: names)
+    monkeypatch.setattr(host.folders, "local_files", lambda *kinds: names)
 
 
 def load(node, **changes):
@@ -146,15 +146,15 @@ def test_menus_show_what_is_here_and_then_the_downloads(folder):
 def test_a_finished_download_leaves_the_menu_and_stays_valid(folder, monkeypatch):
     entry = next(e for e in hub.entries("mar") if e.id == "mar-base")
     assert entry.label in options(loaders.LoadMAR, "checkpoint")
-    monkeypatch.setattr(host, "local_files", lambda *kinds: [entry.file])
+    monkeypatch.setattr(host.folders, "local_files", lambda *kinds: [entry.file])
     assert entry.label not in options(loaders.LoadMAR, "checkpoint")
     assert loaders.LoadMAR.validate_inputs(checkpoint=entry.label, decoder="auto") is True
 
 
 def test_a_page_under_the_name_of_a_model_is_named(tmp_path, monkeypatch):
     (tmp_path / "mar-large.safetensors").write_bytes(b"<!doctype html><title>Log in</title>")
-    monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
-    monkeypatch.setattr(host, "local_files", lambda *kinds: ["mar-large.safetensors"])
+    monkeypatch.setattr(host.folders, "paths", lambda *kinds: [tmp_path])
+    monkeypatch.setattr(host.folders, "local_files", lambda *kinds: ["mar-large.safetensors"])
     for choice in ("mar-large.safetensors", "mar-large (download 1.91 GB)"):
         with pytest.raises(UserError, match="^checkpoint: mar-large.safetensors is a web page, .*get the file there"):
             loaders.LoadMAR.execute(**dropped(loaders.LoadMAR, checkpoint=choice))
@@ -162,7 +162,7 @@ def test_a_page_under_the_name_of_a_model_is_named(tmp_path, monkeypatch):
 
 def test_what_the_hugging_face_cache_holds_needs_no_download(tmp_path, monkeypatch):
     """As of another program, in a folder of its own; the switch is off."""
-    monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path / "models"])
+    monkeypatch.setattr(host.folders, "paths", lambda *kinds: [tmp_path / "models"])
     demo = Path(hub.__file__).parents[1] / "demo" / "checkpoints" / "mar.safetensors"
     asked = []
 
@@ -267,7 +267,7 @@ def downloads(folder, monkeypatch) -> list[str]:
         raise UserError("checkpoint: downloads end here")
 
     monkeypatch.setattr(hub, "download", download)
-    monkeypatch.setattr(host, "local_files", lambda *kinds: [])
+    monkeypatch.setattr(host.folders, "local_files", lambda *kinds: [])
     return asked
 
 
@@ -381,8 +381,8 @@ def test_vae_encode_scales_to_the_side_of_a_model_with_patches(tmp_path, monkeyp
         2,
         groups=4,
     )
-    monkeypatch.setattr(host, "folders", lambda *kinds: [tmp_path])
-    monkeypatch.setattr(host, "local_files", lambda *kinds: ["patches.safetensors", "kl.safetensors"])
+    monkeypatch.setattr(host.folders, "paths", lambda *kinds: [tmp_path])
+    monkeypatch.setattr(host.folders, "local_files", lambda *kinds: ["patches.safetensors", "kl.safetensors"])
     model, vae = load(loaders.LoadMAR, checkpoint="patches.safetensors", decoder="kl.safetensors", dtype="fp32")
     assert (model.model.patch, vae.downscale_ratio, vae.sizes) == (2, 2, ((16, 16),))
     start = vae.encode(torch.rand(1, 40, 30, 3))

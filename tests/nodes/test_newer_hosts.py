@@ -31,8 +31,8 @@ class Mixed:
 @pytest.fixture
 def core(monkeypatch):
     """Sets the device on which ComfyUI computes, and whether its version knows what a device multiplies."""
-    monkeypatch.setattr(host.comfy.ops, "mixed_precision_ops", Mixed, raising=False)
-    monkeypatch.setattr(host.mm, "supports_fp8_compute", lambda device: device.type == WITH_INT8, raising=False)
+    monkeypatch.setattr(host.operations.comfy.ops, "mixed_precision_ops", Mixed, raising=False)
+    monkeypatch.setattr(host.devices.mm, "supports_fp8_compute", lambda device: device.type == WITH_INT8, raising=False)
 
     def of(device, newer):
         monkeypatch.setitem(fake_comfy.state.places, "get_torch", device)
@@ -42,8 +42,8 @@ def core(monkeypatch):
             return FP8_FORMATS | {"int8_tensorwise"} if device != WITH_INT8 else set()
 
         if newer:
-            monkeypatch.setattr(host.comfy.ops, "get_disabled_quant_formats", disabled, raising=False)
-        return host._CORE_OPERATIONS.eight_bit(torch.float16)
+            monkeypatch.setattr(host.operations.comfy.ops, "get_disabled_quant_formats", disabled, raising=False)
+        return host.operations._CORE_OPERATIONS.eight_bit(torch.float16)
 
     return of
 
@@ -88,8 +88,8 @@ def test_an_older_core_multiplies_int8_on_other_devices(core):
 def model(patchers):
     """A model of a loader with a part of its own, as a de-tokenizer with its TA-Tok."""
     first, second, other = patchers
-    part = host.Loaded(SimpleNamespace(net=None), other)
-    return host.Loaded(SimpleNamespace(net=None), first, parts={host.TA_TOK: part}, further=[second])
+    part = host.loaded.Loaded(SimpleNamespace(net=None), other)
+    return host.loaded.Loaded(SimpleNamespace(net=None), first, parts={host.loaded.TA_TOK: part}, further=[second])
 
 
 def test_all_parts_of_a_model_are_in_use_by_the_prompt_that_runs():
@@ -115,7 +115,7 @@ def test_a_decoder_counts_the_memory_that_dynamic_vram_gives_back(monkeypatch):
     """Where nothing is free but all of it can be given back, the batch is decoded at once."""
     vae, sizes = a_vae(), []
     need = vae.memory_used_decode((1, vae.latent_channels, 2, 2), vae.vae_dtype)
-    monkeypatch.setattr(host.mm, "get_free_memory", lambda device: 0.0)
+    monkeypatch.setattr(host.devices.mm, "get_free_memory", lambda device: 0.0)
     decode = vae._decode
 
     def decoded(latents):
@@ -142,15 +142,17 @@ class Streamed(fake_comfy.Patcher):
 def test_the_user_decides_whether_weights_are_read_from_the_disk_again(monkeypatch, wanted):
     """``model_fast_disk`` of no files is the option --fast-disk, which the loaders of core's own models ask too."""
     layer = fake_comfy.Layers.Linear(2, 2)
-    assert type(host.make_patcher(layer, "cuda", "cpu")) is fake_comfy.Patcher, "an older core has no such argument"
+    assert type(host.memory.make_patcher(layer, "cuda", "cpu")) is fake_comfy.Patcher, (
+        "an older core has no such argument"
+    )
 
     storage = ModuleType("comfy.storage")
     storage.model_fast_disk = lambda paths: wanted and not paths
     monkeypatch.setitem(sys.modules, "comfy.storage", storage)
-    monkeypatch.setattr(host.comfy, "storage", storage, raising=False)
-    monkeypatch.setattr(host.comfy.model_patcher, "CoreModelPatcher", Streamed)
-    assert host.make_patcher(layer, "cuda", "cpu").fast_disk is wanted
-    assert not hasattr(host.make_patcher(layer, "cuda", "cpu", "compile"), "fast_disk"), "loaded before the run"
+    monkeypatch.setattr(host.memory.comfy, "storage", storage, raising=False)
+    monkeypatch.setattr(host.memory.comfy.model_patcher, "CoreModelPatcher", Streamed)
+    assert host.memory.make_patcher(layer, "cuda", "cpu").fast_disk is wanted
+    assert not hasattr(host.memory.make_patcher(layer, "cuda", "cpu", "compile"), "fast_disk"), "loaded before the run"
 
 
 # ------------------------------------------------------------------------------------------------ comfy-aimdo 0.6
@@ -183,14 +185,16 @@ def test_a_failed_unpin_does_not_hide_why_a_layer_failed(monkeypatch, cause):
         raise RuntimeError("VBAR unpin failed")
 
     monkeypatch.setattr(
-        host.comfy.ops, "cast_bias_weight", lambda layer, x, offloadable: (layer.weight, None, "stream")
+        host.operations.comfy.ops,
+        "cast_bias_weight",
+        lambda layer, x, offloadable: (layer.weight, None, "stream"),
     )
-    monkeypatch.setattr(host.comfy.ops, "uncast_bias_weight", unpin)
+    monkeypatch.setattr(host.operations.comfy.ops, "uncast_bias_weight", unpin)
     layer = fake_comfy.Layers.Linear(2, 2)
     layer.comfy_cast_weights = True
 
     with pytest.raises(RuntimeError if cause is None else type(cause)) as raised:
-        with host._CORE_OPERATIONS.weight(layer, torch.ones(1, 2)):
+        with host.operations._CORE_OPERATIONS.weight(layer, torch.ones(1, 2)):
             if cause is not None:
                 raise cause
     assert str(raised.value) == ("VBAR unpin failed" if cause is None else str(cause))

@@ -13,7 +13,7 @@ from fake_comfy import Progress
 from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, host, running, samplers
-from fastar_nodes.nodes.host import Loaded
+from fastar_nodes.nodes.host.loaded import Loaded
 from fastar_nodes.samplers.conditioning import from_ids
 from faults import Faults
 from test_compare_nodes import compared as compared_cells
@@ -58,7 +58,7 @@ def _frozen():
 
 @pytest.fixture(params=list(NODES))
 def run(request, monkeypatch):
-    monkeypatch.setattr(host.comfy.utils, "get_tiled_scale_steps", lambda *a, **about: 1, raising=False)
+    monkeypatch.setattr(host.images.comfy.utils, "get_tiled_scale_steps", lambda *a, **about: 1, raising=False)
     return NODES[request.param]
 
 
@@ -113,7 +113,7 @@ def test_codes_are_read_and_weights_placed(monkeypatch):
     monkeypatch.setitem(assembly._LOADERS, "mar", full)
     with pytest.raises(UserError, match="^dtype: memory is insufficient to load"):
         assembly.load("mar", "demo", assembly.Source(lambda *a: Path("x"), torch.device("cpu"), "fp32"))
-    monkeypatch.setattr(host.mm, "load_models_gpu", full)
+    monkeypatch.setattr(host.devices.mm, "load_models_gpu", full)
     with pytest.raises(UserError, match="^dtype: the weights do not fit"):
         tiny.sample(samplers.MARSampler, **FEW)
 

@@ -25,20 +25,22 @@ def calls(monkeypatch):
         found.append(layer)
         return layer.weight, None, "stream"
 
-    monkeypatch.setattr(host.comfy.ops, "cast_bias_weight", cast)
-    monkeypatch.setattr(host.comfy.ops, "uncast_bias_weight", lambda layer, weight, bias, stream: found.append(stream))
+    monkeypatch.setattr(host.operations.comfy.ops, "cast_bias_weight", cast)
+    monkeypatch.setattr(
+        host.operations.comfy.ops, "uncast_bias_weight", lambda layer, weight, bias, stream: found.append(stream)
+    )
     return found
 
 
 def of_core(net: Llama) -> Llama:
     """The same network of ComfyUI's operations."""
-    built = Llama(net.config, host.operations(GPU))
+    built = Llama(net.config, host.operations.suited(GPU))
     built.load_state_dict(net.state_dict())
     return built.eval().requires_grad_(False)
 
 
 def test_networks_for_a_card_are_built_of_comfyuis_layers_and_those_for_a_cpu_of_their_own():
-    assert host.operations(CPU) is None
+    assert host.operations.suited(CPU) is None
 
     net = of_core(tiny_qwen())
     layers = fake_comfy.Layers
@@ -74,13 +76,13 @@ def test_a_layer_with_a_place_on_the_device_is_not_said_to_stream():
 
 def test_nothing_streams_on_a_cpu():
     net = tiny_qwen()
-    assert len(host.always_loaded(net)) == len(list(net.parameters()))
+    assert len(host.memory.always_loaded(net)) == len(list(net.parameters()))
 
 
 def test_networks_that_stream_are_loaded_last_and_their_other_weights_have_room():
     net, plain = of_core(tiny_qwen()), torch.nn.Linear(2, 2)
     first, second = (SimpleNamespace(model=m, load_device=CPU) for m in (plain, net))
-    host.load_weights([first, second], 10.0)
+    host.memory.load_weights([first, second], 10.0)
     patchers, about = fake_comfy.state.loaded[0]
     norms = sum(p.nbytes for name, p in net.named_parameters() if "norm" in name)
     assert patchers == [second, first]  # ComfyUI begins with the last
@@ -89,7 +91,7 @@ def test_networks_that_stream_are_loaded_last_and_their_other_weights_have_room(
 
 def test_only_what_cannot_stream_is_moved():
     net = of_core(tiny_qwen())
-    host.place(net, torch.device("meta"))
+    host.memory.place(net, torch.device("meta"))
     assert {name for name, p in net.named_parameters() if p.is_meta} == {
         name for name, _ in net.named_parameters() if "norm" in name
     }
@@ -102,8 +104,8 @@ def test_comfyuis_own_patcher_moves_what_it_can_copy_layer_by_layer(monkeypatch)
     monkeypatch.setattr(comfy.model_patcher, "CoreModelPatcher", Dynamic)
     net = of_core(tiny_qwen())
 
-    assert type(host.make_patcher(net, GPU, CPU)) is Dynamic
-    assert type(host.make_patcher(net, GPU, CPU, "compile")) is fake_comfy.Patcher
-    assert type(host.make_patcher(net, GPU, CPU, "auto")) is fake_comfy.Patcher, "it is recorded"
-    assert type(host.make_patcher(net, CPU, CPU, "auto")) is Dynamic
-    assert type(host.make_patcher(tiny_qwen(), GPU, CPU)) is fake_comfy.Patcher
+    assert type(host.memory.make_patcher(net, GPU, CPU)) is Dynamic
+    assert type(host.memory.make_patcher(net, GPU, CPU, "compile")) is fake_comfy.Patcher
+    assert type(host.memory.make_patcher(net, GPU, CPU, "auto")) is fake_comfy.Patcher, "it is recorded"
+    assert type(host.memory.make_patcher(net, CPU, CPU, "auto")) is Dynamic
+    assert type(host.memory.make_patcher(tiny_qwen(), GPU, CPU)) is fake_comfy.Patcher

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from fastar_nodes.nodes import conditioning, filling, samplers
-from fastar_nodes.nodes.host import Loaded
+from fastar_nodes.nodes.host.loaded import Loaded
 from fastar_nodes.nodes.schema import FREE
 from fastar_nodes.runs.registry import SAMPLERS, own_values_of
 from fastar_nodes.samplers.mar.settings import CacheSettings

@@ -14,7 +14,7 @@ import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import filling, host, make_extension
 
-SERVER = host.PromptServer.instance
+SERVER = host.queue.PromptServer.instance
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
@@ -30,7 +30,7 @@ def registered_nodes() -> set[str]:
 @pytest.fixture(autouse=True)
 def host_folders(monkeypatch):
     """A ComfyUI to which nothing was registered."""
-    monkeypatch.setitem(host.folder_paths.folder_names_and_paths, "fastar", ([], set()))
+    monkeypatch.setitem(host.folders.folder_paths.folder_names_and_paths, "fastar", ([], set()))
     monkeypatch.setattr(SERVER, "routes", fake_comfy.Routes())
 
 
@@ -62,7 +62,7 @@ def test_what_cannot_be_registered_is_said_and_the_nodes_are_there(what, monkeyp
 
 def test_without_its_folder_the_pack_is_not_loaded_and_the_server_goes_on(monkeypatch):
     """ComfyUI logs an Exception of an extension; anything else would end it."""
-    monkeypatch.setattr(host.folder_paths, "add_model_folder_path", _refuse)
+    monkeypatch.setattr(host.folders.folder_paths, "add_model_folder_path", _refuse)
     with pytest.raises(Exception, match="no"):
         make_extension()
 

@@ -15,7 +15,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.lab.training.initialise import initialise_mar
 from fastar_nodes.networks.mar import MAR, MARConfig, MARModel
 from fastar_nodes.nodes import graph, host, running, samplers
-from fastar_nodes.nodes.host import Loaded, ModelCache, load_to_device, to_device
+from fastar_nodes.nodes.host.loaded import Loaded, ModelCache, load_to_device, to_device
 from fastar_nodes.nodes.running import Sockets
 from fastar_nodes.nodes.schema import (
     SEED_LIMIT,
@@ -541,9 +541,9 @@ def test_there_are_no_previews_where_the_decoder_does_not_fit_beside_the_model(m
     decoding = 17 * 8 * 16 * 16 * 4
     need = weights + 10 + decoding
 
-    monkeypatch.setattr(host.mm, "get_total_memory", lambda device: need)
+    monkeypatch.setattr(host.devices.mm, "get_total_memory", lambda device: need)
     assert to_device(loaded, 10.0, (1, 2, 4, 4)) is loaded.vae
-    monkeypatch.setattr(host.mm, "get_total_memory", lambda device: need - 1)
+    monkeypatch.setattr(host.devices.mm, "get_total_memory", lambda device: need - 1)
     assert to_device(loaded, 10.0, (1, 2, 4, 4)) is None
     patchers, about = fake_comfy.state.loaded[-1]
     assert patchers == [loaded.patcher] and about["memory_required"] == 10.0
@@ -579,11 +579,11 @@ def test_a_cached_model_lives_until_core_has_let_go_of_it(monkeypatch):
         model = property(lambda self: patcher())
 
     record = LoadedModel()
-    monkeypatch.setattr(host.mm, "current_loaded_models", [record])
+    monkeypatch.setattr(host.devices.mm, "current_loaded_models", [record])
 
     record.model.detach()
     assert record.model is patcher() is not None
-    host.mm.current_loaded_models.remove(record)
+    host.devices.mm.current_loaded_models.remove(record)
     del record
     assert patcher() is None
 

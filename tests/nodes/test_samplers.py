@@ -9,7 +9,7 @@ import torch
 from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import conditioning, editing, host, loaders, running, samplers
-from fastar_nodes.nodes.host import Loaded
+from fastar_nodes.nodes.host.loaded import Loaded
 from fastar_nodes.nodes.vae import VQ, mark
 from fastar_nodes.reports.record import GIVEN
 from fastar_nodes.runs import memory, presets
@@ -142,7 +142,7 @@ def test_room_is_made_for_the_kv_cache_and_without_previews_not_for_the_decoder(
     model = models(node)["model"]
     sample(node, model=model)
     assert fake_comfy.state.loaded[-1][0] == [model.patcher, model.vae.patcher]
-    monkeypatch.setattr(host, "previews_wanted", lambda: False)
+    monkeypatch.setattr(host.queue, "previews_wanted", lambda: False)
     monkeypatch.setattr(model.vae, "decode_now", None)
     _, report = sample(node, model=model, condition=from_ids([1] * 8))
     patchers, asked = fake_comfy.state.loaded[-1]

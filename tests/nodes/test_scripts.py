@@ -25,7 +25,7 @@ def test_hidden_inputs_are_not_taken_for_settings():
 @pytest.fixture
 def registered(monkeypatch):
     """The nodes as ComfyUI has them, by type."""
-    monkeypatch.setitem(host.folder_paths.folder_names_and_paths, "fastar", ([], set()))
+    monkeypatch.setitem(host.folders.folder_paths.folder_names_and_paths, "fastar", ([], set()))
     nodes = asyncio.run(make_extension().get_node_list())
     return {node.define_schema().node_id: node for node in nodes}
 
@@ -54,8 +54,8 @@ def test_compare_takes_plain_values():
 @pytest.mark.parametrize("server", ["none", "without a run"])
 def test_samplers_run_without_a_server(server, monkeypatch):
     if server == "none":
-        monkeypatch.delattr(host.PromptServer, "instance")
+        monkeypatch.delattr(host.queue.PromptServer, "instance")
     monkeypatch.setattr(state, "context", None)
     samples, report = sample(samplers.MARSampler)
-    assert samples.shape[0] == 2 and report.prompt == "" and host.previews_wanted()
-    assert host.running_inputs() == {} and host.waiting_prompts() == []
+    assert samples.shape[0] == 2 and report.prompt == "" and host.queue.previews_wanted()
+    assert host.queue.running_inputs() == {} and host.queue.waiting_prompts() == []

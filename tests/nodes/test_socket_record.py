@@ -39,7 +39,7 @@ CLASSES = [
     conditioning.TextCondition,
     conditioning.CodeCondition,
     conditioning.FeatureCondition,
-    host.Loaded,
+    host.loaded.Loaded,
     compare.Report,
     running.CachePlan,
     sweep.Sweep,
@@ -164,7 +164,7 @@ def test_every_kind_is_that_of_a_class_with_its_version_and_attributes():
         for one in about.attributes:
             first = one.name.partition(".")[0]
             assert first in own or hasattr(cls, first), f"{cls}: {one.name}"
-            if one.name not in own or cls in (host.Loaded, running.CachePlan):
+            if one.name not in own or cls in (host.loaded.Loaded, running.CachePlan):
                 continue
             field = own[one.name]
             assert one.needed == (field.default is MISSING and field.default_factory is MISSING), f"{cls}: {one.name}"

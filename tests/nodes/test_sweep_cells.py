@@ -9,7 +9,7 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.networks.ta_tok import TATokModel
 from fastar_nodes.nodes import sweep
-from fastar_nodes.nodes.host import Loaded
+from fastar_nodes.nodes.host.loaded import Loaded
 from fastar_nodes.runs.choice import choose
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.sweeps import keys

@@ -583,8 +583,8 @@ def test_a_sweep_says_how_many_cells_it_found(monkeypatch):
     )
     model = a_mar()
     outputs = []
-    told = sweep_nodes.host.text_output
-    monkeypatch.setattr(sweep_nodes.host, "text_output", lambda *given: outputs.append(told(*given)) or outputs[-1])
+    told = sweep_nodes.host.text.output
+    monkeypatch.setattr(sweep_nodes.host.text, "output", lambda *given: outputs.append(told(*given)) or outputs[-1])
     sweep(model, **SMALL)
     assert fake_comfy.state.said == [("7", "cell 1 of 2"), ("7", "cell 2 of 2")], "while it runs"
     assert outputs[-1]["fastar_text"] == ["2 cells sampled, the plain sampler's included, into the new folder sweep"]

@@ -12,7 +12,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.networks.enlarging import EnlargingConfig
 from fastar_nodes.nodes import host
-from fastar_nodes.nodes.host import Loaded
+from fastar_nodes.nodes.host.loaded import Loaded
 from fastar_nodes.nodes.vae import FastARVAE
 from qwen_reference import tiny_tar
 from safetensors.torch import save_file
@@ -61,7 +61,7 @@ def tiles(monkeypatch):
         asked.append({"size": tuple(x.shape[2:]), **about})
         return torch.zeros(1, about["channels"], 1, 1)
 
-    monkeypatch.setattr(host, "in_tiles", in_tiles)
+    monkeypatch.setattr(host.images, "in_tiles", in_tiles)
     return asked
 
 
@@ -100,10 +100,10 @@ def test_core_gets_the_tiles_and_counts_them(monkeypatch):
         asked.update(about)
         return x
 
-    monkeypatch.setattr(host.comfy.utils, "get_tiled_scale_steps", scale_steps)
-    monkeypatch.setattr(host.comfy.utils, "tiled_scale", tiled_scale)
+    monkeypatch.setattr(host.images.comfy.utils, "get_tiled_scale_steps", scale_steps)
+    monkeypatch.setattr(host.images.comfy.utils, "tiled_scale", tiled_scale)
     x = torch.zeros(2, 3, 6, 10)
-    host.in_tiles(x, abs, tile=(3, 5), overlap=1, scale=0.5, channels=4, device=torch.device("cpu"))
+    host.images.in_tiles(x, abs, tile=(3, 5), overlap=1, scale=0.5, channels=4, device=torch.device("cpu"))
     assert asked["steps"] == (10, 6, 5, 3, 1) and asked.pop("pbar").total == 12
     assert (asked["tile_x"], asked["tile_y"], asked["overlap"]) == (5, 3, 1)
     assert (asked["upscale_amount"], asked["out_channels"]) == (0.5, 4)
@@ -146,7 +146,7 @@ def test_tiles_that_change_the_image_are_remarked(work, said, tiles, monkeypatch
         return
 
     assert len(messages) == 1 and messages[0].startswith(f"FastAR: {text}")
-    assert sent == [(host.REMARK, "4")] and fake_comfy.state.sent[0][1]["text"] == messages[0][8:]
+    assert sent == [(host.text.REMARK, "4")] and fake_comfy.state.sent[0][1]["text"] == messages[0][8:]
 
 
 @pytest.mark.parametrize("kind", ["decode", "encode"])
@@ -160,7 +160,7 @@ def test_tiles_for_lack_of_memory_are_remarked(kind, tiles, monkeypatch, caplog)
 
 
 def test_a_client_that_is_no_editor_gets_no_message(tiles, monkeypatch, caplog):
-    monkeypatch.setattr(host, "from_editor", lambda: False)
+    monkeypatch.setattr(host.queue, "from_editor", lambda: False)
     monkeypatch.setattr(fake_comfy.state, "context", SimpleNamespace(prompt_id="run", node_id="4"))
     a_vae().decode_tiled(torch.zeros(1, 2, 8, 9), 8, 8)
     assert not fake_comfy.state.sent and len(caplog.records) == 1
@@ -177,7 +177,7 @@ def test_a_batch_is_decoded_as_far_as_memory_reaches(monkeypatch):
     vae, sizes = a_vae(), []
     one = vae._decode
     monkeypatch.setattr(vae, "_decode", lambda x: sizes.append(len(x)) or one(x))
-    monkeypatch.setattr(host.mm, "get_free_memory", lambda device: 2.5 * 17 * 8 * 2 * 2 * 16 * 4)
+    monkeypatch.setattr(host.devices.mm, "get_free_memory", lambda device: 2.5 * 17 * 8 * 2 * 2 * 16 * 4)
     assert len(vae.decode(torch.zeros(5, 2, 2, 2))) == 5 and sizes == [2, 2, 1]
 
 
@@ -197,12 +197,12 @@ def test_every_network_goes_to_its_own_devices():
     fake_comfy.state.places.update({name: f"cuda:{i}" for i, name in enumerate(names)})
     fake_comfy.state.places["intermediate"] = "meta"
     found = [
-        host.get_compute_device(),
-        host.get_offload_device(),
-        host.get_text_device(),
-        host.get_text_offload_device(),
-        host.get_vae_device(),
-        host.get_vae_offload_device(),
+        host.devices.get_compute_device(),
+        host.devices.get_offload_device(),
+        host.devices.get_text_device(),
+        host.devices.get_text_offload_device(),
+        host.devices.get_vae_device(),
+        host.devices.get_vae_offload_device(),
     ]
     assert [device.index for device in found] == [0, 1, 2, 3, 4, 5]
 
@@ -212,14 +212,14 @@ def test_every_network_goes_to_its_own_devices():
     model = Loaded.of(tiny_tar())
     assert (model.patcher.load_device.index, model.patcher.offload_device.index) == (0, 1)
 
-    made = host.to_output(torch.zeros(2, dtype=torch.float16))
+    made = host.devices.to_output(torch.zeros(2, dtype=torch.float16))
     assert made.dtype == torch.float32 and made.device.type == "meta"
 
 
 def test_an_upscale_model_is_followed_by_the_models_that_sample():
     """Core's node may unload them."""
     calls = []
-    enlarge = host.upscaler(SimpleNamespace(scale=2), lambda: calls.append("placed"))
+    enlarge = host.images.upscaler(SimpleNamespace(scale=2), lambda: calls.append("placed"))
     images = torch.arange(12.0).view(1, 3, 2, 2) / 12
     made = enlarge(images)
     assert calls == ["placed"] and made.shape == (1, 3, 4, 4) and made[0, 1, 3, 0] == images[0, 1, 1, 0]
@@ -295,7 +295,7 @@ def test_memory_of_a_decoder_that_enlarges(enlarging, kind):
 
 
 def test_progress_stays_within_its_total():
-    report = host.progress()
+    report = host.progress.callback()
     report(2, 5)
     report(7, 5)  # a file that is longer than announced
     report(1, 0)  # a length that is not known

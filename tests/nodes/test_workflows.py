@@ -576,7 +576,7 @@ def janus(tmp_path_factory):
 
 @pytest.mark.parametrize("path", [*RUN, *RELEASED])
 def test_it_runs(path, run, janus, monkeypatch):
-    monkeypatch.setattr(host, "previews_wanted", lambda: False)
+    monkeypatch.setattr(host.queue, "previews_wanted", lambda: False)
     resolve = hub.resolve
     monkeypatch.setattr(hub, "absent", lambda *_: None)
 
@@ -595,15 +595,15 @@ def test_it_runs(path, run, janus, monkeypatch):
 @pytest.mark.parametrize("path", [case for case in RUN if "download" not in case.id])
 def test_no_template_warns_about_itself(path, monkeypatch):
     """With the settings that it is saved with; tests/comfyui has those of Sweep and Advisor too."""
-    monkeypatch.setattr(host, "previews_wanted", lambda: False)
+    monkeypatch.setattr(host.queue, "previews_wanted", lambda: False)
     warned = []
-    told = host.text_output
+    told = host.text.output
 
     def tell(figures, warnings=(), *more):
         warned.extend(filter(None, warnings))
         return told(figures, warnings, *more)
 
-    monkeypatch.setattr(host, "text_output", tell)
+    monkeypatch.setattr(host.text, "output", tell)
     with torch.inference_mode():
         Run(CLASSES, {}).graph(json.loads(path.read_text(encoding="utf-8")))
     assert not warned

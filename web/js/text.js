@@ -16,7 +16,7 @@ import { say } from "./words.js"
 
 const NAME = "last run"
 const SAVED = "fastar_text" // the property
-const SENT = "fastar_text" // in the output of a node; see nodes/host.py
+const SENT = "fastar_text" // in the output of a node; see nodes/host/text.py
 const SENT_PARTS = "fastar_text_parts"
 const SENT_FOR_PROMPTS = "fastar_prompt_texts"
 const PROGRESS = "$$node-text-preview" // the editor's own widget for the text of a run that lasts

@@ -1,0 +1,135 @@
+"""ComfyUI's layers, of which networks are built whose weights it moves."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import comfy.model_management as mm
+import comfy.ops
+import torch
+from comfy.cli_args import args
+from torch import Tensor, nn
+
+from ...errors import UserError
+from ...networks import graphs
+from ...networks.eight_bits import FP8, INT8, Quantized, round_to, statement
+from ...networks.ops import Operations
+from .devices import get_compute_device
+
+
+class _CoreOperations(Operations):
+    """ComfyUI's operations: it casts and copies the weights of their layers, and decides which stay on the device.
+
+    ComfyUI sets ``comfy_cast_weights`` on a layer whose weight it leaves on the offload device. DynamicVRAM sets it on
+    every layer, and gives it a place on the device, ``_v``, in which a copy stays as long as there is room.
+    """
+
+    Linear = comfy.ops.disable_weight_init.Linear
+    Embedding = comfy.ops.disable_weight_init.Embedding
+    Conv2d = comfy.ops.disable_weight_init.Conv2d
+
+    @contextmanager
+    def weight(self, layer: Any, x: Tensor) -> Iterator[Tensor]:
+        if not layer.comfy_cast_weights and not layer.weight_function:  # as ComfyUI's layers decide
+            yield layer.weight
+            return
+
+        weight, bias, stream = comfy.ops.cast_bias_weight(layer, x, offloadable=True)
+        try:
+            yield weight
+        except BaseException:
+            with suppress(RuntimeError):  # comfy-aimdo's of the place on the device, which would hide the cause
+                comfy.ops.uncast_bias_weight(layer, weight, bias, stream)
+            raise
+        comfy.ops.uncast_bias_weight(layer, weight, bias, stream)
+
+    def is_plain(self, layer: nn.Module) -> bool:
+        return type(layer) is comfy.ops.disable_weight_init.Linear  # others may have quantised weights
+
+    def offloaded(self, net: nn.Module) -> list[nn.Module]:
+        found = []
+        for layer in net.modules():
+            if getattr(layer, "comfy_cast_weights", False) and not hasattr(layer, "_v"):
+                found.append(layer)
+
+        return found
+
+    def moves(self, net: nn.Module) -> bool:
+        for layer in net.modules():
+            if getattr(layer, "comfy_cast_weights", False) or getattr(layer, "weight_function", None):
+                return True
+
+        return False
+
+    def eight_bit(self, dtype: torch.dtype) -> Operations:
+        return _EightBitOperations(dtype)
+
+
+class _EightBitOperations(_CoreOperations):
+    """ComfyUI's operations for networks with quantised weights, some of whose linear layers have 8 bits.
+
+    ComfyUI multiplies int8 weights by an input that it rounds row by row, and fp8 weights by an input that is not
+    rounded, unless the file has a measured scale for it and the device a product of fp8 matrices.
+    """
+
+    def __init__(self, dtype: torch.dtype) -> None:
+        disabled = _without_products(get_compute_device())
+        self.Linear = comfy.ops.mixed_precision_ops({}, dtype, disabled=disabled).Linear
+
+    def make_room(self, net: nn.Module, layers: Iterable[str]) -> None:
+        pass  # these layers take weights of any form
+
+    def entries(self, name: str, weight: Quantized) -> Mapping[str, Tensor]:
+        if weight.kind == FP8 and weight.scale.ndim:  # for which ComfyUI has no layout
+            weight = round_to(weight.numbers(), INT8)
+        if weight.kind == INT8:
+            _expect_int8(get_compute_device())
+
+        found = {
+            name: weight.stored,
+            f"{name}_scale": weight.scale,
+            f"{name.removesuffix('weight')}comfy_quant": statement(weight),
+        }
+        if weight.input_scale is not None and not weight.exact_input:
+            found[f"{name.removesuffix('weight')}input_scale"] = weight.input_scale
+        return found
+
+
+# Devices without a product of int8 matrices: Apple's, Intel's and those of DirectML.
+_WITHOUT_INT8 = ("mps", "xpu", "privateuseone")
+
+
+def _without_products(device: torch.device) -> set[str]:
+    """ComfyUI's names of the formats that a device cannot multiply, of which it converts a weight for every product."""
+    if hasattr(comfy.ops, "get_disabled_quant_formats"):
+        return set(comfy.ops.get_disabled_quant_formats(device))
+
+    if mm.supports_fp8_compute(device):
+        return set()
+    return {"float8_e4m3fn", "float8_e5m2"}
+
+
+def _expect_int8(device: torch.device) -> None:
+    """Raise a UserError if this ComfyUI would multiply int8 matrices on a device that cannot.
+
+    Newer versions say what a device cannot multiply, see :func:`_without_products`.
+    """
+    if device.type in _WITHOUT_INT8 and not hasattr(comfy.ops, "get_disabled_quant_formats"):
+        raise UserError(
+            f"dtype: this version of ComfyUI computes no int8 weights on {device}; update ComfyUI, or choose fp16, "
+            "bf16 or fp32."
+        )
+
+
+_CORE_OPERATIONS = _CoreOperations()
+graphs.allowed = not getattr(args, "disable_cuda_graphs", False)
+
+
+def suited(device: torch.device) -> Operations | None:
+    """The operations of networks that compute on a device: ComfyUI's.
+
+    None on a CPU, where all weights stay in place: there the networks' own operations are faster.
+    """
+    return None if mm.is_device_cpu(device) else _CORE_OPERATIONS
