@@ -60,12 +60,12 @@ from .samplers.tokens.draws import PairedDraws as PairedDraws
 from .samplers.tokens.llamagen import llamagen as llamagen
 from .samplers.tokens.mulosd import mulosd as mulosd
 from .samplers.tokens.mulosd.upsampling import UpSampling as UpSampling
+from .samplers.tokens.par import PARSettings as PARSettings
 from .samplers.tokens.par import par as par
 from .samplers.tokens.prepare import features_of as features_of
 from .samplers.tokens.settings import LlamaGenSettings as LlamaGenSettings
 from .samplers.tokens.settings import MuLoSDSettings as MuLoSDSettings
-from .samplers.tokens.settings import PARSettings as PARSettings
 from .samplers.tokens.settings import TarPromptSettings as TarPromptSettings
-from .samplers.tokens.settings import ZipARSettings as ZipARSettings
 from .samplers.tokens.tar import tar_prompt as tar_prompt
+from .samplers.tokens.zipar import ZipARSettings as ZipARSettings
 from .samplers.tokens.zipar import zipar as zipar

@@ -25,7 +25,8 @@ from ..samplers.mar.settings import (
     MARSettings,
 )
 from ..samplers.settings import Settings, knobs, make
-from ..samplers.tokens.settings import AT_ONCE, LOCAL, MuLoSDSettings, ZipARSettings
+from ..samplers.tokens.settings import AT_ONCE, LOCAL, MuLoSDSettings
+from ..samplers.tokens.zipar import ZipARSettings
 
 S = TypeVar("S", bound=Settings)
 

@@ -31,11 +31,11 @@ from ..samplers.tokens.llamagen import check as check_llamagen
 from ..samplers.tokens.llamagen import llamagen
 from ..samplers.tokens.mulosd import check as check_mulosd
 from ..samplers.tokens.mulosd import mulosd
+from ..samplers.tokens.par import PARSettings, par
 from ..samplers.tokens.par import check as check_par
-from ..samplers.tokens.par import par
-from ..samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings, PARSettings, TokenSettings, ZipARSettings
+from ..samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings, TokenSettings
+from ..samplers.tokens.zipar import ZipARSettings, zipar
 from ..samplers.tokens.zipar import check as check_zipar
-from ..samplers.tokens.zipar import zipar
 from .families import Family
 from .families.blocks import BlockFamily
 from .families.mar import MARFamily

@@ -16,7 +16,7 @@ from fastar_nodes.pipeline import Pipeline
 from fastar_nodes.runs import batches, presets
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.tokens.draws import PairedDraws
-from fastar_nodes.samplers.tokens.settings import ZipARSettings
+from fastar_nodes.samplers.tokens.zipar import ZipARSettings
 
 OTHERS = "% of the tokens are equal"
 

@@ -24,7 +24,7 @@ from fastar_nodes.samplers.mar import settings as mar_settings
 from fastar_nodes.samplers.mar.lazy.plan import computed_ratios
 from fastar_nodes.samplers.mar.settings import CacheSettings
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
-from fastar_nodes.samplers.settings import knobs
+from fastar_nodes.samplers.settings import Settings, knobs
 from fastar_nodes.samplers.tokens import defaults
 from fastar_nodes.samplers.tokens import settings as token_settings
 from fastar_nodes.samplers.tokens.draws import PairedDraws
@@ -39,8 +39,8 @@ def settings() -> dict[str, Any]:
     classes = {
         f"{name}.{kind.__name__}": kind
         for name, module in (("mar", mar_settings), ("tokens", token_settings))
-        for kind in vars(module).values()
-        if isinstance(kind, type) and is_dataclass(kind) and kind.__module__ == module.__name__
+        for kind in [*vars(module).values(), *(entry.settings for entry in SAMPLERS.values())]
+        if is_dataclass(kind) and issubclass(kind, Settings) and kind.__module__.startswith(module.__package__)
     }
     return {
         f"{name}.{field}": default

@@ -24,7 +24,8 @@ from ...samplers.blocks.settings import BlockSettings
 from ...samplers.conditioning import Condition, PromptCondition
 from ...samplers.mar.settings import MARSettings
 from ...samplers.tokens.cache_slots import table_of
-from ...samplers.tokens.settings import LlamaGenSettings, PARSettings
+from ...samplers.tokens.par import PARSettings
+from ...samplers.tokens.settings import LlamaGenSettings
 from .outlines import SEMANTIC_SIDE, outlined
 
 # Memory of the cards, GiB, of which the driver, PyTorch and a desktop take about one.
@@ -82,7 +83,7 @@ def need(entry: hub.Entry, eight: bool) -> Need:
     settings = PARSettings(cfg=scale) if net.config.special else LlamaGenSettings(cfg=scale)
     prefix = _prefix(entry)
     cells = net.config.regions
-    slots = prefix + table_of(token_memory.schedule_for(model, settings), one_by_one=True).slots
+    slots = prefix + table_of(settings.schedule(model), one_by_one=True).slots
     rows = max(prefix, token_memory.FED * cells)
     working = token_memory.decoding_bytes(model, 1, settings, slots=slots, cells=cells, rows=rows)
     return Need(weights, int(working))

@@ -16,11 +16,9 @@ from ...samplers.conditioning import AnyCondition, FeatureCondition, ImagePrompt
 from ...samplers.tokens.cache_slots import table_of
 from ...samplers.tokens.jacobi import padded_rows
 from ...samplers.tokens.mulosd.verification import cells_at_once, neighbours_bytes
-from ...samplers.tokens.par import schedule_of
 from ...samplers.tokens.prepare import prompt_ids
 from ...samplers.tokens.schedule import Schedule, raster
-from ...samplers.tokens.settings import DETAILS, PARSettings, TarPromptSettings, ZipARSettings, guides, neighbours_of
-from ...samplers.tokens.zipar import windowed
+from ...samplers.tokens.settings import DETAILS, TarPromptSettings, guides, neighbours_of
 from . import SAMPLING, weights_by_part
 
 # Buffers of a block of the network, each as large as a fed row or as its inner row. Fed rows: input, norm, queries,
@@ -42,7 +40,7 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
     images = len(condition)
     prefix = _prefix(model, condition)
     if draft is None:
-        schedule = schedule_for(model, settings)
+        schedule = settings.schedule(model)
         cells = _cells_of_a_call(model.net, schedule, settings.parallel)
         slots = table_of(schedule, one_by_one=not settings.parallel).slots
         rows = max(math.ceil(prefix * _read_at_once(condition) / max(1, images)), FED * cells)
@@ -118,15 +116,6 @@ def _cells_of_a_call(net: Llama, schedule: Schedule, parallel: int) -> int:
 
     most = max(len(p.cells) for p in schedule.passes)
     return min(schedule.grid**2, most * max(1, parallel))
-
-
-def schedule_for(model: TokenModel, settings: Any) -> Schedule:
-    """The passes of a sampler with these settings."""
-    if isinstance(settings, PARSettings):
-        return schedule_of(model, settings)
-    if isinstance(settings, ZipARSettings):
-        return windowed(model.grid, settings.window, not settings.mask_undecoded)
-    return raster(model.grid)
 
 
 def decoding_bytes(

@@ -56,9 +56,11 @@ def check_raster(name: str, model: TokenModel, settings: TokenSettings) -> None:
     """Check settings of a sampler that decodes in raster order, before anything is loaded or computed.
 
     Raises:
-        UserError: a PAR, or guidance of a model that was trained without a null class. ``name`` is the sampler's title.
+        UserError: a PAR, a schedule that does not fit the model, or guidance of a model that was trained without a null
+            class. ``name`` is the sampler's title.
     """
     raster_only(name, model)
+    settings.schedule(model)
     resolve(settings, model)
 
 

@@ -9,8 +9,9 @@ all passes are on the device before the loop, which never waits for it.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ from .jacobi import decode_in_windows, padded_rows
 from .looks import ScheduleLook
 from .prepare import PreparedCondition
 from .sampling import TokenDraw, guided_passes
-from .schedule import Schedule, raster
+from .schedule import Schedule
 from .settings import LlamaGenSettings
 
 # check(model, settings) raises what the sampler would, before anything is loaded or computed.
@@ -63,7 +64,45 @@ def llamagen(
     # Reports of a de-tokenizer are compared with each other, not with those of a LlamaGen.
     name = "tar" if model.condition == "features" else "llamagen"
     canvas, prepared = token_canvas(name, model, condition, settings, noise, edit)
-    return (yield from decode_schedule(canvas, prepared, raster(model.grid), settings.parallel))
+    return (yield from decode_schedule(canvas, prepared, settings.schedule(model), settings.parallel))
+
+
+class TokenSampler(Protocol):
+    """A sampler of discrete tokens, with the arguments, steps and errors of :func:`llamagen`."""
+
+    __name__: str
+
+    def __call__(
+        self,
+        model: TokenModel,
+        condition: AnyCondition,
+        settings: Any,
+        noise: PairedDraws,
+        edit: Edit | None = None,
+    ) -> Sampler: ...
+
+
+def scheduled(name: str, check: Callable[[TokenModel, Any], None]) -> TokenSampler:
+    """The sampler that decodes the schedule of its settings, see :meth:`.TokenSettings.schedule`.
+
+    ``name``: its name in the registry; ``check(model, settings)`` raises what the sampler cannot run.
+    """
+
+    @in_own_state
+    def run(
+        model: TokenModel,
+        condition: AnyCondition,
+        settings: Any,
+        noise: PairedDraws,
+        edit: Edit | None = None,
+    ) -> Sampler:
+        check(model, settings)
+        schedule = settings.schedule(model)
+        canvas, prepared = token_canvas(name, model, condition, settings, noise, edit)
+        return (yield from decode_schedule(canvas, prepared, schedule, settings.parallel))
+
+    run.__name__ = run.__qualname__ = name
+    return run
 
 
 @torch.inference_mode()  # the many views of a token's pass cost 10 % more with no_grad

@@ -10,22 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
 
 from ...errors import UserError
 from ...networks.llama import TokenModel
-from ...networks.torch_state import in_own_state
-from ..conditioning import AnyCondition
-from ..editing import Edit
-from ..engine import Sampler
-from .canvas import token_canvas
+from ..settings import knob
 from .defaults import raster_only, resolve
-from .draws import PairedDraws
-from .llamagen import decode_schedule
+from .llamagen import scheduled
 from .schedule import Pass, Schedule, guidance_steps, next_token_passes
-from .settings import ADJACENT, NON_LOCAL, TRAINED, PARSettings
+from .settings import SIDE, TokenSettings, entropy_temperature_knob, parallel_knob
 
 
 def par_groups(grid: int, n: int) -> list[list[int]]:
@@ -131,6 +127,64 @@ def ablation_schedule(grid: int, n: int, adjacent: bool, start: bool) -> Schedul
     return Schedule(grid, next_token_passes(groups, grid, guidance_steps(groups, sequential)))
 
 
+ADJACENT = "ablation: adjacent"
+NON_LOCAL = "ablation: non-local"
+TRAINED = "from checkpoint"
+
+
+# A field is its default and sentence, then its range.
+# fmt: off
+@dataclass(frozen=True)
+class PARSettings(TokenSettings):
+    """PAR (CVPR 2025): one token per region of the image in parallel."""
+
+    grouping: str = knob(TRAINED,
+        "Which tokens are decided together. Usual: from checkpoint, as the PAR was trained; the paper's two ablations "
+        "run on a plain LlamaGen, non-local with PAR's groups and adjacent with neighbours in a row.",
+        choices=(TRAINED, NON_LOCAL, ADJACENT))
+    sequential_start: bool = knob(True,
+        "Decide the first token of every region one after another, so that the regions fit together. Off decides them "
+        "all at once, the paper's ablation.",
+        advanced=True)
+    group: int = knob(4,
+        "Tokens decided together in an ablation; more is faster and less coherent. Usual: 4 or 16; a PAR has its own "
+        "number and ignores this.",
+        low=1, high=256, step=1, symbol="n", advanced=True)
+    parallel: int = parallel_knob("passes", SIDE)
+    entropy_temperature: float = entropy_temperature_knob("token")
+
+    # fmt: on
+    def exact(self, side: int) -> bool:
+        return self.grouping != TRAINED and self.group == 1
+
+    def schedule(self, model: TokenModel) -> Schedule:
+        """The passes of PAR or of an ablation.
+
+        Raises:
+            UserError: a grouping that the network was not trained for, or regions that do not tile its grid.
+        """
+        trained = model.regions > 1
+        if not trained:
+            raster_only("PAR", model, janus="needs a model that was trained in its order")
+        if trained and self.grouping != TRAINED:
+            raise UserError(
+                f"grouping: {model.name} was trained for its own groups; choose {TRAINED!r}, or load a plain LlamaGen "
+                "for the ablations."
+            )
+
+        if not trained and self.grouping == TRAINED:
+            raise UserError(
+                f"grouping: {model.name} is a plain LlamaGen, which was not trained for groups; load a PAR, or choose "
+                f"{NON_LOCAL!r} or {ADJACENT!r}."
+            )
+
+        if trained:
+            return par_schedule(model.grid, model.regions, self.sequential_start)
+        if self.group > model.tokens:
+            raise UserError(f"group: {self.group} is more than the image's {model.tokens} tokens; choose fewer.")
+        return ablation_schedule(model.grid, self.group, self.grouping == ADJACENT, self.sequential_start)
+
+
 def check(model: TokenModel, settings: PARSettings) -> None:
     """Check settings against a model, before anything is loaded or computed.
 
@@ -143,48 +197,8 @@ def check(model: TokenModel, settings: PARSettings) -> None:
             f"model: {model.name} is a Tar de-tokenizer, which decides its tokens row by row; choose a PAR, or use the "
             "LlamaGen Sampler or the ZipAR Sampler."
         )
-    schedule_of(model, settings)
+    settings.schedule(model)
     resolve(settings, model)
 
 
-@in_own_state
-def par(
-    model: TokenModel,
-    condition: AnyCondition,
-    settings: PARSettings,
-    noise: PairedDraws,
-    edit: Edit | None = None,
-) -> Sampler:
-    """PAR and its ablations; arguments and steps as :func:`samplers.tokens.llamagen.llamagen`.
-
-    Raises:
-        UserError: a condition or an edit that does not fit the model, or what :func:`check` refuses.
-    """
-    check(model, settings)
-    schedule = schedule_of(model, settings)
-    canvas, prepared = token_canvas("par", model, condition, settings, noise, edit)
-    return (yield from decode_schedule(canvas, prepared, schedule, settings.parallel))
-
-
-def schedule_of(model: TokenModel, settings: PARSettings) -> Schedule:
-    """The passes of PAR or of an ablation; raises as :func:`check`."""
-    trained = model.regions > 1
-    if not trained:
-        raster_only("PAR", model, janus="needs a model that was trained in its order")
-    if trained and settings.grouping != TRAINED:
-        raise UserError(
-            f"grouping: {model.name} was trained for its own groups; choose {TRAINED!r}, or load a plain LlamaGen for "
-            "the ablations."
-        )
-
-    if not trained and settings.grouping == TRAINED:
-        raise UserError(
-            f"grouping: {model.name} is a plain LlamaGen, which was not trained for groups; load a PAR, or choose "
-            f"{NON_LOCAL!r} or {ADJACENT!r}."
-        )
-
-    if trained:
-        return par_schedule(model.grid, model.regions, settings.sequential_start)
-    if settings.group > model.tokens:
-        raise UserError(f"group: {settings.group} is more than the image's {model.tokens} tokens; choose fewer.")
-    return ablation_schedule(model.grid, settings.group, settings.grouping == ADJACENT, settings.sequential_start)
+par = scheduled("par", check)

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
+from ...networks.llama import TokenModel
 from ..settings import Guarantees, Settings, knob
+from .schedule import Schedule, raster
 
 # A field is its default and sentence, then its range.
 # fmt: off
@@ -38,13 +40,21 @@ class TokenSettings(Guarantees):
     # order.
     entropy_temperature = 0.0
 
+    def schedule(self, model: TokenModel) -> Schedule:
+        """The passes that decide an image of a model.
+
+        Raises:
+            UserError: the settings do not fit the model.
+        """
+        return raster(model.grid)
+
 
 def guides(settings: TokenSettings) -> bool:
     """Whether the null branch is evaluated; None, which :func:`.defaults.resolve` replaces, counts as no guidance."""
     return settings.cfg is not None and settings.cfg > 1
 
 
-def _parallel(what: str, usual: str, same: str = "the same image (in half precision, that of 1)") -> Any:
+def parallel_knob(what: str, usual: str, same: str = "the same image (in half precision, that of 1)") -> Any:
     """The setting of Jacobi decoding: ``what`` it predicts, its usual value, and which image is the ``same``."""
     return knob(
         0,
@@ -56,7 +66,7 @@ def _parallel(what: str, usual: str, same: str = "the same image (in half precis
     )
 
 
-def _entropy_temperature(what: str) -> Any:
+def entropy_temperature_knob(what: str) -> Any:
     """The setting of the temperature by entropy (``draws.py``); ``what`` is drawn with it."""
     return knob(
         0.0,
@@ -69,62 +79,15 @@ def _entropy_temperature(what: str) -> Any:
     )
 
 
-_SIDE = "the image's side in tokens (16 for 256 pixels)"
+SIDE = "the image's side in tokens (16 for 256 pixels)"
 
 
 @dataclass(frozen=True)
 class LlamaGenSettings(TokenSettings):
     """Plain LlamaGen: one token after another, row by row."""
 
-    parallel: int = _parallel("tokens", _SIDE)
-    entropy_temperature: float = _entropy_temperature("token")
-
-
-ADJACENT = "ablation: adjacent"
-NON_LOCAL = "ablation: non-local"
-TRAINED = "from checkpoint"
-
-
-@dataclass(frozen=True)
-class PARSettings(TokenSettings):
-    """PAR (CVPR 2025): one token per region of the image in parallel."""
-
-    grouping: str = knob(TRAINED,
-        "Which tokens are decided together. Usual: from checkpoint, as the PAR was trained; the paper's two ablations "
-        "run on a plain LlamaGen, non-local with PAR's groups and adjacent with neighbours in a row.",
-        choices=(TRAINED, NON_LOCAL, ADJACENT))
-    sequential_start: bool = knob(True,
-        "Decide the first token of every region one after another, so that the regions fit together. Off decides them "
-        "all at once, the paper's ablation.",
-        advanced=True)
-    group: int = knob(4,
-        "Tokens decided together in an ablation; more is faster and less coherent. Usual: 4 or 16; a PAR has its own "
-        "number and ignores this.",
-        low=1, high=256, step=1, symbol="n", advanced=True)
-    parallel: int = _parallel("passes", _SIDE)
-    entropy_temperature: float = _entropy_temperature("token")
-
-    def exact(self, side: int) -> bool:
-        return self.grouping != TRAINED and self.group == 1
-
-
-@dataclass(frozen=True)
-class ZipARSettings(TokenSettings):
-    """ZipAR (ICML 2025): a row starts when the row above is a window ahead."""
-
-    window: int = knob(8,
-        "Tokens of a row that must be decided before the next row starts; fewer is faster and less coherent. Usual: 8 "
-        "for 256 and 384 pixels, 16 for more; a whole row is plain LlamaGen.",
-        low=1, high=256, step=1, symbol="s")
-    mask_undecoded: bool = knob(True,
-        "Hide the undecided tokens of the row above from the model. Off shows them as blanks, as the published code "
-        "does, which takes attention from the decided tokens.",
-        advanced=True)
-    parallel: int = _parallel("passes", _SIDE)
-    entropy_temperature: float = _entropy_temperature("token")
-
-    def exact(self, side: int) -> bool:
-        return self.window >= side
+    parallel: int = parallel_knob("tokens", SIDE)
+    entropy_temperature: float = entropy_temperature_knob("token")
 
 
 DETAILS = ("729", "169", "81")
@@ -154,8 +117,8 @@ class TarPromptSettings(Settings):
         "Makes codes that already occurred less likely; higher repeats less. Usual: what the model's file recommends; "
         "1 is off.",
         low=0.01, high=2.0, step=0.01, paper=1.0, advanced=True)
-    parallel: int = _parallel("codes", "32 on a GPU", "the same codes (in half precision, those of 1)")
-    entropy_temperature: float = _entropy_temperature("code")
+    parallel: int = parallel_knob("codes", "32 on a GPU", "the same codes (in half precision, those of 1)")
+    entropy_temperature: float = entropy_temperature_knob("code")
 
 
 AT_ONCE = "islands at once"
@@ -212,8 +175,8 @@ class MuLoSDSettings(TokenSettings):
         "What is redrawn after a rejection. Usual: local, the area around the rejected token; suffix redraws "
         "everything after it, for comparison as in the paper.",
         choices=(LOCAL, SUFFIX), advanced=True)
-    draft_parallel: int = _parallel("tokens of the draft", "the draft's side in tokens", "the same draft in fp32")
-    entropy_temperature: float = _entropy_temperature("token")
+    draft_parallel: int = parallel_knob("tokens of the draft", "the draft's side in tokens", "the same draft in fp32")
+    entropy_temperature: float = entropy_temperature_knob("token")
 
     def exact(self, side: int) -> bool:
         in_order = not self.resample_window or self.resample_order == ONE_BY_ONE

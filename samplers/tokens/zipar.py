@@ -10,19 +10,15 @@ would depend on the tokens of each image.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from ...networks.llama import TokenModel
-from ...networks.torch_state import in_own_state
-from ..conditioning import AnyCondition
-from ..editing import Edit
-from ..engine import Sampler
-from .canvas import token_canvas
+from ..settings import knob
 from .defaults import check_raster
-from .draws import PairedDraws
-from .llamagen import decode_schedule
+from .llamagen import scheduled
 from .schedule import Schedule, guidance_steps, next_token_passes, raster
-from .settings import ZipARSettings
+from .settings import SIDE, TokenSettings, entropy_temperature_knob, parallel_knob
 
 
 def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
@@ -61,23 +57,32 @@ def windowed(grid: int, window: int, unwritten_visible: bool = False) -> Schedul
     return Schedule(grid, passes, unwritten_visible)
 
 
+# A field is its default and sentence, then its range.
+# fmt: off
+@dataclass(frozen=True)
+class ZipARSettings(TokenSettings):
+    """ZipAR (ICML 2025): a row starts when the row above is a window ahead."""
+
+    window: int = knob(8,
+        "Tokens of a row that must be decided before the next row starts; fewer is faster and less coherent. Usual: 8 "
+        "for 256 and 384 pixels, 16 for more; a whole row is plain LlamaGen.",
+        low=1, high=256, step=1, symbol="s")
+    mask_undecoded: bool = knob(True,
+        "Hide the undecided tokens of the row above from the model. Off shows them as blanks, as the published code "
+        "does, which takes attention from the decided tokens.",
+        advanced=True)
+    parallel: int = parallel_knob("passes", SIDE)
+    entropy_temperature: float = entropy_temperature_knob("token")
+
+    # fmt: on
+    def exact(self, side: int) -> bool:
+        return self.window >= side
+
+    def schedule(self, model: TokenModel) -> Schedule:
+        return windowed(model.grid, self.window, not self.mask_undecoded)
+
+
 # check(model, settings) raises what the sampler would, before anything is loaded or computed.
 check = partial(check_raster, "ZipAR")
-
-
-@in_own_state
-def zipar(
-    model: TokenModel,
-    condition: AnyCondition,
-    settings: ZipARSettings,
-    noise: PairedDraws,
-    edit: Edit | None = None,
-) -> Sampler:
-    """ZipAR; with a window of a row or wider it draws the tokens of :func:`samplers.tokens.llamagen.llamagen`.
-
-    Arguments, steps and errors are those of that function.
-    """
-    check(model, settings)
-    schedule = windowed(model.grid, settings.window, not settings.mask_undecoded)
-    canvas, prepared = token_canvas("zipar", model, condition, settings, noise, edit)
-    return (yield from decode_schedule(canvas, prepared, schedule, settings.parallel))
+# With a window of a row or wider it draws the tokens of LlamaGen.
+zipar = scheduled("zipar", check)

@@ -16,7 +16,8 @@ from fastar_nodes.runs import presets
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.mar.schedule import masked_after
 from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, LazyMARSettings, MARSettings
-from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings, PARSettings
+from fastar_nodes.samplers.tokens.par import PARSettings
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "choose.md"
 ENTRIES = {entry.id: entry for entry in w.networks()}

@@ -13,8 +13,8 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
-from fastar_nodes.samplers.tokens.par import par
-from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, PARSettings
+from fastar_nodes.samplers.tokens.par import PARSettings, par
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 
 pytestmark = pytest.mark.slow
 

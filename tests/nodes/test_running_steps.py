@@ -37,7 +37,8 @@ from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
 from fastar_nodes.samplers.settings import knobs, make
-from fastar_nodes.samplers.tokens.settings import NON_LOCAL, LlamaGenSettings, MuLoSDSettings
+from fastar_nodes.samplers.tokens.par import NON_LOCAL
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings
 from tiny import LABELS, a_block, a_drawer, a_gpt, a_mar, a_prompt, a_vae
 
 FEW = make(MARSettings, {"steps": 2, "diffusion_steps": 2})

@@ -20,7 +20,8 @@ from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
 from fastar_nodes.samplers.settings import knobs
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
-from fastar_nodes.samplers.tokens.settings import NON_LOCAL, LlamaGenSettings
+from fastar_nodes.samplers.tokens.par import NON_LOCAL
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from graphs import WIDGETS, default
 from qwen_reference import tiny_tar
 from tiny import LABELS, NODES, SHORT, TEXT_SIZE, a_drawer, a_gpt, a_mar, a_prompt, a_vq, models, sample

@@ -17,13 +17,9 @@ from fastar_nodes.samplers.mar.settings import (
     MARSettings,
 )
 from fastar_nodes.samplers.settings import knobs, make
-from fastar_nodes.samplers.tokens.settings import (
-    LlamaGenSettings,
-    MuLoSDSettings,
-    PARSettings,
-    TokenSettings,
-    ZipARSettings,
-)
+from fastar_nodes.samplers.tokens.par import PARSettings
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings, TokenSettings
+from fastar_nodes.samplers.tokens.zipar import ZipARSettings
 
 REAL = presets.NAMES[:-1]
 KINDS = dict.fromkeys(

@@ -15,7 +15,8 @@ from fastar_nodes.samplers.conditioning import Condition, TextCondition, from_id
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.mulosd.upsampling import UpSampling
-from fastar_nodes.samplers.tokens.settings import ADJACENT, NON_LOCAL, ONE_BY_ONE, SUFFIX, TarPromptSettings
+from fastar_nodes.samplers.tokens.par import ADJACENT, NON_LOCAL
+from fastar_nodes.samplers.tokens.settings import ONE_BY_ONE, SUFFIX, TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
 from janus_images import edits_of, tiny_editor
 from qwen_reference import tiny_tar

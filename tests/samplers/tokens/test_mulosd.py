@@ -22,15 +22,8 @@ from fastar_nodes.samplers.tokens.mulosd.upsampling import UpSampling
 from fastar_nodes.samplers.tokens.mulosd.verification import Judge
 from fastar_nodes.samplers.tokens.prepare import PreparedCondition
 from fastar_nodes.samplers.tokens.sampling import TokenDraw
-from fastar_nodes.samplers.tokens.settings import (
-    ONE_BY_ONE,
-    SUFFIX,
-    LlamaGenSettings,
-    MuLoSDSettings,
-    ZipARSettings,
-    neighbours_of,
-)
-from fastar_nodes.samplers.tokens.zipar import windowed, zipar
+from fastar_nodes.samplers.tokens.settings import ONE_BY_ONE, SUFFIX, LlamaGenSettings, MuLoSDSettings, neighbours_of
+from fastar_nodes.samplers.tokens.zipar import ZipARSettings, windowed, zipar
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_islands import plain_expansion, plain_islands, plain_waves

@@ -15,10 +15,10 @@ from fastar_nodes.samplers.tokens.cache_slots import table_of
 from fastar_nodes.samplers.tokens.defaults import published, resolve
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
-from fastar_nodes.samplers.tokens.par import ablation_schedule, par, par_schedule
+from fastar_nodes.samplers.tokens.par import ADJACENT, NON_LOCAL, PARSettings, ablation_schedule, par, par_schedule
 from fastar_nodes.samplers.tokens.schedule import raster
-from fastar_nodes.samplers.tokens.settings import ADJACENT, NON_LOCAL, LlamaGenSettings, PARSettings, ZipARSettings
-from fastar_nodes.samplers.tokens.zipar import windowed, zipar
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
+from fastar_nodes.samplers.tokens.zipar import ZipARSettings, windowed, zipar
 from test_token_contract import FEW, PLAIN
 from test_token_contract import TRAINED as PAR_MODEL
 from tokens_reference import condition_of, decided_at, reference_codes, tiny_gpt

@@ -15,7 +15,9 @@ from fastar_nodes.runs.memory.tokens import estimate
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.mulosd.upsampling import UpSampling
-from fastar_nodes.samplers.tokens.settings import ADJACENT, LlamaGenSettings, MuLoSDSettings, PARSettings, ZipARSettings
+from fastar_nodes.samplers.tokens.par import ADJACENT, PARSettings
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings
+from fastar_nodes.samplers.tokens.zipar import ZipARSettings
 from tiny_tokens import other_vocabulary
 from tokens_reference import condition_of, tiny_gpt
 
