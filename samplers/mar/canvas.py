@@ -29,6 +29,9 @@ from .tables import STEPS, Tables, tables
 class Order:
     """Which positions each AR step decides, and its guidance scale.
 
+    The order is known before the first AR step. A method that chooses the positions of an AR step itself looks at those
+    of :meth:`next`, and writes its choice with :meth:`choose`.
+
     Args:
         reversed_orders: int64 [B, L], a permutation per image; positions are revealed from its end.
         settings: numbers of tokens and guidance.
@@ -65,8 +68,12 @@ class Order:
             self.reveal = self.reveal.gather(1, given_first)
 
         in_order = torch.tensor([1.0, *self.cfg]).repeat_interleave(torch.tensor([given, *self.sizes]))
-        scale = to_device(in_order, reversed_orders.device).expand_as(reversed_orders)
-        self.scale = torch.empty_like(scale).scatter(1, self.reveal, scale)
+        self._scale_in_order = to_device(in_order, reversed_orders.device).expand_as(reversed_orders)
+        self.scale = self._scale_of_positions()
+
+    def _scale_of_positions(self) -> Tensor:
+        """The guidance scale of every position, that of the AR step which decides it."""
+        return torch.empty_like(self._scale_in_order).scatter(1, self.reveal, self._scale_in_order)
 
     @property
     def plan(self) -> dict[int, Tensor]:
@@ -76,6 +83,23 @@ class Order:
     def ahead(self, step: int, reach: int = 1) -> Tensor:
         """int64 [B, M]: positions that steps ``step .. step + reach - 1`` decide, in the order of the steps."""
         return self.reveal[:, self.starts[step] : self.ends[min(step + reach, self.steps) - 1]]
+
+    def next(self, step: int, count: int) -> Tensor:
+        """int64 [B, M]: the ``count`` positions that come next at ``step``, or all that are left if these are fewer."""
+        start = self.starts[step]
+        return self.reveal[:, start : start + count]
+
+    def choose(self, step: int, positions: Tensor) -> None:
+        """Let ``step`` decide undecided positions, int64 [B, n], n as in ``sizes``; the others keep their order."""
+        start = self.starts[step]
+        left = self.reveal[:, start:]
+        chosen = torch.zeros_like(self.reveal, dtype=torch.uint8).scatter(1, positions, 1)
+        others = left.gather(1, chosen.gather(1, left).argsort(dim=1, stable=True))[
+            :, : left.shape[1] - self.sizes[step]
+        ]
+
+        self.reveal = torch.cat([self.reveal[:, :start], positions, others], 1)
+        self.scale = self._scale_of_positions()
 
     def known(self, step: int) -> Tensor:
         """int64 [B, K]: positions decided before ``step``, ascending."""
@@ -217,11 +241,16 @@ class MARCanvas(Canvas):
         steps = self.noise.steps(stream, count, c.tokens, c.channels)
         return TokenNoise(to_device(start, self.device), to_device(steps, self.device).transpose(0, 1))
 
-    def chains(self, table: chain.StepTable, tokens: Tokens, z: Tensor, noise: TokenNoise) -> chain.DiffusionBatch:
-        """Tokens before the diffusion steps of a table; z [P, N, C] are their conditions."""
+    def chains(
+        self, table: chain.StepTable, tokens: Tokens, z: Tensor, noise: TokenNoise, step: int | None = None
+    ) -> chain.DiffusionBatch:
+        """Tokens before the diffusion steps of a table; z [P, N, C] are their conditions. Guidance is that of the AR
+        step that decides a token, or that of ``step`` for all of them.
+        """
+        cfg = tokens.of(self.order.scale)[:, None]
         return chain.DiffusionBatch(
             z=z,
-            cfg=tokens.of(self.order.scale)[:, None],
+            cfg=cfg if step is None else torch.full_like(cfg, self.order.cfg[step]),
             x=tokens.of(noise.start),
             noise=chain.spread(noise.steps[:, tokens.image, tokens.position], len(table)),
             table=table,

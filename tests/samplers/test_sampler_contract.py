@@ -254,16 +254,17 @@ def by_norm(settings, bug):
     look = FullTransformer(canvas)
     draw = Diffusion(canvas, look.heads, annealed_tables(canvas, settings))
     for step in range(order.steps):
-        first, count = order.starts[step], order.sizes[step]
-        z = look(step, order.reveal[:, first:])
+        left = order.next(step, canvas.cells)
+        z = look(step, left)
         rank = z[0].norm(dim=-1).argsort(dim=1, descending=True)
-        order.reveal[:, first:] = order.reveal[:, first:].gather(1, rank)
         if bug != "columns by rank":
             z = z.gather(2, rank[None, :, :, None].expand_as(z))
 
-        here = order.ahead(step)
-        if bug != "scale that stays":
-            order.scale.scatter_(1, here, order.cfg[step])
+        count, scale = order.sizes[step], order.scale
+        here = left.gather(1, rank[:, :count])
+        order.choose(step, here)
+        if bug == "scale that stays":
+            order.scale = scale
         canvas.decide(here, draw(step, here, z[:, :, :count]), step)
     return canvas.finish()
 

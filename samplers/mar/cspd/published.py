@@ -15,7 +15,6 @@ the code does instead:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
 
 import torch
 
@@ -74,8 +73,7 @@ class Published:
         with canvas.clock.phase("transformer"):
             z = self.transformer(first, here)
         with canvas.clock.phase("head"):
-            rows = canvas.chains(self.table, tokens, tokens.conditions(z), self.of_target)
-            rows = replace(rows, cfg=torch.full_like(rows.cfg, order.cfg[last]))
+            rows = canvas.chains(self.table, tokens, tokens.conditions(z), self.of_target, step=last)
             target = traced(canvas, rows)
 
             # 3. Accept drafts, and resample the others.

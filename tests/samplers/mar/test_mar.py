@@ -140,6 +140,17 @@ def test_an_order_partitions_the_image(sizes, seed):
     assert all(1 <= c <= 3.0 for c in order.cfg) and order.cfg == sorted(order.cfg)
 
 
+def test_a_step_decides_what_was_chosen_and_the_others_keep_their_order():
+    order = raster()
+    given = [order.next(1, 4).tolist(), order.next(3, 99).tolist()]
+    assert given == [[[13, 12, 11, 10]], [[5, 4, 3, 2, 1, 0]]], "3 tokens in step 1, and no more than are left"
+
+    order.choose(1, torch.tensor([[0, 12, 9]]))
+    assert order.reveal.tolist() == [[15, 14, 0, 12, 9, 13, 11, 10, 8, 7, 6, 5, 4, 3, 2, 1]]
+    assert [group.tolist() for group in order.plan.values()][:2] == [[[15, 14]], [[0, 12, 9]]]
+    assert order.scale[0, [15, 12, 13, 1]].tolist() == pytest.approx(order.cfg)
+
+
 @pytest.mark.parametrize("name", ORDERS)
 def test_every_order_is_a_permutation_whatever_the_batch(name):
     for grid in range(1, 33):
