@@ -85,11 +85,12 @@ def expect_little_noise(model: Any, settings: Any, images: int, field: str) -> N
     if not numbers:
         return
 
-    steps = settings.diffusion_steps
-    if noise_bytes(images, steps, numbers) > NOISE_LIMIT:
+    streams = settings.streams()
+    if noise_bytes(images, streams, numbers) > NOISE_LIMIT:
+        steps = sum(streams.values())
         raise UserError(
             f"{field}: {images} images with {steps} diffusion steps need more than {NOISE_LIMIT >> 30} GB of noise; "
-            "ask for fewer images at once, or lower diffusion_steps."
+            "ask for fewer images at once, or for fewer diffusion steps."
         )
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -73,9 +73,15 @@ class PairedNoise:
         return torch.stack([torch.randn(count, tokens, channels, generator=g) for g in generators])
 
 
-def noise_bytes(images: int, steps: int, numbers: int) -> int:
-    """Bytes of the noise of a batch with ``steps`` diffusion steps, fp32; ``numbers``: of one image in one step."""
-    return 4 * images * (steps + 2) * numbers
+def noise_bytes(images: int, streams: Mapping[str, int], numbers: int) -> int:
+    """Bytes of the noise of a batch, fp32.
+
+    Args:
+        streams: diffusion steps of every stream, see :meth:`.Guarantees.streams`.
+        numbers: of one image in one step.
+    """
+    steps = sum(count + 2 for count in streams.values())
+    return 4 * images * steps * numbers
 
 
 class CounterRNG:

@@ -68,6 +68,12 @@ class Guarantees(Settings):
         """Whether the images differ from the unaccelerated sampler's, but have exactly the same distribution."""
         return False
 
+    def streams(self) -> dict[str, int]:
+        """The noise of diffusion that a run draws for every token: the name of a stream, which is part of what the noise
+        depends on, to its diffusion steps. A sampler has a stream for each diffusion with noise of its own.
+        """
+        return {}
+
 
 def knob(default: Any, help: str, **about: Any) -> Any:
     """A dataclass field with its :class:`Knob`."""

@@ -61,7 +61,7 @@ def estimate(
     rope_rows = prefix + net.block + tokens
     out[POSITIONS] = FP32 * (tokens * c.dim + 2 * rope_rows * c.head_dim)
     as_drawn_and_in_order = 2
-    out[NOISE] = as_drawn_and_in_order * noise_bytes(images, settings.diffusion_steps, tokens * net.channels)
+    out[NOISE] = as_drawn_and_in_order * noise_bytes(images, settings.streams(), tokens * net.channels)
 
     # A pass of the transformer: the prefix, a block, or of an edit all blocks at once.
     rows = branches * max(prefix, tokens if edited else net.block)

@@ -38,7 +38,7 @@ def estimate(
     out = weights_by_part(model)
     if isinstance(condition, PromptCondition):
         out[PROMPTS] = model.prompt_bytes(condition.prompt_tokens(model, settings.cfg != 1.0))
-    out[NOISE] = noise_bytes(images, settings.diffusion_steps, c.tokens * c.channels)
+    out[NOISE] = noise_bytes(images, settings.streams(), c.tokens * c.channels)
     if cache is not None:
         out[FEATURES] = feature_bytes(model, images, settings, cache)
 

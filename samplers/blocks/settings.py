@@ -49,6 +49,9 @@ class BlockSettings(Annealed):
         """Diffusion steps that are drafted at once; 1 for none."""
         return max(1, self.speculation)
 
+    def streams(self) -> dict[str, int]:
+        return {"full": self.diffusion_steps}
+
     def exact(self, side: int) -> bool:
         return self.window == 1 and super().exact(side)
 

@@ -234,9 +234,16 @@ class MARCanvas(Canvas):
         """The head's embeddings [S, w] of the timesteps of tables, highest first."""
         return self.model.net.head.time_embed(to_device(made.timestep_map.flip(0), self.device))
 
-    def draws(self, stream: str, count: int) -> TokenNoise:
-        """Noise of every token for ``count`` diffusion steps, on the device."""
+    def draws(self, stream: str) -> TokenNoise:
+        """Noise of every token in a stream, on the device; the settings declare its diffusion steps."""
+        streams = self.settings.streams()
+        if stream not in streams:
+            raise LookupError(
+                f"{type(self.settings).__name__}.streams() lacks {stream!r}; declare its diffusion steps."
+            )
+
         c = self.model.net.config
+        count = len(self.tables(streams[stream]))
         start = self.noise.first(stream, c.tokens, c.channels)
         steps = self.noise.steps(stream, count, c.tokens, c.channels)
         return TokenNoise(to_device(start, self.device), to_device(steps, self.device).transpose(0, 1))

@@ -164,7 +164,7 @@ class Refinement:
         self.temperature = settings.temperature
         self.table = canvas.table(settings.guided_steps)
         steps = len(self.table)
-        self.noise = canvas.draws("guided", steps)
+        self.noise = canvas.draws("guided")
 
         weights = guidance_weights(settings.guidance_schedule, steps)
         self.gamma = to_device(torch.tensor(weights), canvas.device)

@@ -90,7 +90,7 @@ class Diffusion:
         self.tables = tables
         # Diffusion steps that are drafted at once.
         self.window = canvas.settings.speculation if canvas.settings.speculates else 1
-        self.noise = canvas.draws("full", len(canvas.tables(canvas.settings.diffusion_steps)))
+        self.noise = canvas.draws("full")
         if self.window > 1:
             self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
 

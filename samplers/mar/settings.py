@@ -45,6 +45,9 @@ class MARBase(Guarantees):
         "model's own, 999 or 950; 950 prevents coloured squares with few steps or half precision.",
         low=1, high=999, step=1, paper=999, advanced=True)
 
+    def streams(self) -> dict[str, int]:
+        return {"full": self.diffusion_steps}
+
     @property
     def speculates(self) -> bool:
         """Whether the diffusion head drafts diffusion steps: a single one, or steps without noise, need no draft."""
@@ -138,6 +141,10 @@ class FastHybridSettings(DiSASettings):
     denoise: float = knob(0.9, "With accepted renoise: share of the guided steps that are run, after as much noise was "
         "added; lower is faster and stays closer to the draft. Usual: 0.9, as in the paper.",
         low=0.0, high=1.0, step=0.01, advanced=True)
+
+    def streams(self) -> dict[str, int]:
+        guided = {"guided": self.guided_steps} if self.lookahead else {}
+        return super().streams() | guided
 
     def reach(self, step: int) -> int:
         """AR steps of a lookahead that starts at AR step ``step``, itself included; 1 where nothing is drafted."""
@@ -299,6 +306,11 @@ class CSpDSettings(MARBase):
     def passes_at_once(self) -> int:
         # The published code judges all drafts given the tokens of the last verification: one pass.
         return 1 if self.mode == "published" else self.verified_at_once
+
+    def streams(self) -> dict[str, int]:
+        unaligned = self.mode == "published" and not self.alignment
+        of_target = {"target": self.diffusion_steps} if unaligned else {}
+        return super().streams() | of_target
 
     def prefill(self, steps: int) -> int:
         """How many of ``steps`` AR steps the target takes alone at first: steps 0 .. S ratio, as in the reference."""

@@ -74,10 +74,10 @@ DRAFTED = {entry.run for entry in SAMPLERS.values() if entry.needs_draft}
 def start(case, images=(0, 1, 2), labels=(1, 4, 0), seed=5, move=lambda m: m, model=MODEL, draft=DRAFT, **more):
     """The steps of a case; ``move`` changes every model."""
     sampler, settings = CASES[case]
-    more = {"condition": from_ids(labels), **more}
+    more = {"condition": from_ids(labels), "noise": PairedNoise(seed, images), **more}
     if sampler in DRAFTED:
         more["draft"] = move(draft)
-    return sampler(move(model), settings=settings, noise=PairedNoise(seed, images), **more)
+    return sampler(move(model), settings=settings, **more)
 
 
 whole = functools.cache(lambda case: stepped(start(case)))
@@ -137,6 +137,26 @@ def test_repeats_itself_and_changes_nothing_global(case):
     assert process_state() == before
     assert all(torch.equal(v, weights[k]) for k, v in MODEL.net.state_dict().items())
     assert torch.equal(again.latents, whole(case)[1].latents) and again.report.counts == whole(case)[1].report.counts
+
+
+def test_the_settings_declare_the_noise_that_is_drawn(case):
+    """The memory estimate counts what is declared; a stream that is not declared cannot be drawn."""
+    drawn = {}
+
+    class Noise(PairedNoise):
+        def steps(self, stream, count, tokens, channels):
+            drawn[stream] = count
+            return super().steps(stream, count, tokens, channels)
+
+    finish(start(case, noise=Noise(5, (0, 1, 2))))
+    declared = CASES[case][1].streams()
+    assert drawn.keys() == declared.keys()
+    # Diffusion steps above t_max are left out.
+    assert all(0.9 * declared[stream] <= count <= declared[stream] for stream, count in drawn.items())
+
+    canvas = mar_canvas("mar", MODEL, from_ids((1,)), CASES[case][1], PairedNoise(5, (0,)), None)
+    with pytest.raises(LookupError, match=r"^\w+Settings.streams\(\) lacks 'no such'; declare its diffusion steps.$"):
+        canvas.draws("no such")
 
 
 def test_yields_after_every_step(case):

@@ -40,7 +40,7 @@ class Published:
         self.drafter = drafter
         self.noise = noise
         self.table = noisy_last_step_table(canvas)
-        self.of_target = noise if settings.alignment else canvas.draws("target", len(self.table))
+        self.of_target = noise if settings.alignment else canvas.draws("target")
         self.rule = published_rule(settings)
         self.draws = RejectionDraws(to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device))
 

@@ -180,7 +180,8 @@ def test_noise_and_the_head_by_hand():
     """16 tokens of 4 channels; a head of width 16 with 2 blocks has 16 x (3 x 2 + 2) modulations of a row."""
     model, condition = tiny_hybrid(), PromptCondition(("a boat", "a cat"))
     # Start noise, 5 steps, and one more.
-    assert noise_bytes(3, 5, 16 * 4) == 4 * 3 * 7 * 16 * 4
+    assert noise_bytes(3, {"full": 5}, 16 * 4) == 4 * 3 * 7 * 16 * 4
+    assert noise_bytes(3, {"full": 5, "guided": 2}, 16 * 4) == 4 * 3 * (7 + 4) * 16 * 4
     # floor(16 cos(pi/8 (s + 1))) of 16 tokens are left after AR
     # step s: 14, 11, 6 and 0. The largest step decides 6 tokens.
     steps = {"steps": 4, "diffusion_steps": 5}
