@@ -69,8 +69,8 @@ class Guarantees(Settings):
         return False
 
     def streams(self) -> dict[str, int]:
-        """The noise of diffusion that a run draws for every token: the name of a stream, which is part of what the noise
-        depends on, to its diffusion steps. A sampler has a stream for each diffusion with noise of its own.
+        """The noise that a run draws for the diffusion of every token: the name of a stream to its diffusion steps. Its
+        numbers depend on the name, so a sampler has a stream for each diffusion with noise of its own.
         """
         return {}
 
