@@ -46,34 +46,35 @@ T = TypeVar("T")
 # Outcomes of a token: the values of the map "outcome".
 PLAIN, ACCEPTED, REDONE, DRAFTED, CACHED, REJECTED, GIVEN, EXPANDED = range(8)
 
-# Counts in the order in which they are listed.
-COUNTS = (
-    "transformer_passes",
-    "transformer_tokens",
-    "head_calls",
-    "head_rows",
-    "decoder_passes",
-    "accepted",
-    "rejected",
-    "restarts",
-    "cached_tokens",
-    "cache_bytes",
-    "drafted_steps",
-    "accepted_steps",
-    "draft_passes",
-    "draft_head_calls",
-    "redraws",
-    "redraws_exhausted",
-    "expanded",
-    "islands",
-    "waves",
-    "encoder_rows",
-    "decoder_rows",
-    "llm_rows",
-    "prompt_rows",
-)
+# Counts in the order in which they are listed, each with the title of its column in tables, or "" if it has none. A
+# column is left out if no run has the count.
+COUNTS = {
+    "transformer_passes": "passes",
+    "transformer_tokens": "",
+    "head_calls": "head calls",
+    "head_rows": "head rows",
+    "decoder_passes": "",
+    "accepted": "accepted",
+    "rejected": "",
+    "restarts": "restarts",
+    "cached_tokens": "",
+    "cache_bytes": "",
+    "drafted_steps": "",
+    "accepted_steps": "",
+    "draft_passes": "",
+    "draft_head_calls": "",
+    "redraws": "",
+    "redraws_exhausted": "",
+    "expanded": "",
+    "islands": "",
+    "waves": "",
+    "encoder_rows": "",
+    "decoder_rows": "",
+    "llm_rows": "",
+    "prompt_rows": "",
+}
 # Counts of models with prompts only.
-PROMPT_COUNTS = COUNTS[-4:]
+PROMPT_COUNTS = tuple(COUNTS)[-4:]
 VERSION = 1
 # In the name of a model, what stands before its draft model.
 DRAFTED_BY = ", drafted by "
@@ -546,20 +547,7 @@ def against(reports: Sequence[Report | None], baseline: Baseline) -> list[Report
 # Quality of every run against its baseline's images, None where there is none; or () for no such columns.
 Qualities = Sequence[Quality | None]
 
-# Columns of a table: the work first, which does not depend on the machine.
-_COLUMNS = (
-    "sampler",
-    "passes",
-    "head calls",
-    "head rows",
-    "accepted",
-    "restarts",
-    "PSNR",
-    "SSIM",
-    "seconds",
-    "speed-up",
-)
-# Columns of a CSV file.
+# Columns of a CSV file before and after those of a method's own counts.
 _CSV_COLUMNS = (
     "sampler",
     "transformer_passes",
@@ -569,49 +557,42 @@ _CSV_COLUMNS = (
     "draft_head_calls",
     "acceptance",
     "restarts",
-    "psnr",
-    "ssim",
-    "seconds",
-    "repeats",
-    "first_run",
-    "speedup",
-    "speedup_low",
-    "speedup_high",
 )
+_CSV_RESULTS = ("psnr", "ssim", "seconds", "repeats", "first_run", "speedup", "speedup_low", "speedup_high")
 
 
-def _rows(
-    reports: Sequence[Report], labels: Sequence[str] | None, baseline: Baseline, quality: Qualities = ()
-) -> list[list[str]]:
-    """The cells of :data:`_COLUMNS` of every run."""
-    names = labels or [report.sampler for report in reports]
-    bases = against(reports, baseline)
-    qualities = quality or [None] * len(reports)
-
-    rows = []
-    for name, report, base, found in zip(names, reports, bases, qualities, strict=True):
-        speedup = report.speedup(base)
-        row = [
-            name,
-            counted(report, "transformer_passes", "d"),
-            counted(report, "head_calls", "d"),
-            figure(report.counts.get("head_rows"), "d"),
-            percent(report.acceptance, 1),
-            figure(report.counts.get("restarts"), "d"),
-            *closeness(found),
-            report.timed if report.seconds else "",
-            speedup.text if speedup else "",
-        ]
-        rows.append(row)
-
-    return rows
+def _in_table(report: Report, count: str) -> str:
+    """A count in its column: work with the draft model's part, and of accepted drafts their share."""
+    if count == "accepted":
+        return percent(report.acceptance, 1)
+    if count in OF_DRAFT:
+        return counted(report, count, "d")
+    return figure(report.counts.get(count), "d")
 
 
 def to_table(
     reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: Baseline = 0, quality: Qualities = ()
 ) -> str:
     """A Markdown table with one row per run; empty columns are omitted."""
-    return markdown([list(_COLUMNS), *_rows(reports, labels, baseline, quality)], empty=False)
+    names = labels or [report.sampler for report in reports]
+    bases = against(reports, baseline)
+    qualities = quality or [None] * len(reports)
+    columns = {count: title for count, title in COUNTS.items() if title}
+
+    # The work first, which does not depend on the machine.
+    rows = [["sampler", *columns.values(), "PSNR", "SSIM", "seconds", "speed-up"]]
+    for name, report, base, found in zip(names, reports, bases, qualities, strict=True):
+        speedup = report.speedup(base)
+        row = [
+            name,
+            *(_in_table(report, count) for count in columns),
+            *closeness(found),
+            report.timed if report.seconds else "",
+            speedup.text if speedup else "",
+        ]
+        rows.append(row)
+
+    return markdown(rows, empty=False)
 
 
 def to_csv(
@@ -620,12 +601,16 @@ def to_csv(
     """The figures of :func:`to_table` as CSV, as numbers without units: the acceptance is a fraction from 0 to 1.
 
     ``repeats`` says from how many runs seconds and speed-up are; ``speedup_low`` and ``speedup_high`` are the spread of
-    the repeats. An unknown figure is an empty cell. A name that a spreadsheet would compute as a formula begins with a
-    quote.
+    the repeats. A method's own count with a column in tables is a column here if a run has it. An unknown figure is an
+    empty cell. A name that a spreadsheet would compute as a formula begins with a quote.
     """
     names = labels or [report.sampler for report in reports]
     bases = against(reports, baseline)
     qualities = quality or [None] * len(reports)
+
+    own = [count for count, title in COUNTS.items() if title and count not in ("accepted", *_CSV_COLUMNS)]
+    shown = [count for count in own if any(count in report.counts for report in reports)]
+    columns = (*_CSV_COLUMNS, *shown, *_CSV_RESULTS)
 
     rows: list[list[Any]] = []
     for name, report, base, found in zip(names, reports, bases, qualities, strict=True):
@@ -638,11 +623,11 @@ def to_csv(
         figures["speedup_high"] = high
         figures["sampler"] = f"'{name}" if name.startswith(_FORMULA) else name
 
-        rows.append([figures.get(column, "") for column in _CSV_COLUMNS])
+        rows.append([figures.get(column, "") for column in columns])
 
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
-    writer.writerow(_CSV_COLUMNS)
+    writer.writerow(columns)
     writer.writerows(rows)
     return out.getvalue()
 

@@ -92,6 +92,20 @@ def test_csv_and_text():
     assert "acceptance: 83.3 %" in text and "seed 7" in text and "cfg=3.0" in text and "restarts: 3" in text
 
 
+def test_a_count_of_a_methods_own_is_a_column_where_a_run_has_it(monkeypatch):
+    monkeypatch.setitem(COUNTS, "previewed", "previewed tokens")
+    slow, fast = runs()
+    assert "previewed" not in to_table([slow, fast]) + to_csv([slow, fast])
+
+    fast.add(previewed=12)
+    head, _, *rows = to_table([slow, fast]).splitlines()
+    column = [title.strip() for title in head.split("|")].index("previewed tokens")
+    assert [row.split("|")[column].strip() for row in rows] == ["", "12"]
+    assert [row["previewed"] for row in csv.DictReader(io.StringIO(to_csv([slow, fast])))] == ["", "12"]
+    assert json.loads(to_json([slow, fast]))["runs"][1]["counts"]["previewed"] == 12
+    assert "previewed: 12" in to_text(fast)
+
+
 def test_only_figures_that_are_shown_are_explained():
     plain, judged = Report("mar", "m", {}, 1, 1, "cpu"), Report("fasthybrid", "m", {}, 1, 1, "cpu")
     plain.add(transformer_passes=1)
