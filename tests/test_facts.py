@@ -124,7 +124,7 @@ def test_the_docs_are_short():
     most = 7600
     longest = ", ".join(f"{name} {count}" for name, count in sorted(words.items(), key=lambda item: -item[1]))
     assert sum(words.values()) <= most, (
-        f"without tables docs/ has {sum(words.values())} words, more than {most}: {longest}. Shorten the page that grew, "
+        f"without tables, docs/ has {sum(words.values())} words, more than {most}: {longest}. Shorten a page, "
         "or make a table of what has rows."
     )
 
