@@ -47,7 +47,9 @@ from .networks.tar import TarModel
 from .networks.torch_state import in_own_state
 from .reports.files import typed_path
 from .reports.record import Clock, Report, fingerprint
+from .runs.choice import ModelFacts
 from .runs.families import Family
+from .runs.labels import DEMO_LABELS
 from .runs.memory import DECODE
 from .runs.registry import BITDANCE, FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR, Entry
 from .samplers.conditioning import ImagePromptCondition
@@ -58,7 +60,6 @@ from .samplers.tokens.settings import TarPromptSettings
 
 AUTO = "auto"
 DEMO = "demo"
-DEMO_LABELS = "picture-book"
 PAR = "par"
 
 # Tokenizer of Harmon and UniPic files that come without one (a catalogue entry).
@@ -277,6 +278,11 @@ class Ready:
     def demo(self) -> bool:
         """Whether presets use the demo's values."""
         return self.model.label_set == DEMO_LABELS
+
+    @property
+    def facts(self) -> ModelFacts:
+        """What the settings of a run depend on."""
+        return ModelFacts.of(self.model, defaults(self))
 
     @property
     def kind(self) -> Family:

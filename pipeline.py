@@ -404,7 +404,7 @@ class Pipeline:
                 raise no_setting(entry.settings, name, name, f"{entry.name} has no such setting")
 
         choice = Choice(entry, preset, settings)
-        made = choice.settings(assembly.defaults(self.ready), self.ready.demo, self.model.net.config.dim)
+        made = choice.settings(self.ready.facts)
         entry.check(self.model, made)
         return made
 
@@ -415,7 +415,7 @@ class Pipeline:
             UserError: an unknown sampler.
         """
         kind = self._entry(sampler).settings
-        width = self.model.net.config.dim
+        facts = self.ready.facts
 
         out: dict[str, dict[str, Any]] = {}
         for preset in preset_names(kind):
@@ -423,7 +423,7 @@ class Pipeline:
                 continue
 
             made = asdict(self.settings(sampler, preset))
-            filled_in = preset_values(kind, preset, self.ready.demo, width)
+            filled_in = preset_values(kind, preset, facts.demo, facts.width)
             out[preset] = {name: made[name] for name in filled_in}
 
         return out

@@ -11,7 +11,7 @@ import argparse
 
 import numpy as np
 
-from ..assembly import AUTO, DEMO, decode, defaults
+from ..assembly import AUTO, DEMO, decode
 from ..reports.record import Report
 from ..runs import presets
 from ..runs.advice import calibrate, candidates
@@ -100,7 +100,7 @@ def _planned(choices: list[Choice], options: argparse.Namespace) -> list[Planned
     planned = []
     for choice in choices:
         on = ready[choice.entry.name]
-        settings = choice.settings(defaults(on), on.demo, on.model.net.config.dim)
+        settings = choice.settings(on.facts)
         planned.append(Planned(choice.entry, settings, {}, choice.text, on))
 
     return planned

@@ -9,12 +9,12 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
 from .. import assembly
-from ..assembly import AUTO, DEMO, PAR, Drafts, Ready, complete, defaults, identified
+from ..assembly import AUTO, DEMO, PAR, Drafts, Ready, complete, identified
 from ..errors import UserError, did_you_mean
 from ..reports.record import compared
 from ..runs import presets
 from ..runs.baseline import ComparedRun, baselines
-from ..runs.choice import PRESET, assignment, choose, names_of_settings, parse_settings
+from ..runs.choice import PRESET, ModelFacts, assignment, choose, names_of_settings, parse_settings
 from ..runs.registry import BITDANCE, FAMILIES, MAR, TAR, Entry, find
 from ..samplers.settings import expect_names_here, make, no_setting
 from ..samplers.tokens.settings import TarPromptSettings
@@ -314,9 +314,8 @@ def plan(samplers: str, sets: Sequence[str], ready: Mapping[str, Ready]) -> list
         preset = asked.pop(PRESET, usual)  # plain samplers have no presets
 
         on = ready.get(entry.name)
-        width = on.model.net.config.dim if on else 0
-        demo = on is None or on.demo
-        settings: Any = presets.combine(entry.settings, defaults(on) if on else {}, preset, asked, demo, width)
+        facts = on.facts if on else ModelFacts(demo=True)
+        settings = facts.settings(entry.settings, preset, asked)
 
         if on:
             entry.check(on.model, settings)

@@ -12,7 +12,7 @@ import torch
 from comfy_api.latest import io
 from torch import Tensor
 
-from ..assembly import AUTO, dtype_name, prompt_settings
+from ..assembly import AUTO, dtype_name
 from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders import hub
@@ -29,9 +29,10 @@ from ..runs import registry
 from ..runs.batches import in_parts
 from ..runs.labels import PICTURE_BOOK, check_labels, label_sets, resolve_labels, split_labels, unknown_words
 from ..runs.memory.tokens import estimate_prompt
+from ..runs.shown import PLAIN, Shown
 from ..runs.syntax import read_as_text
 from ..samplers.conditioning import CodeCondition, EditSettings, ImagePromptCondition, PromptCondition, TextCondition
-from ..samplers.settings import Settings, filled_in, knob, make
+from ..samplers.settings import Settings, knob, make
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.settings import DETAILS, TarPromptSettings
 from ..samplers.tokens.tar import TarPrompted, tar_prompt
@@ -40,20 +41,16 @@ from .host.loaded import ModelCache, load_to_device
 from .images import to_bytes, to_rgb
 from .loaders import PRECISION, allow_download, finder, listed, menu, usual
 from .preview import drive
-from .running import READING, expect_language_model, how_sent, left_to_preset, set_by_preset, unlike_preset
+from .running import READING, expect_language_model, facts_of, numbers_sent
 from .schema import (
     CODES,
-    FREE,
     IMAGE_PROMPT,
     LABELS,
-    PLAIN,
     PROMPT,
-    RECOMMENDED,
     SEED,
     TAR,
     TEXT,
     checked_first_image,
-    checked_preset,
     checked_seed,
     expect_image,
     expect_text,
@@ -556,18 +553,8 @@ class TarPrompt(io.ComfyNode):
         number = checked_seed(seed)
         count = make(PromptImages, {"images": images}).images
         first = checked_first_image(first_image)
-        settings = prompt_settings(loaded.recommended, values)
-
-        warning = ""
-        if preset is not None and checked_preset(preset, PLAIN) == RECOMMENDED:
-            meant = prompt_settings(loaded.recommended, {})
-            numbers = filled_in(meant, registry.own_values_of(model, meant))
-            sent = how_sent(cls, preset, values, graph.hides_model(cls))
-            whose = left_to_preset(TarPromptSettings, values, preset, PLAIN, lambda option: numbers, sent)
-            if whose:
-                free = {name: value for name, value in values.items() if name in FREE}
-                settings = prompt_settings(loaded.recommended, free)
-            warning = set_by_preset(preset, whose) or unlike_preset(RECOMMENDED, values, settings, meant, model)
+        shown = Shown(TarPromptSettings, PLAIN, facts_of(loaded))
+        settings, warning = shown.settings_sent(numbers_sent(cls, preset, PLAIN, values))
 
         load_to_device(loaded, estimate_prompt(model, settings, prompt, count))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,14 +23,14 @@ from ..model_loaders.checkpoint import parse_json
 from ..model_loaders.wrappers import WEIGHTS
 from ..networks.hybrid import SAFE_START, SAFE_STEPS
 from ..runs import presets, registry
+from ..runs.choice import ModelFacts
 from ..runs.registry import SAMPLERS
+from ..runs.shown import FREE, PLAIN, PRESETS, Shown
 from ..samplers.mar.settings import CacheSettings, MARBase
-from ..samplers.settings import filled_in
 from ..samplers.tokens.defaults import published_for
 from ..samplers.tokens.settings import TarPromptSettings
 from . import host, loaders, samplers
-from .running import numbers_without_model, own_of_unknown
-from .schema import FREE, PLAIN, PRESETS, checked_preset, describe, preset_name
+from .schema import checked_preset, describe
 from .vae import BITS, KL
 
 # The language model of Tar, which no family of the registry is.
@@ -56,23 +56,18 @@ _READS = {registry.LLAMAGEN: "class", registry.TAR: "features", registry.JANUS: 
 
 
 @dataclass(frozen=True)
-class Model:
+class Model(ModelFacts):
     """What the numbers of a preset depend on."""
 
-    words: str  # for example "demo MAR"
-    demo: bool = False
-    width: int = 0  # of a MAR's transformer, 0 where unknown
-    recommended: Mapping[str, Any] = field(default_factory=dict)
-    network: Any = None  # the model, without weights; None if its file is not here
+    words: str = ""  # for example "demo MAR"
     tokens: int = 0  # tokens along one side of the image, if the file is not here; 0 where unknown
     clips: bool = False  # whether fewer than 100 diffusion steps start at timestep 950, if the file is not here
 
-    def own(self, settings: Any) -> dict[str, Any]:
-        """What the model takes where a setting is None."""
-        if self.network is not None:
-            return registry.own_values_of(self.network, settings)
+    def own_values(self, settings: Any) -> dict[str, Any]:
+        own = super().own_values(settings)
+        if self.model is not None:
+            return own
 
-        own = own_of_unknown(settings)
         if self.tokens:
             own.update(cfg_interval=self.tokens**2)
         if self.clips and isinstance(settings, MARBase) and settings.diffusion_steps < SAFE_STEPS:
@@ -122,12 +117,7 @@ def fill(node: Any, preset: Any, loader: Any = None, steps: Any = None) -> dict[
         return {"values": {}, "model": about.words}
 
     known_steps = steps if isinstance(steps, int) else None
-    if loader is None:
-        values = numbers_without_model(kind, name, known_steps)
-    else:
-        settings = presets.combine(kind, about.recommended, preset_name(name), {}, about.demo, about.width, known_steps)
-        values = filled_in(settings, about.own(settings))
-
+    values = Shown(kind, options, about, known_steps).numbers(name)
     for name in FREE:
         values.pop(name, None)
     return {"values": values, "model": about.words}
@@ -164,7 +154,7 @@ def _families() -> dict[str, str]:
 def model_of(loader: Any) -> Model:
     """The model that a loader would load."""
     if loader is None:
-        return Model("full-size model")
+        return Model(words="full-size model")
 
     kind = loader.get("class_type") if isinstance(loader, Mapping) else None
     inputs = loader.get("inputs") if isinstance(loader, Mapping) else None
@@ -204,18 +194,17 @@ def _of_file(family: str, choice: str, path: Path, version: tuple[int, int], sid
     if family == _LANGUAGE:
         network, stated = assembly.outline_language_model(path)
         demo = any(entry.id == choice and entry.built_in for entry in hub.entries("tar"))
-        return Model(_words(family, demo), demo, recommended=stated, network=network)
+        return Model(demo, recommended=stated, model=network, words=_words(family, demo))
 
     ready = assembly.outline(family, choice, path, side, weights)
-    width = ready.kind.width(ready.model)
-    return Model(_words(family, ready.demo), ready.demo, width, assembly.defaults(ready), ready.model)
+    return Model(**vars(ready.facts), words=_words(family, ready.demo))
 
 
 def _of_entry(entry: hub.Entry, family: str) -> Model:
     """What is known of a model that is not here yet; catalogue entries that are not built in are full-size models."""
     words = _words(family, demo=False)
     if family == _LANGUAGE:
-        return Model(words)
+        return Model(words=words)
 
     decoder = registry.FAMILIES[family].decoder
     if decoder == KL:
@@ -223,16 +212,16 @@ def _of_entry(entry: hub.Entry, family: str) -> Model:
         unipic = "unipic" in entry.id
         published = assembly.published_masked(family, unipic)
         harmon = family == registry.HYBRID and not unipic
-        return Model(words, width=size, recommended=published, clips=harmon)
+        return Model(width=size, recommended=published, words=words, clips=harmon)
 
     if decoder == BITS:
         model = assembly.official_blocks(entry)
-        return Model(words, recommended=assembly.published_blocks(model), network=model)
+        return Model(recommended=assembly.published_blocks(model), model=model, words=words)
 
     reads = "text" if "t2i" in entry.id else _READS[family]
     width, regions = _PARS.get(entry.id, (0, 1))
     side = next((side for pixels, side in _SIDES.items() if entry.id.endswith(pixels)), _USUAL_SIDE)
-    return Model(words, recommended=published_for(reads, width, regions), tokens=side)
+    return Model(recommended=published_for(reads, width, regions), words=words, tokens=side)
 
 
 def _words(family: str, demo: bool) -> str:

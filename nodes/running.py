@@ -11,11 +11,10 @@ A run takes three steps, in this order:
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from types import MappingProxyType
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 from weakref import proxy
 
@@ -23,7 +22,7 @@ import numpy as np
 from comfy_api.latest import io
 from torch import Tensor
 
-from ..assembly import AUTO, DEMO_LABELS, PAR, dtype_name, expect_same_codes, read_images
+from ..assembly import AUTO, PAR, dtype_name, expect_same_codes, read_images
 from ..errors import OfFastAR, UserError
 from ..memory import enough_memory
 from ..model_loaders.families import choose_dtype
@@ -35,12 +34,13 @@ from ..networks.tar import TarModel
 from ..networks.torch_state import in_own_state
 from ..reports.record import Report
 from ..reports.summary import no_gain, one_line
-from ..runs import presets, registry
+from ..runs import registry
 from ..runs.batches import expect_little_noise, in_parts, run_beginning, with_estimate
-from ..runs.choice import Choice, choose
+from ..runs.choice import Choice, ModelFacts, choose
 from ..runs.labels import labels_for
 from ..runs.memory import DECODE, WEIGHTS
 from ..runs.registry import SAMPLERS, Entry, family_of
+from ..runs.shown import CHOSEN, PRESETS, UNKNOWN, WITHOUT_MODEL, Sent, Shown
 from ..samplers.conditioning import (
     AnyCondition,
     CodeCondition,
@@ -57,9 +57,8 @@ from ..samplers.editing import Edit
 from ..samplers.mar.cspd import check_pair as check_drafting
 from ..samplers.mar.lazy import LazyTransformer
 from ..samplers.mar.lazy import check as check_caches
-from ..samplers.mar.mar import CLIPPED, clips
-from ..samplers.mar.settings import CacheSettings, DiSASettings
-from ..samplers.settings import filled_in, in_words, knobs, make, setting_in_words, shown
+from ..samplers.mar.settings import CacheSettings
+from ..samplers.settings import in_words, knobs, make
 from ..samplers.tokens.mulosd import check_grids, check_pair
 from ..samplers.tokens.mulosd.upsampling import UpSampling
 from ..samplers.tokens.prepare import features_of
@@ -69,15 +68,12 @@ from .images import to_bytes
 from .metadata import write_reports
 from .preview import Bar, drive
 from .schema import (
-    FREE,
-    PRESETS,
+    checked_preset,
     checked_seed,
     describe,
     expect_latents,
     expect_mask,
     expect_usual_size,
-    preset_name,
-    usual_numbers,
 )
 from .sockets import LabelText, expect_condition, expect_kind_on, expect_own, kind_on
 from .vae import BITS, KL, VQ, FastARVAE, kind_of, mark
@@ -186,141 +182,44 @@ def baseline_choice(choice: Choice, loaded: Loaded[Any]) -> Choice:
     return Choice(plain, values=shared)
 
 
-def settings_for(choice: Choice, loaded: Loaded[Any]) -> Any:
-    """The settings of a choice on a model: its values, the preset's, the file's recommendations, the defaults."""
-    model = loaded.model
-    width = family_of(model).width(model)
-    return choice.settings(loaded.recommended, demo=model.label_set == DEMO_LABELS, width=width)
+def facts_of(loaded: Loaded[Any]) -> ModelFacts:
+    """What the settings of a run depend on."""
+    return ModelFacts.of(loaded.model, loaded.recommended)
+
+
+def numbers_sent(
+    node: Any, preset: Any, options: Sequence[str], values: Mapping[str, Any], hides_model: bool | None = None
+) -> Sent:
+    """The numbers of a node's settings as they arrived with a preset, and how they came into its graph.
+
+    Args:
+        node: the class that executes.
+        preset: as it arrived; None if it was left out.
+        options: of the preset widget.
+        values: the numbers that arrived.
+        hides_model: whether the editor could not see the model that arrives; None: as for a sampler.
+
+    Raises:
+        UserError: a preset that the node does not have.
+    """
+    if preset is None:
+        return Sent(options[0], values, named=False)
+
+    option = checked_preset(preset, options)
+    noted = graph.noted_preset(node) == option
+    hides_model = graph.hides_model(node) if hides_model is None else hides_model
+
+    origin = UNKNOWN
+    if graph.linked(node, values):
+        origin = CHOSEN
+    elif noted:
+        origin = WITHOUT_MODEL if hides_model else CHOSEN
+    return Sent(option, values, origin=origin)
 
 
 def expect_suited_settings(choice: Choice, loaded: Loaded[Any]) -> None:
     """Check the settings of a choice against a model, where it runs later."""
-    choice.entry.check(loaded.model, settings_for(choice, loaded))
-
-
-def unlike_preset(preset: str, names: Iterable[str], settings: Any, meant: Any, model: Any) -> str:
-    """What to say of numbers that arrived under a preset and are not its own; "" if all are.
-
-    Args:
-        preset: the option of the preset widget.
-        names: the settings that arrived.
-        settings: those of the run.
-        meant: those that the preset alone gives for the model.
-        model: the model of the run.
-    """
-    used = filled_in(settings, registry.own_values_of(model, settings))
-    of_preset = filled_in(meant, registry.own_values_of(model, meant))
-    differing: list[str] = []
-    for name in names:
-        if name not in FREE and used[name] != of_preset[name]:
-            given = setting_in_words(name, used[name])
-            differing.append(f"{given}, {preset} has {shown(of_preset[name])}")
-
-    if not differing:
-        return ""
-    few = "; ".join(differing[:3]) + ("; ..." if len(differing) > 3 else "")
-    return f"custom: these numbers are not those of *{preset}* for this model ({few})."
-
-
-@dataclass(frozen=True)
-class Sent:
-    """How the numbers of a node with a preset came into its graph, as far as the graph tells.
-
-    ``chosen``: someone chose them. One of them arrives over a link, or the editor showed this preset's numbers, so
-    numbers that differ were changed since. ``hidden``: the editor showed this preset's numbers for a full-size model,
-    because a switch or another node hides from it which model arrives.
-    """
-
-    chosen: bool = False
-    hidden: bool = False
-
-
-def how_sent(node: Any, option: str, names: Iterable[str], hides_model: bool) -> Sent:
-    """How the numbers ``names`` of a node came into its graph, under the preset ``option``."""
-    noted = graph.noted_preset(node) == option
-    linked = graph.linked(node, names)
-    return Sent(noted or linked, noted and hides_model and not linked)
-
-
-def own_of_unknown(settings: Any) -> dict[str, Any]:
-    """What a full-size model of which nothing is known takes where a setting is None."""
-    return {"t_max": CLIPPED} if isinstance(settings, DiSASettings) and clips(settings) else {}
-
-
-def numbers_without_model(kind: type, option: str, steps: int | None = None) -> dict[str, Any]:
-    """The numbers of a preset that the editor shows where it cannot tell which model arrives."""
-    settings: Any = presets.combine(kind, {}, preset_name(option), {}, demo=False, steps=steps)
-    return filled_in(settings, own_of_unknown(settings))
-
-
-def left_to_preset(
-    kind: type,
-    values: Mapping[str, Any],
-    option: str,
-    options: Sequence[str],
-    numbers_of: Callable[[str], Any],
-    sent: Sent,
-    steps: int | None = None,
-) -> str:
-    """Whose numbers came with a preset, if the preset alone was chosen: then it sets them. "" if they are used.
-
-    A program that sends what /object_info lists, or a graph that was exported from the editor, sends every number. If
-    it names another preset and changes none of them, they are all the node's defaults or all those of the other preset,
-    and were not chosen one by one. The editor sends a full-size model's where it cannot tell which model arrives.
-
-    Args:
-        kind: class of the settings.
-        values: the settings that were sent.
-        option: of the preset widget, as sent.
-        options: all of them.
-        numbers_of: an option to its numbers for the model, name by name.
-        sent: how they came into the graph.
-        steps: of the sampler, for a cache.
-    """
-    names = [name for name in knobs(kind) if name not in FREE]
-    if option == presets.CUSTOM or not all(name in values for name in names):
-        return ""
-
-    found = filled_in(make(kind, values), {})
-
-    def are(numbers: Mapping[str, Any]) -> bool:
-        return all(found[name] == numbers[name] for name in names)
-
-    if are(numbers_of(option)):
-        return ""
-    if sent.hidden and any(are(numbers_without_model(kind, option, known)) for known in (steps, None)):
-        return "for a full-size model"
-    if sent.chosen:
-        return ""
-    if are(filled_in(make(kind, usual_numbers(kind, options)), {})):
-        return "the node's defaults"
-
-    for other in options:
-        if other not in (option, presets.CUSTOM) and are(numbers_of(other)):
-            return f"the numbers of {other}"
-    return ""
-
-
-def set_by_preset(preset: str, whose: str) -> str:
-    """What to say where :func:`left_to_preset` finds that the preset sets all numbers; "" if it does not."""
-    if not whose:
-        return ""
-    return (
-        f"The preset {preset} set all numbers, because the numbers sent were {whose}; name custom to use them as sent."
-    )
-
-
-def cache_unlike_preset(plan: CachePlan, loaded: Loaded[Any], settings: Any) -> str:
-    """:func:`unlike_preset` of LazyMAR Cache, for the model of the sampler that it feeds."""
-    if not plan.preset_given or plan.preset == presets.CUSTOM:
-        return ""
-
-    said = set_by_preset(plan.preset, plan.whose(loaded, settings.steps))
-    if not said:
-        used = plan.settings(loaded, settings.steps)
-        meant = plan.of_preset(plan.preset, loaded, settings.steps)
-        said = unlike_preset(plan.preset, plan.values, used, meant, loaded.model)
-    return f"LazyMAR Cache: {said}" if said else ""
+    choice.entry.check(loaded.model, choice.settings(facts_of(loaded)))
 
 
 # ------------------------------------------------------------------------------------------------ conditions on sockets
@@ -411,38 +310,17 @@ class CachePlan(OfFastAR):
     preset: str
     values: Mapping[str, Any]
     preset_given: bool = False  # whether a prompt named the preset
-    # As in Sent.
-    chosen: bool = False
-    hidden: bool = False
+    origin: str = UNKNOWN  # of the values, as in Sent
 
     def __str__(self) -> str:
         """For people: what core's Preview as Text shows."""
         return f"LazyMAR's caches, preset {self.preset}: {in_words(CacheSettings, self.values) or 'its own settings'}."
 
-    def settings(self, loaded: Loaded[Any], steps: int) -> Any:
-        """The settings for a model and a number of AR steps."""
-        asked = {} if self.whose(loaded, steps) else self.values
-        return self.of_preset(self.preset, loaded, steps, asked)
-
-    def whose(self, loaded: Loaded[Any], steps: int) -> str:
-        """See :func:`left_to_preset`."""
-        if not self.preset_given:
-            return ""
-
-        def numbers_of(option: str) -> dict[str, Any]:
-            meant = self.of_preset(option, loaded, steps)
-            return filled_in(meant, registry.own_values_of(loaded.model, meant))
-
-        sent = Sent(self.chosen, self.hidden)
-        return left_to_preset(CacheSettings, self.values, self.preset, PRESETS, numbers_of, sent, steps)
-
-    def of_preset(
-        self, preset: str, loaded: Loaded[Any], steps: int, values: Mapping[str, Any] = MappingProxyType({})
-    ) -> Any:
-        """The settings of a preset for a model and a number of AR steps, with ``values`` in the place of its own."""
-        model = loaded.model
-        demo = model.label_set == DEMO_LABELS
-        return presets.combine(CacheSettings, {}, preset, values, demo, model.net.config.dim, steps)
+    def settings(self, loaded: Loaded[Any], steps: int) -> tuple[Any, str]:
+        """The settings for a model and a number of AR steps, and what its sampler says of them."""
+        sent = Sent(self.preset, self.values, self.preset_given, self.origin)
+        made, said = Shown(CacheSettings, PRESETS, facts_of(loaded), steps).settings_sent(sent)
+        return made, f"LazyMAR Cache: {said}" if said else ""
 
 
 @dataclass(frozen=True)
@@ -635,7 +513,7 @@ def _checked_cache(value: Any, loaded: Loaded[Any], settings: Any) -> CacheSetti
 
     plan = expect_cache(value)
     with _blamed_on_cache(knobs(settings)):
-        caches: CacheSettings = plan.settings(loaded, settings.steps)
+        caches, _ = plan.settings(loaded, settings.steps)
         check_caches(loaded.model, settings, caches)
     return caches
 
@@ -852,7 +730,7 @@ def run_choice(
     """Run a sampler on the values of sockets; ``loaded`` was checked by :func:`expect_loaded`."""
     expect_runnable(choice, loaded, draft)
 
-    settings = settings_for(choice, loaded)
+    settings = choice.settings(facts_of(loaded))
     return run(choice.entry, loaded, settings, seed, Sockets(condition, draft=draft), bar)
 
 
@@ -869,7 +747,7 @@ def draw_images(
 def warm_up(loaded: Loaded[Any], condition: Any) -> None:
     """Begin the plain sampler, untimed, as :func:`runs.batches.warm_up`."""
     plain = choose(baseline_of(loaded), {})
-    settings = plain.entry.family.short(settings_for(plain, loaded))
+    settings = plain.entry.family.short(plain.settings(facts_of(loaded)))
 
     steps, _, _ = start(plain.entry, loaded, settings, 0, Sockets(condition))
     run_beginning(steps)

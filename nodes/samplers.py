@@ -5,7 +5,6 @@ The classes hold texts. What they share is in :class:`_Sampler`; how a sampler i
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -13,46 +12,36 @@ from comfy_api.latest import io
 
 from ..networks.torch_state import in_own_state
 from ..runs import presets, registry
-from ..runs.choice import Choice
 from ..runs.labels import unknown_words
 from ..runs.registry import SAMPLERS
+from ..runs.shown import PLAIN, PRESETS, RECOMMENDED, Shown
 from ..samplers.mar.settings import CacheSettings
-from ..samplers.settings import filled_in, in_words, knobs, make
+from ..samplers.settings import in_words, knobs, make
 from . import graph
 from .running import (
     CachePlan,
     ModelFirst,
     Sockets,
-    cache_unlike_preset,
     expect_cache,
     expect_loaded,
-    how_sent,
-    left_to_preset,
+    facts_of,
+    numbers_sent,
     reported,
     run,
-    set_by_preset,
-    settings_for,
     texts_of,
-    unlike_preset,
 )
 from .schema import (
     BLOCK_MODEL,
     CACHE,
-    FREE,
     HIDDEN,
     MAR,
-    PLAIN,
-    PRESETS,
-    RECOMMENDED,
     REPORT,
     TOKEN_MODEL,
     checked_first_image,
-    checked_preset,
     checked_switch,
     condition_input,
     first_image_widget,
     output,
-    preset_name,
     preset_widget,
     schema,
     seed_widget,
@@ -216,22 +205,6 @@ class _Sampler(ModelFirst):
         return PRESETS if cls.preset else PLAIN
 
     @classmethod
-    def _of_preset(cls, option: str, loaded: Any) -> Any:
-        """The settings of a preset for a model."""
-        return settings_for(Choice(SAMPLERS[cls.sampler], preset_name(option)), loaded)
-
-    @classmethod
-    def _whose(cls, numbers: Mapping[str, Any], option: str, loaded: Any) -> str:
-        """See :func:`.running.left_to_preset`."""
-
-        def numbers_of(option: str) -> dict[str, Any]:
-            meant = cls._of_preset(option, loaded)
-            return filled_in(meant, registry.own_values_of(loaded.model, meant))
-
-        sent = how_sent(cls, option, numbers, graph.hides_model(cls))
-        return left_to_preset(SAMPLERS[cls.sampler].settings, numbers, option, cls.options(), numbers_of, sent)
-
-    @classmethod
     @in_own_state
     def execute(
         cls, condition: Any, seed: Any, enabled: Any = True, first_image: Any = 0, **inputs: Any
@@ -248,23 +221,16 @@ class _Sampler(ModelFirst):
         optional = {socket.id: inputs.pop(socket.id, None) for socket in cls.optional()}
         sockets = Sockets(condition, draft=draft, first_image=checked_first_image(first_image), **optional)
 
-        # 2. The settings: the numbers that arrived, and those of the preset for what did not.
-        asked_preset = inputs.pop("preset", None)
-        option = cls.options()[0] if asked_preset is None else checked_preset(asked_preset, cls.options())
-        whose = "" if asked_preset is None else cls._whose(inputs, option, loaded)
-        if whose:
-            inputs = {name: value for name, value in inputs.items() if name in FREE}
-        settings = settings_for(Choice(entry, preset_name(option), inputs), loaded)
-
-        # 3. What the node says.
-        warnings = [set_by_preset(option, whose)]
-        if asked_preset is not None and option != presets.CUSTOM:
-            meant = cls._of_preset(option, loaded)
-            warnings.append(unlike_preset(option, inputs, settings, meant, loaded.model))
+        # 2. The settings, and what the node says of them.
+        shown = Shown(entry.settings, cls.options(), facts_of(loaded))
+        sent = numbers_sent(cls, inputs.pop("preset", None), cls.options(), inputs)
+        settings, said = shown.settings_sent(sent)
+        warnings = [said]
         if sockets.cache is not None:
-            warnings.append(cache_unlike_preset(expect_cache(sockets.cache), loaded, settings))
+            _, said = expect_cache(sockets.cache).settings(loaded, settings.steps)
+            warnings.append(said)
 
-        if option == presets.CUSTOM:
+        if sent.option == presets.CUSTOM:
             # A method's own settings are a choice of speed or likeness.
             of_model = knobs(SAMPLERS[entry.family.name].settings)
             differing: dict[str, Any] = {}
@@ -274,7 +240,7 @@ class _Sampler(ModelFirst):
             if differing:
                 warnings.append(f"This model's file recommends {in_words(entry.settings, differing)}.")
 
-        # 4. Run; switched off, the plain sampler with the settings that it shares.
+        # 3. Run; switched off, the plain sampler with the settings that it shares.
         if not checked_switch(enabled, "enabled"):
             entry = SAMPLERS[entry.family.name]
             shared = {name: value for name, value in vars(settings).items() if name in knobs(entry.settings)}
@@ -364,12 +330,8 @@ class LazyMARCache(io.ComfyNode):
     @in_own_state
     def execute(cls, preset: Any = None, **values: Any) -> io.NodeOutput:
         make(CacheSettings, values)  # checks them
-        if preset is None:
-            return io.NodeOutput(CachePlan(PRESETS[0], values))
-
-        preset = checked_preset(preset)
-        sent = how_sent(cls, preset, values, graph.hides_models_of_users(cls, "cache"))
-        return io.NodeOutput(CachePlan(preset, values, preset_given=True, chosen=sent.chosen, hidden=sent.hidden))
+        sent = numbers_sent(cls, preset, PRESETS, values, graph.hides_models_of_users(cls, "cache"))
+        return io.NodeOutput(CachePlan(sent.option, sent.values, sent.named, sent.origin))
 
 
 class LlamaGenSampler(_Sampler):

@@ -18,7 +18,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..networks.chat import MOST_TEXT
 from ..networks.precision import is_finite
-from ..runs import presets
+from ..runs.shown import PRESETS, usual_numbers
 from ..samplers.editing import LARGEST_LATENT, masks_of
 from ..samplers.settings import Knob, Settings, default_or_paper, knobs
 
@@ -134,19 +134,11 @@ def _whole(limit: float | None) -> int | None:
     return None if limit is None else int(limit)
 
 
-# Options of the preset widget: of an accelerator, and of a node that has no presets.
-PRESETS = presets.NAMES
-RECOMMENDED = "recommended"
-PLAIN = (RECOMMENDED, presets.CUSTOM)
-# Settings that presets leave alone: parallel, which changes no image, and the detail of Tar's codes.
-FREE = ("parallel", "detail")
-
-
 def preset_widget(options: Sequence[str] = PRESETS) -> io.Input:
     """The preset widget.
 
     A choice in it fills in the numbers below, see ``filling`` and web/js/presets.js. Of graphs that a program sends see
-    ``running.left_to_preset``.
+    ``runs/shown.py``.
     """
     return io.Combo.Input(
         "preset",
@@ -172,23 +164,12 @@ def setting_widgets(kind: type[Settings], options: Sequence[str] = PRESETS) -> l
     return made
 
 
-def usual_numbers(kind: type[Settings], options: Sequence[str]) -> dict[str, Any]:
-    """The settings of a new node, those of the first preset of ``options`` for a full-size model."""
-    first = preset_name(options[0])
-    return vars(presets.combine(kind, {}, first, {}, demo=False))
-
-
 def checked_preset(value: Any, options: Sequence[str] = PRESETS) -> str:
     """Check that a value is one of the options of a preset widget; what arrives over a link is not checked before."""
     if not isinstance(value, str) or value not in options:
         raise UserError(f"preset: it got {describe(value)}; choose one of {', '.join(options)}.")
 
     return value
-
-
-def preset_name(option: str) -> str:
-    """The name in ``presets`` of an option: what a file recommends is custom without values."""
-    return presets.CUSTOM if option == RECOMMENDED else option
 
 
 SEED = 0

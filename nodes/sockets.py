@@ -21,6 +21,7 @@ from ..networks.chat import MOST_TEXT
 from ..networks.precision import is_finite
 from ..reports.record import EXPANDED
 from ..runs.labels import split_labels
+from ..runs.shown import CHOSEN, PRESETS, UNKNOWN, WITHOUT_MODEL
 from ..samplers.conditioning import (
     FREEDOM,
     MOST_FREEDOM,
@@ -32,7 +33,7 @@ from ..samplers.conditioning import (
     PromptCondition,
     TextCondition,
 )
-from .schema import PRESETS, SEED_LIMIT, STRANGE, describe
+from .schema import SEED_LIMIT, STRANGE, describe
 
 T = TypeVar("T")
 
@@ -386,8 +387,7 @@ VALUES: dict[str, Kind] = {
             Attribute("preset", _choice(*PRESETS), "what sets the settings that `values` leaves out"),
             Attribute("values", _SETTINGS, "settings of LazyMAR Cache"),
             _unlisted("preset_given", _SWITCH),
-            _unlisted("chosen", _SWITCH),
-            _unlisted("hidden", _SWITCH),
+            _unlisted("origin", _choice(UNKNOWN, CHOSEN, WITHOUT_MODEL)),
         ),
         "for the MAR samplers",
     ),

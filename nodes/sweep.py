@@ -44,8 +44,8 @@ from .running import (
     expect_pair,
     expect_runnable,
     expect_suited_settings,
+    facts_of,
     runnable,
-    settings_for,
     warm_up,
 )
 from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED_LIMIT, expect_text, output, schema, widgets
@@ -363,7 +363,7 @@ def _names(runs: Sequence[_Run], draft: Loaded[Any] | None) -> list[str]:
     names: list[str] = []
     for run in runs:
         models, drawn = digests[id(run.subject)]
-        settings = asdict(settings_for(run.choice, run.subject.loaded))
+        settings = asdict(run.choice.settings(facts_of(run.subject.loaded)))
         key = cell_key(models, drawn, host.devices.device_name(), run.choice.entry.name, settings, run.seed)
         # Without the values of the axes: a cell of other axes with the same settings is the same.
         names.append(cell_name(f"{run.choice.entry.name} seed {run.seed}", key, digits=16))

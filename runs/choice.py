@@ -7,13 +7,45 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UserError
+from ..samplers.mar.mar import CLIPPED, clips
+from ..samplers.mar.settings import DiSASettings
 from ..samplers.settings import knobs, make
 from . import presets
-from .registry import Entry, find
+from .labels import DEMO_LABELS
+from .registry import FAMILIES, Entry, family_of, find, own_values_of
 
 PRESET = "preset"
 _MOST_TEXT = 8192
 _MOST_NAME = 200
+
+
+@dataclass(frozen=True)
+class ModelFacts:
+    """What the settings of a run depend on, of its model. The defaults are those of an unknown full-size model."""
+
+    demo: bool = False  # whether presets take the demo's values
+    width: int = 0  # of a MAR's transformer, 0 where unknown
+    recommended: Mapping[str, Any] = field(default_factory=dict)  # settings of the model's file
+    model: Any = None  # the model, which may be without weights; None where it is not known
+
+    @staticmethod
+    def of(model: Any, recommended: Mapping[str, Any]) -> ModelFacts:
+        """Those of a model, or of Tar's language model, which draws no images."""
+        if model.family not in FAMILIES:
+            return ModelFacts(recommended=recommended, model=model)
+
+        demo = model.label_set == DEMO_LABELS
+        return ModelFacts(demo, family_of(model).width(model), recommended, model)
+
+    def settings(self, kind: type, preset: str, values: Mapping[str, Any], steps: int | None = None) -> Any:
+        """Settings of class ``kind`` from all sources, see :func:`.presets.combine`."""
+        return presets.combine(kind, self.recommended, preset, values, self.demo, self.width, steps)
+
+    def own_values(self, settings: Any) -> dict[str, Any]:
+        """What the model takes where a setting is None, by name."""
+        if self.model is not None:
+            return own_values_of(self.model, settings)
+        return {"t_max": CLIPPED} if isinstance(settings, DiSASettings) and clips(settings) else {}
 
 
 @dataclass(frozen=True)
@@ -28,9 +60,9 @@ class Choice:
         """The same sampler with further settings, the preset among them; they take precedence."""
         return choose(self.entry.name, {PRESET: self.preset, **self.values, **values})
 
-    def settings(self, recommended: Mapping[str, Any], demo: bool, width: int = 0) -> Any:
-        """The settings for a model; arguments as :func:`.presets.combine`."""
-        return presets.combine(self.entry.settings, recommended, self.preset, self.values, demo, width)
+    def settings(self, model: ModelFacts) -> Any:
+        """The settings for a model."""
+        return model.settings(self.entry.settings, self.preset, self.values)
 
     @property
     def text(self) -> str:

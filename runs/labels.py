@@ -16,6 +16,8 @@ from ..errors import UserError
 from ..networks.chat import MOST_TEXT
 from ..samplers.conditioning import Condition
 
+# The label set of the demo, whose models take the demo's values of presets.
+DEMO_LABELS = "picture-book"
 # Classes of the demo data set in id order; a test compares them with lab/training/picture_book.py.
 PICTURE_BOOK = ("sunset", "mountains", "flower", "fish", "house", "tree", "planet", "boat", "balloon", "cat")
 # A message lists all names of a set that has no more than this.
@@ -33,7 +35,7 @@ _SIMILAR = 0.75
 def label_sets() -> dict[str, tuple[str, ...]]:
     """Label set name to class names in id order. Names are unique within a set, ignoring case."""
     imagenet = (Path(__file__).parent / "imagenet_1k.txt").read_text(encoding="utf-8-sig").splitlines()
-    return {"picture-book": PICTURE_BOOK, "imagenet-1k": tuple(imagenet)}
+    return {DEMO_LABELS: PICTURE_BOOK, "imagenet-1k": tuple(imagenet)}
 
 
 @lru_cache(maxsize=8)

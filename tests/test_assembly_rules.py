@@ -12,7 +12,7 @@ from fastar_nodes.cli.planning import Planned, assigned, by_key, measured_agains
 from fastar_nodes.errors import UserError
 from fastar_nodes.networks.autoencoder import VQModel
 from fastar_nodes.reports.record import Report
-from fastar_nodes.runs.choice import parse_choice
+from fastar_nodes.runs.choice import ModelFacts, parse_choice
 from fastar_nodes.runs.registry import HYBRID, LLAMAGEN, MAR, SAMPLERS, TAR
 
 
@@ -20,7 +20,7 @@ def mar(channels=16, patch=1, **about):
     tokens = about.pop("tokens", 256)
     dim = about.pop("dim", 768)
     config = SimpleNamespace(channels=channels, tokens=tokens, grid=math.isqrt(tokens), dim=dim)
-    usual = {"name": "a MAR", "condition": "class", "label_set": "", "max_beta": 0.999}
+    usual = {"name": "a MAR", "family": "mar", "condition": "class", "label_set": "", "max_beta": 0.999}
     return SimpleNamespace(net=SimpleNamespace(config=config), patch=patch, **usual | about)
 
 
@@ -220,7 +220,7 @@ CHOICES = {
 def test_settings_after_a_colon_are_read_as_in_any_sampler(text):
     _, planned = plan(f"mar,{text}", [], {})
     choice = parse_choice(text, "sampler")
-    assert (planned.entry, planned.settings) == (choice.entry, choice.settings({}, demo=True))
+    assert (planned.entry, planned.settings) == (choice.entry, choice.settings(ModelFacts(demo=True)))
     assert {name: getattr(planned.settings, name) for name in CHOICES[text]} == CHOICES[text]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from ...assembly import Ready, Source, defaults
+from ...assembly import Ready, Source
 from ...errors import UserError
 from ...model_loaders import hub
 from ...model_loaders.transfer import readable_size
@@ -49,7 +49,7 @@ def by_shapes(spec: Spec, files: Source) -> str:
     for combination, (family, model) in zip(combinations, models_of(spec, combinations, files), strict=True):
         sampler = combination.choice.entry
         ready = _outlined(family, model)
-        settings = combination.choice.settings(defaults(ready), ready.demo, ready.model.net.config.dim)
+        settings = combination.choice.settings(ready.facts)
         sampler.check(ready.model, settings)
 
         height, width = ready.kind.latents(ready.model, settings)

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ...assembly import Drafts, Ready, Source, complete, decode, defaults, load
+from ...assembly import Drafts, Ready, Source, complete, decode, load
 from ...cli.bench import machine
 from ...cli.conditions import builder
 from ...errors import UserError
@@ -129,7 +129,7 @@ class Models:
     def prepare(self, choice: Choice, family: str, model: str) -> Prepared:
         """A sampler on a model."""
         ready, files = self._ready(family, model)
-        settings = choice.settings(defaults(ready), ready.demo, ready.model.net.config.dim)
+        settings = choice.settings(ready.facts)
         return self._with(choice.entry, settings, ready, files)
 
     def restore(self, cell: Cell) -> Prepared:

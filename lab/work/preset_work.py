@@ -36,7 +36,7 @@ from ...networks.llama import Llama, LlamaConfig, TokenModel
 from ...networks.mar import MAR, MARConfig, MARModel
 from ...reports.table import markdown
 from ...runs import presets, registry
-from ...runs.choice import Choice
+from ...runs.choice import Choice, ModelFacts
 from ...samplers.conditioning import AnyCondition, Condition, FeatureCondition, PromptCondition, TextCondition
 from ...samplers.engine import finish
 from ...samplers.mar.cspd import densities
@@ -338,7 +338,7 @@ class Row:
         """Its settings: those that the nodes show for the entry."""
         ready: Ready = outlined(self.entry)
         width = ready.kind.width(ready.model)
-        return Choice(registry.find(self.sampler), self.preset, {}).settings(defaults(ready), False, width)
+        return Choice(registry.find(self.sampler), self.preset, {}).settings(ModelFacts(False, width, defaults(ready)))
 
     def cost(self) -> Cost:
         """What an image costs."""

@@ -1,11 +1,10 @@
 """What presets of full-size models cost: counts against formulas and the papers' figures, and the table of the docs."""
 
 import re
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-from fastar_nodes.assembly import defaults
 from fastar_nodes.lab.sweeps.paper_files import title_of
 from fastar_nodes.lab.sweeps.spec import expand
 from fastar_nodes.lab.work import preset_work as w
@@ -126,7 +125,7 @@ def test_the_papers_figures_are_of_a_presets_settings():
         (sweep, sampler), *_ = (own.cell for table in paper.tables for own in table.rows if own.row == name)
         (cell,) = (cell for cell in expand(paper.sweeps[sweep]) if cell.title == title_of(sampler))
         ready = outlined(row.entry)
-        theirs = asdict(cell.choice.settings(defaults(ready), False, ready.kind.width(ready.model)))
+        theirs = asdict(cell.choice.settings(replace(ready.facts, demo=False)))
         ours = asdict(row.settings)
         if row.sampler == "cspd":
             assert ours.pop("draft_length") / ours.pop("steps") == theirs.pop("draft_length") / theirs.pop("steps")

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import filling
-from fastar_nodes.nodes.schema import FREE
+from fastar_nodes.runs.shown import FREE
 from fastar_nodes.samplers.mar.settings import MARSettings
 from flat_graphs import flat
 from graphs import WIDGETS, widget_values
@@ -107,8 +107,8 @@ def test_a_cache_is_for_the_steps_of_its_sampler():
 def test_a_harmon_that_is_not_here_starts_where_it_will_start(entry, steps, wanted):
     """With fewer than 100 diffusion steps at 950, because its diffusion is MAR's; UniPic's ends at a lower beta."""
     model = filling.model_of(loader(entry, "FastARLoadMAR" if entry == "mar-base" else HARMON))
-    assert model.network is None
-    assert model.own(MARSettings(diffusion_steps=steps)) == wanted
+    assert model.model is None
+    assert model.own_values(MARSettings(diffusion_steps=steps)) == wanted
 
 
 def test_custom_fills_in_nothing():

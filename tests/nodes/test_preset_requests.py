@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 from fastar_nodes.nodes import conditioning, filling, samplers
 from fastar_nodes.nodes.host.loaded import Loaded
-from fastar_nodes.nodes.schema import FREE
 from fastar_nodes.runs.registry import SAMPLERS, own_values_of
+from fastar_nodes.runs.shown import FREE
 from fastar_nodes.samplers.mar.settings import CacheSettings
 from fastar_nodes.samplers.settings import filled_in, knobs
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
@@ -158,18 +158,17 @@ def test_a_cache_that_is_sent_with_its_defaults_has_the_numbers_of_its_preset():
         return in_graph(samplers.LazyMARCache, linked, noted).execute(preset=preset, **values).result[0]
 
     for preset in ("balanced", "fast", "exact"):
-        alone = plan(preset).settings(loaded, 32)
-        assert plan(preset, **sent).settings(loaded, 32) == alone
+        alone, _ = plan(preset).settings(loaded, 32)
+        assert plan(preset, **sent).settings(loaded, 32)[0] == alone
         numbers = filled_in(alone, own_values_of(loaded.model, alone))
-        assert plan(preset, **numbers).whose(loaded, 32) == ""
-        assert filled_in(plan(preset, **numbers).settings(loaded, 32), {}) == numbers
+        used, said = plan(preset, **numbers).settings(loaded, 32)
+        assert filled_in(used, {}) == numbers and said == ""
         changed = plan(preset, noted=preset, **{**numbers, "refresh_period": sent["refresh_period"]})
-        assert changed.settings(loaded, 32).refresh_period == sent["refresh_period"]
-    assert plan("exact", linked=["start_step"], **sent).settings(loaded, 32) == plan("custom", **sent).settings(
-        loaded, 32
-    )
+        assert changed.settings(loaded, 32)[0].refresh_period == sent["refresh_period"]
+    connected, _ = plan("exact", linked=["start_step"], **sent).settings(loaded, 32)
+    assert connected == plan("custom", **sent).settings(loaded, 32)[0]
 
-    said = samplers.cache_unlike_preset(plan("exact", **sent), loaded, SimpleNamespace(steps=32))
+    _, said = plan("exact", **sent).settings(loaded, 32)
     assert said.startswith(
         "LazyMAR Cache: The preset exact set all numbers, because the numbers sent were the node's defaults"
     )
@@ -264,7 +263,7 @@ def test_a_cache_whose_model_the_editor_cannot_see_has_the_numbers_of_its_preset
         graph = {"5": {"inputs": {}, "_meta": {"preset": preset}}, **graph}
         hidden = SimpleNamespace(unique_id="5", prompt=graph, extra_pnginfo=None)
         node = type("Executed", (samplers.LazyMARCache,), {"hidden": hidden})
-        return node.execute(preset=preset, **values).result[0].settings(loaded, 32)
+        return node.execute(preset=preset, **values).result[0].settings(loaded, 32)[0]
 
     for preset in ("balanced", "fast", "exact"):
         alone = plan({}, preset)

@@ -26,6 +26,7 @@ from fastar_nodes.nodes.schema import (
     expect_mask,
 )
 from fastar_nodes.nodes.vae import KL, VQ, kind_of, mark
+from fastar_nodes.runs import presets
 from fastar_nodes.runs.choice import Choice, choose
 from fastar_nodes.runs.families.mar import MARFamily
 from fastar_nodes.runs.families.tokens import TokenFamily
@@ -489,12 +490,12 @@ def test_choices_that_do_not_run():
         checked("par", a_drawer(), make(SAMPLERS["par"].settings, {}), condition=a_prompt())
 
 
-def test_settings_of_a_preset_depend_on_the_demo_and_the_width(monkeypatch):
-    asked = []
-    choice = SimpleNamespace(settings=lambda recommended, demo, width: asked.append((recommended, demo, width)))
+def test_settings_of_a_preset_depend_on_the_demo_and_the_width():
+    found = []
     for loaded in (a_mar(label_set="picture-book", file={"cfg": 2.0}), a_mar(), a_gpt(label_set="picture-book")):
-        running.settings_for(choice, loaded)
-    assert asked == [({"cfg": 2.0}, True, 16), ({}, False, 16), ({}, True, 0)]
+        facts = running.facts_of(loaded)
+        found.append((facts.recommended, facts.demo, facts.width))
+    assert found == [({"cfg": 2.0}, True, 16), ({}, False, 16), ({}, True, 0)]
 
 
 def test_a_cache_is_planned_for_the_model_and_its_steps(monkeypatch):
@@ -504,7 +505,7 @@ def test_a_cache_is_planned_for_the_model_and_its_steps(monkeypatch):
         asked.append((preset, values, demo, width, steps))
         return CacheSettings()
 
-    monkeypatch.setattr(running.presets, "combine", combine)
+    monkeypatch.setattr(presets, "combine", combine)
     plan = running.CachePlan("fast", {"start_step": 1})
     checked("mar", a_mar(label_set="picture-book"), FEW, cache=plan, condition=running.LabelText("cat", 1))
     assert asked == [("fast", {"start_step": 1}, True, 16, 2)]

@@ -7,7 +7,7 @@
 // leave out.
 //
 // Which model a node that runs hands on, such as a switch, is not known here. The editor then shows the numbers for a full-size model, and the
-// sampler, which knows the model, takes them for the preset: see left_to_preset in nodes/running.py.
+// sampler, which knows the model, takes them for the preset: see runs/shown.py.
 //
 // All of this holds in subgraphs too. A widget of a node in a subgraph may be promoted to the subgraph's node, which then has a value of its
 // own for it: see graphs.js, which finds the widget that counts.
