@@ -19,18 +19,19 @@ from torch import Tensor
 
 from .errors import UserError, not_finite
 from .memory import enough_memory
-from .model_loaders import checkpoint as ck
-from .model_loaders import families, hub
 from .model_loaders.autoencoders import expect_codes, load_kl, load_vq
 from .model_loaders.bitdance import autoencoder_path, expect_bits, load_binary, load_bitdance
+from .model_loaders.catalogue import hub
+from .model_loaders.catalogue.known import entry_of
+from .model_loaders.catalogue.official import official_binary, official_bitdance
+from .model_loaders.files import checkpoint as ck
+from .model_loaders.files import kinds
+from .model_loaders.files.shards import weight_files
 from .model_loaders.hybrid import load_hybrid
-from .model_loaders.janus import load_janus, load_janus_head, load_janus_vision, load_janus_vq
-from .model_loaders.known import entry_of
-from .model_loaders.llamagen import load_llamagen
+from .model_loaders.janus.loader import load_janus, load_janus_head, load_janus_vision, load_janus_vq
+from .model_loaders.janus.squares import squared
+from .model_loaders.llamagen.loader import load_llamagen
 from .model_loaders.mar import load_mar
-from .model_loaders.official import official_binary, official_bitdance
-from .model_loaders.shards import weight_files
-from .model_loaders.squares import squared
 from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar
 from .model_loaders.upscalers import load_upscaler
 from .networks.autoencoder import TOO_LITTLE_TO_DECODE, KLModel, VQModel, decode_in_chunks, images_of_a_pass, to_pixels
@@ -91,7 +92,7 @@ _LOADERS: dict[str, Callable[..., Any]] = {
 
 def dtype_name(dtype: torch.dtype) -> str:
     """Name of a dtype as widgets and options show it ("fp32", "bf16", "fp16")."""
-    return next(name for name, kind in families.DTYPES.items() if kind == dtype)
+    return next(name for name, kind in kinds.DTYPES.items() if kind == dtype)
 
 
 @dataclass(frozen=True)
@@ -110,18 +111,18 @@ class Source:
         """Further arguments of every loader."""
         return {} if self.operations is None else {"operations": self.operations}
 
-    def precision(self, family: str) -> families.Precision:
+    def precision(self, family: str) -> kinds.Precision:
         """What a family's networks compute in; a UserError if ``dtype`` is unknown or not for the device."""
         device = self.compute or self.device
-        dtype = families.choose_dtype(self.dtype, device, FAMILIES[family].files)
+        dtype = kinds.choose_dtype(self.dtype, device, FAMILIES[family].files)
 
-        return families.Precision(dtype, families.choose_bits(self.dtype, device))
+        return kinds.Precision(dtype, kinds.choose_bits(self.dtype, device))
 
     def precision_name(self, family: str) -> str:
         """The name of :meth:`precision`: "fp32", "bf16", "fp16", "int8" or "fp8"."""
         dtype = self.precision(family).compute
 
-        return self.dtype if self.dtype in families.EIGHT_BITS else dtype_name(dtype)
+        return self.dtype if self.dtype in kinds.EIGHT_BITS else dtype_name(dtype)
 
 
 def choose_device(name: str) -> torch.device:
@@ -192,8 +193,8 @@ def resolve(
     Raises:
         UserError: an unknown family, no such file, or a failed download.
     """
-    if family not in families.KINDS:
-        raise UserError(f"family: {family!r} is unknown; choose one of {', '.join(families.KINDS)}.")
+    if family not in kinds.KINDS:
+        raise UserError(f"family: {family!r} is unknown; choose one of {', '.join(kinds.KINDS)}.")
 
     if isinstance(folders, (str, Path)):
         folders = [folders]
@@ -235,7 +236,7 @@ def _named_file(choice: str, family: str) -> Path | None:
     if choice in _ids(family):
         return None
 
-    field = families.KINDS[family].field
+    field = kinds.KINDS[family].field
     path = typed_path(choice, field)
     try:
         named = path.is_file() or path.is_dir() or path.is_absolute()
@@ -339,7 +340,7 @@ def listed_family(choice: str) -> str | None:
 def identify(path: Path) -> str:
     """What a model file or folder holds: "mar", "hybrid", "llamagen", "par", "tar" or "janus"; "" for anything else."""
     read = ck.read(path, shards=weight_files(path, "checkpoint", "a model"))
-    file, kind = families.identified(read)
+    file, kind = kinds.identified(read)
 
     has_special_tokens = any(name.startswith("spe_tok_embeddings.") for name in file.state)
     if kind == "llamagen" and has_special_tokens:

@@ -26,7 +26,7 @@ from .assembly import (
     read_images,
 )
 from .errors import UserError
-from .model_loaders.captions import prompt_of
+from .model_loaders.llamagen.captions import prompt_of
 from .networks.hybrid import UNCONDITIONAL
 from .networks.janus import JanusModel, WordHead
 from .networks.janus_vision import ImageReader
@@ -189,7 +189,7 @@ class ConditionBuilder:
             return self._rows[text]
 
         if self._text_encoder is None:
-            from .model_loaders.text import load_text_encoder
+            from .model_loaders.llamagen.text import load_text_encoder
 
             path = self.files.find(self.encoder, "t5")
             self._text_encoder = load_text_encoder(path, AUTO, on.device)

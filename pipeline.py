@@ -29,9 +29,9 @@ from .assembly import AUTO, PAR, Drafts, Ready, Source
 from .conditions import ENCODER, ConditionBuilder, has_null_prompt
 from .errors import UserError, amount, first_line, unknown
 from .memory import enough_memory
-from .model_loaders.families import DTYPES
-from .model_loaders.squares import squared
-from .model_loaders.wrappers import WEIGHTS
+from .model_loaders.files.kinds import DTYPES
+from .model_loaders.files.wrappers import WEIGHTS
+from .model_loaders.janus.squares import squared
 from .networks.autoencoder import KLModel, VQModel, expect_finite
 from .networks.bitdance import BlockModel
 from .networks.llama import TokenModel

@@ -19,8 +19,8 @@ from typing import Any
 from ..assembly import AUTO, models_folder
 from ..conditions import ENCODER
 from ..errors import UserError
-from ..model_loaders.families import DTYPES, EIGHT_BITS
-from ..model_loaders.wrappers import WEIGHTS
+from ..model_loaders.files.kinds import DTYPES, EIGHT_BITS
+from ..model_loaders.files.wrappers import WEIGHTS
 from ..networks.speed import PLAIN
 from ..reports.files import Result, as_text, distinct, encoded, image_endings, output, save
 from ..reports.record import VERSION

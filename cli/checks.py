@@ -21,12 +21,13 @@ from .. import assembly
 from ..assembly import AUTO, Drafts, Ready, Source
 from ..conditions import ConditionBuilder
 from ..errors import UserError, first_line
-from ..model_loaders import families, hub, official
 from ..model_loaders.autoencoders import load_kl, load_vq
 from ..model_loaders.bitdance import load_binary
+from ..model_loaders.catalogue import hub, official
+from ..model_loaders.catalogue.transfer import readable_size
+from ..model_loaders.files import kinds
+from ..model_loaders.files.tokenizer import load_tokenizer
 from ..model_loaders.tar import load_ta_tok
-from ..model_loaders.tokenizer import load_tokenizer
-from ..model_loaders.transfer import readable_size
 from ..networks.autoencoder import KLModel, VQModel
 from ..networks.ops import packed_bytes
 from ..pipeline import Pipeline
@@ -254,7 +255,7 @@ def _load_part(check: Check) -> Any:
     if kind == "ta-tok":
         return load_ta_tok(check.found, check.files.dtype, check.device, encoder=False)
     if kind == "t5":
-        from ..model_loaders.text import load_text_encoder
+        from ..model_loaders.llamagen.text import load_text_encoder
 
         return load_text_encoder(check.found, AUTO, check.device)
 
@@ -296,7 +297,7 @@ def _times(shape: Sequence[int]) -> str:
 
 def _dtype(check: Check, net: torch.nn.Module) -> Line:
     """The dtype of most weights as the file stores them and as they were loaded."""
-    read = families.read(check.found, check.subject.files, weights=check.weights)
+    read = kinds.read(check.found, check.subject.files, weights=check.weights)
     stored = dtype_of_weights(read.state.values())
     loaded = dtype_of(net)
     figures = {"stored": stored, "loaded": loaded}

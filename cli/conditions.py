@@ -10,7 +10,7 @@ from typing import Any
 from ..assembly import Ready, Source
 from ..conditions import ConditionBuilder
 from ..errors import UserError
-from ..model_loaders.captions import prompt_of
+from ..model_loaders.llamagen.captions import prompt_of
 from ..pipeline import pictures
 from ..samplers.conditioning import FREEDOM, AnyCondition, CodeCondition
 from .options import MOST_IMAGES, source

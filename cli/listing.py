@@ -12,8 +12,9 @@ import argparse
 from pathlib import Path
 
 from ..assembly import models_folder
-from ..model_loaders import families, hub
-from ..model_loaders.transfer import readable_size
+from ..model_loaders.catalogue import hub
+from ..model_loaders.catalogue.transfer import readable_size
+from ..model_loaders.files import kinds
 from ..networks.janus import edits
 from ..reports.table import markdown
 from .options import models_option
@@ -40,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _what(entry: hub.Entry) -> str:
     """What an entry is, and what it does with an image beside a prompt."""
-    what = families.KINDS[entry.family].noun.removeprefix("a ")
+    what = kinds.KINDS[entry.family].noun.removeprefix("a ")
     if entry.family == "janus":
         what += ", edits and describes images" if edits(entry.id) else ", describes images"
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from ..assembly import DEMO, PAR, Source, identified, listed_family
 from ..errors import UserError
-from ..model_loaders import checkpoint as ck
-from ..model_loaders import hub
+from ..model_loaders.catalogue import hub
+from ..model_loaders.files import checkpoint as ck
 from ..runs.registry import FAMILIES, HYBRID, LLAMAGEN, TAR, Entry
 
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from ..assembly import AUTO, DEMO, Source, choose_device, find_file, models_folder
 from ..conditions import ENCODER
 from ..errors import UserError
-from ..model_loaders.families import DTYPES, EIGHT_BITS
-from ..model_loaders.wrappers import WEIGHTS
+from ..model_loaders.files.kinds import DTYPES, EIGHT_BITS
+from ..model_loaders.files.wrappers import WEIGHTS
 from ..networks.speed import SPEEDS
 from ..samplers.tokens.mulosd.upsampling import BICUBIC
 

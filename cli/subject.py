@@ -10,10 +10,11 @@ import torch
 
 from ..assembly import AUTO, DEMO_TAR, OFFICIAL_TAR, Source, dtype_name, find_file, models_folder
 from ..errors import UserError
-from ..model_loaders import checkpoint as ck
-from ..model_loaders import families, hub, official
-from ..model_loaders.shards import weight_files
-from ..model_loaders.transfer import arrived, readable_size
+from ..model_loaders.catalogue import hub, official
+from ..model_loaders.catalogue.transfer import arrived, readable_size
+from ..model_loaders.files import checkpoint as ck
+from ..model_loaders.files import kinds
+from ..model_loaders.files.shards import weight_files
 from ..reports.files import typed_path
 from ..runs.registry import FAMILIES, MAR
 from .machine import free_memory, free_space
@@ -29,7 +30,7 @@ class Subject:
     """A model to check."""
 
     choice: str  # a catalogue entry or a file
-    files: str  # family of its files, a key of families.KINDS
+    files: str  # family of its files, a key of kinds.KINDS
     entry: hub.Entry | None = None  # None of a file
 
     @property
@@ -54,7 +55,7 @@ class Subject:
 def all_entries() -> list[hub.Entry]:
     """All entries of the catalogue, built-in ones first."""
     found: list[hub.Entry] = []
-    for kind in families.KINDS:
+    for kind in kinds.KINDS:
         found += hub.entries(kind)
 
     return sorted(found, key=lambda entry: not entry.built_in)
@@ -80,11 +81,11 @@ def subject(choice: str, models: str | None) -> Subject:
         path = find_file(choice, FAMILIES[MAR].files, folder)  # raises the sentence of all commands
 
     read = ck.read(path, "model", shards=weight_files(path, "model", "a model"))
-    _, kind = families.identified(read)
-    if kind not in families.KINDS or kind == "janusflow":
+    _, kind = kinds.identified(read)
+    if kind not in kinds.KINDS or kind == "janusflow":
         raise UserError(f"model: {path.name} holds no model that this pack knows; choose another file.")
-    if families.KINDS[kind].remedy:
-        about = families.KINDS[kind]
+    if kinds.KINDS[kind].remedy:
+        about = kinds.KINDS[kind]
         raise UserError(f"model: {path.name} holds {about.noun}; {about.remedy}.")
     return Subject(str(path), kind)
 
@@ -176,7 +177,7 @@ def parameters(entry: hub.Entry) -> int:
 
 def expect_memory(what: Subject, files: Source) -> None:
     """Raise a UserError if a model's weights do not fit into what is free of its device's memory."""
-    if what.entry is None or what.files not in families.KINDS:
+    if what.entry is None or what.files not in kinds.KINDS:
         return
 
     count = parameters(what.entry)
@@ -207,4 +208,4 @@ def precision(what: Subject, files: Source) -> str:
 
     # Decoders, encoders and language models choose their own.
     wanted = files.dtype if what.files in ("tar", "ta-tok") else AUTO
-    return dtype_name(families.choose_dtype(wanted, torch.device(files.device), what.files))
+    return dtype_name(kinds.choose_dtype(wanted, torch.device(files.device), what.files))

@@ -17,9 +17,9 @@ from ..networks.enlarging import said
 from ..networks.llama import TokenModel
 from ..networks.ops import TORCH, Operations
 from ..networks.torch_state import in_own_state
-from . import checkpoint as ck
-from .families import choose_dtype, read
-from .wrappers import AUTO
+from .files import checkpoint as ck
+from .files.kinds import choose_dtype, read
+from .files.wrappers import AUTO
 
 
 @in_own_state

@@ -35,12 +35,12 @@ from ..networks.llama import LlamaConfig
 from ..networks.ops import FAST, TORCH, Operations
 from ..networks.structure import MOST_LEVELS, depth
 from ..networks.torch_state import in_own_state
-from . import checkpoint as ck
-from .configs import REMEDY, expect_language, expect_stated, inner, language_numbers, language_part
-from .families import Precision, choose_bits, choose_dtype, read
-from .llamagen import HEADS, IMAGENET, expect_heads, note_defaults
-from .tokenizer import load_tokenizer
-from .wrappers import AUTO
+from .files import checkpoint as ck
+from .files.configs import REMEDY, expect_language, expect_stated, inner, language_numbers, language_part
+from .files.kinds import Precision, choose_bits, choose_dtype, read
+from .files.tokenizer import load_tokenizer
+from .files.wrappers import AUTO
+from .llamagen.loader import HEADS, IMAGENET, expect_heads, note_defaults
 
 # Pixels along one side of a token in every released model.
 _STRIDE = 16
@@ -72,7 +72,7 @@ def load_bitdance(
 
     Args:
         path: an ImageNet model's file; or a model folder, one of its shards, or their index.
-        dtype: see :func:`.families.choose_dtype`.
+        dtype: see :func:`.kinds.choose_dtype`.
         device: of the weights.
         heads: attention heads of an ImageNet model; None takes the metadata's, or those of the training's arguments,
             else those of the official model of that width.

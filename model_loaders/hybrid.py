@@ -24,12 +24,12 @@ from ..networks.hybrid import (
 from ..networks.mar import OFFICIAL_HEADS as MAR_HEADS
 from ..networks.ops import FAST, Operations
 from ..networks.torch_state import in_own_state
-from . import checkpoint as ck
-from .configs import REMEDY, expect_fixed, expect_language, expect_stated, inner, language_numbers, language_part
-from .families import Precision, choose_bits, choose_dtype, read
+from .files import checkpoint as ck
+from .files.configs import REMEDY, expect_fixed, expect_language, expect_stated, inner, language_numbers, language_part
+from .files.kinds import Precision, choose_bits, choose_dtype, read
+from .files.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
+from .files.wrappers import AUTO
 from .mar import FP32_WEIGHTS, latent_metadata
-from .tokenizer import Tokenizer, has_tokenizer, load_tokenizer
-from .wrappers import AUTO
 
 # Weights that no image needs: the tied output matrix, the image reader, the VAE (a decoder of its own is loaded), class
 # labels, RoPE frequencies, and what training scripts leave behind.
@@ -77,7 +77,7 @@ def load_hybrid(
 
     Args:
         path: a Hugging Face model folder, one of its shards, or a weight file.
-        dtype: see :func:`.families.choose_dtype`.
+        dtype: see :func:`.kinds.choose_dtype`.
         device: of the weights.
         grid: tokens per side, 2 to 128; None for the size it was trained for.
         find_tokenizer: called for the folder of a Qwen2.5 tokenizer if the model comes without one.

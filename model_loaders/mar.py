@@ -12,10 +12,10 @@ import torch
 from ..networks.mar import MAR, OFFICIAL_HEADS, MARConfig, MARModel
 from ..networks.ops import FAST, Operations
 from ..networks.torch_state import in_own_state
-from . import checkpoint as ck
-from .families import Precision, choose_bits, choose_dtype, read
-from .llamagen import HEADS, IMAGENET, expect_heads, note_defaults
-from .wrappers import AUTO
+from .files import checkpoint as ck
+from .files.kinds import Precision, choose_bits, choose_dtype, read
+from .files.wrappers import AUTO
+from .llamagen.loader import HEADS, IMAGENET, expect_heads, note_defaults
 
 OFFICIAL_T_MAX = 999
 # The first diffusion step (t = 999) multiplies rounding errors of this layer by hundreds (samplers/mar/tables.py).
@@ -37,7 +37,7 @@ def load_mar(
 
     Args:
         path: the file.
-        dtype: see :func:`.families.choose_dtype`.
+        dtype: see :func:`.kinds.choose_dtype`.
         device: of the weights.
         heads: attention heads; None takes the metadata's, or those of the training's arguments, else those
             of the official model of that width.

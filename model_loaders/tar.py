@@ -21,13 +21,13 @@ from ..networks.ops import FAST, TORCH, Operations
 from ..networks.ta_tok import ENCODING, TATok, TATokConfig, TATokModel, unused
 from ..networks.tar import SpecialTokens, TarModel
 from ..networks.torch_state import in_own_state
-from . import checkpoint as ck
-from .configs import REMEDY, expect_fixed, expect_language, expect_stated, language_numbers, language_part
-from .families import Precision, choose_bits, choose_dtype, read
-from .known import is_published
-from .llamagen import LARGEST_GRID, find_grid, gpt_config, square_root
-from .tokenizer import load_tokenizer
-from .wrappers import AUTO
+from .catalogue.known import is_published
+from .files import checkpoint as ck
+from .files.configs import REMEDY, expect_fixed, expect_language, expect_stated, language_numbers, language_part
+from .files.kinds import Precision, choose_bits, choose_dtype, read
+from .files.tokenizer import load_tokenizer
+from .files.wrappers import AUTO
+from .llamagen.loader import LARGEST_GRID, find_grid, gpt_config, square_root
 
 SCALES = 3
 _INNER = "model.language_model."
@@ -221,7 +221,7 @@ def load_detokenizer(
 
     Args:
         path: the file.
-        dtype: see :func:`.families.choose_dtype`.
+        dtype: see :func:`.kinds.choose_dtype`.
         device: of the weights.
         grid: tokens per side (16, 32, 64 for 256, 512, 1024 pixels), 2 to 128; None takes it from the file or its
             name.

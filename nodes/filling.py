@@ -18,9 +18,9 @@ from typing import Any
 from .. import assembly
 from ..assembly import AUTO
 from ..errors import UserError, first_line
-from ..model_loaders import hub
-from ..model_loaders.checkpoint import parse_json
-from ..model_loaders.wrappers import WEIGHTS
+from ..model_loaders.catalogue import hub
+from ..model_loaders.files.checkpoint import parse_json
+from ..model_loaders.files.wrappers import WEIGHTS
 from ..networks.hybrid import SAFE_START, SAFE_STEPS
 from ..runs import presets, registry
 from ..runs.choice import ModelFacts

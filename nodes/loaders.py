@@ -14,9 +14,9 @@ from .. import assembly
 from ..assembly import AUTO, Source
 from ..errors import UserError
 from ..memory import enough_memory
-from ..model_loaders import hub
-from ..model_loaders.families import DTYPES, EIGHT_BITS, KINDS
-from ..model_loaders.wrappers import WEIGHTS
+from ..model_loaders.catalogue import hub
+from ..model_loaders.files.kinds import DTYPES, EIGHT_BITS, KINDS
+from ..model_loaders.files.wrappers import WEIGHTS
 from ..networks.autoencoder import KLModel, VQModel
 from ..networks.bitdance import BlockModel
 from ..networks.speed import COMPILE, SPEEDS

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..assembly import AUTO
 from ..errors import UserError
-from ..model_loaders.checkpoint import parse_json
+from ..model_loaders.files.checkpoint import parse_json
 from ..runs.labels import PICTURE_BOOK, label_sets, subject_like, words_of
 from . import filling
 from .conditioning import set_of_entry

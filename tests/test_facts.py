@@ -9,7 +9,7 @@ import pytest
 from fastar_nodes.cli import checks
 from fastar_nodes.lab.docs import figures, models_table
 from fastar_nodes.lab.work import fits
-from fastar_nodes.model_loaders import hub
+from fastar_nodes.model_loaders.catalogue import hub
 from fastar_nodes.runs import presets
 from fastar_nodes.samplers.mar.settings import FastHybridSettings
 

@@ -15,8 +15,8 @@ import own_model
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import official
-from fastar_nodes.model_loaders.families import DTYPES, EIGHT_BITS
+from fastar_nodes.model_loaders.catalogue import official
+from fastar_nodes.model_loaders.files.kinds import DTYPES, EIGHT_BITS
 from fastar_nodes.networks import speed
 from fastar_nodes.pipeline import Pipeline
 from fastar_nodes.runs import batches

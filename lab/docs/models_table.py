@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ...model_loaders.hub import Entry, entries
+from ...model_loaders.catalogue.hub import Entry, entries
 from ...reports.table import markdown
 from ..work.fits import drawing_entries, need
 from .figures import with_block

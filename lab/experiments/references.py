@@ -27,8 +27,8 @@ from torch import Tensor, nn
 from ...assembly import Ready
 from ...cli.options import whole
 from ...errors import UserError
-from ...model_loaders import janus as loader
-from ...model_loaders import official
+from ...model_loaders.catalogue import official
+from ...model_loaders.janus import loader
 from ...networks.janus import JanusModel, Template
 from ...networks.llama import TokenModel
 from ...networks.mar import MAR, MARModel

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...model_loaders import official
+from ...model_loaders.catalogue import official
 from ...networks import bitdance, speed
 from ...networks.bitdance import BitDanceClass, BitDanceText, BlockNetwork
 from ...networks.hybrid import HybridConfig

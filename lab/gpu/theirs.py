@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from ...model_loaders.official import JANUS_SIZES
+from ...model_loaders.catalogue.official import JANUS_SIZES
 from ..experiments import references
 from ..work import sizes
 from .measure import Save, TimeUp, wait

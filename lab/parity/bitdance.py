@@ -18,8 +18,8 @@ import torch
 from torch import Tensor
 
 from ...model_loaders import bitdance as loader
-from ...model_loaders import checkpoint as ck
-from ...model_loaders.shards import weight_files
+from ...model_loaders.files import checkpoint as ck
+from ...model_loaders.files.shards import weight_files
 from ...networks.binary import BinaryAutoencoder, BinaryConfig
 from ...networks.bitdance import (
     CLASS_HEAD_DIM,

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...model_loaders import janus as loader
+from ...model_loaders.janus import loader
 from ...networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
 from ...networks.janus import TRUNK, Janus, JanusConfig, JanusModel
 from ...networks.janus_vision import JanusVision, VisionConfig

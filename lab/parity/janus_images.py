@@ -16,8 +16,8 @@ import torch
 from torch import Tensor
 
 from ...assembly import read_images
-from ...model_loaders import janus as loader
-from ...model_loaders.squares import box_of, squared
+from ...model_loaders.janus import loader
+from ...model_loaders.janus.squares import box_of, squared
 from ...networks.janus import JanusModel, WordHead
 from ...networks.janus_vision import ImageReader, normalised
 from ...runs.answers import Words, answer

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...model_loaders.checkpoint import read_metadata
+from ...model_loaders.files.checkpoint import read_metadata
 from ...model_loaders.tar import load_detokenizer
 from ...networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
 from ...networks.llama import Llama, LlamaConfig, TokenModel

@@ -34,7 +34,8 @@ import torch
 from torch import Tensor
 
 from ...cli.subject import Subject, all_entries, needed, parameters
-from ...model_loaders import families, hub, official
+from ...model_loaders.catalogue import hub, official
+from ...model_loaders.files import kinds
 from ...networks.eight_bits import INT8
 from ...networks.ta_tok import TATok
 from ...reports.files import as_text, output, replace_file
@@ -387,7 +388,7 @@ def child(arguments: list[str]) -> int:
     hub._catalogue = lambda: tuple(entries)  # type: ignore[assignment]
     block_canvas.LARGE_HEAD = sys.maxsize  # an image of a 14B takes too long on a CPU, its first block does not
     if INT8 in arguments:  # what is not in 8 bits is in 16, as on a GPU
-        families._fast_halves = lambda device: ("bf16",)  # type: ignore[assignment]
+        kinds._fast_halves = lambda device: ("bf16",)  # type: ignore[assignment]
     return command(["check", *arguments[1:]])
 
 

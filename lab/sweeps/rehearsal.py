@@ -9,8 +9,8 @@ from pathlib import Path
 
 from ...assembly import Ready, Source
 from ...errors import UserError
-from ...model_loaders import hub
-from ...model_loaders.transfer import readable_size
+from ...model_loaders.catalogue import hub
+from ...model_loaders.catalogue.transfer import readable_size
 from ...reports.table import markdown
 from ...runs.registry import FAMILIES
 from ..work.outlines import STRIDE, outlined

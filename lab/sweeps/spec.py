@@ -23,7 +23,7 @@ from ...assembly import AUTO, DEMO, Source
 from ...cli.models import choose_models
 from ...cli.planning import PROMPT, assigned, by_key, settings_of, split_samplers, variant_words
 from ...errors import UserError, first_line
-from ...model_loaders.families import DTYPES, EIGHT_BITS
+from ...model_loaders.files.kinds import DTYPES, EIGHT_BITS
 from ...reports.files import typed_path
 from ...samplers.settings import make
 from ...samplers.tokens.mulosd.upsampling import BICUBIC

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from ...model_loaders.tokenizer import Tokenizer, load_tokenizer
+from ...model_loaders.files.tokenizer import Tokenizer, load_tokenizer
 from . import picture_book
 from .picture_book import Scenes
 from .recipes import TRAIN_SEED

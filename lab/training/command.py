@@ -19,7 +19,7 @@ from ...errors import UserError
 from ...model_loaders.autoencoders import load_kl, load_vq
 from ...model_loaders.bitdance import load_binary, load_bitdance
 from ...model_loaders.hybrid import load_hybrid
-from ...model_loaders.llamagen import load_llamagen
+from ...model_loaders.llamagen.loader import load_llamagen
 from ...model_loaders.mar import load_mar
 from ...model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from ...reports.files import typed_path, writable

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...model_loaders.checkpoint import read_metadata
+from ...model_loaders.files.checkpoint import read_metadata
 from ...networks.autoencoder import KLAutoencoder, VQAutoencoder
 from ...networks.binary import BinaryAutoencoder
 from ...networks.enlarging import FACTOR, EnlargingConfig, read_levels

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...model_loaders.tokenizer import Tokenizer, load_tokenizer
+from ...model_loaders.files.tokenizer import Tokenizer, load_tokenizer
 from ...networks.autoencoder import KLAutoencoder
 from ...networks.hybrid import UNCONDITIONAL, Hybrid, HybridConfig, HybridModel
 from ...networks.llama import EMBEDDING, attend

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...assembly import published_blocks
-from ...model_loaders import hub
+from ...model_loaders.catalogue import hub
 from ...networks.eight_bits import INT8
 from ...networks.mar import MARModel
 from ...networks.ops import quantize

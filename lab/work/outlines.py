@@ -7,7 +7,7 @@ from dataclasses import replace
 import torch
 
 from ...assembly import Ready, listed_family, official_blocks
-from ...model_loaders import hub, official
+from ...model_loaders.catalogue import hub, official
 from ...networks.bitdance import BlockModel, Marks
 from ...networks.llama import Llama, TokenModel
 from ...networks.mar import MAR, MARModel

@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 
 from ...assembly import Ready, defaults
 from ...errors import UserError
-from ...model_loaders import hub
+from ...model_loaders.catalogue import hub
 from ...networks.autoencoder import VQAutoencoder, VQConfig, VQModel
 from ...networks.hybrid import Hybrid, HybridModel
 from ...networks.janus import Janus, JanusModel

@@ -12,8 +12,7 @@ from torch import nn
 
 from ...assembly import Ready
 from ...errors import UserError
-from ...model_loaders.families import EIGHT_BITS, choose_dtype
-from ...model_loaders.official import (
+from ...model_loaders.catalogue.official import (
     BITDANCES,
     HYBRID_SIZES,
     JANUS_SIZES,
@@ -25,6 +24,7 @@ from ...model_loaders.official import (
     official_hybrid,
     official_janus,
 )
+from ...model_loaders.files.kinds import EIGHT_BITS, choose_dtype
 from ...networks.bitdance import BitDanceText, BlockModel, Marks
 from ...networks.hybrid import Hybrid, HybridModel
 from ...networks.janus import Janus, JanusModel, Template

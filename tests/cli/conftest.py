@@ -9,7 +9,7 @@ from typing import NamedTuple
 import hybrid_files
 import pytest
 from command_line import cli, sentence  # noqa: F401
-from fastar_nodes.model_loaders import hub
+from fastar_nodes.model_loaders.catalogue import hub
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.networks.llama import Llama
 from fastar_nodes.networks.mar import MAR

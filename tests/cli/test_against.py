@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from fastar_nodes.lab.experiments import references
 from fastar_nodes.lab.work import sizes
-from fastar_nodes.model_loaders import official
+from fastar_nodes.model_loaders.catalogue import official
 from fastar_nodes.networks.mar import MARConfig
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ from fastar_nodes import UserError
 from fastar_nodes.cli import main, subject
 from fastar_nodes.cli.machine import pack_version
 from fastar_nodes.cli.main import COMMANDS, load_module
-from fastar_nodes.model_loaders import hub
+from fastar_nodes.model_loaders.catalogue import hub
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -15,7 +15,8 @@ from fastar_nodes import assembly
 from fastar_nodes.cli import checks, machine, subject
 from fastar_nodes.cli.checks import DIFFERS, FAILED, MARGIN, MEASURED, NOT_MEASURED, PASS
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import checkpoint, hub, official
+from fastar_nodes.model_loaders.catalogue import hub, official
+from fastar_nodes.model_loaders.files import checkpoint
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.networks.eight_bits import round_to, statement
 from fastar_nodes.reports.table import literal

@@ -13,8 +13,8 @@ from fastar_nodes.cli import running
 from fastar_nodes.cli.planning import Planned, measured_against, plan, with_draft
 from fastar_nodes.cli.running import draw
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import text
-from fastar_nodes.model_loaders.llamagen import load_llamagen
+from fastar_nodes.model_loaders.llamagen import text
+from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.networks.mar import MARModel

@@ -1,7 +1,7 @@
 """The command that counts equal images."""
 
 import pytest
-from fastar_nodes.model_loaders import official
+from fastar_nodes.model_loaders.catalogue import official
 
 
 @pytest.mark.fast_cases(1)

@@ -9,7 +9,7 @@ import pytest
 import torch
 from fastar_nodes.lab.work import operations, sizes
 from fastar_nodes.lab.work.sizes import random_models
-from fastar_nodes.model_loaders import official
+from fastar_nodes.model_loaders.catalogue import official
 from fastar_nodes.networks.hybrid import Hybrid, HybridConfig, HybridModel
 from fastar_nodes.networks.llama import attend
 from fastar_nodes.networks.mar import Block

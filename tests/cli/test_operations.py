@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fastar_nodes.lab.work.operations import Speed, Work, counted
-from fastar_nodes.model_loaders.official import DTOK_SIZES, official, official_gpt
+from fastar_nodes.model_loaders.catalogue.official import DTOK_SIZES, official, official_gpt
 from fastar_nodes.networks import ops
 from fastar_nodes.networks.llama import Llama, TokenModel
 from fastar_nodes.networks.mar import MAR, MARModel

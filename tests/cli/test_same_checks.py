@@ -11,9 +11,9 @@ from fastar_nodes import assembly, conditions
 from fastar_nodes.assembly import Drafts, Ready, Source
 from fastar_nodes.cli.planning import plan
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import official
-from fastar_nodes.model_loaders.captions import prompt_of
-from fastar_nodes.model_loaders.llamagen import load_llamagen
+from fastar_nodes.model_loaders.catalogue import official
+from fastar_nodes.model_loaders.llamagen.captions import prompt_of
+from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
 from fastar_nodes.networks.mar import MARModel
 from fastar_nodes.runs import batches
 from fastar_nodes.runs.batches import expect_little_noise

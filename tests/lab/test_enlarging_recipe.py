@@ -14,7 +14,7 @@ from fastar_nodes.lab.training.recipes import psnr, save_checkpoint, to_signed
 from fastar_nodes.lab.training.training import Job, generator, seeded
 from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
 from fastar_nodes.model_loaders.bitdance import load_binary
-from fastar_nodes.model_loaders.checkpoint import read_metadata
+from fastar_nodes.model_loaders.files.checkpoint import read_metadata
 from fastar_nodes.networks.autoencoder import KLAutoencoder, VQAutoencoder
 from fastar_nodes.networks.binary import BinaryAutoencoder
 from fastar_nodes.networks.enlarging import EnlargingConfig

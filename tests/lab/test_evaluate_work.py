@@ -12,7 +12,7 @@ from fastar_nodes.lab.sweeps.measures import read_results
 from fastar_nodes.lab.sweeps.spec import read_table
 from fastar_nodes.lab.sweeps.store import Store
 from fastar_nodes.lab.sweeps.work import Conditions, Models, Operations, sample
-from fastar_nodes.model_loaders import hub
+from fastar_nodes.model_loaders.catalogue import hub
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 

@@ -13,7 +13,7 @@ from fastar_nodes.lab import gpu
 from fastar_nodes.lab.gpu import measure, worker
 from fastar_nodes.lab.gpu.cases import PARTS, Case, Part
 from fastar_nodes.lab.gpu.store import PROBLEM, PartFile, missing
-from fastar_nodes.model_loaders import official
+from fastar_nodes.model_loaders.catalogue import official
 from fastar_nodes.networks import speed
 from tiny_models import tiny_mar
 

@@ -23,7 +23,8 @@ from fastar_nodes.lab.sweeps.records import Shard, shard_key
 from fastar_nodes.lab.sweeps.spec import expand, read_table
 from fastar_nodes.lab.sweeps.store import Store
 from fastar_nodes.lab.sweeps.work import Models, Worker
-from fastar_nodes.model_loaders import hub, text
+from fastar_nodes.model_loaders.catalogue import hub
+from fastar_nodes.model_loaders.llamagen import text
 from fastar_nodes.reports.work import expected_speedup
 
 ROOT = Path(__file__).parents[2]

@@ -10,7 +10,7 @@ from fastar_nodes.lab.sweeps.spec import expand
 from fastar_nodes.lab.work import preset_work as w
 from fastar_nodes.lab.work.operations import block_flops, head_flops
 from fastar_nodes.lab.work.outlines import outlined
-from fastar_nodes.model_loaders.official import official
+from fastar_nodes.model_loaders.catalogue.official import official
 from fastar_nodes.runs import presets
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.mar.schedule import masked_after

@@ -27,10 +27,10 @@ host.folders.register_folders()
 run_without_previews()
 ops = module("networks.ops")
 eight_bits = module("networks.eight_bits")
-families = module("model_loaders.families")
+kinds = module("model_loaders.files.kinds")
 record = module("reports.record")
 LOADERS = {
-    "llamagen-low": module("model_loaders.llamagen").load_llamagen,
+    "llamagen-low": module("model_loaders.llamagen.loader").load_llamagen,
     "tar": module("model_loaders.tar").load_tar,
     "mar": module("model_loaders.mar").load_mar,
 }
@@ -185,7 +185,7 @@ def run(file, path, bits, compute=torch.float32):
         model.net.to(DEVICE)
     expected = hidden(numbers)
 
-    model = load(path, families.Precision(compute, bits), operations=host.operations.suited(CARD))
+    model = load(path, kinds.Precision(compute, bits), operations=host.operations.suited(CARD))
     patcher = host.memory.make_patcher(model.net, DEVICE, CPU)
     runs = []
     for part in (10.0, 0.5, 0, 10.0):
@@ -216,11 +216,11 @@ def run(file, path, bits, compute=torch.float32):
 
 
 OTHERS = {
-    "janus": ("janus", Path(PACK) / "tests" / "parity" / "janus" / "original"),
+    "janus": ("janus.loader", Path(PACK) / "tests" / "parity" / "janus" / "original"),
     "bitdance": ("bitdance", Path(PACK) / "tests" / "parity" / "bitdance" / "native"),
     "hybrid": ("hybrid", DEMO / "hybrid.safetensors"),
     "dtok-low": ("tar", DEMO / "dtok-low.safetensors"),
-    "par": ("llamagen", DEMO / "par.safetensors"),
+    "par": ("llamagen.loader", DEMO / "par.safetensors"),
 }
 LOADS = {"dtok-low": "load_detokenizer"}
 
@@ -228,9 +228,9 @@ LOADS = {"dtok-low": "load_detokenizer"}
 def other(family, bits):
     """The quantised layers of a further family by core's operations and by the network's own, and a product of each."""
     file, path = OTHERS[family]
-    load = getattr(module(f"model_loaders.{file}"), LOADS.get(family, f"load_{file}"))
+    load = getattr(module(f"model_loaders.{file}"), LOADS.get(family, f"load_{file.removesuffix('.loader')}"))
     own, on_card = (
-        load(path, families.Precision(torch.float32, bits), **more)
+        load(path, kinds.Precision(torch.float32, bits), **more)
         for more in ({}, {"operations": host.operations.suited(CARD)})
     )
     nets = [getattr(model, "hybrid", None) or model.net for model in (own, on_card)]

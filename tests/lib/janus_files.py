@@ -6,7 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-from fastar_nodes.model_loaders.janus import load_janus
+from fastar_nodes.model_loaders.janus.loader import load_janus
 from fastar_nodes.networks.janus import JanusModel
 from safetensors.torch import load_file, save_file
 

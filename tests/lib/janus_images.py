@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from fastar_nodes.assembly import read_images
-from fastar_nodes.model_loaders.janus import load_janus, load_janus_vision, load_janus_vq
+from fastar_nodes.model_loaders.janus.loader import load_janus, load_janus_vision, load_janus_vq
 from fastar_nodes.networks.janus import JanusModel
 from fastar_nodes.networks.janus_vision import ImageReader
 from fastar_nodes.samplers.conditioning import ImagePromptCondition

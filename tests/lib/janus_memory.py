@@ -13,7 +13,7 @@ import time
 from pathlib import Path
 
 import checkout  # noqa: F401  the package under its name
-from fastar_nodes.model_loaders.janus import load_janus
+from fastar_nodes.model_loaders.janus.loader import load_janus
 from janus_files import FOLDER
 
 

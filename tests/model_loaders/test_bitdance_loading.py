@@ -10,7 +10,7 @@ from block_models import BINARY, FOLDER, bits, one_file, tiny_bitdance
 from fastar_nodes import assembly, load
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.bitdance import autoencoder_path, load_binary, load_bitdance
-from fastar_nodes.model_loaders.families import identify
+from fastar_nodes.model_loaders.files.kinds import identify
 from fastar_nodes.model_loaders.tar import load_tar
 from fastar_nodes.networks.binary import BinaryAutoencoder, BinaryConfig
 from safetensors.torch import load_file, save_file

@@ -1,8 +1,8 @@
 """Captions cleaned as the reference cleans them; the expected texts were recorded from its code, with ftfy."""
 
 import pytest
-from fastar_nodes.model_loaders import captions
-from fastar_nodes.model_loaders.captions import clean
+from fastar_nodes.model_loaders.llamagen import captions
+from fastar_nodes.model_loaders.llamagen.captions import clean
 
 
 @pytest.mark.parametrize(

@@ -19,10 +19,10 @@ import pytest
 import torch
 from attacks import hidden_pickle
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import archive, checkpoint, mapped
-from fastar_nodes.model_loaders.checkpoint import Checkpoint, load_strictly, read, read_metadata
-from fastar_nodes.model_loaders.families import choose_bits, choose_dtype, identify
-from fastar_nodes.model_loaders.tokenizer import load_tokenizer
+from fastar_nodes.model_loaders.files import archive, checkpoint, mapped
+from fastar_nodes.model_loaders.files.checkpoint import Checkpoint, load_strictly, read, read_metadata
+from fastar_nodes.model_loaders.files.kinds import choose_bits, choose_dtype, identify
+from fastar_nodes.model_loaders.files.tokenizer import load_tokenizer
 from payload import Payload
 from safetensors import safe_open
 from safetensors.torch import _TYPES, save_file

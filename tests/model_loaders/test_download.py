@@ -24,8 +24,8 @@ from pathlib import Path
 import pytest
 import timeouts
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import hub, transfer
-from fastar_nodes.model_loaders.checkpoint import member
+from fastar_nodes.model_loaders.catalogue import hub, transfer
+from fastar_nodes.model_loaders.files.checkpoint import member
 
 huggingface_hub = pytest.importorskip("huggingface_hub")
 constants = pytest.importorskip("huggingface_hub.constants")

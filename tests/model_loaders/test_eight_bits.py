@@ -12,11 +12,11 @@ import torch
 import torch.nn.functional as F
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.bitdance import load_bitdance
-from fastar_nodes.model_loaders.checkpoint import read
-from fastar_nodes.model_loaders.families import Precision
+from fastar_nodes.model_loaders.files.checkpoint import read
+from fastar_nodes.model_loaders.files.kinds import Precision
 from fastar_nodes.model_loaders.hybrid import load_hybrid
-from fastar_nodes.model_loaders.janus import load_janus
-from fastar_nodes.model_loaders.llamagen import load_llamagen
+from fastar_nodes.model_loaders.janus.loader import load_janus
+from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_tar
 from fastar_nodes.networks.eight_bits import FP8, INT8, Quantized, kind_of, round_to

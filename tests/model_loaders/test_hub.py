@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import hub
-from fastar_nodes.model_loaders.shards import weight_files
+from fastar_nodes.model_loaders.catalogue import hub
+from fastar_nodes.model_loaders.files.shards import weight_files
 
 BASE = "mar-base (download 832 MB, weights without EMA, draws worse)"
 EMA = "mar-base-ema (download 1.66 GB)"

@@ -6,8 +6,8 @@ import pytest
 import torch
 from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import checkpoint as ck
-from fastar_nodes.model_loaders.families import choose_dtype, identify
+from fastar_nodes.model_loaders.files import checkpoint as ck
+from fastar_nodes.model_loaders.files.kinds import choose_dtype, identify
 from fastar_nodes.model_loaders.hybrid import load_hybrid
 from fastar_nodes.networks.hybrid import HybridConfig, resize_table
 from hybrid_files import CONFIG, METADATA, TOKENIZER, weights

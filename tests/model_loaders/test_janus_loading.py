@@ -11,8 +11,8 @@ import pytest
 import torch
 from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.families import identify
-from fastar_nodes.model_loaders.janus import load_janus, load_janus_vq
+from fastar_nodes.model_loaders.files.kinds import identify
+from fastar_nodes.model_loaders.janus.loader import load_janus, load_janus_vq
 from janus_files import FOLDER, in_transformers_layout, one_file
 from safetensors.torch import load_file, save_file
 

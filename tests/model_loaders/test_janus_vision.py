@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.janus import load_janus, load_janus_head, load_janus_vision
-from fastar_nodes.model_loaders.squares import box_of, squared
+from fastar_nodes.model_loaders.janus.loader import load_janus, load_janus_head, load_janus_vision
+from fastar_nodes.model_loaders.janus.squares import box_of, squared
 from fastar_nodes.networks.janus_vision import JanusVision, VisionConfig, normalised
 from janus_images import FOLDER, picture, tiny_reader
 from PIL import Image

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.autoencoders import load_vq
-from fastar_nodes.model_loaders.llamagen import load_llamagen
+from fastar_nodes.model_loaders.catalogue import hub
+from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
 from fastar_nodes.networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
 from fastar_nodes.networks.llama import LlamaConfig
 from fastar_nodes.samplers.conditioning import from_ids

@@ -13,13 +13,13 @@ import janus_files
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import families
 from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
 from fastar_nodes.model_loaders.bitdance import load_binary, load_bitdance
-from fastar_nodes.model_loaders.families import KINDS, identify
+from fastar_nodes.model_loaders.files import kinds
+from fastar_nodes.model_loaders.files.kinds import KINDS, identify
 from fastar_nodes.model_loaders.hybrid import load_hybrid
-from fastar_nodes.model_loaders.janus import load_janus
-from fastar_nodes.model_loaders.llamagen import load_llamagen
+from fastar_nodes.model_loaders.janus.loader import load_janus
+from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
 from payload import Payload
@@ -139,7 +139,7 @@ class TestEveryLoader:
 
     def test_auto_is_the_dtype_of_the_papers(self, stem, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """bf16 for token models; a denoiser's first diffusion step multiplies rounding errors, see choose_dtype."""
-        choose, seen = families.choose_dtype, []
+        choose, seen = kinds.choose_dtype, []
 
         def chosen(*args: Any, **options: Any) -> torch.dtype:
             seen.append(choose(*args, **options))

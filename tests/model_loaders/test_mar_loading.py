@@ -8,9 +8,9 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.lab.training.initialise import initialise_mar
-from fastar_nodes.model_loaders import hub
 from fastar_nodes.model_loaders.autoencoders import load_kl
-from fastar_nodes.model_loaders.checkpoint import read_metadata
+from fastar_nodes.model_loaders.catalogue import hub
+from fastar_nodes.model_loaders.files.checkpoint import read_metadata
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.networks.autoencoder import HISTORY, KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
 from fastar_nodes.networks.mar import MAR, MARConfig

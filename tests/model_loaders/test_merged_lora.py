@@ -7,7 +7,7 @@ from runpy import run_path
 
 import pytest
 import torch
-from fastar_nodes.model_loaders.janus import load_janus
+from fastar_nodes.model_loaders.janus.loader import load_janus
 from safetensors.torch import load_file, save_file
 
 RANK, ALPHA = 2, 3.0

@@ -23,7 +23,7 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.llamagen import load_llamagen
+from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.networks.llama import Llama, LlamaConfig
 from fastar_nodes.networks.mar import MAR, MARConfig

@@ -9,9 +9,9 @@ import janus_files
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.checkpoint import read_json
-from fastar_nodes.model_loaders.janus import load_janus, load_janus_vq
-from fastar_nodes.model_loaders.shards import weight_files
+from fastar_nodes.model_loaders.files.checkpoint import read_json
+from fastar_nodes.model_loaders.files.shards import weight_files
+from fastar_nodes.model_loaders.janus.loader import load_janus, load_janus_vq
 from safetensors.torch import save_file
 
 

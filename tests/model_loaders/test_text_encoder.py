@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import hub, text
-from fastar_nodes.model_loaders.captions import clean
-from fastar_nodes.model_loaders.text import load_text_encoder
+from fastar_nodes.model_loaders.catalogue import hub
+from fastar_nodes.model_loaders.llamagen import text
+from fastar_nodes.model_loaders.llamagen.captions import clean
+from fastar_nodes.model_loaders.llamagen.text import load_text_encoder
 from safetensors.torch import load_file, save_file
 
 pytest.importorskip("transformers", reason="transformers is not installed: the text encoder cannot be tested here")

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.tokenizer import import_error, load_tokenizer
+from fastar_nodes.model_loaders.files.tokenizer import import_error, load_tokenizer
 from fastar_nodes.networks import chat
 
 tokenizers = pytest.importorskip("tokenizers")

@@ -12,7 +12,7 @@ import torch
 from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.autoencoders import load_kl
-from fastar_nodes.model_loaders.checkpoint import read
+from fastar_nodes.model_loaders.files.checkpoint import read
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.networks.mar import MAR, MARConfig

@@ -10,7 +10,7 @@ import pytest
 import torch
 from fake_comfy import Progress
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import hub
+from fastar_nodes.model_loaders.catalogue import hub
 from fastar_nodes.nodes import host
 from fastar_nodes.nodes.asking import AskAboutImage
 from fastar_nodes.nodes.loaders import LoadJanus

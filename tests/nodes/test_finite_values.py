@@ -270,7 +270,7 @@ def test_image_to_codes_and_the_text_encoder_name_themselves():
         def forward(self, **inputs: Tensor):
             return type("Out", (), {"last_hidden_state": torch.full((1, 3, 4), NAN)})
 
-    from fastar_nodes.model_loaders.text import TextEncoder
+    from fastar_nodes.model_loaders.llamagen.text import TextEncoder
 
     net = Net()
     net.config = SimpleNamespace(vocab_size=8)

@@ -21,7 +21,7 @@ import tiny
 import torch
 from fastar_nodes import nodes
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import hub
+from fastar_nodes.model_loaders.catalogue import hub
 from fastar_nodes.nodes import conditioning, editing, host, loaders, samplers, sweep
 from fastar_nodes.nodes.host.loaded import Loaded
 from fastar_nodes.reports import exchange

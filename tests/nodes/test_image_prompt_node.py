@@ -7,7 +7,7 @@ import janus_images
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import hub
+from fastar_nodes.model_loaders.catalogue import hub
 from fastar_nodes.nodes.conditioning import ImageAndPrompt
 from fastar_nodes.nodes.loaders import LoadJanus, LoadMAR
 from fastar_nodes.nodes.samplers import LlamaGenSampler, ZipARSampler

@@ -6,7 +6,7 @@ import fake_comfy
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import hub
+from fastar_nodes.model_loaders.catalogue import hub
 from fastar_nodes.nodes.advisor import Advisor
 from fastar_nodes.nodes.conditioning import Prompt
 from fastar_nodes.nodes.loaders import LoadJanus

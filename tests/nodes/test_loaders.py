@@ -11,8 +11,8 @@ import pytest
 import torch
 from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders import hub
-from fastar_nodes.model_loaders.checkpoint import read_metadata
+from fastar_nodes.model_loaders.catalogue import hub
+from fastar_nodes.model_loaders.files.checkpoint import read_metadata
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder
 from fastar_nodes.networks.llama import Llama
 from fastar_nodes.networks.mar import MAR
@@ -163,7 +163,7 @@ def test_a_page_under_the_name_of_a_model_is_named(tmp_path, monkeypatch):
 def test_what_the_hugging_face_cache_holds_needs_no_download(tmp_path, monkeypatch):
     """As of another program, in a folder of its own; the switch is off."""
     monkeypatch.setattr(host.folders, "paths", lambda *kinds: [tmp_path / "models"])
-    demo = Path(hub.__file__).parents[1] / "demo" / "checkpoints" / "mar.safetensors"
+    demo = Path(hub.__file__).parents[2] / "demo" / "checkpoints" / "mar.safetensors"
     asked = []
 
     def cached(remote):

@@ -14,8 +14,8 @@ import janus_images
 import pytest
 import torch
 from fastar_nodes.lab.training import bitdance_recipe, hybrid_recipe, recipes, token_recipes
-from fastar_nodes.model_loaders import hub
-from fastar_nodes.model_loaders.hub import readable_size
+from fastar_nodes.model_loaders.catalogue import hub
+from fastar_nodes.model_loaders.catalogue.hub import readable_size
 from fastar_nodes.nodes import host
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from flat_graphs import INPUTS, OUTPUTS, flat

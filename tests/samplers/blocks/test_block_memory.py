@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from block_models import bits, text_bitdance, tiny_bitdance
-from fastar_nodes.model_loaders.official import official_bitdance
+from fastar_nodes.model_loaders.catalogue.official import official_bitdance
 from fastar_nodes.networks.bitdance import BitDanceText, BlockModel
 from fastar_nodes.networks.eight_bits import INT8
 from fastar_nodes.networks.ops import quantize

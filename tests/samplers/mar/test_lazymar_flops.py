@@ -8,7 +8,7 @@ from dataclasses import asdict, replace
 
 import pytest
 from fastar_nodes.lab.work.operations import counted
-from fastar_nodes.model_loaders.official import official
+from fastar_nodes.model_loaders.catalogue.official import official
 from fastar_nodes.runs import presets
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish

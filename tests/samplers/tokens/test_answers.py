@@ -6,8 +6,8 @@ from dataclasses import replace
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.janus import load_janus_head
-from fastar_nodes.model_loaders.squares import squared
+from fastar_nodes.model_loaders.janus.loader import load_janus_head
+from fastar_nodes.model_loaders.janus.squares import squared
 from fastar_nodes.networks import speed
 from fastar_nodes.networks.janus import WordHead
 from fastar_nodes.networks.llama import attend

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import test_token_contract as contract
 import torch
-from fastar_nodes.model_loaders.llamagen import load_llamagen
+from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
 from fastar_nodes.reports.record import PLAIN, to_text
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish

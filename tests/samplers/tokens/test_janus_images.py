@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.official import official_janus
+from fastar_nodes.model_loaders.catalogue.official import official_janus
 from fastar_nodes.networks.janus import Janus
 from fastar_nodes.networks.llama import cache_bytes
 from fastar_nodes.runs.memory import tokens as memory

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..networks.eight_bits import EXACT_INPUT, FORMATS, INT8, STORED, Quantized
+from ...networks.eight_bits import EXACT_INPUT, FORMATS, INT8, STORED, Quantized
 from .formats import INSTEAD
 
 # In the metadata: {"layers": {name of a layer: {"format": ...}}}.

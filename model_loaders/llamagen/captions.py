@@ -13,7 +13,7 @@ import re
 import unicodedata
 from urllib.parse import unquote_plus
 
-from ..errors import UserError
+from ...errors import UserError
 
 # Characters. The encoder reads 120 tokens, far fewer; some rules take seconds on a very long text.
 LONGEST = 2000

@@ -3,7 +3,7 @@
 The format is detected from the first bytes, not from the extension. Pickled checkpoints are read by torch's
 weights-only unpickler, which executes no code from the file.
 
-Arguments that all loaders share: ``path``, see :func:`read`; ``dtype``, see :func:`.families.choose_dtype`; ``device``,
+Arguments that all loaders share: ``path``, see :func:`read`; ``dtype``, see :func:`.kinds.choose_dtype`; ``device``,
 of the weights. All raise a UserError if a file is missing, damaged or of another network, if its weights do not fit, or
 if its metadata is invalid. The shape of a network is derived from its weights. Networks are in eval mode, without
 gradients.
@@ -25,11 +25,11 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError, first_line
-from ..networks.autoencoder import STATED_GROUPS
-from ..networks.eight_bits import Quantized, kind_of, round_to
-from ..networks.ops import FAST, TORCH, Operations, blocks_layers, limit_packing, shapes_only
-from ..networks.precision import is_finite
+from ...errors import UserError, first_line
+from ...networks.autoencoder import STATED_GROUPS
+from ...networks.eight_bits import Quantized, kind_of, round_to
+from ...networks.ops import FAST, TORCH, Operations, blocks_layers, limit_packing, shapes_only
+from ...networks.precision import is_finite
 from . import archive, mapped, quantized
 from .formats import INSTEAD, other_format
 from .wrappers import AUTO, WEIGHTS, NoWeights, unpack, unwrapped
@@ -489,7 +489,7 @@ def load_strictly(
         dtype: of the weights.
         fp32: name prefixes of weights that are fp32 regardless of ``dtype``.
         device: of the weights. On "meta" the network has shapes only, and no weight is read.
-        bits: of the weights in the blocks, see :class:`.families.Precision`.
+        bits: of the weights in the blocks, see :class:`.kinds.Precision`.
 
     Raises:
         UserError: if names are missing, unexpected or misshaped, or weights are no finite floating-point numbers.

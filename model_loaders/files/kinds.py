@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from ..errors import UserError
-from ..networks.eight_bits import FP8, INT8
+from ...errors import UserError
+from ...networks.eight_bits import FP8, INT8
 from . import checkpoint as ck
 from .formats import packed_format
 from .shards import weight_files

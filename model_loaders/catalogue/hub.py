@@ -22,14 +22,14 @@ from functools import lru_cache
 from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
-from ..errors import UserError, did_you_mean
-from .checkpoint import expect_no_broken_link
-from .families import KINDS
-from .formats import SUFFIXES
-from .shards import INDEX, named_by_index
+from ...errors import UserError, did_you_mean
+from ..files.checkpoint import expect_no_broken_link
+from ..files.formats import SUFFIXES
+from ..files.kinds import KINDS
+from ..files.shards import INDEX, named_by_index
 from .transfer import Missing, Remote, cached, download, readable_size
 
-_PACKAGE = Path(__file__).resolve().parents[1]
+_PACKAGE = Path(__file__).resolve().parents[2]
 # The decoder of LlamaGen's text-to-image models, and the TA-Tok of files that name none.
 _TEXT_DECODER = "vq16-t2i"
 _TA_TOK = "ta-tok"
@@ -206,7 +206,7 @@ def _catalogue() -> tuple[Entry, ...]:
 
 
 def entries(family: str) -> list[Entry]:
-    """Catalogue entries of a family (a key of :data:`.families.KINDS`), built-in entries first."""
+    """Catalogue entries of a family (a key of :data:`.kinds.KINDS`), built-in entries first."""
     own = [entry for entry in _catalogue() if entry.family == family]
     return sorted(own, key=lambda entry: not entry.built_in)
 
@@ -300,7 +300,7 @@ def resolve(choice: str, family: str, folders: Sequence[Path], download_to: Path
 
     Args:
         choice: the selected menu text.
-        family: a key of :data:`.families.KINDS`.
+        family: a key of :data:`.kinds.KINDS`.
         folders: the model folders.
         download_to: the folder for downloads, created if necessary.
         progress: gets (bytes received, total bytes or 0) several times a second; an exception from it cancels the
@@ -373,7 +373,7 @@ def _wanted(choice: str, family: str, folders: Sequence[Path], local: Sequence[s
 def suggested(choice: str, family: str) -> str:
     """What to choose in place of a repository of the Hub, or of an entry that is misspelt; "" if nothing is similar.
 
-    Of a repository the entries of ``family``, a key of :data:`.families.KINDS`, come before others. A misspelt name is
+    Of a repository the entries of ``family``, a key of :data:`.kinds.KINDS`, come before others. A misspelt name is
     compared with all entries of the same input first, so that a model gets one suggestion whoever looks for it.
     """
     repo = choice.lower().removeprefix("https://huggingface.co/").strip("/")

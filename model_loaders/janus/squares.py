@@ -10,7 +10,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..networks.janus_vision import LEAST_SIDE
+from ...networks.janus_vision import LEAST_SIDE
 
 # What fills the square beside the image: 0.5 of 255, cut off.
 _GREY = (127, 127, 127)

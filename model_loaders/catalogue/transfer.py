@@ -25,8 +25,8 @@ from functools import lru_cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from ..errors import UserError, first_line
-from .formats import printable
+from ...errors import UserError, first_line
+from ..files.formats import printable
 
 # Called with (bytes that are here, bytes in all or 0) after every chunk; what it raises cancels the download.
 Report = Callable[[int, int], None]

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path, PureWindowsPath
 from typing import NamedTuple
 
-from ..errors import UserError
+from ...errors import UserError
 from .checkpoint import expect_no_broken_link, member, read_json
 from .formats import SUFFIXES
 from .wrappers import listed

@@ -10,7 +10,7 @@ from . import hub
 def entry_of(path: Path, family: str) -> str:
     """The id of the catalogue entry whose name a file has; "" for other files.
 
-    ``family`` is a key of :data:`.families.KINDS`.
+    ``family`` is a key of :data:`.kinds.KINDS`.
     """
     for entry in hub.entries(family):
         if f"/{path.as_posix()}".endswith(f"/{entry.file}"):

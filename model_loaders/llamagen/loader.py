@@ -11,14 +11,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..errors import UserError
-from ..networks.llama import CLASS, OFFICIAL_HEADS, Llama, LlamaConfig, TokenModel
-from ..networks.ops import FAST, Operations
-from ..networks.torch_state import in_own_state
-from . import checkpoint as ck
-from .families import Precision, choose_bits, choose_dtype, read
-from .known import is_published
-from .wrappers import AUTO
+from ...errors import UserError
+from ...networks.llama import CLASS, OFFICIAL_HEADS, Llama, LlamaConfig, TokenModel
+from ...networks.ops import FAST, Operations
+from ...networks.torch_state import in_own_state
+from ..catalogue.known import is_published
+from ..files import checkpoint as ck
+from ..files.kinds import Precision, choose_bits, choose_dtype, read
+from ..files.wrappers import AUTO
 
 LARGEST_GRID = 128
 # Pixels a token has along one side in every released model (VQ-16), and image sizes that file names state.
@@ -64,7 +64,7 @@ def load_llamagen(
 
     Args:
         path: the file.
-        dtype: see :func:`.families.choose_dtype`.
+        dtype: see :func:`.kinds.choose_dtype`.
         device: of the weights.
         grid: tokens per side (16, 24, 32 for 256, 384, 512 pixels), 2 to 128. Stated by ``grid``, or
             ``args.image_size``, or measured from a stored RoPE table.
@@ -178,7 +178,7 @@ def note_defaults(file: ck.Checkpoint, family: str, stated: int | None, heads: i
 
     Args:
         file: the file.
-        family: a key of :data:`.families.KINDS`.
+        family: a key of :data:`.kinds.KINDS`.
         stated: number of attention heads that user or file state, or None.
         heads: number of attention heads.
         classes: number of classes.

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import not_finite
-from ..networks.chat import checked, expect_text
-from ..networks.precision import is_finite
-from ..networks.structure import depth
-from ..networks.torch_state import in_own_state
-from . import checkpoint as ck
+from ...errors import not_finite
+from ...networks.chat import checked, expect_text
+from ...networks.precision import is_finite
+from ...networks.structure import depth
+from ...networks.torch_state import in_own_state
+from ..files import checkpoint as ck
+from ..files.configs import expect_fixed, expect_stated
+from ..files.kinds import KINDS, choose_dtype, read
+from ..files.tokenizer import Tokenizer, import_error, load_tokenizer
 from .captions import clean
-from .configs import expect_fixed, expect_stated
-from .families import KINDS, choose_dtype, read
-from .tokenizer import Tokenizer, import_error, load_tokenizer
 
 # Caption length in training, including the end-of-sequence token; longer prompts are truncated.
 MAX_TOKENS = 120

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from ..networks.llama import EMBEDDING, QWEN_HEAD_DIM, LlamaConfig
+from ...networks.llama import EMBEDDING, QWEN_HEAD_DIM, LlamaConfig
 from . import checkpoint as ck
 
 REMEDY = "put the configuration of the same model there"

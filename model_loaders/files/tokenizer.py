@@ -17,7 +17,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, first_line
+from ...errors import UserError, first_line
 from .checkpoint import parse_json, read_json, read_text
 
 # Pre-tokenization pattern of Qwen2, applied before byte-pair merges.

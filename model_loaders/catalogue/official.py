@@ -10,9 +10,9 @@ from typing import Any
 
 from torch import nn
 
-from ..networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
-from ..networks.binary import BinaryAutoencoder, BinaryConfig
-from ..networks.bitdance import (
+from ...networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
+from ...networks.binary import BinaryAutoencoder, BinaryConfig
+from ...networks.bitdance import (
     CLASS_HEAD_DIM,
     OFFICIAL_HEADS,
     TEXT_HEAD_DIM,
@@ -22,13 +22,13 @@ from ..networks.bitdance import (
     BlockNetwork,
     HeadConfig,
 )
-from ..networks.hybrid import Hybrid, HybridConfig
-from ..networks.janus import Janus, JanusConfig
-from ..networks.janus_vision import JanusVision, VisionConfig
-from ..networks.llama import CLASS, FEATURES, TEXT, Llama, LlamaConfig, qwen_config
-from ..networks.mar import MAR, MARConfig
-from ..networks.ops import shapes_only
-from ..networks.ta_tok import TATok, TATokConfig
+from ...networks.hybrid import Hybrid, HybridConfig
+from ...networks.janus import Janus, JanusConfig
+from ...networks.janus_vision import JanusVision, VisionConfig
+from ...networks.llama import CLASS, FEATURES, TEXT, Llama, LlamaConfig, qwen_config
+from ...networks.mar import MAR, MARConfig
+from ...networks.ops import shapes_only
+from ...networks.ta_tok import TATok, TATokConfig
 
 # Li et al. 2024, table of models: width, depth of encoder and of decoder, attention heads, head depth and width.
 SIZES = {"MAR-B": (768, 12, 12, 6, 1024), "MAR-L": (1024, 16, 16, 8, 1280), "MAR-H": (1280, 20, 16, 12, 1536)}

@@ -15,20 +15,20 @@ from typing import Any
 
 import torch
 
-from ..errors import UserError
-from ..networks.autoencoder import VQModel
-from ..networks.janus import TRUNK, Janus, JanusConfig, JanusModel, Template, WordHead
-from ..networks.janus_vision import LEAST_SIDE, ImageReader, JanusVision, VisionConfig
-from ..networks.ops import FAST, TORCH, Operations
-from ..networks.torch_state import in_own_state
-from . import checkpoint as ck
-from .autoencoders import build_vq
-from .configs import expect_fixed, expect_language, expect_stated, inner, language_numbers, language_part
-from .families import KINDS, Precision, choose_bits, choose_dtype, read
-from .llamagen import LARGEST_GRID
-from .shards import weight_files
-from .tokenizer import Tokenizer, load_tokenizer
-from .wrappers import AUTO
+from ...errors import UserError
+from ...networks.autoencoder import VQModel
+from ...networks.janus import TRUNK, Janus, JanusConfig, JanusModel, Template, WordHead
+from ...networks.janus_vision import LEAST_SIDE, ImageReader, JanusVision, VisionConfig
+from ...networks.ops import FAST, TORCH, Operations
+from ...networks.torch_state import in_own_state
+from ..autoencoders import build_vq
+from ..files import checkpoint as ck
+from ..files.configs import expect_fixed, expect_language, expect_stated, inner, language_numbers, language_part
+from ..files.kinds import KINDS, Precision, choose_bits, choose_dtype, read
+from ..files.shards import weight_files
+from ..files.tokenizer import Tokenizer, load_tokenizer
+from ..files.wrappers import AUTO
+from ..llamagen.loader import LARGEST_GRID
 
 # Tokens along one side of the image, of 16 pixels each, in all official models.
 _GRID = 24
