@@ -7,8 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import UserError
-from ..samplers.mar.mar import CLIPPED, clips
-from ..samplers.mar.settings import DiSASettings
+from ..samplers.mar.settings import CLIPPED, MARBase
 from ..samplers.settings import knobs, make
 from . import presets
 from .labels import DEMO_LABELS
@@ -45,7 +44,7 @@ class ModelFacts:
         """What the model takes where a setting is None, by name."""
         if self.model is not None:
             return own_values_of(self.model, settings)
-        return {"t_max": CLIPPED} if isinstance(settings, DiSASettings) and clips(settings) else {}
+        return {"t_max": CLIPPED} if isinstance(settings, MARBase) and settings.clips else {}
 
 
 @dataclass(frozen=True)

@@ -34,8 +34,9 @@ class Annealed(Guarantees):
         """Whether the diffusion steps fall."""
         return self.diffusion_steps_end is not None
 
-    def exact(self, side: int) -> bool:
-        return not self.annealed and super().exact(side)
+    @property
+    def approximates(self) -> bool:
+        return self.annealed or super().approximates
 
 
 def annealed_steps(first: int, last: int | None, curve: str, passes: int) -> list[int]:

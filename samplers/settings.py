@@ -52,17 +52,22 @@ class Settings:
 
 
 class Guarantees(Settings):
-    """Settings of a sampler and what they promise about the images; every part of a combination adds its own
-    condition.
+    """Settings of a sampler and what they promise about the images; every part of a combination adds to
+    :attr:`approximates`.
     """
 
     # Whether an image that is not exact shows the same subject in a different image, because the method decides tokens
     # in another order or starts from a small image. Other methods approximate the unaccelerated image.
     another_image: ClassVar[bool] = False
 
+    @property
+    def approximates(self) -> bool:
+        """Whether a part of the method is on that changes the distribution of the images."""
+        return False
+
     def exact(self, side: int) -> bool:
         """Whether the images equal the unaccelerated sampler's, up to rounding in fp32. ``side``: of the token grid."""
-        return True
+        return not self.approximates
 
     def lossless(self) -> bool:
         """Whether the images differ from the unaccelerated sampler's, but have exactly the same distribution."""

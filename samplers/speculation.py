@@ -121,7 +121,10 @@ class Speculation:
     data: Tensor
     logits: Tensor
 
-    def __init__(self, net: Recordable, head: Head, chains: DiffusionBatch, rng: CounterRNG, report: Report):
+    def __init__(
+        self, net: Recordable, head: Head, chains: DiffusionBatch, rng: CounterRNG, report: Report | None = None
+    ):
+        """``report``: counts the steps of :meth:`windows` that were drafted and accepted; None: nothing does."""
         self.net = net
         self.head = head
         self.chains = chains
@@ -165,8 +168,9 @@ class Speculation:
             if length > 1:
                 left = self.reported - self.done[going]  # steps of which the report tells
                 accepted = self.verify(going, self.draft(going, length))
-                self.report.add(drafted_steps=int(np.minimum(left, length).sum()))
-                self.report.add(accepted_steps=int(np.minimum(left, accepted).sum()))
+                if self.report is not None:
+                    self.report.add(drafted_steps=int(np.minimum(left, length).sum()))
+                    self.report.add(accepted_steps=int(np.minimum(left, accepted).sum()))
             else:
                 self.advance(going)
             yield

@@ -8,8 +8,7 @@ from ...networks.mar import MARModel
 from ...samplers.editing import Edit
 from ...samplers.mar.canvas import edited
 from ...samplers.mar.lazy.plan import usual_block
-from ...samplers.mar.mar import CLIPPED, clips
-from ...samplers.mar.settings import CacheSettings, DiSASettings, MARBase
+from ...samplers.mar.settings import CLIPPED, CacheSettings, MARBase
 from ..memory import FEATURES, PROMPTS, weights_by_part
 from ..memory.mar import estimate
 from . import Family
@@ -59,8 +58,7 @@ class MARFamily(Family):
         own = {"block": usual_block(model.net.config.decoder_depth)}
         if isinstance(settings, MARBase):
             first = model.first_timestep(settings.diffusion_steps)
-            clipped = isinstance(settings, DiSASettings) and clips(settings)
-            own["t_max"] = min(first, CLIPPED) if clipped else first
+            own["t_max"] = min(first, CLIPPED) if settings.clips else first
         return own
 
     def short(self, settings: Any) -> Any:

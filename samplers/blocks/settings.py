@@ -53,7 +53,7 @@ class BlockSettings(Annealed):
         return {"full": self.diffusion_steps}
 
     def exact(self, side: int) -> bool:
-        return self.window == 1 and super().exact(side)
+        return self.window == 1 and not self.approximates
 
     def lossless(self) -> bool:
-        return self.window > 1 and super().exact(0)
+        return self.window > 1 and not self.approximates

@@ -22,8 +22,8 @@ from ..device import to_device
 from ..editing import LARGEST_LATENT, Edit, edit_digests
 from ..engine import Canvas, Sampled, expect_images, new_report
 from ..noise import PairedNoise
-from .settings import MARBase
-from .tables import STEPS, Tables, tables
+from .settings import CLIPPED, MARBase
+from .tables import Tables, tables
 
 
 class Order:
@@ -186,10 +186,19 @@ class MARCanvas(Canvas):
         self.total = self.order.steps
         self.guided = self.settings.cfg != 1.0  # whether the null branch is evaluated
 
+        # The timestep from which every token is denoised, also by a draft model and in DiSA's and FastHybrid's shorter
+        # tables.
+        settings = self.settings
+        self.first_timestep = settings.t_max or self.model.first_timestep(settings.diffusion_steps)
+        self.unclipped = self.first_timestep  # that of plain MAR, whose noise shorter tables pick theirs from
+        if settings.t_max is None and settings.clips:
+            self.first_timestep = min(self.first_timestep, CLIPPED)
+
     def with_model(self, model: MARModel, conditioning: Conditioning, report: Report) -> MARCanvas:
         """The same images for another model, which reads them, and whose work another report counts.
 
-        Both canvases share everything else, such as tokens and measured seconds.
+        Both canvases share everything else, such as tokens, measured seconds, and the timestep at which diffusion
+        starts.
         """
         other = copy(self)
         other.model = model
@@ -215,18 +224,13 @@ class MARCanvas(Canvas):
 
     # --- the diffusion of a token
 
-    def tables(self, count: int, highest: int = STEPS - 1) -> Tables:
-        """Diffusion tables of ``count`` steps. They start at the setting t_max, or else at the checkpoint's timestep,
-        but never above ``highest``.
-        """
-        t_max = self.settings.t_max
-        if t_max is None:
-            t_max = self.model.first_timestep(self.settings.diffusion_steps)
-        return tables(count, min(t_max, highest), self.model.max_beta)
+    def tables(self, count: int) -> Tables:
+        """Diffusion tables of ``count`` steps."""
+        return tables(count, self.first_timestep, self.model.max_beta)
 
-    def table(self, count: int, highest: int = STEPS - 1) -> chain.StepTable:
+    def table(self, count: int) -> chain.StepTable:
         """The steps of :meth:`tables` on the device."""
-        made = self.tables(count, highest)
+        made = self.tables(count)
         return chain.step_table(made.drawn, self.time_embeddings(made))
 
     @torch.no_grad()
@@ -243,7 +247,7 @@ class MARCanvas(Canvas):
             )
 
         c = self.model.net.config
-        count = len(self.tables(streams[stream]))
+        count = len(tables(streams[stream], self.unclipped, self.model.max_beta))
         start = self.noise.first(stream, c.tokens, c.channels)
         steps = self.noise.steps(stream, count, c.tokens, c.channels)
         return TokenNoise(to_device(start, self.device), to_device(steps, self.device).transpose(0, 1))

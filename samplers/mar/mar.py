@@ -25,12 +25,6 @@ from ..speculation import Speculation
 from .canvas import MARCanvas, Tokens, mar_canvas
 from .network import FullTransformer, Heads, Transformer, full_head
 from .settings import DiSASettings, LazyMARSettings, MARBase, MARSettings
-from .tables import STEPS
-
-# If the last tokens take fewer than FEW_STEPS diffusion steps and a run does not set t_max, all tables start at t = 950
-# or below, as in the authors' code: from 999 the first step multiplies the head's error by thousands (tables.py).
-FEW_STEPS = 30
-CLIPPED = 950
 
 
 def check(model: MARModel, settings: MARBase) -> None:
@@ -81,15 +75,16 @@ class Diffusion:
         canvas: the images.
         heads: how the diffusion head is evaluated.
         tables: diffusion steps of every AR step.
+        counted: whether the report counts the diffusion steps that speculation drafts.
     """
 
-    def __init__(self, canvas: MARCanvas, heads: Heads, tables: Sequence[StepTable]):
+    def __init__(self, canvas: MARCanvas, heads: Heads, tables: Sequence[StepTable], counted: bool = True):
         expect_whole_head(canvas.settings, heads)
         self.canvas = canvas
         self.heads = heads
         self.tables = tables
-        # Diffusion steps that are drafted at once.
-        self.window = canvas.settings.speculation if canvas.settings.speculates else 1
+        self.counts = canvas.report if counted else None
+        self.window = canvas.settings.window
         self.noise = canvas.draws("full")
         if self.window > 1:
             self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
@@ -102,7 +97,7 @@ class Diffusion:
         rows = canvas.chains(self.tables[step], tokens, tokens.conditions(z), self.noise)
         if self.window > 1:
             head = full_head(net, rows, canvas.report)
-            paths = Speculation(net, head, rows, CounterRNG(tokens.of(self.keys)), canvas.report)
+            paths = Speculation(net, head, rows, CounterRNG(tokens.of(self.keys)), self.counts)
             values = paths.finish(np.arange(len(tokens)), self.window)
         else:
             values = self.heads.sample(net, rows, canvas.report)
@@ -111,25 +106,17 @@ class Diffusion:
 
 def expect_whole_head(settings: MARBase, heads: Heads) -> None:
     """Check that speculation, which evaluates the head at many diffusion steps at once, does not meet a cached head."""
-    if settings.speculates and not heads.whole(settings.diffusion_steps):
+    if settings.window > 1 and not heads.whole(settings.diffusion_steps):
         raise UserError(
             "speculation: it cannot be combined with head_cache; switch head_cache off, or set speculation to 0."
         )
-
-
-def clips(settings: DiSASettings) -> bool:
-    """Whether a run that does not set ``t_max`` starts at a lower timestep, because its diffusion steps fall to few."""
-    last = settings.diffusion_steps_end
-    return last is not None and last < FEW_STEPS
 
 
 def annealed_tables(canvas: MARCanvas, settings: DiSASettings, level: int = 1) -> list[StepTable]:
     """Diffusion tables of every AR step. The diffusion steps fall, and the last ``level`` AR steps have the fewest."""
     first = canvas.settings.diffusion_steps
     last = settings.diffusion_steps_end
-    clipped = canvas.settings.t_max is None and clips(settings)
-    highest = CLIPPED if clipped else STEPS - 1
     counts = annealed_steps(first, last, settings.diffusion_steps_curve, canvas.order.steps - level + 1)
     counts += counts[-1:] * (level - 1)
-    made = {count: canvas.table(count, highest) for count in set(counts)}
+    made = {count: canvas.table(count) for count in set(counts)}
     return [made[count] for count in counts]

@@ -12,6 +12,11 @@ from ..annealing import Annealed
 from ..settings import Guarantees, knob
 from .schedule import ORDERS, checkerboard, masked_after, stage_tokens, staged_after
 
+# If the last tokens take fewer than FEW_STEPS diffusion steps and a run does not set t_max, all tables start at t = 950
+# or below, as in the authors' code: from 999 the first step multiplies the head's error by thousands (tables.py).
+FEW_STEPS = 30
+CLIPPED = 950
+
 # A field is its default and sentence, then its range.
 # fmt: off
 
@@ -49,9 +54,14 @@ class MARBase(Guarantees):
         return {"full": self.diffusion_steps}
 
     @property
-    def speculates(self) -> bool:
-        """Whether the diffusion head drafts diffusion steps: a single one, or steps without noise, need no draft."""
-        return self.speculation > 1 and self.temperature > 0
+    def window(self) -> int:
+        """Diffusion steps that the head drafts at once; 1 for none: steps without noise need no draft."""
+        return max(1, self.speculation) if self.temperature > 0 else 1
+
+    @property
+    def clips(self) -> bool:
+        """Whether a run that does not set ``t_max`` starts at CLIPPED or below."""
+        return False
 
     @property
     def verified_at_once(self) -> int:
@@ -91,6 +101,11 @@ class DiSASettings(Annealed, MARBase):
         "linear decreases evenly, cosine fastest in the middle, two-stage all at once in the middle.",
         choices=("linear", "cosine", "two-stage"), advanced=True)
 
+    @property
+    def clips(self) -> bool:
+        last = self.diffusion_steps_end
+        return last is not None and last < FEW_STEPS
+
 
 @dataclass(frozen=True)
 class SpeculationSettings(MARBase):
@@ -102,10 +117,10 @@ class SpeculationSettings(MARBase):
         advanced=True)
 
     def exact(self, side: int) -> bool:
-        return not self.speculates and super().exact(side)
+        return self.window == 1 and not self.approximates
 
     def lossless(self) -> bool:
-        return self.speculates and super().exact(0)
+        return self.window > 1 and not self.approximates
 
 
 @dataclass(frozen=True)
@@ -154,10 +169,11 @@ class FastHybridSettings(DiSASettings):
         passed = step % self.lookahead if self.align_lookaheads else 0
         return self.lookahead - passed
 
-    def exact(self, side: int) -> bool:
+    @property
+    def approximates(self) -> bool:
         # After the last AR step there is nothing to draft.
         drafts = any(self.reach(step) > 1 for step in range(self.steps - 1))
-        return (not drafts or self.threshold > 1) and super().exact(side)
+        return (drafts and self.threshold <= 1) or super().approximates
 
 
 @dataclass(frozen=True)
@@ -218,8 +234,9 @@ class GtRSettings(DiSASettings):
                 )
         return staged_after(tokens, self.stage_steps)
 
-    def exact(self, side: int) -> bool:
-        return not self.reconstruction_steps and super().exact(side)
+    @property
+    def approximates(self) -> bool:
+        return self.reconstruction_steps > 0 or super().approximates
 
 
 @dataclass(frozen=True)
@@ -262,12 +279,10 @@ class CacheSettings(Guarantees):
         low=1, high=100, step=1, unit="% of the diffusion steps",
         advanced=True)
 
-    def exact(self, side: int) -> bool:
+    @property
+    def approximates(self) -> bool:
         caches = self.condition_cache or self.token_cache or self.head_cache or self.encoder_cache
-        return (self.refresh_period == 1 or not caches) and super().exact(side)
-
-    def lossless(self) -> bool:
-        return self.refresh_period == 1 and super().lossless()
+        return (self.refresh_period > 1 and caches) or super().approximates
 
 
 @dataclass(frozen=True)
@@ -321,13 +336,15 @@ class CSpDSettings(MARBase):
         """Whether the target computes every AR step alone."""
         return self.prefill(self.steps) == self.steps
 
+    @property
+    def approximates(self) -> bool:
+        return not (self.mode == "lossless" or self.all_are_prefill) or super().approximates
+
     def exact(self, side: int) -> bool:
-        return self.all_are_prefill and not self.speculates and super().exact(side)
+        return self.all_are_prefill and self.window == 1 and not self.approximates
 
     def lossless(self) -> bool:
-        same = self.mode == "lossless" or self.all_are_prefill
-
-        return same and super().exact(0) and not self.exact(0)
+        return not (self.all_are_prefill and self.window == 1) and not self.approximates
 
 
 def with_cache_settings(kind: type[MARBase]) -> type[MARBase]:

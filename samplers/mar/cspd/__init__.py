@@ -99,7 +99,8 @@ def cspd(
         draft: the model that drafts.
 
     Passes and head calls in the report are both models' together; ``draft_passes`` and ``draft_head_calls`` say how
-    many were the draft's.
+    many were the draft's. In mode ``lossless`` the drafted and the accepted diffusion steps are the draft's too: the
+    steps that the target drafts for itself are not among them.
 
     Raises:
         UserError: as :func:`samplers.mar.mar.mar`; a draft of other tokens, grid, classes or on another device.
@@ -109,6 +110,7 @@ def cspd(
     _expect_one_device(draft, model)
     canvas = mar_canvas("cspd", model, condition, settings, noise, edit)
     canvas.report.model = f"{model.name}{DRAFTED_BY}{draft.name}"
+    canvas.report.remark(remark_start(draft, canvas))
 
     draft.net.begin_run()
     with torch.no_grad():
@@ -122,10 +124,22 @@ def cspd(
     return result
 
 
+def remark_start(draft: MARModel, canvas: MARCanvas) -> str:
+    """A sentence if a draft model starts at a higher timestep than its file says, because the target does; else ""."""
+    own = draft.first_timestep(canvas.settings.diffusion_steps)
+    if canvas.settings.t_max is not None or own >= canvas.first_timestep:
+        return ""
+    return (
+        f"t_max: the draft model starts at timestep {canvas.first_timestep}, as the target does, and its file says "
+        f"{own}; with t_max {own} more drafts may be accepted"
+    )
+
+
 def diffusion(canvas: MARCanvas, transformer: Transformer) -> Diffusion:
     """The target's own draw, for the prefill."""
     table = canvas.table(canvas.settings.diffusion_steps)
-    return Diffusion(canvas, transformer.heads, [table] * canvas.order.steps)
+    counted = canvas.settings.mode != "lossless"
+    return Diffusion(canvas, transformer.heads, [table] * canvas.order.steps, counted)
 
 
 @torch.no_grad()

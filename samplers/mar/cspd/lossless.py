@@ -62,8 +62,7 @@ class Lossless:
             with canvas.clock.phase("head"):
                 here = canvas.order.ahead(step)
                 accepted = torch.from_numpy(verified.kept_steps == len(self.table)).view(here.shape)
-                window = settings.speculation if settings.speculates else 1
-                values = verified.paths.finish(verified.rows, window).view(*here.shape, -1)
+                values = verified.paths.finish(verified.rows, settings.window).view(*here.shape, -1)
                 canvas.report.add(accepted_steps=int(verified.kept_steps.sum()))
                 outcome = outcome_of(canvas, accepted)
 
@@ -100,7 +99,7 @@ class Lossless:
                 rows, tokens = segment_chains(canvas, first + done, zs, self.noise, self.table)
                 rng = CounterRNG(tokens.of(self.keys))
                 head = full_head(net, rows, canvas.report)
-                paths = Speculation(net, head, rows, rng, canvas.report)
+                paths = Speculation(net, head, rows, rng)
                 kept_steps = self.advance(paths, drafts[done : done + len(zs)])
 
             # 3. The rows of each AR step.

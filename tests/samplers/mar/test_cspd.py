@@ -60,6 +60,27 @@ def test_the_target_speculates_before_the_first_draft_only(other, mode):
     assert "published and paper do so only before the small model's first draft" in about.help
 
 
+@pytest.mark.parametrize("mode", [L, "paper", "published"])
+@pytest.mark.fast_cases(1)
+def test_a_draft_starts_where_the_target_does(model, mode):
+    """Whatever the draft's file says; here it is the target itself, so every draft is accepted."""
+    target, draft = (dataclasses.replace(model, t_max=t) for t in (999, 950))
+    few = {"diffusion_steps": 40, "cfg_schedule": "constant", "mode": mode}
+    found, same = run(target, draft, **few), run(target, target, **few)
+    assert torch.equal(found.latents, same.latents) and found.report.counts == same.report.counts
+    assert mode == "paper" or found.report.counts["rejected"] == 0
+    assert "the draft model starts at timestep 999, as the target does, and its file says 950" in found.report.note
+    assert not same.report.note and not run(target, draft, **few, t_max=950).report.note
+    assert not run(draft, target, **few).report.note, "a lower start than its own needs no remark"
+
+
+def test_steps_that_the_target_drafts_for_itself_are_not_counted(model, other):
+    """In mode ``lossless``: acceptance is the draft model's."""
+    both, alone = (run(other, model, speculation=s, prefill_ratio=0.0, draft_length=1).report.counts for s in (4, 0))
+    assert both["drafted_steps"] == alone["drafted_steps"] == 3 * 15 * 8
+    assert both["head_rows"] > alone["head_rows"] and both["accepted_steps"] < both["drafted_steps"] / 2
+
+
 @pytest.mark.parametrize(("length", "speculation", "mode"), [(1, 0, L), (3, 4, L), (50, 0, L), (1, 0, "published")])
 @pytest.mark.fast_cases("3-4-lossless", "1-0-published")
 def test_a_draft_that_is_the_target_is_always_accepted(model, length, speculation, mode):
@@ -67,7 +88,7 @@ def test_a_draft_that_is_the_target_is_always_accepted(model, length, speculatio
     same = {"cfg_schedule": "constant"} if mode == "published" else {}
     result = run(model, model, draft_length=length, speculation=speculation, mode=mode, **same)
     assert result.report.counts["rejected"] == 0 and result.report.counts["accepted"] == 3 * 15
-    if mode == L and not speculation:  # all 8 diffusion steps of each token
+    if mode == L:  # all 8 diffusion steps of each token; the target's own speculation is not among them
         assert result.report.counts["drafted_steps"] == result.report.counts["accepted_steps"] == 3 * 15 * 8
     if not speculation:
         plain = finish(mar(model, LABELS, MARSettings(**FEW, **same), NOISE)).latents

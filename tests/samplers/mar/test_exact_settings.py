@@ -69,7 +69,10 @@ CASES = [
     ("gtr+lazymar", {**STAGED, "refresh_period": 1}, NEITHER),
     ("cspd+lazymar", {"prefill_ratio": 1.0, "refresh_period": 1}, EXACT),
     ("cspd+lazymar", {"prefill_ratio": 0.2, "refresh_period": 1, "mode": "lossless"}, LOSSLESS),
+    ("cspd+lazymar", {"prefill_ratio": 0.2, **CACHED, **NO_CACHES, "mode": "lossless"}, LOSSLESS),
+    ("cspd+lazymar", {"prefill_ratio": 0.2, **CACHED, **NO_CACHES, "mode": "published"}, NEITHER),
     ("cspd+lazymar", {"prefill_ratio": 0.2, **CACHED}, NEITHER),
+    ("cspd+lazymar", {"prefill_ratio": 0.2, **CACHED, "mode": "lossless"}, NEITHER),
 ]
 
 

@@ -1,5 +1,6 @@
 """FastHybrid against the slow reference and by hand: guidance weights, which drafts are kept, and what it costs."""
 
+import dataclasses
 import math
 from functools import partial
 
@@ -9,8 +10,9 @@ import torch
 from fastar_nodes.reports.record import ACCEPTED, PLAIN, REDONE
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar.fasthybrid import fasthybrid, guidance_weights
-from fastar_nodes.samplers.mar.mar import mar
+from fastar_nodes.samplers.mar.canvas import mar_canvas
+from fastar_nodes.samplers.mar.fasthybrid import Refinement, fasthybrid, guidance_weights
+from fastar_nodes.samplers.mar.mar import annealed_tables, mar
 from fastar_nodes.samplers.mar.network import FullTransformer
 from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
@@ -154,6 +156,17 @@ def test_renoised_drafts_run_their_share_of_the_guided_steps(model, guided, deno
     assert result.report.counts["head_calls"] == 2 * 12 + 6 * steps
     kept = run(model, accepted="keep", **settings).latents
     assert torch.equal(result.latents, kept) == (not steps)
+
+
+@pytest.mark.parametrize(("end", "own", "first"), [(10, None, 950), (None, None, 999), (30, None, 999), (10, 999, 999)])
+def test_guided_steps_start_where_the_full_ones_do(model, end, own, first):
+    """At 950 of steps that fall to few (DiSA), so that all tokens are denoised from the same noise."""
+    official = dataclasses.replace(model, t_max=999)
+    settings = FastHybridSettings(steps=5, diffusion_steps=40, diffusion_steps_end=end, guided_steps=6, t_max=own)
+    canvas = mar_canvas("fasthybrid", official, from_ids((1,)), settings, PairedNoise(5, (0,)), None)
+    found = Refinement(canvas, settings).table.times[0], annealed_tables(canvas, settings)[0].times[0]
+    embedded = model.net.head.time_embed(torch.tensor([first]))[0]
+    assert all(torch.allclose(time, embedded, atol=1e-6) for time in found)
 
 
 def test_two_guided_steps_by_hand():
