@@ -5,7 +5,6 @@ Type checkers and editors read this file. It is not run: ``__init__`` takes the 
 a module when one of its names is first used.
 """
 
-from .assembly import resolve as resolve
 from .errors import UserError as UserError
 from .model_loaders.autoencoders import load_kl as load_kl
 from .model_loaders.autoencoders import load_vq as load_vq
@@ -31,6 +30,7 @@ from .pipeline import load as load
 from .reports.record import Report as Report
 from .runs import presets as presets
 from .runs.labels import resolve_labels as resolve_labels
+from .runs.loading import resolve as resolve
 from .runs.registry import SAMPLERS as SAMPLERS
 from .samplers.blocks.bitdance import bitdance as bitdance
 from .samplers.blocks.settings import BlockSettings as BlockSettings

@@ -24,9 +24,6 @@ import torch.nn.functional as F
 from PIL import Image, ImageOps
 from torch import Tensor, nn
 
-from . import assembly
-from .assembly import AUTO, PAR, Drafts, Ready, Source
-from .conditions import ENCODER, ConditionBuilder, has_null_prompt
 from .errors import UserError, amount, first_line, unknown
 from .memory import enough_memory
 from .model_loaders.files.kinds import DTYPES
@@ -39,10 +36,12 @@ from .networks.mar import MARModel
 from .networks.speed import SPEEDS, choose
 from .networks.torch_state import in_own_state, own_state
 from .reports.record import Report
-from .runs import inpainting
+from .runs import inpainting, loading
 from .runs.answers import AnswerSettings, answer, expect_reader
 from .runs.batches import begin, expect_little_noise, in_parts
 from .runs.choice import Choice
+from .runs.conditions import ENCODER, ConditionBuilder, has_null_prompt
+from .runs.loading import AUTO, PAR, Drafts, Ready, Source
 from .runs.presets import CUSTOM
 from .runs.presets import names as preset_names
 from .runs.presets import values as preset_values
@@ -129,7 +128,7 @@ def load(
         UserError: a file is missing or does not fit, a download failed, or the device or dtype cannot be used.
     """
     # 1. Check the arguments.
-    folder = assembly.models_folder(models)
+    folder = loading.models_folder(models)
     precision = _dtype(dtype)
     if grid is not None:
         grid = _whole(grid, "grid", 2, 128)
@@ -138,14 +137,14 @@ def load(
 
     # 2. Load the model with its decoder.
     def find_file(choice: str, family: str) -> Path:
-        return assembly.find_file(choice, family, folder, progress)
+        return loading.find_file(choice, family, folder, progress)
 
-    source = Source(find_file, assembly.choose_device(str(device)), precision, speed=speed)
+    source = Source(find_file, loading.choose_device(str(device)), precision, speed=speed)
     choice = str(model)
-    family = assembly.listed_family(choice) or assembly.identified(choice, source) or MAR
+    family = loading.listed_family(choice) or loading.identified(choice, source) or MAR
     if family == PAR:
         family = LLAMAGEN
-    ready = assembly.load(family, choice, source, str(decoder), grid, weights)
+    ready = loading.load(family, choice, source, str(decoder), grid, weights)
 
     # 3. What else it needs is loaded later.
     readers = ConditionBuilder(source, str(tar), str(ta_tok), str(encoder), warn=_log.warning)
@@ -174,7 +173,7 @@ def _dtype(dtype: str | torch.dtype) -> str:
 
     if dtype not in DTYPES.values():
         raise UserError(f"dtype: {dtype} is not one of {', '.join(map(str, DTYPES.values()))}.")
-    return assembly.dtype_name(dtype)
+    return loading.dtype_name(dtype)
 
 
 def _expect_used(ready: Ready, argument: str, fits: bool, why: str) -> None:
@@ -229,7 +228,7 @@ class Pipeline:
         """
         source = self.readers.files
         moved = replace(
-            source, device=assembly.choose_device(str(device)), dtype=source.precision_name(self.ready.family)
+            source, device=loading.choose_device(str(device)), dtype=source.precision_name(self.ready.family)
         )
         moved.precision(self.ready.family)
         nets = [value for value in vars(self.model).values() if isinstance(value, nn.Module)]
@@ -337,7 +336,7 @@ class Pipeline:
         expect_little_noise(self.model, made, len(condition), "images")
 
         # 3. The sampler with its draft model, in parts if memory is insufficient for the whole batch.
-        entry = assembly.complete(entry, self.ready, self.drafts)
+        entry = loading.complete(entry, self.ready, self.drafts)
 
         def start(part: range) -> Generator[Step, Any, Any]:
             """The sampler on some of the images."""
@@ -360,7 +359,7 @@ class Pipeline:
         image, mask = arguments.get("image"), arguments.get("mask")
         if image is None or mask is None or isinstance(image, Tensor):
             result = self.sample(prompt, **arguments)
-            pixels = assembly.decode(self.ready, result).numpy()
+            pixels = loading.decode(self.ready, result).numpy()
         else:
             result, pixels = self._in_own_image(prompt, image, mask, arguments)
 
@@ -382,7 +381,7 @@ class Pipeline:
         result = self.sample(prompt, **{**arguments, "image": part, "mask": crop.of(area)})
 
         with own_state(), enough_memory(told):
-            drawn = assembly.decode(self.ready, result).movedim(-1, 1).float() / 255
+            drawn = loading.decode(self.ready, result).movedim(-1, 1).float() / 255
             whole = inpainting.put_back(original, drawn, area, crop)
             return result, (whole.movedim(1, -1).clamp(0, 1) * 255).round().to(torch.uint8).numpy()
 

@@ -11,11 +11,11 @@ import argparse
 
 import numpy as np
 
-from ..assembly import AUTO, DEMO, decode
 from ..reports.record import Report
 from ..runs import presets
 from ..runs.advice import calibrate, candidates
 from ..runs.choice import PRESET, Choice, choose
+from ..runs.loading import AUTO, DEMO, decode
 from ..runs.measured import AdviceSettings
 from ..runs.registry import find
 from ..samplers.engine import finish

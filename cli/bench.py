@@ -19,13 +19,13 @@ from typing import Any
 
 import torch
 
-from ..assembly import Ready
 from ..errors import UserError
 from ..networks.speed import choose
 from ..reports.files import Result, as_text, output, save
 from ..reports.record import LONGEST_NOTE, VERSION, Report, repeated
 from ..reports.table import literal, markdown, percent
 from ..reports.timing import Speedup
+from ..runs.loading import Ready
 from ..runs.registry import FAMILIES, Entry
 from ..samplers.conditioning import AnyCondition, from_ids
 from .conditions import conditions

@@ -16,8 +16,6 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
-from ..assembly import AUTO, models_folder
-from ..conditions import ENCODER
 from ..errors import UserError
 from ..model_loaders.files.kinds import DTYPES, EIGHT_BITS
 from ..model_loaders.files.wrappers import WEIGHTS
@@ -25,6 +23,8 @@ from ..networks.speed import PLAIN
 from ..reports.files import Result, as_text, distinct, encoded, image_endings, output, save
 from ..reports.record import VERSION
 from ..reports.table import literal, markdown
+from ..runs.conditions import ENCODER
+from ..runs.loading import AUTO, models_folder
 from .checks import LABEL, PROMPT, Check, Line, run_steps
 from .conditions import builder
 from .machine import anonymous, environment, private_folders

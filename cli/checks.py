@@ -17,9 +17,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .. import assembly
-from ..assembly import AUTO, Drafts, Ready, Source
-from ..conditions import ConditionBuilder
 from ..errors import UserError, first_line
 from ..model_loaders.autoencoders import load_kl, load_vq
 from ..model_loaders.bitdance import load_binary
@@ -35,6 +32,8 @@ from ..reports.record import Report, dtype_of, dtype_of_weights
 from ..reports.timing import shown_seconds
 from ..runs import batches
 from ..runs.answers import answer_bytes
+from ..runs.conditions import ConditionBuilder
+from ..runs.loading import AUTO, Drafts, Ready, Source, complete, decode, load, load_language_model, prompt_settings
 from ..runs.memory import WEIGHTS
 from ..runs.memory.tokens import estimate_prompt
 from ..runs.presets import BALANCED
@@ -236,7 +235,7 @@ def _load(check: Check) -> list[torch.nn.Module]:
         check.part = _load_part(check)
         return [getattr(check.part, "net", torch.nn.Module())]
 
-    ready = assembly.load(what.family, what.choice, check.files, check.decoder, None, check.weights)
+    ready = load(what.family, what.choice, check.files, check.decoder, None, check.weights)
     check.pipe = Pipeline(ready, Drafts(check.files, AUTO, what.choice), check.readers)
     return [own_net(ready.model), check.pipe.decoder.net]
 
@@ -251,7 +250,7 @@ def _load_part(check: Check) -> Any:
     if kind == "bitdance-ae":
         return load_binary(check.found, AUTO, check.device)
     if kind == "tar":
-        return assembly.load_language_model(check.subject.choice, check.files)[0]
+        return load_language_model(check.subject.choice, check.files)[0]
     if kind == "ta-tok":
         return load_ta_tok(check.found, check.files.dtype, check.device, encoder=False)
     if kind == "t5":
@@ -348,7 +347,7 @@ def image(check: Check) -> Iterator[Line]:
 
     with watched(check.device) as peak:
         made = draw(planned, condition, check.seed)
-    check.image = assembly.decode(planned.on, made).numpy()[0]
+    check.image = decode(planned.on, made).numpy()[0]
     check.reports.append(made.report)
 
     contrast = int(check.image.max()) - int(check.image.min())
@@ -377,7 +376,7 @@ def _accelerated(check: Check, entry: Entry, condition: AnyCondition, plain: Rep
 
     try:
         planned = check.planned(entry.name, preset=BALANCED)
-        entry = assembly.complete(entry, planned.on, check.loaded.drafts)
+        entry = complete(entry, planned.on, check.loaded.drafts)
         planned = Planned(entry, planned.settings, {}, ready=planned.ready)
         warm_up(planned, condition)
         report = draw(planned, condition, check.seed).report
@@ -474,7 +473,7 @@ def evaluation(check: Check) -> Iterator[Line]:
         elif check.subject.files == "t5":
             found = f"features {_times(part.encode([prompt])[0].shape)}"
         elif check.subject.files == "tar":
-            settings = assembly.prompt_settings({}, {})
+            settings = prompt_settings({}, {})
             need = packed_bytes(part.net) + estimate_prompt(part, settings, prompt, 1)
             batches.run_beginning(tar_prompt(part, [prompt], settings, PairedDraws(check.seed, range(1))))
             found = "the first codes of a prompt"

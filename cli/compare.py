@@ -15,7 +15,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ..assembly import DEMO, decode
 from ..errors import UserError
 from ..reports.files import Result, as_text, distinct, encoded, image_endings, output, save
 from ..reports.grid import MOST_COLUMNS, compare_grid, expect_fits
@@ -23,6 +22,7 @@ from ..reports.maps import token_map
 from ..reports.record import LONGEST_NOTE, PLAIN, Report, repeated, to_json, to_table
 from ..reports.table import literal
 from ..runs.baseline import qualities
+from ..runs.loading import DEMO, decode
 from ..samplers.conditioning import AnyCondition
 from .conditions import conditions
 from .options import MOST_IMAGES, SEEDS, condition_options, model_options, sampler_options, whole

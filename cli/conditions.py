@@ -7,11 +7,11 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..assembly import Ready, Source
-from ..conditions import ConditionBuilder
 from ..errors import UserError
 from ..model_loaders.llamagen.captions import prompt_of
 from ..pipeline import pictures
+from ..runs.conditions import ConditionBuilder
+from ..runs.loading import Ready, Source
 from ..samplers.conditioning import FREEDOM, AnyCondition, CodeCondition
 from .options import MOST_IMAGES, source
 from .planning import PROMPT, Planned

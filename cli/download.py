@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import argparse
 
-from ..assembly import AUTO, find_file, models_folder
-from ..conditions import ENCODER
 from ..errors import UserError
+from ..runs.conditions import ENCODER
+from ..runs.loading import AUTO, find_file, models_folder
 from .options import models_option
 from .subject import expect_disk, needed, subject
 

@@ -11,12 +11,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..assembly import models_folder
 from ..model_loaders.catalogue import hub
 from ..model_loaders.catalogue.transfer import readable_size
 from ..model_loaders.files import kinds
 from ..networks.janus import edits
 from ..reports.table import markdown
+from ..runs.loading import models_folder
 from .options import models_option
 from .subject import all_entries, download_bytes
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from ..assembly import DEMO, PAR, Source, identified, listed_family
 from ..errors import UserError
 from ..model_loaders.catalogue import hub
 from ..model_loaders.files import checkpoint as ck
+from ..runs.loading import DEMO, PAR, Source, identified, listed_family
 from ..runs.registry import FAMILIES, HYBRID, LLAMAGEN, TAR, Entry
 
 

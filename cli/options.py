@@ -5,12 +5,12 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from ..assembly import AUTO, DEMO, Source, choose_device, find_file, models_folder
-from ..conditions import ENCODER
 from ..errors import UserError
 from ..model_loaders.files.kinds import DTYPES, EIGHT_BITS
 from ..model_loaders.files.wrappers import WEIGHTS
 from ..networks.speed import SPEEDS
+from ..runs.conditions import ENCODER
+from ..runs.loading import AUTO, DEMO, Source, choose_device, find_file, models_folder
 from ..samplers.tokens.mulosd.upsampling import BICUBIC
 
 SEEDS = 1 << 64

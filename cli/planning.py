@@ -8,13 +8,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, TypeVar
 
-from .. import assembly
-from ..assembly import AUTO, DEMO, PAR, Drafts, Ready, complete, identified
 from ..errors import UserError, did_you_mean
 from ..reports.record import compared
-from ..runs import presets
+from ..runs import loading, presets
 from ..runs.baseline import ComparedRun, baselines
 from ..runs.choice import PRESET, ModelFacts, assignment, choose, names_of_settings, parse_settings
+from ..runs.loading import AUTO, DEMO, PAR, Drafts, Ready, complete, identified
 from ..runs.registry import BITDANCE, FAMILIES, MAR, TAR, Entry, find
 from ..samplers.settings import expect_names_here, make, no_setting
 from ..samplers.tokens.settings import TarPromptSettings
@@ -122,7 +121,7 @@ def load(options: argparse.Namespace, entries: Iterable[Entry]) -> dict[str, Rea
     loaded: dict[str, Ready] = {}
     for family, choice in dict.fromkeys(chosen.values()):
         grid = None if options.grid is None else whole(options.grid, "grid", 2, 128)
-        loaded[choice] = assembly.load(family, choice, files, options.decoder, grid, options.weights)
+        loaded[choice] = loading.load(family, choice, files, options.decoder, grid, options.weights)
 
     return {name: loaded[choice] for name, (_, choice) in chosen.items()}
 

@@ -10,13 +10,13 @@ from typing import Any
 import torch
 from comfy_api.latest import io
 
-from ..assembly import dtype_name
 from ..memory import enough_memory
 from ..model_loaders.janus.loader import load_janus_head
 from ..model_loaders.janus.squares import squared
 from ..networks.janus import JanusModel, WordHead
 from ..networks.torch_state import in_own_state
 from ..runs.answers import AnswerSettings, Words, answer, answer_bytes, expect_reader
+from ..runs.loading import dtype_name
 from ..samplers.settings import make
 from ..samplers.tokens.draws import PairedDraws
 from . import host

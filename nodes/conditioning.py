@@ -12,7 +12,6 @@ import torch
 from comfy_api.latest import io
 from torch import Tensor
 
-from ..assembly import AUTO, dtype_name
 from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders.catalogue import hub
@@ -28,6 +27,7 @@ from ..networks.torch_state import in_own_state
 from ..runs import registry
 from ..runs.batches import in_parts
 from ..runs.labels import PICTURE_BOOK, check_labels, label_sets, resolve_labels, split_labels, unknown_words
+from ..runs.loading import AUTO, dtype_name
 from ..runs.memory.tokens import estimate_prompt
 from ..runs.shown import PLAIN, Shown
 from ..runs.syntax import read_as_text

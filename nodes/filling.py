@@ -15,15 +15,14 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from .. import assembly
-from ..assembly import AUTO
 from ..errors import UserError, first_line
 from ..model_loaders.catalogue import hub
 from ..model_loaders.files.checkpoint import parse_json
 from ..model_loaders.files.wrappers import WEIGHTS
 from ..networks.hybrid import SAFE_START, SAFE_STEPS
-from ..runs import presets, registry
+from ..runs import loading, presets, registry
 from ..runs.choice import ModelFacts
+from ..runs.loading import AUTO
 from ..runs.registry import SAMPLERS
 from ..runs.shown import FREE, PLAIN, PRESETS, Shown
 from ..samplers.mar.settings import CacheSettings, MARBase
@@ -192,11 +191,11 @@ def _version(path: Path) -> tuple[int, int]:
 def _of_file(family: str, choice: str, path: Path, version: tuple[int, int], side: int | None, weights: str) -> Model:
     """What the file of a model tells."""
     if family == _LANGUAGE:
-        network, stated = assembly.outline_language_model(path)
+        network, stated = loading.outline_language_model(path)
         demo = any(entry.id == choice and entry.built_in for entry in hub.entries("tar"))
         return Model(demo, recommended=stated, model=network, words=_words(family, demo))
 
-    ready = assembly.outline(family, choice, path, side, weights)
+    ready = loading.outline(family, choice, path, side, weights)
     return Model(**vars(ready.facts), words=_words(family, ready.demo))
 
 
@@ -210,13 +209,13 @@ def _of_entry(entry: hub.Entry, family: str) -> Model:
     if decoder == KL:
         size = next((width for name, width in _WIDTHS.items() if name in entry.id), 0)
         unipic = "unipic" in entry.id
-        published = assembly.published_masked(family, unipic)
+        published = loading.published_masked(family, unipic)
         harmon = family == registry.HYBRID and not unipic
         return Model(width=size, recommended=published, words=words, clips=harmon)
 
     if decoder == BITS:
-        model = assembly.official_blocks(entry)
-        return Model(recommended=assembly.published_blocks(model), model=model, words=words)
+        model = loading.official_blocks(entry)
+        return Model(recommended=loading.published_blocks(model), model=model, words=words)
 
     reads = "text" if "t2i" in entry.id else _READS[family]
     width, regions = _PARS.get(entry.id, (0, 1))

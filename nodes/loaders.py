@@ -10,8 +10,6 @@ from typing import Any, ClassVar, cast
 
 from comfy_api.latest import io
 
-from .. import assembly
-from ..assembly import AUTO, Source
 from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders.catalogue import hub
@@ -21,7 +19,8 @@ from ..networks.autoencoder import KLModel, VQModel
 from ..networks.bitdance import BlockModel
 from ..networks.speed import COMPILE, SPEEDS
 from ..networks.torch_state import in_own_state
-from ..runs import registry
+from ..runs import loading, registry
+from ..runs.loading import AUTO, Source
 from ..runs.registry import family_of
 from . import host
 from .host.loaded import TA_TOK, Loaded
@@ -326,13 +325,13 @@ class _Loader(io.ComfyNode):
             operations=host.operations.suited(host.devices.get_compute_device()),
         )
         side = tokens_per_side(menus["grid"], menus["size"])
-        ready = assembly.load(cls.family, checkpoint, source, decoder, side, menus["weights"])
+        ready = loading.load(cls.family, checkpoint, source, decoder, side, menus["weights"])
         decoder_model = ready.decoder
         assert decoder_model is not None
 
         parts: dict[str, Loaded[Any]] = {}
         if "ta_tok" in cls.widgets:
-            reader = assembly.load_reader(ready, source, ta_tok)
+            reader = loading.load_reader(ready, source, ta_tok)
             parts[TA_TOK] = Loaded.of(reader)
             ready = replace(ready, model=replace(cast(Any, ready.model), ta_tok=reader))
 
@@ -341,7 +340,7 @@ class _Loader(io.ComfyNode):
         if menus["size"] != AUTO and vae.downscale_ratio * cast(Any, ready.model).patch != PIXELS:
             raise UserError(f"size: {ready.model.name} has tokens of another size than {PIXELS} pixels; choose {AUTO}.")
 
-        loaded = Loaded.of(ready.model, vae, parts, assembly.defaults(ready), menus["speed"])
+        loaded = Loaded.of(ready.model, vae, parts, loading.defaults(ready), menus["speed"])
         return io.NodeOutput(loaded, vae, ui=cls.said(ready.model))
 
     @classmethod
@@ -471,7 +470,7 @@ class LoadTar(_Loader):
             "dtype: memory is insufficient to load this model; choose int8, bf16 or fp16, a smaller model, or unload "
             "others."
         ):
-            model, stated = assembly.load_language_model(listed(checkpoint, "tar"), source)
+            model, stated = loading.load_language_model(listed(checkpoint, "tar"), source)
 
         return io.NodeOutput(Loaded.of(model, recommended=stated))
 

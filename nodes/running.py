@@ -22,7 +22,6 @@ import numpy as np
 from comfy_api.latest import io
 from torch import Tensor
 
-from ..assembly import AUTO, PAR, dtype_name, expect_same_codes, read_images
 from ..errors import OfFastAR, UserError
 from ..memory import enough_memory
 from ..model_loaders.files.kinds import choose_dtype
@@ -38,6 +37,7 @@ from ..runs import registry
 from ..runs.batches import expect_little_noise, in_parts, run_beginning, with_estimate
 from ..runs.choice import Choice, ModelFacts, choose
 from ..runs.labels import labels_for
+from ..runs.loading import AUTO, PAR, dtype_name, expect_same_codes, read_images
 from ..runs.memory import DECODE, WEIGHTS
 from ..runs.registry import SAMPLERS, Entry, family_of
 from ..runs.shown import CHOSEN, PRESETS, UNKNOWN, WITHOUT_MODEL, Sent, Shown

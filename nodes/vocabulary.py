@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from ..assembly import AUTO
 from ..errors import UserError
 from ..model_loaders.files.checkpoint import parse_json
 from ..runs.labels import PICTURE_BOOK, label_sets, subject_like, words_of
+from ..runs.loading import AUTO
 from . import filling
 from .conditioning import set_of_entry
 

@@ -64,7 +64,7 @@ print(json.dumps({
 def loaded() -> list[str]:
     """The modules that the measurement imports: all that need no ComfyUI, and the commands of the lab."""
     packages = (
-        *("api", "assembly", "conditions", "pipeline", "cli", "model_loaders", "networks", "reports", "runs"),
+        *("api", "pipeline", "cli", "model_loaders", "networks", "reports", "runs"),
         *("samplers", "sweeps", "lab.experiments", "lab.gpu", "lab.sweeps", "lab.work"),
     )
     names = [name_of(path) for path in sources()]
@@ -131,29 +131,27 @@ def test_importing_loads_nothing_before_it_is_used(imported):
 # errors.py and memory.py may be imported everywhere.
 OURS = {
     "": {"api", "nodes"},
-    "api": {"pipeline", "assembly", "runs", "samplers", "model_loaders", "networks", "reports"},
+    "api": {"pipeline", "runs", "samplers", "model_loaders", "networks", "reports"},
     "__main__": {"cli"},
     "errors": set(),
     "memory": set(),
-    "assembly": {"runs", "samplers", "model_loaders", "networks", "reports"},
-    "nodes": {"nodes", "sweeps", "assembly", "runs", "samplers", "model_loaders", "networks", "reports"},
+    "nodes": {"nodes", "sweeps", "runs", "samplers", "model_loaders", "networks", "reports"},
     "nodes.host": {"nodes.host", "networks", "reports"},
     "nodes.graph": {"nodes.host"},
     "nodes.images": {"nodes.host"},
     "nodes.vae": {"networks", "nodes.host", "nodes.images", "nodes.schema"},
     "sweeps": {"sweeps", "runs", "samplers", "reports"},
-    "runs": {"runs", "samplers", "networks", "reports"},
+    "runs": {"runs", "samplers", "model_loaders", "networks", "reports"},
     "samplers": {"samplers", "networks", "reports.record"},
     "reports": {"reports"},
     "model_loaders": {"model_loaders", "networks"},
     "model_loaders.files": {"model_loaders.files", "networks"},
     "model_loaders.catalogue": {"model_loaders.catalogue", "model_loaders.files", "networks"},
     "networks": {"networks"},
-    "conditions": {"assembly", "runs", "samplers", "model_loaders", "networks"},
-    "pipeline": {"assembly", "conditions", "runs", "samplers", "model_loaders", "networks", "reports"},
-    "cli": {"cli", "pipeline", "conditions", "assembly", "runs", "samplers", "model_loaders", "networks", "reports"},
+    "pipeline": {"runs", "samplers", "model_loaders", "networks", "reports"},
+    "cli": {"cli", "pipeline", "runs", "samplers", "model_loaders", "networks", "reports"},
     "lab": {
-        *("lab", "nodes", "cli", "sweeps", "pipeline", "assembly", "runs", "samplers", "model_loaders", "networks"),
+        *("lab", "nodes", "cli", "sweeps", "pipeline", "runs", "samplers", "model_loaders", "networks"),
         "reports",
     },
 }
@@ -167,8 +165,6 @@ PICTURES = {"torch", "numpy", "PIL"}
 # Third-party modules; the standard library is allowed everywhere.
 OTHERS = {
     **dict.fromkeys(("", "api", "__main__", "errors", "memory"), set()),
-    "assembly": {"torch"},
-    "conditions": {"torch"},
     "pipeline": PICTURES,
     "nodes": {*PICTURES, "comfy_api"},
     "nodes.host": {

@@ -45,11 +45,11 @@ OF_CHECKOUTS = "checkouts/"
 _PREPARE = ("sweep", "evaluate", "plot")
 # The code that images, seconds and measures depend on, and the weights.
 CODE = (
-    "assembly.py",
-    "conditions.py",
     "demo",
     "memory.py",
     "model_loaders",
+    "runs/conditions.py",
+    "runs/loading.py",
     "samplers",
     "lab/checkpoints",
     "lab/experiments",

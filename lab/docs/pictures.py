@@ -17,7 +17,6 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw
 
-from ...assembly import decode
 from ...cli import compare
 from ...cli.conditions import conditions
 from ...cli.planning import load, plan, with_draft
@@ -27,6 +26,7 @@ from ...reports.grid import compare_grid
 from ...reports.maps import OUTCOMES, token_map
 from ...reports.record import ACCEPTED, DRAFTED, PLAIN
 from ...reports.timelapse import FPS, time_lapse
+from ...runs.loading import decode
 from .thumbnails import Template, pixels
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -16,7 +16,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...assembly import decode
 from ...cli.bench import conditions_of, planned_for, shared_options
 from ...cli.options import AUTO, MOST_IMAGES, whole
 from ...cli.planning import Planned
@@ -25,6 +24,7 @@ from ...errors import UserError
 from ...model_loaders.files.kinds import DTYPES, EIGHT_BITS
 from ...reports.quality import psnr
 from ...reports.table import markdown
+from ...runs.loading import decode
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

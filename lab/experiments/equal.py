@@ -19,7 +19,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ...assembly import AUTO, Ready, language_model_for, load_language_model, prompt_settings
 from ...cli.bench import PROMPT_TEXT, conditions_of, planned_for, shared_options
 from ...cli.options import MOST_IMAGES, source, whole
 from ...cli.planning import Planned
@@ -29,6 +28,7 @@ from ...networks.llama import TokenModel
 from ...networks.tar import TarModel
 from ...reports.record import dtype_of
 from ...reports.table import markdown
+from ...runs.loading import AUTO, Ready, language_model_for, load_language_model, prompt_settings
 from ...samplers.conditioning import AnyCondition
 from ...samplers.tokens.draws import PairedDraws
 from ...samplers.tokens.settings import TarPromptSettings

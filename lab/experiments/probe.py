@@ -18,7 +18,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...assembly import decode
 from ...cli.conditions import conditions
 from ...cli.options import MOST_IMAGES, SEEDS, condition_options, model_options, setting_option, whole
 from ...cli.planning import prepare
@@ -29,6 +28,7 @@ from ...reports.files import Result, encoded, image_endings, output, save
 from ...reports.grid import compare_grid, expect_fits
 from ...reports.quality import measure
 from ...reports.table import figure, markdown
+from ...runs.loading import decode
 from ...samplers.conditioning import MaskedCondition
 from ...samplers.engine import Sampled
 from ...samplers.mar.canvas import Tokens, mar_canvas

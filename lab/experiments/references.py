@@ -24,7 +24,6 @@ from unittest import mock
 import torch
 from torch import Tensor, nn
 
-from ...assembly import Ready
 from ...cli.options import whole
 from ...errors import UserError
 from ...model_loaders.catalogue import official
@@ -32,6 +31,7 @@ from ...model_loaders.janus import loader
 from ...networks.janus import JanusModel, Template
 from ...networks.llama import TokenModel
 from ...networks.mar import MAR, MARModel
+from ...runs.loading import Ready
 from ...runs.registry import JANUS, LLAMAGEN, TAR, find
 from ...samplers.conditioning import FeatureCondition, PromptCondition, from_ids
 from ...samplers.engine import finish

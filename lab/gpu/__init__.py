@@ -27,11 +27,11 @@ from typing import Any
 
 import torch
 
-from ...assembly import choose_device
 from ...cli.bench import machine
 from ...errors import UserError, unknown
 from ...reports.files import as_text, replace_file, typed_path
 from ...reports.table import markdown
+from ...runs.loading import choose_device
 from .cases import AUTHORS, PARTS
 from .measure import PLAIN_AGAIN
 from .store import BROKEN, PROBLEM, STUCK, PartFile, machine_of, write_machine

@@ -15,12 +15,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...assembly import read_images
 from ...model_loaders.janus import loader
 from ...model_loaders.janus.squares import box_of, squared
 from ...networks.janus import JanusModel, WordHead
 from ...networks.janus_vision import ImageReader, normalised
 from ...runs.answers import Words, answer
+from ...runs.loading import read_images
 from ...samplers.conditioning import ImagePromptCondition
 from ...samplers.engine import finish
 from ...samplers.tokens.cache_slots import table_of

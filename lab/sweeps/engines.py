@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from ...assembly import Source, find_file
 from ...errors import UserError, first_line
+from ...runs.loading import Source, find_file
 from .records import Cell, Shard
 from .spec import Spec
 from .store import Store

@@ -19,13 +19,13 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ...assembly import AUTO, Source
 from ...cli.main import load_judge
 from ...cli.options import choose_device, models_folder, models_option, source, whole
 from ...errors import UserError, amount
 from ...networks.speed import PLAIN
 from ...reports.files import typed_path
 from ...reports.table import markdown
+from ...runs.loading import AUTO, Source
 from ...runs.registry import FAMILIES
 from ...sweeps.folder import Folder
 from . import paper_files

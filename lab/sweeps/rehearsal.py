@@ -7,11 +7,11 @@ from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
-from ...assembly import Ready, Source
 from ...errors import UserError
 from ...model_loaders.catalogue import hub
 from ...model_loaders.catalogue.transfer import readable_size
 from ...reports.table import markdown
+from ...runs.loading import Ready, Source
 from ...runs.registry import FAMILIES
 from ..work.outlines import STRIDE, outlined
 from .spec import Spec, expand, models_of

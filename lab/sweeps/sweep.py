@@ -28,7 +28,6 @@ from typing import Any
 import torch
 from PIL import Image
 
-from ...assembly import AUTO, Source
 from ...cli.options import models_folder, models_option, source, whole
 from ...cli.progress import Bar
 from ...errors import UserError, amount
@@ -36,6 +35,7 @@ from ...model_loaders.files.kinds import DTYPES, EIGHT_BITS
 from ...networks.speed import PLAIN
 from ...reports.files import typed_path
 from ...reports.table import markdown
+from ...runs.loading import AUTO, Source
 from ...sweeps.folder import Folder
 from . import paper_files
 from .engines import Cluster, Task, connect, run_here, run_on_ray, tasks_of, unfinished

@@ -14,7 +14,6 @@ from typing import Any, cast
 import numpy as np
 import torch
 
-from ...assembly import Drafts, Ready, Source, complete, decode, load
 from ...cli.bench import machine
 from ...cli.conditions import builder
 from ...errors import UserError
@@ -24,6 +23,7 @@ from ...reports.record import Report
 from ...runs.baseline import ComparedRun, baselines, is_lossless, likeness
 from ...runs.batches import begin, in_parts, warm_up
 from ...runs.choice import Choice
+from ...runs.loading import Drafts, Ready, Source, complete, decode, load
 from ...runs.registry import ALGORITHM, Entry, find
 from ...samplers.conditioning import AnyCondition, Condition
 from ...samplers.engine import finish

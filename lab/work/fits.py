@@ -10,12 +10,12 @@ import argparse
 from dataclasses import dataclass
 from typing import Any
 
-from ...assembly import published_blocks
 from ...model_loaders.catalogue import hub
 from ...networks.eight_bits import INT8
 from ...networks.mar import MARModel
 from ...networks.ops import quantize
 from ...reports.table import markdown
+from ...runs.loading import published_blocks
 from ...runs.memory import blocks as block_memory
 from ...runs.memory import mar as mar_memory
 from ...runs.memory import tokens as token_memory

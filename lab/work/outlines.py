@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import torch
 
-from ...assembly import Ready, listed_family, official_blocks
 from ...model_loaders.catalogue import hub, official
 from ...networks.bitdance import BlockModel, Marks
 from ...networks.llama import Llama, TokenModel
 from ...networks.mar import MAR, MARModel
 from ...networks.ops import shapes_only
+from ...runs.loading import Ready, listed_family, official_blocks
 from ...runs.registry import BITDANCE, HYBRID
 from ...samplers.conditioning import PromptCondition
 from .sizes import random_hybrid

@@ -26,7 +26,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from ...assembly import Ready, defaults
 from ...errors import UserError
 from ...model_loaders.catalogue import hub
 from ...networks.autoencoder import VQAutoencoder, VQConfig, VQModel
@@ -37,6 +36,7 @@ from ...networks.mar import MAR, MARConfig, MARModel
 from ...reports.table import markdown
 from ...runs import presets, registry
 from ...runs.choice import Choice, ModelFacts
+from ...runs.loading import Ready, defaults
 from ...samplers.conditioning import AnyCondition, Condition, FeatureCondition, PromptCondition, TextCondition
 from ...samplers.engine import finish
 from ...samplers.mar.cspd import densities

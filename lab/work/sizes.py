@@ -10,7 +10,6 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from ...assembly import Ready
 from ...errors import UserError
 from ...model_loaders.catalogue.official import (
     BITDANCES,
@@ -31,6 +30,7 @@ from ...networks.janus import Janus, JanusModel, Template
 from ...networks.llama import Llama, LlamaConfig, TokenModel
 from ...networks.mar import MAR, MARModel
 from ...networks.ops import quantize
+from ...runs.loading import Ready
 from ...runs.registry import BITDANCE, HYBRID, JANUS, LLAMAGEN, Entry
 from ...runs.registry import MAR as MAR_FAMILY
 from ..training.initialise import initialise_bitdance, initialise_hybrid, initialise_llama, initialise_mar

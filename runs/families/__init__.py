@@ -23,7 +23,7 @@ from ...samplers.noise import PairedNoise
 class Family(ABC):
     """A model family. The defaults are those of a family whose samplers draw latents from paired noise."""
 
-    # For ``assembly.py``, loaders and the command line, which find its files.
+    # For ``loading.py``, loaders and the command line, which find its files.
     name: str
     words: str  # its models in messages
     reads: tuple[str, ...] = ()  # kinds of conditions that its models draw, see ``conditioning``

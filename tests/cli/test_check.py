@@ -11,7 +11,6 @@ import block_models
 import janus_images
 import pytest
 import torch
-from fastar_nodes import assembly
 from fastar_nodes.cli import checks, machine, subject
 from fastar_nodes.cli.checks import DIFFERS, FAILED, MARGIN, MEASURED, NOT_MEASURED, PASS
 from fastar_nodes.errors import UserError
@@ -20,6 +19,7 @@ from fastar_nodes.model_loaders.files import checkpoint
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.networks.eight_bits import round_to, statement
 from fastar_nodes.reports.table import literal
+from fastar_nodes.runs import loading
 from safetensors.torch import load_file, save_file
 
 ROOT = Path(__file__).parents[2]
@@ -254,14 +254,14 @@ def test_what_a_step_raises_is_the_last_line(cli, files, monkeypatch):
 
 
 def test_a_sampler_without_memory_for_its_draft_is_not_measured(cli, files, monkeypatch):
-    complete = assembly.complete
+    complete = loading.complete
 
     def full(entry, on, drafts):
         if entry.name == "zipar":
             raise UserError("memory: there is too little.")
         return complete(entry, on, drafts)
 
-    monkeypatch.setattr(assembly, "complete", full)
+    monkeypatch.setattr(loading, "complete", full)
     answer, lines = checked(cli, "--model", files.llamagen, "--decoder", files.vq)
     assert answer.code == 0 and lines["seconds of ZipAR"]["result"] == NOT_MEASURED
     assert lines["seconds of ZipAR"]["found"] == "memory: there is too little."

@@ -4,11 +4,11 @@ import dataclasses
 
 import pytest
 import torch
-from fastar_nodes import assembly
 from fastar_nodes.cli import checks
 from fastar_nodes.cli.subject import Subject
-from fastar_nodes.conditions import ConditionBuilder
 from fastar_nodes.pipeline import Pipeline
+from fastar_nodes.runs import loading
+from fastar_nodes.runs.conditions import ConditionBuilder
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs
 from pretended_cuda import CUDA, MEMORY, pretended_cuda
@@ -28,8 +28,8 @@ def test_steps_on_a_pretended_device(files, monkeypatch, kind, dtype):
     family = {"par": "llamagen"}.get(kind, kind)
     choice = str(getattr(files, kind))
     decoder = str(files.kl if kind in ("mar", "hybrid") else files.vq)
-    source = assembly.Source(lambda name, _: assembly.typed_path(name, "model"), torch.device("cpu"), "fp32")
-    ready = assembly.load(family, choice, source, decoder)
+    source = loading.Source(lambda name, _: loading.typed_path(name, "model"), torch.device("cpu"), "fp32")
+    ready = loading.load(family, choice, source, decoder)
 
     def few(pipe, name, preset="custom", **settings):
         """Few steps: every operation passes through Python."""
@@ -48,7 +48,7 @@ def test_steps_on_a_pretended_device(files, monkeypatch, kind, dtype):
         there = dataclasses.replace(source, device=CUDA)
         readers = ConditionBuilder(there)
         check = checks.Check(Subject(choice, family), there, readers, 7)
-        check.pipe = Pipeline(on, assembly.Drafts(there, "auto", choice), readers)
+        check.pipe = Pipeline(on, loading.Drafts(there, "auto", choice), readers)
         lines = {line.check: line for step in (checks.first_step, checks.image) for line in step(check)}
 
     assert not [line for line in lines.values() if line.broken]

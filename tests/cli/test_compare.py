@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fastar_nodes.assembly import Ready, defaults, find_file
 from fastar_nodes.cli import running
 from fastar_nodes.cli.planning import Planned, measured_against, plan, with_draft
 from fastar_nodes.cli.running import draw
@@ -19,6 +18,7 @@ from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.networks.mar import MARModel
 from fastar_nodes.reports.record import COUNTS
+from fastar_nodes.runs.loading import Ready, defaults, find_file
 from fastar_nodes.runs.registry import SAMPLERS
 from PIL import Image
 from tiny_files import GPT_SIZE, write, write_gpt

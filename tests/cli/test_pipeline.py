@@ -6,10 +6,10 @@ import fastar_nodes
 import numpy as np
 import pytest
 import torch
-from fastar_nodes import Edit, PairedNoise, UserError, assembly, finish, load, load_kl, load_vq, mar, resolve
+from fastar_nodes import Edit, PairedNoise, UserError, finish, load, load_kl, load_vq, mar, resolve
 from fastar_nodes.cli import compare as command
 from fastar_nodes.pipeline import Pipeline
-from fastar_nodes.runs import inpainting
+from fastar_nodes.runs import inpainting, loading
 from fastar_nodes.runs.choice import choose
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.settings import _ARGUMENTS_HERE, _SETTINGS_HERE, knobs
@@ -133,7 +133,7 @@ def test_a_pipeline_moves_to_another_device(case, pipeline, monkeypatch):
     expected = pipe.sample(**call, seed=7).latents
 
     meta = torch.device("meta")
-    monkeypatch.setattr(assembly, "choose_device", lambda name: torch.device(name))
+    monkeypatch.setattr(loading, "choose_device", lambda name: torch.device(name))
     assert pipe.to("meta") is pipe and pipe.device == meta
     for owner in (pipe.model, pipe.decoder):
         nets = [value for value in vars(owner).values() if isinstance(value, torch.nn.Module)]

@@ -7,17 +7,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from fastar_nodes import assembly, conditions
-from fastar_nodes.assembly import Drafts, Ready, Source
 from fastar_nodes.cli.planning import plan
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.catalogue import official
 from fastar_nodes.model_loaders.llamagen.captions import prompt_of
 from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
 from fastar_nodes.networks.mar import MARModel
-from fastar_nodes.runs import batches
+from fastar_nodes.runs import batches, conditions, loading
 from fastar_nodes.runs.batches import expect_little_noise
 from fastar_nodes.runs.labels import labels_for, unknown_words
+from fastar_nodes.runs.loading import Drafts, Ready, Source
 from fastar_nodes.runs.registry import LLAMAGEN
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.settings import make
@@ -204,7 +203,7 @@ def test_the_command_line_checks_the_noise(cli, tiny_demo, sentence):
 def test_a_draft_of_another_codebook_is_refused(tmp_path, monkeypatch):
     """The file of the draft states another decoder than its target's, whose codes mean something else."""
     vq, other = write_vq(tmp_path / "vq.safetensors"), tmp_path / "other.safetensors"
-    loaded = assembly.load_vq(vq, "fp32")
+    loaded = loading.load_vq(vq, "fp32")
     target = Ready(
         LLAMAGEN, load_llamagen(write_gpt(tmp_path / "large.safetensors", 5, 8)), loaded, {"decoder": "vq16-c2i"}
     )
@@ -215,11 +214,11 @@ def test_a_draft_of_another_codebook_is_refused(tmp_path, monkeypatch):
         asked.append((choice, family))
         return {str(draft): draft, "vq16-t2i": other}[choice]
 
-    altered = replace(loaded, net=assembly.load_vq(vq, "fp32").net)
+    altered = replace(loaded, net=loading.load_vq(vq, "fp32").net)
     with torch.no_grad():
         altered.net.quantize.embedding.weight.neg_()
     for stand_in, fits in ((loaded, True), (altered, False)):
-        monkeypatch.setattr(assembly, "load_vq", lambda *_, found=stand_in: found)
+        monkeypatch.setattr(loading, "load_vq", lambda *_, found=stand_in: found)
         drafts = Drafts(Source(find, torch.device("cpu"), "fp32"), str(draft), "large")
         if fits:
             assert drafts.load("mulosd", target) is not None

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import tiny_papers
 import torch
-from fastar_nodes.assembly import Source
 from fastar_nodes.cli import options
 from fastar_nodes.errors import UserError
 from fastar_nodes.lab.sweeps import evaluate as evaluate_command
@@ -26,6 +25,7 @@ from fastar_nodes.lab.sweeps.work import Models, Worker
 from fastar_nodes.model_loaders.catalogue import hub
 from fastar_nodes.model_loaders.llamagen import text
 from fastar_nodes.reports.work import expected_speedup
+from fastar_nodes.runs.loading import Source
 
 ROOT = Path(__file__).parents[2]
 NAMES = ("cspd", "fasthybrid", "gtr", "lazymar", "mulosd", "par")

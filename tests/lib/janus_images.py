@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from fastar_nodes.assembly import read_images
 from fastar_nodes.model_loaders.janus.loader import load_janus, load_janus_vision, load_janus_vq
 from fastar_nodes.networks.janus import JanusModel
 from fastar_nodes.networks.janus_vision import ImageReader
+from fastar_nodes.runs.loading import read_images
 from fastar_nodes.samplers.conditioning import ImagePromptCondition
 from PIL import Image
 from safetensors.torch import load_file, save_file

@@ -91,7 +91,7 @@ def with_few_steps(paper: Path, written: Path) -> Path:
 
 
 def finder(models: dict[str, Path]) -> Callable[..., Path]:
-    """In place of :func:`fastar_nodes.assembly.find_file`: the tiny file of a catalogue entry."""
+    """In place of :func:`fastar_nodes.runs.loading.find_file`: the tiny file of a catalogue entry."""
 
     def find(choice: str, family: str, *_: Any) -> Path:
         return models[choice]

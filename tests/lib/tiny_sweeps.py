@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from fastar_nodes.assembly import Source, find_file
 from fastar_nodes.lab.sweeps.engines import run_here, tasks_of, unfinished
 from fastar_nodes.lab.sweeps.records import Cell
 from fastar_nodes.lab.sweeps.spec import Spec, from_table
@@ -14,6 +13,7 @@ from fastar_nodes.lab.sweeps.store import Store
 from fastar_nodes.lab.sweeps.work import Conditions, Models, Worker, manifest, numerics, plan, use
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.networks.mar import MAR
+from fastar_nodes.runs.loading import Source, find_file
 from tiny_files import MAR_SIZE, write, write_gpt, write_vq
 
 SETTINGS = {"steps": 4, "diffusion_steps": 4, "fasthybrid.lookahead": 2, "fasthybrid.threshold": [0.5, 0.9]}

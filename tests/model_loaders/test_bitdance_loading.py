@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 from block_models import BINARY, FOLDER, bits, one_file, tiny_bitdance
-from fastar_nodes import assembly, load
+from fastar_nodes import load
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.bitdance import autoencoder_path, load_binary, load_bitdance
 from fastar_nodes.model_loaders.files.kinds import identify
 from fastar_nodes.model_loaders.tar import load_tar
 from fastar_nodes.networks.binary import BinaryAutoencoder, BinaryConfig
+from fastar_nodes.runs import loading
 from safetensors.torch import load_file, save_file
 from tiny_models import drawn
 
@@ -179,7 +180,7 @@ def test_load_draws_an_image_of_a_tiny_folder(tmp_path):
     assert pipe.samplers == ["bitdance"] and pipe.model.name == "transformer"
     images, report = pipe([1, 3], seed=7, diffusion_steps=3)
     assert [image.size for image in images] == [(8, 8)] * 2 and report.counts["head_calls"] == 16
-    assert assembly.defaults(pipe.ready) == {"diffusion_steps": 100, "cfg": 3.2, "cfg_schedule": "linear"}
+    assert loading.defaults(pipe.ready) == {"diffusion_steps": 100, "cfg": 3.2, "cfg_schedule": "linear"}
 
     changed, _ = pipe(1, seed=7, diffusion_steps=3, image=images[0], mask=torch.ones(4, 4))
     assert changed[0].tobytes() == images[0].tobytes(), "all of it is drawn again"

@@ -4,12 +4,12 @@ import json
 
 import pytest
 import torch
-from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.files import checkpoint as ck
 from fastar_nodes.model_loaders.files.kinds import choose_dtype, identify
 from fastar_nodes.model_loaders.hybrid import load_hybrid
 from fastar_nodes.networks.hybrid import HybridConfig, resize_table
+from fastar_nodes.runs import loading
 from hybrid_files import CONFIG, METADATA, TOKENIZER, weights
 from safetensors.torch import save_file
 
@@ -70,7 +70,7 @@ def test_other_layouts(tmp_path, state, kind):
     else:
         torch.save({"state_dict": state} if kind == "bin" else state, folder / "pytorch_model.bin")
     assert equal(load_hybrid(folder).hybrid.state_dict(), expected)
-    assert assembly.identify(folder) == "hybrid"
+    assert loading.identify(folder) == "hybrid"
 
 
 def test_a_tokenizer_is_looked_for_only_where_there_is_none(tmp_path, state):

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.files.kinds import identify
 from fastar_nodes.model_loaders.janus.loader import load_janus, load_janus_vq
+from fastar_nodes.runs import loading
 from janus_files import FOLDER, in_transformers_layout, one_file
 from safetensors.torch import load_file, save_file
 
@@ -189,14 +189,14 @@ def test_finetuned_models_have_the_prompts_of_janus_pro(tmp_path, name):
 def test_identification(tmp_path, state):
     renamed = in_transformers_layout(tmp_path / "t")
     assert identify(state) == identify(load_file(renamed / "model.safetensors")) == "janus"
-    assert assembly.identify(ORIGINAL) == assembly.identify(renamed) == assembly.identify(FOLDER / "sharded") == "janus"
+    assert loading.identify(ORIGINAL) == loading.identify(renamed) == loading.identify(FOLDER / "sharded") == "janus"
 
 
-def test_assembly_loads_the_model_with_its_own_decoder():
-    source = assembly.Source(lambda choice, family: Path(choice), torch.device("cpu"), "fp32")
-    ready = assembly.load("janus", str(ORIGINAL), source)
+def test_a_janus_is_loaded_with_its_own_decoder():
+    source = loading.Source(lambda choice, family: Path(choice), torch.device("cpu"), "fp32")
+    ready = loading.load("janus", str(ORIGINAL), source)
     assert ready.vq.net.config.codes == ready.config.vocab == 128
-    assert assembly.defaults(ready) == {"cfg": 5.0, "top_k": 0} and ready.condition == "prompt"
+    assert loading.defaults(ready) == {"cfg": 5.0, "top_k": 0} and ready.condition == "prompt"
 
 
 @pytest.mark.slow

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.autoencoders import load_kl
 from fastar_nodes.model_loaders.files.checkpoint import read
 from fastar_nodes.model_loaders.mar import load_mar
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.networks.mar import MAR, MARConfig
+from fastar_nodes.runs import loading
 from safetensors.torch import save_file
 from torch import Tensor
 
@@ -72,7 +72,7 @@ def test_prefixes(tmp_path: Path, prefix: str) -> None:
     assert holds(load(tmp_path, {"state_dict": prefixed(prefix, TRAINED), "epoch": 3}), TRAINED)
     save_file(prefixed(prefix, TRAINED), tmp_path / "x.safetensors", {"heads": "2"})
     assert holds(load_mar(tmp_path / "x.safetensors"), TRAINED)
-    assert assembly.identify(tmp_path / "x.safetensors") == "mar"
+    assert loading.identify(tmp_path / "x.safetensors") == "mar"
 
 
 def test_parts_of_names_that_wrappers_insert_are_removed(tmp_path: Path) -> None:

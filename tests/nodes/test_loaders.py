@@ -9,7 +9,6 @@ from pathlib import Path
 import fake_comfy
 import pytest
 import torch
-from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.catalogue import hub
 from fastar_nodes.model_loaders.files.checkpoint import read_metadata
@@ -17,6 +16,7 @@ from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoenc
 from fastar_nodes.networks.llama import Llama
 from fastar_nodes.networks.mar import MAR
 from fastar_nodes.nodes import conditioning, host, loaders, samplers
+from fastar_nodes.runs import loading
 from tar_files import language_model, tiny_ta_tok
 from tiny import DRAWER, a_prompt, dropped, random, sample
 from tiny_files import GPT_SIZE, MAR_SIZE, READER, VQ_SIZE, save, write
@@ -353,7 +353,7 @@ def test_auto_chooses_the_dtype_for_the_device_that_computes(folder, card, capab
 @pytest.mark.fast_cases(1)
 def test_a_compiled_model_is_checked_for_the_device_that_computes(folder, card, monkeypatch, node):
     asked = []
-    monkeypatch.setattr(assembly, "choose", lambda net, speed, device: asked.append((speed, str(device))))
+    monkeypatch.setattr(loading, "choose", lambda net, speed, device: asked.append((speed, str(device))))
     card(8, 0)
     demos = {loaders.LoadMAR: "demo", loaders.LoadHybrid: "demo-hybrid"}
     changes = {"checkpoint": demos[node], "decoder": "auto"} if node in demos else {}
@@ -363,7 +363,7 @@ def test_a_compiled_model_is_checked_for_the_device_that_computes(folder, card, 
 
 def test_graphs_that_were_saved_with_compile_static_still_open(folder, monkeypatch):
     asked = []
-    monkeypatch.setattr(assembly, "choose", lambda net, speed, device: asked.append(speed))
+    monkeypatch.setattr(loading, "choose", lambda net, speed, device: asked.append(speed))
     load(loaders.LoadLlamaGen, dtype="fp32", speed="compile-static")
     assert asked == ["compile"]
 

@@ -10,10 +10,10 @@ import pytest
 import tiny
 import torch
 from fake_comfy import Progress
-from fastar_nodes import assembly
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, host, running, samplers
 from fastar_nodes.nodes.host.loaded import Loaded
+from fastar_nodes.runs import loading
 from fastar_nodes.samplers.conditioning import from_ids
 from faults import Faults
 from test_compare_nodes import compared as compared_cells
@@ -110,9 +110,9 @@ def test_codes_are_read_and_weights_placed(monkeypatch):
     monkeypatch.setattr(running, "features_of", full)
     with pytest.raises(UserError, match="^dtype: memory is insufficient"):
         running._read_codes(condition, loaded)
-    monkeypatch.setitem(assembly._LOADERS, "mar", full)
+    monkeypatch.setitem(loading._LOADERS, "mar", full)
     with pytest.raises(UserError, match="^dtype: memory is insufficient to load"):
-        assembly.load("mar", "demo", assembly.Source(lambda *a: Path("x"), torch.device("cpu"), "fp32"))
+        loading.load("mar", "demo", loading.Source(lambda *a: Path("x"), torch.device("cpu"), "fp32"))
     monkeypatch.setattr(host.devices.mm, "load_models_gpu", full)
     with pytest.raises(UserError, match="^dtype: the weights do not fit"):
         tiny.sample(samplers.MARSampler, **FEW)

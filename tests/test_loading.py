@@ -1,4 +1,4 @@
-"""assembly.py without nodes or command line, and the public API."""
+"""runs/loading.py without nodes or command line, and the public API."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,8 +6,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fastar_nodes import assembly
-from fastar_nodes.assembly import Drafts, Ready, Source, defaults
 from fastar_nodes.cli.options import models_folder
 from fastar_nodes.cli.options import source as cli_source
 from fastar_nodes.errors import UserError, not_finite
@@ -17,6 +15,8 @@ from fastar_nodes.networks.autoencoder import TOO_LITTLE_TO_DECODE, KLAutoencode
 from fastar_nodes.networks.llama import Llama
 from fastar_nodes.networks.mar import MAR as MAR_
 from fastar_nodes.reports.record import Report
+from fastar_nodes.runs import loading
+from fastar_nodes.runs.loading import Drafts, Ready, Source, defaults
 from fastar_nodes.runs.memory import DECODE
 from fastar_nodes.runs.registry import FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR
 from fastar_nodes.samplers.conditioning import from_ids
@@ -41,7 +41,7 @@ def source() -> Source:
 
 @pytest.fixture(scope="module")
 def demo() -> Ready:
-    return assembly.load(MAR, "demo", Source(built_in, CPU))
+    return loading.load(MAR, "demo", Source(built_in, CPU))
 
 
 def test_a_model_comes_with_its_decoder(demo):
@@ -55,17 +55,17 @@ def test_a_model_comes_with_its_decoder(demo):
 
 
 def test_a_detokenizer_has_a_reader(source):
-    ready = assembly.load(TAR, "demo-dtok-low", source)
-    assert assembly.load_reader(ready, source).net.config.width == ready.classes
+    ready = loading.load(TAR, "demo-dtok-low", source)
+    assert loading.load_reader(ready, source).net.config.width == ready.classes
     assert ready.condition != "class" and defaults(ready)["top_k"] == 0
-    assert assembly.language_model_for(ready) == assembly.DEMO_TAR
-    assert assembly.language_model_for(Ready(TAR, ready.model, choice="mine.pth")) == assembly.OFFICIAL_TAR
+    assert loading.language_model_for(ready) == loading.DEMO_TAR
+    assert loading.language_model_for(Ready(TAR, ready.model, choice="mine.pth")) == loading.OFFICIAL_TAR
 
 
 def test_every_family_is_complete():
-    missing = ", ".join(sorted(set(FAMILIES) - set(assembly._LOADERS)))
-    assert not missing, f"_LOADERS in assembly.py lacks {missing}."
-    assert set(assembly._LOADERS) <= set(FAMILIES)
+    missing = ", ".join(sorted(set(FAMILIES) - set(loading._LOADERS)))
+    assert not missing, f"_LOADERS in loading.py lacks {missing}."
+    assert set(loading._LOADERS) <= set(FAMILIES)
     for name, family in FAMILIES.items():
         assert family.files in KINDS and {*family.demo} <= {entry.id for entry in hub.entries(family.files)}
         assert all(name in SAMPLERS[sampler].families for sampler in family.usual_samplers)
@@ -76,10 +76,10 @@ def test_files_are_identified():
     files = {"demo": MAR, "demo-kl": "", "demo-llamagen-low": LLAMAGEN, "demo-par": "par", "demo-dtok-low": TAR}
     kinds = {"demo": "mar", "demo-kl": "kl", "demo-dtok-low": "dtok"}
     for choice, family in files.items():
-        assert assembly.identify(built_in(choice, kinds.get(choice, "llamagen"))) == family
-    assert [assembly.listed_family(c) for c in ("mar-base", "ar-dtok-512", "mine.pth")] == [MAR, TAR, None]
+        assert loading.identify(built_in(choice, kinds.get(choice, "llamagen"))) == family
+    assert [loading.listed_family(c) for c in ("mar-base", "ar-dtok-512", "mine.pth")] == [MAR, TAR, None]
     with pytest.raises(UserError, match="^model: tar-1.5b writes the codes"):
-        assembly.listed_family("tar-1.5b")
+        loading.listed_family("tar-1.5b")
 
 
 def test_weights_are_placed_in_the_precision_of_the_compute_device(monkeypatch, source):
@@ -90,9 +90,9 @@ def test_weights_are_placed_in_the_precision_of_the_compute_device(monkeypatch, 
         for dtype in ("int8", "fp8"):
             source = Source(built_in, CPU, dtype, torch.device("cuda"))
             assert source.precision_name(family) == dtype and source.precision(family).bits == dtype
-            assert assembly.dtype_name(source.precision(family).compute) == name
+            assert loading.dtype_name(source.precision(family).compute) == name
     with pytest.raises(UserError, match="^dtype: 'int4'"):
-        assembly.load(MAR, "demo", Source(built_in, CPU, "int4"))
+        loading.load(MAR, "demo", Source(built_in, CPU, "int4"))
 
 
 @pytest.mark.parametrize(("channels", "patch", "reads", "fits"), [
@@ -105,7 +105,7 @@ def test_a_token_holds_the_latent_channels_of_patch_times_patch_positions(tmp_pa
     write(KLAutoencoder(KLConfig(8, (1, 2), 1, reads, groups=4)), tmp_path / "kl.safetensors", 0, groups=4)
     files = Source(lambda choice, family: tmp_path / choice, CPU, "fp32")
     if fits:
-        ready = assembly.load(MAR, "mar.safetensors", files, "kl.safetensors")
+        ready = loading.load(MAR, "mar.safetensors", files, "kl.safetensors")
         assert ready.latent_channels == reads and ready.model.patch == patch
         latents = ready.model.to_latents(torch.zeros(1, 16, channels))
         assert latents.shape == (1, reads, 4 * patch, 4 * patch)
@@ -114,7 +114,7 @@ def test_a_token_holds_the_latent_channels_of_patch_times_patch_positions(tmp_pa
     with pytest.raises(
         UserError, match=f"^decoder: kl decodes {reads} latent channels, and mar makes {makes}; choose auto"
     ):
-        assembly.load(MAR, "mar.safetensors", files, "kl.safetensors")
+        loading.load(MAR, "mar.safetensors", files, "kl.safetensors")
 
 
 @pytest.mark.parametrize(("choice", "stated", "remark"), [
@@ -135,7 +135,7 @@ def test_a_decoder_that_is_not_known_to_fit_stands_in_the_report(tmp_path, choic
     (tmp_path / "sub").mkdir()
     for name in ("kl.safetensors", "sub/kl16.safetensors", "kl16", "demo-kl"):
         write(kl, tmp_path / name, 0, groups=4, name="a KL")
-    ready = assembly.load(MAR, "mar.safetensors", Source(lambda c, family: tmp_path / c, CPU, "fp32"), choice)
+    ready = loading.load(MAR, "mar.safetensors", Source(lambda c, family: tmp_path / c, CPU, "fp32"), choice)
     unknown = "whether the latent scale 0.5 and the statistics of its latents fit is not known"
     assert ready.model.note == (f"decoder a KL: {remark}, and {unknown}" if remark else "")
     settings = SAMPLERS["mar"].settings(steps=2, diffusion_steps=2)
@@ -147,7 +147,7 @@ def test_a_vq_that_is_not_known_to_fit_stands_in_the_note(tmp_path):
     write_gpt(tmp_path / "gpt.safetensors", 0, num_classes=10)
     write_vq(tmp_path / "vq.safetensors")
     files = Source(lambda choice, family: tmp_path / choice, CPU, "fp32")
-    ready = assembly.load(LLAMAGEN, "gpt.safetensors", files, "vq.safetensors")
+    ready = loading.load(LLAMAGEN, "gpt.safetensors", files, "vq.safetensors")
     expected = (
         "decoder tiny vq: the model's file does not name its decoder, and whether its codes mean the same is not known"
     )
@@ -161,7 +161,7 @@ def test_published_models_and_the_demo_have_no_remark(source):
         (LLAMAGEN, "demo-par"),
         (TAR, "demo-dtok-low"),
     ):
-        assert assembly.load(family, choice, source).model.note == "", choice
+        assert loading.load(family, choice, source).model.note == "", choice
 
 
 def test_the_weights_of_a_training_file_are_the_users_choice(tmp_path):
@@ -171,7 +171,7 @@ def test_the_weights_of_a_training_file_are_the_users_choice(tmp_path):
     write_vq(tmp_path / "vq.safetensors")
     files = Source(lambda choice, family: tmp_path / choice, CPU, "fp32")
     for weights, expected in (("auto", averaged), ("ema", averaged), ("trained", trained)):
-        model = assembly.load(LLAMAGEN, "x.pt", files, "vq.safetensors", weights=weights).model
+        model = loading.load(LLAMAGEN, "x.pt", files, "vq.safetensors", weights=weights).model
         assert torch.equal(model.net.output.weight, expected["output.weight"])
         assert ("averaged (EMA) weights of the file" in model.note) == (weights == "auto")
 
@@ -180,11 +180,11 @@ def test_a_home_folder_that_is_not_known(tmp_path, monkeypatch):
     with pytest.raises(
         UserError, match="^checkpoint: the home folder in ~nosuchuser/x.pth is not known; write the whole"
     ):
-        assembly.find_file("~nosuchuser/x.pth", "mar", tmp_path)
+        loading.find_file("~nosuchuser/x.pth", "mar", tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     (tmp_path / "x.pth").write_bytes(b"")
-    assert assembly.find_file("~/x.pth", "mar", tmp_path / "models") == tmp_path / "x.pth"
+    assert loading.find_file("~/x.pth", "mar", tmp_path / "models") == tmp_path / "x.pth"
 
 
 def test_drafts_are_loaded_once(demo, source):
@@ -198,20 +198,20 @@ def test_drafts_are_loaded_once(demo, source):
 
 
 def test_codes_of_two_tokenizers_differ(source):
-    a, b = (assembly.load(LLAMAGEN, choice, source) for choice in ("demo-llamagen-low", "demo-par"))
-    assembly.expect_same_codes(a.vq, b.vq, a.model.name)
+    a, b = (loading.load(LLAMAGEN, choice, source) for choice in ("demo-llamagen-low", "demo-par"))
+    loading.expect_same_codes(a.vq, b.vq, a.model.name)
     with torch.no_grad():
         b.vq.net.quantize.embedding.weight.neg_()
     with pytest.raises(UserError, match="^draft: its decoder is .* load both with the same decoder"):
-        assembly.expect_same_codes(a.vq, b.vq, a.model.name)
+        loading.expect_same_codes(a.vq, b.vq, a.model.name)
 
 
 def test_stated_settings_take_precedence(demo):
-    assert assembly.stated_defaults({}) == {} and assembly.stated_defaults({"defaults": '{"cfg": 2}'}) == {"cfg": 2}
+    assert loading.stated_defaults({}) == {} and loading.stated_defaults({"defaults": '{"cfg": 2}'}) == {"cfg": 2}
     for broken in ("[1]", "{", "[" * 100_000):
         with pytest.raises(UserError, match="^model: the entry defaults in the model's metadata cannot be read"):
-            assembly.stated_defaults({"defaults": broken})
-    settings = assembly.prompt_settings({"top_k": 15, "cfg": 2.0, "detail": "81"}, {"detail": "169"})
+            loading.stated_defaults({"defaults": broken})
+    settings = loading.prompt_settings({"top_k": 15, "cfg": 2.0, "detail": "81"}, {"detail": "169"})
     assert (settings.top_k, settings.detail) == (15, "169")
     assert defaults(Ready(MAR, demo.model, metadata={"defaults": '{"cfg": 2.0}'}))["cfg"] == 2.0
 
@@ -225,7 +225,7 @@ def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_without_a_home_directory_built_in_models_load(homeless, tmp_path):
     options = SimpleNamespace(models=None, device="cpu", dtype="fp32", speed="plain")
     source = cli_source(options)
-    assert assembly.load(MAR, "demo", source).choice == "demo"
+    assert loading.load(MAR, "demo", source).choice == "demo"
     (tmp_path / "mine.safetensors").write_bytes(b"x")
     assert source.find(str(tmp_path / "mine.safetensors"), "mar") == tmp_path / "mine.safetensors"
     with pytest.raises(
@@ -244,7 +244,7 @@ def test_a_home_that_does_not_exist_is_named(path, tmp_path):
     with pytest.raises(
         UserError, match="^decoder: the home folder in ~nosuchuser(/x.safetensors)? is not known; write the whole path"
     ):
-        assembly.find_file(path, "kl", tmp_path)
+        loading.find_file(path, "kl", tmp_path)
     with pytest.raises(UserError, match="^models: the home folder in ~nosuchuser"):
         models_folder(Path(path))
     with pytest.raises(UserError, match="^folder: the home folder in ~nosuchuser"):
@@ -267,10 +267,10 @@ class _Decoder(torch.nn.Module):
 
 def _decoded(values: list[float]) -> list[int]:
     """Pixels of 8 bits that a decoder of these values in -1..1 becomes, on the command line and in Python."""
-    ready = assembly.Ready("llamagen", SimpleNamespace(name="tiny"), VQModel(_Decoder(values), "tiny vq"))
+    ready = loading.Ready("llamagen", SimpleNamespace(name="tiny"), VQModel(_Decoder(values), "tiny vq"))
     codes = torch.arange(len(values)).view(1, 1, -1)
     result = SimpleNamespace(latents=codes, report=Report("llamagen", "tiny", {}, 1, 1, "cpu"))
-    return assembly.decode(ready, result)[0, 0, :, 0].tolist()
+    return loading.decode(ready, result)[0, 0, :, 0].tolist()
 
 
 def test_decoded_pixels_are_rounded_and_not_cut():
@@ -291,14 +291,14 @@ def test_latents_that_are_not_finite_are_not_the_decoders_fault(demo):
     latents[0, 0, 0, 0] = float("nan")
     result = SimpleNamespace(latents=latents, report=Report("mar", "m", {}, 1, 1, "cpu"))
     with pytest.raises(UserError, match=f"^model: {demo.model.name} computed latents that are not finite"):
-        assembly.decode(demo, result)
+        loading.decode(demo, result)
 
 
 def test_the_memory_of_decoding_is_that_of_a_pass_and_of_images_before_it(demo):
     """On a CPU a pass decodes one image; those of 256 pixels have 3 x 256 x 256 numbers of 4 bytes."""
     latents = torch.zeros(3, demo.latent_channels, 8, 8)
     result = SimpleNamespace(latents=latents, report=Report("mar", "demo", {}, 7, 3, "cpu"))
-    assembly.decode(demo, result)
+    loading.decode(demo, result)
     assert result.report.counts == {"decoder_passes": 3}
     assert result.report.memory == {DECODE: demo.decoder.net.decode_bytes(1, 8, 8) + 2 * 3 * 256 * 256 * 4}
 
@@ -307,16 +307,16 @@ def test_insufficient_memory_for_pixels_is_a_sentence(demo, monkeypatch):
     def insufficient(*_: object) -> None:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(assembly, "to_pixels", insufficient)
+    monkeypatch.setattr(loading, "to_pixels", insufficient)
     result = SimpleNamespace(
         latents=torch.zeros(1, demo.latent_channels, 8, 8), report=Report("mar", "demo", {}, 7, 1, "cpu")
     )
     with pytest.raises(UserError, match=TOO_LITTLE_TO_DECODE[:40]):
-        assembly.decode(demo, result)
+        loading.decode(demo, result)
 
 
 def test_the_outline_of_a_janus_needs_no_weights(tmp_path):
     """Its image tokens are computed once from two networks."""
-    ready = assembly.outline(JANUS, "mine", one_file(tmp_path / "janus.safetensors"))
+    ready = loading.outline(JANUS, "mine", one_file(tmp_path / "janus.safetensors"))
     assert ready.model.grid == 4
     assert all(parameter.device.type == "meta" for parameter in ready.model.net.parameters())

@@ -13,7 +13,32 @@ from typing import Any, cast
 
 from torch import Tensor
 
-from .assembly import (
+from ..errors import UserError
+from ..model_loaders.llamagen.captions import prompt_of
+from ..networks.hybrid import UNCONDITIONAL
+from ..networks.janus import JanusModel, WordHead
+from ..networks.janus_vision import ImageReader
+from ..networks.ta_tok import TATokModel
+from ..networks.tar import TarModel
+from ..samplers.conditioning import (
+    FREEDOM,
+    AnyCondition,
+    CodeCondition,
+    Condition,
+    EditSettings,
+    ImagePromptCondition,
+    PromptCondition,
+    TextCondition,
+    expect_editor,
+)
+from ..samplers.engine import finish
+from ..samplers.settings import make
+from ..samplers.tokens.draws import PairedDraws
+from ..samplers.tokens.prepare import features_of
+from ..samplers.tokens.tar import tar_prompt
+from .batches import in_parts
+from .labels import labels_for, split_labels, unknown_words
+from .loading import (
     AUTO,
     Ready,
     Source,
@@ -25,32 +50,7 @@ from .assembly import (
     prompt_settings,
     read_images,
 )
-from .errors import UserError
-from .model_loaders.llamagen.captions import prompt_of
-from .networks.hybrid import UNCONDITIONAL
-from .networks.janus import JanusModel, WordHead
-from .networks.janus_vision import ImageReader
-from .networks.ta_tok import TATokModel
-from .networks.tar import TarModel
-from .runs.batches import in_parts
-from .runs.labels import labels_for, split_labels, unknown_words
-from .runs.syntax import read_as_text
-from .samplers.conditioning import (
-    FREEDOM,
-    AnyCondition,
-    CodeCondition,
-    Condition,
-    EditSettings,
-    ImagePromptCondition,
-    PromptCondition,
-    TextCondition,
-    expect_editor,
-)
-from .samplers.engine import finish
-from .samplers.settings import make
-from .samplers.tokens.draws import PairedDraws
-from .samplers.tokens.prepare import features_of
-from .samplers.tokens.tar import tar_prompt
+from .syntax import read_as_text
 
 # The text encoder of text-to-image models (a catalogue entry).
 ENCODER = "flan-t5-xl"
@@ -189,7 +189,7 @@ class ConditionBuilder:
             return self._rows[text]
 
         if self._text_encoder is None:
-            from .model_loaders.llamagen.text import load_text_encoder
+            from ..model_loaders.llamagen.text import load_text_encoder
 
             path = self.files.find(self.encoder, "t5")
             self._text_encoder = load_text_encoder(path, AUTO, on.device)

@@ -17,47 +17,47 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from .errors import UserError, not_finite
-from .memory import enough_memory
-from .model_loaders.autoencoders import expect_codes, load_kl, load_vq
-from .model_loaders.bitdance import autoencoder_path, expect_bits, load_binary, load_bitdance
-from .model_loaders.catalogue import hub
-from .model_loaders.catalogue.known import entry_of
-from .model_loaders.catalogue.official import official_binary, official_bitdance
-from .model_loaders.files import checkpoint as ck
-from .model_loaders.files import kinds
-from .model_loaders.files.shards import weight_files
-from .model_loaders.hybrid import load_hybrid
-from .model_loaders.janus.loader import load_janus, load_janus_head, load_janus_vision, load_janus_vq
-from .model_loaders.janus.squares import squared
-from .model_loaders.llamagen.loader import load_llamagen
-from .model_loaders.mar import load_mar
-from .model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar
-from .model_loaders.upscalers import load_upscaler
-from .networks.autoencoder import TOO_LITTLE_TO_DECODE, KLModel, VQModel, decode_in_chunks, images_of_a_pass, to_pixels
-from .networks.bitdance import BitDanceClass, BlockModel
-from .networks.janus import JanusModel, WordHead
-from .networks.janus_vision import ImageReader, ReadImage
-from .networks.llama import TokenModel
-from .networks.mar import MARModel
-from .networks.ops import Operations
-from .networks.precision import is_finite
-from .networks.speed import choose
-from .networks.ta_tok import TATokModel
-from .networks.tar import TarModel
-from .networks.torch_state import in_own_state
-from .reports.files import typed_path
-from .reports.record import Clock, Report, fingerprint
-from .runs.choice import ModelFacts
-from .runs.families import Family
-from .runs.labels import DEMO_LABELS
-from .runs.memory import DECODE
-from .runs.registry import BITDANCE, FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR, Entry
-from .samplers.conditioning import ImagePromptCondition
-from .samplers.settings import knobs, make
-from .samplers.tokens.defaults import published
-from .samplers.tokens.mulosd.upsampling import BICUBIC, Enlarge, UpSampling
-from .samplers.tokens.settings import TarPromptSettings
+from ..errors import UserError, not_finite
+from ..memory import enough_memory
+from ..model_loaders.autoencoders import expect_codes, load_kl, load_vq
+from ..model_loaders.bitdance import autoencoder_path, expect_bits, load_binary, load_bitdance
+from ..model_loaders.catalogue import hub
+from ..model_loaders.catalogue.known import entry_of
+from ..model_loaders.catalogue.official import official_binary, official_bitdance
+from ..model_loaders.files import checkpoint as ck
+from ..model_loaders.files import kinds
+from ..model_loaders.files.shards import weight_files
+from ..model_loaders.hybrid import load_hybrid
+from ..model_loaders.janus.loader import load_janus, load_janus_head, load_janus_vision, load_janus_vq
+from ..model_loaders.janus.squares import squared
+from ..model_loaders.llamagen.loader import load_llamagen
+from ..model_loaders.mar import load_mar
+from ..model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar
+from ..model_loaders.upscalers import load_upscaler
+from ..networks.autoencoder import TOO_LITTLE_TO_DECODE, KLModel, VQModel, decode_in_chunks, images_of_a_pass, to_pixels
+from ..networks.bitdance import BitDanceClass, BlockModel
+from ..networks.janus import JanusModel, WordHead
+from ..networks.janus_vision import ImageReader, ReadImage
+from ..networks.llama import TokenModel
+from ..networks.mar import MARModel
+from ..networks.ops import Operations
+from ..networks.precision import is_finite
+from ..networks.speed import choose
+from ..networks.ta_tok import TATokModel
+from ..networks.tar import TarModel
+from ..networks.torch_state import in_own_state
+from ..reports.files import typed_path
+from ..reports.record import Clock, Report, fingerprint
+from ..samplers.conditioning import ImagePromptCondition
+from ..samplers.settings import knobs, make
+from ..samplers.tokens.defaults import published
+from ..samplers.tokens.mulosd.upsampling import BICUBIC, Enlarge, UpSampling
+from ..samplers.tokens.settings import TarPromptSettings
+from .choice import ModelFacts
+from .families import Family
+from .labels import DEMO_LABELS
+from .memory import DECODE
+from .registry import BITDANCE, FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR, Entry
 
 AUTO = "auto"
 DEMO = "demo"
@@ -159,7 +159,7 @@ def models_folder(wanted: str | Path | None) -> Path | None:
     if wanted is not None:
         return typed_path(wanted, "models")
 
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     if package.parent.name == "custom_nodes":
         return package.parent.parent / "models" / "fastar"
 

@@ -1,18 +1,18 @@
-"""Rules of assembly.py and of planning a run, on stand-ins for models, with results worked out by hand."""
+"""Rules of loading.py and of planning a run, on stand-ins for models, with results worked out by hand."""
 
 import math
 from types import SimpleNamespace
 
 import pytest
 import torch
-from fastar_nodes import assembly
-from fastar_nodes.assembly import AUTO, Drafts, Ready, Source, defaults, prompt_settings
 from fastar_nodes.cli import models, planning
 from fastar_nodes.cli.planning import Planned, assigned, by_key, measured_against, plan, split_samplers, usual_samplers
 from fastar_nodes.errors import UserError
 from fastar_nodes.networks.autoencoder import VQModel
 from fastar_nodes.reports.record import Report
+from fastar_nodes.runs import loading
 from fastar_nodes.runs.choice import ModelFacts, parse_choice
+from fastar_nodes.runs.loading import AUTO, Drafts, Ready, Source, defaults, prompt_settings
 from fastar_nodes.runs.registry import HYBRID, LLAMAGEN, MAR, SAMPLERS, TAR
 
 
@@ -30,11 +30,11 @@ def decoder(channels):
 
 @pytest.mark.parametrize(("channels", "patch", "reads"), [(16, 1, 16), (64, 2, 16), (36, 3, 4)])
 def test_channels_of_a_token_are_divided_by_the_patch_squared(channels, patch, reads):
-    assembly._expect_latents(decoder(reads), mar(channels, patch))
+    loading._expect_latents(decoder(reads), mar(channels, patch))
     for other in (reads // 2, reads * 2):
         words = f"^decoder: a KL decodes {other} latent channels, and a MAR makes {reads};"
         with pytest.raises(UserError, match=words):
-            assembly._expect_latents(decoder(other), mar(channels, patch))
+            loading._expect_latents(decoder(other), mar(channels, patch))
 
 
 def test_recommended_settings():
@@ -54,7 +54,7 @@ def test_recommended_settings():
 @pytest.mark.parametrize("beginning", ["", '{"cfg": '])
 def test_a_deep_statement_of_defaults_is_refused(beginning):
     with pytest.raises(UserError, match="^model: the entry defaults in the model's metadata cannot be read"):
-        assembly.stated_defaults({"defaults": beginning + "[" * 100_000})
+        loading.stated_defaults({"defaults": beginning + "[" * 100_000})
 
 
 def test_asked_settings_of_the_language_model_beat_the_files():
@@ -81,7 +81,7 @@ def test_pixels_are_rounded():
     values = torch.tensor([-1.5, -1.0, -0.996, -0.9965, 0.0, 0.502, 0.9945, 1.0, 7.0])
     made = SimpleNamespace(latents=values.reshape(1, 1, 3, 3), report=Report("llamagen", "m", {}, 7, 1, "cpu"))
     ready = Ready(LLAMAGEN, mar(), VQModel(Doubled(), "doubled"))
-    pictures = assembly.decode(ready, made)
+    pictures = loading.decode(ready, made)
     assert pictures.dtype == torch.uint8 and pictures.shape == (1, 3, 3, 3)
     assert pictures[0, ..., 0].flatten().tolist() == [0, 0, 1, 0, 128, 192, 254, 255, 255]
     assert made.report.counts == {"decoder_passes": 1} and "decoder" in made.report.phases
@@ -89,7 +89,7 @@ def test_pixels_are_rounded():
 
 def test_a_cpu_decodes_one_image_a_pass():
     made = SimpleNamespace(latents=torch.zeros(9, 1, 2, 2), report=Report("llamagen", "m", {}, 7, 9, "cpu"))
-    assert len(assembly.decode(Ready(LLAMAGEN, mar(), VQModel(Doubled(), "doubled")), made)) == 9
+    assert len(loading.decode(Ready(LLAMAGEN, mar(), VQModel(Doubled(), "doubled")), made)) == 9
     assert made.report.counts == {"decoder_passes": 9}
 
 
@@ -100,10 +100,10 @@ def book(rows):
 
 def test_code_vectors_are_compared_by_direction():
     """Loaders store them normalised or not; a direction that differs by 0.6 is another code."""
-    assembly.expect_same_codes(book([[3.0, 4.0], [0.0, 2.0]]), book([[0.6, 0.8], [0.0, 1.0]]), "target")
+    loading.expect_same_codes(book([[3.0, 4.0], [0.0, 2.0]]), book([[0.6, 0.8], [0.0, 1.0]]), "target")
     for other in ([[0.8, 0.6], [0.0, 1.0]], [[0.6, 0.8]]):
         with pytest.raises(UserError, match="^draft: its decoder is book, target's is book"):
-            assembly.expect_same_codes(book([[3.0, 4.0], [0.0, 2.0]]), book(other), "target")
+            loading.expect_same_codes(book([[3.0, 4.0], [0.0, 2.0]]), book(other), "target")
 
 
 def test_drafts_are_kept_by_family_and_choice_and_have_the_targets_grid(monkeypatch):
@@ -113,7 +113,7 @@ def test_drafts_are_kept_by_family_and_choice_and_have_the_targets_grid(monkeypa
         loaded.append((family, path, grid))
         return object()
 
-    monkeypatch.setattr(assembly, "_load_model", load)
+    monkeypatch.setattr(loading, "_load_model", load)
     source = Source(lambda choice, family: f"{family}/{choice}", torch.device("cpu"))
     target = Ready(MAR, mar(), choice="demo")
     drafts = Drafts(source, "small", "demo")
@@ -124,22 +124,22 @@ def test_drafts_are_kept_by_family_and_choice_and_have_the_targets_grid(monkeypa
 
 
 def test_two_targets_have_a_draft_each(monkeypatch):
-    monkeypatch.setattr(assembly, "_load_model", lambda family, path, source, grid=None: path)
-    monkeypatch.setattr(assembly.hub, "draft_for", lambda choice: f"draft of {choice}")
+    monkeypatch.setattr(loading, "_load_model", lambda family, path, source, grid=None: path)
+    monkeypatch.setattr(loading.hub, "draft_for", lambda choice: f"draft of {choice}")
     drafts = Drafts(Source(lambda choice, family: choice, torch.device("cpu")), AUTO, "x")
     assert [drafts.load("cspd", Ready(MAR, mar(), choice=c)) for c in "ab"] == ["draft of a", "draft of b"]
 
 
 def test_the_decoder_that_a_file_states_is_asked_for(monkeypatch):
     asked = []
-    monkeypatch.setattr(assembly, "_load_model", lambda *_: mar())
-    monkeypatch.setattr(assembly.ck, "read_metadata", lambda path: {"decoder": "stated"})
-    monkeypatch.setattr(assembly.hub, "decoder_for", lambda *a: asked.append(a) or "found")
-    monkeypatch.setitem(assembly._DECODERS, "kl", (lambda *_: decoder(16), lambda *_: None))
-    monkeypatch.setattr(assembly, "_with_note", lambda model, note: model)
+    monkeypatch.setattr(loading, "_load_model", lambda *_: mar())
+    monkeypatch.setattr(loading.ck, "read_metadata", lambda path: {"decoder": "stated"})
+    monkeypatch.setattr(loading.hub, "decoder_for", lambda *a: asked.append(a) or "found")
+    monkeypatch.setitem(loading._DECODERS, "kl", (lambda *_: decoder(16), lambda *_: None))
+    monkeypatch.setattr(loading, "_with_note", lambda model, note: model)
     source = Source(lambda choice, family: choice, torch.device("cpu"))
-    assembly.load(MAR, "mine.pth", source)
-    assembly.load(MAR, "mine.pth", source, "chosen")
+    loading.load(MAR, "mine.pth", source)
+    loading.load(MAR, "mine.pth", source, "chosen")
     assert asked == [("mine.pth", "mar", "stated", False)], "the user's choice is not looked up"
 
 
@@ -179,11 +179,11 @@ def test_weights_and_what_computes_them():
     """``auto`` and ``speed`` are for the device that computes, not for the one that keeps the weights."""
     calls = []
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(assembly, "choose", lambda net, speed, device: calls.append((speed, device)))
-        patched.setitem(assembly._LOADERS, MAR, lambda path, dtype, device, **more: mar(device=device))
+        patched.setattr(loading, "choose", lambda net, speed, device: calls.append((speed, device)))
+        patched.setitem(loading._LOADERS, MAR, lambda path, dtype, device, **more: mar(device=device))
         source = Source(None, torch.device("cpu"), "fp32", torch.device("meta"), "compile")
-        assert assembly._load_model(MAR, "x", source).device == torch.device("cpu")
-        assembly._load_model(MAR, "x", Source(None, torch.device("cpu"), "fp32"))
+        assert loading._load_model(MAR, "x", source).device == torch.device("cpu")
+        loading._load_model(MAR, "x", Source(None, torch.device("cpu"), "fp32"))
     assert calls == [("compile", torch.device("meta")), ("auto", torch.device("cpu"))]
 
 
@@ -306,7 +306,7 @@ def test_usual_samplers(monkeypatch):
 def test_a_grid_of_2_to_128_is_possible(monkeypatch):
     grids = []
     monkeypatch.setattr(planning, "choose_models", lambda *_: {"zipar": (LLAMAGEN, "x")})
-    monkeypatch.setattr(planning.assembly, "load", lambda *a: grids.append(a[-2]))
+    monkeypatch.setattr(planning.loading, "load", lambda *a: grids.append(a[-2]))
     monkeypatch.setattr(planning, "source", lambda options: None)
     for grid in ("2", "128", None):
         planning.load(SimpleNamespace(grid=grid, model="x", decoder=AUTO, weights=AUTO, text=None), [SAMPLERS["zipar"]])
