@@ -261,7 +261,7 @@ def test_a_sampler_without_memory_for_its_draft_is_not_measured(cli, files, monk
             raise UserError("memory: there is too little.")
         return complete(entry, on, drafts)
 
-    monkeypatch.setattr(loading, "complete", full)
+    monkeypatch.setattr(checks, "complete", full)
     answer, lines = checked(cli, "--model", files.llamagen, "--decoder", files.vq)
     assert answer.code == 0 and lines["seconds of ZipAR"]["result"] == NOT_MEASURED
     assert lines["seconds of ZipAR"]["found"] == "memory: there is too little."
