@@ -49,14 +49,14 @@ dry-run: .venv-cuda/.ready
 # Every sampler on a CUDA device with each speed, in at most eight minutes; run it again for what was cut. PARTS=mar,par:
 # those. CHECKOUTS=DIR: the authors' MAR and LlamaGen beside ours, of its folders mar and llamagen.
 gpu: $(READY)
-	$(PY) -m fastar_nodes gpu --out gpu-results $(if $(CHECKOUTS),--checkouts "$(CHECKOUTS)") $(subst $(comma), ,$(PARTS))
+	$(PY) -m fastar_nodes.lab gpu --out gpu-results $(if $(CHECKOUTS),--checkouts "$(CHECKOUTS)") $(subst $(comma), ,$(PARTS))
 
 comma := ,
 
 # All tables and plots of the docs, or ONLY=mar,par; about 90 minutes of one idle core. CHECKOUTS names the folder of
 # the papers' code that docs/benchmarks.md lists, without which the table beside it is left out.
 figures: $(READY)
-	$(PY) -m fastar_nodes.lab.docs.figures $(ONLY) $(if $(CHECKOUTS),--checkouts "$(CHECKOUTS)")
+	$(PY) -m fastar_nodes.lab figures $(ONLY) $(if $(CHECKOUTS),--checkouts "$(CHECKOUTS)")
 
 # "===" excludes builds with a local version, such as 2.13.0+cpu.
 CUDA_TORCH ?= 2.13.0

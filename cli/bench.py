@@ -12,7 +12,7 @@ from __future__ import annotations
 import argparse
 import json
 import platform
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from statistics import median
 from typing import Any
@@ -20,23 +20,19 @@ from typing import Any
 import torch
 
 from ..errors import UserError
-from ..networks.speed import choose
 from ..reports.files import Result, as_text, output, save
 from ..reports.record import LONGEST_NOTE, VERSION, Report, repeated
 from ..reports.table import literal, markdown, percent
 from ..reports.timing import Speedup
-from ..runs.loading import Ready
-from ..runs.registry import FAMILIES, Entry
 from ..samplers.conditioning import AnyCondition, from_ids
 from .conditions import conditions
-from .main import is_here, load_module
-from .options import MOST_IMAGES, choose_device, model_options, sampler_options, whole
+from .options import MOST_IMAGES, model_options, sampler_options, whole
 from .planning import Planned, measured_against, prepare, with_draft
 from .running import in_turn, warm_up
 
-# In a checkout only.
-_SIZES = "..lab.work.sizes"
 PROMPT_TEXT = "a red boat at sunset"
+# What a run is prepared to: the samplers with their models, and the settings of prompts.
+Prepared = tuple[list[Planned], dict[str, str]]
 _HEAD = (
     "batch, sampler, passes, head calls, accepted, seconds, s / image, speed-up, spread, transformer, head, sampling"
 )
@@ -46,15 +42,6 @@ def shared_options(parser: argparse.ArgumentParser) -> None:
     """Options for models, samplers and prompts."""
     model_options(parser)
     sampler_options(parser)
-
-    parser.set_defaults(random=None)
-    if is_here(_SIZES):
-        parser.add_argument(
-            "--random",
-            metavar="SIZE",
-            help="an official size (MAR-B, LlamaGen-XL, ...) with random weights: its seconds are meaningful, its "
-            "acceptance is not",
-        )
 
     parser.add_argument(
         "--prompt",
@@ -73,8 +60,12 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", metavar="FILE", help="also write every timing")
 
 
-def run(options: argparse.Namespace) -> int:
-    """Run the command; returns the exit code."""
+def run(options: argparse.Namespace, planned_for: Callable[[argparse.Namespace], Prepared] = prepare) -> int:
+    """Run the command; returns the exit code.
+
+    Args:
+        planned_for: makes the samplers with their models, and the settings of prompts, of the options.
+    """
     batches = [whole(text, "batch", 1, MOST_IMAGES) for text in options.batch.split(",")]
     repeats = whole(options.repeats, "repeats", 1, 1000)
     numbers = output(options.json, "json", (".json",))
@@ -115,29 +106,6 @@ def run(options: argparse.Namespace) -> int:
     if unsaved:
         raise UserError(unsaved)
     return 0
-
-
-def planned_for(options: argparse.Namespace) -> tuple[list[Planned], dict[str, str]]:
-    """See :func:`.planning.prepare`; with --random the models have random weights."""
-    if not options.random:
-        return prepare(options)
-
-    if options.samplers is None:
-        sizes = load_module(_SIZES, "random: an official size")
-        options.samplers = ",".join(FAMILIES[sizes.family_of(options.random)].usual_samplers)
-
-    return prepare(options, _random)
-
-
-def _random(options: argparse.Namespace, entries: Sequence[Entry]) -> dict[str, Ready]:
-    """Models of an official size with random weights, by sampler name."""
-    sizes = load_module(_SIZES, "random: an official size")
-    ready = sizes.random_models(options.random, entries, options.dtype, choose_device(options.device))
-
-    for made in ready.values():
-        choose(made.model.net, options.speed, made.device)
-
-    return ready
 
 
 def conditions_of(

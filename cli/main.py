@@ -7,13 +7,13 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from importlib.util import find_spec
+from dataclasses import dataclass
 from pathlib import PurePath
 from typing import Any, NoReturn
 
-from ..errors import UserError
+from ..errors import UserError, unknown
 from ..memory import out_of_memory
 from .machine import pack_version
 
@@ -22,32 +22,46 @@ SCRIPT = "fastar"
 MODULE = "python -m fastar_nodes"
 
 # Command: (module, help). A module has `arguments(parser)` and `run(options) -> exit code`.
-# lab/ is a folder of a checkout: the installed pack does not offer its commands.
-COMMANDS = {
+Commands = Mapping[str, tuple[str, str]]
+COMMANDS: Commands = {
     "list": (".listing", "list the models of the catalogue: size, licence, and whether they are here"),
     "download": (".download", "download models of the catalogue with all that they need to draw"),
     "compare": (".compare", "run samplers with one seed and save their images side by side, with figures"),
     "bench": (".bench", "time samplers against each other in one interleaved run"),
-    "evaluate": ("..lab.sweeps.evaluate", "measure the images of a sweep: PSNR, SSIM, FID and others, with intervals"),
-    "table": ("..lab.sweeps.table", "print speed, work and quality of every cell of a sweep"),
-    "plot": ("..lab.sweeps.plot", "draw speed-up against quality of a sweep, with its Pareto front"),
     "check": (".check", "check a model's files, memory and seconds on this machine, and write a file for an issue"),
     "advise": (".advise", "find the fastest sampler whose images stay close enough, on this machine"),
-    "sweep": ("..lab.sweeps.sweep", "draw many images of every sampler and setting, on any number of workers"),
-    "against": ("..lab.experiments.against", "time reference implementations beside ours, from checkouts of them"),
-    "probe": ("..lab.experiments.probe", "decode all undecided tokens of a MAR at once after some AR steps"),
-    "operations": ("..lab.work.operations", "count the operations of samplers and the minimum time for them"),
-    "presets": ("..lab.work.preset_work", "calls, rows and operations of the presets of full-size models"),
-    "equal": (
-        "..lab.experiments.equal",
-        "count the images of parallel decoding that equal serial decoding's, by dtype",
-    ),
-    "dtypes": ("..lab.experiments.dtypes", "compare the images of a model in several dtypes"),
-    "fits": ("..lab.work.fits", "print the GPU memory that every model needs, in 16 and in 8 bits"),
-    "gpu": ("..lab.gpu", "measure all samplers on a GPU with each speed, and print a table"),
-    "verify": ("..lab.parity.command", "compare this code with recorded results of the reference implementations"),
-    "train-demo": ("..lab.training.command", "train the built-in demo checkpoints"),
+    "verify": (".verify", "compare this code with recorded results of the reference implementations"),
 }
+LAB = "Sweeps, evaluation, training and other measurements are commands of python -m fastar_nodes.lab, in a checkout."
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program with commands: the pack's, and the lab's."""
+
+    name: str  # as it is typed
+    about: str  # the first lines of its help
+    groups: Mapping[str, Commands]  # by headings; "" for no heading
+    package: str  # that the modules of its commands are relative to
+    elsewhere: str = ""  # a sentence behind the refusal of an unknown command
+
+    @property
+    def commands(self) -> dict[str, tuple[str, str]]:
+        """The commands of all groups."""
+        return {name: command for group in self.groups.values() for name, command in group.items()}
+
+    def parser(self, name: str) -> Parser:
+        """The parser of a command's options."""
+        module = self.module(name)
+        parser = Parser(
+            f"{self.name} {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        module.arguments(parser)
+        return parser
+
+    def module(self, name: str) -> Any:
+        """The module of a command."""
+        return importlib.import_module(self.commands[name][0], self.package)
 
 
 class Parser(argparse.ArgumentParser):
@@ -59,7 +73,17 @@ class Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
+    """Run a command of the pack; see :func:`run`."""
+    name = SCRIPT if PurePath(sys.argv[0]).stem == SCRIPT else MODULE
+    return run(Program(name, "FastAR without ComfyUI.", {"": COMMANDS}, __package__, LAB), argv)
+
+
+def run(program: Program, argv: Sequence[str] | None = None) -> int:
     """Run a command.
+
+    Args:
+        program: whose command it is.
+        argv: the command and its options; None for those of this process.
 
     Returns:
         The exit code: 0 success, 1 a check failed, 2 bad input, 130 interrupted, 141 the reader of the output has gone.
@@ -68,7 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     try:
         try:
-            return _command(list(sys.argv[1:] if argv is None else argv))
+            return _command(program, list(sys.argv[1:] if argv is None else argv))
         finally:
             sys.stdout.flush()  # here, where a closed pipe is no traceback
     except BrokenPipeError:
@@ -95,17 +119,19 @@ def _open_streams() -> None:
             stream.reconfigure(errors="backslashreplace")
 
 
-def _command(args: list[str]) -> int:
+def _command(program: Program, args: list[str]) -> int:
     """Run the command that the arguments name; returns the exit code."""
     try:
-        name = args[0] if args and args[0] in COMMANDS else _top().parse_args(args[:1]).command
-        module = load_module(COMMANDS[name][0], f"{name}: this command")
+        if not args or args[0].startswith("-"):
+            _top(program).parse_args(args[:1])
 
-        parser = Parser(
-            f"{_program()} {name}", description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-        )
-        module.arguments(parser)
-        return int(module.run(parser.parse_args(args[1:])))
+        name = args[0]
+        if name not in program.commands:
+            refused = unknown("command", f"there is no {name[:60]!r}", name, program.commands)
+            raise UserError(f"{refused} {program.elsewhere}".strip())
+
+        options = program.parser(name).parse_args(args[1:])
+        return int(program.module(name).run(options))
     except UserError as e:
         return _say(str(e))
     except BrokenPipeError:
@@ -121,51 +147,19 @@ def _command(args: list[str]) -> int:
         return 130
 
 
-def _top() -> Parser:
-    """The parser of the first argument, which names the command."""
-    offered = {name: about for name, (module, about) in COMMANDS.items() if is_here(module)}
-    lines = "\n".join(f"  {name:<12}{about}" for name, about in offered.items())
+def _top(program: Program) -> Parser:
+    """The parser of the first argument: a command, or an option of the whole program."""
+    lines = [program.about]
+    for heading, commands in program.groups.items():
+        lines += ["", heading or "Commands:"]
+        lines += [f"  {name:<14}{about}" for name, (_, about) in commands.items()]
+    lines += ["", "Each has its own --help.", program.elsewhere]
 
-    parser = Parser(
-        _program(),
-        description=f"FastAR without ComfyUI. Commands:\n{lines}\n\nEach has its own --help.",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = Parser(program.name, description="\n".join(lines), formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"FastAR {pack_version()}")
-    parser.add_argument("command", choices=list(offered), metavar="command", help="one of the above")
+    parser.add_argument("command", metavar="command", help="one of the above")
 
     return parser
-
-
-def _program() -> str:
-    """How the user started the command line."""
-    return SCRIPT if PurePath(sys.argv[0]).stem == SCRIPT else MODULE
-
-
-def is_here(module: str) -> bool:
-    """Whether this installation contains the folder of a module: lab/ is in a checkout only."""
-    folder = module.split(".")[2] if module.startswith("..") else ""
-    return not folder or find_spec(f"..{folder}", __package__) is not None
-
-
-def load_judge() -> Any:
-    """The demo's judge; a UserError if this installation does not contain it, or its file is missing."""
-    return load_module("..lab.sweeps.judging", "judge: the demo's judge").PictureBookJudge()
-
-
-def load_module(name: str, what: str) -> Any:
-    """A module by its name.
-
-    Raises:
-        UserError: it is of a folder that this installation does not contain; the message names ``what`` needs it.
-    """
-    if not is_here(name):
-        folder = name.split(".")[2]
-        raise UserError(
-            f"{what} needs a checkout of the FastAR repository; the installed pack does not contain {folder}/"
-        )
-
-    return importlib.import_module(name, __package__)
 
 
 def _say(sentence: str) -> int:

@@ -159,7 +159,7 @@ class Janus(Llama):
         """
         if not guided:
             return self.words(condition)
-        return self.words(torch.cat([condition, self._null(condition, lengths)]))
+        return self.words(torch.cat([condition, self.null_prompts(condition, lengths)]))
 
     def image_prefix(
         self, prompts: Tensor, images: PromptImages, lengths: Tensor | None, part: bool, guided: bool
@@ -182,10 +182,10 @@ class Janus(Llama):
         if part:
             branches.append(seen)
         if guided:
-            branches.append(self.words(self._null(prompts, lengths)))
+            branches.append(self.words(self.null_prompts(prompts, lengths)))
         return torch.cat(branches)
 
-    def _null(self, prompts: Tensor, lengths: Tensor | None) -> Tensor:
+    def null_prompts(self, prompts: Tensor, lengths: Tensor | None) -> Tensor:
         """Ids of the null prompts: padding between the first and the last token."""
         n = prompts.shape[1]
         place = torch.arange(n, device=prompts.device)

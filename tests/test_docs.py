@@ -8,8 +8,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from fastar_nodes.cli.main import COMMANDS, load_module
+from fastar_nodes.cli import main
 from fastar_nodes.cli.planning import of_prompt, plan
+from fastar_nodes.lab.commands import PROGRAM as LAB
 from fastar_nodes.lab.docs import figures
 from fastar_nodes.lab.release import release
 
@@ -49,11 +50,13 @@ def test_contributing_names_what_exists():
 # ---------------------------------------------------------------------------------------------------------- commands
 
 
-_COMMAND = re.compile(r"(?:(?:python3?|Scripts\\python|\$\(PY\)) -m fastar_nodes|^fastar) ([a-z][^#|>*]*)")
+PACK = main.Program(main.MODULE, "", {"": main.COMMANDS}, "fastar_nodes.cli")
+PROGRAMS = {program.name: program for program in (PACK, LAB)}
+_COMMAND = re.compile(r"(?:(?:python3?|Scripts\\python|\$\(PY\)) -m fastar_nodes(\.lab)?|^fastar) ([a-z][^#|>*]*)")
 
 
-def commands(text: str) -> Iterator[list[str]]:
-    """The command lines in a text, each as words after the program: in a line of its own, or as inline code.
+def commands(text: str) -> Iterator[tuple[main.Program, list[str]]]:
+    """The command lines in a text, each as its program and the words after it: in a line of its own, or as inline code.
 
     Inline code may go on in the next line, and so does a line that ends with a backslash.
     """
@@ -63,24 +66,24 @@ def commands(text: str) -> Iterator[list[str]]:
     pieces += [line for line in text.splitlines() if "`" not in line and line.count('"') % 2 == 0]
 
     for piece in pieces:
-        for found in _COMMAND.findall(piece):
-            yield shlex.split(found)
+        for of_lab, found in _COMMAND.findall(piece):
+            yield LAB if of_lab else PACK, shlex.split(found)
 
 
 @cache
-def parser_of(command: str) -> argparse.ArgumentParser:
+def parser_of(program: str, command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(exit_on_error=False, allow_abbrev=False)
-    load_module(COMMANDS[command][0], command).arguments(parser)
+    PROGRAMS[program].module(command).arguments(parser)
     return parser
 
 
-def documented() -> list[tuple[str, str]]:
+def documented() -> list[tuple[str, str, str]]:
     """Pages with the commands on them, and the list of figures with its commands."""
     found = []
     for path in WITH_COMMANDS:
-        found += [(str(path), shlex.join(words)) for words in commands(text_of(path))]
+        found += [(str(path), program.name, shlex.join(words)) for program, words in commands(text_of(path))]
     for name, figure in figures.listed().items():
-        found += [(f"figure {name}", command) for command in figure.commands]
+        found += [(f"figure {name}", LAB.name, command) for command in figure.commands]
 
     return sorted(set(found))
 
@@ -88,15 +91,15 @@ def documented() -> list[tuple[str, str]]:
 DOCUMENTED = documented()
 
 
-@pytest.mark.parametrize(("page", "line"), DOCUMENTED)
-def test_every_documented_command_parses(page, line):
+@pytest.mark.parametrize(("page", "program", "line"), DOCUMENTED)
+def test_every_documented_command_parses(page, program, line):
     command, *words = shlex.split(line)
-    assert command in COMMANDS, f"{page}: there is no command {command}"
+    assert command in PROGRAMS[program].commands, f"{page}: there is no command {command}"
     if not words or "<" in line:
         return  # a command that is only named, or has a placeholder
 
     try:
-        options = parser_of(command).parse_args(words)
+        options = parser_of(program, command).parse_args(words)
     except (argparse.ArgumentError, SystemExit) as problem:
         pytest.fail(f"{page}: {line}: {problem}")
 
@@ -107,15 +110,15 @@ def test_every_documented_command_parses(page, line):
 
 def test_commands_are_found_in_every_form():
     page = "`python -m fastar_nodes compare\n--label cat`\n```\npython -m fastar_nodes bench   # seconds\n```\n"
-    assert sorted(commands(page)) == [["bench"], ["compare", "--label", "cat"]]
-    assert list(commands("#     python -m fastar_nodes sweep a.toml \\\n   --out b\n")) == [
-        ["sweep", "a.toml", "--out", "b"]
+    assert list(commands(page)) == [(PACK, ["compare", "--label", "cat"]), (PACK, ["bench"])]
+    assert list(commands("#     python -m fastar_nodes.lab sweep a.toml \\\n   --out b\n")) == [
+        (LAB, ["sweep", "a.toml", "--out", "b"])
     ]
-    assert len({page for page, _ in DOCUMENTED}) >= 8, "documents with commands"
+    assert len({page for page, _, _ in DOCUMENTED}) >= 8, "documents with commands"
 
 
-@pytest.mark.parametrize(("page", "line"), DOCUMENTED)
-def test_files_of_documented_commands_exist(page, line):
+@pytest.mark.parametrize(("page", "program", "line"), DOCUMENTED)
+def test_files_of_documented_commands_exist(page, program, line):
     """Files of this repository that a command reads: specs and prompts."""
     for word in shlex.split(line):
         if word.startswith(("docs/", "lab/", "tests/")):

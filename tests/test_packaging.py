@@ -1,5 +1,6 @@
 """The package metadata, the shipped archive, and the files that publish it."""
 
+import argparse
 import ast
 import fnmatch
 import json
@@ -26,7 +27,7 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PACKAGES = ("cli", "model_loaders", "networks", "nodes", "reports", "runs", "samplers", "sweeps")
+PACKAGES = ("cli", "model_loaders", "networks", "nodes", "parity", "reports", "runs", "samplers", "sweeps")
 
 
 def test_every_package_is_listed():
@@ -196,7 +197,7 @@ def test_the_archive_holds_no_development_files(shipped):
         "demo/checkpoints/mar.safetensors",
         "web/docs/FastARCompare.md",
     } <= names
-    for word in "lab/ tests/ .github/ CONTRIBUTING Makefile judge train parity".split():
+    for word in "lab/ tests/ .github/ CONTRIBUTING Makefile judge train".split():
         assert not [name for name in names if word in name], word
     size, lines = release.size(shipped)
     print(f"shipped: {len(names)} files, {size / 1e6:.1f} MB, {lines} lines of Python")
@@ -282,7 +283,7 @@ def test_the_release_check_names_what_is_open(capsys):
 
 
 def test_only_the_owner_of_the_repository_stands_between_this_checkout_and_a_release(shipped, capsys):
-    release.main([])
+    release.run(argparse.Namespace(tag=None))
     found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("open: ")]
     owners = ("[project.urls]", "[tool.comfy]", "README.md: git clone")
     dates = f"CHANGELOG.md: [{PROJECT['project']['version']}] has no date"

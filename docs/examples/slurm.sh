@@ -13,6 +13,6 @@ spec=$1
 out=$2
 # torchrun sets the same variables.
 srun bash -c 'RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID \
-  python -m fastar_nodes sweep "$0" --images 50000 --out "$1"' "$spec" "$out"
+  python -m fastar_nodes.lab sweep "$0" --images 50000 --out "$1"' "$spec" "$out"
 # All shards are finished: this draws nothing and prints the table.
-python -m fastar_nodes sweep "$spec" --images 50000 --out "$out" --device cuda
+python -m fastar_nodes.lab sweep "$spec" --images 50000 --out "$out" --device cuda

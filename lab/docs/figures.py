@@ -1,4 +1,4 @@
-"""Make the tables and plots of the docs: ``python -m fastar_nodes.lab.docs.figures [NAME ...]``.
+"""Make the tables and plots of the docs.
 
 ``docs/benchmarks/figures.toml`` lists them with their commands. Without names all are made. Each command runs in a
 process of its own with one thread, and the result goes into the page, between the markers of the figure. Finished
@@ -27,11 +27,11 @@ from typing import Any
 
 import torch
 
-from ...cli.main import MODULE
-from ...cli.main import main as command_line
 from ...errors import UserError
 from ...runs.registry import find
 from ...samplers.settings import knobs
+from ..commands import MODULE
+from ..commands import main as command_line
 from ..sweeps.spec import Spec, from_table, read_spec, read_table
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -232,7 +232,7 @@ class Maker:
 def _printed(words: Sequence[str]) -> str:
     """What a command of the command line prints, in a process of its own with one thread."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-m", "fastar_nodes", *words], env=environment, stdout=subprocess.PIPE)
+    done = subprocess.run([sys.executable, "-m", "fastar_nodes.lab", *words], env=environment, stdout=subprocess.PIPE)
     if done.returncode:
         raise UserError(f"figures: {shlex.join(words)} ended with {done.returncode}; see what it printed above.")
 
@@ -387,28 +387,16 @@ def _tiny_spec(path: Path) -> dict[str, Any]:
 # -------------------------------------------------------------------------------------------------------- the command
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Make figures; returns the exit code."""
-    parser = argparse.ArgumentParser(
-        prog="python -m fastar_nodes.lab.docs.figures",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument("names", nargs="*", metavar="NAME", help="figures; default all")
     parser.add_argument("--dry-run", action="store_true", help="print commands and minutes; run nothing")
     parser.add_argument("--tiny", metavar="DIR", help="run all commands on tiny settings in this folder; write no page")
     parser.add_argument("--checkouts", metavar="DIR", help="folder of the checkouts of the papers' code")
-    options = parser.parse_args(argv)
-
-    try:
-        return _run(options)
-    except UserError as problem:
-        print(problem, file=sys.stderr)
-        return 2
 
 
-def _run(options: argparse.Namespace) -> int:
-    """See :func:`main`."""
+def run(options: argparse.Namespace) -> int:
+    """Make figures; returns the exit code."""
     every = listed()
     names = [name for text in options.names for name in text.split(",") if name] or list(every)
     for name in names:
@@ -452,7 +440,3 @@ def _plan(maker: Maker, names: Sequence[str]) -> None:
         minutes += figure.minutes
 
     print(f"about {minutes:g} minutes in all")
-
-
-if __name__ == "__main__":
-    sys.exit(main())

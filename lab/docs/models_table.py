@@ -1,10 +1,10 @@
-"""Write README's table of models: ``python -m fastar_nodes.lab.docs.models_table``.
+"""Write README's table of models.
 
 Sizes of downloads, licences and memory come from the catalogue and from the shapes of the networks; the table stands
 between two markers in README.md.
 """
 
-import sys
+import argparse
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -134,12 +134,12 @@ def table() -> str:
     return markdown([head, *(cells(row, known) for row in ROWS)], markup=True)
 
 
-def main() -> int:
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The command has no options."""
+
+
+def run(options: argparse.Namespace) -> int:
     """Write the table into README."""
     text = README.read_text(encoding="utf-8-sig")
     README.write_text(with_block(text, NAME, table()), encoding="utf-8")
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

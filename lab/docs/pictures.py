@@ -1,13 +1,10 @@
 """Draw the icon, README's animation and the images of the help pages.
 
-``python -m fastar_nodes.lab.docs.pictures [NAME ...]``
-
 Samplers are drawn by the demo on fixed seeds, without seconds, so that an image changes only if a sampler does.
 Images of other nodes are what the templates that have them draw, with the seconds of the run.
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -21,6 +18,7 @@ from ...cli import compare
 from ...cli.conditions import conditions
 from ...cli.planning import load, plan, with_draft
 from ...cli.running import draw
+from ...errors import UserError
 from ...reports.drawing import Ink
 from ...reports.grid import compare_grid
 from ...reports.maps import OUTCOMES, token_map
@@ -59,6 +57,7 @@ TEMPLATES = {
     "FastARAdvisor": "11",
     "FastARTimeLapse": "03",
 }
+EVERY = ["icon", "animation", *PAGES, *TEMPLATES]
 
 
 def sheet(samplers: str, sets: Sequence[str], maps: Sequence[str], seed: int) -> np.ndarray:
@@ -146,31 +145,28 @@ def icon(side: int = 256) -> Image.Image:
     return out
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Draw; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m fastar_nodes.lab.docs.pictures", description=__doc__)
-    both = [*PAGES, *TEMPLATES]
-    every = ["icon", "animation", *both]
-    parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to draw; default all: {', '.join(every)}")
-    names = parser.parse_args(argv).names or every
-    FOLDER.mkdir(parents=True, exist_ok=True)
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to draw; default all: {', '.join(EVERY)}")
 
-    for name in names:
+
+def run(options: argparse.Namespace) -> int:
+    """Draw; returns the exit code."""
+    for name in options.names:
+        if name not in EVERY:
+            raise UserError(f"name: there is no image {name}; choose one of {', '.join(EVERY)}.")
+
+    FOLDER.mkdir(parents=True, exist_ok=True)
+    for name in options.names or EVERY:
         if name == "icon":
             icon().save(ICON, optimize=True)
         elif name == "animation":
             first, *others = animation()
             first.save(ANIMATION, save_all=True, append_images=others, duration=1000 // FPS, loop=0, quality=QUALITY)
-        elif name in both:
+        else:
             picture = Image.fromarray(drawn(name) if name in TEMPLATES else sheet(*PAGES[name], SEEDS.get(name, SEED)))
             picture.thumbnail((WIDTH, WIDTH), Image.Resampling.LANCZOS)
             picture.save(FOLDER / f"{name}.jpg", quality=QUALITY, optimize=True)
-        else:
-            parser.error(f"there is no image {name}")
         print(name, flush=True)
 
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -1,4 +1,4 @@
-"""Draw the thumbnails of the templates: ``python -m fastar_nodes.lab.docs.thumbnails [NUMBER ...]``.
+"""Draw the thumbnails of the templates.
 
 A template is run as it is opened, on the nodes of this checkout without a ComfyUI. Its thumbnail has 512 x 512 pixels:
 what it draws, which is one image, those that are compared, or an image before and after an edit; and below, its figure,
@@ -243,11 +243,14 @@ def _sign() -> np.ndarray:
     return canvas.pixels
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Draw; returns the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m fastar_nodes.lab.docs.thumbnails", description=__doc__)
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument("numbers", nargs="*", metavar="NUMBER", help="number of a template, for example 9; default all")
-    asked = {number.zfill(2) for number in parser.parse_args(argv).numbers}
+
+
+def run(options: argparse.Namespace) -> int:
+    """Draw; returns the exit code."""
+    asked = {number.zfill(2) for number in options.numbers}
 
     for path in sorted(FOLDER.glob("*.json")):
         if asked and path.stem[:2] not in asked:
@@ -256,7 +259,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(path.stem, flush=True)
 
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

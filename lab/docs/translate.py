@@ -11,10 +11,11 @@ A table has these parts:
 
 The editor translates neither the titles of a pack's templates, nor the notes and titles in a graph.
 
-A text that a table lacks stays English; a test finds it. After a change of texts, run
-``python -m fastar_nodes.lab.docs.translate``; it prints what is missing.
+A text that a table lacks stays English; a test finds it. Run the command after a change of texts;
+it prints what is missing.
 """
 
+import argparse
 import json
 import re
 import sys
@@ -120,7 +121,11 @@ def other_texts(language: str) -> str:
     return json.dumps(about, ensure_ascii=False, indent=1) + "\n"
 
 
-def main() -> None:
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """The command has no options."""
+
+
+def run(options: argparse.Namespace) -> int:
     """Write the files."""
     for language in LANGUAGES:
         folder = ROOT / "locales" / language
@@ -129,6 +134,4 @@ def main() -> None:
         (folder / "main.json").write_text(other_texts(language), encoding="utf-8")
         print(f"{language}: {len(missing)} texts stay English", *sorted(missing), sep="\n  ")
 
-
-if __name__ == "__main__":
-    main()
+    return 0

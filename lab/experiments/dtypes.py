@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...cli.bench import conditions_of, planned_for, shared_options
+from ...cli.bench import conditions_of
 from ...cli.options import AUTO, MOST_IMAGES, whole
 from ...cli.planning import Planned
 from ...cli.running import draw
@@ -25,6 +25,7 @@ from ...model_loaders.files.kinds import DTYPES, EIGHT_BITS
 from ...reports.quality import psnr
 from ...reports.table import markdown
 from ...runs.loading import decode
+from ..work.random_options import planned_for, shared_options
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:

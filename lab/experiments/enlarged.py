@@ -1,4 +1,4 @@
-"""What the demo's decoders gain from drawing larger images: ``python -m fastar_nodes.lab.experiments.enlarged``.
+"""What the demo's decoders gain from drawing larger images.
 
 PSNR is that of scenes which trained nothing, encoded and decoded, against their renderings at both sizes; the judge
 reads what the models draw. Small is the image that the decoder draws without its part that enlarges.
@@ -90,16 +90,15 @@ def row(model: str, count: int, judge: PictureBookJudge) -> list[str]:
     return [model, f"{side}, {side * net.config.enlarges}", *(f"{figure:.1f}" for figure in figures)]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument("--models", default=",".join(SIDES), help="demo models, separated by commas")
     parser.add_argument("--images", type=int, default=200, help="scenes, and images that each model draws")
-    options = parser.parse_args()
 
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table; returns the exit code."""
     judge = PictureBookJudge()
     rows = [row(model, options.images, judge) for model in options.models.split(",")]
     print(markdown([HEAD, *rows]))
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -19,7 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ...cli.bench import PROMPT_TEXT, conditions_of, planned_for, shared_options
+from ...cli.bench import PROMPT_TEXT, conditions_of
 from ...cli.options import MOST_IMAGES, source, whole
 from ...cli.planning import Planned
 from ...cli.running import draw, drive
@@ -33,6 +33,7 @@ from ...samplers.conditioning import AnyCondition
 from ...samplers.tokens.draws import PairedDraws
 from ...samplers.tokens.settings import TarPromptSettings
 from ...samplers.tokens.tar import tar_prompt
+from ..work.random_options import planned_for, shared_options
 
 # Of a network with random weights: blocks, and tokens per side of its images.
 _BLOCKS = 2

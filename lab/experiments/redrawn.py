@@ -1,7 +1,5 @@
 """How much MuLo-SD draws again at a share of kept drafts, without a model.
 
-``python -m fastar_nodes.lab.experiments.redrawn``
-
 Rejections are simulated on a target's grid, expanded by the radius, and planned as the sampler plans them: independent
 of each other, or in clusters, where smoothed noise is lowest. With a standard deviation of half a cell they cluster as
 on the demo, where the right neighbour of a rejected draft is rejected in 42, 27 and 13 % of the cases if 70, 90 and
@@ -55,14 +53,16 @@ def neighbours_rejected(rejected: np.ndarray) -> float:
     return float(both.sum() / max(1, left.sum()))
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument("--side", type=int, default=32)
     parser.add_argument("--radius", type=int, default=1)
     parser.add_argument("--window", type=int, default=8)
     parser.add_argument("--images", type=int, default=200)
-    options = parser.parse_args()
 
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table; returns the exit code."""
     print("| kept | smooth | drawn again | waves | neighbour rejected too |")
     print("| --- | --- | --- | --- | --- |")
     for share in SHARES:
@@ -72,6 +72,4 @@ def main() -> None:
             near = neighbours_rejected(rejected)
             print(f"| {share:.0%} | {smooth:g} | {again:.0%} | {waves:.0f} | {near:.0%} |")
 
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -298,7 +298,7 @@ def _janus_reference(hf: ModuleType, networks: ModuleType, net: Any, grid: int) 
     state = net.state_dict()
     given = {}
     for name in theirs.state_dict():
-        own = loader._name(name)
+        own = loader.authors_name(name)
         if own in state:
             given[name] = state.pop(own)
     theirs.load_state_dict(given, strict=False, assign=True)

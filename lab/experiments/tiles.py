@@ -1,6 +1,6 @@
 """What tiles change in decoded images.
 
-``python -m fastar_nodes.lab.experiments.tiles --comfyui FOLDER``, by ComfyUI's Python.
+Run it with ComfyUI's Python: ``python -m fastar_nodes.lab tiles --comfyui FOLDER``.
 
 Every decoder decodes the same latents whole and in ComfyUI's blended tiles, as VAE Decode (Tiled) asks for them. The
 demo's decoders get scenes that they have encoded. KL-16 and VQ-16 have their official sizes and random weights, and get
@@ -67,10 +67,13 @@ def rows(name: str, net: Any, latents: Tensor, tiles: list[int]) -> Iterator[lis
         yield [name, str(latents.shape[-1] * stride), str(tile * stride), *figures]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument("--comfyui", type=Path, required=True, help="folder of ComfyUI")
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table; returns the exit code."""
     sys.path.insert(0, str(options.comfyui))
     sys.argv = [*sys.argv[:1], "--cpu"]  # ComfyUI's own options
 
@@ -87,7 +90,4 @@ def main() -> None:
                 table += rows(name, net, torch.randn(1, channels, side, side), [tile])
 
     print(markdown(table))
-
-
-if __name__ == "__main__":
-    main()
+    return 0

@@ -23,7 +23,7 @@ class Case:
         if self.theirs:
             return ""
         batch = f" --batch {self.batch}" if self.batch > 1 else ""
-        return f"python -m fastar_nodes bench {self.arguments}{batch} --device cuda"
+        return f"python -m fastar_nodes.lab bench {self.arguments}{batch} --device cuda"
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import _disable_current_modes
 
-from ...cli.bench import conditions_of, planned_for, shared_options
+from ...cli.bench import conditions_of
 from ...cli.planning import Planned, with_draft
 from ...cli.running import warm_up
 from ...networks.speed import PLAIN, choose
@@ -25,6 +25,7 @@ from ...reports.record import Report
 from ...runs import batches
 from ...samplers.conditioning import AnyCondition
 from ..work.operations import counted
+from ..work.random_options import planned_for, shared_options
 from ..work.sizes import random_model
 from .cases import Case
 

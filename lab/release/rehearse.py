@@ -1,7 +1,7 @@
 """Rehearse the check of every catalogue entry, with files of the official names, shapes and dtypes but no real weights.
 
-    python -m fastar_nodes.lab.release.rehearse                # all entries, smallest first
-    python -m fastar_nodes.lab.release.rehearse mar-base kl16
+    python -m fastar_nodes.lab rehearse                # all entries, smallest first
+    python -m fastar_nodes.lab rehearse mar-base kl16
 
 A hub on this machine offers the files. For each entry a new process downloads them, checks them, and runs one AR step
 (of a decoder, encoder or language model one evaluation). The table lists what that took beside what was estimated.
@@ -414,7 +414,7 @@ def rehearse(entry: hub.Entry, work: Path, most: float, device: str) -> list[str
     (work / "digests.json").write_text(json.dumps(digests), encoding="utf-8")
 
     # 2. The check, in a process of its own.
-    command = [sys.executable, "-m", "fastar_nodes.lab.release.rehearse", "--child", str(work / "digests.json")]
+    command = [sys.executable, "-m", "fastar_nodes.lab.release.rehearse", str(work / "digests.json")]
     command += ["--model", entry.id, "--quick", "--models", str(models), "--device", device]
     command += ["--dtype", dtype]
     command += ["--json", str(work / "check.json"), "--out", str(work / "check.png")]
@@ -471,17 +471,16 @@ def _delete(models: Path, offers: Path, entry: hub.Entry) -> None:
     shutil.rmtree(models / entry.file, ignore_errors=True)
 
 
-def main() -> int:
-    """Run the command; exit code 1 if a line of an entry does not hold."""
-    if sys.argv[1:2] == ["--child"]:
-        return child(sys.argv[2:])
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument("entries", nargs="*", help="of the catalogue; default all that are downloads")
     parser.add_argument("--most", type=float, default=MOST, help=f"GB that the weights may take; default {MOST:g}")
     parser.add_argument("--device", default="cpu", help="where the AR step runs; default cpu")
     parser.add_argument("--out", metavar="FILE", help="file for the table, as Markdown")
-    options = parser.parse_args()
+
+
+def run(options: argparse.Namespace) -> int:
+    """Run the command; exit code 1 if a line of an entry does not hold."""
     out = output(options.out, "out", (".md",))  # hours before it is written
 
     chosen = [entry for entry in all_entries() if not entry.built_in]
@@ -504,4 +503,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    sys.exit(child(sys.argv[1:]))

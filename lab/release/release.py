@@ -1,4 +1,4 @@
-"""Check that the pack is ready to be published: ``python -m fastar_nodes.lab.release.release [--tag vX.Y.Z]``.
+"""Check that the pack is ready to be published.
 
 Prints the size of the shipped archive and every open item. Exit code 0 if
 there is none, 1 otherwise. The checklist is in CONTRIBUTING.md ("Publishing").
@@ -110,17 +110,19 @@ def archive_problems(files: Sequence[Path], root: Path = ROOT) -> list[str]:
     return problems
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print the report and return the exit code."""
-    parser = argparse.ArgumentParser(prog="python -m fastar_nodes.lab.release.release", description=__doc__)
+def arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of the command."""
     parser.add_argument("--tag", help="the git tag of the release, for example v0.1.0")
-    tag = parser.parse_args(argv).tag
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the report and return the exit code."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8-sig"))
     version, files = project["project"]["version"], shipped()
     volume, lines = size(files)
     print(f"{version}: {len(files)} files, {volume / 1e6:.1f} MB, {lines} lines of Python")
     problems = owner_fields(project, (ROOT / "README.md").read_text(encoding="utf-8-sig"))
-    problems += version_problems(version, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8-sig"), tag)
+    problems += version_problems(version, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8-sig"), options.tag)
     if volume > MOST_BYTES:
         problems.append(f"archive: {volume / 1e6:.1f} MB is more than {MOST_BYTES / 1e6:.0f} MB")
     problems += archive_problems(files)
@@ -128,7 +130,3 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"open: {problem}")
 
     return int(bool(problems))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,7 +19,6 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ...cli.main import load_judge
 from ...cli.options import choose_device, models_folder, models_option, source, whole
 from ...errors import UserError, amount
 from ...networks.speed import PLAIN
@@ -30,6 +29,7 @@ from ...runs.registry import FAMILIES
 from ...sweeps.folder import Folder
 from . import paper_files
 from .features import INCEPTION, load_extractor, open_reference
+from .judging import PictureBookJudge
 from .measures import FEATURES, JUDGE, MEASURES, OF_PICTURES, WORK, Means, Result, check, evaluate, results_table
 from .paper_files import Paper
 from .rehearsal import NotHere, here_only
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
         weights = None if options.inception is None else typed_path(options.inception, "inception")
         means.extractor = load_extractor(options.extractor or INCEPTION, weights, device)
     if JUDGE in kinds:
-        means.judge = load_judge()
+        means.judge = PictureBookJudge()
 
     unsaved: list[str] = []
     failed: list[str] = []

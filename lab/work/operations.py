@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ...cli.bench import conditions_of, planned_for, shared_options
+from ...cli.bench import conditions_of
 from ...cli.options import MOST_IMAGES, whole
 from ...cli.running import draw, warm_up
 from ...networks import ops
@@ -34,6 +34,7 @@ from ...runs.memory.mar import estimate
 from ...samplers.conditioning import PromptCondition
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import MARBase, MARSettings
+from .random_options import planned_for, shared_options
 from .sizes import HYBRID_SIZES, random_hybrid
 
 # Operations after which the host waits for values of a device.

@@ -48,13 +48,13 @@ _RENAMED = {
     ".mid.attn_1.": ".mid.1.",
     ".mid.block_2.": ".mid.2.",
 }
-_VQ = "gen_vision_model."
+VQ_PREFIX = "gen_vision_model."
 # What drawing from a prompt does not need: the part that reads images, the output layer for words, recomputed RoPE
 # frequencies.
-_UNUSED = ("vision_model.", "model.vision_model.", "aligner.", "model.aligner.", "language_model.lm_head.", "lm_head.")
+UNUSED = ("vision_model.", "model.vision_model.", "aligner.", "model.aligner.", "language_model.lm_head.", "lm_head.")
 # What reads images: the tower and the aligner, without the tower's pooled output, which nothing uses.
-_VISION = ("vision_model.", "model.vision_model.", "aligner.", "model.aligner.")
-_POOL = "vision_model.vision_tower.attn_pool."
+VISION_PREFIXES = ("vision_model.", "model.vision_model.", "aligner.", "model.aligner.")
+POOL_PREFIX = "vision_model.vision_tower.attn_pool."
 # Parts of the authors' names of it and of transformers', and ours. The order matters.
 _VISION_NAMES = {
     "vision_model.vision_tower.": "tower.",
@@ -74,7 +74,7 @@ _VISION_NAMES = {
 }
 _JOINT = ".attn.qkv."
 # The output layer for words, in either layout.
-_HEADS = ("language_model.lm_head.weight", "lm_head.weight")
+WORD_HEADS = ("language_model.lm_head.weight", "lm_head.weight")
 # Besides the language model's, what a configuration states about the image tokens, in the authors' layout and in that
 # of transformers: how many codes there are, and the two MLPs. Their shapes are those of the weights.
 _CODES = {
@@ -129,8 +129,8 @@ def load_janus(
 
     def is_unused(name: str) -> bool:
         nonlocal has_vision
-        has_vision |= name.startswith(_VISION)
-        return _name(name).startswith((*_UNUSED, _VQ)) or name.endswith(".inv_freq")
+        has_vision |= name.startswith(VISION_PREFIXES)
+        return authors_name(name).startswith((*UNUSED, VQ_PREFIX)) or name.endswith(".inv_freq")
 
     compute = choose_dtype(dtype, device, "janus")
     file = _renamed(read(path, "janus", is_unused, weights))
@@ -179,12 +179,12 @@ def load_janus_vq(
     shards = weight_files(path, "decoder", KINDS["janus"].noun)
     whole = path if shards == [path] else shards[0].parent
 
-    file = _renamed(ck.read(whole, "decoder", lambda name: not _name(name).startswith(_VQ), shards))
-    first = file.state.get(f"{_VQ}decoder.conv_in.weight")
+    file = _renamed(ck.read(whole, "decoder", lambda name: not authors_name(name).startswith(VQ_PREFIX), shards))
+    first = file.state.get(f"{VQ_PREFIX}decoder.conv_in.weight")
     if first is not None and first.shape[2:] != (3, 3):
         raise file.error("stores convolutions in MLX's order", "choose a copy for PyTorch")
 
-    state = {name.removeprefix(_VQ): tensor for name, tensor in file.state.items()}
+    state = {name.removeprefix(VQ_PREFIX): tensor for name, tensor in file.state.items()}
     return build_vq(replace(file, state=state, what="a VQ autoencoder"), compute, device, operations)
 
 
@@ -201,7 +201,7 @@ def load_janus_head(
         UserError: also if the file holds none.
     """
     compute = choose_dtype(dtype, device, "janus")
-    file = _part(path, lambda name: name not in _HEADS)
+    file = _part(path, lambda name: name not in WORD_HEADS)
     if not file.state:
         raise file.error("holds no output layer for words", "choose a copy with all weights of the model")
 
@@ -241,7 +241,7 @@ def load_janus_vision(
         UserError: also if the file holds no such part.
     """
     compute = choose_dtype(dtype, device, "janus")
-    file = _part(path, lambda name: not name.startswith(_VISION) or name.startswith(_POOL))
+    file = _part(path, lambda name: not name.startswith(VISION_PREFIXES) or name.startswith(POOL_PREFIX))
     if not file.state:
         raise file.error("holds no part that reads images", "choose a copy with all weights of the model")
 
@@ -249,14 +249,14 @@ def load_janus_vision(
     heads = heads or file.number("num_attention_heads", None, 1, 4096, about)
     least = file.number("min_size", LEAST_SIDE, 1, 384, file.settings("preprocessor_config", beside=True))
     with ck.misfits(file):
-        file = replace(file, state=_vision_state(file.state), what="the part of a Janus that reads images")
+        file = replace(file, state=vision_state(file.state), what="the part of a Janus that reads images")
         config = VisionConfig.from_state_dict(file.state, heads)
 
     net = ck.load_strictly(file, partial(JanusVision, config), operations=operations, dtype=compute, device=device)
     return ImageReader(net, vq, file.name, least)
 
 
-def _vision_state(state: Mapping[str, Any]) -> dict[str, Any]:
+def vision_state(state: Mapping[str, Any]) -> dict[str, Any]:
     """The weights of what reads images under the names of :class:`JanusVision`."""
     out: dict[str, Any] = {}
     for name, tensor in state.items():
@@ -276,10 +276,10 @@ def _vision_state(state: Mapping[str, Any]) -> dict[str, Any]:
 
 def _renamed(file: ck.Checkpoint) -> ck.Checkpoint:
     """A file under the authors' names."""
-    return replace(file, state={_name(name): tensor for name, tensor in file.state.items()})
+    return replace(file, state={authors_name(name): tensor for name, tensor in file.state.items()})
 
 
-def _name(name: str) -> str:
+def authors_name(name: str) -> str:
     """The authors' name of a parameter of either layout."""
     if name.startswith("model."):
         for theirs, ours in _RENAMED.items():

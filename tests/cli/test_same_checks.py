@@ -271,7 +271,6 @@ REMEDIES = [
      "draw classes; name one with --label", "compare --device cpu --samplers llamagen --label boat"),
     (f"bench {SMALL} --set prompt.detail=81", "name one with --label", f"bench {SMALL}"),
     (f"bench {SMALL} --batch 1,x", "'x' is not a whole number", f"bench {SMALL} --batch 1,2"),
-    ("bench --random MAR-Z --samplers mar --device cpu", "MAR-B", None),
     ("compare --model tar-1.5b --device cpu", "name it with --tar, and a de-tokenizer with --model",
      "compare --samplers tar --model demo-dtok-low --tar demo-tar --prompt boat --device cpu"),
 ]  # fmt: skip

@@ -144,7 +144,6 @@ def test_without_a_current_folder_there_is_one_sentence(cli, tiny_demo, sentence
     try:
         assert sentence(cli(LINE)).startswith("out: compare.png cannot be written ")
         assert cli(LINE, "--out", tmp_path / "x.png").code == 0, "the remedy"
-        assert sentence(cli("evaluate nowhere")).startswith("folder: ")
     finally:
         os.chdir(before)
 
@@ -159,13 +158,7 @@ PATHS = {
     "compare --device cpu --maps": "maps",
     "compare --device cpu --json": "json",
     "bench --device cpu --json": "json",
-    "sweep": "spec",
-    "evaluate": "folder",
-    "plot": "folder",
-    "against": "against",
     "verify": "DIR",
-    "train-demo --only kl --device cpu --out": "out",
-    "train-demo --only kl --device cpu --work": "work",
 }
 
 
@@ -219,10 +212,6 @@ def test_outputs_are_tested_before_anything_is_loaded(cli, sentence, tmp_path, m
         "bench --model nosuch --json a/b/x.json",
         "check --model nosuch --out a/b/x.png --json c/x.json",
         "check --model demo --device abacus --out a/b/x.png --json c/x.json",
-        "plot nosuch --out a/b/x.png --sheet a/c/s.png",
-        "sweep nosuch.toml --out a/b",
-        "train-demo --only kl,judge --device abacus --work a/b --out c/d",
-        "train-demo --only kl --device cpu --work a/b --out file",
     ],
 )
 def test_a_command_that_is_refused_leaves_no_folder(cli, sentence, tiny_demo, tmp_path, line):
@@ -232,9 +221,7 @@ def test_a_command_that_is_refused_leaves_no_folder(cli, sentence, tiny_demo, tm
     assert {path.name for path in tmp_path.iterdir()} == before
 
 
-def test_a_file_may_not_be_the_place_of_a_training(cli, sentence, tmp_path):
+def test_a_file_may_not_be_the_place_of_outputs(tmp_path):
     (tmp_path / "file").touch()
-    assert sentence(cli("train-demo --only kl --device cpu --out file")).startswith("out: ")
-    assert sentence(cli("train-demo --only kl --device cpu --work file")).startswith("work: ")
     with pytest.raises(UserError, match="^out: "):
         files.writable(tmp_path / "file", "out")

@@ -97,11 +97,11 @@ def test_the_command_line_takes_it(spandrel, file, cli):
 
 
 @pytest.mark.slow
-def test_a_sweep_takes_it_and_tells_files_apart(spandrel, file, cli, sentence, tmp_path):
+def test_a_sweep_takes_it_and_tells_files_apart(spandrel, file, lab, sentence, tmp_path):
     """Another file of the same name is another model: the sweep refuses to go on with it."""
     path = file("x2.pth")
     spec = f'model = "demo-llamagen"\nsamplers = ["mulosd"]\nupscale_model = "{path}"\nlabels = ["cat"]\nimages = 1\n'
     (tmp_path / "one.toml").write_text(spec + '[set]\n"mulosd.tau" = 0\n"mulosd.draft_rows" = 0\n')
-    assert cli("sweep one.toml --out drawn").code == 0
+    assert lab("sweep one.toml --out drawn").code == 0
     (tmp_path / "x2.pth").write_bytes(b"other weights")
-    assert "holds a sweep of other cells" in sentence(cli("sweep one.toml --out drawn"))
+    assert "holds a sweep of other cells" in sentence(lab("sweep one.toml --out drawn"))

@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 import torch
-from fastar_nodes.lab.parity.cases import Case, Check, judge
+from fastar_nodes.parity.cases import Case, Check, judge
 from safetensors.torch import load_file, save_file
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import fidelity
 import pytest
 import torch
-from command_line import cli, sentence  # noqa: F401
+from command_line import lab, sentence  # noqa: F401
+from command_models import command_files, tiny_demo  # noqa: F401
 from fastar_nodes.lab.sweeps import features
 from tiny_sweeps import table, undisturbed, write_files
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from fastar_nodes.cli.main import COMMANDS
 from fastar_nodes.errors import UserError
+from fastar_nodes.lab.commands import PROGRAM
 from fastar_nodes.lab.docs import figures
 from fastar_nodes.lab.docs.figures import Listed, Maker, conditions, joined, key, listed, needed, tiny, with_block
 from fastar_nodes.lab.sweeps.spec import expand
@@ -23,7 +23,7 @@ def test_every_figure_has_its_place_and_a_seed_that_chose_nothing(figure):
     page = (ROOT / figure.page).read_text(encoding="utf-8")
     begin, end = figures.markers(figure.name)
     assert page.count(begin) == page.count(end) == 1
-    assert all(command.split()[0] in COMMANDS for command in figure.commands)
+    assert all(command.split()[0] in PROGRAM.commands for command in figure.commands)
 
     for spec in figure.specs:
         assert expand(spec)
@@ -123,14 +123,12 @@ def test_the_line_below_a_figure_names_command_seed_images_machine_and_date():
     assert conditions(figure("operations"), made) == f"*`make figures ONLY=a`; {about}.*"
 
 
-def test_a_dry_run_runs_nothing(capsys, monkeypatch):
+def test_a_dry_run_runs_nothing(lab, sentence, monkeypatch):
     monkeypatch.setattr(figures, "_printed", lambda words: pytest.fail("nothing should run"))
-    assert figures.main(["--dry-run", "mar", "par"]) == 0
-    out = capsys.readouterr().out
-    assert "  python -m fastar_nodes sweep docs/benchmarks/mar.toml --out figures/mar/many" in out
+    out = lab("figures --dry-run mar par").out
+    assert "  python -m fastar_nodes.lab sweep docs/benchmarks/mar.toml --out figures/mar/many" in out
     assert out.endswith(" minutes in all\n")
-    assert figures.main(["nothing"]) == 2
-    assert "figures: there is no 'nothing'; choose one of mar, " in capsys.readouterr().err
+    assert "figures: there is no 'nothing'; choose one of mar, " in sentence(lab("figures nothing"))
 
 
 @pytest.mark.slow

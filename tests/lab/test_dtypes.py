@@ -1,7 +1,7 @@
 """The command dtypes: the same images in several dtypes."""
 
 import pytest
-from fastar_nodes.cli.main import main
+from fastar_nodes.lab.commands import main
 
 FEW = ["dtypes", "--images", "3", "--batch", "2", "--set", "mar.steps=3", "--set", "mar.diffusion_steps=4"]
 

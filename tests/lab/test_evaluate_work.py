@@ -52,9 +52,9 @@ def test_operations_are_those_of_pytorchs_own_counter(drawn):
     assert found[1] < found[0], "LazyMAR computes less than MAR"
 
 
-def test_evaluate_shows_seconds_and_operations_beside_the_quality(drawn, cli):
+def test_evaluate_shows_seconds_and_operations_beside_the_quality(drawn, lab):
     store, _ = drawn
-    answer = cli("evaluate sweep --measures psnr,tflop --resamples 20 --device cpu")
+    answer = lab("evaluate sweep --measures psnr,tflop --resamples 20 --device cpu")
     assert answer.code == 0, answer.err
 
     plain, lazy = rows_of(answer.out)
@@ -66,37 +66,37 @@ def test_evaluate_shows_seconds_and_operations_beside_the_quality(drawn, cli):
     count = Operations(store, tiny_sweeps.source(store.spec()))
     assert [r.value for r in counted] == [count.of(cell, store.shards(cell)[0]) for cell in store.cells()]
     assert [row["TFLOP / image"] for row in (plain, lazy)] == [f"{r.value / 1e12:.3g}" for r in counted]
-    assert "TFLOP / image" in cli("table sweep").out
+    assert "TFLOP / image" in lab("table sweep").out
 
 
-def test_evaluate_refuses_to_count_with_other_files_or_none(drawn, cli, sentence):
+def test_evaluate_refuses_to_count_with_other_files_or_none(drawn, lab, sentence):
     _, entries = drawn
     file = Path(entries["model"])
     tiny_sweeps.write_mar(file, 9)
     line = "evaluate sweep --measures tflop --device cpu"
-    assert "not those that the sweep began with" in sentence(cli(line))
+    assert "not those that the sweep began with" in sentence(lab(line))
     file.unlink()
-    assert "there is no file" in sentence(cli(line))
+    assert "there is no file" in sentence(lab(line))
 
 
 @pytest.mark.slow
-def test_the_operations_stand_beside_lazymars(cli, sentence, tmp_path, monkeypatch):
+def test_the_operations_stand_beside_lazymars(lab, sentence, tmp_path, monkeypatch):
     """Every row of the paper's tables that was run has a figure; where the model is not here, it is left out aloud."""
     (tmp_path / "models").mkdir()
     models = tiny_papers.write_models(tmp_path / "models")
     monkeypatch.setattr(options, "find_file", tiny_papers.finder(models))
     tiny_papers.with_few_steps(LAZYMAR, tmp_path / "paper.json")
     line = "--images 1 --batch 1 --threads 1 --dtype fp32 --device cpu"
-    assert cli(f"sweep paper.json {line} --out drawn").code == 0
+    assert lab(f"sweep paper.json {line} --out drawn").code == 0
 
     assert "mar-base-ema is not on this machine" in sentence(
-        cli("evaluate drawn --device cpu --models none --measures tflop")
+        lab("evaluate drawn --device cpu --models none --measures tflop")
     )
-    answer = cli("evaluate drawn --device cpu --models none")
+    answer = lab("evaluate drawn --device cpu --models none")
     assert answer.code == 0 and "tflop of mar-huge is left out: " in answer.err
 
     monkeypatch.setattr(hub, "absent", lambda *_: None)
-    answer = cli("evaluate drawn --device cpu")
+    answer = lab("evaluate drawn --device cpu")
     assert answer.code == 0 and "left out" not in answer.err
     paper = paper_files.paper_of(read_table(LAZYMAR))
     shown = answer.out[answer.out.index(f"# {paper.paper}") :].split("\n## ")[1:]
@@ -108,9 +108,9 @@ def test_the_operations_stand_beside_lazymars(cli, sentence, tmp_path, monkeypat
                 assert cells["TFLOP, paper"] == row.figures.get("tflop", "")
 
 
-def test_a_folder_without_its_spec_is_refused(drawn, cli, sentence, tmp_path):
+def test_a_folder_without_its_spec_is_refused(drawn, lab, sentence, tmp_path):
     path = tmp_path / "sweep" / "manifest.json"
     manifest = json.loads(path.read_text(encoding="utf-8"))
     path.write_text(json.dumps({**manifest, "spec": None}), encoding="utf-8")
-    assert "manifest.json" in sentence(cli("evaluate sweep --measures tflop --device cpu"))
+    assert "manifest.json" in sentence(lab("evaluate sweep --measures tflop --device cpu"))
     assert Store(tmp_path / "sweep").cells()

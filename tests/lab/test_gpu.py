@@ -26,9 +26,9 @@ OURS = [part for part in PARTS if part.name not in ("transformers", "authors")]
 
 
 @pytest.mark.slow
-def test_a_rehearsal_measures_every_part_once(cli, tmp_path):
+def test_a_rehearsal_measures_every_part_once(lab, tmp_path):
     run = f"gpu --rehearse --speeds plain --seconds 1500 --out {tmp_path}/out"
-    answer = cli(run, *(part.name for part in OURS))
+    answer = lab(run, *(part.name for part in OURS))
     assert answer.code == 0, answer.err
 
     held = json.loads((tmp_path / "out" / "gpu.json").read_text())
@@ -47,7 +47,7 @@ def test_a_rehearsal_measures_every_part_once(cli, tmp_path):
     first = json.loads(file.read_text())
     del first["1"]["measured"]["plain"]["done"]
     file.write_text(json.dumps(first))
-    assert cli(f"{run} par").code == 0
+    assert lab(f"{run} par").code == 0
 
     second = json.loads(file.read_text())
     assert second["0"] == first["0"]
@@ -56,20 +56,20 @@ def test_a_rehearsal_measures_every_part_once(cli, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_rehearsal_of_transformers(cli, tmp_path):
+def test_a_rehearsal_of_transformers(lab, tmp_path):
     pytest.importorskip("transformers")
-    assert cli(f"gpu --rehearse --speeds plain --seconds 100 --out {tmp_path}/out transformers").code == 0
+    assert lab(f"gpu --rehearse --speeds plain --seconds 100 --out {tmp_path}/out transformers").code == 0
 
     for row in json.loads((tmp_path / "out" / "gpu.json").read_text())["rows"]:
         assert row["measured"]["plain"]["done"] and len(row["measured"]["plain"]["seconds"]) == 2
 
 
-def test_a_folder_of_a_rehearsal_takes_no_measurements(cli, sentence, tmp_path):
+def test_a_folder_of_a_rehearsal_takes_no_measurements(lab, sentence, tmp_path):
     gpu.write_machine(tmp_path, rehearsal=True)
-    answer = cli(f"gpu --device cpu --out {tmp_path}")
+    answer = lab(f"gpu --device cpu --out {tmp_path}")
     assert sentence(answer) == f"out: {tmp_path} holds a rehearsal; name another folder."
-    assert sentence(cli(f"gpu --rehearse --out {tmp_path} marr")).startswith("part: 'marr' is unknown")
-    assert sentence(cli(f"gpu --rehearse --out {tmp_path} authors")).startswith("checkouts: the part authors measures")
+    assert sentence(lab(f"gpu --rehearse --out {tmp_path} marr")).startswith("part: 'marr' is unknown")
+    assert sentence(lab(f"gpu --rehearse --out {tmp_path} authors")).startswith("checkouts: the part authors measures")
 
 
 # ------------------------------------------------------------------------------------------------ what is kept

@@ -1,5 +1,6 @@
 """The hybrid's recipe: what it starts from, its prompts, and its two losses."""
 
+import json
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,7 +12,9 @@ from fastar_nodes.lab.training.initialise import initialise_mar
 from fastar_nodes.lab.training.training import generator, seeded
 from fastar_nodes.networks.hybrid import UNCONDITIONAL
 from fastar_nodes.networks.mar import MAR, pick
+from fastar_nodes.parity.hybrid import recorded_model
 from fastar_nodes.samplers.mar.tables import constants
+from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow
 
@@ -46,6 +49,21 @@ def test_training_starts_at_the_unlabelled_mar_with_tars_words(parts) -> None:
         assert torch.equal(table[here], own[there])
     assert torch.equal(table[list(model.turn)], own[list(tar.special.chat)])
     assert torch.equal(net.llm.layers[1].feed_forward.w3.weight, tar.net.layers[1].feed_forward.w3.weight)
+
+
+@pytest.mark.parametrize("family", ["harmon", "unipic"])
+def test_the_form_for_training_equals_the_authors_decoder(root, family) -> None:
+    """It reads the prompts in one sequence with the image."""
+    folder = root / "tests" / "parity" / family
+    recorded = load_file(folder / "hybrid_inside.safetensors")
+    for tag, about in json.loads((folder / "hybrid_inside.json").read_text(encoding="utf-8")).items():
+        net = recorded_model(folder, *about["image_shape"]).hybrid
+        found = {name.split(".")[1]: tensor for name, tensor in recorded.items() if name.startswith(f"{tag}.")}
+        known = (found["mask"] == 0).nonzero()[:, 1].view(len(found["mask"]), -1)
+        tokens, places = found["tokens_f16"].float().repeat(2, 1, 1), known.repeat(2, 1)
+        with torch.no_grad():
+            z = hybrid_recipe.conditions(net, tokens, places, found["input_ids"], found["attention_mask"].sum(1))
+        assert (z - found["z"]).abs().max() <= 1e-4, tag
 
 
 def test_some_prompts_of_a_batch_are_the_unconditional_one(parts) -> None:

@@ -73,11 +73,11 @@ OPTIONS = "--images 1 --batch 1 --threads 1 --dtype fp32 --device cpu"
 
 @pytest.mark.fast_cases("par")
 @pytest.mark.parametrize("name", NAMES)
-def test_every_cell_of_every_paper_runs(name, tiny, cli, tmp_path):
+def test_every_cell_of_every_paper_runs(name, tiny, lab, tmp_path):
     tiny_papers.with_few_steps(path_of(name), tmp_path / "paper.json")
     (tmp_path / "prompts.txt").write_text("a red boat\na blue cat\n")
     prompts = "--prompts prompts.txt" if name == "mulosd" else ""
-    answer = cli(f"sweep paper.json {OPTIONS} {prompts} --out drawn")
+    answer = lab(f"sweep paper.json {OPTIONS} {prompts} --out drawn")
     assert answer.code == 0, answer.err
 
     paper = paper_of(name)
@@ -108,10 +108,10 @@ def refuse_downloads(monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_dry_run_of_every_paper_needs_no_file(name, cli, tmp_path, monkeypatch):
+def test_a_dry_run_of_every_paper_needs_no_file(name, lab, tmp_path, monkeypatch):
     """Every cell is listed, with the megabytes of its images, by hand for one of each size."""
     refuse_downloads(monkeypatch)
-    answer = cli("sweep", path_of(name), "--dry-run", "--models", tmp_path / "none", "--device", "cpu")
+    answer = lab("sweep", path_of(name), "--dry-run", "--models", tmp_path / "none", "--device", "cpu")
     assert answer.code == 0, answer.err
     assert not (tmp_path / "none").exists()
 
@@ -126,12 +126,12 @@ def test_a_dry_run_of_every_paper_needs_no_file(name, cli, tmp_path, monkeypatch
         assert {row[-1] for row in rows} == {f"{spec.images * side**2 * 3 / 1e6:,.0f}"}
 
 
-def test_a_dry_run_without_files_checks_the_settings(cli, sentence, tmp_path, monkeypatch):
+def test_a_dry_run_without_files_checks_the_settings(lab, sentence, tmp_path, monkeypatch):
     refuse_downloads(monkeypatch)
     (tmp_path / "bad.toml").write_text(
         'model = "mar-base"\nsamplers = ["mar"]\nimages = 1\n[set]\nsteps = 257\n', encoding="utf-8"
     )
-    assert "steps" in sentence(cli("sweep", tmp_path / "bad.toml", "--dry-run", "--models", tmp_path / "none"))
+    assert "steps" in sentence(lab("sweep", tmp_path / "bad.toml", "--dry-run", "--models", tmp_path / "none"))
 
 
 def printed(name):
@@ -291,7 +291,7 @@ def made(tmp_path):
     return folder
 
 
-def test_our_figures_stand_beside_the_papers(made, cli):
+def test_our_figures_stand_beside_the_papers(made, lab):
     """By hand: 4 s for 2 images are 2 s an image; the cell "mar:4" is four times as fast as the sweep's first; 5 MiB is
     the larger peak; a figure against another cell is no paper's.
     """
@@ -301,7 +301,7 @@ def test_our_figures_stand_beside_the_papers(made, cli):
         Result("mar-4", "fid", INCEPTION, "mar-0", 4, value=9.9),
     ]
     store.append_results([asdict(result) for result in found])
-    answer = cli("evaluate made")
+    answer = lab("evaluate made")
     assert answer.code == 0 and "--reference" in answer.err
     assert answer.out.startswith("# Made\n\n## Table 1\n\n")
 
@@ -317,7 +317,7 @@ def test_our_figures_stand_beside_the_papers(made, cli):
     assert answer.out.endswith("- GenEval is not measured here: it needs a detector.\n- A note.\n")
 
 
-def test_the_speed_up_of_equation_35_stands_beside_the_measured_one(tmp_path, cli):
+def test_the_speed_up_of_equation_35_stands_beside_the_measured_one(tmp_path, lab):
     """By hand: an AR step of MAR takes 4 / 8 s, a draft 0.5 / 4 s, so that c = 0.25; a = 3 / 4 and g = 2. The mean of
     two redraws of one rejected token and 6 of another is 4.
     """
@@ -350,7 +350,7 @@ def test_the_speed_up_of_equation_35_stands_beside_the_measured_one(tmp_path, cl
             store.write_shard(cell, shard, made_sweeps.pictures(first, 2, 1.0, side=8), np.arange(2), times)
 
     (tmp_path / "made" / "paper.json").write_text(json.dumps(table))
-    head, mar, cspd = cells_of(cli("evaluate made").out)
+    head, mar, cspd = cells_of(lab("evaluate made").out)
     assert dict(zip(head, cspd, strict=True)) == {
         "row": "CSpD",
         "images": "4",
@@ -363,7 +363,7 @@ def test_the_speed_up_of_equation_35_stands_beside_the_measured_one(tmp_path, cl
     assert expected_speedup(1.0, 4, 0.0) == 5 and expected_speedup(0.0, 4, 0.5) == pytest.approx(1 / 3)
 
 
-def test_evaluate_measures_every_sweep_of_a_paper(made, cli, tmp_path, monkeypatch, fake_fidelity):
+def test_evaluate_measures_every_sweep_of_a_paper(made, lab, tmp_path, monkeypatch, fake_fidelity):
     """FID is that of the stand-in for torch-fidelity, by hand: the squared distance of the mean colours."""
     np.savez(tmp_path / "real.npz", arr_0=np.zeros((4, 4, 4, 3), np.uint8))
     (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
@@ -371,9 +371,9 @@ def test_evaluate_measures_every_sweep_of_a_paper(made, cli, tmp_path, monkeypat
     torch.save({"fc.weight": torch.ones(4, 3), "fc.bias": torch.zeros(4)}, weights)
 
     line = f"evaluate made --reference real.npz --inception {weights.as_posix()} --resamples 10 --device cpu"
-    refused = cli(line)
+    refused = lab(line)
     assert refused.code == 2 and "--resize" in refused.err
-    answer = cli(f"{line} --resize")
+    answer = lab(f"{line} --resize")
     assert answer.code == 0, answer.err
 
     small = resized(made_sweeps.pictures(0, 4, 1.0, side=8), (4, 4))
@@ -386,7 +386,7 @@ def test_evaluate_measures_every_sweep_of_a_paper(made, cli, tmp_path, monkeypat
     )
 
 
-def test_a_paper_is_measured_without_its_sweeps_that_have_no_plain_cell(made, cli, sentence):
+def test_a_paper_is_measured_without_its_sweeps_that_have_no_plain_cell(made, lab, sentence):
     """CSpD's has sweeps of guidance and temperature, in which the acceptance alone counts."""
     cells = [made_sweeps.cell(f"cspd-{n}", "cspd", {}, 4, 8, title=f"CSpD, {n}", baseline=None) for n in (1, 2)]
     store = Store(made / "guidance")
@@ -405,7 +405,7 @@ def test_a_paper_is_measured_without_its_sweeps_that_have_no_plain_cell(made, cl
     paper = {**MADE, "sweeps": [guidance, *MADE["sweeps"]], "tables": [table, *MADE["tables"]]}
     (made / "paper.json").write_text(json.dumps(paper))
 
-    answer = cli("evaluate made --measures psnr --resamples 10 --device cpu")
+    answer = lab("evaluate made --measures psnr --resamples 10 --device cpu")
     assert answer.code == 0, answer.err
     assert "guidance is not measured: measures: no cell has a plain sampler's to be compared with" in answer.err
     assert "MAR, 4: 1 measured" in answer.err and "CSpD: 1 measured" in answer.err
@@ -413,7 +413,7 @@ def test_a_paper_is_measured_without_its_sweeps_that_have_no_plain_cell(made, cl
     assert not list(store.results()) and len(list(base.results())) == 2
 
     base.write_manifest({"batch": 2}, [dataclasses.replace(cell, baseline=None) for cell in of_base])
-    assert "no cell has a plain sampler's" in sentence(cli("evaluate made --measures psnr --device cpu"))
+    assert "no cell has a plain sampler's" in sentence(lab("evaluate made --measures psnr --device cpu"))
 
 
 def test_images_are_resized_without_antialiasing():
@@ -474,7 +474,7 @@ def test_statistics_alone_are_a_reference(tmp_path):
         evaluate(store, ["fid", "kid"], Means(reference=open_reference(tmp_path / "s.npz")))
 
 
-def test_evaluate_leaves_out_what_statistics_do_not_give(cli, sentence, tmp_path, monkeypatch, fake_fidelity):
+def test_evaluate_leaves_out_what_statistics_do_not_give(lab, sentence, tmp_path, monkeypatch, fake_fidelity):
     def with_logits(pictures):
         return of_colour(pictures)[0], torch.zeros(len(pictures), 4)
 
@@ -482,9 +482,9 @@ def test_evaluate_leaves_out_what_statistics_do_not_give(cli, sentence, tmp_path
     statistics(tmp_path / "s.npz")
     made_sweeps.write(tmp_path / "sweep", images=24)
     line = "--reference s.npz --resamples 10 --device cpu"
-    assert "--resize" in sentence(cli(f"evaluate sweep {line} --resize"))
-    assert "recall compares with images" in sentence(cli(f"evaluate sweep {line} --measures recall"))
-    answer = cli(f"evaluate sweep {line}")
+    assert "--resize" in sentence(lab(f"evaluate sweep {line} --resize"))
+    assert "recall compares with images" in sentence(lab(f"evaluate sweep {line} --measures recall"))
+    answer = lab(f"evaluate sweep {line}")
     assert answer.code == 0 and "kid, precision, recall are left out" in answer.err, answer.err
     head = cells_of(answer.out)[0]
     assert "FID" in head and "Inception score" in head and "recall, %" not in head
@@ -545,43 +545,43 @@ BAD = [
 
 
 @pytest.mark.parametrize("says, table", BAD, ids=[says for says, _ in BAD])
-def test_a_wrong_paper_is_refused_in_a_sentence(says, table, tmp_path, cli, sentence):
+def test_a_wrong_paper_is_refused_in_a_sentence(says, table, tmp_path, lab, sentence):
     with pytest.raises(UserError, match=f"^({says})"):
         paper_files.paper_of(table)
 
     (tmp_path / "paper.json").write_text(json.dumps(table))
     if paper_files.is_paper(table):
-        sentence(cli("sweep paper.json --out drawn"))
+        sentence(lab("sweep paper.json --out drawn"))
         assert not (tmp_path / "drawn").exists()
 
 
-def test_a_folder_holds_the_sweeps_of_one_paper(made, cli, sentence, tmp_path):
+def test_a_folder_holds_the_sweeps_of_one_paper(made, lab, sentence, tmp_path):
     (tmp_path / "other.json").write_text(json.dumps({**MADE, "paper": "Another"}))
-    assert "holds the sweeps of Made" in sentence(cli("sweep other.json --out made"))
+    assert "holds the sweeps of Made" in sentence(lab("sweep other.json --out made"))
 
     (made / "paper.json").write_text("[")
-    assert "paper.json" in sentence(cli("evaluate made"))
+    assert "paper.json" in sentence(lab("evaluate made"))
     (made / "paper.json").write_text(json.dumps({**MADE, "tables": 3}))
-    sentence(cli("evaluate made"))
+    sentence(lab("evaluate made"))
 
 
-def test_models_that_read_text_need_prompts(tiny, cli, tmp_path):
+def test_models_that_read_text_need_prompts(tiny, lab, tmp_path):
     """The remedy of the message works: a file of prompts."""
     table = read_table(tiny_papers.with_few_steps(path_of("mulosd"), tmp_path / "paper.json"))
     table["sweeps"] = [entry for entry in table["sweeps"] if entry["name"] == "tar-7b-512"]
     table["tables"] = [{"title": "One", "rows": [{"row": "MuLo-SD", "cell": "tar-7b-512/mulosd"}]}]
     (tmp_path / "one.json").write_text(json.dumps(table))
-    refused = cli(f"sweep one.json {OPTIONS} --out drawn")
+    refused = lab(f"sweep one.json {OPTIONS} --out drawn")
     assert refused.code == 2 and "name a file of prompts with --prompts" in refused.err
 
     (tmp_path / "prompts.txt").write_text("a red boat\n")
-    answer = cli(f"sweep one.json {OPTIONS} --prompts prompts.txt --out drawn")
+    answer = lab(f"sweep one.json {OPTIONS} --prompts prompts.txt --out drawn")
     assert answer.code == 0, answer.err
     assert cells_of(answer.out)[-1][:2] == ["MuLo-SD", "1"]
 
 
 @pytest.mark.slow
-def test_every_sweep_of_a_paper_goes_to_ray(tiny, cli, tmp_path, monkeypatch):
+def test_every_sweep_of_a_paper_goes_to_ray(tiny, lab, tmp_path, monkeypatch):
     """A cluster is connected once, and gets every sweep with the folder of its own."""
     connected, asked = [], []
 
@@ -599,7 +599,7 @@ def test_every_sweep_of_a_paper_goes_to_ray(tiny, cli, tmp_path, monkeypatch):
 
     monkeypatch.setattr(sweep, "connect", connect)
     monkeypatch.setattr(sweep, "run_on_ray", run_on_ray)
-    answer = cli("sweep", path_of("par"), *OPTIONS.split(), "--out", "drawn", "--ray", "head:6379", "--workers", 3)
+    answer = lab("sweep", path_of("par"), *OPTIONS.split(), "--out", "drawn", "--ray", "head:6379", "--workers", 3)
     assert answer.code == 0, answer.err
     assert connected == ["head:6379"]
     assert [entry[1:] for entry in asked] == [(spec.model, 1, 3) for spec in paper_of("par").sweeps.values()]

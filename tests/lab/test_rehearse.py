@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 import torch
 from fastar_nodes.cli.subject import all_entries
-from fastar_nodes.errors import UserError
 from fastar_nodes.lab.release import rehearse
 from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
 from fastar_nodes.model_loaders.bitdance import load_binary, load_bitdance
@@ -151,28 +150,24 @@ def test_the_files_of_a_14b_hold_the_published_network(name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2.5-tokenizer", "kl16"])
-def test_an_entry_from_the_hub_to_its_first_evaluation(monkeypatch, capsys, name):
-    monkeypatch.setattr(rehearse.sys, "argv", ["rehearse", name])
-    assert rehearse.main() == 0, capsys.readouterr()
-    assert "lines pass" in capsys.readouterr().out
+def test_an_entry_from_the_hub_to_its_first_evaluation(lab, name):
+    answer = lab("rehearse", name)
+    assert answer.code == 0 and "lines pass" in answer.out, answer
 
 
 @pytest.mark.parametrize(
     ("found", "code"), [("7 lines pass", 0), ("failed: files: pass", 1), ("not run: too large", 1)]
 )
-def test_the_exit_code_is_that_of_the_rows(monkeypatch, capsys, found, code):
+def test_the_exit_code_is_that_of_the_rows(lab, monkeypatch, found, code):
     monkeypatch.setattr(rehearse, "rehearse", lambda entry, *others: [entry.id, "", "", "", "", "", found])
-    monkeypatch.setattr(rehearse.sys, "argv", ["rehearse", "kl16"])
-    assert rehearse.main() == code
+    assert lab("rehearse kl16").code == code
 
 
-def test_the_file_of_the_table_is_tested_before_the_first_entry(monkeypatch, tmp_path):
+def test_the_file_of_the_table_is_tested_before_the_first_entry(lab, sentence, monkeypatch, tmp_path):
     monkeypatch.setattr(rehearse, "rehearse", lambda *_: pytest.fail("an entry was rehearsed"))
     (tmp_path / "file").touch()
     for name in ("file/table.md", "table.docx"):
-        monkeypatch.setattr(rehearse.sys, "argv", ["rehearse", "kl16", "--out", str(tmp_path / name)])
-        with pytest.raises(UserError, match="^out: "):
-            rehearse.main()
+        assert sentence(lab("rehearse kl16 --out", tmp_path / name)).startswith("out: ")
 
 
 def test_shards_come_with_their_index(tmp_path, monkeypatch):

@@ -1,7 +1,6 @@
 """The commands evaluate and plot."""
 
 import csv
-import re
 import sys
 from types import ModuleType
 
@@ -28,13 +27,13 @@ def colour(monkeypatch):
     monkeypatch.setitem(sys.modules, "colour_features", made)
 
 
-def test_evaluate_and_plot_from_the_command_line(sweep, cli, tmp_path):
-    code, out, err = cli("evaluate sweep --resamples 20")
+def test_evaluate_and_plot_from_the_command_line(sweep, lab, tmp_path):
+    code, out, err = lab("evaluate sweep --resamples 20")
     head = [title.strip() for title in out.splitlines()[0].split("|")[1:-1]]
     assert code == 0 and head[:5] == ["cell", "images", "s / image", "speed-up", "PSNR, dB"]
     assert "fasthybrid-0.8: 3 measured" in err
-    assert cli("evaluate sweep --resamples 20")[:2] == (0, out), "figures are deterministic"
-    code, out, _ = cli("plot sweep")
+    assert lab("evaluate sweep --resamples 20")[:2] == (0, out), "figures are deterministic"
+    code, out, _ = lab("plot sweep")
     assert code == 0 and out.splitlines()[0] == "plot: curve.png"
     assert Image.open(tmp_path / "curve.png").size == (1100, 680)
     assert Image.open(tmp_path / "curve-sheet.png").size[0] > 400
@@ -42,23 +41,23 @@ def test_evaluate_and_plot_from_the_command_line(sweep, cli, tmp_path):
         assert len(list(csv.DictReader(file))) == 5
 
 
-def test_features_of_a_function_against_a_reference(sweep, cli, tmp_path, colour, fake_fidelity):
+def test_features_of_a_function_against_a_reference(sweep, lab, tmp_path, colour, fake_fidelity):
     np.savez(tmp_path / "real.npz", arr_0=made_sweeps.pictures(900, 60, 2.0))
     options = ("--reference", "real.npz", "--extractor", "colour_features:mean", "--resamples", 20, "--device", "cpu")
-    code, out, _ = cli("evaluate", "sweep", *options)
+    code, out, _ = lab("evaluate", "sweep", *options)
     assert code == 0 and "Frechet distance (colour_features:mean)" in out
     assert "Difference from the plain sampler, paired:" in out
     measures = {r.measure for r in read_results(sweep)}
     assert measures == {"psnr", "ssim", "identical", "frechet", "kid", "precision", "recall"}
-    code, out, _ = cli("plot", "sweep", "--measure", "kid", "--out", "k.jpg", "--indices", "3, 8..10")
+    code, out, _ = lab("plot", "sweep", "--measure", "kid", "--out", "k.jpg", "--indices", "3, 8..10")
     assert code == 0 and (tmp_path / "k.jpg").is_file() and (tmp_path / "k-sheet.jpg").is_file()
 
 
-def test_evaluate_refuses_bad_input_before_any_work(sweep, cli, sentence, tmp_path, monkeypatch, colour):
+def test_evaluate_refuses_bad_input_before_any_work(sweep, lab, sentence, tmp_path, monkeypatch, colour):
     monkeypatch.setattr(Store, "pictures", lambda *_: pytest.fail("no image should be read"))
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
     np.savez(tmp_path / "large.npz", arr_0=np.zeros((50, 32, 32, 3), np.uint8))
-    assert "nowhere" in sentence(cli("evaluate", "nowhere"))
+    assert "nowhere" in sentence(lab("evaluate", "nowhere"))
     colour_only = ("--extractor", "colour_features:mean")
     for field, *options in (
         ("measures", "--measures", "psnr,sharpness"),
@@ -71,54 +70,17 @@ def test_evaluate_refuses_bad_input_before_any_work(sweep, cli, sentence, tmp_pa
         ("resamples", "--resamples", 3),
         ("extractor", "--extractor", "resnet"),
     ):
-        assert sentence(cli("evaluate", "sweep", *options)).startswith(f"{field}: "), options
+        assert sentence(lab("evaluate", "sweep", *options)).startswith(f"{field}: "), options
     monkeypatch.setitem(sys.modules, "torch_fidelity", None)
-    assert "torch-fidelity" in sentence(cli("evaluate", "sweep", "--measures", "fid"))
+    assert "torch-fidelity" in sentence(lab("evaluate", "sweep", "--measures", "fid"))
     assert read_results(sweep) == []
 
 
-class Installed:
-    """The import system of an installed pack, which lacks these folders."""
-
-    def __init__(self, finders, folders):
-        self.finders = finders
-        self.missing = [f"fastar_nodes.{folder}" for folder in folders]
-
-    def find_spec(self, name, path=None, target=None):
-        if name in self.missing:
-            return None
-        found = (finder.find_spec(name, path, target) for finder in self.finders)
-        return next((spec for spec in found if spec is not None), None)
-
-
-@pytest.fixture
-def installed(monkeypatch):
-    def without(*folders):
-        for name in list(sys.modules):
-            if any(f"{name}.".startswith(f"fastar_nodes.{folder}.") for folder in folders):
-                monkeypatch.delitem(sys.modules, name)
-        monkeypatch.setattr(sys, "meta_path", [Installed(sys.meta_path, folders)])
-
-    return without
-
-
-def test_evaluate_refuses_a_judge_that_is_not_installed(sweep, cli, sentence, installed):
-    installed("lab")
-    assert "judge: the demo's judge needs a checkout" in sentence(cli("evaluate", "sweep", "--measures", "judge"))
-
-
-@pytest.mark.parametrize("argv", [("sweep", "x"), ("evaluate", "x"), ("plot", "x"), ("against", "x"), ("operations",)])
-def test_commands_of_the_lab_are_named_in_an_installed_pack(cli, sentence, installed, argv):
-    installed("lab")
-    assert re.match(f"{argv[0]}: .*checkout", sentence(cli(*argv)))
-    assert "unrecognized arguments: --random" in sentence(cli("bench", "--random", "MAR-B", "--device", "cpu"))
-
-
-def test_plot_refuses_bad_input(sweep, cli, sentence, tmp_path):
-    sentence(cli("plot", "sweep"))
-    cli("evaluate sweep --resamples 20")
+def test_plot_refuses_bad_input(sweep, lab, sentence, tmp_path):
+    sentence(lab("plot", "sweep"))
+    lab("evaluate sweep --resamples 20")
     (tmp_path / "a.csv").mkdir()
     wrong = {"measure": ("fid",), "out": ("curve.txt", "a.png"), "indices": ("5, 99", "one")}
     for field, value in [(field, value) for field, values in wrong.items() for value in values]:
-        assert sentence(cli("plot", "sweep", f"--{field}", value)).startswith(f"{field}: ")
+        assert sentence(lab("plot", "sweep", f"--{field}", value)).startswith(f"{field}: ")
     assert not (tmp_path / "curve.png").exists()

@@ -95,6 +95,6 @@ def test_counts_are_means(tmp_path):
     assert found[1] == ["MAR", "3", "4", "50.0 %", "0.500"]
 
 
-def test_the_command_prints_it(many, cli):
-    code, out, _ = cli("table", many.folder.address, "--columns", "head-calls")
+def test_the_command_prints_it(many, lab):
+    code, out, _ = lab("table", many.folder.address, "--columns", "head-calls")
     assert code == 0 and cells(out)[1] == ["mar-0", "1000"]

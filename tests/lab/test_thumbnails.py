@@ -35,7 +35,7 @@ def saved(path: Path) -> np.ndarray:
 )
 def test_a_thumbnail_is_what_the_template_draws(path):
     """Within a JPEG's error. Another class, seed or sampler is below 20 dB."""
-    assert psnr(saved(path), pixels(thumbnails.drawing(path))) > 30, "draw it again with lab.docs.thumbnails"
+    assert psnr(saved(path), pixels(thumbnails.drawing(path))) > 30, "draw it again with lab thumbnails"
 
 
 def test_thumbnails_differ_from_each_other():

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import tiny_demo as tiny
 import torch
-from fastar_nodes.cli.main import main
+from fastar_nodes.lab.commands import main
 from fastar_nodes.lab.training import hybrid_recipe, tar_recipes, training
 from fastar_nodes.lab.training.command import ENLARGING, PROGRAMS, REWARD
 from fastar_nodes.lab.training.judge import load_judge

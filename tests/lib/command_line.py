@@ -1,4 +1,4 @@
-"""The command line as a function, in a fixture of the tests of commands."""
+"""The command lines of the pack and of the lab as functions, in fixtures of the tests of commands."""
 
 import shlex
 from collections.abc import Callable
@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import pytest
 from fastar_nodes.cli.main import main
+from fastar_nodes.lab import commands
 
 
 class Answer(NamedTuple):
@@ -22,10 +23,22 @@ Cli = Callable[..., Answer]
 def cli(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
     """Runs a command line, and arguments behind it, in an empty folder; its exit code and what it printed."""
     monkeypatch.chdir(tmp_path)
+    return as_function(main, capsys)
+
+
+@pytest.fixture
+def lab(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Cli:
+    """The same for the lab's command line."""
+    monkeypatch.chdir(tmp_path)
+    return as_function(commands.main, capsys)
+
+
+def as_function(program: Callable[[list[str]], int], capsys: pytest.CaptureFixture[str]) -> Cli:
+    """A program as a function of its command line."""
 
     def run(line: str = "", *more: object) -> Answer:
         try:
-            code = main([*shlex.split(line), *map(str, more)])
+            code = program([*shlex.split(line), *map(str, more)])
         except SystemExit as e:  # raised by argparse
             code = e.code
         return Answer(code, *capsys.readouterr())

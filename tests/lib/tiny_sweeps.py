@@ -88,4 +88,4 @@ def undisturbed(folder: Path, entries: dict[str, Any]) -> tuple[dict[str, bytes]
 
 
 def command(*argv: object) -> list[str]:
-    return [sys.executable, "-m", "fastar_nodes", "sweep", *map(str, argv)]
+    return [sys.executable, "-m", "fastar_nodes.lab", "sweep", *map(str, argv)]

@@ -43,7 +43,7 @@ def test_numbers_of_inputs_are_kept():
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_nothing_that_a_node_shows_stays_english(language):
     text, missing = node_texts(language)
-    assert not missing, "translate them in lab/docs/translations, then run lab.docs.translate"
+    assert not missing, "translate them in lab/docs/translations, then run lab translate"
 
     english = texts(list(CLASSES.values()))
     translated = json.loads(text)
@@ -59,8 +59,8 @@ def test_nothing_that_a_node_shows_stays_english(language):
 @pytest.mark.parametrize("language", LANGUAGES)
 def test_the_files_are_what_the_tables_make(language):
     folder = ROOT / "locales" / language
-    assert (folder / "nodeDefs.json").read_text(encoding="utf-8") == node_texts(language)[0], "run lab.docs.translate"
-    assert (folder / "main.json").read_text(encoding="utf-8") == other_texts(language), "run lab.docs.translate"
+    assert (folder / "nodeDefs.json").read_text(encoding="utf-8") == node_texts(language)[0], "run lab translate"
+    assert (folder / "main.json").read_text(encoding="utf-8") == other_texts(language), "run lab translate"
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

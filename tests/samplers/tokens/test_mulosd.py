@@ -26,7 +26,7 @@ from fastar_nodes.samplers.tokens.settings import ONE_BY_ONE, SUFFIX, LlamaGenSe
 from fastar_nodes.samplers.tokens.zipar import ZipARSettings, windowed, zipar
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_islands import plain_expansion, plain_islands, plain_waves
+from islands_reference import plain_expansion, plain_islands, plain_waves
 from test_token_contract import FEW
 from test_token_contract import LARGE as TARGETS
 from test_token_contract import SMALL as DRAFTS

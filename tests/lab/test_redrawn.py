@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from fastar_nodes.lab.experiments.redrawn import SHARES, main, neighbours_rejected, redrawn, rejections
+from fastar_nodes.lab.experiments.redrawn import SHARES, neighbours_rejected, redrawn, rejections
 from fastar_nodes.runs import presets
 from fastar_nodes.samplers.tokens.settings import MuLoSDSettings
-from test_islands import plain_expansion, plain_islands, plain_waves
+from islands_reference import plain_expansion, plain_islands, plain_waves
 
 
 def test_a_simulation_equals_plain_loops():
@@ -38,7 +38,5 @@ def test_full_size_presets_do_not_draw_nearly_everything_again():
             assert 0.05 < again < most and waves < 100, (name, smooth)
 
 
-def test_the_command_prints_every_share(capsys, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["redrawn", "--side", "8", "--images", "2"])
-    main()
-    assert len(capsys.readouterr().out.splitlines()) == 2 + 3 * len(SHARES)
+def test_the_command_prints_every_share(lab):
+    assert len(lab("redrawn --side 8 --images 2").out.splitlines()) == 2 + 3 * len(SHARES)

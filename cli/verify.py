@@ -12,9 +12,9 @@ from pathlib import Path
 
 import torch
 
-from ...errors import UserError
-from ...reports.files import typed_path
-from .cases import Case, judge
+from ..errors import UserError
+from ..parity.cases import Case, judge
+from ..reports.files import typed_path
 
 # Files that identify Tar's folder: its VQ files have the names of LlamaGen's.
 TAR = (
@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def collect(root: Path) -> list[Case]:
     """The cases of a folder, or of the family folders in it. Raises UserError if there is none."""
-    from . import bitdance, hybrid, janus, janus_images, llamagen, mar, mulosd, tar, vq
+    from ..parity import bitdance, hybrid, janus, janus_images, llamagen, mar, mulosd, tar, vq
 
     if not root.is_dir():
         what = "no folder" if root.exists() else "not there"

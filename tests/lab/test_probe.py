@@ -52,8 +52,8 @@ def rows_of(answer):
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in answer.out.splitlines() if line[0] == "|"]
 
 
-def test_the_command_draws_the_probe_beside_mar(cli, tiny_demo, tmp_path):
-    answer = cli("probe --device cpu --label 1,2 --set steps=6 --set diffusion_steps=5 --at 3,1,3 --out probe.png")
+def test_the_command_draws_the_probe_beside_mar(lab, tiny_demo, tmp_path):
+    answer = lab("probe --device cpu --label 1,2 --set steps=6 --set diffusion_steps=5 --at 3,1,3 --out probe.png")
     assert answer.code == 0, answer.err
     head, _, *rows = rows_of(answer)
     assert [row[0] for row in rows] == ["1 of 6", "3 of 6"] and len(head) == 5
@@ -62,8 +62,8 @@ def test_the_command_draws_the_probe_beside_mar(cli, tiny_demo, tmp_path):
 
 
 @pytest.mark.parametrize(("steps", "after"), [(6, ["1 of 6", "3 of 6"]), (2, ["0 of 2"])])
-def test_the_usual_steps(cli, tiny_demo, steps, after):
-    answer = cli(f"probe --device cpu --set steps={steps} --set diffusion_steps=3")
+def test_the_usual_steps(lab, tiny_demo, steps, after):
+    answer = lab(f"probe --device cpu --set steps={steps} --set diffusion_steps=3")
     assert answer.code == 0 and [row[0] for row in rows_of(answer)[2:]] == after
 
 
@@ -77,5 +77,5 @@ def test_the_usual_steps(cli, tiny_demo, steps, after):
         ("--model demo-llamagen-low", "mar"),
     ],
 )
-def test_what_cannot_be_probed_is_refused(cli, sentence, tiny_demo, line, says):
-    assert says in sentence(cli(f"probe --device cpu {line}"))
+def test_what_cannot_be_probed_is_refused(lab, sentence, tiny_demo, line, says):
+    assert says in sentence(lab(f"probe --device cpu {line}"))

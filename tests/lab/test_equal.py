@@ -6,9 +6,9 @@ from fastar_nodes.model_loaders.catalogue import official
 
 @pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-def test_windows_are_counted_against_the_first_value(cli, tiny_demo, dtype):
+def test_windows_are_counted_against_the_first_value(lab, tiny_demo, dtype):
     """Windows of both dtypes draw the image of parallel 1, and an image alone is that of the batch."""
-    done = cli(f"equal --samplers llamagen --device cpu --dtype {dtype} --images 3 --batch 2 --parallel 1,2 --alone")
+    done = lab(f"equal --samplers llamagen --device cpu --dtype {dtype} --images 3 --batch 2 --parallel 1,2 --alone")
     assert done.code == 0, done
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.out.splitlines()]
     assert rows[0][3:] == ["equal to parallel 1", "of", "equal tokens %"]
@@ -16,18 +16,18 @@ def test_windows_are_counted_against_the_first_value(cli, tiny_demo, dtype):
 
 
 @pytest.mark.slow
-def test_the_codes_of_tars_language_model_are_counted_too(cli, tiny_demo):
-    done = cli("equal --model demo-dtok --samplers tar --device cpu --images 2 --parallel 2,0 --alone")
+def test_the_codes_of_tars_language_model_are_counted_too(lab, tiny_demo):
+    done = lab("equal --model demo-dtok --samplers tar --device cpu --images 2 --parallel 2,0 --alone")
     assert done.code == 0, done
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.out.splitlines()[2:]]
     assert [row[0] for row in rows] == [rows[0][0]] * 2 + ["Tar's language model"] * 2
     assert [row[2:] for row in rows] == [["parallel 0", "2", "2", "100.0"], ["alone", "2", "2", "100.0"]] * 2
 
 
-def test_what_cannot_be_compared_is_refused(cli, tiny_demo):
-    one = cli("equal --samplers llamagen --device cpu --parallel 8")
+def test_what_cannot_be_compared_is_refused(lab, tiny_demo):
+    one = lab("equal --samplers llamagen --device cpu --parallel 8")
     assert one.code == 2 and "parallel: one value has nothing to be compared with" in one.err
-    masked = cli("equal --samplers mar --device cpu")
+    masked = lab("equal --samplers mar --device cpu")
     assert masked.code == 2 and "samplers: mar has no setting parallel" in masked.err
 
 
@@ -38,11 +38,11 @@ def test_what_cannot_be_compared_is_refused(cli, tiny_demo):
         pytest.param(3, {"llamagen": "LlamaGen", "zipar": "ZipAR"}, marks=pytest.mark.slow),
     ],
 )
-def test_a_janus_of_official_size_has_random_weights(cli, monkeypatch, images, samplers):
+def test_a_janus_of_official_size_has_random_weights(lab, monkeypatch, images, samplers):
     """Of a small width here."""
     monkeypatch.setitem(official.JANUS_SIZES, "Janus-Pro-1B", (16, 3, 2, 24))
     line = f"equal --random Janus-Pro-1B --samplers {','.join(samplers)} --images {images} --batch 2 --parallel 1,2"
-    done = cli(f"{line} --device cpu --dtype bf16")
+    done = lab(f"{line} --device cpu --dtype bf16")
     assert done.code == 0, done
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.out.splitlines()[2:]]
     assert [row[0] for row in rows] == [*samplers.values()]

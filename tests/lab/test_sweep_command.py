@@ -42,8 +42,8 @@ def rows(table: str) -> list[list[str]]:
     return [[c.strip() for c in line.split("|")[1:-1]] for line in table.splitlines() if line.startswith("| ")][1:]
 
 
-def test_a_sweep_over_two_families(cli, tiny_demo, spec, tmp_path):
-    answer = cli("sweep", spec(), "--out", "sweep")
+def test_a_sweep_over_two_families(lab, tiny_demo, spec, tmp_path):
+    answer = lab("sweep", spec(), "--out", "sweep")
     assert answer.code == 0, answer.err
     store = Store(tmp_path / "sweep")
     assert answer.out.strip() == store.table() and [r[1] for r in rows(answer.out)] == ["5"] * 5
@@ -53,29 +53,29 @@ def test_a_sweep_over_two_families(cli, tiny_demo, spec, tmp_path):
     assert (fast.baseline, zipar[0].baseline, mar.baseline) == (mar.id, llamagen.id, None)
     assert all(set(store.times(cell)) == {0, 2, 4} for cell in store.cells())
     assert store.times(mar)[0]["machine"].endswith(f"torch {torch.__version__}")
-    again = cli("sweep", spec(), "--out", "sweep")
+    again = lab("sweep", spec(), "--out", "sweep")
     assert again.out == answer.out and "15 of 15 shards are finished already" in again.err
 
 
-def test_torchruns_variables_split_the_shards(cli, tiny_demo, spec, tmp_path, monkeypatch):
-    alone = cli("sweep", spec(), "--out", "alone").out
+def test_torchruns_variables_split_the_shards(lab, tiny_demo, spec, tmp_path, monkeypatch):
+    alone = lab("sweep", spec(), "--out", "alone").out
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    answer = cli("sweep", spec(), "--out", "sweep")
+    answer = lab("sweep", spec(), "--out", "sweep")
     # The second of three ranges of two cells on the MAR, the first and the last of three cells on the LlamaGen.
     assert answer.out == "" and len(list((tmp_path / "sweep").rglob("shard-*.npz"))) == 2 + 3 + 3
     monkeypatch.setenv("RANK", "0")
-    assert cli("sweep", spec(), "--out", "sweep").out == alone
+    assert lab("sweep", spec(), "--out", "sweep").out == alone
 
 
-def test_prompts_alternate_and_do_not_depend_on_the_shard(cli, tmp_path):
+def test_prompts_alternate_and_do_not_depend_on_the_shard(lab, tmp_path):
     """Tar's codes are written by its language model."""
     entries = {"model": "demo-dtok-low", "samplers": ["zipar"], "images": 4, "prompts": ["a cat", "a boat"]}
     entries["set"] = {"window": 1, "prompt.temperature": 0.9}
     pictures = {}
     for batch in (2, 4):
         (tmp_path / "spec.json").write_text(json.dumps({**entries, "batch": batch}))
-        answer = cli("sweep", "spec.json", "--out", f"sweep{batch}", "--png")
+        answer = lab("sweep", "spec.json", "--out", f"sweep{batch}", "--png")
         assert answer.code == 0, answer.err
         store = Store(tmp_path / f"sweep{batch}")
         (cell,) = store.cells()
@@ -85,42 +85,42 @@ def test_prompts_alternate_and_do_not_depend_on_the_shard(cli, tmp_path):
     assert np.abs(pictures[2].astype(int) - pictures[4]).max() <= 1 and len({p.tobytes() for p in pictures[2]}) == 4
 
 
-def test_a_dry_run_draws_nothing(cli, tiny_demo, spec, tmp_path):
-    answer = cli("sweep", spec(), "--dry-run")
+def test_a_dry_run_draws_nothing(lab, tiny_demo, spec, tmp_path):
+    answer = lab("sweep", spec(), "--dry-run")
     assert answer.code == 0 and [p.name for p in tmp_path.iterdir()] == ["spec.json"]
     assert "5 cells, 15 shards of at most 2 images, 25 images" in answer.out
     table = rows(answer.out)
     assert [r[1] for r in table] == ["3"] * 5 and [bool(r[4]) for r in table] == [False, True, False, True, True]
-    cli("sweep", spec(), "--out", "sweep")
+    lab("sweep", spec(), "--out", "sweep")
     before = sorted((tmp_path / "sweep").rglob("*"))
-    answer = cli("sweep", spec(), "--out", "sweep", "--dry-run")
+    answer = lab("sweep", spec(), "--out", "sweep", "--dry-run")
     # 5 images in shards of 2: the last one holds a single image.
     assert "15 shards are finished already" in answer.out and sorted((tmp_path / "sweep").rglob("*")) == before
 
 
-def test_a_sweep_says_that_its_folder_is_new(cli, tiny_demo, spec, tmp_path):
+def test_a_sweep_says_that_its_folder_is_new(lab, tiny_demo, spec, tmp_path):
     """A folder that was moved would otherwise be made again without a word."""
     told = f"a new sweep begins in {tmp_path / 'sweep'}"
-    assert told in cli("sweep", spec(), "--out", "sweep").err
-    assert told not in cli("sweep", spec(), "--out", "sweep").err
+    assert told in lab("sweep", spec(), "--out", "sweep").err
+    assert told not in lab("sweep", spec(), "--out", "sweep").err
     (tmp_path / "sweep").rename(tmp_path / "moved")
-    assert told in cli("sweep", spec(), "--out", "sweep").err
+    assert told in lab("sweep", spec(), "--out", "sweep").err
 
 
-def test_threads_are_those_of_the_folders_first_run(cli, tiny_demo, spec, tmp_path):
-    before = cli("sweep", spec(), "--out", "sweep", "--threads", 2).out
+def test_threads_are_those_of_the_folders_first_run(lab, tiny_demo, spec, tmp_path):
+    before = lab("sweep", spec(), "--out", "sweep", "--threads", 2).out
     torch.set_num_threads(1)
-    answer = cli("sweep", spec(), "--out", "sweep")
+    answer = lab("sweep", spec(), "--out", "sweep")
     assert answer.out == before and "15 of 15" in answer.err and torch.get_num_threads() == 2
 
 
 @pytest.mark.parametrize("threads", ["x", -5, 10**30, True, None])
-def test_absurd_threads_of_a_strangers_folder_are_refused(cli, sentence, tiny_demo, spec, tmp_path, threads):
-    cli("sweep", spec(), "--out", "sweep", "--images", 1)
+def test_absurd_threads_of_a_strangers_folder_are_refused(lab, sentence, tiny_demo, spec, tmp_path, threads):
+    lab("sweep", spec(), "--out", "sweep", "--images", 1)
     path = tmp_path / "sweep" / "manifest.json"
     found = json.loads(path.read_text())
     path.write_text(json.dumps({**found, "numerics": {**found["numerics"], "threads": threads}}))
-    assert "give --threads" in sentence(cli("sweep", spec(), "--out", "sweep"))
+    assert "give --threads" in sentence(lab("sweep", spec(), "--out", "sweep"))
 
 
 # What an entry of the file must not be is in tests/lab/test_sweep_spec.py.
@@ -140,24 +140,24 @@ BAD = [
 
 
 @pytest.mark.parametrize("named, more, line", BAD, ids=str)
-def test_bad_input_is_refused_before_anything_is_drawn(cli, sentence, tiny_demo, spec, tmp_path, named, more, line):
+def test_bad_input_is_refused_before_anything_is_drawn(lab, sentence, tiny_demo, spec, tmp_path, named, more, line):
     spec(**more)
-    assert named in sentence(cli(f"sweep spec.json --out sweep {line}"))
+    assert named in sentence(lab(f"sweep spec.json --out sweep {line}"))
     assert not (tmp_path / "sweep").exists()
 
 
-def test_a_missing_folder_or_file_is_refused(cli, sentence, spec, tmp_path, monkeypatch):
+def test_a_missing_folder_or_file_is_refused(lab, sentence, spec, tmp_path, monkeypatch):
     spec()
     (tmp_path / "file").write_text("")
     for line in ("spec.json", "none.toml --out x", "spec.json --out file", "spec.json --out nonsense://x"):
-        sentence(cli(f"sweep {line}"))
+        sentence(lab(f"sweep {line}"))
     for name, value in (("RANK", "x"), ("RANK", "3"), ("WORLD_SIZE", "")):
         with monkeypatch.context() as patched:
             patched.setenv(name, value)
-            assert f"{name} {value!r}" in sentence(cli("sweep spec.json --out x"))
+            assert f"{name} {value!r}" in sentence(lab("sweep spec.json --out x"))
 
 
-def test_an_unreachable_cluster_is_refused(cli, sentence, spec, tmp_path, monkeypatch):
+def test_an_unreachable_cluster_is_refused(lab, sentence, spec, tmp_path, monkeypatch):
     class Ray:
         @staticmethod
         def init(*args, **about):
@@ -168,10 +168,10 @@ def test_an_unreachable_cluster_is_refused(cli, sentence, spec, tmp_path, monkey
         closed.bind(("127.0.0.1", 0))
         closed_port = f"127.0.0.1:{closed.getsockname()[1]}"
         for address in (closed_port, f"ray://{closed_port}", "auto", "nonsense", "host:port"):
-            says = sentence(cli("sweep", spec(), "--out", "x", "--ray", address))
+            says = sentence(lab("sweep", spec(), "--out", "x", "--ray", address))
             assert f"no cluster was found at {address} (" in says
     monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "WORLD_SIZE is set too" in sentence(cli("sweep", spec(), "--out", "x", "--ray"))
+    assert "WORLD_SIZE is set too" in sentence(lab("sweep", spec(), "--out", "x", "--ray"))
     assert not (tmp_path / "x").exists()
 
 
@@ -183,7 +183,7 @@ def test_the_examples_are_accepted(root):
         whole = path.read_text(encoding="utf-8")
         assert path.suffix != ".yaml" or isinstance(yaml.safe_load(whole), dict)
         text = whole.replace("\\\n", " ").replace("\n#         ", " ")
-        for found in re.findall(r"python -m fastar_nodes sweep ([^\n]*)", text):
+        for found in re.findall(r"python -m fastar_nodes.lab sweep ([^\n]*)", text):
             parser = Parser("sweep")
             arguments(parser)
             asked = parser.parse_args(shlex.split(found.split("'")[0]))

@@ -104,8 +104,8 @@ def test_what_is_known_of_a_hybrid_beside_its_shapes(tiny):
             own_model.expect_hybrid_facts(wrong, "tiny")
 
 
-def test_the_work_of_every_size_is_printed_and_the_authors_is_the_specification_s(cli):
-    answer = cli("operations", "--hybrids")
+def test_the_work_of_every_size_is_printed_and_the_authors_is_the_specification_s(lab):
+    answer = lab("operations", "--hybrids")
     assert answer.code == 0, answer
     rows = [line.split("|")[1:] for line in answer.out.splitlines()[2:]]
     assert [row[0].strip() for row in rows] == list(sizes.HYBRID_SIZES)

@@ -15,19 +15,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ...model_loaders.janus import loader
-from ...networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
-from ...networks.janus import TRUNK, Janus, JanusConfig, JanusModel
-from ...networks.janus_vision import JanusVision, VisionConfig
-from ...networks.llama import attend
-from ...networks.ops import shapes_only
-from ...samplers.conditioning import PromptCondition
-from ...samplers.engine import finish
-from ...samplers.tokens.canvas import token_canvas
-from ...samplers.tokens.draws import PairedDraws
-from ...samplers.tokens.llamagen import decode_schedule
-from ...samplers.tokens.schedule import raster
-from ...samplers.tokens.settings import TokenSettings
+from ..model_loaders.janus import loader
+from ..networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
+from ..networks.janus import TRUNK, Janus, JanusConfig, JanusModel
+from ..networks.janus_vision import JanusVision, VisionConfig
+from ..networks.llama import attend
+from ..networks.ops import shapes_only
+from ..samplers.conditioning import PromptCondition
+from ..samplers.engine import finish
+from ..samplers.tokens.canvas import token_canvas
+from ..samplers.tokens.draws import PairedDraws
+from ..samplers.tokens.llamagen import decode_schedule
+from ..samplers.tokens.schedule import raster
+from ..samplers.tokens.settings import TokenSettings
 from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, relative, same_shapes
 from .llamagen import MultinomialDraws, replay
 
@@ -313,10 +313,12 @@ def _names(path: Path) -> Case:
     def checks() -> Iterator[Check]:
         shapes = read_json(path)["keys"]
         kept = {
-            loader._name(name): tuple(shape) for name, shape in shapes.items() if not name.startswith(loader._UNUSED)
+            loader.authors_name(name): tuple(shape)
+            for name, shape in shapes.items()
+            if not name.startswith(loader.UNUSED)
         }
-        mine = {name: shape for name, shape in kept.items() if not name.startswith(loader._VQ)}
-        vq = {n.removeprefix(loader._VQ): shape for n, shape in kept.items() if n not in mine}
+        mine = {name: shape for name, shape in kept.items() if not name.startswith(loader.VQ_PREFIX)}
+        vq = {n.removeprefix(loader.VQ_PREFIX): shape for n, shape in kept.items() if n not in mine}
         yield same_shapes(mine, lambda state: Janus(JanusConfig.of_janus(state)))
         yield same_shapes(vq, lambda state: VQAutoencoder(VQConfig.from_state_dict(state)), (HISTORY,))
 
@@ -325,11 +327,11 @@ def _names(path: Path) -> Case:
             tensors = {
                 name: torch.empty(tuple(shape))
                 for name, shape in shapes.items()
-                if name.startswith(loader._VISION) and not name.startswith(loader._POOL)
+                if name.startswith(loader.VISION_PREFIXES) and not name.startswith(loader.POOL_PREFIX)
             }
-            vision = {name: tuple(tensor.shape) for name, tensor in loader._vision_state(tensors).items()}
+            vision = {name: tuple(tensor.shape) for name, tensor in loader.vision_state(tensors).items()}
         yield same_shapes(vision, lambda state: JanusVision(VisionConfig.from_state_dict(state)))
-        (words,) = (shape for name, shape in shapes.items() if name in loader._HEADS)
+        (words,) = (shape for name, shape in shapes.items() if name in loader.WORD_HEADS)
         (rows,) = (shape for name, shape in mine.items() if name == f"{TRUNK}model.embed_tokens.weight")
         yield exact(torch.tensor(words), torch.tensor(rows))
 

@@ -125,8 +125,8 @@ def test_the_floor_is_the_larger_of_arithmetic_and_memory():
 
 @pytest.mark.slow
 @pytest.mark.fast_cases(1)
-def test_the_command_counts_every_sampler(cli, tiny_demo):
-    done = cli("operations --samplers llamagen,zipar --set zipar.window=1 --device cpu --batch 2")
+def test_the_command_counts_every_sampler(lab, tiny_demo):
+    done = lab("operations --samplers llamagen,zipar --set zipar.window=1 --device cpu --batch 2")
     assert done.code == 0, done
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.out.splitlines()]
     assert rows[0] == ["sampler", "operations", "waits", "floor, s", "TFLOP", "attention %"] and len(rows) == 4

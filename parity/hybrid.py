@@ -13,19 +13,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ...model_loaders.files import checkpoint as ck
-from ...model_loaders.files.tokenizer import load_tokenizer
-from ...model_loaders.hybrid import config_of, load_network
-from ...networks.hybrid import INSTRUCTION, TABLES, Hybrid, HybridConfig, HybridModel, PromptBatch, PromptConditioning
-from ...reports.record import fingerprint
-from ...samplers import chain
-from ...samplers.annealing import annealed_steps
-from ...samplers.mar.canvas import mar_canvas
-from ...samplers.mar.network import FullTransformer
-from ...samplers.mar.settings import MARSettings
-from ...samplers.mar.tables import Tables, tables
-from ...samplers.noise import PairedNoise
-from ..training.hybrid_recipe import conditions
+from ..model_loaders.files import checkpoint as ck
+from ..model_loaders.files.tokenizer import load_tokenizer
+from ..model_loaders.hybrid import config_of, load_network
+from ..networks.hybrid import INSTRUCTION, TABLES, Hybrid, HybridConfig, HybridModel, PromptBatch, PromptConditioning
+from ..reports.record import fingerprint
+from ..samplers import chain
+from ..samplers.annealing import annealed_steps
+from ..samplers.mar.canvas import mar_canvas
+from ..samplers.mar.network import FullTransformer
+from ..samplers.mar.settings import MARSettings
+from ..samplers.mar.tables import Tables, tables
+from ..samplers.noise import PairedNoise
 from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, relative, same_shapes
 from .mar import CLIPPED, schedule_cases, table_cases
 
@@ -67,7 +66,7 @@ def _file(folder: Path) -> tuple[ck.Checkpoint, HybridConfig]:
 
 
 @lru_cache(maxsize=4)
-def _model(folder: Path, height: int, width: int) -> HybridModel:
+def recorded_model(folder: Path, height: int, width: int) -> HybridModel:
     file, config = _file(folder)
     net = load_network(file, config, height, width)
     settings = read_json(folder / CONFIG)
@@ -91,7 +90,7 @@ def _inside(folder: Path) -> Iterator[Case]:
     data, about = read_tensors(folder / "hybrid_inside.safetensors"), read_json(folder / "hybrid_inside.json")
 
     def checks(tag: str, height: int, width: int) -> Iterator[Check]:
-        net = _model(folder, height, width).hybrid
+        net = recorded_model(folder, height, width).hybrid
         found = {k.split(".")[1]: v for k, v in data.items() if k.startswith(f"{tag}.")}
         mask, ids, seen = found["mask"], found["input_ids"], found["attention_mask"].long()
         known = (mask == 0).nonzero()[:, 1].view(len(mask), -1)
@@ -123,10 +122,6 @@ def _inside(folder: Path) -> Iterator[Case]:
         wanted = found["z"].gather(1, at[..., None].expand(-1, -1, found["z"].shape[2]))
         yield Check(net.mar.decode(fused, known.repeat(2, 1), at), wanted)
 
-        # The form for training reads the prompts in one sequence with the image.
-        tokens, places = (t.repeat(2, *[1] * (t.ndim - 1)) for t in (found["tokens_f16"], known))
-        yield Check(conditions(net, tokens, places, ids, seen.sum(1)), found["z"])
-
     for tag, entry in sorted(about.items()):
         yield Case(f"{_family(folder)}/inside.{tag}", partial(checks, tag, *entry["image_shape"]))
 
@@ -135,7 +130,7 @@ def _position_tables(folder: Path) -> Iterator[Case]:
     data = read_tensors(folder / "hybrid_pos_embed.safetensors")
 
     def checks(grid: str) -> Iterator[Check]:
-        net = _model(folder, *(int(n) for n in grid.split("x"))).net
+        net = recorded_model(folder, *(int(n) for n in grid.split("x"))).net
         for name in TABLES:
             yield Check(getattr(net, name), data[f"{grid}.{name.split('_')[0]}"])
 
@@ -169,7 +164,7 @@ def _words(path: Path) -> Case:
     def checks() -> Iterator[Check]:
         recorded, tokenizer = read_json(path), load_tokenizer(folder, "", {})
         opening, closing = (tokenizer.special_tokens[f"<|im_{end}|>"] for end in ("start", "end"))
-        tiny = _model(path.parent, 2, 2)
+        tiny = recorded_model(path.parent, 2, 2)
         about = {"tokenize": tokenizer.encode, "turn": (opening, closing), "trained": 2}
         model = HybridModel(tiny.net, "recorded", hybrid=tiny.hybrid, **about)
         assert recorded["prefix"] == INSTRUCTION, "the instruction differs"
@@ -249,7 +244,7 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
     t_max = CLIPPED if stem != OFFICIAL and _family(folder) == "harmon" else 999
 
     def checks(tag: str, entry: dict[str, Any]) -> Iterator[Check]:
-        model = _model(folder, *entry["image_shape"])
+        model = recorded_model(folder, *entry["image_shape"])
         found = {k.removeprefix(f"{tag}."): v for k, v in data.items() if k.startswith(f"{tag}.")}
         images, guided = len(entry["prompts"]), entry["cfg"] != 1
         lengths = found["attention_mask"].long().sum(1).tolist()

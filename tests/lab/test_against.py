@@ -63,9 +63,9 @@ def checkout(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_reference_is_timed_and_compared(cli, checkout, tmp_path):
+def test_a_reference_is_timed_and_compared(lab, checkout, tmp_path):
     before, path = set(sys.modules), list(sys.path)
-    done = cli("against", checkout, "--batch", "1,2", "--repeats", "2")
+    done = lab("against", checkout, "--batch", "1,2", "--repeats", "2")
     assert done.code == 0, done
     *_, first, second = ([cell.strip() for cell in line.split("|")[1:-1]] for line in done.out.strip().splitlines())
     assert (first[0], second[0]) == tuple(f"LlamaGen-B, 4 x 4, batch {n}" for n in (1, 2)) and first[9] == second[
@@ -77,21 +77,21 @@ def test_a_reference_is_timed_and_compared(cli, checkout, tmp_path):
     assert not local and sys.path == path, "the checkout's modules are forgotten"
 
 
-def test_results_that_differ_are_no_comparison(cli, sentence, checkout):
+def test_results_that_differ_are_no_comparison(lab, sentence, checkout):
     file = checkout / "autoregressive" / "models" / "generate.py"
     file.write_text(file.read_text(encoding="utf-8").replace("return tokens", "return tokens + 1"), encoding="utf-8")
-    message = sentence(cli("against", checkout, "--repeats", "1"))
+    message = sentence(lab("against", checkout, "--repeats", "1"))
     assert "differ" in message and "LlamaGen-B" in message
 
 
-def test_a_checkout_that_cannot_be_used_is_named(cli, sentence, checkout, tmp_path):
-    assert "not a checkout of MAR" in sentence(cli("against", tmp_path / "nowhere"))
-    assert "no size MAR-B" in sentence(cli("against", checkout, "--random", "MAR-B"))
+def test_a_checkout_that_cannot_be_used_is_named(lab, sentence, checkout, tmp_path):
+    assert "not a checkout of MAR" in sentence(lab("against", tmp_path / "nowhere"))
+    assert "no size MAR-B" in sentence(lab("against", checkout, "--random", "MAR-B"))
     for malformed in ("cfg", "cfg=", "=4", ""):
-        assert f"set: {malformed!r} is not of the form" in sentence(cli("against", checkout, "--set", malformed))
-    assert "window: no such setting" in sentence(cli("against", checkout, "--set", "window=3"))
+        assert f"set: {malformed!r} is not of the form" in sentence(lab("against", checkout, "--set", malformed))
+    assert "window: no such setting" in sentence(lab("against", checkout, "--set", "window=3"))
     (checkout / "autoregressive" / "models" / "gpt.py").write_text("import no_such_module", encoding="utf-8")
-    assert "no_such_module" in sentence(cli("against", checkout))
+    assert "no_such_module" in sentence(lab("against", checkout))
 
 
 def test_checkouts_are_recognised(tmp_path):
@@ -105,11 +105,11 @@ def test_checkouts_are_recognised(tmp_path):
         assert references.identify(tmp_path / name) == (name, tmp_path / name / inside)
 
 
-def test_janus_beside_transformers(cli, monkeypatch):
+def test_janus_beside_transformers(lab, monkeypatch):
     """The package itself, with our very tensors; the prompts of a batch differ."""
     folder = Path(pytest.importorskip("transformers.models.janus").__file__).parents[3]
     monkeypatch.setitem(official.JANUS_SIZES, "Janus-Pro-1B", (32, 2, 2, 48))
-    done = cli("against", folder, "--repeats", "1", "--batch", "1,2", "--set", "grid=3")
+    done = lab("against", folder, "--repeats", "1", "--batch", "1,2", "--set", "grid=3")
     assert done.code == 0 and done.out.count("| yes ") == 2, done
     assert "| Janus-Pro-1B, 3 x 3, batch 2 |" in done.out
 
@@ -162,17 +162,17 @@ class MAR(Ours):
 """
 
 
-def test_mar_is_called_and_compared(cli, sentence, tmp_path, monkeypatch):
+def test_mar_is_called_and_compared(lab, sentence, tmp_path, monkeypatch):
     small = MARConfig(16, 2, 2, 2, 4, 16, 4, 1000, 2, 16)
     monkeypatch.setattr(sizes, "official", lambda size: small)
     file = tmp_path / "models" / "mar.py"
     file.parent.mkdir()
     file.write_text(MAR_MODULE, encoding="utf-8")
     asked = ["against", tmp_path, "--repeats", "1", "--set", "diffusion_steps=8", "--set", "steps=8"]
-    done = cli(*asked)
+    done = lab(*asked)
     assert done.code == 0 and done.out.count("| yes ") == 1, done
     file.write_text(MAR_MODULE.replace("latents *", "latents * 1.1 *"), encoding="utf-8")
-    assert "differ" in sentence(cli(*asked))
+    assert "differ" in sentence(lab(*asked))
 
 
 RUNNER_MODULE = """
@@ -186,11 +186,11 @@ class SpecDecodeRunner:
 """
 
 
-def test_cspd_drafts_with_half_the_depth(cli, tmp_path, monkeypatch):
+def test_cspd_drafts_with_half_the_depth(lab, tmp_path, monkeypatch):
     monkeypatch.setattr(sizes, "official", lambda size: MARConfig(16, 2, 2, 2, 4, 16, 4, 1000, 2, 16))
     for name, text in (("models/mar", MAR_MODULE), ("spec_decode/spec_decode_runner", RUNNER_MODULE)):
         (tmp_path / f"{name}.py").parent.mkdir()
         (tmp_path / f"{name}.py").write_text(text, encoding="utf-8")
     sets = (part for value in ("diffusion_steps=8", "steps=8", "prefill_ratio=0.5") for part in ("--set", value))
-    done = cli("against", tmp_path, "--repeats", "1", *sets)
+    done = lab("against", tmp_path, "--repeats", "1", *sets)
     assert done.code == 0 and "| CSpD, MAR-B, 8 x 8, batch 1 |" in done.out and "not compared" in done.out, done

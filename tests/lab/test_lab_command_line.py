@@ -1,0 +1,95 @@
+"""The lab's command line: its commands, their options, and bad input before anything runs."""
+
+import re
+
+import pytest
+from fastar_nodes.cli import main
+from fastar_nodes.lab.commands import PROGRAM
+
+PACK = main.Program("pack", "", {"": main.COMMANDS}, "fastar_nodes.cli")
+EVERY = [(program, name) for program in (PACK, PROGRAM) for name in program.commands]
+
+
+@pytest.mark.parametrize("name", PROGRAM.commands)
+@pytest.mark.fast_cases(every=4)
+def test_every_command_has_help(lab, name):
+    answer = lab(name, "--help")
+    assert answer.code == 0 and f"fastar_nodes.lab {name}" in answer.out
+
+
+@pytest.mark.parametrize(("program", "name"), EVERY, ids=lambda value: getattr(value, "name", value))
+def test_options_are_spelt_one_way(program, name):
+    """In small letters with hyphens, and each under one name."""
+    for action in program.parser(name)._actions:
+        names = [option for option in action.option_strings if option not in ("-h", "--help")]
+        assert len(names) <= 1, names
+        for option in names:
+            assert re.fullmatch(r"--[a-z0-9]+(-[a-z0-9]+)*", option)
+
+
+def test_the_help_lists_every_command_in_its_group(lab):
+    text = lab("--help").out
+    at = [text.index(heading) for heading in PROGRAM.groups]
+    assert at == sorted(at) and all(f"\n  {name} " in text for name in PROGRAM.commands)
+
+
+def test_no_and_unknown_commands(lab, sentence):
+    assert "command" in sentence(lab())
+    assert sentence(lab("fitts")).startswith("command: there is no 'fitts'; did you mean fits?")
+
+
+def test_bench_takes_official_sizes(lab, sentence):
+    assert "MAR-B" in sentence(lab("bench --random MAR-Z --samplers mar --device cpu"))
+
+
+PATHS = {
+    "sweep": "spec",
+    "evaluate": "folder",
+    "plot": "folder",
+    "against": "against",
+    "train-demo --only kl --device cpu --out": "out",
+    "train-demo --only kl --device cpu --work": "work",
+}
+
+
+@pytest.mark.parametrize("line", PATHS)
+def test_the_home_of_an_unknown_user_is_named_in_every_path(lab, sentence, tmp_path, line):
+    text = sentence(lab(line, "~nosuchuser/x"))
+    assert text.startswith(f"{PATHS[line]}: the home folder in ~nosuchuser/x is not known"), text
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "plot nosuch --out a/b/x.png --sheet a/c/s.png",
+        "sweep nosuch.toml --out a/b",
+        "train-demo --only kl,judge --device abacus --work a/b --out c/d",
+        "train-demo --only kl --device cpu --work a/b --out file",
+    ],
+)
+def test_a_command_that_is_refused_leaves_no_folder(lab, sentence, tmp_path, line):
+    (tmp_path / "file").touch()
+    before = {path.name for path in tmp_path.iterdir()}
+    assert sentence(lab(line))
+    assert {path.name for path in tmp_path.iterdir()} == before
+
+
+def test_a_file_may_not_be_the_place_of_a_training(lab, sentence, tmp_path):
+    (tmp_path / "file").touch()
+    assert sentence(lab("train-demo --only kl --device cpu --out file")).startswith("out: ")
+    assert sentence(lab("train-demo --only kl --device cpu --work file")).startswith("work: ")
+
+
+@pytest.mark.parametrize("text", ["x", "-5", "1000000", ""])
+def test_threads_that_no_machine_has(lab, sentence, text):
+    assert sentence(lab("sweep", "none.json", "--threads", text)).startswith("threads: ")
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "{", ""], ids=["lists", "objects", "open", "empty"])
+def test_deep_json_is_no_spec_and_no_manifest(lab, sentence, tmp_path, text):
+    (tmp_path / "spec.json").write_text(text)
+    assert sentence(lab("sweep spec.json --out new")).startswith("spec: spec.json cannot be parsed")
+    (tmp_path / "manifest.json").write_text(text)
+    for command in ("evaluate", "plot"):
+        assert "manifest.json" in sentence(lab(command, tmp_path))
