@@ -6,19 +6,19 @@ a module when one of its names is first used.
 """
 
 from .errors import UserError as UserError
-from .model_loaders.autoencoders import load_kl as load_kl
-from .model_loaders.autoencoders import load_vq as load_vq
-from .model_loaders.bitdance import load_binary as load_binary
-from .model_loaders.bitdance import load_bitdance as load_bitdance
-from .model_loaders.hybrid import load_hybrid as load_hybrid
+from .model_loaders.autoencoders.loader import load_kl as load_kl
+from .model_loaders.autoencoders.loader import load_vq as load_vq
+from .model_loaders.bitdance.loader import load_binary as load_binary
+from .model_loaders.bitdance.loader import load_bitdance as load_bitdance
+from .model_loaders.hybrid.loader import load_hybrid as load_hybrid
 from .model_loaders.janus.loader import load_janus as load_janus
 from .model_loaders.janus.loader import load_janus_vq as load_janus_vq
 from .model_loaders.llamagen.loader import load_llamagen as load_llamagen
 from .model_loaders.llamagen.text import load_text_encoder as load_text_encoder
-from .model_loaders.mar import load_mar as load_mar
-from .model_loaders.tar import load_detokenizer as load_detokenizer
-from .model_loaders.tar import load_ta_tok as load_ta_tok
-from .model_loaders.tar import load_tar as load_tar
+from .model_loaders.mar.loader import load_mar as load_mar
+from .model_loaders.tar.loader import load_detokenizer as load_detokenizer
+from .model_loaders.tar.loader import load_ta_tok as load_ta_tok
+from .model_loaders.tar.loader import load_tar as load_tar
 from .networks.autoencoder import KLModel as KLModel
 from .networks.autoencoder import VQModel as VQModel
 from .networks.binary import BinaryModel as BinaryModel

@@ -26,9 +26,9 @@ from torch import Tensor, nn
 
 from .errors import UserError, amount, first_line, unknown
 from .memory import enough_memory
-from .model_loaders.files.kinds import DTYPES
 from .model_loaders.files.wrappers import WEIGHTS
 from .model_loaders.janus.squares import squared
+from .model_loaders.kinds import DTYPES
 from .networks.autoencoder import KLModel, VQModel, expect_finite
 from .networks.bitdance import BlockModel
 from .networks.llama import TokenModel

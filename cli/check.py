@@ -17,8 +17,8 @@ from contextlib import suppress
 from typing import Any
 
 from ..errors import UserError
-from ..model_loaders.files.kinds import DTYPES, EIGHT_BITS
 from ..model_loaders.files.wrappers import WEIGHTS
+from ..model_loaders.kinds import DTYPES, EIGHT_BITS
 from ..networks.speed import PLAIN
 from ..reports.files import Result, as_text, distinct, encoded, image_endings, output, save
 from ..reports.record import VERSION

@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 
 from ..errors import UserError, first_line
-from ..model_loaders.autoencoders import load_kl, load_vq
-from ..model_loaders.bitdance import load_binary
+from ..model_loaders import kinds
+from ..model_loaders.autoencoders.loader import load_kl, load_vq
+from ..model_loaders.bitdance.loader import load_binary
 from ..model_loaders.catalogue import hub, official
 from ..model_loaders.catalogue.transfer import readable_size
-from ..model_loaders.files import kinds
 from ..model_loaders.files.tokenizer import load_tokenizer
-from ..model_loaders.tar import load_ta_tok
+from ..model_loaders.tar.loader import load_ta_tok
 from ..networks.autoencoder import KLModel, VQModel
 from ..networks.ops import packed_bytes
 from ..pipeline import Pipeline

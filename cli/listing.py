@@ -11,9 +11,9 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from ..model_loaders import kinds
 from ..model_loaders.catalogue import hub
 from ..model_loaders.catalogue.transfer import readable_size
-from ..model_loaders.files import kinds
 from ..networks.janus import edits
 from ..reports.table import markdown
 from ..runs.loading import models_folder

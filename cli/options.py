@@ -6,8 +6,8 @@ import argparse
 from pathlib import Path
 
 from ..errors import UserError
-from ..model_loaders.files.kinds import DTYPES, EIGHT_BITS
 from ..model_loaders.files.wrappers import WEIGHTS
+from ..model_loaders.kinds import DTYPES, EIGHT_BITS
 from ..networks.speed import SPEEDS
 from ..runs.conditions import ENCODER
 from ..runs.loading import AUTO, DEMO, Source, choose_device, find_file, models_folder

@@ -9,10 +9,10 @@ from pathlib import Path
 import torch
 
 from ..errors import UserError
+from ..model_loaders import kinds
 from ..model_loaders.catalogue import hub, official
 from ..model_loaders.catalogue.transfer import arrived, readable_size
 from ..model_loaders.files import checkpoint as ck
-from ..model_loaders.files import kinds
 from ..model_loaders.files.shards import weight_files
 from ..reports.files import typed_path
 from ..runs.loading import AUTO, DEMO_TAR, OFFICIAL_TAR, Source, dtype_name, find_file, models_folder

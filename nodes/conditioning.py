@@ -15,12 +15,12 @@ from torch import Tensor
 from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders.catalogue import hub
-from ..model_loaders.files.kinds import DTYPES, choose_dtype
 from ..model_loaders.files.tokenizer import has_tokenizer
 from ..model_loaders.janus.squares import box_of
+from ..model_loaders.kinds import DTYPES, choose_dtype
 from ..model_loaders.llamagen.captions import prompt_of
 from ..model_loaders.llamagen.text import MAX_TOKENS, load_text_encoder
-from ..model_loaders.tar import load_ta_tok
+from ..model_loaders.tar.loader import load_ta_tok
 from ..networks.hybrid import UNCONDITIONAL
 from ..networks.ta_tok import TATokModel
 from ..networks.torch_state import in_own_state

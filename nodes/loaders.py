@@ -13,8 +13,8 @@ from comfy_api.latest import io
 from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders.catalogue import hub
-from ..model_loaders.files.kinds import DTYPES, EIGHT_BITS, KINDS
 from ..model_loaders.files.wrappers import WEIGHTS
+from ..model_loaders.kinds import DTYPES, EIGHT_BITS, KINDS
 from ..networks.autoencoder import KLModel, VQModel
 from ..networks.bitdance import BlockModel
 from ..networks.speed import COMPILE, SPEEDS

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from ..errors import OfFastAR, UserError
 from ..memory import enough_memory
-from ..model_loaders.files.kinds import choose_dtype
 from ..model_loaders.janus.loader import load_janus_vision
+from ..model_loaders.kinds import choose_dtype
 from ..model_loaders.upscalers import enlarges_rgb, upscaler_name
 from ..networks.autoencoder import VQModel
 from ..networks.janus_vision import ImageReader

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..model_loaders import bitdance as loader
+from ..model_loaders.bitdance import loader
 from ..model_loaders.files import checkpoint as ck
 from ..model_loaders.files.shards import weight_files
 from ..networks.binary import BinaryAutoencoder, BinaryConfig

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import UserError, first_line
-from ..model_loaders.mar import load_mar
+from ..model_loaders.mar.loader import load_mar
 from ..networks.mar import MARModel
 from ..networks.ops import shapes_only
 

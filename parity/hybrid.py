@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..model_loaders.files import checkpoint as ck
 from ..model_loaders.files.tokenizer import load_tokenizer
-from ..model_loaders.hybrid import config_of, load_network
+from ..model_loaders.hybrid.loader import config_of, load_network
 from ..networks.hybrid import INSTRUCTION, TABLES, Hybrid, HybridConfig, HybridModel, PromptBatch, PromptConditioning
 from ..reports.record import fingerprint
 from ..samplers import chain

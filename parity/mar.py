@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..model_loaders.autoencoders import load_kl
+from ..model_loaders.autoencoders.loader import load_kl
 from ..networks.autoencoder import KLAutoencoder, KLConfig, KLModel
 from ..networks.mar import MAR, MARConfig, MARModel
 from ..reports.record import Report

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..model_loaders.files.checkpoint import read_metadata
-from ..model_loaders.tar import load_detokenizer
+from ..model_loaders.tar.loader import load_detokenizer
 from ..networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
 from ..networks.llama import Llama, LlamaConfig, TokenModel
 from ..networks.ta_tok import TABLE, Bottleneck, TATok, TATokConfig, TATokModel, unused

@@ -19,20 +19,20 @@ from torch import Tensor
 
 from ..errors import UserError, not_finite
 from ..memory import enough_memory
-from ..model_loaders.autoencoders import expect_codes, load_kl, load_vq
-from ..model_loaders.bitdance import autoencoder_path, expect_bits, load_binary, load_bitdance
+from ..model_loaders import kinds
+from ..model_loaders.autoencoders.loader import expect_codes, load_kl, load_vq
+from ..model_loaders.bitdance.loader import autoencoder_path, expect_bits, load_binary, load_bitdance
 from ..model_loaders.catalogue import hub
 from ..model_loaders.catalogue.known import entry_of
 from ..model_loaders.catalogue.official import official_binary, official_bitdance
 from ..model_loaders.files import checkpoint as ck
-from ..model_loaders.files import kinds
 from ..model_loaders.files.shards import weight_files
-from ..model_loaders.hybrid import load_hybrid
+from ..model_loaders.hybrid.loader import load_hybrid
 from ..model_loaders.janus.loader import load_janus, load_janus_head, load_janus_vision, load_janus_vq
 from ..model_loaders.janus.squares import squared
 from ..model_loaders.llamagen.loader import load_llamagen
-from ..model_loaders.mar import load_mar
-from ..model_loaders.tar import expect_features, load_detokenizer, load_ta_tok, load_tar
+from ..model_loaders.mar.loader import load_mar
+from ..model_loaders.tar.loader import expect_features, load_detokenizer, load_ta_tok, load_tar
 from ..model_loaders.upscalers import load_upscaler
 from ..networks.autoencoder import TOO_LITTLE_TO_DECODE, KLModel, VQModel, decode_in_chunks, images_of_a_pass, to_pixels
 from ..networks.bitdance import BitDanceClass, BlockModel

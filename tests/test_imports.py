@@ -146,7 +146,7 @@ OURS = {
     "reports": {"reports"},
     "model_loaders": {"model_loaders", "networks"},
     "model_loaders.files": {"model_loaders.files", "networks"},
-    "model_loaders.catalogue": {"model_loaders.catalogue", "model_loaders.files", "networks"},
+    "model_loaders.catalogue": {"model_loaders.catalogue", "model_loaders.kinds", "model_loaders.files", "networks"},
     "networks": {"networks"},
     "pipeline": {"runs", "samplers", "model_loaders", "networks", "reports"},
     "cli": {"cli", "parity", "pipeline", "runs", "samplers", "model_loaders", "networks", "reports"},

@@ -10,7 +10,7 @@ from fastar_nodes.cli.options import models_folder
 from fastar_nodes.cli.options import source as cli_source
 from fastar_nodes.errors import UserError, not_finite
 from fastar_nodes.model_loaders.catalogue import hub
-from fastar_nodes.model_loaders.files.kinds import KINDS
+from fastar_nodes.model_loaders.kinds import KINDS
 from fastar_nodes.networks.autoencoder import TOO_LITTLE_TO_DECODE, KLAutoencoder, KLConfig, VQModel
 from fastar_nodes.networks.llama import Llama
 from fastar_nodes.networks.mar import MAR as MAR_

@@ -16,7 +16,7 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.catalogue import official
-from fastar_nodes.model_loaders.files.kinds import DTYPES, EIGHT_BITS
+from fastar_nodes.model_loaders.kinds import DTYPES, EIGHT_BITS
 from fastar_nodes.networks import speed
 from fastar_nodes.pipeline import Pipeline
 from fastar_nodes.runs import batches

@@ -127,5 +127,5 @@ def test_files_are_resolved_without_a_folder(tmp_path):
     assert fastar_nodes.resolve("other.safetensors", "mar", tmp_path / "models") == other
     assert fastar_nodes.resolve("other.safetensors", "mar", [tmp_path, tmp_path / "models"], tmp_path) == other
     assert fastar_nodes.resolve("demo", "mar", [], tmp_path) == checkpoints / "mar.safetensors"
-    with pytest.raises(UserError, match="^family: 'mra' is unknown; choose one of janusflow, janus, "):
+    with pytest.raises(UserError, match="^family: 'mra' is unknown; choose one of mar, llamagen, "):
         fastar_nodes.resolve("demo", "mra")

@@ -21,7 +21,7 @@ from ...cli.options import AUTO, MOST_IMAGES, whole
 from ...cli.planning import Planned
 from ...cli.running import draw
 from ...errors import UserError
-from ...model_loaders.files.kinds import DTYPES, EIGHT_BITS
+from ...model_loaders.kinds import DTYPES, EIGHT_BITS
 from ...reports.quality import psnr
 from ...reports.table import markdown
 from ...runs.loading import decode

@@ -34,8 +34,8 @@ import torch
 from torch import Tensor
 
 from ...cli.subject import Subject, all_entries, needed, parameters
+from ...model_loaders import kinds
 from ...model_loaders.catalogue import hub, official
-from ...model_loaders.files import kinds
 from ...networks.eight_bits import INT8
 from ...networks.ta_tok import TATok
 from ...reports.files import as_text, output, replace_file

@@ -22,7 +22,7 @@ from typing import Any
 from ...cli.models import choose_models
 from ...cli.planning import PROMPT, assigned, by_key, settings_of, split_samplers, variant_words
 from ...errors import UserError, first_line
-from ...model_loaders.files.kinds import DTYPES, EIGHT_BITS
+from ...model_loaders.kinds import DTYPES, EIGHT_BITS
 from ...reports.files import typed_path
 from ...runs.loading import AUTO, DEMO, Source
 from ...samplers.settings import make

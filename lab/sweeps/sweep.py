@@ -31,7 +31,7 @@ from PIL import Image
 from ...cli.options import models_folder, models_option, source, whole
 from ...cli.progress import Bar
 from ...errors import UserError, amount
-from ...model_loaders.files.kinds import DTYPES, EIGHT_BITS
+from ...model_loaders.kinds import DTYPES, EIGHT_BITS
 from ...networks.speed import PLAIN
 from ...reports.files import typed_path
 from ...reports.table import markdown

@@ -16,12 +16,12 @@ from typing import Any
 
 from ...cli.options import choose_device, whole
 from ...errors import UserError
-from ...model_loaders.autoencoders import load_kl, load_vq
-from ...model_loaders.bitdance import load_binary, load_bitdance
-from ...model_loaders.hybrid import load_hybrid
+from ...model_loaders.autoencoders.loader import load_kl, load_vq
+from ...model_loaders.bitdance.loader import load_binary, load_bitdance
+from ...model_loaders.hybrid.loader import load_hybrid
 from ...model_loaders.llamagen.loader import load_llamagen
-from ...model_loaders.mar import load_mar
-from ...model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
+from ...model_loaders.mar.loader import load_mar
+from ...model_loaders.tar.loader import load_detokenizer, load_ta_tok, load_tar
 from ...reports.files import typed_path, writable
 from .. import files
 from . import (

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...model_loaders.tar import SCALES
+from ...model_loaders.tar.loader import SCALES
 from ...networks.ta_tok import TATok, TATokConfig
 from . import picture_book
 from .recipes import TRAIN_SEED, book, save_checkpoint

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ...model_loaders.tar import SCALES
+from ...model_loaders.tar.loader import SCALES
 from ...networks.autoencoder import VQAutoencoder
 from ...networks.llama import Llama, LlamaConfig, qwen_config
 from ...networks.ta_tok import TATok

@@ -23,7 +23,7 @@ from ...model_loaders.catalogue.official import (
     official_hybrid,
     official_janus,
 )
-from ...model_loaders.files.kinds import EIGHT_BITS, choose_dtype
+from ...model_loaders.kinds import EIGHT_BITS, choose_dtype
 from ...networks.bitdance import BitDanceText, BlockModel, Marks
 from ...networks.hybrid import Hybrid, HybridModel
 from ...networks.janus import Janus, JanusModel, Template

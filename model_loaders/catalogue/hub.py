@@ -25,8 +25,8 @@ from typing import NamedTuple
 from ...errors import UserError, did_you_mean
 from ..files.checkpoint import expect_no_broken_link
 from ..files.formats import SUFFIXES
-from ..files.kinds import KINDS
 from ..files.shards import INDEX, named_by_index
+from ..kinds import KINDS
 from .transfer import Missing, Remote, cached, download, readable_size
 
 _PACKAGE = Path(__file__).resolve().parents[2]

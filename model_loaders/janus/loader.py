@@ -21,13 +21,13 @@ from ...networks.janus import TRUNK, Janus, JanusConfig, JanusModel, Template, W
 from ...networks.janus_vision import LEAST_SIDE, ImageReader, JanusVision, VisionConfig
 from ...networks.ops import FAST, TORCH, Operations
 from ...networks.torch_state import in_own_state
-from ..autoencoders import build_vq
+from ..autoencoders.loader import build_vq
 from ..files import checkpoint as ck
 from ..files.configs import expect_fixed, expect_language, expect_stated, inner, language_numbers, language_part
-from ..files.kinds import KINDS, Precision, choose_bits, choose_dtype, read
 from ..files.shards import weight_files
 from ..files.tokenizer import Tokenizer, load_tokenizer
 from ..files.wrappers import AUTO
+from ..kinds import KINDS, Precision, choose_bits, choose_dtype, read
 from ..llamagen.loader import LARGEST_GRID
 
 # Tokens along one side of the image, of 16 pixels each, in all official models.

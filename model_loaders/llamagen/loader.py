@@ -17,8 +17,8 @@ from ...networks.ops import FAST, Operations
 from ...networks.torch_state import in_own_state
 from ..catalogue.known import is_published
 from ..files import checkpoint as ck
-from ..files.kinds import Precision, choose_bits, choose_dtype, read
 from ..files.wrappers import AUTO
+from ..kinds import Precision, choose_bits, choose_dtype, read
 
 LARGEST_GRID = 128
 # Pixels a token has along one side in every released model (VQ-16), and image sizes that file names state.

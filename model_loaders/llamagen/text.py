@@ -23,8 +23,8 @@ from ...networks.structure import depth
 from ...networks.torch_state import in_own_state
 from ..files import checkpoint as ck
 from ..files.configs import expect_fixed, expect_stated
-from ..files.kinds import KINDS, choose_dtype, read
 from ..files.tokenizer import Tokenizer, import_error, load_tokenizer
+from ..kinds import KINDS, choose_dtype, read
 from .captions import clean
 
 # Caption length in training, including the end-of-sequence token; longer prompts are truncated.

@@ -14,7 +14,7 @@ from fastar_nodes.cli.running import draw
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.llamagen import text
 from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
-from fastar_nodes.model_loaders.mar import load_mar
+from fastar_nodes.model_loaders.mar.loader import load_mar
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.networks.mar import MARModel
 from fastar_nodes.reports.record import COUNTS

@@ -11,7 +11,7 @@ import pytest
 import torch
 from comfy_host import EDITOR, ROOT, TEMPLATES, graph, load_workflow, to_api, widgets
 from fastar_nodes.lab.training import picture_book
-from fastar_nodes.model_loaders.autoencoders import load_kl
+from fastar_nodes.model_loaders.autoencoders.loader import load_kl
 from PIL import Image
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file

@@ -12,7 +12,7 @@ from fastar_nodes.lab.training.binary_recipe import BINARY, entropy_loss, flippe
 from fastar_nodes.lab.training.bitdance_recipe import denoising_loss
 from fastar_nodes.lab.training.recipes import KL
 from fastar_nodes.lab.training.training import Job, generator, seeded
-from fastar_nodes.model_loaders.bitdance import load_binary, load_bitdance
+from fastar_nodes.model_loaders.bitdance.loader import load_binary, load_bitdance
 from fastar_nodes.networks.autoencoder import KLAutoencoder
 from fastar_nodes.networks.binary import BinaryAutoencoder
 

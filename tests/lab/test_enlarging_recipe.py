@@ -12,8 +12,8 @@ from fastar_nodes.lab.training import enlarging_recipe as recipe
 from fastar_nodes.lab.training import picture_book
 from fastar_nodes.lab.training.recipes import psnr, save_checkpoint, to_signed
 from fastar_nodes.lab.training.training import Job, generator, seeded
-from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
-from fastar_nodes.model_loaders.bitdance import load_binary
+from fastar_nodes.model_loaders.autoencoders.loader import load_kl, load_vq
+from fastar_nodes.model_loaders.bitdance.loader import load_binary
 from fastar_nodes.model_loaders.files.checkpoint import read_metadata
 from fastar_nodes.networks.autoencoder import KLAutoencoder, VQAutoencoder
 from fastar_nodes.networks.binary import BinaryAutoencoder

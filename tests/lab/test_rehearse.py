@@ -10,15 +10,15 @@ import pytest
 import torch
 from fastar_nodes.cli.subject import all_entries
 from fastar_nodes.lab.release import rehearse
-from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
-from fastar_nodes.model_loaders.bitdance import load_binary, load_bitdance
+from fastar_nodes.model_loaders.autoencoders.loader import load_kl, load_vq
+from fastar_nodes.model_loaders.bitdance.loader import load_binary, load_bitdance
 from fastar_nodes.model_loaders.catalogue import hub, official
 from fastar_nodes.model_loaders.files.checkpoint import read
-from fastar_nodes.model_loaders.hybrid import load_hybrid
+from fastar_nodes.model_loaders.hybrid.loader import load_hybrid
 from fastar_nodes.model_loaders.janus.loader import load_janus, load_janus_head, load_janus_vision, load_janus_vq
 from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
-from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
+from fastar_nodes.model_loaders.mar.loader import load_mar
+from fastar_nodes.model_loaders.tar.loader import load_detokenizer, load_ta_tok, load_tar
 from fastar_nodes.networks.janus import PromptImages
 from fastar_nodes.networks.llama import cache_bytes
 

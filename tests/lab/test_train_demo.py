@@ -11,12 +11,12 @@ from fastar_nodes.lab.commands import main
 from fastar_nodes.lab.training import hybrid_recipe, tar_recipes, training
 from fastar_nodes.lab.training.command import ENLARGING, PROGRAMS, REWARD
 from fastar_nodes.lab.training.judge import load_judge
-from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
-from fastar_nodes.model_loaders.bitdance import load_binary, load_bitdance
-from fastar_nodes.model_loaders.hybrid import load_hybrid
+from fastar_nodes.model_loaders.autoencoders.loader import load_kl, load_vq
+from fastar_nodes.model_loaders.bitdance.loader import load_binary, load_bitdance
+from fastar_nodes.model_loaders.hybrid.loader import load_hybrid
 from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
-from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
+from fastar_nodes.model_loaders.mar.loader import load_mar
+from fastar_nodes.model_loaders.tar.loader import load_detokenizer, load_ta_tok, load_tar
 from safetensors.torch import load_file
 
 pytestmark = pytest.mark.slow

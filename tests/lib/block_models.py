@@ -4,7 +4,7 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from fastar_nodes.model_loaders.bitdance import load_bitdance
+from fastar_nodes.model_loaders.bitdance.loader import load_bitdance
 from fastar_nodes.networks.binary import BinaryAutoencoder, BinaryConfig
 from fastar_nodes.networks.bitdance import CLASS_HEAD_DIM, BitDanceClass, BitDanceConfig, BlockModel, HeadConfig
 from fastar_nodes.networks.llama import CLASS

@@ -27,12 +27,12 @@ host.folders.register_folders()
 run_without_previews()
 ops = module("networks.ops")
 eight_bits = module("networks.eight_bits")
-kinds = module("model_loaders.files.kinds")
+kinds = module("model_loaders.kinds")
 record = module("reports.record")
 LOADERS = {
     "llamagen-low": module("model_loaders.llamagen.loader").load_llamagen,
-    "tar": module("model_loaders.tar").load_tar,
-    "mar": module("model_loaders.mar").load_mar,
+    "tar": module("model_loaders.tar.loader").load_tar,
+    "mar": module("model_loaders.mar.loader").load_mar,
 }
 DEMO = Path(PACK) / "demo" / "checkpoints"
 CARD = torch.device("cuda")
@@ -216,19 +216,18 @@ def run(file, path, bits, compute=torch.float32):
 
 
 OTHERS = {
-    "janus": ("janus.loader", Path(PACK) / "tests" / "parity" / "janus" / "original"),
-    "bitdance": ("bitdance", Path(PACK) / "tests" / "parity" / "bitdance" / "native"),
-    "hybrid": ("hybrid", DEMO / "hybrid.safetensors"),
-    "dtok-low": ("tar", DEMO / "dtok-low.safetensors"),
-    "par": ("llamagen.loader", DEMO / "par.safetensors"),
+    "janus": ("janus", "load_janus", Path(PACK) / "tests" / "parity" / "janus" / "original"),
+    "bitdance": ("bitdance", "load_bitdance", Path(PACK) / "tests" / "parity" / "bitdance" / "native"),
+    "hybrid": ("hybrid", "load_hybrid", DEMO / "hybrid.safetensors"),
+    "dtok-low": ("tar", "load_detokenizer", DEMO / "dtok-low.safetensors"),
+    "par": ("llamagen", "load_llamagen", DEMO / "par.safetensors"),
 }
-LOADS = {"dtok-low": "load_detokenizer"}
 
 
 def other(family, bits):
     """The quantised layers of a further family by core's operations and by the network's own, and a product of each."""
-    file, path = OTHERS[family]
-    load = getattr(module(f"model_loaders.{file}"), LOADS.get(family, f"load_{file.removesuffix('.loader')}"))
+    folder, name, path = OTHERS[family]
+    load = getattr(module(f"model_loaders.{folder}.loader"), name)
     own, on_card = (
         load(path, kinds.Precision(torch.float32, bits), **more)
         for more in ({}, {"operations": host.operations.suited(CARD)})

@@ -9,7 +9,7 @@ import fastar_nodes
 import torch
 from fastar_nodes.cli.checks import stand_in
 from fastar_nodes.model_loaders.catalogue import hub, official
-from fastar_nodes.model_loaders.files.kinds import KINDS
+from fastar_nodes.model_loaders.kinds import KINDS
 from fastar_nodes.networks.hybrid import UNCONDITIONAL, HybridModel
 from fastar_nodes.networks.llama import TokenModel
 from fastar_nodes.pipeline import Pipeline

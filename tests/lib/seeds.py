@@ -13,14 +13,14 @@ import janus_files
 import janus_images
 import tar_files
 import torch
-from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
-from fastar_nodes.model_loaders.bitdance import load_binary, load_bitdance
-from fastar_nodes.model_loaders.hybrid import load_hybrid
+from fastar_nodes.model_loaders.autoencoders.loader import load_kl, load_vq
+from fastar_nodes.model_loaders.bitdance.loader import load_binary, load_bitdance
+from fastar_nodes.model_loaders.hybrid.loader import load_hybrid
 from fastar_nodes.model_loaders.janus.loader import load_janus, load_janus_vision, load_janus_vq
 from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
 from fastar_nodes.model_loaders.llamagen.text import load_text_encoder
-from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
+from fastar_nodes.model_loaders.mar.loader import load_mar
+from fastar_nodes.model_loaders.tar.loader import load_detokenizer, load_ta_tok, load_tar
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
 from fastar_nodes.networks.binary import BinaryAutoencoder, BinaryConfig
 from fastar_nodes.networks.llama import Llama, LlamaConfig

@@ -9,9 +9,9 @@ import torch
 from block_models import BINARY, FOLDER, bits, one_file, tiny_bitdance
 from fastar_nodes import load
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.bitdance import autoencoder_path, load_binary, load_bitdance
-from fastar_nodes.model_loaders.files.kinds import identify
-from fastar_nodes.model_loaders.tar import load_tar
+from fastar_nodes.model_loaders.bitdance.loader import autoencoder_path, load_binary, load_bitdance
+from fastar_nodes.model_loaders.kinds import identify
+from fastar_nodes.model_loaders.tar.loader import load_tar
 from fastar_nodes.networks.binary import BinaryAutoencoder, BinaryConfig
 from fastar_nodes.runs import loading
 from safetensors.torch import load_file, save_file

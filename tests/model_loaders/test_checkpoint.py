@@ -21,8 +21,8 @@ from attacks import hidden_pickle
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.files import archive, checkpoint, mapped
 from fastar_nodes.model_loaders.files.checkpoint import Checkpoint, load_strictly, read, read_metadata
-from fastar_nodes.model_loaders.files.kinds import choose_bits, choose_dtype, identify
 from fastar_nodes.model_loaders.files.tokenizer import load_tokenizer
+from fastar_nodes.model_loaders.kinds import choose_bits, choose_dtype, identify
 from payload import Payload
 from safetensors import safe_open
 from safetensors.torch import _TYPES, save_file

@@ -11,14 +11,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.bitdance import load_bitdance
+from fastar_nodes.model_loaders.bitdance.loader import load_bitdance
 from fastar_nodes.model_loaders.files.checkpoint import read
-from fastar_nodes.model_loaders.files.kinds import Precision
-from fastar_nodes.model_loaders.hybrid import load_hybrid
+from fastar_nodes.model_loaders.hybrid.loader import load_hybrid
 from fastar_nodes.model_loaders.janus.loader import load_janus
+from fastar_nodes.model_loaders.kinds import Precision
 from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
-from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.tar import load_detokenizer, load_tar
+from fastar_nodes.model_loaders.mar.loader import load_mar
+from fastar_nodes.model_loaders.tar.loader import load_detokenizer, load_tar
 from fastar_nodes.networks.eight_bits import FP8, INT8, Quantized, kind_of, round_to
 from fastar_nodes.networks.llama import Llama, LlamaConfig
 from fastar_nodes.networks.ops import EightBitLinear, quantize, remark, unpacking_bytes

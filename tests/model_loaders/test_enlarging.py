@@ -8,8 +8,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
-from fastar_nodes.model_loaders.bitdance import load_binary
+from fastar_nodes.model_loaders.autoencoders.loader import load_kl, load_vq
+from fastar_nodes.model_loaders.bitdance.loader import load_binary
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig, decode_in_chunks
 from fastar_nodes.networks.binary import BinaryAutoencoder, BinaryConfig
 from fastar_nodes.networks.enlarging import EnlargingConfig, drawn

@@ -6,8 +6,8 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.files import checkpoint as ck
-from fastar_nodes.model_loaders.files.kinds import choose_dtype, identify
-from fastar_nodes.model_loaders.hybrid import load_hybrid
+from fastar_nodes.model_loaders.hybrid.loader import load_hybrid
+from fastar_nodes.model_loaders.kinds import choose_dtype, identify
 from fastar_nodes.networks.hybrid import HybridConfig, resize_table
 from fastar_nodes.runs import loading
 from hybrid_files import CONFIG, METADATA, TOKENIZER, weights

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.files.kinds import identify
 from fastar_nodes.model_loaders.janus.loader import load_janus, load_janus_vq
+from fastar_nodes.model_loaders.kinds import identify
 from fastar_nodes.runs import loading
 from janus_files import FOLDER, in_transformers_layout, one_file
 from safetensors.torch import load_file, save_file

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.autoencoders import load_vq
+from fastar_nodes.model_loaders.autoencoders.loader import load_vq
 from fastar_nodes.model_loaders.catalogue import hub
 from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
 from fastar_nodes.networks.autoencoder import HISTORY, VQAutoencoder, VQConfig

@@ -13,15 +13,15 @@ import janus_files
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.autoencoders import load_kl, load_vq
-from fastar_nodes.model_loaders.bitdance import load_binary, load_bitdance
-from fastar_nodes.model_loaders.files import kinds
-from fastar_nodes.model_loaders.files.kinds import KINDS, identify
-from fastar_nodes.model_loaders.hybrid import load_hybrid
+from fastar_nodes.model_loaders import kinds
+from fastar_nodes.model_loaders.autoencoders.loader import load_kl, load_vq
+from fastar_nodes.model_loaders.bitdance.loader import load_binary, load_bitdance
+from fastar_nodes.model_loaders.hybrid.loader import load_hybrid
 from fastar_nodes.model_loaders.janus.loader import load_janus
+from fastar_nodes.model_loaders.kinds import KINDS, identify
 from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
-from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
+from fastar_nodes.model_loaders.mar.loader import load_mar
+from fastar_nodes.model_loaders.tar.loader import load_detokenizer, load_ta_tok, load_tar
 from payload import Payload
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file

@@ -8,10 +8,10 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.lab.training.initialise import initialise_mar
-from fastar_nodes.model_loaders.autoencoders import load_kl
+from fastar_nodes.model_loaders.autoencoders.loader import load_kl
 from fastar_nodes.model_loaders.catalogue import hub
 from fastar_nodes.model_loaders.files.checkpoint import read_metadata
-from fastar_nodes.model_loaders.mar import load_mar
+from fastar_nodes.model_loaders.mar.loader import load_mar
 from fastar_nodes.networks.autoencoder import HISTORY, KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
 from fastar_nodes.networks.mar import MAR, MARConfig
 from safetensors.torch import load_file, save_file

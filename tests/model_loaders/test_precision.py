@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 import seeds
 import torch
-from fastar_nodes.model_loaders.bitdance import load_bitdance
-from fastar_nodes.model_loaders.files.kinds import DTYPES, KINDS
-from fastar_nodes.model_loaders.hybrid import load_hybrid
+from fastar_nodes.model_loaders.bitdance.loader import load_bitdance
+from fastar_nodes.model_loaders.hybrid.loader import load_hybrid
+from fastar_nodes.model_loaders.kinds import DTYPES, KINDS
 from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
 from fastar_nodes.model_loaders.llamagen.text import load_text_encoder
-from fastar_nodes.model_loaders.mar import load_mar
-from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
+from fastar_nodes.model_loaders.mar.loader import load_mar
+from fastar_nodes.model_loaders.tar.loader import load_detokenizer, load_ta_tok, load_tar
 from fastar_nodes.networks import mar as mar_module
 from fastar_nodes.networks.precision import is_finite
 from janus_files import tiny_janus

@@ -24,7 +24,7 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
-from fastar_nodes.model_loaders.mar import load_mar
+from fastar_nodes.model_loaders.mar.loader import load_mar
 from fastar_nodes.networks.llama import Llama, LlamaConfig
 from fastar_nodes.networks.mar import MAR, MARConfig
 from safetensors.torch import load_file, save, save_file

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.autoencoders import expect_codes
+from fastar_nodes.model_loaders.autoencoders.loader import expect_codes
 from fastar_nodes.model_loaders.files.checkpoint import read
 from fastar_nodes.model_loaders.files.tokenizer import Tokenizer, load_tokenizer
-from fastar_nodes.model_loaders.tar import load_detokenizer, load_ta_tok, load_tar
+from fastar_nodes.model_loaders.tar.loader import load_detokenizer, load_ta_tok, load_tar
 from fastar_nodes.networks.autoencoder import VQAutoencoder, VQConfig, VQModel
 from fastar_nodes.networks.ta_tok import TATokModel
 from fastar_nodes.networks.tar import SpecialTokens

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.autoencoders import load_kl
+from fastar_nodes.model_loaders.autoencoders.loader import load_kl
 from fastar_nodes.model_loaders.files.checkpoint import read
-from fastar_nodes.model_loaders.mar import load_mar
+from fastar_nodes.model_loaders.mar.loader import load_mar
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.networks.mar import MAR, MARConfig
 from fastar_nodes.runs import loading

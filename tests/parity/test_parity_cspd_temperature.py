@@ -6,7 +6,7 @@ from unittest.mock import patch
 
 import pytest
 import torch
-from fastar_nodes.model_loaders.mar import load_mar
+from fastar_nodes.model_loaders.mar.loader import load_mar
 from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from block_models import tiny_bitdance
-from fastar_nodes.model_loaders.bitdance import load_bitdance
+from fastar_nodes.model_loaders.bitdance.loader import load_bitdance
 from fastar_nodes.networks.bitdance import Head
 from fastar_nodes.networks.speed import Recordable
 from fastar_nodes.reports.record import Report

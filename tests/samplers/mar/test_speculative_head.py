@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.mar import load_mar
+from fastar_nodes.model_loaders.mar.loader import load_mar
 from fastar_nodes.networks.mar import DiffusionHead
 from fastar_nodes.networks.speed import Recordable
 from fastar_nodes.reports.record import Report

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.tar import load_detokenizer, load_tar
+from fastar_nodes.model_loaders.tar.loader import load_detokenizer, load_tar
 from fastar_nodes.networks.llama import cache_bytes
 from fastar_nodes.networks.ta_tok import TATokModel
 from fastar_nodes.networks.tar import TarModel

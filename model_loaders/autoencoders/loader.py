@@ -11,15 +11,15 @@ from pathlib import Path
 
 import torch
 
-from ..errors import UserError
-from ..networks.autoencoder import HISTORY, KLAutoencoder, KLConfig, KLModel, VQAutoencoder, VQConfig, VQModel
-from ..networks.enlarging import said
-from ..networks.llama import TokenModel
-from ..networks.ops import TORCH, Operations
-from ..networks.torch_state import in_own_state
-from .files import checkpoint as ck
-from .files.kinds import choose_dtype, read
-from .files.wrappers import AUTO
+from ...errors import UserError
+from ...networks.autoencoder import HISTORY, KLAutoencoder, KLConfig, KLModel, VQAutoencoder, VQConfig, VQModel
+from ...networks.enlarging import said
+from ...networks.llama import TokenModel
+from ...networks.ops import TORCH, Operations
+from ...networks.torch_state import in_own_state
+from ..files import checkpoint as ck
+from ..files.wrappers import AUTO
+from ..kinds import choose_dtype, read
 
 
 @in_own_state

@@ -17,9 +17,9 @@ from typing import Any
 
 import torch
 
-from ..errors import UserError
-from ..networks.binary import BinaryAutoencoder, BinaryConfig, BinaryModel
-from ..networks.bitdance import (
+from ...errors import UserError
+from ...networks.binary import BinaryAutoencoder, BinaryConfig, BinaryModel
+from ...networks.bitdance import (
     CLASS_HEAD_DIM,
     OFFICIAL_HEADS,
     TEXT_HEAD_DIM,
@@ -30,17 +30,17 @@ from ..networks.bitdance import (
     HeadConfig,
     Marks,
 )
-from ..networks.enlarging import PREFIX, said
-from ..networks.llama import LlamaConfig
-from ..networks.ops import FAST, TORCH, Operations
-from ..networks.structure import MOST_LEVELS, depth
-from ..networks.torch_state import in_own_state
-from .files import checkpoint as ck
-from .files.configs import REMEDY, expect_language, expect_stated, inner, language_numbers, language_part
-from .files.kinds import Precision, choose_bits, choose_dtype, read
-from .files.tokenizer import load_tokenizer
-from .files.wrappers import AUTO
-from .llamagen.loader import HEADS, IMAGENET, expect_heads, note_defaults
+from ...networks.enlarging import PREFIX, said
+from ...networks.llama import LlamaConfig
+from ...networks.ops import FAST, TORCH, Operations
+from ...networks.structure import MOST_LEVELS, depth
+from ...networks.torch_state import in_own_state
+from ..files import checkpoint as ck
+from ..files.configs import REMEDY, expect_language, expect_stated, inner, language_numbers, language_part
+from ..files.tokenizer import load_tokenizer
+from ..files.wrappers import AUTO
+from ..kinds import Precision, choose_bits, choose_dtype, read
+from ..llamagen.loader import HEADS, IMAGENET, expect_heads, note_defaults
 
 # Pixels along one side of a token in every released model.
 _STRIDE = 16

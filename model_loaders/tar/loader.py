@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..errors import UserError
-from ..networks.llama import EMBEDDING, HEAD, Llama, LlamaConfig, TokenModel
-from ..networks.ops import FAST, TORCH, Operations
-from ..networks.ta_tok import ENCODING, TATok, TATokConfig, TATokModel, unused
-from ..networks.tar import SpecialTokens, TarModel
-from ..networks.torch_state import in_own_state
-from .catalogue.known import is_published
-from .files import checkpoint as ck
-from .files.configs import REMEDY, expect_fixed, expect_language, expect_stated, language_numbers, language_part
-from .files.kinds import Precision, choose_bits, choose_dtype, read
-from .files.tokenizer import load_tokenizer
-from .files.wrappers import AUTO
-from .llamagen.loader import LARGEST_GRID, find_grid, gpt_config, square_root
+from ...errors import UserError
+from ...networks.llama import EMBEDDING, HEAD, Llama, LlamaConfig, TokenModel
+from ...networks.ops import FAST, TORCH, Operations
+from ...networks.ta_tok import ENCODING, TATok, TATokConfig, TATokModel, unused
+from ...networks.tar import SpecialTokens, TarModel
+from ...networks.torch_state import in_own_state
+from ..catalogue.known import is_published
+from ..files import checkpoint as ck
+from ..files.configs import REMEDY, expect_fixed, expect_language, expect_stated, language_numbers, language_part
+from ..files.tokenizer import load_tokenizer
+from ..files.wrappers import AUTO
+from ..kinds import Precision, choose_bits, choose_dtype, read
+from ..llamagen.loader import LARGEST_GRID, find_grid, gpt_config, square_root
 
 SCALES = 3
 _INNER = "model.language_model."

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 
-from ..networks.mar import MAR, OFFICIAL_HEADS, MARConfig, MARModel
-from ..networks.ops import FAST, Operations
-from ..networks.torch_state import in_own_state
-from .files import checkpoint as ck
-from .files.kinds import Precision, choose_bits, choose_dtype, read
-from .files.wrappers import AUTO
-from .llamagen.loader import HEADS, IMAGENET, expect_heads, note_defaults
+from ...networks.mar import MAR, OFFICIAL_HEADS, MARConfig, MARModel
+from ...networks.ops import FAST, Operations
+from ...networks.torch_state import in_own_state
+from ..files import checkpoint as ck
+from ..files.wrappers import AUTO
+from ..kinds import Precision, choose_bits, choose_dtype, read
+from ..llamagen.loader import HEADS, IMAGENET, expect_heads, note_defaults
 
 OFFICIAL_T_MAX = 999
 # The first diffusion step (t = 999) multiplies rounding errors of this layer by hundreds (samplers/mar/tables.py).

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from ..errors import UserError
-from ..networks.hybrid import (
+from ...errors import UserError
+from ...networks.hybrid import (
     LLM_PREFIX,
     MAR_PREFIX,
     OFFICIAL_HEADS,
@@ -21,15 +21,15 @@ from ..networks.hybrid import (
     HybridModel,
     resize_table,
 )
-from ..networks.mar import OFFICIAL_HEADS as MAR_HEADS
-from ..networks.ops import FAST, Operations
-from ..networks.torch_state import in_own_state
-from .files import checkpoint as ck
-from .files.configs import REMEDY, expect_fixed, expect_language, expect_stated, inner, language_numbers, language_part
-from .files.kinds import Precision, choose_bits, choose_dtype, read
-from .files.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
-from .files.wrappers import AUTO
-from .mar import FP32_WEIGHTS, latent_metadata
+from ...networks.mar import OFFICIAL_HEADS as MAR_HEADS
+from ...networks.ops import FAST, Operations
+from ...networks.torch_state import in_own_state
+from ..files import checkpoint as ck
+from ..files.configs import REMEDY, expect_fixed, expect_language, expect_stated, inner, language_numbers, language_part
+from ..files.tokenizer import Tokenizer, has_tokenizer, load_tokenizer
+from ..files.wrappers import AUTO
+from ..kinds import Precision, choose_bits, choose_dtype, read
+from ..mar.loader import FP32_WEIGHTS, latent_metadata
 
 # Weights that no image needs: the tied output matrix, the image reader, the VAE (a decoder of its own is loaded), class
 # labels, RoPE frequencies, and what training scripts leave behind.

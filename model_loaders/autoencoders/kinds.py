@@ -1,0 +1,18 @@
+"""Kinds of weight files of the autoencoders that several families share."""
+
+from __future__ import annotations
+
+from ..files.kind import Kind
+
+KINDS = {
+    "vq": Kind(
+        noun="a VQ autoencoder",
+        field="decoder",
+        prefixes=("quantize.embedding.weight",),
+    ),
+    "kl": Kind(
+        noun="a KL autoencoder",
+        field="decoder",
+        prefixes=("post_quant_conv.weight", "decoder."),
+    ),
+}

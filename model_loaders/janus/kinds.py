@@ -1,0 +1,24 @@
+"""Kinds of weight files of Janus."""
+
+from __future__ import annotations
+
+from ..files.kind import Kind
+
+_JANUS = ("gen_head.vision_head.", "model.generation_head.vision_head.")
+
+KINDS = {
+    "janusflow": Kind(
+        noun="a JanusFlow, which draws by another method",
+        field="checkpoint",
+        prefixes=("vision_gen_",),
+    ),
+    "janus": Kind(
+        noun="a Janus",
+        field="checkpoint",
+        prefixes=(_JANUS,),
+        folder=True,
+        loader="Load Janus",
+        checked=("bf16",),
+        blocks=True,
+    ),
+}
