@@ -1,8 +1,10 @@
-"""The demo's judge as measures of the command evaluate: class, scene, prompt, whole and Frechet distance.
+"""The demo's judge as measures of the command evaluate: class, scene, prompt, whole, variety and Frechet distance.
 
 ``training/quality.py`` computes them. The judge reads images averaged to its 64 pixels, so that figures of images of
 all sizes compare.
 """
+
+from typing import NamedTuple
 
 import numpy as np
 
@@ -11,14 +13,24 @@ from .. import files
 from ..training import picture_book
 from ..training.captions import fulfilling, requests
 from ..training.judge import load_judge, read
-from ..training.quality import judged, shrunk
+from ..training.quality import judged, scene_numbers, shrunk
 from ..training.recipes import RESOLUTION
 
 # Seed of the real scenes that images are compared with.
 SEED = 2
 # Measures of images of labels, and of images of prompts.
-OF_LABELS = ("judge-class", "judge-scene", "judge-whole", "judge-frechet")
-OF_PROMPTS = ("judge-class", "judge-prompt", "judge-whole", "judge-frechet")
+_OF_ALL = ("judge-whole", "judge-distinct", "judge-nearest", "judge-frechet")
+OF_LABELS = ("judge-class", "judge-scene", *_OF_ALL)
+OF_PROMPTS = ("judge-class", "judge-prompt", *_OF_ALL)
+
+
+class Reading(NamedTuple):
+    """What the judge reads in N images."""
+
+    features: np.ndarray  # fp32 [N, 64]
+    flags: dict[str, np.ndarray]  # by measure, whether each image fulfils it, bool [N]
+    scenes: np.ndarray  # int64 [N], equal for images of equal scenes
+    small: np.ndarray  # the images as the judge sees them, uint8 [N, 64, 64, 3]
 
 
 class PictureBookJudge:
@@ -47,28 +59,30 @@ class PictureBookJudge:
             return OF_LABELS if (labels < len(picture_book.LABELS)).all() else ()
         return OF_PROMPTS if requests(labels.tolist()) is not None else ()
 
-    def read(self, pictures: np.ndarray, labels: np.ndarray) -> tuple[np.ndarray, dict[str, np.ndarray]]:
-        """Features [N, 64] of images, and by measure whether each image fulfils it, bool [N].
+    def read(self, pictures: np.ndarray, labels: np.ndarray) -> Reading:
+        """Read images.
 
         Args:
             pictures: uint8 [N, H, H, 3].
             labels: class ids, int64 [N], or prompts, text [N].
         """
         rgb = shrunk(pictures)
-        if labels.dtype == np.int64:
-            features, found = judged(self._judge, self._tolerance, rgb, labels)
-            return features, {f"judge-{name}": flags for name, flags in found.items()}
+        verdict = read(self._judge, rgb)
 
-        wanted = requests(labels.tolist())
-        assert wanted is not None, "measures() has checked the prompts"
-        v = read(self._judge, rgb)
-        right = wanted.fulfilled(v.scenes)
-        found = {
-            "judge-class": right["label"],
-            "judge-prompt": np.logical_and.reduce(list(right.values())),
-            "judge-whole": v.whole > 0.5,
-        }
-        return v.features, found
+        if labels.dtype == np.int64:
+            found = judged(verdict, self._tolerance, rgb, labels)
+        else:
+            wanted = requests(labels.tolist())
+            assert wanted is not None, "measures() has checked the prompts"
+            right = wanted.fulfilled(verdict.scenes)
+            found = {
+                "class": right["label"],
+                "prompt": np.logical_and.reduce(list(right.values())),
+                "whole": verdict.whole > 0.5,
+            }
+
+        flags = {f"judge-{name}": values for name, values in found.items()}
+        return Reading(verdict.features, flags, scene_numbers(verdict.scenes), rgb)
 
     def reference(self, labels: np.ndarray, side: int) -> np.ndarray:
         """Features [N, 64] of as many real images with these labels or prompts."""

@@ -18,6 +18,7 @@ from ...errors import UserError, amount
 from ...reports.quality import IDENTICAL, OTHER_SIZE
 from ...reports.table import figure as figure_text
 from ...reports.table import markdown
+from ..training.quality import nearest
 from .features import INCEPTION, Extractor, Reference, figure, resized
 from .records import Cell, Shard
 from .statistics import (
@@ -25,6 +26,7 @@ from .statistics import (
     Estimate,
     Figure,
     Statistic,
+    distinct,
     estimate,
     frechet,
     frechet_from,
@@ -79,6 +81,8 @@ MEASURES: dict[str, Measure] = {
     "judge-scene": Measure("scene, %", JUDGE, True, ".1f", 100, share=True),
     "judge-prompt": Measure("prompt, %", JUDGE, True, ".1f", 100, share=True),
     "judge-whole": Measure("whole, %", JUDGE, True, ".1f", 100, share=True),
+    "judge-distinct": Measure("distinct scenes, %", JUDGE, True, ".1f", 100, least=0),
+    "judge-nearest": Measure("to the nearest image", JUDGE, True, ".3f", least=0),
     "judge-frechet": Measure("Frechet distance, judge", JUDGE, False, ".1f", least=0),
     "tflop": Measure("TFLOP / image", WORK, False, ".3g", 1e-12, least=0),
 }
@@ -640,26 +644,29 @@ class _Evaluation:
         judge = self.means.judge
         assert judge is not None
 
-        all_features = []
-        all_flags = []
+        readings = []
         all_labels = []
         for shard in self._shards[cell.id]:
             labels = self.store.labels(cell, shard)
-            part, flags = judge.read(self.store.pictures(cell, shard), labels)
-            all_features.append(part)
-            all_flags.append(flags)
+            readings.append(judge.read(self.store.pictures(cell, shard), labels))
             all_labels.append(labels)
 
-        features = np.concatenate(all_features)
-        n = len(features)
+        n = sum(len(reading.features) for reading in readings)
 
         out = {}
         for name in measures:
             if name == "judge-frechet":
+                features = np.concatenate([reading.features for reading in readings])
                 real = judge.reference(np.concatenate(all_labels), cell.size[0])
                 out[name] = self._estimate(name, frechet(features, real, self.means.device), n, True)
+            elif name == "judge-distinct":
+                scenes = np.concatenate([reading.scenes for reading in readings])
+                out[name] = self._estimate(name, distinct(scenes), n, True)
+            elif name == "judge-nearest":
+                distances = nearest(np.concatenate([reading.small for reading in readings]))
+                out[name] = self._estimate(name, mean(distances), n)
             else:
-                judged = np.concatenate([flags[name] for flags in all_flags])
+                judged = np.concatenate([reading.flags[name] for reading in readings])
                 out[name] = self._estimate(name, mean(judged), n)
 
         return out

@@ -131,6 +131,12 @@ def mean(values: np.ndarray) -> Statistic:
     return lambda w: float(w @ values / w.sum())
 
 
+def distinct(kinds: np.ndarray) -> Statistic:
+    """The number of different kinds among n images, divided by n; ``kinds`` int64 [n]. It is lower for more images."""
+    _, kinds = np.unique(kinds, return_inverse=True)
+    return lambda w: float((np.bincount(kinds, w) > 0).sum() / len(kinds))
+
+
 def squared_errors(pictures: np.ndarray, baseline: np.ndarray) -> np.ndarray:
     """Mean squared error of every pair of uint8 [N, H, W, 3], float64 [N]; 0 where a pair is equal."""
     errors = [np.square(a.astype(np.float64) - b).mean() for a, b in zip(pictures, baseline, strict=True)]

@@ -17,6 +17,7 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.lab.sweeps import measures, statistics
 from fastar_nodes.lab.sweeps.features import Extractor, open_reference
+from fastar_nodes.lab.sweeps.judging import Reading
 from fastar_nodes.lab.sweeps.measures import Means, Result, evaluate, from_line, latest, read_results, results_table
 from fastar_nodes.lab.sweeps.records import Shard, shard_key
 from fastar_nodes.lab.sweeps.statistics import frechet
@@ -127,14 +128,15 @@ def test_without_a_reference_the_plain_sampler_is_one(shared, monkeypatch):
 
 
 class FakeJudge:
-    """Reads brightness; whole where it is above 100."""
+    """Reads brightness; whole where it is above 100. Every fourth image has the same scene."""
 
     def measures(self, size, labels):
-        return ("judge-class", "judge-scene", "judge-whole", "judge-frechet")
+        return ("judge-class", "judge-scene", "judge-whole", "judge-distinct", "judge-nearest", "judge-frechet")
 
     def read(self, pictures, labels):
         x = pictures.astype(np.float32).mean((1, 2))
-        return x, {"judge-class": labels < 5, "judge-scene": labels < 3, "judge-whole": x.mean(1) > 100}
+        flags = {"judge-class": labels < 5, "judge-scene": labels < 3, "judge-whole": x.mean(1) > 100}
+        return Reading(x, flags, np.arange(len(x)) % 4, pictures)
 
     def reference(self, labels, side):
         return made_sweeps.pictures(500, len(labels), 0.0, side=side).astype(np.float32).mean((1, 2))
@@ -150,6 +152,12 @@ def test_the_judge_reads_labels_and_pictures(shared, monkeypatch):
     assert found["cspd-0", ("judge-whole", "judge")].value == pytest.approx(whole.mean())
     assert found["cspd-0", ("judge-frechet", "judge")].difference[0] is not None
     assert ("mar-0", ("judge-prompt", "judge")) not in found, "a measure that these images do not have"
+    assert found["mar-0", ("judge-distinct", "judge")].value == pytest.approx(4 / 88)
+
+    images = pictures_of(shared, "mar-0").reshape(88, -1) / 255
+    distances = np.sqrt(np.square(images[:, None] - images).mean(2))
+    np.fill_diagonal(distances, np.inf)
+    assert found["mar-0", ("judge-nearest", "judge")].value == pytest.approx(distances.min(1).mean(), rel=1e-4)
 
 
 def test_the_demo_judge_recognises_its_own_pictures():
@@ -160,7 +168,8 @@ def test_the_demo_judge_recognises_its_own_pictures():
     judge = judging.PictureBookJudge()
     labels = np.arange(40) % 10
     rgb, _ = picture_book.render(picture_book.scenes(11, 40, labels=labels), 128)
-    features, flags = judge.read(rgb, labels)
+    features, flags, scenes, _ = judge.read(rgb, labels)
+    assert len(set(scenes.tolist())) >= 38
     assert features.shape == (40, 64) and [*flags] == ["judge-class", "judge-scene", "judge-whole"]
     assert flags["judge-class"].mean() > 0.9 and flags["judge-scene"].mean() > 0.7 and flags["judge-whole"].mean() > 0.9
     assert judge.measures((64, 64), labels) == judging.OF_LABELS and not judge.measures((96, 96), labels)
@@ -179,11 +188,11 @@ def test_the_demo_judge_recognises_what_prompts_ask_for():
     assert judge.measures((128, 128), prompts) == judging.OF_PROMPTS
 
     rgb, _ = picture_book.render(captions.fulfilling(wanted, 5), 128)
-    features, flags = judge.read(rgb, prompts)
+    features, flags, *_ = judge.read(rgb, prompts)
     assert [*flags] == ["judge-class", "judge-prompt", "judge-whole"]
     assert flags["judge-class"].mean() > 0.95 and flags["judge-prompt"].mean() > 0.9
 
-    _, wrong = judge.read(rgb, np.roll(prompts, 1))
+    wrong = judge.read(rgb, np.roll(prompts, 1)).flags
     assert wrong["judge-prompt"].mean() == 0 and wrong["judge-whole"].mean() > 0.9
     assert judge.reference(prompts, 128).shape == features.shape
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from fastar_nodes.lab.files import checkpoint
 from fastar_nodes.lab.training import picture_book as book
-from fastar_nodes.lab.training.judge import load_judge, redraw_error
-from fastar_nodes.lab.training.quality import judged, shrunk
+from fastar_nodes.lab.training.judge import load_judge, read, redraw_error
+from fastar_nodes.lab.training.quality import absent_values, judged, nearest, scene_numbers, shrunk
 
 pytestmark = pytest.mark.slow
 
@@ -42,10 +42,34 @@ def test_the_judge_sees_a_torn_thing(judge, real):
     partner[order] = np.roll(order, 1)
     torn = rgb.copy()
     torn[:, :, 32:] = rgb[partner][:, :, 32:]
-    _, whole = judged(*judge, rgb, s.label)
-    _, broken = judged(*judge, torn, s.label)
+    net, tolerance = judge
+    whole = judged(read(net, rgb), tolerance, rgb, s.label)
+    broken = judged(read(net, torn), tolerance, torn, s.label)
     for name in ("scene", "whole"):
         assert broken[name].mean() < whole[name].mean() - 0.25
+
+
+def test_the_judge_reads_how_various_the_book_is(judge):
+    """Of 400 images, 40 of each class: the scenes that it reads are those that were rendered, nearly all."""
+    s = book.scenes(20261129, 400, labels=np.arange(400) % 10)
+    rgb, _ = book.render(s)
+    seen = read(judge[0], rgb).scenes
+
+    assert 350 <= len(set(scene_numbers(s))) <= 372
+    assert (scene_numbers(seen) == scene_numbers(s)).mean() > 0.97
+    assert absent_values(seen) == []
+    assert 0.125 < nearest(rgb).mean() < 0.14
+
+
+def test_the_same_image_again_and_again_has_no_variety(judge):
+    """Ten scenes forty times each."""
+    s = book.scenes(3, 10, labels=np.arange(10))[np.arange(400) % 10]
+    rgb, _ = book.render(s)
+
+    assert len(set(scene_numbers(s))) == 10
+    assert nearest(rgb).max() < 1e-3
+    cats = [(name, value) for title, name, value in absent_values(s) if title == "cat"]
+    assert len(cats) == 4 + 2 + 1 + 2 + 2
 
 
 def test_large_pictures_are_averaged_exactly():
