@@ -38,11 +38,11 @@ from ...reports.table import markdown
 from ...runs.loading import AUTO, Source
 from ...sweeps.folder import Folder
 from . import paper_files
+from .dry_run import NotHere, by_shapes, here_only
 from .engines import Cluster, Task, connect, run_here, run_on_ray, tasks_of, unfinished
 from .paper_files import Paper
 from .records import ID, Cell, Shard, ranges
 from .records import whole as in_range
-from .rehearsal import NotHere, by_shapes, here_only
 from .spec import DPG, HPS, LIMITS, NUMBER, Spec, from_table, read_prompts, read_table, with_values
 from .store import Store
 from .work import Conditions, Models, Prepared, Worker, draw, manifest, numerics, plan, use

@@ -3,8 +3,7 @@
 Every operation that computes or copies counts as one kernel launch on a GPU; views are not counted. The floor is the
 minimum time: for every matrix product and attention, the larger of the times for arithmetic and for memory traffic at
 the rates measured here. All counts are of what runs on this device: a CPU may compute two rows of a product as four,
-which evaluate's measure tflop counts as two. --hybrids prints the floating-point operations and the memory of an image
-of every official Harmon and UniPic, computed from shapes.
+which evaluate's measure tflop counts as two.
 """
 
 from __future__ import annotations
@@ -25,17 +24,8 @@ from ...cli.bench import conditions_of
 from ...cli.options import MOST_IMAGES, whole
 from ...cli.running import draw, warm_up
 from ...networks import ops
-from ...networks.hybrid import HybridModel
-from ...networks.llama import LlamaConfig
-from ...networks.mar import MARConfig
 from ...reports.table import markdown
-from ...runs.memory import WEIGHTS, total
-from ...runs.memory.mar import estimate
-from ...samplers.conditioning import PromptCondition
-from ...samplers.mar.schedule import masked_after
-from ...samplers.mar.settings import MARBase, MARSettings
 from .random_options import planned_for, shared_options
-from .sizes import HYBRID_SIZES, random_hybrid
 
 # Operations after which the host waits for values of a device.
 _WAITS = ("_local_scalar_dense", "item", "nonzero", "masked_select", "is_nonzero")
@@ -173,134 +163,15 @@ def countable(device: torch.device | str = "cpu") -> Iterator[None]:
         yield
 
 
-DIFFUSION_STEPS = 100
-CFG = 3.0
-_PROMPT = "a red boat at sunset"
-
-
-def head_flops(c: MARConfig, rows: int) -> int:
-    """Floating-point operations of head rows: tokens times diffusion steps, both branches of guidance."""
-    a_row = c.head_width * ((c.head_depth * 5 + 2) * c.head_width + 3 * c.channels)
-    return 2 * rows * a_row
-
-
-def llm_flops(c: LlamaConfig, rows: int, before: int) -> int:
-    """Floating-point operations of ``rows`` rows of a language model, behind ``before`` others."""
-    linear = c.dim * c.head_dim * (2 * c.heads + 2 * c.kv_heads) + 3 * c.dim * c.hidden
-    visible = rows * before + rows * (rows + 1) // 2
-    attention = 2 * c.heads * c.head_dim * visible
-
-    return 2 * c.depth * (rows * linear + attention)
-
-
-def block_flops(dim: int, rows: int, wanted: int, keys: int) -> int:
-    """Floating-point operations of a MAR block.
-
-    It computes keys and values of ``rows`` rows, and the rest of ``wanted`` rows over ``keys`` keys each.
-    """
-    return 2 * (rows * 3 * dim**2 + wanted * (9 * dim**2 + 2 * dim * keys))
-
-
-def hybrid_flops(
-    model: HybridModel, condition: PromptCondition, settings: MARBase, published: bool = False
-) -> dict[str, int]:
-    """Floating-point operations (2 per multiply-add) of plain MAR for a batch of prompts, from shapes alone.
-
-    Args:
-        published: whether those of the authors' code are counted, which computes more than it needs.
-    """
-    config = model.hybrid.config
-    mar = config.mar
-    images = len(condition)
-    guided = settings.cfg != 1.0
-
-    # Rows of the prompts, and of the instruction that guidance leads away from.
-    lengths = [len(model.prompt(text)) for text in condition.texts]
-    if guided:
-        lengths += [len(model.instruction(condition.unconditional))] * images
-
-    out = dict.fromkeys(("language model", "MAR encoder", "MAR decoder", "head"), 0)
-    left = masked_after(mar.tokens, settings.steps)
-    for before, after in zip([mar.tokens, *left], left, strict=False):
-        rows = mar.buffer + mar.tokens - before
-        for prompt in lengths:
-            out["language model"] += llm_flops(config.llm, rows, prompt)
-
-        encoded = images * rows
-        if published and guided:
-            encoded *= 2
-        out["MAR encoder"] += mar.encoder_depth * block_flops(mar.dim, encoded, encoded, rows)
-
-        # The last block of the decoder computes only the tokens of this step.
-        keys = mar.buffer + mar.tokens
-        decoded = len(lengths) * keys
-        last = decoded if published else len(lengths) * (before - after)
-        out["MAR decoder"] += (mar.decoder_depth - 1) * block_flops(mar.dim, decoded, decoded, keys)
-        out["MAR decoder"] += block_flops(mar.dim, decoded, last, keys)
-
-    out["head"] = head_flops(mar, len(lengths) * mar.tokens * settings.diffusion_steps)
-    return out
-
-
-def hybrid_table(prompt: str) -> str:
-    """Markdown table of the official sizes: operations and memory of one image, from shapes alone."""
-    head = [
-        "model",
-        "pixels",
-        "AR steps",
-        "TFLOP",
-        "TFLOP; authors' code",
-        "language model %",
-        "MAR %",
-        "head %",
-        "weights GB",
-        "all GB",
-    ]
-
-    rows = [head]
-    for size, (_, _, _, side, _, steps) in HYBRID_SIZES.items():
-        model = random_hybrid(size, torch.bfloat16, "meta")
-        condition = PromptCondition((prompt,))
-        settings = MARSettings(steps, DIFFUSION_STEPS, CFG)
-
-        ours = hybrid_flops(model, condition, settings)
-        theirs = hybrid_flops(model, condition, settings, published=True)
-        all_parts = sum(ours.values())
-        mar = ours["MAR encoder"] + ours["MAR decoder"]
-
-        held = estimate(model, condition, settings)
-        weights = sum(held_bytes for part, held_bytes in held.items() if part.startswith(WEIGHTS))
-
-        row = [
-            size,
-            f"{16 * side}",
-            f"{steps}",
-            f"{all_parts / 1e12:.0f}",
-            f"{sum(theirs.values()) / 1e12:.0f}",
-            f"{100 * ours['language model'] / all_parts:.0f}",
-            f"{100 * mar / all_parts:.0f}",
-            f"{100 * ours['head'] / all_parts:.0f}",
-            f"{weights / 1e9:.2f}",
-            f"{total(held) / 1e9:.2f}",
-        ]
-        rows.append(row)
-
-    return markdown(rows)
-
-
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     shared_options(parser)
     parser.add_argument("--batch", default="1", metavar="N", help="images; default 1")
-    parser.add_argument("--hybrids", action="store_true", help="only the table of official Harmon and UniPic")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     batch = whole(options.batch, "batch", 1, MOST_IMAGES)
-    if options.hybrids:
-        print(hybrid_table(options.text[0] if options.text else _PROMPT))
-        return 0
 
     planned, asked = planned_for(options)
     speed = measure_speed() if planned[0].on.device.type == "cpu" else None

@@ -90,7 +90,7 @@ def test_a_figure_is_made_again_only_if_what_it_depends_on_changes(tmp_path, mon
 
 def test_finished_steps_are_not_run_again(tmp_path, monkeypatch):
     """The second step fails once. The first one runs once, and the third one after it."""
-    every = {"a": figure("operations", "bench", "operations --hybrids")}
+    every = {"a": figure("operations", "bench", "operations --batch 2")}
     maker = Maker(every, kept=tmp_path)
     ran = []
 
@@ -106,7 +106,7 @@ def test_finished_steps_are_not_run_again(tmp_path, monkeypatch):
     assert not maker.finished("a")
     maker.make("a")
     maker.make("a")
-    assert ran == ["operations", "bench", "bench", "operations --hybrids"] and maker.finished("a")
+    assert ran == ["operations", "bench", "bench", "operations --batch 2"] and maker.finished("a")
     block = maker.block("a")
     assert block.startswith(
         "| operations |\n|---|\n| 1 |\n| 4 |\n\n| bench |\n|---|\n| 3 |\n\n*`make figures ONLY=a`; "

@@ -8,7 +8,6 @@ import pytest
 from fastar_nodes.lab.sweeps.paper_files import title_of
 from fastar_nodes.lab.sweeps.spec import expand
 from fastar_nodes.lab.work import preset_work as w
-from fastar_nodes.lab.work.operations import block_flops, head_flops
 from fastar_nodes.lab.work.outlines import outlined
 from fastar_nodes.model_loaders.catalogue.official import official
 from fastar_nodes.runs import presets
@@ -17,6 +16,7 @@ from fastar_nodes.samplers.mar.schedule import masked_after
 from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, LazyMARSettings, MARSettings
 from fastar_nodes.samplers.tokens.par import PARSettings
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings
+from mar_flops import block_flops, plain_head_flops
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "choose.md"
 ENTRIES = {entry.id: entry for entry in w.networks()}
@@ -27,7 +27,7 @@ def test_plain_mar_is_what_the_formulas_of_shapes_say():
     """MAR-B at 3 AR steps: encoder over known rows, decoder over all rows, and the head."""
     c = official("MAR-B")
     settings = MARSettings(steps=3, diffusion_steps=4)
-    wanted = head_flops(c, 2 * c.tokens * 4)
+    wanted = plain_head_flops(c, 2 * c.tokens * 4)
     left = masked_after(c.tokens, 3)
     for before in [c.tokens, *left][:3]:
         known = c.buffer + c.tokens - before

@@ -5,13 +5,26 @@ all rows of the decoder's last block, the attention of all rows in the block tha
 the embeddings of time and condition and the modulations of blocks whose outputs are reused.
 """
 
-from fastar_nodes.lab.work.operations import block_flops
 from fastar_nodes.networks.mar import MARConfig
 from fastar_nodes.samplers.mar.lazy.head import EDGE, FULL, MIDDLE, CachedHeads, head_plan
 from fastar_nodes.samplers.mar.lazy.plan import BY_STATE, chosen_block, computed_ratios, next_refreshes, spare_rows
 from fastar_nodes.samplers.mar.schedule import masked_after
 from fastar_nodes.samplers.mar.settings import LazyMARSettings
 from torch import device
+
+
+def block_flops(dim: int, rows: int, wanted: int, keys: int) -> int:
+    """Floating-point operations of a MAR block.
+
+    It computes keys and values of ``rows`` rows, and the rest of ``wanted`` rows over ``keys`` keys each.
+    """
+    return 2 * (rows * 3 * dim**2 + wanted * (9 * dim**2 + 2 * dim * keys))
+
+
+def plain_head_flops(c: MARConfig, rows: int) -> int:
+    """Floating-point operations of head rows: tokens times diffusion steps, both branches of guidance."""
+    a_row = c.head_width * ((c.head_depth * 5 + 2) * c.head_width + 3 * c.channels)
+    return 2 * rows * a_row
 
 
 def flops(c: MARConfig, s: LazyMARSettings, published: bool = False) -> int:
