@@ -12,7 +12,7 @@ fake_comfy.install()
 
 from fastar_nodes.networks.speed import Recordable  # noqa: E402
 from fastar_nodes.nodes import compare, samplers, sharing, sweep  # noqa: E402
-from fastar_nodes.nodes.host import Loaded  # noqa: E402
+from fastar_nodes.nodes.host.loaded import Loaded  # noqa: E402
 from fastar_nodes.runs import registry  # noqa: E402
 from fastar_nodes.runs.batches import begin, in_parts  # noqa: E402
 from fastar_nodes.runs.families import Family  # noqa: E402
