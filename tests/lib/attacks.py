@@ -96,10 +96,10 @@ def hidden_pickle(path: Path, pickled: bytes) -> Path:
     return path
 
 
-# What a hidden pickle holds: 2 GB for 800 bytes, tuples whose deletion overflows the stack, and code.
+# What a hidden pickle holds: 268 MB for 800 bytes, tuples whose deletion overflows the stack, and code.
 for _name, _words, _body in (
-    ("hidden_gigabytes", "bytearray", b"\x80\x02}X\x01\0\0\0acbuiltins\nbytearray\nJ\0\0\0\x7f\x85Rs."),
-    ("hidden_tuples", "more values in a tuple", b"\x80\x02}X\x01\0\0\0a)" + b"\x85" * 1_000_000 + b"s."),
+    ("hidden_megabytes", "no tensors", b"\x80\x02}X\x01\0\0\0acbuiltins\nbytearray\nJ\0\0\0\x10\x85Rs."),
+    ("hidden_tuples", "more steps than the limit", b"\x80\x02}X\x01\0\0\0a)" + b"\x85" * 1_000_000 + b"s."),
 ):
     registered(_name, "mar", _words, lambda f, body=_body: hidden_pickle(f / "x.pt", body))
 registered(
@@ -123,32 +123,32 @@ def numbered(count: int) -> bytes:
 
 # Name, a word of the refusal, and the opcodes behind the protocol's number.
 PICKLES = (
-    # 100 bytes that allocate 2 GB: bytearray(n), which torch's weights-only unpickler calls.
-    ("bytearray_of_gigabytes", "bytearray", b"}X\x01\0\0\0acbuiltins\nbytearray\nJ\0\0\0\x7f\x85Rs."),
+    # 100 bytes that allocate 268 MB: bytearray(n), which torch's weights-only unpickler calls.
+    ("bytearray_of_megabytes", "no tensors", b"}X\x01\0\0\0acbuiltins\nbytearray\nJ\0\0\0\x10\x85Rs."),
     # torch.Tensor(n) allocates 8 GB, by its class instead of a storage.
-    ("tensor_of_gigabytes", "torch.Tensor", b"}X\x01\0\0\0actorch\nTensor\nJ\0\0\0\x7f\x85Rs."),
+    ("tensor_of_gigabytes", "into memory now", b"}X\x01\0\0\0actorch\nTensor\nJ\0\0\0\x7f\x85Rs."),
     # Thirty times _codecs.encode(x, "hex"): each doubles the length, to gigabytes.
     (
         "doubling_codec",
-        "_codecs.encode",
+        "more steps than the limit",
         b"}X\x01\0\0\0a(U\x08xxxxxxxxq\0" + b"c_codecs\nencode\nh\0X\x03\0\0\0hex\x86Rq\0" * 30 + b"ts.",
     ),
     # A dictionary key of forty tuples, each holding the previous twice: its hash takes 2^40 steps.
-    ("hash_of_doubled_tuples", "more values in a tuple", b"})q\0" + b"h\0h\0\x86q\0" * 40 + b"Ns."),
+    ("hash_of_doubled_tuples", "more steps than the limit", b")q\0" + b"h\0h\0\x86q\0" * 40 + b"}h\0Ns."),
     # A hundred thousand nested tuples as a key, whose hash overflows the stack of the process.
-    ("deep_tuples", "more values in a tuple", b"})" + b"\x85" * 100_000 + b"Ns."),
+    ("deep_tuples", "no tensors", b"})" + b"\x85" * 100_000 + b"Ns."),
     # Nested values, whose release or printing could overflow the stack of the process.
-    ("deep_tuples_as_a_value", "more values in a tuple", b"}X\x01\0\0\0a)" + b"\x85" * 300_000 + b"s."),
+    ("deep_tuples_as_a_value", "no tensors", b"}X\x01\0\0\0a)" + b"\x85" * 300_000 + b"s."),
     ("deep_lists", "no tensors", b"}X\x01\0\0\0a" + b"]" * 100_000 + b"a" * 99_999 + b"s."),
     # A list that is filled after it was put into another, so that no part of the pickle is deep.
-    ("deep_by_reference", "pickle operation", b"]q\0]q\1h\0h\1a0"),
+    ("deep_by_reference", "Unsupported operand", b"]q\0]q\1h\0h\1a0."),
     ("five_million_open_marks", "more steps than the limit", b"(" * 5_000_000 + b"."),
     # 216 bytes each, in 10 MB.
-    ("ten_million_empty_sets", "pickle operation", b"\x8f" * 10_000_000 + b"."),
+    ("ten_million_empty_sets", "more steps than the limit", b"\x8f" * 10_000_000 + b"."),
     # OrderedDict(x) of a dictionary with 20,000 entries, 5,000 times.
     (
         "copies_of_a_dictionary",
-        "copies a dictionary",
+        "more steps than the limit",
         b"}q\0(" + numbered(20_000) + b"u](" + b"ccollections\nOrderedDict\nh\0\x85R" * 5_000 + b"e.",
     ),
 )
