@@ -1,13 +1,13 @@
 """Files of the Hugging Face Hub: those in its cache on this computer, and downloads, the package's only network access.
 
-huggingface-hub does the work: cache, addresses, token, requests, retries, resuming, and the bar on a terminal. Its
-function http_get fills a partial file of ours. The function above that, hf_hub_download, is not used: its recent
-versions delete what has arrived when a download is cancelled or fails, and with hf-xet, which ignores what a progress
-bar raises, it cannot be cancelled.
+huggingface-hub does the work: cache, addresses, token, requests, retries, and the bar on a terminal. :func:`_append` is
+the only function that calls what it does not document. Its public hf_hub_download is not used: before 1.0 it reports no
+progress and cannot be cancelled, version 2.4 deletes what has arrived when a download is cancelled or fails, and with
+hf-xet it ignores what a progress bar raises.
 
-What is ours: a file gets its name only when its size and sha256 are right, a download can be cancelled after every
-chunk, and what failed is one sentence. A chunk is 10 MB, which are lost if the connection ends within it; where a
-server is silent, cancelling waits for the library's timeouts, about a minute in all.
+What is ours: a file gets its name only when its sha256 is right, a download can be cancelled after every chunk, the
+next one resumes it, and what failed is one sentence. A chunk is 10 MB, which are lost if the connection ends within it;
+where a server is silent, cancelling waits for the library's timeouts, about a minute in all.
 """
 
 from __future__ import annotations
@@ -33,11 +33,10 @@ Report = Callable[[int, int], None]
 
 _SHA256 = re.compile("[0-9a-f]{64}")
 _BLOCK = 1 << 22  # bytes that are hashed or copied at once
-# The factor by which a file may differ from the catalogue's size, which may be that of the weights alone.
+# The factor by which a file may exceed the catalogue's size, which may be that of the weights alone.
 _ABOUT = 1.05
 # In the name of a partial file whose content the server does not identify, so that it cannot be continued.
 _UNKNOWN = "unknown"
-_LOGIN_PAGE = "if this network has a login page, log in with a browser"
 
 
 class Missing(UserError):
@@ -143,8 +142,6 @@ def download(remote: Remote, path: Path, field: str, report: Report) -> None:
         UserError: begins with ``field``, and states the cause, what helps and the address for a download by hand.
         Exception: what ``report`` raises.
     """
-    folder = path.parent
-    existed = folder.is_dir()
 
     def tell(done: int, total: int) -> None:
         try:
@@ -153,11 +150,7 @@ def download(remote: Remote, path: Path, field: str, report: Report) -> None:
             raise _Stopped from stop
 
     try:
-        _check_settings()
-        if path.is_dir():
-            raise _Failed(f"{path} is a folder; rename it")
-
-        folder.mkdir(parents=True, exist_ok=True)
+        path.parent.mkdir(parents=True, exist_ok=True)
         with _locked(path):
             _fetch(remote, path, tell)
     except _Stopped as stopped:
@@ -167,41 +160,8 @@ def download(remote: Remote, path: Path, field: str, report: Report) -> None:
         # Not from the error, which may hold an address with a password.
         raise kind(
             f"{field}: {path.name} could not be downloaded: {_cause(error, path)}, "
-            f"or get it from https://huggingface.co/{remote.repo} and put it into {folder}"
+            f"or get it from https://huggingface.co/{remote.repo} and put it into {path.parent}"
         ) from None
-    finally:
-        if not existed:
-            with suppress(OSError):  # it holds something
-                folder.rmdir()
-
-
-def _check_settings() -> None:
-    """Raise :class:`_Failed` if huggingface-hub is not there, or where its variables hold what no request can use."""
-    endpoint = os.environ.get("HF_ENDPOINT")
-    if endpoint is not None:
-        _server(endpoint)
-
-    try:
-        import filelock  # noqa: F401
-        from huggingface_hub import constants, get_token
-        from huggingface_hub.file_download import get_hf_file_metadata, http_get  # noqa: F401
-    except ImportError as error:
-        raise _Failed(
-            f"huggingface-hub cannot be imported ({first_line(error)}); "
-            "run python -m pip install --force-reinstall huggingface-hub"
-        ) from error
-    except Exception as error:  # it reads its variables when it is imported
-        raise _Failed(
-            f"huggingface-hub does not accept a variable that begins with HF_ ({first_line(error)}); correct it"
-        ) from error
-
-    _server(constants.ENDPOINT)
-    token = get_token() or "none"
-    if not re.fullmatch("[!-~]+", token):
-        raise _Failed(
-            "the Hugging Face token of this computer holds characters that no token has; "
-            "correct the variable HF_TOKEN, or run hf auth login"
-        )
 
 
 @contextmanager
@@ -225,7 +185,7 @@ def _locked(path: Path) -> Iterator[None]:
 
 def _fetch(remote: Remote, path: Path, report: Report) -> None:
     """Fill a partial file, verify it and give it its name."""
-    from huggingface_hub import constants, get_hf_file_metadata, hf_hub_url
+    from huggingface_hub import get_hf_file_metadata, hf_hub_url
 
     # 1. What the cache has is copied.
     here = cached(remote)
@@ -238,29 +198,29 @@ def _fetch(remote: Remote, path: Path, report: Report) -> None:
 
     # 2. Ask for the length and the digest.
     report(0, 0)
-    server = _server(constants.ENDPOINT)
     url = hf_hub_url(remote.repo, remote.name, revision=remote.revision)
     offer = get_hf_file_metadata(url)
     size = offer.size or 0
     digest = remote.sha256 or offer.etag or ""
-    if remote.sha256 and remote.size and size and not remote.size / _ABOUT <= size <= remote.size * _ABOUT:
-        raise _Failed(
-            f"{server} offers {readable_size(size)}, and the file has {readable_size(remote.size)}; "
-            f"{_LOGIN_PAGE}{_mirror(server)}"
-        )
 
     # 3. Append what is missing to the partial file of exactly this content.
     part = _part(path, re.sub(r"\W", "", digest)[:16])
-    most = size or int((remote.size or 0) * _ABOUT)
     try:
-        with _Part(part, most, report) as opened:
-            _append(opened, url, size)
+        with _Part(part, size or int((remote.size or 0) * _ABOUT), report) as opened:
+            if size and opened.tell() > size:
+                opened.empty()
+            if not size or opened.tell() < size:
+                _expect_room(size - opened.tell(), path.parent)
+                _append(opened, url, size)
 
         # 4. Verify it, and give it its name.
         wrong = _wrong(part, remote, digest, lambda: report(size, size))
         if wrong:
             part.unlink()
-            raise _Failed(f"what {server} sent {wrong}; it was deleted; {_LOGIN_PAGE}; run again")
+            raise _Failed(
+                f"what {_server()} sent {wrong}; it was deleted; if this network has a login page, log in with "
+                "a browser; run again"
+            )
         os.replace(part, path)
     finally:
         if part.exists() and not part.stat().st_size:
@@ -292,29 +252,27 @@ class _Part(io.BufferedWriter):
 
 
 def _append(opened: _Part, url: str, size: int) -> None:
-    """Append to a partial file what it lacks of ``size`` bytes (0: unknown)."""
+    """Append to a partial file what it lacks of ``size`` bytes (0: unknown).
+
+    All that huggingface-hub does not document is here; tested with its versions 0.26 and 2.4.
+    """
     from huggingface_hub.file_download import http_get
     from huggingface_hub.utils import build_hf_headers
 
-    if size and opened.tell() > size:
-        opened.empty()
-    begin = opened.tell()
-    if size and begin == size:
-        return
-
-    free = shutil.disk_usage(Path(str(opened.name)).parent).free
-    if size - begin > free:
-        raise _Failed(
-            f"it needs {readable_size(size - begin)} on the disk and {readable_size(free)} are free; make room"
-        )
-
     headers = {**build_hf_headers(), "Accept-Encoding": "identity"}
     try:
-        http_get(url, opened, resume_size=begin, headers=headers, expected_size=size or None)
+        http_get(url, opened, resume_size=opened.tell(), headers=headers, expected_size=size or None)
     except Exception as error:
         if _status(error) == 416:  # it does not continue this part, and never would
             opened.empty()
         raise
+
+
+def _expect_room(needed: int, folder: Path) -> None:
+    """Raise :class:`_Failed` if the disk of a folder has less room than ``needed`` bytes."""
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise _Failed(f"it needs {readable_size(needed)} on the disk and {readable_size(free)} are free; make room")
 
 
 def _part(path: Path, identity: str) -> Path:
@@ -326,11 +284,6 @@ def _part(path: Path, identity: str) -> Path:
             other.unlink()
 
     return part
-
-
-def _continues(path: Path) -> bool:
-    """Whether the next download of a file continues what has arrived of it."""
-    return any(part.lstat().st_size and not part.name.endswith(f".{_UNKNOWN}.part") for part in _parts(path))
 
 
 def _parts(path: Path) -> list[Path]:
@@ -358,17 +311,36 @@ def _wrong(part: Path, remote: Remote, digest: str, report: Callable[[], None]) 
 # ------------------------------------------------------------------------------------------------ causes
 
 
-def _server(url: str) -> str:
-    """The host and port of an address, without the name and password that it may hold."""
-    try:
-        parts = urlsplit(url)
-        is_whole = "@" not in parts.path and not re.search(r"\s", url)
-        if parts.scheme in ("http", "https") and parts.hostname and is_whole:
-            return f"{parts.hostname}:{parts.port}" if parts.port else parts.hostname
-    except ValueError:  # of a malformed host or port
-        pass
+def _cause(error: Exception, path: Path) -> str:
+    """The cause of a failed download to ``path`` and what helps."""
+    if isinstance(error, _Failed):
+        return str(error)
+    if isinstance(error, ImportError):
+        return (
+            f"huggingface-hub cannot be imported ({first_line(error)}); "
+            "run python -m pip install --force-reinstall huggingface-hub"
+        )
+    if isinstance(error, OSError) and error.errno is not None:  # of the file system
+        return f"{path.parent} cannot be written to ({error.strerror}); make room there or allow it, and run again"
+    if type(error).__name__ == "OfflineModeIsEnabled":
+        return (
+            "HF_HUB_OFFLINE is set, and the Hugging Face cache does not hold it; remove that variable and start again"
+        )
 
-    raise _Failed("the variable HF_ENDPOINT is not an address such as https://huggingface.co; correct or remove it")
+    status = _status(error)
+    if status in (401, 403):
+        return (
+            f"{_server()} refuses it (status {status}); accept the model's terms on its page, "
+            "and set HF_TOKEN to a token that has not expired, or run hf auth login"
+        )
+    if status is not None:
+        says = "has no such file" if status == 404 else "does not send it"
+        return f"{_server()} {says} (status {status}); run again later"
+
+    return (
+        f"the transfer from {_server()} failed ({_without_secrets(first_line(error))[:100].rstrip('.')}); run again "
+        "to continue, and check the network, HTTPS_PROXY, HF_TOKEN and HF_ENDPOINT"
+    )
 
 
 def _status(error: BaseException) -> int | None:
@@ -376,41 +348,16 @@ def _status(error: BaseException) -> int | None:
     return getattr(getattr(error, "response", None), "status_code", None)
 
 
-def _cause(error: Exception, path: Path) -> str:
-    """The cause of a failed download to ``path`` and what helps."""
-    if isinstance(error, _Failed):
-        return str(error)
-    if isinstance(error, OSError) and error.errno is not None:  # of the file system
-        return f"{path.parent} cannot be written to ({error.strerror}); make room there or allow it, and run again"
+def _server() -> str:
+    """The host and port of the hub, without the name and password that HF_ENDPOINT may hold."""
+    try:
+        from huggingface_hub import constants
 
-    from huggingface_hub import constants
-
-    server = _server(constants.ENDPOINT)
-    status = _status(error)
-    if type(error).__name__ == "OfflineModeIsEnabled":
-        return (
-            f"HF_HUB_OFFLINE is set, and the Hugging Face cache ({constants.HF_HUB_CACHE}) does not hold it; "
-            "remove that variable and start again"
-        )
-    if status in (401, 403):
-        return (
-            f"{server} refuses it (status {status}); accept the model's terms on its page, "
-            "and set HF_TOKEN to a token that has not expired, or run hf auth login"
-        )
-    if status is not None:
-        says = "has no such file" if status == 404 else "does not send it"
-        return f"{server} {says} (status {status}); run again later{_mirror(server)}"
-
-    kept = "what has arrived is kept; " if _continues(path) else ""
-    return (
-        f"the transfer from {server} failed ({_without_secrets(first_line(error)).rstrip('.')}); {kept}"
-        "check the network, a proxy in HTTPS_PROXY, and HF_ENDPOINT, which can name a mirror"
-    )
-
-
-def _mirror(server: str) -> str:
-    """What helps against a server that is not Hugging Face's."""
-    return "" if server == "huggingface.co" else f"; HF_ENDPOINT names {server}: remove that variable"
+        parts = urlsplit(constants.ENDPOINT)
+        port = f":{parts.port}" if parts.port else ""
+        return f"{parts.hostname or 'the server'}{port}"
+    except ValueError:  # of a malformed host or port, or a variable that the library does not accept
+        return "the server"
 
 
 def _without_secrets(text: str) -> str:

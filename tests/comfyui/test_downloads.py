@@ -124,7 +124,7 @@ def test_a_download_through_a_login_page_then_cancelled_then_whole(connected: Co
     hub.page = True
     said = connected.complaint(prompt)
     assert said.startswith("checkpoint: config.json could not be downloaded: what 127.0.0.1:") and "a web page" in said
-    assert left(models(connected)) == []
+    assert left(folder) == []
     hub.page = False
 
     # 2. Cancelling ends with the chunk that is on its way; what has arrived is kept.
