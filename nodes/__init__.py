@@ -48,11 +48,16 @@ def make_extension(module: str = __name__) -> ComfyExtension:
     _try(serve, "presets do not fill in their numbers in the editor")
     serve = partial(host.server.serve, vocabulary.PATH, vocabulary.answer, vocabulary.MOST_BYTES)
     _try(serve, "prompts do not show which words a demo knows")
-    watch = partial(host.server.watch_prompts, metadata.prepare)
+
+    def prepare(request: Any) -> None:
+        sweep.convert(request)
+        metadata.prepare(request)
+
+    watch = partial(host.server.watch_prompts, prepare)
     _try(
         watch,
-        "labels that the connected model does not know are refused when the node runs, and images of clients that are "
-        "not the editor are saved without reports",
+        "labels that the connected model does not know are refused when the node runs, images of clients that are not "
+        "the editor are saved without reports, and prompts with Sweep Grid or Sweep Plot do not run",
     )
 
     groups = (loaders, conditioning, samplers, editing, asking, compare, timelapse, sweep, sharing, advisor)

@@ -93,9 +93,14 @@ class Bar:
     """The progress bar of a node that runs samplers one after another, over all runs.
 
     It never falls, even if the number of runs is an estimate that grows.
+
+    Args:
+        previews: whether the node shows the steps of its runs. The editor shows a preview in the place of a result, so
+            a node that shows its own images has none.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, previews: bool = True) -> None:
+        self.previews = previews
         self._bar = host.progress.ProgressBar(_PARTS)
         self._ended = 0  # runs
         self._planned = 1
@@ -128,7 +133,7 @@ def drive(
         bar: of a node with several runs; None for a bar of this run.
     """
     canvas: Canvas | None = None
-    if vae is not None and host.queue.previews_wanted():
+    if vae is not None and host.queue.previews_wanted() and (bar is None or bar.previews):
         canvas = Canvas(vae.decode_now)
 
     update = host.progress.ProgressBar(1).update_absolute if bar is None else bar.update

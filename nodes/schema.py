@@ -359,7 +359,6 @@ _KIND_SEEN_AS: dict[str, str] = {
     "codes": "semantic codes",
     "features": "semantic features",
     "report": "a report",
-    "sweep": "a sweep",
     "cache": "the settings of LazyMAR Cache",
     "crop": "a crop of Crop around Mask",
 }

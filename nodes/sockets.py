@@ -391,7 +391,6 @@ VALUES: dict[str, Kind] = {
         ),
         "for the MAR samplers",
     ),
-    "sweep": Kind(("FASTAR_SWEEP",), about="from Sweep", own="Sweep"),
     "crop": Kind(("FASTAR_CROP",), about="from Crop around Mask", own="Cropped"),
 }
 

@@ -1,4 +1,4 @@
-"""Sweep nodes: a sampler over the values of one or two axes and over seeds, as a grid and as a plot.
+"""Sweep: a sampler over the values of one or two axes and over seeds, as a grid, a plot and a table.
 
 An axis is a setting, the preset, or a subject: a checkpoint, a label or a prompt.
 """
@@ -6,12 +6,12 @@ An axis is a setting, the preset, or a subject: a checkpoint, a label or a promp
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
-from comfy_api.latest import io
+from comfy_api.latest import io, ui
 
 from ..errors import UserError
 from ..networks.torch_state import in_own_state
@@ -24,12 +24,12 @@ from ..runs.baseline import quality_word
 from ..runs.choice import PRESET, Choice, choose, names_of_settings, parse_settings
 from ..runs.syntax import read_as_text
 from ..samplers.settings import Settings, default_or_paper, knob, knobs, make, no_setting
-from ..sweeps.images import MEASURES, sweep_grid, sweep_plot
+from ..sweeps.images import AUTO, MEASURES, measured_by, side_by_side, sweep_grid, sweep_plot
 from ..sweeps.keys import cell_key, cell_name, digest
 from ..sweeps.plan import CHECKPOINT, LABEL, MOST_CELLS, PROMPT, SUBJECTS, combinations, distinct
 from ..sweeps.store import CellStore, completed
-from ..sweeps.sweep import Axis, Sweep, sweep_table
-from . import host
+from ..sweeps.sweep import Axis, Sweep, sweep_lines, sweep_table
+from . import graph, host
 from .host.loaded import Loaded
 from .images import to_image
 from .preview import Bar
@@ -49,9 +49,8 @@ from .running import (
     warm_up,
 )
 from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED_LIMIT, expect_text, output, schema, widgets
-from .sockets import LabelText, expect_condition, expect_kind_on
+from .sockets import LabelText, expect_condition
 
-SWEEP = io.Custom("FASTAR_SWEEP")
 NONE = "none"
 _NAME = re.compile(r"[^A-Za-z0-9 ._-]+")
 
@@ -77,6 +76,29 @@ class SweepSettings(Settings):
         NONE,
         "What changes from row to row, as for x. Usual: none, for a single row.",
         choices=(NONE, *_AXES),
+    )
+
+
+@dataclass(frozen=True)
+class ViewSettings(Settings):
+    """How the node Sweep shows its cells."""
+
+    cell_size: int = knob(
+        256,
+        "Width of a cell of the grid in pixels. Usual: 256; it is reduced if the grid would be larger than 4096 "
+        "pixels.",
+        low=32,
+        high=1024,
+        step=8,
+        unit="pixels",
+        advanced=True,
+    )
+    measure: str = knob(
+        AUTO,
+        "The horizontal axis of the plot: closeness to the plain sampler's image (PSNR, SSIM), the share of drafts "
+        "that were accepted, or transformer passes. Usual: auto, the first of them that the cells have.",
+        choices=(AUTO, *MEASURES),
+        advanced=True,
     )
 
 
@@ -124,92 +146,155 @@ class SweepNode(ModelFirst):
             node_id="FastARSweep",
             display_name="Sweep (FastAR)",
             category="FastAR/compare",
-            description="Runs a sampler for every combination of seeds and of values of one or two axes (settings, "
-            "presets, checkpoints, labels or prompts), with the plain sampler for comparison. Finished cells are "
-            "saved, so a stopped sweep goes on there.",
-            search_aliases=["xy plot", "x/y plot", "parameter sweep", "grid search", "benchmark"],
+            description="Runs a sampler for every combination of seeds and of values of one or two axes, and shows all "
+            "images with their figures. Finished cells are saved, so a stopped sweep goes on there.",
+            search_aliases=["xy plot", "x/y plot", "image grid", "parameter sweep", "grid search", "benchmark"],
+            is_output_node=True,
             hidden=HIDDEN,
             sockets=ANY_SOCKETS,
-            widgets=[*widgets(SweepSettings), x_values, y_values, seeds, settings, folder],
+            widgets=[*widgets(SweepSettings), x_values, y_values, seeds, settings, folder, *widgets(ViewSettings)],
             optional=[ANY_DRAFT],
             outputs=[
-                output(SWEEP, "sweep", "For Sweep Grid and Sweep Plot."),
+                output(io.Image, "image", "All cells as one image, with their figures below them."),
                 output(io.String, "table", "The figures as a Markdown table."),
+                output(io.Image, "plot", "Speed-up against quality, one dot for each combination of values."),
             ],
         )
 
     @classmethod
     @in_own_state
     def execute(
-        cls, model: Any, condition: Any, folder: str = _FOLDER, draft: Any = None, **plan: str
+        cls,
+        model: Any,
+        condition: Any,
+        folder: str = _FOLDER,
+        draft: Any = None,
+        cell_size: Any = ViewSettings.cell_size,
+        measure: Any = ViewSettings.measure,
+        **plan: str,
     ) -> io.NodeOutput:
-        # 1. Check all inputs.
-        folder = expect_text(folder, "folder")
-        base, x_axis, y_axis, seeds = _plan(**plan)
-        loaded, small = expect_pair(model, draft)
-        subjects = _subjects(cls, _Subject(loaded, condition), x_axis, y_axis)
-        for subject in subjects.values():
-            expect_runnable(base, subject.loaded, small)
+        view = make(ViewSettings, {"cell_size": cell_size, "measure": measure})
+        sweep, told = run(cls, model, condition, folder, draft, **plan)
 
-        # 2. Plan the runs: for each seed the plain sampler, then the cells, so that the two are near in time.
-        runs = _runs(base, subjects, x_axis, y_axis, seeds)
-        for run in runs:
-            expect_suited_settings(run.choice, run.subject.loaded)
-        names = _names(runs, small)  # reports mistakes in settings before the first cell
-        store = CellStore(host.folders.sweep_folder(_folder_name(folder)))
-        begins = not store.exists
+        # 1. The plot.
+        warnings: list[str] = []
+        axis = measured_by(sweep, view.measure)
+        if view.measure not in (AUTO, axis):
+            warnings.append(f"measure: this sweep has no {view.measure}, so the plot is against {axis}.")
+        shown = sweep_plot(sweep, axis)
+        plot = to_image(shown[None])
 
-        # 3. Sample what the folder does not have yet, and measure each cell against the plain sampler with its seed.
-        sampled: list[int] = []
-        warm: set[int] = set()
-        bar = Bar()
+        # 2. The grid. What is finished stays, also where the grid of a large sweep does not fit into an image.
+        try:
+            cells = sweep_grid(sweep, view.cell_size)
+            grid = to_image(cells[None])
+            shown = side_by_side(cells, shown)
+        except UserError as problem:
+            grid = host.queue.ExecutionBlocker(str(problem))  # for a node that needs it
+            warnings.append(str(problem))
+        images = ui.PreviewImage(to_image(shown[None]), cls=cls).as_dict()
 
-        def draw(k: int) -> tuple[np.ndarray, Report]:
-            """Images and report of a run."""
-            run = runs[k]
-            about = run.subject
-            if id(about.loaded) not in warm:  # takes initialisation out of the first cell's seconds
-                warm_up(about.loaded, about.condition)
-            warm.add(id(about.loaded))
-            sampled.append(k)
+        # 3. The table, as lines if it is short and goes nowhere else.
+        lines = [] if graph.taken(cls, 1) else sweep_lines(sweep)
+        if len(lines) >= host.text.MOST_LINES:
+            lines = []
+        said = host.text.output([told, *lines], [*warnings, read_as_text(_prompts(sweep))])
 
-            host.text.show(cls, f"cell {k + 1} of {len(runs)}")
-            bar.begin(k, len(runs))
-            return draw_images(run.choice, about.loaded, about.condition, run.seed, small, bar)
+        return io.NodeOutput(grid, sweep_table(sweep), plot, ui={**said, **images})
 
-        made: list[Cell] = []
-        plain: tuple[np.ndarray, Report] | None = None
-        plain_name = ""
-        for k, images, report in completed(store, names, draw):
-            run = runs[k]
-            if run.plain:
-                plain = images, report
-                plain_name = names[k]
-                continue
 
-            assert plain is not None, "the plain sampler is first"
-            plain_images, plain_report = plain
-            if names[k] == plain_name:
-                report = plain_report  # this cell is the plain sampler's run, not another one beside it
-            quality = measure(images, plain_images, quality_word(report, plain_report))
-            made.append(Cell(run.x, run.y, run.seed, names[k], report, plain_report, quality))
+def run(
+    node: Any, model: Any, condition: Any, folder: str = _FOLDER, draft: Any = None, **plan: str
+) -> tuple[Sweep, str]:
+    """Sample what the folder of a sweep does not have yet; returns the sweep, and a sentence about what was sampled."""
+    # 1. Check all inputs.
+    folder = expect_text(folder, "folder")
+    base, x_axis, y_axis, seeds = _plan(**plan)
+    loaded, small = expect_pair(model, draft)
+    subjects = _subjects(node, _Subject(loaded, condition), x_axis, y_axis)
+    for subject in subjects.values():
+        expect_runnable(base, subject.loaded, small)
 
-        if all(cell.report is cell.baseline for cell in made):
-            made = [replace(cell, baseline=None, quality=None) for cell in made]
-        made.sort(key=lambda cell: (cell.y, seeds.index(cell.seed), cell.x))
+    # 2. Plan the runs: for each seed the plain sampler, then the cells, so that the two are near in time.
+    runs = _runs(base, subjects, x_axis, y_axis, seeds)
+    for each in runs:
+        expect_suited_settings(each.choice, each.subject.loaded)
+    names = _names(runs, small)  # reports mistakes in settings before the first cell
+    store = CellStore(host.folders.sweep_folder(_folder_name(folder)))
+    begins = not store.exists
 
-        # 4. Say what was sampled.
-        found = len(names) - len(sampled)
-        told = f"{len(names)} cells sampled, the plain sampler's included"
-        if begins:
-            told = f"{told}, into the new folder {store.name}"
-        if found:
-            told = f"{found} of {len(names)} cells {'was' if found == 1 else 'were'} in the folder {store.name} already"
-        prompts = [value for axis in (x_axis, y_axis) if axis.name == PROMPT for value in axis.values]
-        said = host.text.output([told], [read_as_text(prompts)])
+    # 3. Sample what the folder does not have yet, and measure each cell against the plain sampler with its seed.
+    drawer = _Drawer(node, runs, small)
+    cells = _cells(runs, names, completed(store, names, drawer.draw))
+    cells.sort(key=lambda cell: (cell.y, seeds.index(cell.seed), cell.x))
 
-        sweep = Sweep(_title(base), store, x_axis, y_axis, tuple(seeds), tuple(made))
-        return io.NodeOutput(sweep, sweep_table(sweep), ui=said)
+    # 4. Say what was sampled.
+    found = len(names) - drawer.drawn
+    told = f"{len(names)} cells sampled, the plain sampler's included"
+    if begins:
+        told = f"{told}, into the new folder {store.name}"
+    if found:
+        told = f"{found} of {len(names)} cells {'was' if found == 1 else 'were'} in the folder {store.name} already"
+
+    return Sweep(_title(base), store, x_axis, y_axis, tuple(seeds), tuple(cells)), told
+
+
+class _Drawer:
+    """Draws the runs of a sweep, with the node's progress."""
+
+    def __init__(self, node: Any, runs: Sequence[_Run], draft: Loaded[Any] | None) -> None:
+        self.drawn = 0
+        self._node = node
+        self._runs = runs
+        self._draft = draft
+        self._warm: set[int] = set()
+        self._bar = Bar(previews=False)
+
+    def draw(self, k: int) -> tuple[np.ndarray, Report]:
+        """Images and report of a run."""
+        self.drawn += 1
+        run = self._runs[k]
+        loaded = run.subject.loaded
+        if id(loaded) not in self._warm:  # takes initialisation out of the first cell's seconds
+            warm_up(loaded, run.subject.condition)
+        self._warm.add(id(loaded))
+
+        host.text.show(self._node, f"cell {k + 1} of {len(self._runs)}")
+        self._bar.begin(k, len(self._runs))
+        return draw_images(run.choice, loaded, run.subject.condition, run.seed, self._draft, self._bar)
+
+
+def _cells(runs: Sequence[_Run], names: Sequence[str], made: Iterable[tuple[int, np.ndarray, Report]]) -> list[Cell]:
+    """The cells of runs in their order, each measured against the plain sampler with its seed and subject.
+
+    Args:
+        made: index, images and report of every run.
+    """
+    cells: list[Cell] = []
+    plain: tuple[np.ndarray, Report] | None = None
+    plain_name = ""
+    for k, images, report in made:
+        run = runs[k]
+        if run.plain:
+            plain = images, report
+            plain_name = names[k]
+            continue
+
+        assert plain is not None, "the plain sampler is first"
+        plain_images, plain_report = plain
+        if names[k] == plain_name:
+            report = plain_report  # this cell is the plain sampler's run, not another one beside it
+        quality = measure(images, plain_images, quality_word(report, plain_report))
+        cells.append(Cell(run.x, run.y, run.seed, names[k], report, plain_report, quality))
+
+    if all(cell.report is cell.baseline for cell in cells):
+        return [replace(cell, baseline=None, quality=None) for cell in cells]
+    return cells
+
+
+def _prompts(sweep: Sweep) -> list[str]:
+    """The prompts of a sweep over prompts."""
+    return [value for axis in (sweep.x, sweep.y) if axis.name == PROMPT for value in axis.values]
 
 
 @dataclass(frozen=True, eq=False)
@@ -383,88 +468,38 @@ def _digests(subject: _Subject, draft: Loaded[Any] | None) -> tuple[str, str]:
     return digest(made, parts, loaded.vae.first_stage_model), digest(condition)
 
 
-@dataclass(frozen=True)
-class GridSettings(Settings):
-    """Widgets of Sweep Grid."""
-
-    cell_size: int = knob(
-        256,
-        "Width of a cell in pixels. Usual: 256; it is reduced if the grid would be larger than 4096 pixels.",
-        low=32,
-        high=1024,
-        step=8,
-        unit="pixels",
-    )
+# Nodes of earlier versions that drew a sweep: the output of Sweep that has their image, and their widget, which is
+# Sweep's too. The editor has the same in web/js/sweep.js.
+_EARLIER = {"FastARSweepGrid": (0, "cell_size"), "FastARSweepPlot": (2, "measure")}
 
 
-@dataclass(frozen=True)
-class PlotSettings(Settings):
-    """Widgets of Sweep Plot."""
+def convert(request: Any) -> None:
+    """Let what takes the image of Sweep Grid or Sweep Plot take it from their Sweep, in a prompt of an earlier version.
 
-    measure: str = knob(
-        MEASURES[0],
-        "The horizontal axis: PSNR and SSIM are closeness to the plain sampler's image. acceptance is the share of "
-        "drafts that were accepted, passes the number of transformer passes.",
-        choices=MEASURES,
-    )
+    Args:
+        request: the JSON of the request, of any shape; the graph in it is changed.
+    """
+    nodes = request.get("prompt") if isinstance(request, dict) else None
+    if not isinstance(nodes, dict):
+        return
 
+    for number, entry in list(nodes.items()):
+        earlier = _EARLIER.get(graph.type_of(entry))
+        inputs = graph.inputs_of(entry)
+        source = graph.source_of(inputs.get("sweep"))
+        if earlier is None or source is None or graph.type_of(nodes.get(source[0])) != "FastARSweep":
+            continue
 
-class _SweepImage(io.ComfyNode):
-    """A sweep as one image. The classes below hold texts, the class of the widgets, and what draws."""
+        sweep = nodes[source[0]]
+        output_number, widget = earlier
+        if widget in inputs and isinstance(sweep.get("inputs"), dict):
+            sweep["inputs"].setdefault(widget, inputs[widget])
 
-    title: ClassVar[str]
-    description: ClassVar[str]
-    aliases: ClassVar[list[str]]
-    shown: ClassVar[str]  # tooltip of the image
-    settings: ClassVar[type]
-    draw: ClassVar[Callable[..., np.ndarray]]
-
-    @classmethod
-    def define_schema(cls) -> io.Schema:
-        sweep = SWEEP.Input("sweep", tooltip="The sweep, from Sweep (FastAR).")
-
-        return schema(
-            node_id=f"FastAR{cls.title.replace(' ', '')}",
-            display_name=cls.title,
-            category="FastAR/compare",
-            description=cls.description,
-            search_aliases=cls.aliases,
-            sockets=[sweep],
-            widgets=widgets(cls.settings),
-            outputs=[output(io.Image, "image", cls.shown)],
-        )
-
-    @classmethod
-    @in_own_state
-    def execute(cls, sweep: Any, **values: Any) -> io.NodeOutput:
-        settings = asdict(make(cls.settings, values))
-        drawn = cls.draw(expect_kind_on(sweep, (Sweep.kind,), "sweep", "Sweep"), *settings.values())
-
-        return io.NodeOutput(to_image(drawn[None]))
+        del nodes[number]
+        for other in nodes.values():
+            for name, value in graph.inputs_of(other).items():
+                if graph.source_of(value) == (number, 0):
+                    other["inputs"][name] = [source[0], output_number]
 
 
-class SweepGrid(_SweepImage):
-    title = "Sweep Grid"
-    shown = "The grid."
-    settings = GridSettings
-    draw = staticmethod(sweep_grid)
-    description = (
-        "Shows all cells of a sweep as one image: columns for x, rows for y and the seeds. Below each cell are its "
-        "speed-up, its acceptance and how close it is to the plain sampler's image."
-    )
-    aliases = ["xy plot", "image grid", "sweep", "contact sheet"]
-
-
-class SweepPlot(_SweepImage):
-    title = "Sweep Plot"
-    shown = "The plot."
-    settings = PlotSettings
-    draw = staticmethod(sweep_plot)
-    description = (
-        "Plots the speed-up of every cell of a sweep against PSNR, SSIM, acceptance or passes. It draws one line per "
-        "value of y and one dot per value of x."
-    )
-    aliases = ["xy plot", "chart", "speed quality plot", "pareto"]
-
-
-NODES: list[type[io.ComfyNode]] = [SweepNode, SweepGrid, SweepPlot]
+NODES: list[type[io.ComfyNode]] = [SweepNode]

@@ -44,29 +44,33 @@ def markdown(rows: Sequence[Sequence[str]], empty: bool = True, markup: bool = F
         empty: whether columns without any content are kept.
         markup: whether cells hold Markdown of our own; otherwise they are shown as they are, see :func:`literal`.
     """
-    kept = []
-    for i in range(len(rows[0])):
-        if empty or any(row[i] for row in rows[1:]):
-            kept.append(i)
+    table = [list(row) for row in rows] if empty else _without_empty(rows)
+    if not markup:
+        table = [[literal(cell) for cell in row] for row in table]
 
-    table = []
-    for row in rows:
-        cells = [row[i] for i in kept]
-        if not markup:
-            cells = [literal(cell) for cell in cells]
-        table.append(cells)
-
-    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
-
-    lines = []
-    for cells in table:
-        padded = [cell.ljust(width) for cell, width in zip(cells, widths, strict=True)]
-        lines.append("| " + " | ".join(padded) + " |")
+    lines = ["| " + " | ".join(cells) + " |" for cells in _aligned(table)]
 
     # The rule between the head and the rows.
-    lines.insert(1, "|" + "|".join("-" * (width + 2) for width in widths) + "|")
+    lines.insert(1, "|" + "|".join("-" * (len(cell) + 2) for cell in _aligned(table)[0]) + "|")
 
     return "\n".join(lines)
+
+
+def plain(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Rows of cells, the head first, as lines of text with aligned columns; empty columns are omitted."""
+    return ["  ".join(cells).rstrip() for cells in _aligned(_without_empty(rows))]
+
+
+def _without_empty(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The rows without the columns that have nothing below the head."""
+    kept = [i for i in range(len(rows[0])) if any(row[i] for row in rows[1:])]
+    return [[row[i] for i in kept] for row in rows]
+
+
+def _aligned(rows: Sequence[Sequence[str]]) -> list[list[str]]:
+    """The rows with spaces behind each cell, to the width of its column."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
 
 
 def figure(value: float | None, form: str, unit: str = "", scale: float = 1) -> str:

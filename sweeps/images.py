@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import NamedTuple
 
@@ -41,31 +42,6 @@ _LEAST_CELL = 24
 _LARGEST_TEXT = 64
 _CHARACTERS = 8
 _GAP = 8
-# Series of a plot: safe for colour-blind eyes (Okabe and Ito).
-SERIES: tuple[Colour, ...] = (
-    (86, 180, 233),
-    (230, 159, 0),
-    (0, 158, 115),
-    (204, 121, 167),
-    (213, 94, 0),
-    (240, 228, 66),
-    (170, 170, 178),
-    (0, 114, 178),
-)
-# Measures of a plot and the names of their axes.
-_AXES = {
-    "PSNR": "PSNR, dB (right is closer)",
-    "SSIM": "SSIM (right is closer)",
-    "acceptance": "drafts kept, %",
-    "passes": "transformer passes",
-}
-MEASURES = tuple(_AXES)
-# Pixels of a plot.
-_WIDTH = 720
-_HEIGHT = 400
-_LETTERS = 26  # size of its text: a node shows a plot at half its size or less
-_LINE = line_height(_LETTERS)
-_LEGEND = 170  # width of the legend
 
 
 # ------------------------------------------------------------------------------------------------ grid
@@ -256,6 +232,88 @@ def _fitting(forms: Sequence[str], width: int, size: int) -> str:
 
 # ------------------------------------------------------------------------------------------------ plot
 
+# Pixels of a plot.
+_WIDTH = 720
+_HEIGHT = 400
+_LETTERS = 26  # size of its text: a node shows a plot at half its size or less
+_LINE = line_height(_LETTERS)
+_LEGEND = 170  # width of the legend
+# Series of a plot: safe for colour-blind eyes (Okabe and Ito).
+SERIES: tuple[Colour, ...] = (
+    (86, 180, 233),
+    (230, 159, 0),
+    (0, 158, 115),
+    (204, 121, 167),
+    (213, 94, 0),
+    (240, 228, 66),
+    (170, 170, 178),
+    (0, 114, 178),
+)
+
+
+def side_by_side(grid: np.ndarray, plot: np.ndarray) -> np.ndarray:
+    """A grid with its plot on the right, enlarged to at least a third of the grid's width; uint8 [H, W, 3].
+
+    The editor shows one image much larger than each of two.
+    """
+    rows, columns, _ = grid.shape
+    height, width, _ = plot.shape
+    scale = max(1.0, columns / 3 / width)
+    height = round(height * scale)
+    width = round(width * scale)
+
+    canvas = Canvas(columns + width, max(rows, height))
+    canvas.paste(grid, 0, 0)
+    canvas.paste(resize(plot, width, height), columns, 0)
+    return canvas.pixels
+
+
+class _Measure(NamedTuple):
+    """What the horizontal axis of a plot shows."""
+
+    axis: str  # its name
+    of: Callable[[Point], float | None]
+
+
+_MEASURES = {
+    "PSNR": _Measure("PSNR, dB (right is closer)", lambda point: point.psnr),
+    "SSIM": _Measure("SSIM (right is closer)", lambda point: point.ssim),
+    "acceptance": _Measure(
+        "drafts kept, %", lambda point: None if point.acceptance is None else 100 * point.acceptance
+    ),
+    "passes": _Measure("transformer passes", lambda point: point.passes),
+}
+MEASURES = tuple(_MEASURES)
+AUTO = "auto"
+
+
+class _Dot(NamedTuple):
+    """A combination of values in a plot."""
+
+    point: Point
+    across: float | None  # the measure; None of images that are identical to the baseline's
+    up: float  # speed-up or seconds
+
+
+def _dots(points: Sequence[Point], measure: str, up: Callable[[Point], float]) -> list[_Dot]:
+    """The points with a measure, followed by those whose images are identical to the baseline's and have no PSNR."""
+    value = _MEASURES[measure].of
+    dots = [_Dot(point, value(point), up(point)) for point in points]
+
+    known = [dot for dot in dots if dot.across is not None]
+    identical = [dot for dot in dots if dot.across is None and measure == "PSNR" and dot.point.word == IDENTICAL]
+    return [*known, *identical]
+
+
+def measured_by(sweep: Sweep, wanted: str = AUTO) -> str:
+    """The measure of a plot: ``wanted`` if a cell has it, else the first of PSNR, acceptance and passes that does."""
+    points = sweep.points()
+    for measure in (wanted, "PSNR", "acceptance"):
+        if measure in MEASURES and _dots(points, measure, lambda point: 0.0):
+            return measure
+
+    return "passes"
+
 
 def sweep_plot(sweep: Sweep, measure: str = "PSNR") -> np.ndarray:
     """Speed-up (seconds without a baseline) against a measure, one line per value of y, one dot per value of x.
@@ -272,74 +330,88 @@ def sweep_plot(sweep: Sweep, measure: str = "PSNR") -> np.ndarray:
     Raises:
         UserError: no cell has the measure.
     """
-    # The points with the measure, and those that are identical to the baseline.
+    # 1. The dots.
     points = sweep.points()
-    found = {point: _measured(point, measure) for point in points}
-    shown = [point for point in points if found[point] is not None]
-    exact = []
-    if measure == "PSNR":
-        exact = [point for point in points if found[point] is None and point.word == IDENTICAL]
-
-    if not shown and not exact:
-        raise UserError(f"measure: no cell of this sweep has a {measure}; choose another of {', '.join(MEASURES)}.")
-
-    # The axes.
     speedups = {point: point.speedup.value for point in points if point.speedup and point.speedup.value is not None}
     has_speedups = len(speedups) == len(points)
-    heights = {}
-    for point in points:
-        heights[point] = speedups[point] if has_speedups else point.seconds
+    dots = _dots(points, measure, lambda point: speedups[point] if has_speedups else point.seconds)
+    if not dots:
+        raise UserError(f"measure: no cell of this sweep has a {measure}; choose another of {', '.join(MEASURES)}.")
 
-    xticks = ticks([value for value in found.values() if value is not None] or [0.0, 1.0])
-    one = [1.0] if has_speedups else []  # the baseline's own speed-up is always on the axis
-    yticks = ticks([heights[point] for point in [*shown, *exact]] + one)
-
-    legend = len(sweep.y.values) > 1
-    # The column of identical images is right of the dots, its name beside the numbers of the axis.
-    half = text_width(IDENTICAL, _LETTERS) / 2
-    apart = _widest(f"{tick:g}" for tick in xticks) / 2 + 14 + half
-    area = _Area(
-        left=PAD + 8 + round(_widest(_tick(tick, has_speedups) for tick in yticks)),
-        top=PAD + 2 * _LINE + 14,
-        right=_WIDTH - (_LEGEND if legend else 64) - (round(apart + half) if exact else 0),
-        bottom=_HEIGHT - 2 * _LINE - 12,
-    )
-    across = _scale(xticks, area.left, area.right)
-    up = _scale(yticks, area.bottom, area.top)
-
+    # 2. The axes.
+    axes = _axes_of(dots, has_speedups, legend=len(sweep.y.values) > 1)
     canvas = Canvas(_WIDTH, _HEIGHT)
-    _draw_texts(canvas, area, sweep, measure, has_speedups)
-    _draw_ticks(canvas, area, xticks, yticks, across, up, has_speedups)
+    _draw_texts(canvas, axes, sweep, measure)
+    _draw_ticks(canvas, axes)
+    if any(dot.across is None for dot in dots):
+        _draw_column(canvas, axes)
 
-    # The column of identical images.
-    column = area.right + apart
-    if exact:
-        canvas.draw.line((column, area.top, column, area.bottom), fill=Ink.EDGE)
-        canvas.write(column, area.bottom + 8, IDENTICAL, _LETTERS, Ink.QUIET, before=0.5)
-
-    # The lines and dots, then their labels.
-    places = {}
-    for point in [*shown, *exact]:
-        value = found[point]
-        places[point] = (column if value is None else across(value), up(heights[point]))
-
-    lines = _draw_series(canvas, sweep, places, shown)
-    labels = [(sweep.x.values[point.x], place) for point, place in places.items()]
-    room = (area.left + 2, area.top - 14, _WIDTH - (_LEGEND if legend else 2), area.bottom + 12)
+    # 3. The lines and dots, then their labels.
+    lines = _draw_series(canvas, axes, dots, len(sweep.y.values))
+    labels = [(sweep.x.values[dot.point.x], axes.place(dot)) for dot in dots]
+    room = (axes.left + 2, axes.top - 14, _WIDTH - (_LEGEND if axes.legend else 2), axes.bottom + 12)
     annotate(canvas, labels, _LETTERS, room, lines)
-    if legend:
-        _draw_legend(canvas, sweep, area.top)
+    if axes.legend:
+        _draw_legend(canvas, sweep, axes.top)
 
     return canvas.pixels
 
 
-class _Area(NamedTuple):
-    """Where the dots of a plot are, in pixels."""
+@dataclass(frozen=True)
+class _Axes:
+    """Where the dots of a plot are, in pixels, and the marks of both axes."""
 
     left: int
     top: int
     right: int
     bottom: int
+    column: float  # of the identical images
+    xticks: Sequence[float]
+    yticks: Sequence[float]
+    has_speedups: bool  # whether the vertical axis is the speed-up, else seconds
+    legend: bool
+
+    def across(self, value: float) -> float:
+        """From a measure to pixels."""
+        return _scaled(value, self.xticks, self.left, self.right)
+
+    def up(self, value: float) -> float:
+        """From a speed-up or seconds to pixels."""
+        return _scaled(value, self.yticks, self.bottom, self.top)
+
+    def place(self, dot: _Dot) -> Place:
+        """Where a dot is."""
+        return (self.column if dot.across is None else self.across(dot.across)), self.up(dot.up)
+
+
+def _axes_of(dots: Sequence[_Dot], has_speedups: bool, legend: bool) -> _Axes:
+    """The axes of a plot, with room for their numbers, the column of identical images and the legend."""
+    xticks = ticks([dot.across for dot in dots if dot.across is not None] or [0.0, 1.0])
+    one = [1.0] if has_speedups else []  # the baseline's own speed-up is always on the axis
+    yticks = ticks([dot.up for dot in dots] + one)
+
+    # The column of identical images is right of the dots, its name beside the numbers of the axis.
+    half = text_width(IDENTICAL, _LETTERS) / 2
+    apart = _widest(f"{tick:g}" for tick in xticks) / 2 + 14 + half
+    has_column = any(dot.across is None for dot in dots)
+
+    right = _WIDTH - (_LEGEND if legend else 64) - (round(apart + half) if has_column else 0)
+    return _Axes(
+        left=PAD + 8 + round(_widest(_mark(tick, has_speedups) for tick in yticks)),
+        top=PAD + 2 * _LINE + 14,
+        right=right,
+        bottom=_HEIGHT - 2 * _LINE - 12,
+        column=right + apart,
+        xticks=xticks,
+        yticks=yticks,
+        has_speedups=has_speedups,
+        legend=legend,
+    )
+
+
+def _mark(tick: float, speedup: bool) -> str:
+    """The number at a mark of the vertical axis: "1.5x" of a speed-up, "1.5" of seconds."""
+    return f"{tick:g}x" if speedup else f"{tick:g}"
 
 
 def _widest(texts: Iterable[str]) -> float:
@@ -347,59 +419,60 @@ def _widest(texts: Iterable[str]) -> float:
     return max(text_width(text, _LETTERS) for text in texts)
 
 
-def _tick(value: float, speedup: bool) -> str:
-    """The number at a mark of the vertical axis: "1.5x" of a speed-up, "1.5" of seconds."""
-    return f"{value:g}x" if speedup else f"{value:g}"
+def _scaled(value: float, marks: Sequence[float], low: int, high: int) -> float:
+    """From a value to pixels, on an axis whose first mark is at ``low`` and last one at ``high``."""
+    return low + (value - marks[0]) / (marks[-1] - marks[0]) * (high - low)
 
 
-def _draw_texts(canvas: Canvas, area: _Area, sweep: Sweep, measure: str, has_speedups: bool) -> None:
+def _draw_texts(canvas: Canvas, axes: _Axes, sweep: Sweep, measure: str) -> None:
     """Write the title, the names of the axes, and what the labels of the dots are."""
     canvas.write(PAD, PAD, sweep.title, _LETTERS, room=_WIDTH - 2 * PAD)
 
     # One pair of runs a dot, or one a seed: never repeats in turn.
     seeds = len(sweep.seeds)
     how = "one run each" if seeds == 1 else f"{seeds} seeds"
-    axis = f"{'speed-up' if has_speedups else 'seconds'} ({how})"
+    axis = f"{'speed-up' if axes.has_speedups else 'seconds'} ({how})"
     canvas.write(PAD, PAD + _LINE, axis, _LETTERS, Ink.QUIET)
 
     labels = shorten(f"labels: {_spaced(sweep.x.name)}", _LETTERS, _WIDTH - 4 * PAD - text_width(axis, _LETTERS))
     canvas.write(_WIDTH - PAD, PAD + _LINE, labels, _LETTERS, Ink.QUIET, before=1)
 
-    below = area.bottom + 8 + _LINE
-    canvas.write((area.left + area.right) / 2, below, _AXES[measure], _LETTERS, Ink.QUIET, before=0.5)
+    middle = (axes.left + axes.right) / 2
+    canvas.write(middle, axes.bottom + 8 + _LINE, _MEASURES[measure].axis, _LETTERS, Ink.QUIET, before=0.5)
 
 
-def _draw_ticks(
-    canvas: Canvas,
-    area: _Area,
-    xticks: Sequence[float],
-    yticks: Sequence[float],
-    across: Callable[[float], float],
-    up: Callable[[float], float],
-    speedup: bool,
-) -> None:
+def _draw_ticks(canvas: Canvas, axes: _Axes) -> None:
     """Draw the lines of both axes with their numbers, of the horizontal axis as many as there is room for."""
-    every = math.ceil((_widest(f"{tick:g}" for tick in xticks) + 10) / (across(xticks[1]) - across(xticks[0])))
-    for k, tick in enumerate(xticks):
-        x = across(tick)
-        canvas.draw.line((x, area.top, x, area.bottom), fill=Ink.EDGE)
+    first, second, *_ = axes.xticks
+    wide = _widest(f"{tick:g}" for tick in axes.xticks) + 10
+    every = math.ceil(wide / (axes.across(second) - axes.across(first)))
+    for k, tick in enumerate(axes.xticks):
+        x = axes.across(tick)
+        canvas.draw.line((x, axes.top, x, axes.bottom), fill=Ink.EDGE)
         if k % every == 0:
-            canvas.write(x, area.bottom + 8, f"{tick:g}", _LETTERS, Ink.QUIET, before=0.5)
+            canvas.write(x, axes.bottom + 8, f"{tick:g}", _LETTERS, Ink.QUIET, before=0.5)
 
-    for tick in yticks:
-        y = up(tick)
-        canvas.draw.line((area.left, y, area.right, y), fill=Ink.EDGE)
-        canvas.write(area.left - 8, y - _LETTERS * 0.6, _tick(tick, speedup), _LETTERS, Ink.QUIET, before=1)
+    for tick in axes.yticks:
+        y = axes.up(tick)
+        canvas.draw.line((axes.left, y, axes.right, y), fill=Ink.EDGE)
+        canvas.write(axes.left - 8, y - _LETTERS * 0.6, _mark(tick, axes.has_speedups), _LETTERS, Ink.QUIET, before=1)
 
 
-def _draw_series(canvas: Canvas, sweep: Sweep, places: Mapping[Point, Place], joined: Sequence[Point]) -> list[Line]:
-    """Draw a line through the ``joined`` points of each value of y, and a dot at all points; returns the pieces of the
-    lines.
+def _draw_column(canvas: Canvas, axes: _Axes) -> None:
+    """Draw the column of identical images."""
+    canvas.draw.line((axes.column, axes.top, axes.column, axes.bottom), fill=Ink.EDGE)
+    canvas.write(axes.column, axes.bottom + 8, IDENTICAL, _LETTERS, Ink.QUIET, before=0.5)
+
+
+def _draw_series(canvas: Canvas, axes: _Axes, dots: Sequence[_Dot], series: int) -> list[Line]:
+    """Draw a line through the dots of each value of y, but for identical images, and all dots; returns the pieces of
+    the lines.
     """
     pieces: list[Line] = []
-    for j in range(len(sweep.y.values)):
+    for j in range(series):
         colour = SERIES[j % len(SERIES)]
-        line = [places[point] for point in joined if point.y == j]
+        own = [dot for dot in dots if dot.point.y == j]
+        line = [axes.place(dot) for dot in own if dot.across is not None]
         if len(line) > 1:
             canvas.draw.line(line, fill=colour, width=3)
         pieces += [(*one, *other) for one, other in pairwise(line)]
@@ -410,9 +483,8 @@ def _draw_series(canvas: Canvas, sweep: Sweep, places: Mapping[Point, Place], jo
             inside = Ink.BACKGROUND
             edge = colour
 
-        for point, (x, y) in places.items():
-            if point.y == j:
-                canvas.draw.ellipse((x - DOT, y - DOT, x + DOT, y + DOT), inside, edge, 2)
+        for x, y in map(axes.place, own):
+            canvas.draw.ellipse((x - DOT, y - DOT, x + DOT, y + DOT), inside, edge, 2)
 
     return pieces
 
@@ -425,16 +497,3 @@ def _draw_legend(canvas: Canvas, sweep: Sweep, top: int) -> None:
         y = top - 8 + (j + 1) * _LINE
         canvas.draw.rectangle((left, y + 8, left + 18, y + 26), fill=SERIES[j % len(SERIES)])
         canvas.write(left + 28, y, value, _LETTERS, room=_LEGEND - 48 - PAD)
-
-
-def _scale(marks: Sequence[float], low: int, high: int) -> Callable[[float], float]:
-    """From values to pixels, for an axis whose first mark is at ``low`` and last one at ``high``."""
-    return lambda value: low + (value - marks[0]) / (marks[-1] - marks[0]) * (high - low)
-
-
-def _measured(point: Point, measure: str) -> float | None:
-    """Value of a measure; figures whose place a word takes are left out."""
-    if measure == "acceptance":
-        return None if point.acceptance is None else 100 * point.acceptance
-
-    return {"PSNR": point.psnr, "SSIM": point.ssim, "passes": point.passes}[measure]

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from ..errors import OfFastAR
 from ..reports.quality import closeness
 from ..reports.sweep import Cell, Point, summary
-from ..reports.table import figure, markdown, percent
+from ..reports.table import figure, markdown, percent, plain
+from ..reports.timing import shown_seconds
 from .store import CellStore
 
 
@@ -21,21 +20,15 @@ class Axis:
 
 
 @dataclass(frozen=True)
-class Sweep(OfFastAR):
+class Sweep:
     """A finished sweep; its images are on disk."""
 
-    kind: ClassVar[str] = "sweep"
-    fastar_version: ClassVar[int] = 1  # of its description in docs/sockets.md
     title: str  # sampler and the settings that all cells share
     store: CellStore
     x: Axis
     y: Axis  # with one value "" without a second setting
     seeds: tuple[int, ...]  # in the order of the cells
     cells: tuple[Cell, ...]  # ordered by y, seed, x
-
-    def __str__(self) -> str:
-        """For people: what core's Preview as Text shows."""
-        return f"{self.title}\n\n{sweep_table(self)}"
 
     def points(self) -> list[Point]:
         """All combinations of values, by y and x."""
@@ -48,30 +41,36 @@ class Sweep(OfFastAR):
         return points
 
 
-_HEAD = ("passes", "head calls", "accepted", "PSNR", "SSIM", "seconds", "speed-up")
-
-
 def sweep_table(sweep: Sweep) -> str:
     """A Markdown table with one row per combination of values; empty columns are omitted."""
-    axes = [sweep.x.name]
-    if sweep.y.name:
-        axes.append(sweep.y.name)
-    rows = [[*axes, *_HEAD]]
+    return markdown(_rows(sweep), empty=False)
+
+
+def sweep_lines(sweep: Sweep) -> list[str]:
+    """The table as lines of text, the head first, which say less about how the times were measured."""
+    return plain(_rows(sweep, brief=True))
+
+
+def _rows(sweep: Sweep, brief: bool = False) -> list[list[str]]:
+    """The table, the head first: the values of the axes, and the figures."""
+    axes = [axis for axis in (sweep.x, sweep.y) if axis.name]
+    rows = [[*(axis.name for axis in axes), "passes", "head calls", "accepted", "PSNR", "SSIM", "seconds", "speed-up"]]
 
     for point in sweep.points():
-        values = [sweep.x.values[point.x]]
-        if sweep.y.name:
-            values.append(sweep.y.values[point.y])
+        values = [sweep.x.values[point.x], sweep.y.values[point.y]]
+        speedup = ""
+        if point.speedup:
+            speedup = point.speedup.brief if brief else point.speedup.text
 
         row = [
-            *values,
+            *values[: len(axes)],
             figure(point.passes, "g"),
             figure(point.head_calls, "g"),
             percent(point.acceptance, 1),
             *closeness(point),
-            point.timed,
-            point.speedup.text if point.speedup else "",
+            shown_seconds(point.seconds) if brief else point.timed,
+            speedup,
         ]
         rows.append(row)
 
-    return markdown(rows, empty=False)
+    return rows

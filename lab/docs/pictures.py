@@ -52,7 +52,7 @@ SEEDS = dict.fromkeys(("FastARLlamaGenSampler", "FastARZipARSampler", "FastARMuL
 TEMPLATES = {
     "FastARCompare": "06",
     "FastARPasteInpaintedArea": "05",
-    "FastARSweepGrid": "10",
+    "FastARSweep": "10",
     "FastARSweepPlot": "10",
     "FastARAdvisor": "11",
     "FastARTimeLapse": "03",
@@ -83,8 +83,11 @@ def sheet(samplers: str, sets: Sequence[str], maps: Sequence[str], seed: int) ->
 def drawn(name: str) -> np.ndarray:
     """What the node of a page draws in its template; uint8 [H, W, 3]."""
     template = _template(name)
-    (node,) = template.of(name)
+    if name == "FastARSweepPlot":  # the second image on the page of Sweep
+        (sweep,) = template.of("FastARSweep")
+        return pixels(template.output(sweep, 2))
 
+    (node,) = template.of(name)
     if name == "FastARTimeLapse":
         frames = _frames(template, node)
         return frames[len(frames) // 2]

@@ -11,7 +11,8 @@ import json
 import re
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -61,17 +62,34 @@ class Template:
 
     def output(self, node: dict[str, Any], slot: int = 0) -> Any:
         """An output of a node."""
+        with self._in_folder():
+            return self._run.outputs(node["id"])[slot]
+
+    @contextmanager
+    def _in_folder(self) -> Iterator[None]:
+        """Run nodes as ComfyUI does, with a folder of its own."""
         before = self._state.folder
         self._state.folder = Path(self._folder.name)
         try:
-            with torch.inference_mode():  # as ComfyUI runs nodes
-                return self._run.outputs(node["id"])[slot]
+            with torch.inference_mode():
+                yield
         finally:
             self._state.folder = before
 
     def given(self, node: dict[str, Any], name: str) -> Any:
         """What a connected input of a node gets."""
         return self.output(*self.source(node, name))
+
+    def sweep(self) -> Any:
+        """The finished sweep of its node, which draws images of it."""
+        (node,) = self.of("FastARSweep")
+        plan = {k: v for k, v in self._run.values(node, {}).items() if k not in ("cell_size", "measure")}
+        sockets = {name: self.given(node, name) for name in ("model", "condition")}
+
+        nodes = import_module("fastar_nodes.nodes.sweep")
+        with self._in_folder():
+            found, _ = nodes.run(nodes.SweepNode, **sockets, **plan)
+        return found
 
     def saved(self) -> np.ndarray:
         """The image of the first node that saves one, uint8 [H, W, 3]."""
@@ -91,8 +109,8 @@ def drawing(path: Path) -> Image.Image:
 
 def _images(template: Template) -> list[np.ndarray]:
     """What a template draws, each uint8 [H, W, 3]."""
-    if sweeps := template.of("FastARSweep"):
-        sweep = template.output(sweeps[0])
+    if template.of("FastARSweep"):
+        sweep = template.sweep()
         cells = [sweep.store.read(cell.key) for cell in sweep.cells[:4]]
         return [images[0] for images, _ in cells]
 
@@ -131,8 +149,8 @@ def _line(template: Template) -> str:
             ]
             return " ".join(gains) or alone(plain)
 
-    if sweeps := template.of("FastARSweep"):
-        sweep = template.output(sweeps[0])
+    if template.of("FastARSweep"):
+        sweep = template.sweep()
         return f"{len(sweep.cells)} values of {sweep.x.name}"
 
     if advisors := template.of("FastARAdvisor"):

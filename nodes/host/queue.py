@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from comfy.cli_args import args
+from comfy_execution.graph_utils import ExecutionBlocker as ExecutionBlocker  # for sweep.py
 from comfy_execution.utils import get_executing_context
 from server import PromptServer
 

@@ -7,7 +7,7 @@ import time
 import uuid
 
 import numpy as np
-from comfy_host import EDITOR, graph, sweep_workflow, to_api
+from comfy_host import EDITOR, defaults, graph, sweep_workflow, to_api
 from PIL import Image
 
 CELLS = 10 * 10
@@ -33,19 +33,37 @@ def test_a_sweep_of_100_cells_is_interrupted_resumed_and_opened_again(comfy, inf
     assert all(after[name] == written for name, written in kept.items()), "a finished cell was drawn again"
     (table,) = [value["text"][0] for value in outputs.values() if "text" in value]
     assert len(table.splitlines()) == 2 + CELLS and "PSNR" in table.splitlines()[0]
-    (saved,) = [
-        value["images"][0] for value in outputs.values() if value.get("images", [{}])[0].get("type") == "output"
-    ]
-    pictures = [comfy.picture(value["images"][0]) for value in outputs.values() if "images" in value]
-    assert len(pictures) == 2 and all(np.asarray(picture).std() > 5 for picture in pictures)
+    (shown,) = outputs[sweep]["images"]
+    assert np.asarray(comfy.picture(shown)).std() > 5
 
-    # The saved grid holds the prompt. What it opens is the same sweep, of which every cell is there.
-    again = json.loads(Image.open(comfy.base / "output" / saved["subfolder"] / saved["filename"]).text["prompt"])
+    # The image on the node holds the prompt. What it opens is the same sweep, of which every cell is there.
+    again = json.loads(Image.open(comfy.base / "temp" / shown["subfolder"] / shown["filename"]).text["prompt"])
     assert again == asked
     comfy.post("/free", {"unload_models": True, "free_memory": True})
     time.sleep(1.5)
     comfy.run(again)
     assert {p.name: p.stat().st_mtime_ns for p in folder.glob("*.png")} == after
+
+
+def test_a_prompt_with_the_nodes_of_earlier_versions_runs(comfy, info):
+    """As a program sends it that was written for Sweep Grid and Sweep Plot."""
+    plan = {"settings": "steps=4, diffusion_steps=6", "x_values": "0.5, 0.9", "folder": "earlier"}
+    sweep = defaults(info["FastARSweep"], model=["1", 0], condition=["2", 0], **plan)
+    del sweep["cell_size"], sweep["measure"]
+    prompt = {
+        "1": {"class_type": "FastARLoadMAR", "inputs": defaults(info["FastARLoadMAR"])},
+        "2": {"class_type": "FastARClassLabel", "inputs": defaults(info["FastARClassLabel"], labels="cat")},
+        "3": {"class_type": "FastARSweep", "inputs": sweep},
+        "4": {"class_type": "FastARSweepGrid", "inputs": {"sweep": ["3", 0], "cell_size": 64}},
+        "5": {"class_type": "FastARSweepPlot", "inputs": {"sweep": ["3", 0], "measure": "passes"}},
+        "6": {"class_type": "SaveImage", "inputs": {"images": ["4", 0], "filename_prefix": "grid"}},
+        "7": {"class_type": "PreviewImage", "inputs": {"images": ["5", 0]}},
+    }
+    outputs = comfy.run(prompt)
+    shown = comfy.picture(*outputs["3"]["images"])
+    grid, plot = (comfy.picture(*outputs[key]["images"]) for key in ("6", "7"))
+    assert grid.width == 480 and grid == shown.crop((0, 0, *grid.size))
+    assert plot.size == (720, 400) and plot == shown.crop((480, 0, 1200, 400))
 
 
 def test_nodes_say_their_figures_to_the_editor(comfy):

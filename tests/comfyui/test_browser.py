@@ -567,6 +567,81 @@ def test_sweep_lists_the_settings_of_its_sampler(editor: Any) -> None:
         assert sorted(x) == sorted([*names_of_settings({name: entry}), *SUBJECTS]) and y == ["none", *x], name
 
 
+EARLIER = Path(__file__).with_name("earlier_sweep.json")
+SENT = """async graph => {
+    await app.loadGraphData(graph)
+    return (await app.graphToPrompt()).output
+}"""
+
+
+def _in_a_subgraph(saved: dict[str, Any]) -> dict[str, Any]:
+    """The loader, labels, Sweep and Sweep Grid of a graph in a sub-graph, whose image is saved outside."""
+    nodes = [node for node in saved["nodes"] if node["id"] in (1001, 1002, 1004, 1005)]
+    names = ("id", "origin_id", "origin_slot", "target_id", "target_slot", "type")
+    links = [dict(zip(names, link, strict=True)) for link in saved["links"] if link[0] in (1001, 1002, 1003)]
+    links.append(dict(zip(names, (1005, 1005, 0, -20, 0, "IMAGE"), strict=True)))
+    (save,) = [node for node in saved["nodes"] if node["type"] == "SaveImage"]
+    definition = {
+        **{"id": "7d5aeb0b-2f4f-4b8e-8bb4-6b4f7d3d0c11", "name": "Sweep", "version": 1, "revision": 0},
+        "state": {"lastGroupId": 0, "lastNodeId": 1010, "lastLinkId": 1010, "lastRerouteId": 0},
+        "inputNode": {"id": -10, "bounding": [0, 0, 120, 60]},
+        "outputNode": {"id": -20, "bounding": [900, 0, 120, 60]},
+        "outputs": [
+            {"id": "aa5aeb0b-2f4f-4b8e-8bb4-6b4f7d3d0c12", "name": "image", "type": "IMAGE", "linkIds": [1005]}
+        ],
+        **{"config": {}, "inputs": [], "widgets": [], "nodes": nodes, "groups": [], "links": links, "extra": {}},
+    }
+    outputs = [{"name": "image", "type": "IMAGE", "links": [1006]}]
+    host = {"id": 1020, "type": definition["id"], "pos": [0, 0], "size": [200, 100], "inputs": [], "outputs": outputs}
+    save["inputs"][0]["link"] = 1006
+    links = [[1006, 1020, 0, save["id"], 0, "IMAGE"]]
+    return {**saved, "nodes": [host, save], "links": links, "groups": [], "definitions": {"subgraphs": [definition]}}
+
+
+def test_a_graph_with_the_nodes_of_earlier_versions_opens_as_one_of_this(editor: Any) -> None:
+    """It was saved when Sweep Grid and Sweep Plot drew a sweep."""
+    saved = json.loads(EARLIER.read_text(encoding="utf-8"))
+    sent = editor.evaluate(SENT, saved)
+    assert sorted(node["class_type"] for node in sent.values()) == sorted(
+        ["FastARLoadMAR", "FastARClassLabel", "FastARSweep", "SaveImage", "PreviewImage"]
+    )
+    inputs = sent["1004"]["inputs"]
+    assert (inputs["folder"], inputs["cell_size"], inputs["measure"]) == ("threshold", 168, "PSNR")
+    assert sent["1007"]["inputs"]["images"] == ["1004", 0] and sent["1008"]["inputs"]["images"] == ["1004", 2]
+    _no_complaint(editor)
+
+    again = editor.evaluate(SENT, editor.evaluate("app.graph.serialize()"))
+    assert again == sent, "saved and opened again"
+
+    sent = editor.evaluate(SENT, _in_a_subgraph(saved))
+    assert sent["1007"]["inputs"]["images"] == ["1020:1004", 0]
+    assert sent["1020:1004"]["inputs"]["cell_size"] == 168
+    _no_complaint(editor)
+
+
+def test_a_sweep_shows_its_grid_and_plot_when_it_has_run(editor: Any, comfy: Comfy, artifacts: Path) -> None:
+    """And not the preview of a cell, which the editor would show in their place."""
+    graph = load_workflow("10 Sweep")
+    (sweep,) = [node for node in graph["nodes"] if node["type"] == "FastARSweep"]
+    sweep["widgets_values"][3] = "0.5, 0.9"
+    sweep["widgets_values"][6] = "steps=4, diffusion_steps=6"
+    sweep["widgets_values"][7] = editor.renderer
+    editor.set_viewport_size(LAPTOP)
+    editor.evaluate(OPEN_TEMPLATE, [graph, "10"])
+    editor.wait_for_timeout(500)
+    editor.evaluate("app.queuePrompt(0, 1)")
+    editor.wait_for_function("Object.values(app.nodeOutputs).some(o => o.images?.length)", timeout=120_000)
+    editor.wait_for_timeout(2000)
+    assert editor.evaluate("Object.values(app.nodePreviewImages ?? {}).filter(shown => shown?.length)") == []
+    assert "threshold  passes  head calls" in editor.evaluate(SEEN)
+    if editor.renderer == "litegraph":
+        images = f"app.graph.getNodeById({sweep['id']}).imgs"
+        editor.wait_for_function(f"{images}?.length === 1", timeout=30_000)
+        assert editor.evaluate(f"{images}[0].naturalWidth") > 2 * 256 + 720
+    editor.screenshot(path=str(artifacts / f"sweep_{editor.renderer}.png"))
+    _no_complaint(editor)
+
+
 # What Compare shows and sends while links are made and removed. "+3" connects image_3, "-3" removes its link.
 GROWS = """async ([type, steps]) => {
     const compare = LiteGraph.createNode(type), sampler = LiteGraph.createNode('FastARMARSampler')

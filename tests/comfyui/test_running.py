@@ -30,7 +30,7 @@ FEW = {
 
 
 # Nodes with figures, and the number of their output for people.
-TABLES = {"FastARCompare": 1, "FastARSweep": 0}
+TABLES = {"FastARCompare": 1, "FastARSweep": 1}
 
 
 @pytest.mark.parametrize("name", TEMPLATES)

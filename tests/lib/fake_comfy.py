@@ -182,6 +182,24 @@ class _Saver:
         state.saved.append((images, filename_prefix, about))
 
 
+class Preview:
+    """ui.PreviewImage; the images are kept in ``state.saved``."""
+
+    def __init__(self, images: Any, cls: Any):
+        state.saved.append(images)
+        self.count = len(images)
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"images": [{"filename": "a.png", "subfolder": "", "type": "temp"}] * self.count}
+
+
+class Blocker:
+    """ExecutionBlocker: the value of an output that was not made."""
+
+    def __init__(self, message: str):
+        self.message = message
+
+
 def _said(text: str, node_id: str) -> None:
     state.said.append((node_id, text))
 
@@ -235,7 +253,11 @@ def install() -> None:
     modules = {
         "comfy": {},
         "comfy_api": {},
-        "comfy_api.latest": {"io": io, "ui": SimpleNamespace(ImageSaveHelper=_Saver), "ComfyExtension": object},
+        "comfy_api.latest": {
+            "io": io,
+            "ui": SimpleNamespace(ImageSaveHelper=_Saver, PreviewImage=Preview),
+            "ComfyExtension": object,
+        },
         "comfy.model_management": {
             **{f"{part}_device": partial(_device, part) for part in PLACES},
             "get_torch_device_name": lambda device: state.device,
@@ -258,6 +280,7 @@ def install() -> None:
         },
         "comfy_extras": {},
         "comfy_execution": {},
+        "comfy_execution.graph_utils": {"ExecutionBlocker": Blocker},
         "comfy_execution.utils": {"get_executing_context": lambda: state.context},
         "comfy_extras.nodes_upscale_model": {"ImageUpscaleWithModel": Upscaled},
         "comfy.cli_args": {

@@ -11,11 +11,10 @@ from block_models import FOLDER, bits, text_bitdance
 from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.networks.binary import BinaryAutoencoder, BinaryConfig
-from fastar_nodes.nodes import filling, host, loaders, samplers
+from fastar_nodes.nodes import filling, host, loaders, samplers, sweep
 from fastar_nodes.nodes.advisor import Advisor
 from fastar_nodes.nodes.conditioning import ClassLabel, Prompt
 from fastar_nodes.nodes.sharing import AnySampler
-from fastar_nodes.nodes.sweep import SweepNode
 from fastar_nodes.nodes.vae import BITS, KL, kind_of, mark
 from fastar_nodes.reports.record import GIVEN
 from fastar_nodes.runs import batches
@@ -26,6 +25,7 @@ from fastar_nodes.samplers.blocks.settings import BlockSettings
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.noise import PairedNoise
+from fastar_nodes.sweeps.sweep import sweep_table
 from safetensors.torch import save_file
 from tiny import LABELS, a_block, a_gpt, a_mar, dropped, sample
 from tiny_models import drawn
@@ -351,7 +351,8 @@ def test_sweep_advisor_and_any_sampler(tmp_path, monkeypatch):
     (tmp_path / "input").mkdir()
     settings = ", ".join(f"{name}={value}" for name, value in FEW.items() if name != "diffusion_steps")
     plan = {"sampler": "bitdance", "settings": settings, "x": "diffusion_steps", "x_values": "2, 50", "seeds": "3"}
-    found, table = SweepNode.execute(model, LABELS, **plan, y="none", y_values="").result
+    found, _ = sweep.run(sweep.SweepNode, model, LABELS, **plan, y="none", y_values="")
+    table = sweep_table(found)
     assert [cell.report.settings["diffusion_steps"] for cell in found.cells] == [2, 50]
     assert {cell.baseline.sampler for cell in found.cells} == {"bitdance"}
     assert [cell.quality.identical for cell in found.cells] == [False, True] and "diffusion" in table
@@ -362,5 +363,5 @@ def test_sweep_advisor_and_any_sampler(tmp_path, monkeypatch):
     assert "bitdance: diffusion_steps=25" in table
 
     with pytest.raises(UserError, match="^parallel: exact parallel decoding is hopeless"):
-        SweepNode.execute(model, LABELS, **{**plan, "x": "parallel"}, y="none", y_values="")
+        sweep.SweepNode.execute(model, LABELS, **{**plan, "x": "parallel"}, y="none", y_values="")
     assert SAMPLERS["bitdance"].family.decoder == BITS

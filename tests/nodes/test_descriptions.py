@@ -9,7 +9,7 @@ import pytest
 import tiny
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import compare, conditioning, editing, running, samplers, sweep
+from fastar_nodes.nodes import compare, conditioning, editing, running, samplers
 from fastar_nodes.nodes.running import CachePlan, LabelText
 from fastar_nodes.nodes.schema import describe
 from fastar_nodes.nodes.vae import BITS, KL
@@ -68,7 +68,6 @@ WRONG = {
     "a BitDance at a MAR sampler": lambda: running.expect_loaded(tiny.a_block(), "model", KL),
     "a MAR at BitDance Sampler": lambda: running.expect_loaded(tiny.a_mar(), "model", BITS),
     "labels at Token Map": lambda: compare.TokenMap.execute(from_ids([1])),
-    "a model at Sweep Grid": lambda: sweep.SweepGrid.execute(tiny.a_mar(), cell_size=64),
     "labels at Tar Prompt": lambda: conditioning.TarPrompt.execute(from_ids([1]), "a", 1),
     "labels as the image": lambda: conditioning.ImageToCodes.execute(from_ids([1]), ta_tok="demo-ta-tok"),
     "a prompt at a model of labels": lambda: expect_kind(PROMPT, "class", "demo"),

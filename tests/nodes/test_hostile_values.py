@@ -22,7 +22,7 @@ import torch
 from fastar_nodes import nodes
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.catalogue import hub
-from fastar_nodes.nodes import conditioning, editing, host, loaders, samplers, sweep
+from fastar_nodes.nodes import conditioning, editing, host, loaders, samplers
 from fastar_nodes.nodes.host.loaded import Loaded
 from fastar_nodes.reports import exchange
 from fastar_nodes.samplers.conditioning import from_ids
@@ -111,7 +111,6 @@ def given(files) -> dict[str, Any]:
     shared |= {"inpainted": PICTURES, "mask": MASK, "image": PICTURES, "report": report}
     shared |= {"image_1": [PICTURES], "report_1": [report]}
     shared["crop"] = editing.CropAroundMask.execute(PICTURES, MASK).result[2]
-    shared["sweep"] = sweep.SweepNode.execute(**valid_inputs(sweep.SweepNode, {"": shared})).result[0]
 
     found = {"": shared, "FastARTimeLapse": {"image_1": PICTURES, "report_1": report}}
     reader = loaders.LoadJanus.execute(**valid_inputs(loaders.LoadJanus, found)).result[0]

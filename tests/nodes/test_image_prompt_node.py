@@ -8,11 +8,11 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.catalogue import hub
+from fastar_nodes.nodes import sweep
 from fastar_nodes.nodes.conditioning import ImageAndPrompt
 from fastar_nodes.nodes.loaders import LoadJanus, LoadMAR
 from fastar_nodes.nodes.samplers import LlamaGenSampler, ZipARSampler
 from fastar_nodes.nodes.sharing import AnySampler
-from fastar_nodes.nodes.sweep import SweepNode
 from safetensors.torch import load_file
 
 NAMES = ("Janus-4o tiny", "Janus-Pro-7B", "model")
@@ -113,7 +113,7 @@ def test_sweeps_and_other_nodes_that_sample(load, tmp_path, monkeypatch):
     monkeypatch.setattr(fake_comfy.state, "folder", tmp_path)
     (tmp_path / "input").mkdir()
     plan = {"sampler": "zipar", "settings": "", "x": "window", "x_values": "2, 4", "y": "none", "y_values": ""}
-    found, _ = SweepNode.execute(model, condition(), **plan, seeds="3").result
+    found, _ = sweep.run(sweep.SweepNode, model, condition(), **plan, seeds="3")
     assert [cell.quality.identical for cell in found.cells] == [False, True], "a window of a row is raster order"
     assert AnySampler.execute(model, condition(), "zipar", 3).result[1].sampler == "zipar"
 

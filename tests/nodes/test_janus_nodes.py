@@ -7,12 +7,12 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.catalogue import hub
+from fastar_nodes.nodes import sweep
 from fastar_nodes.nodes.advisor import Advisor
 from fastar_nodes.nodes.conditioning import Prompt
 from fastar_nodes.nodes.loaders import LoadJanus
 from fastar_nodes.nodes.samplers import LlamaGenSampler, MuLoSDSampler, PARSampler, ZipARSampler
 from fastar_nodes.nodes.sharing import AnySampler
-from fastar_nodes.nodes.sweep import SweepNode
 from janus_files import one_file
 
 RECOMMENDED, FAST = "recommended", "fast"
@@ -93,7 +93,7 @@ def test_sweep_and_advisor(loaded, tmp_path, monkeypatch):
     monkeypatch.setattr(fake_comfy.state, "folder", tmp_path)
     (tmp_path / "input").mkdir()
     plan = {"sampler": "zipar", "settings": "", "x": "window", "x_values": "2, 4", "y": "none", "y_values": ""}
-    found, _ = SweepNode.execute(model, prompts(), **plan, seeds="3").result
+    found, _ = sweep.run(sweep.SweepNode, model, prompts(), **plan, seeds="3")
     assert [cell.quality.identical for cell in found.cells] == [False, True], "a window of a row is raster order"
     assert {cell.baseline.sampler for cell in found.cells} == {"llamagen"}
     node = type("Executed", (Advisor,), {"hidden": SimpleNamespace(unique_id="5", extra_pnginfo={}, prompt=None)})

@@ -22,7 +22,7 @@ if __name__ == "__main__":
     fake_comfy.install()
 
 from fastar_nodes.lab.docs import figures
-from fastar_nodes.nodes import compare, editing, host, running, sockets, sweep
+from fastar_nodes.nodes import compare, editing, host, running, sockets
 from fastar_nodes.nodes.sockets import VALUES, Attribute, Kind
 from fastar_nodes.samplers import conditioning
 
@@ -42,7 +42,6 @@ CLASSES = [
     host.loaded.Loaded,
     compare.Report,
     running.CachePlan,
-    sweep.Sweep,
     editing.Cropped,
 ]
 
@@ -131,7 +130,7 @@ CHANGES = {
             VALUES["cache"], attributes=(*VALUES["cache"].attributes, Attribute("steps", sockets._whole(1)))
         ),
     },
-    "another socket": {**VALUES, "sweep": replace(VALUES["sweep"], sockets=("FASTAR_SWEEPS",))},
+    "another socket": {**VALUES, "crop": replace(VALUES["crop"], sockets=("FASTAR_CROPS",))},
 }
 
 
@@ -151,7 +150,7 @@ def test_what_other_packs_need_not_notice_keeps_the_version():
     extended = replace(VALUES["report"], attributes=(*VALUES["report"].attributes, more))
     assert breaks(old, record({**VALUES, "report": extended})) == []
     assert breaks(old, record({**VALUES, "map": Kind(("FASTAR_MAP",))})) == []
-    assert breaks(old, {}) and breaks(record({"sweep": replace(VALUES["sweep"], version=2)}), old)
+    assert breaks(old, {}) and breaks(record({"crop": replace(VALUES["crop"], version=2)}), old)
 
 
 def test_every_kind_is_that_of_a_class_with_its_version_and_attributes():

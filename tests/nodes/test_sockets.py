@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import compare, conditioning, editing, running, samplers, sockets, sweep, timelapse
+from fastar_nodes.nodes import compare, conditioning, editing, running, samplers, sockets, timelapse
 from fastar_nodes.nodes import sample as sample_for_others
 from fastar_nodes.samplers.conditioning import (
     MAKERS,
@@ -272,7 +272,6 @@ def test_an_attribute_of_a_cache_is_checked_for_type_and_range(wrong, words):
 OWN = {
     "model": (lambda given: sample(samplers.MARSampler, model=given), "Load MAR"),
     "tar": (lambda given: conditioning.TarPrompt.execute(tar=given, text="a cat", seed=1), "Load Tar"),
-    "sweep": (lambda given: sweep.SweepGrid.execute(sweep=given, cell_size=64), "Sweep"),
     "crop": (lambda given: editing.PasteInpaintedArea.execute(given, torch.zeros(1, 8, 8, 3)), "Crop around Mask"),
 }
 

@@ -1,4 +1,4 @@
-"""Sweep, Sweep Grid, Sweep Plot, Any Sampler, Load Report, and
+"""Sweep, Any Sampler, Load Report, and
 the line and metadata that samplers and Compare leave behind.
 """
 
@@ -20,7 +20,10 @@ from fastar_nodes.runs import advice, baseline
 from fastar_nodes.runs.advice import Shown
 from fastar_nodes.runs.choice import parse_choice
 from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.sweeps import images as images_of_sweeps
+from fastar_nodes.sweeps.images import sweep_grid, sweep_plot
 from fastar_nodes.sweeps.keys import digest
+from fastar_nodes.sweeps.sweep import sweep_table
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from tiny import LABELS as WHAT
@@ -47,7 +50,9 @@ def folder(tmp_path):
 
 
 def sweep(model=None, **changes):
-    return sweep_nodes.SweepNode.execute(model or a_mar(), **{**SWEEP, **changes}).result
+    """The sweep and its table."""
+    found, _ = sweep_nodes.run(sweep_nodes.SweepNode, model or a_mar(), **{**SWEEP, **changes})
+    return found, sweep_table(found)
 
 
 def test_a_sweep_runs_every_combination_and_its_baselines(folder):
@@ -148,7 +153,8 @@ def graph(model="FastARLoadMAR", condition="FastARClassLabel", **inputs):
 
 def swept(prompt, **changes):
     node = with_hidden(sweep_nodes.SweepNode, None, prompt)
-    return node.execute(**{**SWEEP, "seeds": "7", "y": "none", "y_values": "", "model": a_mar(), **changes}).result[0]
+    inputs = {**SWEEP, "seeds": "7", "y": "none", "y_values": "", "model": a_mar(), **changes}
+    return sweep_nodes.run(node, **inputs)[0]
 
 
 def test_labels_are_an_axis_with_a_baseline_each(folder):
@@ -265,13 +271,91 @@ def test_mistakes_are_one_sentence_before_anything_is_drawn(folder, field, chang
     assert not folder.exists()
 
 
-def test_grid_and_plot_nodes():
-    found, _ = sweep()
-    (grid,) = sweep_nodes.SweepGrid.execute(found, cell_size=64).result
-    (plot,) = sweep_nodes.SweepPlot.execute(found, measure="SSIM" if found.cells[0].quality.ssim else "PSNR").result
-    assert grid.shape[0] == plot.shape[0] == 1 and grid.std() > 0.01 and plot.std() > 0.01
-    with pytest.raises(UserError, match="^sweep: it got"):
-        sweep_nodes.SweepGrid.execute(3, cell_size=64)
+def executed(model, prompt=None, **changes):
+    """Outputs of the node, what it says, and the image that it shows."""
+    node = with_hidden(sweep_nodes.SweepNode, None, prompt)
+    made = node.execute(model, **{**SWEEP, **SMALL, "x_values": "-1, 0.5", **changes})
+    return made.result, said(made), (fake_comfy.state.saved[-1][0] * 255).round().numpy()
+
+
+def test_the_node_shows_grid_plot_and_table_and_gives_them():
+    model = a_mar()
+    (grid, table, plot), (told, *lines), shown = executed(model, cell_size=64, measure="passes")
+    found, as_table = sweep(model, **{**SMALL, "x_values": "-1, 0.5"})
+    assert np.array_equal((grid[0] * 255).round(), sweep_grid(found, 64))
+    assert np.array_equal((plot[0] * 255).round(), sweep_plot(found, "passes"))
+    width = grid.shape[2]
+    assert np.array_equal(shown[: grid.shape[1], :width], (grid[0] * 255).round())
+    assert np.array_equal(shown[:400, width:], (plot[0] * 255).round())
+    assert table.splitlines()[0] == as_table.splitlines()[0] and told.startswith("3 cells sampled")
+    assert [line.split()[0] for line in lines] == ["threshold", "-1", "0.5"] and "passes  head calls" in lines[0]
+
+    # A table that is connected has the same figures, and a long one does not fit.
+    nodes = {"5": {"class_type": "FastARSweep", "inputs": {}}, "6": {"inputs": {"source": ["5", 1]}}}
+    assert len(executed(model, nodes)[1]) == 1
+    assert len(executed(model, x_values="-1..0.6 x 7")[1]) == 1 and len(executed(model, x_values="-1..0.6 x 6")[1]) == 8
+
+
+def test_a_measure_that_no_cell_has_is_said_and_the_plot_is_against_another():
+    inputs = {"sampler": "mar", "settings": "steps=4, diffusion_steps=4", "x": "cfg", "x_values": "2, 3"}
+    model = a_mar()
+    (_, _, plot), (warning, *_), _ = executed(model, measure="acceptance", **inputs)
+    assert warning == "measure: this sweep has no acceptance, so the plot is against PSNR."
+    assert torch.equal(plot, executed(model, measure="auto", **inputs)[0][2])
+
+
+def test_a_grid_that_does_not_fit_is_said_and_the_rest_is_shown(monkeypatch):
+    """A node that needs it would not run."""
+    monkeypatch.setattr(images_of_sweeps, "LONGEST", 100)
+    (grid, table, plot), (warning, *_), shown = executed(a_mar())
+    assert grid.message == warning == "sweep: 2 x 1 cells do not fit into one image; sweep fewer values."
+    assert len(table.splitlines()) == 4 and np.array_equal(shown, (plot[0] * 255).round())
+
+
+def earlier(**changes):
+    """A prompt of an earlier version."""
+    nodes = {
+        "1": {"class_type": "FastARSweep", "inputs": {"x": "cfg"}},
+        "2": {"class_type": "FastARSweepGrid", "inputs": {"sweep": ["1", 0], "cell_size": 64}},
+        "3": {"class_type": "FastARSweepPlot", "inputs": {"sweep": ["1", 0], "measure": "SSIM"}},
+        "4": {"class_type": "SaveImage", "inputs": {"images": ["2", 0], "filename_prefix": "a"}},
+        "5": {"class_type": "PreviewImage", "inputs": {"images": ["3", 0]}},
+        "6": {"class_type": "PreviewAny", "inputs": {"source": ["1", 1]}},
+        **changes,
+    }
+    return {"prompt": nodes}
+
+
+def test_a_prompt_with_the_nodes_of_earlier_versions_becomes_one_of_this():
+    request = earlier()
+    sweep_nodes.convert(request)
+    assert request["prompt"] == {
+        "1": {"class_type": "FastARSweep", "inputs": {"x": "cfg", "cell_size": 64, "measure": "SSIM"}},
+        "4": {"class_type": "SaveImage", "inputs": {"images": ["1", 0], "filename_prefix": "a"}},
+        "5": {"class_type": "PreviewImage", "inputs": {"images": ["1", 2]}},
+        "6": {"class_type": "PreviewAny", "inputs": {"source": ["1", 1]}},
+    }
+    again = json.loads(json.dumps(request))
+    sweep_nodes.convert(again)
+    assert again == request
+
+
+@pytest.mark.parametrize("odd", [
+    *(None, 3, [], {}, {"prompt": None}, {"prompt": [1]}, {"prompt": {"1": 3, "2": None}}),
+    *({"prompt": {"2": {"class_type": "FastARSweepGrid", "inputs": i}}} for i in (None, {}, {"sweep": ["9", 0]})),
+    {"prompt": {"1": {"class_type": "FastARSweep"}, "2": {"class_type": [1], "inputs": {"sweep": ["1", 0]}}}},
+])  # fmt: skip
+def test_a_request_of_another_shape_is_left_as_it_is(odd):
+    before = repr(odd)
+    sweep_nodes.convert(odd)
+    assert repr(odd) == before
+
+
+def test_a_sweep_without_inputs_is_left_to_comfyui():
+    """Which refuses it."""
+    request = {"prompt": {**earlier()["prompt"], "1": {"class_type": "FastARSweep"}}}
+    sweep_nodes.convert(request)
+    assert set(request["prompt"]) == {"1", "4", "5", "6"}
 
 
 def test_a_line_comes_back():
@@ -582,16 +666,14 @@ def test_a_sweep_says_how_many_cells_it_found(monkeypatch):
         sweep_nodes.SweepNode, "hidden", SimpleNamespace(unique_id="7", prompt={}, extra_pnginfo=None), raising=False
     )
     model = a_mar()
-    outputs = []
-    told = sweep_nodes.host.text.output
-    monkeypatch.setattr(sweep_nodes.host.text, "output", lambda *given: outputs.append(told(*given)) or outputs[-1])
-    sweep(model, **SMALL)
+
+    def told(**changes):
+        return said(sweep_nodes.SweepNode.execute(model, **{**SWEEP, **SMALL, **changes}))[0]
+
+    assert told() == "2 cells sampled, the plain sampler's included, into the new folder sweep"
     assert fake_comfy.state.said == [("7", "cell 1 of 2"), ("7", "cell 2 of 2")], "while it runs"
-    assert outputs[-1]["fastar_text"] == ["2 cells sampled, the plain sampler's included, into the new folder sweep"]
-    sweep(model, **{**SMALL, "x_values": "0.5, 0.6"})
-    assert outputs[-1]["fastar_text"] == ["2 of 3 cells were in the folder sweep already"]
-    sweep(model, **{**SMALL, "x_values": "0.7, 0.8"})
-    assert outputs[-1]["fastar_text"] == ["1 of 3 cells was in the folder sweep already"]
+    assert told(x_values="0.5, 0.6") == "2 of 3 cells were in the folder sweep already"
+    assert told(x_values="0.7, 0.8") == "1 of 3 cells was in the folder sweep already"
 
 
 def test_seeds_of_a_sweep_reach_the_limit():

@@ -350,7 +350,8 @@ def test_a_badge_does_not_cover_the_title_of_a_group(graph):
 
 def test_the_result_of_a_comparison_is_large(graph):
     """The one image to look at takes a third of the window or more."""
-    shown = [node for node in graph.saved["nodes"] if node["type"] in ("SaveImage", "PreviewImage", "FastARTimeLapse")]
+    showing = ("SaveImage", "PreviewImage", "FastARTimeLapse", "FastARSweep")
+    shown = [node for node in graph.saved["nodes"] if node["type"] in showing]
     widths = [node["size"][0] for node in shown if not node["flags"].get("collapsed")]
     widths += [node["size"][0] for node in graph.saved["nodes"] if node["type"] == "ImageCompare"]
     assert max(widths) >= 450

@@ -1,5 +1,7 @@
 """Figures of reports, sweeps and maps on small cases whose values were worked out by hand."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
@@ -199,13 +201,13 @@ def test_ticks_are_round_and_enclose():
 
 def test_a_scale_ends_at_its_marks():
     """Marks 2 and 6 at the pixels 10 and 110: 3 is a quarter of the way."""
-    place = sweep_images._scale([2, 4, 6], 10, 110)
+    place = partial(sweep_images._scaled, marks=[2, 4, 6], low=10, high=110)
     assert [place(value) for value in (2, 3, 6)] == [10, 35, 110]
 
 
 def test_measures_of_a_plot():
     point = Point(0, 0, 2.0, 1.0, 8.0, 0.75, 31.0, 0.9, "")
-    found = [sweep_images._measured(point, name) for name in ("PSNR", "SSIM", "acceptance", "passes")]
+    found = [sweep_images._MEASURES[name].of(point) for name in ("PSNR", "SSIM", "acceptance", "passes")]
     assert found == [31.0, 0.9, 75.0, 8.0]
 
 

@@ -1,7 +1,8 @@
-// The lists x and y of Sweep: the settings of the chosen sampler.
+// The lists x and y of Sweep: the settings of the chosen sampler. And graphs of earlier versions, in which Sweep Grid and Sweep Plot drew it.
 //
 // Kept because the lists would otherwise hold the fifty settings of all samplers, most of which the chosen one does not have. The server
 // takes every setting of the list and names those that the sampler lacks.
+// The graphs: ComfyUI's own replacement of nodes puts one node in the place of one, and here two join a third.
 import { app } from "../../../scripts/app.js"
 
 const settings = {} // by node, in lower case
@@ -13,8 +14,48 @@ function settingsOf(sampler) {
   return cache ? [...own, ...(settings.fastarlazymarcache ?? [])] : own
 }
 
+// Nodes of earlier versions: the output of Sweep that has their image, and the place of their widget among Sweep's. The server has the same
+// for prompts, in nodes/sweep.py.
+const EARLIER = { FastARSweepGrid: { output: 0, place: 8 }, FastARSweepPlot: { output: 2, place: 9 } }
+const OUTPUTS = [["image", "IMAGE"], ["table", "STRING"], ["plot", "IMAGE"]]
+
+// Links of a graph are arrays, those of a subgraph objects.
+const ORIGIN = [1, "origin_id"]
+const SLOT = [2, "origin_slot"]
+const TARGET = [3, "target_id"]
+const keyIn = (link, [place, name]) => (Array.isArray(link) ? place : name)
+const get = (link, part) => link[keyIn(link, part)]
+const set = (link, part, value) => (link[keyIn(link, part)] = value)
+const idOf = (link) => (Array.isArray(link) ? link[0] : link.id)
+
+/** Let what took the image of Sweep Grid or Sweep Plot take it from their Sweep, in a saved graph or subgraph. */
+function convert(graph) {
+  for (const sweep of graph.nodes.filter(({ type }) => type === "FastARSweep")) {
+    if (sweep.outputs?.[0]?.name !== "sweep") continue
+    sweep.outputs = OUTPUTS.map(([name, type], slot) => ({ name, type, links: slot === 1 ? (sweep.outputs[1]?.links ?? []) : [] }))
+
+    for (const given of graph.links.filter((link) => get(link, ORIGIN) === sweep.id && get(link, SLOT) === 0)) {
+      const node = graph.nodes.find(({ id }) => id === get(given, TARGET))
+      const earlier = EARLIER[node?.type]
+      graph.links.splice(graph.links.indexOf(given), 1)
+      if (!earlier) continue
+
+      if (Array.isArray(sweep.widgets_values)) sweep.widgets_values[earlier.place] = node.widgets_values?.[0]
+      for (const link of graph.links.filter((link) => get(link, ORIGIN) === node.id)) {
+        set(link, ORIGIN, sweep.id)
+        set(link, SLOT, earlier.output)
+        sweep.outputs[earlier.output].links.push(idOf(link))
+      }
+      graph.nodes.splice(graph.nodes.indexOf(node), 1)
+    }
+  }
+}
+
 app.registerExtension({
   name: "FastAR.Sweep",
+  beforeConfigureGraph(saved) {
+    for (const graph of [saved, ...(saved?.definitions?.subgraphs ?? [])]) if (graph?.nodes && graph.links) convert(graph)
+  },
   beforeRegisterNodeDef(_, { name, input }) {
     if (name.startsWith("FastAR") && input?.optional?.preset) settings[name.toLowerCase()] = Object.keys(input.optional)
   },
