@@ -31,11 +31,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any
 
 from ...cli.planning import by_key, variant_words
-from ...errors import UserError
+from ...errors import UserError, first_line
 from ...reports.table import figure, literal, markdown
 from ...reports.work import expected_speedup
 from ...sweeps.folder import Folder
@@ -49,8 +50,6 @@ from .times import Time, paired
 
 PAPER = "paper.json"
 _MOST_PAPER = 1 << 20  # bytes
-_MOST_TEXT = 180  # characters of a title or a reason, which a cell of a table shows whole
-_MOST_ROWS = 256
 # "2.32", or with the deviation over several runs "2.59 ± 0.04".
 _FIGURE = re.compile(r"\d{1,9}(\.\d{1,9})?( ± \d{1,9}(\.\d{1,9})?)?")
 
@@ -131,136 +130,101 @@ def is_paper(table: Mapping[str, Any]) -> bool:
 
 # Entries of a paper's file that are no entries of a spec.
 _OWN = ("paper", "sweeps", "tables", "not_measured", "notes")
-_OF_TABLE = ("title", "rows", "columns")
 
 
 def paper_of(source: Mapping[str, Any]) -> Paper:
-    """A paper from the entries of a file, checked.
+    """A paper from the entries of a file.
 
     Raises:
         UserError: an entry is missing, unknown or of a wrong type, or a row names no cell.
     """
+    try:
+        return _paper(source)
+    except (AttributeError, KeyError, TypeError) as problem:
+        what = f"{type(problem).__name__}: {first_line(problem)}"
+        raise UserError(
+            f"paper: an entry is missing, unknown or of a wrong type ({what}); lab/papers has examples."
+        ) from None
+
+
+def _paper(source: Mapping[str, Any]) -> Paper:
+    """See :func:`paper_of`; entries of a wrong type raise what Python raises."""
     shared = {name: value for name, value in source.items() if name not in _OWN}
-    sweeps = {}
-    for entry in _tables_of(source.get("sweeps"), "sweeps"):
-        name, spec = _sweep(shared, entry)
+    sweeps: dict[str, Spec] = {}
+    for entry in source["sweeps"]:
+        name, spec = _sweep(shared, **entry)
         if name in sweeps:
             raise UserError(f"sweeps: two are named {name!r}; give each its own name.")
         sweeps[name] = spec
 
-    not_measured = source.get("not_measured", {})
-    if not isinstance(not_measured, Mapping):
-        raise UserError('not_measured: it is not a table; write lines such as GenEval = "it needs a detector".')
-    for title, why in not_measured.items():
-        _text(title, "not_measured")
-        _text(why, f"not_measured: {title[:60]}")
-
+    not_measured = {title: _text(why) for title, why in source.get("not_measured", {}).items()}
     known = [*FIGURES, *not_measured]
-    tables = tuple(_table(entry, sweeps, known) for entry in _tables_of(source.get("tables"), "tables"))
+    tables = tuple(_table(sweeps, known, **entry) for entry in source["tables"])
 
     notes = source.get("notes", [])
     if not isinstance(notes, list):
-        raise UserError('notes: they are not a list of texts; write notes = ["..."].')
-    for note in notes:
-        _text(note, "notes")
-
-    return Paper(_text(source.get("paper"), "paper"), sweeps, tables, dict(not_measured), tuple(notes), source)
+        raise TypeError("notes are no list")
+    return Paper(_text(source["paper"]), sweeps, tables, not_measured, tuple(map(_text, notes)), source)
 
 
-def _tables_of(found: Any, name: str) -> list[Mapping[str, Any]]:
-    """The entries of a list of tables."""
-    if not isinstance(found, list) or not found or not all(isinstance(entry, Mapping) for entry in found):
-        raise UserError(f"{name}: there are none; write [[{name}]] and their entries below it.")
-
-    if len(found) > _MOST_ROWS:
-        raise UserError(f"{name}: there are {len(found)}; {_MOST_ROWS} are possible.")
-
-    return found
-
-
-def _text(value: Any, name: str) -> str:
+def _text(value: Any) -> str:
     """An entry that is a text."""
-    if not isinstance(value, str) or not 0 < len(value) <= _MOST_TEXT:
-        raise UserError(f"{name}: {str(value)[:60]!r} is not a text of at most {_MOST_TEXT} characters.")
-
+    if not isinstance(value, str):
+        raise TypeError(f"{str(value)[:60]!r} is no text")
     return value
 
 
-def _sweep(shared: Mapping[str, Any], entry: Mapping[str, Any]) -> tuple[str, Spec]:
+def _sweep(shared: Mapping[str, Any], name: str, **own: Any) -> tuple[str, Spec]:
     """Name and spec of a sweep: the entries of all sweeps, then its own."""
-    name = entry.get("name")
-    if not isinstance(name, str) or not ID.fullmatch(name):
-        raise UserError(
-            f"sweeps: the name {str(name)[:60]!r} cannot be that of a folder; write letters, digits and dashes."
-        )
-
-    own = {key: value for key, value in entry.items() if key != "name"}
-    settings: dict[str, Any] = {}
-    for table in (shared.get("set", {}), own.get("set", {})):
-        if not isinstance(table, Mapping):
-            raise UserError(
-                f"sweeps: set of {name} is not a table; write [sweeps.set] and below it lines such as cfg = 2."
-            )
-        settings.update(table)
+    if not ID.fullmatch(name):
+        raise UserError(f"sweeps: the name {name[:60]!r} cannot be that of a folder; write letters, digits and dashes.")
 
     try:
+        settings = {**shared.get("set", {}), **own.get("set", {})}
         return name, from_table({**shared, **own, "set": settings})
     except UserError as problem:
         raise UserError(f"sweeps: in {name}, {problem}") from None
 
 
-def _table(entry: Mapping[str, Any], sweeps: Mapping[str, Spec], known: Sequence[str]) -> Table:
-    """A table of the file; ``known``: names of figures."""
-    title = _text(entry.get("title"), "tables: a title")
-    for name in entry:
-        if name not in _OF_TABLE:
-            raise UserError(f"tables: {title} has an entry {name[:60]!r}; choose one of {', '.join(_OF_TABLE)}.")
-
-    rows = tuple(_row(row, sweeps, known) for row in _tables_of(entry.get("rows"), "rows"))
-
-    columns = entry.get("columns")
+def _table(
+    sweeps: Mapping[str, Spec],
+    known: Sequence[str],
+    title: str,
+    rows: Sequence[Mapping[str, Any]],
+    columns: Sequence[str] | None = None,
+) -> Table:
+    """A table of the file; ``known``: names of figures. Its columns are those of its rows if it names none."""
+    made = tuple(_row(sweeps, known, **row) for row in rows)
     if columns is None:
-        columns = list(dict.fromkeys(name for row in rows for name in row.figures))
-    elif not isinstance(columns, list):
-        raise UserError(f'tables: the columns of {title} are not a list; name figures, for example ["fid"].')
+        columns = list(dict.fromkeys(name for row in made for name in row.figures))
+
     for name in columns:
         _known_figure(name, known)
-
-    return Table(title, rows, tuple(columns))
-
-
-def _row(entry: Mapping[str, Any], sweeps: Mapping[str, Spec], known: Sequence[str]) -> Row:
-    """A row of a table, checked."""
-    name = _text(entry.get("row"), "rows: a row")
-    allowed = [f.name for f in fields(Row)]
-    for key in entry:
-        if key not in allowed:
-            raise UserError(f"rows: {name} has an entry {key[:60]!r}; choose one of {', '.join(allowed)}.")
-
-    figures = _printed(entry.get("figures", {}), name, known)
-    skipped = entry.get("skipped", "")
-    if ("cell" in entry) == bool(skipped):
-        raise UserError(f"rows: {name} needs either a cell, or skipped with the reason why there is none.")
-    if skipped:
-        return Row(name, skipped=_text(skipped, f"rows: skipped of {name}"), figures=figures)
-
-    cell = _place(entry["cell"], name, sweeps)
-    timed = _place(entry["timed"], name, sweeps) if "timed" in entry else cell
-    return Row(name, cell, timed, figures=figures)
+    return Table(_text(title), made, tuple(columns))
 
 
-def _printed(figures: Any, row: str, known: Sequence[str]) -> dict[str, str]:
-    """The paper's figures of a row, checked."""
-    if not isinstance(figures, Mapping):
-        raise UserError(f'rows: the figures of {row} are not a table; write figures = {{ fid = "2.32" }}.')
-
+def _row(
+    sweeps: Mapping[str, Spec],
+    known: Sequence[str],
+    row: str,
+    cell: str = "",
+    timed: str = "",
+    skipped: str = "",
+    figures: Mapping[str, str] = MappingProxyType({}),
+) -> Row:
+    """A row of a table."""
     for name, value in figures.items():
         _known_figure(name, known)
-        _text(value, f"rows: {name} of {row}")
-        if name in FIGURES and not _FIGURE.fullmatch(value):
+        if name in FIGURES and not _FIGURE.fullmatch(_text(value)):
             raise UserError(f'rows: {name} of {row} is {value[:60]!r}; write a number, "2.32" or "2.59 ± 0.04".')
 
-    return dict(figures)
+    if bool(cell) == bool(skipped):
+        raise UserError(f"rows: {row} needs either a cell, or skipped with the reason why there is none.")
+    if skipped:
+        return Row(_text(row), skipped=_text(skipped), figures=dict(figures))
+
+    place = _place(cell, row, sweeps)
+    return Row(_text(row), place, _place(timed, row, sweeps) if timed else place, figures=dict(figures))
 
 
 def _known_figure(name: Any, known: Sequence[str]) -> None:
@@ -271,9 +235,9 @@ def _known_figure(name: Any, known: Sequence[str]) -> None:
         )
 
 
-def _place(text: Any, row: str, sweeps: Mapping[str, Spec]) -> tuple[str, str]:
+def _place(text: str, row: str, sweeps: Mapping[str, Spec]) -> tuple[str, str]:
     """Sweep and sampler of "sweep/sampler"; the sampler has one cell in the sweep."""
-    sweep, _, sampler = str(text).partition("/")
+    sweep, _, sampler = text.partition("/")
     if sweep not in sweeps:
         raise UserError(f"rows: {row} names the sweep {sweep[:60]!r}; choose one of {', '.join(sweeps)}.")
 
