@@ -285,7 +285,7 @@ class TextPrompt(io.ComfyNode):
             "which they were trained, reads the text.",
             search_aliases=["text to image", "prompt", "t5", "flan-t5", "llamagen t2i", "clip text encode"],
             widgets=[text, encoder, allow_download(), *widgets(PromptSettings)],
-            outputs=[output(TEXT, "condition", "For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")],
+            outputs=[output(TEXT, "condition", "For the samplers of LlamaGen's text-to-image models.")],
             hidden=[io.Hidden.unique_id],
         )
 
@@ -375,7 +375,7 @@ class Prompt(io.ComfyNode):
         condition = output(
             PROMPT,
             "condition",
-            "For the MAR samplers with Harmon or UniPic, LlamaGen and ZipAR Sampler with Janus, and BitDance Sampler.",
+            "For the samplers of a Harmon, a UniPic, a Janus or a BitDance of prompts.",
         )
 
         return schema(
@@ -452,7 +452,7 @@ class ImageAndPrompt(io.ComfyNode):
             search_aliases=["edit image", "image to image", "instruct", "janus-4o", "kontext", "img2img"],
             sockets=[image],
             widgets=[text, *widgets(ImagePromptSettings)],
-            outputs=[output(IMAGE_PROMPT, "condition", "For LlamaGen and ZipAR Sampler with a Janus-4o.")],
+            outputs=[output(IMAGE_PROMPT, "condition", "For the samplers of a Janus-4o.")],
             hidden=[io.Hidden.unique_id],
         )
 
@@ -531,7 +531,7 @@ class TarPrompt(io.ComfyNode):
                 *widgets(PromptImages),
                 first_image_widget(),
             ],
-            outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
+            outputs=[output(CODES, "condition", "For the samplers of a Tar de-tokenizer.")],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
@@ -618,7 +618,7 @@ class ImageToCodes(io.ComfyNode):
             search_aliases=["ta-tok", "image to tokens", "semantic codes", "variation", "reconstruct", "vae encode"],
             sockets=[image],
             widgets=[ta_tok, allow_download(), *widgets(ImageToCodesSettings)],
-            outputs=[output(CODES, "condition", "For LlamaGen, ZipAR and MuLo-SD Sampler.")],
+            outputs=[output(CODES, "condition", "For the samplers of a Tar de-tokenizer.")],
             hidden=[io.Hidden.unique_id],
         )
 

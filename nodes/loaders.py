@@ -350,7 +350,7 @@ class _Loader(io.ComfyNode):
 
 
 _KL = "The autoencoder that turns latents into images. Usual: auto, the one that the model was trained with."
-_MAR_OUTPUT = output(MAR, "model", "For MAR, FastHybrid, GtR, LazyMAR and CSpD Sampler.")
+_MAR_OUTPUT = output(MAR, "model", "For MAR Sampler and the samplers that accelerate it.")
 
 
 class LoadMAR(_Loader):
@@ -408,7 +408,7 @@ class LoadLlamaGen(_Loader):
         "most exact and takes twice the memory of bf16; int8 and fp8 take half of bf16's, are usually slower, and "
         "change the image."
     }
-    socket = output(TOKEN_MODEL, "model", "For LlamaGen, PAR, ZipAR and MuLo-SD Sampler.")
+    socket = output(TOKEN_MODEL, "model", "For LlamaGen Sampler and the samplers that accelerate it.")
 
 
 class LoadTarDetokenizer(_Loader):
@@ -427,7 +427,7 @@ class LoadTarDetokenizer(_Loader):
         "sharper and slower. Demo models are built in, your own files go into models/fastar, and entries with a size "
         "are downloads.",
     }
-    socket = output(TOKEN_MODEL, "model", "For LlamaGen, ZipAR and MuLo-SD Sampler.")
+    socket = output(TOKEN_MODEL, "model", "For LlamaGen Sampler and the samplers that accelerate a Tar de-tokenizer.")
 
 
 class LoadTar(_Loader):
@@ -491,7 +491,11 @@ class LoadJanus(_Loader):
         "size are downloads. In bf16, 1B needs 3.6 GB of memory and 7B 14.2 GB; with less, a part of 7B stays in main "
         "memory, which is slower.",
     }
-    socket = output(TOKEN_MODEL, "model", "For LlamaGen and ZipAR Sampler, with a condition from Prompt (FastAR).")
+    socket = output(
+        TOKEN_MODEL,
+        "model",
+        "For LlamaGen Sampler and the samplers that accelerate a Janus, with a condition from Prompt (FastAR).",
+    )
 
     @classmethod
     @in_own_state

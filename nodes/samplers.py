@@ -97,7 +97,8 @@ _BLOCK_EDIT = [
     ),
 ]
 _MAR_MODEL = "The model to sample, from Load MAR or Load Harmon / UniPic."
-_LLAMAGEN_MODEL = "The model to sample: a LlamaGen, a Janus or a de-tokenizer of Tar, each from its own loader."
+_TOKEN_MODEL = "The model to sample: a LlamaGen, a Janus or a de-tokenizer of Tar, each from its own loader."
+_BLOCK_MODEL = "The model to sample, from Load BitDance."
 _MAR_CONDITION = (
     "What to draw, one entry per image: from Class Label for a MAR, from Prompt (FastAR) for Harmon and UniPic."
 )
@@ -117,15 +118,16 @@ class _Inputs:
     """What the samplers of one kind of models take."""
 
     socket: Any  # of their models
+    model: str  # tooltip of the model
     condition: str  # tooltip of their condition
     edit: list[io.Input]  # of an image to change
 
 
 # By what decodes the result, see :attr:`.Family.decoder`.
 _INPUTS = {
-    KL: _Inputs(MAR, _MAR_CONDITION, _EDIT),
-    VQ: _Inputs(TOKEN_MODEL, _TOKEN_CONDITION, _TOKEN_EDIT),
-    BITS: _Inputs(BLOCK_MODEL, _BLOCK_CONDITION, _BLOCK_EDIT),
+    KL: _Inputs(MAR, _MAR_MODEL, _MAR_CONDITION, _EDIT),
+    VQ: _Inputs(TOKEN_MODEL, _TOKEN_MODEL, _TOKEN_CONDITION, _TOKEN_EDIT),
+    BITS: _Inputs(BLOCK_MODEL, _BLOCK_MODEL, _BLOCK_CONDITION, _BLOCK_EDIT),
 }
 _SWITCHED_OFF = {registry.MAR: "plain MAR", registry.LLAMAGEN: "plain decoding"}
 
@@ -134,13 +136,19 @@ class _Sampler(ModelFirst):
     """A sampler of the registry. The classes below hold texts."""
 
     sampler: ClassVar[str]  # name in the registry
-    node_id: ClassVar[str]
+    node_id: ClassVar[str]  # the registry's
     description: ClassVar[str]
     aliases: ClassVar[list[str]]
-    models: ClassVar[dict[str, str]] = {"model": _MAR_MODEL}  # sockets with their tooltips
+    models: ClassVar[dict[str, str]] = {}  # sockets with their tooltips; {} for one model of the kind
     condition: ClassVar[str] = ""  # tooltip of the condition; "" for that of all models of the kind
     preset: ClassVar[bool] = True  # False for a baseline, which has neither the accelerators' presets nor the switch
     vae: ClassVar[str] = "the same loader"  # whose VAE decodes the latent
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        entry = SAMPLERS[cls.sampler]
+        cls.node_id = entry.node
+        cls.models = cls.models or {"model": _INPUTS[entry.family.decoder].model}
 
     @classmethod
     def optional(cls) -> list[io.Input]:
@@ -253,7 +261,6 @@ class _Sampler(ModelFirst):
 
 class MARSampler(_Sampler):
     sampler = "mar"
-    node_id = "FastARMARSampler"
     preset = False
     description = (
         "Draws an image with plain MAR, as published. It is the baseline that the accelerated MAR samplers are "
@@ -268,7 +275,6 @@ class MARSampler(_Sampler):
 
 class FastHybridSampler(_Sampler):
     sampler = "fasthybrid"
-    node_id = "FastARFastHybridSampler"
     description = (
         "Drafts several AR steps at once and refines drafts that are close enough with a few guided steps (FastHybrid, "
         "CVPR 2026). The image differs from MAR's with the same seed and usually shows the same subject."
@@ -278,7 +284,6 @@ class FastHybridSampler(_Sampler):
 
 class LazyMARSampler(_Sampler):
     sampler = "lazymar"
-    node_id = "FastARLazyMARSampler"
     description = (
         "Plain MAR with feature caching: what hardly changes from one step to the next is reused (LazyMAR, ICCV 2025). "
         "Every step takes less work; the image may differ from MAR's."
@@ -288,7 +293,6 @@ class LazyMARSampler(_Sampler):
 
 class CSpDSampler(_Sampler):
     sampler = "cspd"
-    node_id = "FastARCSpDSampler"
     description = (
         "A small MAR drafts several AR steps and a large one verifies them together (CSpD, 2024). The mode lossless "
         "keeps the large model's distribution exactly; published and paper are approximate."
@@ -303,7 +307,6 @@ class CSpDSampler(_Sampler):
 
 class GtRSampler(_Sampler):
     sampler = "gtr"
-    node_id = "FastARGtRSampler"
     description = (
         "Draws one colour of a checkerboard of tokens slowly, then the other in one or two AR steps (GtR, ICLR 2026). "
         "Fewer AR steps and diffusion steps than MAR; the image is another one."
@@ -318,11 +321,11 @@ class LazyMARCache(io.ComfyNode):
             node_id="FastARLazyMARCache",
             display_name="LazyMAR Cache",
             category="FastAR/sample",
-            description="Adds LazyMAR's caches to MAR, FastHybrid, GtR or CSpD Sampler. Use it to combine LazyMAR with "
+            description="Adds LazyMAR's caches to a MAR sampler that has a cache input. Use it to combine LazyMAR with "
             "another sampler.",
             search_aliases=["lazy mar", "feature cache", "combine accelerators"],
             widgets=[preset_widget(), *setting_widgets(CacheSettings)],
-            outputs=[output(CACHE, "cache", "For the cache input of MAR, FastHybrid, GtR and CSpD Sampler.")],
+            outputs=[output(CACHE, "cache", "For the cache input of a MAR sampler.")],
             hidden=[io.Hidden.prompt],
         )
 
@@ -336,19 +339,16 @@ class LazyMARCache(io.ComfyNode):
 
 class LlamaGenSampler(_Sampler):
     sampler = "llamagen"
-    node_id = "FastARLlamaGenSampler"
     preset = False
     description = (
         "Draws an image with plain LlamaGen, as published: one token after another, row by row. It also runs Janus and "
         "Tar, and is the baseline of PAR, ZipAR and MuLo-SD."
     )
     aliases = ["llamagen", "tar", "autoregressive sampler", "token sampler", "raster", "baseline sampler"]
-    models = {"model": _LLAMAGEN_MODEL}
 
 
 class PARSampler(_Sampler):
     sampler = "par"
-    node_id = "FastARPARSampler"
     preset = False
     description = (
         "Divides the image into regions and decides one token per region in parallel (PAR, CVPR 2025). It needs a PAR "
@@ -361,18 +361,15 @@ class PARSampler(_Sampler):
 
 class ZipARSampler(_Sampler):
     sampler = "zipar"
-    node_id = "FastARZipARSampler"
     description = (
         "Starts a row as soon as the row above is a window of tokens ahead, so that several rows are drawn at once "
         "(ZipAR, ICML 2025). Works with LlamaGen, Janus and Tar, without training."
     )
     aliases = ["zipar", "parallel decoding", "spatial locality", "accelerated llamagen", "accelerated tar"]
-    models = {"model": _LLAMAGEN_MODEL}
 
 
 class MuLoSDSampler(_Sampler):
     sampler = "mulosd"
-    node_id = "FastARMuLoSDSampler"
     vae = "the target's loader"
     condition = f"{_LABEL_OR_TEXT} For Tar from Tar Prompt or Image to Codes."
     description = (
@@ -400,14 +397,12 @@ class MuLoSDSampler(_Sampler):
 
 class BitDanceSampler(_Sampler):
     sampler = "bitdance"
-    node_id = "FastARBitDanceSampler"
     preset = False
     description = (
         "Draws an image with BitDance: block after block, all bits of a block together by diffusion. Fewer "
         "diffusion_steps, for all blocks or for the later ones (DiSA), are faster."
     )
     aliases = ["bitdance", "binary tokens", "block autoregressive", "text to image", "disa", "inpaint"]
-    models = {"model": "The model to sample, from Load BitDance."}
 
 
 NODES: list[type[io.ComfyNode]] = [

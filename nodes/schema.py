@@ -58,7 +58,9 @@ ANY_SOCKETS = [
     ANY_MODEL.Input("model", tooltip="The model to sample, from any loader except Load Tar."),
     condition_input(_OF_KIND, "What to draw, one entry per image, as for the sampler's own node."),
 ]
-ANY_DRAFT = ANY_MODEL.Input("draft", optional=True, tooltip="The draft model, which only CSpD and MuLo-SD use.")
+ANY_DRAFT = ANY_MODEL.Input(
+    "draft", optional=True, tooltip="The draft model, for samplers that draft with a second model."
+)
 
 # Hidden inputs of nodes that show text and write reports to saved images.
 HIDDEN = [io.Hidden.unique_id, io.Hidden.extra_pnginfo, io.Hidden.prompt]

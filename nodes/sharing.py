@@ -118,7 +118,8 @@ def line_of(report: Report) -> tuple[str, str]:
     if unknown:
         lacks = f"which has settings that this version does not have ({', '.join(unknown)})"
     elif enlarged != BICUBIC:
-        lacks = f"whose draft the upscale model {literal(str(enlarged))} enlarged; use MuLo-SD Sampler with that model"
+        node = f"{find(report.sampler).title} Sampler"
+        lacks = f"whose draft the upscale model {literal(str(enlarged))} enlarged; use {node} with that model"
     elif report.edits:
         lacks = "which drew a part of an image again; use the sampler's own node with the same image and mask"
 

@@ -24,36 +24,22 @@ from .advice_text import advice_table, answer_of
 from .baseline import quality_word
 from .choice import Choice, parse_choice
 from .measured import ACCEPTANCE, PSNR, SSIM, AdviceSettings, Measured
+from .presets import BALANCED, FAST, PRESETS
+from .registry import SAMPLERS
 
 SEEDS = 1 << 64
-_MAR = (
-    "fasthybrid: preset=balanced",
-    "fasthybrid: preset=fast",
-    "lazymar: preset=balanced",
-    "lazymar: preset=fast",
-    "fasthybrid+lazymar: preset=balanced",
-    "fasthybrid+lazymar: preset=fast",
-    "gtr: preset=balanced",
-    "gtr: preset=fast",
-    "mar: preset=few steps",
-    "mar: diffusion_steps_end=10",
-    "mar: speculation=8",
-    "cspd: mode=lossless",
-    "cspd: preset=balanced",
-    "cspd: preset=fast",
-)
-_TOKENS = (
-    "zipar: preset=balanced",
-    "zipar: preset=fast",
-    "zipar: preset=balanced, parallel=16",
-    "mulosd: preset=balanced",
-    "mulosd: preset=fast",
-)
-# Lines of the candidates by plain sampler.
-_CANDIDATES: dict[str, tuple[str, ...]] = {
-    "mar": _MAR,
-    "llamagen": ("llamagen: parallel=16", *_TOKENS),
-    "tar": ("tar: parallel=16", *_TOKENS),
+# Further candidates by plain sampler, beside the presets of the accelerators.
+_MORE: dict[str, tuple[str, ...]] = {
+    "mar": (
+        "fasthybrid+lazymar: preset=balanced",
+        "fasthybrid+lazymar: preset=fast",
+        "mar: preset=few steps",
+        "mar: diffusion_steps_end=10",
+        "mar: speculation=8",
+        "cspd: mode=lossless",
+    ),
+    "llamagen": ("llamagen: parallel=16", "zipar: preset=balanced, parallel=16"),
+    "tar": ("tar: parallel=16", "zipar: preset=balanced, parallel=16"),
     "par": ("par: parallel=4", "par: parallel=16"),
     "bitdance": ("bitdance: diffusion_steps=25", "bitdance: diffusion_steps_end=10", "bitdance: speculation=8"),
 }
@@ -95,10 +81,22 @@ class Advice(NamedTuple):
 
 
 def candidates(plain: str, draft: bool) -> list[Choice]:
-    """The choices that are tried on a model whose plain sampler is ``plain``, a key of the table above; ``draft``: with
-    a draft model.
+    """The choices that are tried on a model.
+
+    Each accelerator of its family with *balanced* and *fast*, then further ones.
+
+    Args:
+        plain: its plain sampler.
+        draft: whether there is a draft model.
     """
-    choices = [parse_choice(line, "sampler") for line in _CANDIDATES[plain]]
+    choices = []
+    entry = SAMPLERS[plain]
+    if entry.baseline:  # a PAR has no accelerators
+        for other in SAMPLERS.values():
+            if entry.families[0] in other.families and other.settings in PRESETS:
+                choices += [Choice(other, BALANCED), Choice(other, FAST)]
+
+    choices += [parse_choice(line, "sampler") for line in _MORE.get(plain, ())]
     return [choice for choice in choices if draft or not choice.entry.needs_draft]
 
 

@@ -152,6 +152,11 @@ class Entry:
         """Description of its models in messages."""
         return ", or ".join(FAMILIES[family].words for family in self.families)
 
+    @property
+    def node(self) -> str:
+        """Id of its node, in which saved graphs find it. Combinations have none, and Tar's is LlamaGen's."""
+        return f"FastAR{self.title.replace('-', '')}Sampler"
+
     def demos(self, family: str) -> tuple[str, ...]:
         """What "demo" may mean for it in one of its families."""
         own = self.demo or FAMILIES[family].demo

@@ -25,6 +25,7 @@ from ...reports.maps import OUTCOMES, token_map
 from ...reports.record import ACCEPTED, DRAFTED, PLAIN
 from ...reports.timelapse import FPS, time_lapse
 from ...runs.loading import decode
+from ...runs.registry import SAMPLERS, TAR
 from .thumbnails import Template, pixels
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -33,19 +34,29 @@ ICON = ROOT / "docs" / "icon.png"
 ANIMATION = ROOT / "docs" / "time_lapse.webp"
 ANIMATION_WIDTH = 480
 SEED, MAP, WIDTH, QUALITY = 7, 512, 580, 55
-# Help page to the samplers, their settings, and the token maps of the last one.
-PAGES: dict[str, tuple[str, tuple[str, ...], tuple[str, ...]]] = {
-    "FastARMARSampler": ("mar", (), ("fixed at step", "order")),
-    "FastARFastHybridSampler": ("mar,fasthybrid", ("fasthybrid.preset=balanced",), ("outcome",)),
-    "FastARGtRSampler": ("mar,gtr", ("gtr.preset=balanced",), ("fixed at step",)),
-    "FastARLazyMARSampler": ("mar,lazymar", ("lazymar.preset=balanced",), ("cached",)),
-    "FastARCSpDSampler": ("mar,cspd", (), ("outcome",)),
-    "FastARLlamaGenSampler": ("llamagen", (), ("fixed at step",)),
-    "FastARPARSampler": ("llamagen,par", (), ("fixed at step",)),
-    "FastARZipARSampler": ("llamagen,zipar", (), ("fixed at step",)),
-    "FastARMuLoSDSampler": ("llamagen,mulosd", (), ("outcome",)),
-    "FastARBitDanceSampler": ("bitdance", (), ("fixed at step", "order")),
+# The token maps on the help page of a sampler; of the others where each token was decided.
+MAPS = {
+    "mar": ("fixed at step", "order"),
+    "fasthybrid": ("outcome",),
+    "lazymar": ("cached",),
+    "cspd": ("outcome",),
+    "mulosd": ("outcome",),
+    "bitdance": ("fixed at step", "order"),
 }
+
+
+def pages() -> dict[str, tuple[str, tuple[str, ...]]]:
+    """Help page to the samplers on its image, the plain one first, and the token maps of the last one."""
+    plain = {entry.family.kind: name for name, entry in reversed(SAMPLERS.items()) if entry.baseline and name != TAR}
+
+    found = {}
+    for name, entry in SAMPLERS.items():
+        if "+" not in name and name != TAR:
+            shown = dict.fromkeys((plain[entry.family.kind], name))
+            found[entry.node] = ",".join(shown), MAPS.get(name, ("fixed at step",))
+    return found
+
+
 # Help page to its seed, where it is another one.
 SEEDS = dict.fromkeys(("FastARLlamaGenSampler", "FastARZipARSampler", "FastARMuLoSDSampler"), 5)
 # Help page to the number of the template.
@@ -57,17 +68,17 @@ TEMPLATES = {
     "FastARAdvisor": "11",
     "FastARTimeLapse": "03",
 }
+PAGES = pages()
 EVERY = ["icon", "animation", *PAGES, *TEMPLATES]
 
 
-def sheet(samplers: str, sets: Sequence[str], maps: Sequence[str], seed: int) -> np.ndarray:
+def sheet(samplers: str, maps: Sequence[str], seed: int) -> np.ndarray:
     """The images of samplers side by side, and token maps of the last one; uint8 [H, W, 3]."""
     parser = argparse.ArgumentParser()
     compare.arguments(parser)
-    words = ["--samplers", samplers, "--label", "cat", "--device", "cpu"]
-    options = parser.parse_args([*words, *(w for s in sets for w in ("--set", s))])
-    ready = load(options, [p.entry for p in plan(samplers, sets, {})])
-    planned = plan(samplers, sets, ready)
+    options = parser.parse_args(["--samplers", samplers, "--label", "cat", "--device", "cpu"])
+    ready = load(options, [p.entry for p in plan(samplers, [], {})])
+    planned = plan(samplers, [], ready)
     what = conditions(planned, options.label, options.text, 1, options, seed, {})
     made = [draw(p, condition, seed) for p, condition in zip(with_draft(planned, options), what, strict=True)]
     cells = [decode(p.on, result).numpy() for p, result in zip(planned, made, strict=True)]
@@ -167,7 +178,8 @@ def run(options: argparse.Namespace) -> int:
             first, *others = animation()
             first.save(ANIMATION, save_all=True, append_images=others, duration=1000 // FPS, loop=0, quality=QUALITY)
         else:
-            picture = Image.fromarray(drawn(name) if name in TEMPLATES else sheet(*PAGES[name], SEEDS.get(name, SEED)))
+            image = drawn(name) if name in TEMPLATES else sheet(*PAGES[name], SEEDS.get(name, SEED))
+            picture = Image.fromarray(image)
             picture.thumbnail((WIDTH, WIDTH), Image.Resampling.LANCZOS)
             picture.save(FOLDER / f"{name}.jpg", quality=QUALITY, optimize=True)
         print(name, flush=True)

@@ -1,13 +1,12 @@
 """The command advise on the demo with few steps."""
 
 from fastar_nodes.cli import advise
-from fastar_nodes.runs import advice
 from fastar_nodes.runs.choice import parse_choice
 
 
 def test_it_answers_with_lines_that_other_commands_read(cli, tiny_demo, monkeypatch):
     lines = ("fasthybrid: steps=4, diffusion_steps=4", "mar: steps=2, diffusion_steps=4")
-    monkeypatch.setitem(advice._CANDIDATES, "mar", lines)
+    monkeypatch.setattr(advise, "candidates", lambda *_: [parse_choice(line, "sampler") for line in lines])
     answer = cli("advise", "--label", "cat", "--repeats", "1", "--measure", "PSNR", "--least-psnr", "0")
     assert answer.code == 0, answer.err
     (chosen,) = [line.partition(": ")[2] for line in answer.out.splitlines() if line.startswith("for Any Sampler")]

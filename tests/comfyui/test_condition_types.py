@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from comfy_host import ROOT, Comfy, Rejected, defaults, load_workflow
+from sampler_nodes import SAMPLER_NODES, SCHEMAS, conditions_of
 from test_browser import _no_complaint, _run, browser, editor  # noqa: F401  fixtures
 
 # ruff: noqa: F811
@@ -19,17 +20,8 @@ MAKERS = {
     "FastARTarPrompt": "FASTAR_CODES",
     "FastARImageToCodes": "FASTAR_CODES",
 }
-MASKED = {"FASTAR_LABELS", "FASTAR_PROMPT"}
 ALL = set(MAKERS.values())
-# What each sampler takes: what the models of its families read.
-TAKES = {
-    **dict.fromkeys(["FastARMARSampler", "FastARFastHybridSampler", "FastARLazyMARSampler"], MASKED),
-    **dict.fromkeys(["FastARGtRSampler", "FastARCSpDSampler", "FastARBitDanceSampler"], MASKED),
-    **dict.fromkeys(["FastARLlamaGenSampler", "FastARZipARSampler"], ALL),
-    "FastARPARSampler": {"FASTAR_LABELS", "FASTAR_TEXT"},
-    "FastARMuLoSDSampler": {"FASTAR_LABELS", "FASTAR_TEXT", "FASTAR_CODES"},
-    **dict.fromkeys(["FastARAnySampler", "FastARSweep", "FastARAdvisor"], ALL),
-}
+TAKES = {node: conditions_of(node) for node in SCHEMAS if conditions_of(node)}
 
 # Connects every maker with every sampler; the pairs that the editor allows.
 CONNECT = """async ([makers, samplers]) => {
@@ -51,6 +43,19 @@ def test_the_editor_connects_what_a_sampler_reads_and_nothing_else(editor: Any) 
     wanted = {(maker, sampler) for maker, kind in MAKERS.items() for sampler, kinds in TAKES.items() if kind in kinds}
     allowed = editor.evaluate(CONNECT, [[*MAKERS], [*TAKES]])
     assert {tuple(pair) for pair in allowed} == wanted and len(wanted) < len(MAKERS) * len(TAKES)
+
+
+# The samplers that are offered for the link of a condition; the list is made when a link is dragged.
+OFFERED = """() => {
+    document.dispatchEvent(new PointerEvent('pointerdown', {bubbles: true}))
+    return LiteGraph.slot_types_default_out
+}"""
+
+
+def test_a_link_that_is_dropped_is_offered_the_samplers_that_take_it(editor: Any) -> None:
+    offered = editor.evaluate(OFFERED)
+    for kind in {*MAKERS.values()}:
+        assert {node for node in SAMPLER_NODES if kind in TAKES[node]} <= {*offered[kind]} <= {*TAKES}, kind
 
 
 @pytest.mark.parametrize("sampler", TAKES)

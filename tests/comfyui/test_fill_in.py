@@ -9,6 +9,7 @@ import pytest
 import torch
 from comfy_host import Comfy, one_image
 from safetensors.torch import load_file
+from sampler_nodes import SAMPLER_NODES, demo_models, has_presets
 
 test_browser = pytest.importorskip("test_browser", reason="NOT TESTED IN A BROWSER: playwright is not installed")
 browser = test_browser.browser
@@ -16,21 +17,8 @@ editor = test_browser.editor
 
 # Of every node with a preset: the loader of each socket with its checkpoint, and the preset that is chosen.
 MAR = {"model": ("FastARLoadMAR", "demo")}
-GPT = {"model": ("FastARLoadLlamaGen", "demo-llamagen-low")}
 SAMPLERS = {
-    "FastARMARSampler": (MAR, "recommended"),
-    "FastARFastHybridSampler": (MAR, "fast"),
-    "FastARLazyMARSampler": (MAR, "fast"),
-    "FastARGtRSampler": (MAR, "fast"),
-    "FastARCSpDSampler": ({"draft": ("FastARLoadMAR", "demo-draft"), "target": ("FastARLoadMAR", "demo")}, "fast"),
-    "FastARLlamaGenSampler": (GPT, "recommended"),
-    "FastARPARSampler": ({"model": ("FastARLoadLlamaGen", "demo-par")}, "recommended"),
-    "FastARZipARSampler": (GPT, "fast"),
-    "FastARMuLoSDSampler": (
-        {"target": ("FastARLoadLlamaGen", "demo-llamagen"), "draft": ("FastARLoadLlamaGen", "demo-llamagen-low")},
-        "balanced",
-    ),
-    "FastARBitDanceSampler": ({"model": ("FastARLoadBitDance", "demo-bitdance")}, "recommended"),
+    node: (demo_models(entry), "fast" if has_presets(node) else "recommended") for node, entry in SAMPLER_NODES.items()
 }
 # Nodes before a sampler that have a preset too.
 TAR_PROMPT = "FastARTarPrompt"

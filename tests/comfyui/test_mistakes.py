@@ -9,13 +9,12 @@ every failed run; the toast does not (test_browser.py).
 
 import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 from comfy_host import Comfy, Rejected, defaults
+from sampler_nodes import SAMPLER_NODES, SCHEMAS, demo_models
 
-SCHEMAS = json.loads((Path(__file__).parents[1] / "nodes" / "schemas.json").read_text(encoding="utf-8"))
 USER_ERROR = "fastar.UserError"
 FEW = {"steps": 2, "diffusion_steps": 2, "guided_steps": 1}
 MAR, TOKENS, DTOK = ["mar", 0], ["gpt", 0], ["dtok", 0]
@@ -67,8 +66,12 @@ NODES: dict[str, tuple[str, dict[str, Any]]] = {
     "three": ("EmptyImage", {"width": 64, "height": 64, "batch_size": 3, "color": 0}),
     "coded": ("VAEEncode", {"pixels": ["picture", 0], "vae": ["mar", 1]}),
 }
-SAMPLERS = ("plain", "hybrid", "lazy", "cached", "cspd", "serial", "par", "zipar", "mulosd", "draw", "redraw")
-SAMPLERS += ("gtr", "blocks")
+# The other samplers, on the models of their kind.
+KEYS = {"FastARLoadMAR": "mar", "FastARLoadLlamaGen": "gpt", "FastARLoadBitDance": "bitdance"}
+for node in {*SAMPLER_NODES} - {kind for kind, _ in NODES.values()}:
+    models = {socket: [KEYS[loader], 0] for socket, (loader, _) in demo_models(SAMPLER_NODES[node]).items()}
+    NODES[SAMPLER_NODES[node].name] = (node, {**models, "condition": LABEL})
+SAMPLERS = [key for key, (kind, _) in NODES.items() if kind in SAMPLER_NODES]
 # What is connected behind a node, so that it runs.
 BEHIND = {"cache": "cached", "label": "plain", "text": "serial", "codes": "draw", "seen": "redraw"}
 BEHIND |= {"mar": "plain", "gpt": "serial", "tar": "draw", "dtok": "draw"}

@@ -1,15 +1,46 @@
-"""The samplers' nodes by their ids, from the registry alone: tests of a real ComfyUI do not import the nodes."""
+"""The samplers' nodes by their ids, from the registry and the recorded schemas alone: tests of a real ComfyUI do not
+import the nodes.
+"""
+
+import json
+from pathlib import Path
 
 from fastar_nodes.runs.registry import SAMPLERS, TAR, Entry
 
 # A combination has no node, and Tar is the second name of LlamaGen.
 SAMPLER_NODES: dict[str, Entry] = {
-    f"FastAR{entry.title.replace('-', '')}Sampler": entry
-    for name, entry in SAMPLERS.items()
-    if "+" not in name and name != TAR
+    entry.node: entry for name, entry in SAMPLERS.items() if "+" not in name and name != TAR
 }
 
 
 def nodes_of(decoder: str) -> tuple[str, ...]:
     """The nodes of the samplers whose results a kind of decoder decodes, see ``Family.decoder``."""
     return tuple(name for name, entry in SAMPLER_NODES.items() if entry.family.decoder == decoder)
+
+
+SCHEMAS = json.loads((Path(__file__).parents[1] / "nodes" / "schemas.json").read_text(encoding="utf-8"))
+# By what decodes the results: the loader, and the demo models that a sampler gets alone, as target and as draft.
+_DEMO = {
+    "kl": ("FastARLoadMAR", "demo", "demo", "demo-draft"),
+    "vq": ("FastARLoadLlamaGen", "demo-llamagen-low", "demo-llamagen", "demo-llamagen-low"),
+    "bitdance-ae": ("FastARLoadBitDance", "demo-bitdance", "", ""),
+}
+
+
+def demo_models(entry: Entry) -> dict[str, tuple[str, str]]:
+    """Sockets of a sampler to the loader of a demo model and its checkpoint."""
+    loader, alone, target, draft = _DEMO[entry.family.decoder]
+    if entry.needs_draft:
+        return {"target": (loader, target), "draft": (loader, draft)}
+    return {"model": (loader, entry.demo[0] if entry.demo else alone)}
+
+
+def conditions_of(node: str) -> set[str]:
+    """The types of conditions that a node takes; none without such a socket."""
+    types = {name: types for name, types, _ in SCHEMAS[node]["inputs"]}.get("condition", "")
+    return set(types.split(",")) - {""}
+
+
+def has_presets(node: str) -> bool:
+    """Whether the presets of accelerators are choices of a node."""
+    return any(name == "preset" and "fast" in choices for name, _, _, choices in SCHEMAS[node]["widgets"])

@@ -126,7 +126,7 @@ def dropped(node: Any, **changes: Any) -> dict[str, Any]:
 
 def models(node: Any) -> dict[str, Loaded]:
     """Tiny models for the model sockets of a sampler."""
-    if node is samplers.MuLoSDSampler:
+    if SAMPLERS[node.sampler].needs_up_sampler:
         return {"target": a_drawer(), "draft": a_drawer("small", 1)}
     makers = {KL: a_mar, BITS: a_block, VQ: lambda: a_gpt(special=3 if node is samplers.PARSampler else 0)}
     return {name: makers[SAMPLERS[node.sampler].family.decoder]() for name in node.models}
@@ -143,7 +143,7 @@ def sample(node: Any, **changes: Any) -> tuple[Tensor, Report]:
     if not {*node.models} <= {*changes}:
         inputs |= models(node)
     if "condition" not in changes:
-        inputs["condition"] = a_prompt() if node is samplers.MuLoSDSampler else LABELS
+        inputs["condition"] = a_prompt() if SAMPLERS[node.sampler].needs_up_sampler else LABELS
     latent, report = node.execute(**inputs | changes).result
     return latent["samples"], report
 

@@ -19,6 +19,7 @@ from fastar_nodes.reports.record import Report
 from fastar_nodes.runs import advice, baseline
 from fastar_nodes.runs.advice import Shown
 from fastar_nodes.runs.choice import parse_choice
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.sweeps import images as images_of_sweeps
 from fastar_nodes.sweeps.images import sweep_grid, sweep_plot
@@ -536,7 +537,7 @@ def test_no_picture_outside_of_comfyuis_folders_is_opened(tmp_path):
 
 def test_the_advisor_answers_with_a_line_that_runs(monkeypatch):
     lines = ("fasthybrid: steps=4, diffusion_steps=4", "mar: steps=2, diffusion_steps=2", "lazymar: block=9")
-    monkeypatch.setitem(advice._CANDIDATES, "mar", lines)
+    monkeypatch.setattr(advisor, "candidates", lambda *_: [parse_choice(line, "sampler") for line in lines])
     model = a_mar()
     model.recommended = {"steps": 8, "diffusion_steps": 8}
     node = with_hidden(advisor.Advisor, {})
@@ -585,9 +586,9 @@ def test_nodes_that_the_advisor_names_exist_and_have_the_preset():
         presets = [i.about["options"] for i in about.inputs if i.id == "preset"]
         nodes[about.display_name] = presets[0] if presets else []
 
-    for plain, lines in advice._CANDIDATES.items():
-        for line in lines:
-            said, _, preset = advisor._in_a_graph(parse_choice(line, "sampler"), plain).partition(" with preset ")
+    for plain in [*(name for name, entry in SAMPLERS.items() if entry.baseline), "par"]:
+        for choice in advice.candidates(plain, draft=True):
+            said, _, preset = advisor._in_a_graph(choice, plain).partition(" with preset ")
             if preset:
                 name = preset.split(",")[0].rstrip(".")
                 assert name in nodes[said.removeprefix("In your graph: ")]

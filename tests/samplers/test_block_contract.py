@@ -1,4 +1,4 @@
-"""What every sampler of blocks must do. A new one is added to CASES and passes all of it."""
+"""What every sampler of blocks must do. A new one passes all of it."""
 
 import copy
 import functools
@@ -12,20 +12,22 @@ from block_models import text_bitdance, tiny_bitdance
 from fastar_nodes.errors import UserError
 from fastar_nodes.networks import speed
 from fastar_nodes.reports.record import COUNTS
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.blocks.bitdance import BlockLook, bitdance
 from fastar_nodes.samplers.blocks.settings import BlockSettings
 from fastar_nodes.samplers.conditioning import Condition, PromptCondition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
+from small_settings import BLOCKS, small
 from stepping import process_state, stepped
 from waits import counted_waits, moved, waits_of_steps
 
-FEW = BlockSettings(diffusion_steps=4, cfg=2.0)
+FEW = BlockSettings(**small("bitdance"))
 LINEAR = replace(FEW, cfg_schedule="linear")
 SMALL = {"width": 8, "height": 16}
-# Sampler, model, settings.
-CASES = {
-    "bitdance": (bitdance, tiny_bitdance(), FEW),
+# Sampler, model, settings: every sampler, and more settings and models of BitDance.
+CASES = {name: (SAMPLERS[name].run, tiny_bitdance(), SAMPLERS[name].settings(**small(name))) for name in BLOCKS}
+CASES |= {
     "bitdance, no guidance": (bitdance, tiny_bitdance(), replace(FEW, cfg=1.0)),
     "bitdance, linear guidance": (bitdance, tiny_bitdance(), LINEAR),
     "bitdance, annealed": (bitdance, tiny_bitdance(), replace(LINEAR, diffusion_steps_end=1)),

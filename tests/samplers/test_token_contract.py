@@ -1,6 +1,4 @@
-"""What every sampler of discrete tokens must do, whatever it
-accelerates. A new sampler is added to CASES and passes all of it.
-"""
+"""What every sampler of discrete tokens must do, whatever it accelerates. A new sampler passes all of it."""
 
 import dataclasses
 import functools
@@ -10,9 +8,11 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports.record import COUNTS
-from fastar_nodes.runs.registry import SAMPLERS
+from fastar_nodes.runs.registry import JANUS, SAMPLERS
+from fastar_nodes.runs.registry import TAR as TAR_FAMILY
 from fastar_nodes.samplers.conditioning import Condition, TextCondition, from_ids
 from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.settings import knobs
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.mulosd.upsampling import UpSampling
 from fastar_nodes.samplers.tokens.par import ADJACENT, NON_LOCAL
@@ -20,6 +20,7 @@ from fastar_nodes.samplers.tokens.settings import ONE_BY_ONE, SUFFIX, TarPromptS
 from fastar_nodes.samplers.tokens.tar import tar_prompt
 from janus_images import edits_of, tiny_editor
 from qwen_reference import tiny_tar
+from small_settings import TOKENS, small
 from stepping import process_state, stepped
 from tiny_tokens import VQ
 from tokens_reference import KINDS, condition_of, tiny_gpt
@@ -37,24 +38,38 @@ PROMPTS = ("a red boat", "cat", "a red boat")
 
 def of(name, model, **changes):
     """A registered sampler, a model and settings."""
-    return SAMPLERS[name].run, model, SAMPLERS[name].settings(**{**FEW, **changes})
+    return SAMPLERS[name].run, model, SAMPLERS[name].settings(**{**FEW, **small(name), **changes})
 
 
-def scaled(kind="class", small=3, **changes):
-    """MuLo-SD from a draft of 2 x 2 or 3 x 3 to 6 x 6."""
-    changes = {"tau": 0.2, "draft_window": 2, "resample_window": 2, **changes}
-    return *of("mulosd", LARGE[kind], **changes), SMALL[kind, small]
+def scaled(kind="class", side=3, name="mulosd", **changes):
+    """A sampler with a draft of 2 x 2 or 3 x 3 for 6 x 6."""
+    return *of(name, LARGE[kind], **changes), SMALL[kind, side]
 
 
-# Name to sampler, model, settings and draft model.
-CASES = {
-    "llamagen": of("llamagen", PLAIN),
+def usual(name):
+    """The cases of a sampler by the models that it is for."""
+    entry = SAMPLERS[name]
+    if entry.needs_draft:
+        return {name: scaled(name=name)}
+
+    found = {name: of(name, TRAINED if name == "par" else PLAIN)}
+    if TAR_FAMILY in entry.families:
+        found[f"{name}, features"] = of(name, FEATURES)
+    if JANUS in entry.families:
+        found[f"images, {name}"] = of(name, EDITOR)
+    if "parallel" in knobs(entry.settings):
+        found[f"window, {name}"] = of(name, found[name][1], parallel=4)
+    return found
+
+
+# Name to sampler, model, settings and draft model: every sampler, and more settings and models of some.
+CASES = {name: case for each in TOKENS for name, case in usual(each).items()}
+CASES |= {
     "llamagen, no guidance": of("llamagen", PLAIN, cfg=1.0),
     "llamagen, guided at first": of("llamagen", PLAIN, cfg_interval=4),
     "llamagen, text": of("llamagen", TEXT),
     "llamagen, features, grouped heads": of("llamagen", FEATURES),
     "llamagen, by entropy": of("llamagen", PLAIN, entropy_temperature=1.0),
-    "par": of("par", TRAINED),
     "par, by entropy": of("par", TRAINED, entropy_temperature=0.7),
     "par, guided at first": of("par", TRAINED, cfg_interval=1),
     "par, text": of("par", tiny_gpt("text", special=3)),
@@ -62,22 +77,17 @@ CASES = {
     "par, non-local": of("par", PLAIN, grouping=NON_LOCAL),
     "par, adjacent": of("par", PLAIN, grouping=ADJACENT, group=3),
     "par, adjacent, at once": of("par", GROUPED, grouping=ADJACENT, sequential_start=False),
-    "zipar": of("zipar", PLAIN, window=2),
-    "zipar, blanks": of("zipar", PLAIN, window=2, mask_undecoded=False),
+    "zipar, blanks": of("zipar", PLAIN, mask_undecoded=False),
     "zipar, guided at first": of("zipar", PLAIN, window=1, cfg_interval=2),
     "zipar, by entropy": of("zipar", PLAIN, window=1, entropy_temperature=1.0),
-    "zipar, text": of("zipar", TEXT, window=2),
+    "zipar, text": of("zipar", TEXT),
     "zipar, grouped heads": of("zipar", GROUPED, window=3),
-    "zipar, features": of("zipar", FEATURES, window=2),
     "window, llamagen": of("llamagen", PLAIN, parallel=5),
     "window, guided at first": of("llamagen", GROUPED, cfg_interval=4, parallel=3),
     "window, by entropy": of("llamagen", PLAIN, entropy_temperature=1.0, parallel=5),
     "window, text": of("llamagen", TEXT, parallel=5),
-    "window, par": of("par", TRAINED, parallel=4),
     "window, par, adjacent": of("par", GROUPED, grouping=ADJACENT, group=3, parallel=4),
-    "window, zipar": of("zipar", PLAIN, window=2, parallel=4),
-    "window, zipar, text": of("zipar", TEXT, window=2, parallel=4),
-    "mulosd": scaled(),
+    "window, zipar, text": of("zipar", TEXT, parallel=4),
     "mulosd, rows": scaled("text", draft_rows=1),
     "mulosd, raster": scaled("features", resample_window=0),
     "mulosd, no guidance": scaled(cfg=1.0, draft_rows=2),
@@ -86,31 +96,28 @@ CASES = {
     "mulosd, suffix": scaled("class, grouped heads", repair=SUFFIX),
     "mulosd, one by one": scaled(resample_order=ONE_BY_ONE),
     "mulosd, rate": scaled(acceptance_target=0.7),
-    "mulosd, a third": scaled(small=2, draft_rows=1),
+    "mulosd, a third": scaled(side=2, draft_rows=1),
     "mulosd, drafted in windows": scaled("features", draft_parallel=3, draft_window=0),
     "mulosd, rows in windows": scaled("text", draft_parallel=4, draft_rows=1),
     "mulosd, exact": scaled(tau=1.01, resample_window=0),
-    "images": of("llamagen", EDITOR),
     "images, no guidance": of("llamagen", EDITOR, cfg=1.0),
     "images, guided at first": of("llamagen", EDITOR, cfg_interval=4),
-    "images, zipar": of("zipar", EDITOR, window=2),
     "images, window": of("llamagen", EDITOR, parallel=5),
     "images, window, guided at first": of("llamagen", EDITOR, cfg_interval=4, parallel=3),
-    "images, window, zipar": of("zipar", EDITOR, window=2, parallel=3),
+    "images, window, zipar": of("zipar", EDITOR, parallel=3),
     "prompt": (tar_prompt, TAR, TarPromptSettings(top_k=0, top_p=1.0)),
     "prompt, by entropy": (tar_prompt, TAR, TarPromptSettings(top_k=9, entropy_temperature=1.0)),
     "prompt, window": (tar_prompt, TAR, TarPromptSettings(top_k=9, parallel=4)),
 }
 
 
-# A case of every path of the code; the others are slow.
-FAST = ("llamagen", "llamagen, guided at first", "llamagen, text", "llamagen, features, grouped heads")
-FAST += ("par", "par, non-local", "par, adjacent, at once", "zipar", "zipar, blanks", "zipar, grouped heads")
-FAST += ("window, llamagen", "window, guided at first", "window, par, adjacent", "window, zipar, text")
-FAST += ("mulosd", "mulosd, rows in windows", "prompt", "prompt, window")
-FAST += ("images", "images, guided at first", "images, window, zipar")
 # A case of every loop, for tests that sample again, which takes long in all cases of FAST together.
-FEWER = ("llamagen", "llamagen, text", "par", "zipar", "window, llamagen", "mulosd", "prompt", "images")
+FEWER = (*TOKENS, "llamagen, text", "window, llamagen", "prompt", "images, llamagen")
+# A case of every path of the code; the others are slow.
+FAST = (*FEWER, "llamagen, guided at first", "llamagen, features, grouped heads")
+FAST += ("par, non-local", "par, adjacent, at once", "zipar, blanks", "zipar, grouped heads")
+FAST += ("window, guided at first", "window, par, adjacent", "window, zipar, text")
+FAST += ("mulosd, rows in windows", "prompt, window", "images, guided at first", "images, window, zipar")
 pytestmark = pytest.mark.fast_cases(*FAST)
 
 

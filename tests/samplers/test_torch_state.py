@@ -52,7 +52,7 @@ def draws_the_same(case, state):
 
 
 @pytest.mark.parametrize("case", CONTRACTS)
-@pytest.mark.fast_cases(*FIRST.values(), "prompt", "bitdance, prompts", "images")
+@pytest.mark.fast_cases(*FIRST.values(), "prompt", "bitdance, prompts", "images, llamagen")
 def test_every_case_draws_the_same_image_in_the_worst_state(case):
     draws_the_same(case, "everything")
 

@@ -9,17 +9,15 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.device import to_device
 from fastar_nodes.samplers.noise import PairedNoise
 from pretended_cuda import META
+from small_settings import MASKED
 from waits import counted_waits, moved, waits_of_steps
 
 FEW = {"steps": 5, "diffusion_steps": 6}
-# Samplers to the most waits of an AR step in the middle of a
-# run, which starts after the first and ends before the last.
+# Cases to the most waits of an AR step in the middle of a run, which starts after the first and ends before the last:
+# of a sampler none, or as many as here.
 MOST = {
-    "mar": 0,
+    **dict.fromkeys(MASKED, 0),
     "mar, annealed": 0,
-    "gtr": 0,
-    "gtr+lazymar": 0,
-    "lazymar": 0,
     "lazymar, cached head": 0,
     "lazymar, random rows": 0,
     "lazymar, decided tokens": 0,
@@ -45,13 +43,15 @@ def start(name, **more):
 
 
 @pytest.mark.parametrize("name", MOST)
-@pytest.mark.fast_cases("mar", "fasthybrid", "gtr", "lazymar")
+@pytest.mark.fast_cases(*(name for name in MASKED if "+" not in name))
 def test_an_ar_step_waits_at_most_so_often(name):
     with counted_waits() as waits:
         found, _ = waits_of_steps(start(name), waits)
     middle = found[1:-2]
     assert len(middle) == FEW["steps"] - 2
-    assert max(waits.total() for waits in middle) <= MOST[name], middle
+    assert max(waits.total() for waits in middle) <= MOST[name], (
+        f"an AR step of {name} waits for the device at {middle}; leave the values on it, or state the waits in MOST"
+    )
 
 
 def test_ar_steps_that_are_verified_together_wait_once():

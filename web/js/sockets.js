@@ -28,7 +28,7 @@ const MAKERS = {
   FastARLoadJanus: ["FastARPrompt", "FastARImageAndPrompt"],
   FastARLoadTarDetokenizer: ["FastARTarPrompt", "FastARImageToCodes"],
 }
-// All of them with what they make, and samplers that take it.
+// All of them with what they make.
 const MADE = {
   FastARClassLabel: "FASTAR_LABELS",
   FastARPrompt: "FASTAR_PROMPT",
@@ -37,13 +37,8 @@ const MADE = {
   FastARTarPrompt: "FASTAR_CODES",
   FastARImageToCodes: "FASTAR_CODES",
 }
-const TAKERS = {
-  FASTAR_LABELS: ["FastARMARSampler", "FastARFastHybridSampler", "FastARLlamaGenSampler", "FastARBitDanceSampler"],
-  FASTAR_PROMPT: ["FastARMARSampler", "FastARFastHybridSampler", "FastARLlamaGenSampler", "FastARBitDanceSampler"],
-  FASTAR_IMAGE_PROMPT: ["FastARLlamaGenSampler", "FastARZipARSampler"],
-  FASTAR_TEXT: ["FastARLlamaGenSampler", "FastARZipARSampler"],
-  FASTAR_CODES: ["FastARLlamaGenSampler", "FastARZipARSampler", "FastARMuLoSDSampler"],
-}
+// Samplers by the type of a condition that they take, in the order of the menu.
+const takers = {}
 
 /** The nodes that make a condition of one of these types for a sampler. */
 function makersFor(sampler, types) {
@@ -69,6 +64,13 @@ function nodeAt(event) {
 
 app.registerExtension({
   name: "FastAR.Sockets",
+  addCustomNodeDefs(definitions) {
+    for (const [name, { output, input }] of Object.entries(definitions)) {
+      const types = String(input?.required?.condition?.[0])
+      if (!types.startsWith("FASTAR_") || !output.includes("LATENT")) continue
+      for (const type of types.split(",")) (takers[type] ??= []).push(name)
+    }
+  },
   setup() {
     const style = document.createElement("style") // for Nodes 2.0
     style.textContent = `:root{${Object.entries(COLOURS).map(([type, colour]) => `--color-datatype-${type}:${colour};`).join("")}}`
@@ -79,7 +81,7 @@ app.registerExtension({
       const node = app.canvas.graph && nodeAt(event)
       const types = String(node?.inputs?.find(({ name }) => name === "condition")?.type)
       if (types.startsWith("FASTAR_")) LiteGraph.slot_types_default_in[types] = makersFor(node, types)
-      Object.assign(LiteGraph.slot_types_default_out, TAKERS)
+      Object.assign(LiteGraph.slot_types_default_out, takers)
     }
     document.addEventListener("pointerdown", prepare, { capture: true })
   },
