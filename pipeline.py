@@ -38,9 +38,9 @@ from .networks.torch_state import in_own_state, own_state
 from .reports.record import Report
 from .runs import inpainting, loading
 from .runs.answers import AnswerSettings, answer, expect_reader
-from .runs.batches import begin, expect_little_noise, in_parts
 from .runs.choice import Choice
 from .runs.conditions import ENCODER, ConditionBuilder, has_null_prompt
+from .runs.drawing import Drawing
 from .runs.loading import AUTO, PAR, Drafts, Ready, Source
 from .runs.presets import CUSTOM
 from .runs.presets import names as preset_names
@@ -333,17 +333,12 @@ class Pipeline:
         if not edits:
             with enough_memory("mask: memory is insufficient for this image or mask; give smaller ones."):
                 edit = self._edit(entry, image, mask, made)
-        expect_little_noise(self.model, made, len(condition), "images")
-
         # 3. The sampler with its draft model, in parts if memory is insufficient for the whole batch.
-        entry = loading.complete(entry, self.ready, self.drafts)
-
-        def start(part: range) -> Generator[Step, Any, Any]:
-            """The sampler on some of the images."""
-            of_part = None if edit is None else edit.of(part, len(condition))
-            return begin(entry, self.model, made, condition, seed, first, part, of_part)
-
-        return finish(_watched(in_parts(start, len(condition), self.model.net), callback))
+        numbers = range(first, first + len(condition))
+        drawing = Drawing(entry, self.model, made, condition, seed, numbers, edit)
+        drawing.check(self.device, "images")
+        drawing = replace(drawing, **loading.beside(entry, self.ready, self.drafts))
+        return finish(_watched(drawing.steps(), callback))
 
     @_takes(sample)
     def __call__(self, prompt: Prompt, **arguments: Any) -> tuple[list[Image.Image], Report]:

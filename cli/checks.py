@@ -9,7 +9,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +33,7 @@ from ..reports.timing import shown_seconds
 from ..runs import batches
 from ..runs.answers import answer_bytes
 from ..runs.conditions import ConditionBuilder
-from ..runs.loading import AUTO, Drafts, Ready, Source, complete, decode, load, load_language_model, prompt_settings
+from ..runs.loading import AUTO, Drafts, Ready, Source, beside, decode, load, load_language_model, prompt_settings
 from ..runs.memory import WEIGHTS
 from ..runs.memory.tokens import estimate_prompt
 from ..runs.presets import BALANCED
@@ -376,8 +376,7 @@ def _accelerated(check: Check, entry: Entry, condition: AnyCondition, plain: Rep
 
     try:
         planned = check.planned(entry.name, preset=BALANCED)
-        entry = complete(entry, planned.on, check.loaded.drafts)
-        planned = Planned(entry, planned.settings, {}, ready=planned.ready)
+        planned = replace(planned, beside=beside(entry, planned.on, check.loaded.drafts))
         warm_up(planned, condition)
         report = draw(planned, condition, check.seed).report
     except UserError as error:  # too little memory for a draft model, say; the model itself has drawn

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar
 
 from ..errors import UserError, did_you_mean
@@ -13,8 +13,10 @@ from ..reports.record import compared
 from ..runs import loading, presets
 from ..runs.baseline import ComparedRun, baselines
 from ..runs.choice import PRESET, ModelFacts, assignment, choose, names_of_settings, parse_settings
-from ..runs.loading import AUTO, DEMO, PAR, Drafts, Ready, complete, identified
+from ..runs.drawing import Drawing
+from ..runs.loading import AUTO, DEMO, PAR, Drafts, Ready, beside, identified
 from ..runs.registry import BITDANCE, FAMILIES, MAR, TAR, Entry, find
+from ..samplers.conditioning import AnyCondition
 from ..samplers.settings import expect_names_here, make, no_setting
 from ..samplers.tokens.settings import TarPromptSettings
 from .models import choose_models
@@ -35,6 +37,7 @@ class Planned:
     asked: dict[str, str]  # settings given for this sampler by name
     variant: str = ""  # text after the colon in --samplers, a label or settings
     ready: Ready | None = None  # its model; None while only the options are checked
+    beside: Mapping[str, Any] = field(default_factory=dict)  # its draft model and up-sampler, see loading.beside
 
     @property
     def label(self) -> str:
@@ -50,6 +53,11 @@ class Planned:
         """Its model."""
         assert self.ready is not None, "planned without a model"
         return self.ready
+
+    def drawing(self, condition: AnyCondition, seed: int, first: int = 0) -> Drawing:
+        """A run of it; image i of the batch uses (seed, first + i)."""
+        numbers = range(first, first + len(condition))
+        return Drawing(self.entry, self.on.model, self.settings, condition, seed, numbers, **self.beside)
 
 
 def prepare(
@@ -127,7 +135,7 @@ def load(options: argparse.Namespace, entries: Iterable[Entry]) -> dict[str, Rea
 
 
 def with_draft(planned: Sequence[Planned], options: argparse.Namespace) -> list[Planned]:
-    """The samplers with their draft model and up-sampler bound to ``entry.run``; loaded only where needed.
+    """The samplers with their draft model and up-sampler, which are loaded only where needed.
 
     Raises:
         UserError: an option that no sampler of the run uses, or a draft model that is missing or does not fit.
@@ -135,7 +143,7 @@ def with_draft(planned: Sequence[Planned], options: argparse.Namespace) -> list[
     _expect_used(planned, options)
 
     drafts = Drafts(source(options), options.draft, options.model, options.upscale_model)
-    return [replace(p, entry=complete(p.entry, p.on, drafts)) for p in planned]
+    return [replace(p, beside=beside(p.entry, p.on, drafts)) for p in planned]
 
 
 def _expect_used(planned: Sequence[Planned], options: argparse.Namespace) -> None:

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import partial
 from typing import Any
 
-from ..runs import batches
 from ..samplers.conditioning import AnyCondition
 from .planning import Planned
 from .progress import Bar
@@ -14,11 +12,9 @@ from .progress import Bar
 
 def draw(planned: Planned, condition: AnyCondition, seed: int, first: int = 0) -> Any:
     """Run a sampler to its end, in parts if memory is insufficient; image i of the batch uses (seed, first + i)."""
-    model = planned.on.model
-    batches.expect_little_noise(model, planned.settings, len(condition), "batch")
-
-    start = partial(batches.begin, planned.entry, model, planned.settings, condition, seed, first)
-    return drive(batches.in_parts(start, len(condition), model.net), planned.entry.title, planned.on.kind.unit)
+    drawing = planned.drawing(condition, seed, first)
+    drawing.check(planned.on.device, "batch")
+    return drive(drawing.steps(), planned.entry.title, planned.on.kind.unit)
 
 
 def drive(sampler: Any, title: str, unit: str) -> Any:
@@ -34,8 +30,8 @@ def drive(sampler: Any, title: str, unit: str) -> Any:
 
 
 def warm_up(planned: Planned, condition: AnyCondition) -> None:
-    """See :func:`runs.batches.warm_up`."""
-    batches.warm_up(planned.entry, planned.on.model, planned.settings, condition)
+    """See :meth:`.Drawing.warm_up`."""
+    planned.drawing(condition, 0).warm_up()
 
 
 def in_turn(

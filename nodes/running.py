@@ -14,7 +14,6 @@ import operator
 from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, ClassVar, TypeAlias, TypeVar, cast
 from weakref import proxy
 
@@ -34,8 +33,9 @@ from ..networks.torch_state import in_own_state
 from ..reports.record import Report
 from ..reports.summary import no_gain, one_line
 from ..runs import registry
-from ..runs.batches import expect_little_noise, in_parts, run_beginning, with_estimate
+from ..runs.batches import run_beginning
 from ..runs.choice import Choice, ModelFacts, choose
+from ..runs.drawing import Drawing
 from ..runs.labels import labels_for
 from ..runs.loading import AUTO, PAR, dtype_name, expect_same_codes, read_images
 from ..runs.memory import DECODE, WEIGHTS
@@ -55,7 +55,6 @@ from ..samplers.conditioning import (
 )
 from ..samplers.editing import Edit
 from ..samplers.mar.cspd import check_pair as check_drafting
-from ..samplers.mar.lazy import LazyTransformer
 from ..samplers.mar.lazy import check as check_caches
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.settings import in_words, knobs, make
@@ -336,89 +335,55 @@ class Room:
 class Run:
     """A checked run of a sampler."""
 
-    entry: Entry
+    drawing: Drawing  # its edit starts from latents
     loaded: Loaded[Any]
-    settings: Any
-    condition: AnyCondition
-    seed: int
-    edit: Edit | None  # its start are latents
-    numbers: Sequence[int]  # of the images, which their noise depends on
     draft: Loaded[Any] | None = None
-    cache: CacheSettings | None = None
     upscale_model: Any = None  # what enlarges a draft; None: bicubically
-
-    @property
-    def images(self) -> int:
-        return len(self.condition)
 
     @property
     def enlarges(self) -> bool:
         """Whether a draft of a smaller image is enlarged."""
-        return self.entry.needs_up_sampler
-
-    @property
-    def uses(self) -> dict[str, Any]:
-        """What else the memory estimate depends on, see :meth:`.Family.memory`."""
-        draft = None if self.draft is None else self.draft.model
-        return {"edited": self.edit is not None, "cache": self.cache, "draft": draft}
+        return self.drawing.entry.needs_up_sampler
 
     def estimate(self) -> Room:
         """What the run needs.
 
         The stages' memory is added, because allocators reuse little between them.
         """
-        model = self.loaded.model
-        family = family_of(model)
-        stages = family.memory(model, self.condition, self.settings, **self.uses)
-        memory: float = sum(count for name, count in stages.items() if not name.startswith(WEIGHTS))
+        drawing = self.drawing
+        memory: float = sum(count for name, count in drawing.memory().items() if not name.startswith(WEIGHTS))
 
         vae = self.loaded.vae
-        height, width = family.latents(model, self.settings)
+        height, width = drawing.family.latents(drawing.model, drawing.settings)
         others = [] if self.draft is None else list(self.draft.patchers)
         if self.enlarges:
             # The draft is enlarged between the decoder and the encoder.
             side = height * vae.downscale_ratio
-            at_once = max(1, min(self.images, _PIXELS // side**2))
+            at_once = max(1, min(drawing.images, _PIXELS // side**2))
             memory += at_once * vae.memory_used_encode((1, 3, side, side), vae.vae_dtype)
             others.append(vae.patcher)
 
         channels = 0 if vae is None else vae.latent_channels
-        return Room(memory, (self.images, channels, height, width), others)
+        return Room(memory, (drawing.images, channels, height, width), others)
 
     def start(self, room: Room) -> tuple[Steps, FastARVAE | None]:
         """Read the condition, load the weights, and begin the sampler.
 
         Returns its steps, and the decoder of previews if there are any.
         """
-        model = self.loaded.model
-        family = family_of(model)
-        condition = _read_pictures(_read_codes(self.condition, self.loaded), self.loaded)
+        drawing = self.drawing
+        condition = _read_pictures(_read_codes(drawing.condition, self.loaded), self.loaded)
 
         def place() -> FastARVAE | None:
             return to_device(self.loaded, room.memory, room.latents, room.others)
 
         vae = place()
-        edit = self.edit
-        if edit is not None and family.codes:
+        edit = drawing.edit
+        if edit is not None and drawing.family.codes:
             edit = _edit_codes(edit, self.loaded.vae)
 
-        more: dict[str, Any] = {}
-        if self.draft is not None:
-            more["draft"] = self.draft.model
-        if self.cache is not None:
-            more |= dict.fromkeys(self.entry.caches, partial(LazyTransformer, settings=self.cache))
-        if self.enlarges:
-            more["up_sampler"] = self._up_sampling(place)
-
-        def sample(part: range) -> Steps:
-            """The sampler on some of the images."""
-            of_part = {} if edit is None else {"edit": edit.of(part, self.images)}
-            noise = family.noise(self.seed, [self.numbers[i] for i in part])
-            own = condition.of(part)
-            steps = self.entry.run(model, own, self.settings, noise, **more, **of_part)
-            return with_estimate(steps, model, own, self.settings, **self.uses)
-
-        return in_parts(sample, self.images, model.net), vae
+        up_sampler = self._up_sampling(place) if self.enlarges else None
+        return replace(drawing, condition=condition, edit=edit, up_sampler=up_sampler).steps(), vae
 
     def _up_sampling(self, place: Callable[[], Any]) -> UpSampling:
         """What enlarges the draft; ``place`` loads the run's networks again after an upscale model."""
@@ -431,7 +396,7 @@ class Run:
 
     def latents(self, step: Any) -> Tensor:
         """Latents [B, C, h, w] of a step or of the result, a LATENT; of codes their vectors."""
-        if family_of(self.loaded.model).codes:
+        if self.drawing.family.codes:
             return self.loaded.vae.vectors(step.latents)
         return step.latents
 
@@ -453,10 +418,8 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
         given = _checked_edit(sockets, family.decoder)
     condition, edit, numbers = _in_batch(whole, given, sockets.latent_image)
     numbers = _from_first(numbers, sockets)
-    expect_little_noise(model, settings, len(condition), "condition")
-    family.expect_device(model, host.devices.get_compute_device(), settings)
-    if edit is not None:
-        family.expect_edit(model, edit, settings, len(condition))
+    drawing = Drawing(entry, model, settings, condition, seed, numbers, edit)
+    drawing.check(host.devices.get_compute_device(), "condition")
 
     # 3. What else the sampler takes.
     draft = None
@@ -474,8 +437,13 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
             "with a model for colour images."
         )
 
-    settings = family.complete(model, settings)
-    return Run(entry, loaded, settings, condition, seed, edit, numbers, draft, cache, upscale_model)
+    drawing = replace(
+        drawing,
+        settings=family.complete(model, settings),
+        draft=None if draft is None else draft.model,
+        cache=cache,
+    )
+    return Run(drawing, loaded, draft, upscale_model)
 
 
 def _check_token_draft(loaded: Loaded[Any], draft: Loaded[Any], title: str) -> None:
@@ -720,7 +688,7 @@ def run(
 
     latent: dict[str, Any] = {"samples": samples}
     if sockets.first_image or _knows_places(sockets):
-        latent[BATCH_INDEX] = list(checked.numbers)
+        latent[BATCH_INDEX] = list(checked.drawing.numbers)
     return io.NodeOutput(latent, report)
 
 

@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Generator, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
-from functools import partial
 from itertools import islice
 from typing import Any, TypeVar
 from weakref import WeakKeyDictionary
@@ -24,10 +23,9 @@ from ..networks import graphs
 from ..networks.speed import COMPILE, suited_threads, threads
 from ..reports.record import Report, joined
 from ..samplers.conditioning import AnyCondition
-from ..samplers.editing import Edit
 from ..samplers.engine import Sampler, Step
 from ..samplers.noise import noise_bytes
-from .registry import Entry, family_of
+from .registry import family_of
 
 # Most bytes of the noise of a batch.
 NOISE_LIMIT = 4 << 30
@@ -38,28 +36,6 @@ SPLIT = "Memory was insufficient for"
 _RAN: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 R = TypeVar("R", bound=tuple)
-
-
-def begin(
-    entry: Entry,
-    model: Any,
-    settings: Any,
-    condition: AnyCondition,
-    seed: int,
-    first: int,
-    part: range,
-    edit: Edit | None = None,
-) -> Sampler:
-    """Begin a sampler on some of the images of a condition; image i uses the noise of (seed, first + i). ``edit``
-    covers these images only.
-    """
-    images = range(first + part.start, first + part.stop)
-    noise = entry.family.noise(seed, images)
-    of_part = condition.of(part)
-    more = {} if edit is None else {"edit": edit}
-    steps = entry.run(model, of_part, settings, noise, **more)
-
-    return with_estimate(steps, model, of_part, settings, edited=edit is not None, draft=entry.draft)
 
 
 def with_estimate(steps: Sampler, model: Any, condition: AnyCondition, settings: Any, **more: Any) -> Sampler:
@@ -92,12 +68,6 @@ def expect_little_noise(model: Any, settings: Any, images: int, field: str) -> N
             f"{field}: {images} images with {steps} diffusion steps need more than {NOISE_LIMIT >> 30} GB of noise; "
             "ask for fewer images at once, or for fewer diffusion steps."
         )
-
-
-def warm_up(entry: Entry, model: Any, settings: Any, condition: AnyCondition) -> None:
-    """Run three steps with the settings of a warm-up: the first calls in a process initialise libraries."""
-    settings = entry.family.short(settings)
-    run_beginning(in_parts(partial(begin, entry, model, settings, condition, 0, 0), len(condition), model.net))
 
 
 def run_beginning(steps: Generator[Any, None, Any]) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -614,8 +613,8 @@ class Drafts:
         expect_same_codes(target.vq, vq, target.model.name)
 
 
-def complete(entry: Entry, ready: Ready, drafts: Drafts | None) -> Entry:
-    """The sampler with its draft model and up-sampler bound to ``run``.
+def beside(entry: Entry, ready: Ready, drafts: Drafts) -> dict[str, Any]:
+    """The draft model and the up-sampler that a sampler takes on a model, by the fields of a :class:`.Drawing`.
 
     Raises:
         UserError: it lacks a draft model or a decoder.
@@ -625,15 +624,12 @@ def complete(entry: Entry, ready: Ready, drafts: Drafts | None) -> Entry:
             f"random: {entry.name} needs a tokenizer, and random weights come without; name a --model instead."
         )
 
-    more: dict[str, Any] = {}
+    found: dict[str, Any] = {}
     if entry.needs_draft:
-        assert drafts is not None, "a sampler with a draft model"
-        more["draft"] = drafts.load(entry.name, ready)
+        found["draft"] = drafts.load(entry.name, ready)
     if entry.needs_up_sampler:
-        assert drafts is not None, "a sampler that enlarges a draft"
-        more["up_sampler"] = drafts.up_sampling(ready)
-
-    return replace(entry, run=partial(entry.run, **more), draft=more.get("draft")) if more else entry
+        found["up_sampler"] = drafts.up_sampling(ready)
+    return found
 
 
 def expect_same_codes(target: VQModel, draft: VQModel, model: str) -> None:

@@ -140,7 +140,6 @@ class Entry:
     # The arguments of run that say how a transformer is evaluated: those of LazyMAR's caches are given for them.
     caches: tuple[str, ...] = ()
     demo: tuple[str, ...] = ()  # catalogue entries that "demo" means for it, if not its family's
-    draft: Any = None  # the second model, once it is bound to run
 
     @property
     def family(self) -> Family:

@@ -9,7 +9,6 @@ tests/test_own_model_cases.py shows that each case can fail.
 
 import os
 from dataclasses import replace
-from functools import partial
 
 import own_model
 import pytest
@@ -19,7 +18,7 @@ from fastar_nodes.model_loaders.catalogue import official
 from fastar_nodes.model_loaders.kinds import DTYPES, EIGHT_BITS
 from fastar_nodes.networks import speed
 from fastar_nodes.pipeline import Pipeline
-from fastar_nodes.runs import batches
+from fastar_nodes.runs.drawing import Drawing
 from fastar_nodes.runs.presets import EXACT
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import PromptCondition
@@ -70,10 +69,8 @@ def test_a_model_draws_the_plain_images_at_exact_settings(pipe, name):
     settings = pipe.settings(name, EXACT, **few_steps(pipe))
     if not settings.exact(min(entry.family.grid(model))):
         pytest.skip("it has no exact setting on this model")
-    if entry.needs_draft:
-        entry = replace(entry, run=partial(entry.run, draft=model), draft=model)
-
-    expect_equal(values(pipe, draw(pipe, entry, settings)), values(pipe, draw(pipe)))
+    drawn = draw(pipe, entry, settings, draft=model if entry.needs_draft else None)
+    expect_equal(values(pipe, drawn), values(pipe, draw(pipe)))
 
 
 def test_a_model_decodes_windows_in_parallel_as_one_by_one(pipe):
@@ -142,7 +139,8 @@ def test_the_first_tokens_of_a_published_janus(pipe):
     ids = model.tokenize(JANUS_TEXT)
     bare = replace(model, tokenize=lambda _: ids, template=replace(model.template, user=None, assistant=None))
     settings = half.settings(half.samplers[0], top_k=1)
-    steps = batches.begin(SAMPLERS[half.samplers[0]], bare, settings, PromptCondition(("",)), 0, 0, range(1))
+    drawing = Drawing(SAMPLERS[half.samplers[0]], bare, settings, PromptCondition(("",)), 0, range(1))
+    steps = drawing.begin(range(1))
     current = next(steps)
     while int(current.decided.sum()) < len(JANUS_TOKENS):
         current = next(steps)

@@ -13,7 +13,8 @@ import test_own_model as cases
 import torch
 from fastar_nodes.networks import speed
 from fastar_nodes.pipeline import Pipeline
-from fastar_nodes.runs import batches, presets
+from fastar_nodes.runs import presets
+from fastar_nodes.runs.families.tokens import TokenFamily
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.zipar import ZipARSettings
@@ -30,8 +31,8 @@ def demo() -> Pipeline:
 def test_images_that_depend_on_their_batch_are_found(demo, monkeypatch):
     cases.test_a_model_draws_an_image_alone_as_in_a_batch(demo)
 
-    begin = batches.begin
-    monkeypatch.setattr(batches, "begin", lambda *a: begin(*a[:5], 0, a[6]))  # an image alone takes the first's noise
+    noise = TokenFamily.noise
+    monkeypatch.setattr(TokenFamily, "noise", lambda self, seed, images: noise(self, seed, range(len(images))))
     with pytest.raises(AssertionError, match=OTHERS):
         cases.test_a_model_draws_an_image_alone_as_in_a_batch(demo)
 

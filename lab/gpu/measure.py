@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,6 @@ from ...cli.planning import Planned, with_draft
 from ...cli.running import warm_up
 from ...networks.speed import PLAIN, choose
 from ...reports.record import Report
-from ...runs import batches
 from ...samplers.conditioning import AnyCondition
 from ..work.operations import counted
 from ..work.random_options import planned_for, shared_options
@@ -61,7 +59,11 @@ class Prepared:
 
     planned: Planned
     condition: AnyCondition
-    draft: Any = None  # the draft model
+
+    @property
+    def draft(self) -> Any:
+        """The draft model; None if it has none."""
+        return self.planned.beside.get("draft")
 
     @property
     def models(self) -> list[Any]:
@@ -84,15 +86,12 @@ def prepare(case: Case, more: str, device: torch.device) -> Prepared:
 
     planned, asked = planned_for(options)
     (p,) = planned
-    draft = None
     if options.random and p.entry.needs_draft:
-        draft = random_model(_DRAFT, options.dtype, device).model
-        p = replace(p, entry=replace(p.entry, run=partial(p.entry.run, draft=draft), draft=draft))
+        p = replace(p, beside={"draft": random_model(_DRAFT, options.dtype, device).model})
     else:
         (p,) = with_draft([p], options)
-        draft = getattr(p.entry.run, "keywords", {}).get("draft")
 
-    made = Prepared(p, conditions_of([p], min(case.batch, LARGEST_BATCH), options, asked)[0], draft)
+    made = Prepared(p, conditions_of([p], min(case.batch, LARGEST_BATCH), options, asked)[0])
     if options.random:
         for model in made.models:
             awaken(model)
@@ -224,9 +223,7 @@ def images(made: Prepared, speed: str, found: dict[str, Any], save: Save, until:
 
 def draw(made: Prepared, seed: int, until: float) -> tuple[Tensor, Report]:
     """One run: its result and report. Raises TimeUp: it does not end in time."""
-    p = made.planned
-    start = partial(batches.begin, p.entry, p.on.model, p.settings, made.condition, seed, 0)
-    sampler = batches.in_parts(start, len(made.condition), p.on.model.net)
+    sampler = made.planned.drawing(made.condition, seed).steps()
     while True:
         try:
             next(sampler)
@@ -259,9 +256,7 @@ def launches(made: Prepared, found: dict[str, Any], until: float, reference: Pat
     Of an image that takes long only the beginning is counted, and multiplied.
     """
     done, total = 0, 1
-    p = made.planned
-    start = partial(batches.begin, p.entry, p.on.model, p.settings, made.condition, 0, 0)
-    sampler = batches.in_parts(start, len(made.condition), p.on.model.net)
+    sampler = made.planned.drawing(made.condition, 0).steps()
     result = None
 
     with _masks_uncounted(), counted() as work, _replays() as replays:

@@ -7,7 +7,6 @@ import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,9 +20,9 @@ from ...reports.files import typed_path
 from ...reports.quality import DISTRIBUTION
 from ...reports.record import Report
 from ...runs.baseline import ComparedRun, baselines, is_lossless, likeness
-from ...runs.batches import begin, in_parts, warm_up
 from ...runs.choice import Choice
-from ...runs.loading import Drafts, Ready, Source, complete, decode, load
+from ...runs.drawing import Drawing
+from ...runs.loading import Drafts, Ready, Source, beside, decode, load
 from ...runs.registry import ALGORITHM, Entry, find
 from ...samplers.conditioning import AnyCondition, Condition
 from ...samplers.engine import finish
@@ -42,11 +41,17 @@ from .store import Store
 class Prepared:
     """A sampler on its model."""
 
-    entry: Entry  # with draft model and up-sampler bound
+    entry: Entry
     ready: Ready  # the model
     settings: Any  # all settings
+    beside: Mapping[str, Any]  # its draft model and up-sampler
     digest: str  # of all files that the images depend on, and of what the loaders decided
     size: tuple[int, int]  # height and width of an image
+
+    def drawing(self, condition: AnyCondition, seed: int, first: int) -> Drawing:
+        """A run; image i of the condition uses (seed, first + i)."""
+        numbers = range(first, first + len(condition))
+        return Drawing(self.entry, self.ready.model, self.settings, condition, seed, numbers, **self.beside)
 
 
 def numerics(spec: Spec, source: Source) -> dict[str, Any]:
@@ -105,7 +110,7 @@ class Models:
 
         # The loaded model by family and choice, and the samplers prepared on it by name, each with its files.
         self._loaded: tuple[tuple[str, str], Ready, list[Path]] | None = None
-        self._entries: dict[str, tuple[Entry, list[str]]] = {}
+        self._entries: dict[str, tuple[dict[str, Any], list[str]]] = {}
 
     def _recorded(self, choice: str, family: str) -> Path:
         """The file of a choice, which is added to those that were used."""
@@ -151,21 +156,17 @@ class Models:
         """A sampler with its settings on the loaded model, with draft model and up-sampler."""
         if entry.name not in self._entries:
             self.used.clear()
-            drafts = None
-            if entry.needs_draft:
-                drafts = Drafts(self.source, self.spec.draft, ready.choice, self.spec.upscale_model)
-            bound = complete(entry, ready, drafts)
-            draft = drafts.load(entry.name, ready) if drafts else None
+            found = beside(entry, ready, Drafts(self.source, self.spec.draft, ready.choice, self.spec.upscale_model))
 
             # The files hold the weights. Their names and the options may have decided the rest: grid, heads, scales.
-            decided = digest(ready.model, ready.decoder, draft, weights=False)
+            decided = digest(ready.model, ready.decoder, found.get("draft"), weights=False)
             contents = [file_digest(path) for path in files + self.used]
             if entry.needs_up_sampler and self.spec.upscale_model != BICUBIC:
                 contents.append(file_digest(typed_path(self.spec.upscale_model, "upscale_model")))
-            self._entries[entry.name] = (bound, [decided, *contents])
+            self._entries[entry.name] = (found, [decided, *contents])
 
-        bound, held = self._entries[entry.name]
-        return Prepared(bound, ready, settings, digest(held), _size(ready, settings))
+        found, held = self._entries[entry.name]
+        return Prepared(entry, ready, settings, found, digest(held), _size(ready, settings))
 
 
 def _size(ready: Ready, settings: Any) -> tuple[int, int]:
@@ -429,7 +430,7 @@ class Worker:
             return
 
         self._warm.add(name)
-        warm_up(prepared.entry, prepared.ready.model, prepared.settings, condition.of(range(1)))
+        prepared.drawing(condition.of(range(1)), 0, 0).warm_up()
 
 
 class Operations:
@@ -464,5 +465,4 @@ def draw(prepared: Prepared, condition: AnyCondition, seed: int, first: int) -> 
 
 def sample(prepared: Prepared, condition: AnyCondition, seed: int, first: int) -> Any:
     """Latents or codes with the report, see :func:`draw`."""
-    start = partial(begin, prepared.entry, prepared.ready.model, prepared.settings, condition, seed, first)
-    return finish(in_parts(start, len(condition), prepared.ready.model.net))
+    return finish(prepared.drawing(condition, seed, first).steps())

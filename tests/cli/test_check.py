@@ -260,14 +260,14 @@ def test_what_a_step_raises_is_the_last_line(cli, files, monkeypatch):
 
 
 def test_a_sampler_without_memory_for_its_draft_is_not_measured(cli, files, monkeypatch):
-    complete = loading.complete
+    beside = loading.beside
 
     def full(entry, on, drafts):
         if entry.name == "zipar":
             raise UserError("memory: there is too little.")
-        return complete(entry, on, drafts)
+        return beside(entry, on, drafts)
 
-    monkeypatch.setattr(checks, "complete", full)
+    monkeypatch.setattr(checks, "beside", full)
     answer, lines = checked(cli, "--model", files.llamagen, "--decoder", files.vq)
     assert answer.code == 0 and lines["seconds of ZipAR"]["result"] == NOT_MEASURED
     assert lines["seconds of ZipAR"]["found"] == "memory: there is too little."

@@ -3,7 +3,6 @@
 import math
 import os
 from dataclasses import replace
-from functools import partial
 
 import fastar_nodes
 import torch
@@ -13,7 +12,7 @@ from fastar_nodes.model_loaders.kinds import KINDS
 from fastar_nodes.networks.hybrid import UNCONDITIONAL, HybridModel
 from fastar_nodes.networks.llama import TokenModel
 from fastar_nodes.pipeline import Pipeline
-from fastar_nodes.runs import batches
+from fastar_nodes.runs.drawing import Drawing
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.settings import knobs
@@ -74,15 +73,14 @@ def few_steps(pipe: Pipeline) -> dict[str, int]:
     return found
 
 
-def draw(pipe: Pipeline, entry=None, settings=None, images: range = range(IMAGES), seed: int = SEED):
+def draw(pipe: Pipeline, entry=None, settings=None, images: range = range(IMAGES), seed: int = SEED, draft=None):
     """What a sampler makes of some of the images of :func:`condition_of`; the plain one with few steps if none is
     given.
     """
     entry = entry or SAMPLERS[pipe.samplers[0]]
     settings = settings or pipe.settings(entry.name, **few_steps(pipe))
     condition = condition_of(pipe, images.stop).of(images)
-    start = partial(batches.begin, entry, small(pipe), settings, condition, seed, images.start)
-    return finish(batches.in_parts(start, len(condition), pipe.model.net))
+    return finish(Drawing(entry, small(pipe), settings, condition, seed, images, draft=draft).steps())
 
 
 def values(pipe: Pipeline, result) -> torch.Tensor:

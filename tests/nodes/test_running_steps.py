@@ -26,8 +26,9 @@ from fastar_nodes.nodes.schema import (
     expect_mask,
 )
 from fastar_nodes.nodes.vae import KL, VQ, kind_of, mark
-from fastar_nodes.runs import presets
+from fastar_nodes.runs import drawing, presets
 from fastar_nodes.runs.choice import Choice, choose
+from fastar_nodes.runs.drawing import Drawing
 from fastar_nodes.runs.families.mar import MARFamily
 from fastar_nodes.runs.families.tokens import TokenFamily
 from fastar_nodes.runs.memory import DECODE, WEIGHTS
@@ -310,7 +311,7 @@ def test_the_mask_of_a_place_is_the_mask_of_that_number():
     masks = torch.stack([torch.eye(4).roll(i, 0) for i in range(3)])
     latent = {"samples": torch.zeros(1, 2, 4, 4), "batch_index": [2]}
     found = checked("mar", a_mar(), FEW, condition=from_ids((1,)), latent_image=latent, mask=masks)
-    assert torch.equal(found.edit.mask, masks[2:])
+    assert torch.equal(found.drawing.edit.mask, masks[2:])
     with pytest.raises(UserError, match="^mask: its batch has 3 entries"):
         checked("mar", a_mar(), FEW, condition=from_ids((1,)), latent_image=latent | {"batch_index": [3]}, mask=masks)
 
@@ -371,7 +372,7 @@ def test_what_size_an_empty_latent_asks_for():
     # A decoder that enlarges: 32 pixels are drawn, of latents of 16.
     model.vae.upscale_ratio = 8
     for side in (16, 32):
-        assert checked("mar", model, FEW, latent_image=core_empty(side, side)).edit is None, side
+        assert checked("mar", model, FEW, latent_image=core_empty(side, side)).drawing.edit is None, side
     with pytest.raises(UserError, match="^latent_image: .* 64 x 48 pixels, and tiny draws 32 x 32 here; set this size"):
         checked("mar", model, FEW, latent_image=core_empty(64, 48))
 
@@ -396,7 +397,7 @@ def test_as_many_images_as_an_empty_latent_asks_for_or_one(latent, labels):
 def test_an_empty_latent_with_a_mask_is_an_image_to_inpaint():
     for latent, mask in (({"noise_mask": torch.ones(1, 4, 4)}, None), ({}, torch.ones(1, 4, 4))):
         given = {"samples": torch.zeros(1, 2, 4, 4), **latent}
-        assert checked("mar", a_mar(), FEW, latent_image=given, mask=mask).edit is not None
+        assert checked("mar", a_mar(), FEW, latent_image=given, mask=mask).drawing.edit is not None
     with pytest.raises(UserError, match="^mask: inpainting needs a mask; "):
         checked("mar", a_mar(), FEW, latent_image={"samples": torch.full((1, 2, 4, 4), 1e-3)})
 
@@ -407,8 +408,8 @@ def test_one_label_is_for_every_image_of_a_latent():
     latent = {"samples": start}
     one, three = (checked("mar", a_mar(), FEW, condition=from_ids(labels), latent_image=latent, mask=torch.eye(4)[None])
                   for labels in ([4], [4, 4, 4]))  # fmt: skip
-    assert one.condition == three.condition and torch.equal(one.edit.start, start)
-    assert list(one.numbers) == list(three.numbers) == [0, 1, 2]
+    assert one.drawing.condition == three.drawing.condition and torch.equal(one.drawing.edit.start, start)
+    assert list(one.drawing.numbers) == list(three.drawing.numbers) == [0, 1, 2]
 
 
 def test_as_many_masks_and_labels_as_latents_are_in_the_order_of_the_latents():
@@ -416,17 +417,19 @@ def test_as_many_masks_and_labels_as_latents_are_in_the_order_of_the_latents():
     masks = torch.stack([torch.eye(4), torch.eye(4).roll(1, 0)])
     latent = {"samples": torch.zeros(2, 2, 4, 4), "batch_index": [1, 0]}
     found = checked("mar", a_mar(), FEW, condition=from_ids((5, 6)), latent_image=latent, mask=masks)
-    assert torch.equal(found.edit.mask, masks) and found.condition.digests() == from_ids((5, 6)).digests()
-    assert list(found.numbers) == [1, 0]
+    assert (
+        torch.equal(found.drawing.edit.mask, masks) and found.drawing.condition.digests() == from_ids((5, 6)).digests()
+    )
+    assert list(found.drawing.numbers) == [1, 0]
 
 
 def test_the_mask_of_a_latent_counts_unless_another_is_connected():
     own = torch.zeros(1, 4, 4)
     own[:, 0] = 1
     latent = {"samples": torch.zeros(1, 2, 4, 4), "noise_mask": own}
-    assert torch.equal(checked("mar", a_mar(), FEW, latent_image=latent).edit.mask, own)
+    assert torch.equal(checked("mar", a_mar(), FEW, latent_image=latent).drawing.edit.mask, own)
     other = own.flip(1)
-    assert torch.equal(checked("mar", a_mar(), FEW, latent_image=latent, mask=other).edit.mask, other)
+    assert torch.equal(checked("mar", a_mar(), FEW, latent_image=latent, mask=other).drawing.edit.mask, other)
 
 
 def test_a_part_of_a_batch_gets_its_own_noise_and_edit(monkeypatch):
@@ -438,13 +441,15 @@ def test_a_part_of_a_batch_gets_its_own_noise_and_edit(monkeypatch):
         return iter(())
 
     part = range(2, 4)
-    monkeypatch.setattr(running, "in_parts", lambda start, images, net: start(part))
+    monkeypatch.setattr(drawing, "in_parts", lambda start, images, net: start(part))
     mask = torch.stack([torch.full((4, 4), float(i)) for i in range(4)]).clamp(max=1)
     latents = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 2, 4, 4)
     labels = running.as_labels(running.LabelText("1, 2, 3, 4", 1), "")
     loaded = a_mar()
     sampler = SimpleNamespace(run=record, needs_up_sampler=False, caches=("make_transformer",))
-    run = running.Run(sampler, loaded, FEW, labels, 9, Edit(latents, mask), range(4), cache=CacheSettings())
+    edit = Edit(latents, mask)
+    whole = Drawing(sampler, loaded.model, FEW, labels, 9, range(4), edit, cache=CacheSettings())
+    run = running.Run(whole, loaded)
     run.start(run.estimate())
     ((condition, noise, more),) = given
     assert condition.labels == (3, 4) and noise.seed == 9 and list(noise.images) == [2, 3]
@@ -452,7 +457,7 @@ def test_a_part_of_a_batch_gets_its_own_noise_and_edit(monkeypatch):
     assert set(more) == {"edit", "make_transformer"}
 
     loaded = a_gpt()
-    run = running.Run(sampler, loaded, LlamaGenSettings(), labels, 9, None, range(4))
+    run = running.Run(Drawing(sampler, loaded.model, LlamaGenSettings(), labels, 9, range(4)), loaded)
     run.start(run.estimate())
     condition, draws, more = given[1]
     assert condition.labels == (3, 4) and draws.seed == 9 and list(draws.images) == [2, 3] and more == {}

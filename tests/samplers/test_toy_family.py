@@ -14,7 +14,7 @@ from fastar_nodes.networks.speed import Recordable  # noqa: E402
 from fastar_nodes.nodes import compare, samplers, sharing, sweep  # noqa: E402
 from fastar_nodes.nodes.host.loaded import Loaded  # noqa: E402
 from fastar_nodes.runs import registry  # noqa: E402
-from fastar_nodes.runs.batches import begin, in_parts  # noqa: E402
+from fastar_nodes.runs.drawing import Drawing  # noqa: E402
 from fastar_nodes.runs.families import Family  # noqa: E402
 from fastar_nodes.runs.registry import Entry  # noqa: E402
 from fastar_nodes.samplers.conditioning import from_ids  # noqa: E402
@@ -97,12 +97,10 @@ def test_it_is_drawn_in_batches_and_alone(loaded):
     entry = registry.SAMPLERS["toy"]
     condition = from_ids([3, 5])
 
-    def start(part):
-        return begin(entry, loaded.model, ToySettings(), condition, 7, 0, part)
-
-    latents, report = finish(in_parts(start, 2, loaded.model.net))
+    drawing = Drawing(entry, loaded.model, ToySettings(), condition, 7, range(2))
+    latents, report = finish(drawing.steps())
     assert latents.shape == (2, 2, SIDE, SIDE) and abs(float(latents[0].mean()) - 3) < 0.5
-    alone, _ = finish(start(range(1, 2)))
+    alone, _ = finish(drawing.begin(range(1, 2)))
     assert torch.equal(alone, latents[1:]) and report.maps["step"][0, :, 0].tolist() == [0, 1, 2, 3]
 
 

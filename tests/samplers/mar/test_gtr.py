@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.runs.batches import warm_up
+from fastar_nodes.runs.drawing import Drawing
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.editing import Edit
@@ -226,7 +226,7 @@ def test_steps_that_do_not_fit_are_refused(model, changes, message):
 @pytest.mark.parametrize("name", ["gtr", "gtr+lazymar"])
 def test_a_warm_up_fits_the_stages(model, name):
     entry = SAMPLERS[name]
-    warm_up(entry, model, entry.settings(), from_ids((1,)))
+    Drawing(entry, model, entry.settings(), from_ids((1,)), 0, range(1)).warm_up()
 
 
 # ------------------------------------------------------------------------------------------------------------- edits

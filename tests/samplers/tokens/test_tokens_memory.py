@@ -5,12 +5,9 @@ bytes, of every row; a fed row takes 8 x 16 + 3 x 24 numbers, 800 bytes, and twi
 decided; a decided cell takes 23 logits of 4 bytes, 10 times with guidance and 9 times without.
 """
 
-from dataclasses import replace
-from functools import partial
-
 import pytest
 import test_token_contract as tokens
-from fastar_nodes.runs.batches import begin
+from fastar_nodes.runs.drawing import Drawing
 from fastar_nodes.runs.memory.tokens import estimate
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.engine import finish
@@ -120,7 +117,7 @@ def test_mulosd_computes_logits_in_pieces_of_64_mb():
 )
 def test_reports_hold_the_estimate(name, settings):
     model, condition = tiny_gpt(), condition_of("class")
-    report = finish(begin(SAMPLERS[name], model, settings, condition, 1, 0, range(3))).report
+    report = finish(Drawing(SAMPLERS[name], model, settings, condition, 1, range(3)).begin(range(3))).report
     weights = sum(weight.nbytes for weight in model.net.parameters())
     need = estimate(model, condition, settings)
     assert report.memory == {"weights: transformer": weights, "sampling": need}
@@ -131,9 +128,8 @@ def test_a_report_of_mulosd_holds_both_models():
     target, draft = tiny_gpt(grid=6), tiny_gpt(grid=3)
     settings = MuLoSDSettings(cfg=2.0, neighbours=5)
     condition = condition_of("class")
-    plain = SAMPLERS["mulosd"]
-    run = partial(plain.run, draft=draft, up_sampler=UpSampling(tokens.VQ))
-    entry = replace(plain, run=run, draft=draft)
-    memory = finish(begin(entry, target, settings, condition, 1, 0, range(3))).report.memory
+    more = {"draft": draft, "up_sampler": UpSampling(tokens.VQ)}
+    drawing = Drawing(SAMPLERS["mulosd"], target, settings, condition, 1, range(3), **more)
+    memory = finish(drawing.begin(range(3))).report.memory
     assert list(memory) == ["weights: transformer", "weights: draft transformer", "sampling"]
     assert memory["sampling"] == int(estimate(target, condition, settings, draft))

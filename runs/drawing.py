@@ -1,0 +1,101 @@
+"""A run of a sampler: what decides its images, the checks before it, its memory, and its steps.
+
+Nodes, command line and Python make a :class:`Drawing` and show its steps each in their own way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from ..samplers.conditioning import AnyCondition
+from ..samplers.editing import Edit
+from ..samplers.engine import Sampler, Step
+from ..samplers.mar.lazy import LazyTransformer
+from ..samplers.mar.settings import CacheSettings
+from ..samplers.tokens.mulosd.upsampling import UpSampling
+from .batches import expect_little_noise, in_parts, run_beginning, with_estimate
+from .families import Family
+from .registry import Entry, family_of
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A run of a sampler on a model. The same fields give the same images."""
+
+    entry: Entry
+    model: Any
+    settings: Any
+    condition: AnyCondition
+    seed: int
+    numbers: Sequence[int]  # of the images, which their noise depends on: an image is the same alone or in a batch
+    edit: Edit | None = None  # the part of an image to sample again
+    draft: Any = None  # a second model
+    up_sampler: UpSampling | None = None  # enlarges the codes of the draft
+    cache: CacheSettings | None = None  # of LazyMAR, beside a sampler that takes it
+
+    @property
+    def images(self) -> int:
+        """Number of images."""
+        return len(self.condition)
+
+    @property
+    def family(self) -> Family:
+        """That of the model."""
+        return family_of(self.model)
+
+    def check(self, device: torch.device, field: str) -> None:
+        """Check before anything is loaded or computed that the sampler can run; ``field``: the input that names the
+        number of images.
+
+        Raises:
+            UserError: settings or an edit that do not fit the model, too many images, or a device that cannot draw.
+        """
+        self.entry.check(self.model, self.settings)
+        expect_little_noise(self.model, self.settings, self.images, field)
+        self.family.expect_device(self.model, device, self.settings)
+        if self.edit is not None:
+            self.family.expect_edit(self.model, self.edit, self.settings, self.images)
+
+    def memory(self) -> dict[str, int]:
+        """Bytes of the run by stage, see ``runs/memory/__init__.py``."""
+        settings = self.family.complete(self.model, self.settings)
+        return self.family.memory(self.model, self.condition, settings, **self._in_memory)
+
+    @property
+    def _in_memory(self) -> dict[str, Any]:
+        """What else the memory estimate depends on, see :meth:`.Family.memory`."""
+        return {"edited": self.edit is not None, "cache": self.cache, "draft": self.draft}
+
+    def steps(self) -> Generator[Step, None, Any]:
+        """Draw all images, in parts if memory is insufficient for all at once: see :func:`.batches.in_parts`."""
+        return in_parts(self.begin, self.images, self.model.net)
+
+    def begin(self, part: Sequence[int]) -> Sampler:
+        """Begin the sampler on some of the images, by their place in the batch."""
+        noise = self.family.noise(self.seed, [self.numbers[i] for i in part])
+        condition = self.condition.of(part)
+
+        more: dict[str, Any] = {}
+        if self.edit is not None:
+            more["edit"] = self.edit.of(part, self.images)
+        if self.draft is not None:
+            more["draft"] = self.draft
+        if self.up_sampler is not None:
+            more["up_sampler"] = self.up_sampler
+        if self.cache is not None:
+            more |= dict.fromkeys(self.entry.caches, partial(LazyTransformer, settings=self.cache))
+
+        steps = self.entry.run(self.model, condition, self.settings, noise, **more)
+        return with_estimate(steps, self.model, condition, self.settings, **self._in_memory)
+
+    def warm_up(self) -> None:
+        """Run three steps, untimed, with as little work as the sampler can do: the first calls in a process initialise
+        libraries.
+        """
+        short = replace(self, settings=self.family.short(self.settings))
+        run_beginning(short.steps())
