@@ -21,10 +21,10 @@ from typing import Any, ParamSpec, TypeVar
 import numpy as np
 import torch
 import torch.nn.functional as F
-from PIL import Image, ImageOps
+from PIL import Image
 from torch import Tensor, nn
 
-from .errors import UserError, amount, first_line, unknown
+from .errors import UserError, unknown
 from .memory import enough_memory
 from .model_loaders.files.wrappers import WEIGHTS
 from .model_loaders.janus.squares import squared
@@ -41,13 +41,14 @@ from .runs.answers import AnswerSettings, answer, expect_reader
 from .runs.choice import Choice
 from .runs.conditions import ENCODER, ConditionBuilder, has_null_prompt
 from .runs.drawing import Drawing
+from .runs.images import AnyImage, batch_of, masks_given, one_for_each
 from .runs.loading import AUTO, PAR, Drafts, Ready, Source
 from .runs.presets import CUSTOM
 from .runs.presets import names as preset_names
 from .runs.presets import values as preset_values
 from .runs.registry import BITDANCE, FAMILIES, JANUS, LLAMAGEN, MAR, SAMPLERS, Entry, find
 from .samplers.conditioning import FREEDOM, KINDS, AnyCondition
-from .samplers.editing import Edit, masks_of
+from .samplers.editing import Edit
 from .samplers.engine import Sampled, Step, finish
 from .samplers.settings import expect_names_here, knobs, make, no_setting
 from .samplers.tokens.draws import PairedDraws
@@ -64,11 +65,6 @@ _NEW_SEEDS = 1 << 32
 
 Prompt = str | int | Sequence[str | int]
 Callback = Callable[[Step], object]
-# An image, or a batch of them: a PIL image, the path of an image file, pixels uint8 [H, W, 3] or [B, H, W, 3], or
-# latents or codes as a sampler returns them. PIL images and files are read as viewers show them: turned as their EXIF
-# data says, and with white at 65535 if they have 16 bits.
-AnyImage = Image.Image | str | Path | np.ndarray | Tensor
-
 _log = logging.getLogger(__name__)
 
 
@@ -366,9 +362,9 @@ class Pipeline:
         """What was sampled in a crop of an image, and the whole images with it, uint8 [B, H, W, 3]."""
         told = "image: memory is insufficient to edit it; give a smaller one."
         with own_state(), enough_memory(told):
-            given = torch.tensor(_pixels(image))
+            given = torch.tensor(batch_of(image))
             original = given.movedim(-1, 1).float() / 255
-            area = inpainting.fitted(_mask(mask), (original.shape[2], original.shape[3]))
+            area = inpainting.fitted(masks_given(mask), (original.shape[2], original.shape[3]))
             crop = inpainting.crop_around(area)
 
             part = crop.of(given.movedim(-1, 1)).movedim(1, -1).numpy()
@@ -486,7 +482,7 @@ class Pipeline:
             raise UserError(f"prompt: it asks for {len(texts)} images; ask for 1 to {MOST_IMAGES}.")
 
         if image is not None:
-            given = pictures(image, len(prompts))
+            given = one_for_each(image, len(prompts))
             each = [picture for picture in given for _ in range(images)]
             with enough_memory("image: memory is insufficient to read it; choose another device or a smaller dtype."):
                 return self.readers.image_prompts(self.ready, texts, each, FREEDOM if freedom is None else freedom)
@@ -517,7 +513,7 @@ class Pipeline:
         model: Any = self.model
         expect_reader(model)
         ids = model.question(question)
-        (pixels,) = pictures(image, 1)
+        (pixels,) = one_for_each(image, 1)
 
         reader = self.readers.image_reader(self.ready)
         rows = reader.look(squared(pixels, reader.side, reader.least))
@@ -549,7 +545,7 @@ class Pipeline:
         Raises:
             UserError: an image of another form, features that are not finite, or insufficient memory.
         """
-        batch = _pixels(image)
+        batch = batch_of(image)
 
         net: Any = self.decoder.net
         weight = next(net.parameters())
@@ -621,184 +617,7 @@ class Pipeline:
                 "returns them, or an image."
             )
 
-        return Edit(start, _mask(mask))
-
-
-def _pixels(image: Any) -> np.ndarray:
-    """An image, or several of one size, as uint8 [B, H, W, 3]. Raises UserError: see :func:`_images`."""
-    found = _images(image)
-    if not found:
-        raise UserError("image: it is a list without an image; give at least one.")
-
-    shapes = {one.shape for one in found}
-    if len(shapes) > 1:
-        raise UserError(f"image: its images have the shapes {sorted(shapes)}; give images of one size.")
-    return np.stack(found)
-
-
-def pictures(image: Any, prompts: int) -> list[Tensor]:
-    """Images to edit, uint8 [H, W, 3] of any size, one for each of the prompts; a single one is for all.
-
-    Raises:
-        UserError: another number of images; see :func:`_images`.
-    """
-    found = [torch.tensor(one) for one in _images(image)]
-    if len(found) == 1:
-        found *= prompts
-
-    if len(found) != prompts:
-        raise UserError(
-            f"image: there are {len(found)} images for {amount(prompts, 'prompts')}; a Janus reads one image with a "
-            "prompt or a question, so give one, or one for each prompt."
-        )
-    return found
-
-
-def _mask(mask: Any) -> Tensor:
-    """A mask, or several of one size, as floats of 0 to 1, [1 or B, h, w]. Raises UserError: see :func:`_read`."""
-    if not isinstance(mask, list | tuple):
-        return _masks(mask)
-
-    if not mask:
-        raise UserError("mask: it is a list without a mask; give at least one.")
-    found = [_masks(one) for one in mask]
-    shapes = {tuple(one.shape[1:]) for one in found}
-    if len(shapes) > 1:
-        raise UserError(f"mask: its masks have the shapes {sorted(shapes)}; give masks of one size.")
-    return torch.cat(found)
-
-
-def _images(image: Any) -> list[np.ndarray]:
-    """Images, each uint8 [H, W, 3] of any size: of PIL images, files or pixels, one or several in a list.
-
-    Raises:
-        UserError: pixels of another form; see :func:`_read`.
-    """
-    found: list[np.ndarray] = []
-    for one in image if isinstance(image, list | tuple) else [image]:
-        given = _read(one, "image", _colours)
-        batch = given[None] if given.ndim == 3 else given
-        is_array = isinstance(batch, np.ndarray) and batch.dtype == np.uint8 and batch.size > 0
-        if not is_array or batch.ndim != 4 or batch.shape[3] != 3:
-            raise UserError(
-                f"image: it is {given.dtype} of the shape {list(given.shape)}; give a PIL image, the path of one, or "
-                "uint8 [height, width, 3]."
-            )
-        found.extend(batch)
-
-    return found
-
-
-def _masks(mask: Any) -> Tensor:
-    """A mask or an array of several, as :func:`_mask` returns them."""
-    given = _read(mask, "mask", _greys)
-    values = given if isinstance(given, Tensor) else torch.tensor(given)
-    masks = None if values.is_complex() else masks_of(values)
-    if masks is None:
-        raise UserError(
-            f"mask: it is {values.dtype} of the shape {list(values.shape)}; give a grey image, or [height, width] for "
-            "all images or for each."
-        )
-
-    numbers = masks.float().contiguous()  # a view may be larger than memory
-    if values.dtype == torch.uint8:
-        return numbers / 255
-    if values.dtype == torch.uint16:
-        return numbers / 65535
-    if values.dtype == torch.bool or values.is_floating_point():
-        return numbers
-    return numbers / _white(float(numbers.abs().max()), "mask")
-
-
-def _read(given: Any, field: str, values_of: Callable[[Image.Image], np.ndarray]) -> np.ndarray | Tensor:
-    """The values of an image or a mask. All entrances of Python and the command line read theirs here.
-
-    Args:
-        given: an array or a tensor, which is returned as it is, a PIL image or the path of a file.
-        field: name of the argument, for messages.
-        values_of: makes the values of a PIL image, which stands upright and has 8 bits per channel.
-
-    Raises:
-        UserError: a file or a PIL image that cannot be read, or another value.
-    """
-    if isinstance(given, np.ndarray) and given.dtype.kind in "buif" and given.dtype.itemsize <= 8:
-        # torch reads no array with a negative stride or the other byte order.
-        return np.ascontiguousarray(given, given.dtype.newbyteorder("="))
-    if isinstance(given, Tensor):
-        return given
-
-    if not isinstance(given, Image.Image | str | Path):
-        kind = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else f"a {type(given).__name__}"
-        raise UserError(f"{field}: it is {kind}; give an image, the path of one, or an array.")
-
-    try:
-        if isinstance(given, Image.Image):
-            return values_of(_as_shown(given, field))
-        with Image.open(given) as file:
-            return values_of(_as_shown(file, field))
-    except (MemoryError, UserError):
-        raise
-    except Exception as problem:  # a damaged file can raise any exception
-        name = f"a PIL image of the mode {given.mode}" if isinstance(given, Image.Image) else given
-        raise UserError(
-            f"{field}: {name} cannot be read as an image ({first_line(problem)}); give an image file, for example a "
-            "PNG, or a PIL image of the mode RGB."
-        ) from None
-
-
-def _as_shown(image: Image.Image, field: str) -> Image.Image:
-    """An image as viewers show it: upright, as its EXIF data states, and with 8 bits per channel.
-
-    Raises:
-        UserError: numbers without a known white.
-    """
-    upright = ImageOps.exif_transpose(image)
-    if upright.mode not in ("I", "F") and not upright.mode.startswith("I;16"):
-        return upright
-
-    values = np.asarray(upright)
-    # PNG and PGM files with 16 bits may have the mode I.
-    if values.dtype.itemsize == 2 or image.format in ("PNG", "PPM"):
-        white = 65535
-    else:
-        white = _white(float(np.abs(values.astype(np.float64)).max()), field)
-    return Image.fromarray((values / white * 255).clip(0, 255).round().astype(np.uint8))
-
-
-def _white(largest: float, field: str) -> int:
-    """The value of white among numbers whose type states no range: 1, 255 or 65535, whichever fits the largest number.
-
-    A filter that enlarges an image can exceed white, but not reach twice its value.
-    """
-    for white in (1, 255, 65535):
-        if largest < 2 * white:
-            return white
-
-    raise UserError(f"{field}: it holds numbers up to {largest:g}, and white is 65535 at most; give 8 or 16 bits.")
-
-
-def _colours(image: Image.Image) -> np.ndarray:
-    """The pixels of an image, uint8 [H, W, 3]."""
-    return np.asarray(image.convert("RGB"))
-
-
-def _greys(mask: Image.Image) -> np.ndarray:
-    """The values of a mask, uint8 [H, W]; where it is transparent, nothing is painted.
-
-    Raises:
-        UserError: it is transparent, and what is visible of it is black.
-    """
-    if not mask.has_transparency_data:
-        return np.asarray(mask.convert("L"))
-
-    layer = mask.convert("RGBA")
-    black = Image.new("RGBA", layer.size, "black")
-    greys = np.asarray(Image.alpha_composite(black, layer).convert("L"))
-    if np.asarray(layer)[..., 3].any() and not greys.any():
-        raise UserError(
-            "mask: its visible part is black, and black keeps the image; use white for the area to regenerate."
-        )
-    return greys
+        return Edit(start, masks_given(mask))
 
 
 def _in_list(prompt: Any) -> list[str | int]:

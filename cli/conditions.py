@@ -9,8 +9,8 @@ from typing import Any
 
 from ..errors import UserError
 from ..model_loaders.llamagen.captions import prompt_of
-from ..pipeline import pictures
 from ..runs.conditions import ConditionBuilder
+from ..runs.images import one_for_each
 from ..runs.loading import Ready, Source
 from ..samplers.conditioning import FREEDOM, AnyCondition, CodeCondition
 from .options import MOST_IMAGES, source
@@ -90,7 +90,7 @@ def conditions(
             made[id(p.on)] = build.labels(p.on, "0" if label is None else label, repeat, most=MOST_IMAGES)
         elif images:
             prompts = _each(texts, repeat, p.on)
-            each = [image for image in pictures(images, len(prompts) // repeat) for _ in range(repeat)]
+            each = [image for image in one_for_each(images, len(prompts) // repeat) for _ in range(repeat)]
             made[id(p.on)] = build.image_prompts(p.on, prompts, each, freedom)
         elif p.on.condition != "features":
             made[id(p.on)] = build.prompts(p.on, _each(texts, repeat, p.on))

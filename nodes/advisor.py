@@ -19,7 +19,7 @@ from ..runs.presets import CUSTOM
 from ..runs.registry import find
 from ..samplers.settings import make
 from . import host
-from .images import to_image
+from .host.images import to_image
 from .preview import Bar, show_images
 from .running import ModelFirst, baseline_of, draw_images, expect_pair, warm_up
 from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED, checked_seed, output, schema, seed_widget, widgets

@@ -16,12 +16,12 @@ from ..model_loaders.janus.squares import squared
 from ..networks.janus import JanusModel, WordHead
 from ..networks.torch_state import in_own_state
 from ..runs.answers import AnswerSettings, Words, answer, answer_bytes, expect_reader
+from ..runs.images import to_bytes
 from ..runs.loading import dtype_name
 from ..samplers.settings import make
 from ..samplers.tokens.draws import PairedDraws
 from . import host
 from .host.loaded import Loaded, ModelCache
-from .images import to_bytes
 from .preview import Bar, drive
 from .running import READING, expect_loaded, placed_reader
 from .schema import SEED, TOKEN_MODEL, checked_seed, expect_image, expect_text, output, schema, seed_widget, widgets

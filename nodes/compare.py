@@ -19,10 +19,11 @@ from ..reports.record import Qualities, Report, explain, to_csv, to_json, to_tab
 from ..reports.summary import no_gain, one_line
 from ..reports.table import literal
 from ..runs.baseline import baselines, qualities, run_of_report
+from ..runs.images import to_bytes
 from ..runs.registry import SAMPLERS, TAR
 from ..samplers.settings import Settings, knob, knobs, make
 from . import graph, host
-from .images import to_bytes, to_image
+from .host.images import to_image
 from .metadata import write_reports
 from .schema import HIDDEN, REPORT, expect_image, output, schema, widgets
 from .sockets import expect_own

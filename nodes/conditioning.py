@@ -26,6 +26,7 @@ from ..networks.ta_tok import TATokModel
 from ..networks.torch_state import in_own_state
 from ..runs import registry
 from ..runs.batches import in_parts
+from ..runs.images import to_bytes, to_rgb
 from ..runs.labels import PICTURE_BOOK, check_labels, label_sets, resolve_labels, split_labels, unknown_words
 from ..runs.loading import AUTO, dtype_name
 from ..runs.memory.tokens import estimate_prompt
@@ -38,7 +39,6 @@ from ..samplers.tokens.settings import DETAILS, TarPromptSettings
 from ..samplers.tokens.tar import TarPrompted, tar_prompt
 from . import graph, host
 from .host.loaded import ModelCache, load_to_device
-from .images import to_bytes, to_rgb
 from .loaders import PRECISION, allow_download, finder, listed, menu, usual
 from .preview import drive
 from .running import READING, expect_language_model, facts_of, numbers_sent

@@ -13,9 +13,9 @@ from ..errors import OfFastAR, UserError
 from ..memory import enough_memory
 from ..networks.torch_state import in_own_state
 from ..runs import inpainting
+from ..runs.images import to_rgb
 from ..samplers.settings import Settings, knob, make
 from . import graph, host
-from .images import to_rgb
 from .schema import CROP, expect_image, expect_mask, output, schema, widgets
 from .sockets import expect_kind_on
 

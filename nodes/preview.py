@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ..memory import out_of_memory
 from ..reports.drawing import contact_sheet
+from ..runs.images import to_bytes
 from . import host
 from .host.loaded import MOST_IMAGES
-from .images import to_bytes
 from .vae import FastARVAE
 
 R = TypeVar("R")

@@ -36,6 +36,7 @@ from ..runs import registry
 from ..runs.batches import run_beginning
 from ..runs.choice import Choice, ModelFacts, choose
 from ..runs.drawing import Drawing
+from ..runs.images import expect_usual_size, to_bytes
 from ..runs.labels import labels_for
 from ..runs.loading import AUTO, PAR, dtype_name, expect_same_codes, read_images
 from ..runs.memory import DECODE, WEIGHTS
@@ -63,7 +64,6 @@ from ..samplers.tokens.mulosd.upsampling import UpSampling
 from ..samplers.tokens.prepare import features_of
 from . import graph, host
 from .host.loaded import TA_TOK, Loaded, ModelCache, load_to_device, to_device
-from .images import to_bytes
 from .metadata import write_reports
 from .preview import Bar, drive
 from .schema import (
@@ -72,7 +72,6 @@ from .schema import (
     describe,
     expect_latents,
     expect_mask,
-    expect_usual_size,
 )
 from .sockets import LabelText, expect_condition, expect_kind_on, expect_own, kind_on
 from .vae import BITS, KL, VQ, FastARVAE, kind_of, mark

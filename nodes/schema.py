@@ -17,9 +17,8 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..networks.chat import MOST_TEXT
-from ..networks.precision import is_finite
+from ..runs.images import IMAGE_SOURCE, LATENT_SOURCE, MASK_SOURCE, image_tensor, latent_tensor, mask_tensor
 from ..runs.shown import PRESETS, usual_numbers
-from ..samplers.editing import LARGEST_LATENT, masks_of
 from ..samplers.settings import Knob, Settings, default_or_paper, knobs
 
 T = TypeVar("T")
@@ -267,88 +266,19 @@ def expect_text(value: Any, field: str) -> str:
     return text
 
 
-_FLOATS = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
-_SMALL_FLOATS = (torch.float8_e4m3fn, torch.float8_e4m3fnuz, torch.float8_e5m2, torch.float8_e5m2fnuz)
-
-
-def _expect_floats(value: Any, field: str, source: str, more: Sequence[torch.dtype] = ()) -> Tensor:
-    """Check that a value is a tensor of finite floating-point numbers, and return it; fp8 is returned as fp32.
-
-    Other packs may pass tensors of any kind: sparse, nested, without data (meta), of integers, complex or quantised.
-    ``more``: dtypes that are accepted too, and returned as fp32.
-    """
-    tensor = expect(value, torch.Tensor, field, source)
-
-    converted = (*_SMALL_FLOATS, *more)
-    accepted = (*_FLOATS, *converted)
-    dense = tensor.layout == torch.strided and not tensor.is_nested
-    if not dense or tensor.is_meta or tensor.dtype not in accepted:
-        kind = str(tensor.dtype).removeprefix("torch.")
-        if not dense:
-            kind = f"sparse or nested {kind}"
-        elif tensor.is_meta:
-            kind = f"{kind} without data"
-        raise UserError(f"{field}: it is a tensor of the kind {kind}, not of fp32 numbers; connect {source}.")
-
-    if tensor.dtype in converted:
-        tensor = tensor.float()
-
-    if not is_finite(tensor):
-        raise UserError(
-            f"{field}: it holds values that are not finite (NaN or infinity); find the node that made "
-            "them, often a model or a decoder in fp16."
-        )
-    return tensor
-
-
 def expect_image(value: Any, field: str) -> Tensor:
-    """Check an IMAGE: finite images [B, H, W, C], 1, 3 or 4 channels."""
-    source = "a node that gives an IMAGE, such as VAE Decode"
-    image = _expect_floats(value, field, source)
-
-    if image.ndim != 4 or image.shape[3] not in (1, 3, 4) or 0 in image.shape:
-        raise UserError(f"{field}: it got a tensor {list(image.shape)}; connect images [batch, height, width, 3].")
-    return image
+    """Check an IMAGE, see :func:`.image_tensor`."""
+    return image_tensor(expect(value, Tensor, field, IMAGE_SOURCE), field)
 
 
 def expect_mask(value: Any, field: str) -> Tensor:
-    """Check a MASK and return it as floats [B, H, W]; nodes make [H, W], [B, 1, H, W] and bool too."""
-    mask = _expect_floats(value, field, "a node that gives a MASK", more=[torch.bool])
-
-    masks = masks_of(mask)
-    if masks is None:
-        raise UserError(f"{field}: it has the shape {list(mask.shape)}; connect a MASK [batch, height, width].")
-    return masks
+    """Check a MASK, see :func:`.mask_tensor`."""
+    return mask_tensor(expect(value, Tensor, field, MASK_SOURCE), field)
 
 
 def expect_latents(value: Any, field: str) -> Tensor:
-    """Check the tensor of a LATENT and return it as [B, C, h, w]: finite, and with one frame if it is [B, C, T, h, w].
-
-    Core's VAE of an image model decodes the first frame of a video's latents and leaves out the others without a word.
-    """
-    latents = _expect_floats(value, field, "the LATENT of a sampler or of VAE Encode")
-
-    shape = list(latents.shape)
-    if latents.ndim not in (4, 5) or 0 in shape:
-        raise UserError(f"{field}: it has the shape {shape}; connect latents [batch, channels, height, width].")
-
-    has_frames = latents.ndim == 5
-    if has_frames and shape[2] != 1:
-        raise UserError(
-            f"{field}: it holds the {shape[2]} frames of a video, and this model makes single images; connect Latent "
-            "Cut To Batch between (dim t, slice_size 1), which makes a batch of them."
-        )
-    return latents[:, :, 0] if has_frames else latents
-
-
-def expect_usual_size(latents: Tensor, field: str) -> None:
-    """Raise a UserError if the numbers of finite latents are larger than those of any image."""
-    largest = float(latents.abs().max())
-    if largest > LARGEST_LATENT:
-        raise UserError(
-            f"{field}: it holds values up to {largest:.3g}, and no latent of an image is above {LARGEST_LATENT}; "
-            "make it again, with VAE Encode and the vae of the same loader."
-        )
+    """Check the tensor of a LATENT, see :func:`.latent_tensor`."""
+    return latent_tensor(expect(value, Tensor, field, LATENT_SOURCE), field)
 
 
 # What users see of the values on our sockets, by kind.

@@ -18,7 +18,7 @@ from ..runs.labels import unknown_words
 from ..runs.registry import find
 from ..samplers.tokens.mulosd.upsampling import BICUBIC
 from . import host
-from .images import to_image
+from .host.images import to_image
 from .running import ModelFirst, expect_pair, reported, run_choice, texts_of
 from .samplers import sampled
 from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, REPORT, SEED, output, schema, seed_widget, validity

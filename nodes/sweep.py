@@ -30,8 +30,8 @@ from ..sweeps.plan import CHECKPOINT, LABEL, MOST_CELLS, PROMPT, SUBJECTS, combi
 from ..sweeps.store import CellStore, completed
 from ..sweeps.sweep import Axis, Sweep, sweep_lines, sweep_table
 from . import graph, host
+from .host.images import to_image
 from .host.loaded import Loaded
-from .images import to_image
 from .preview import Bar
 from .remaking import Remaker
 from .running import (

@@ -20,7 +20,7 @@ from ..runs.baseline import qualities
 from ..samplers.settings import Settings, knob, make
 from . import host
 from .compare import SHEET, cell_baselines, cell_names, cells
-from .images import to_image
+from .host.images import to_image
 from .schema import HIDDEN, REPORT, expect_text, output, schema, widgets
 
 RUNS = 4  # image and report sockets

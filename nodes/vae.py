@@ -28,9 +28,9 @@ from ..networks.autoencoder import (
 from ..networks.binary import BinaryAutoencoder, to_bits
 from ..networks.precision import is_finite
 from ..networks.torch_state import in_own_state
+from ..runs.images import expect_usual_size, scaled, to_rgb
 from . import host
-from .images import scaled, to_rgb
-from .schema import expect_image, expect_latents, expect_usual_size
+from .schema import expect_image, expect_latents
 
 # Kinds of autoencoders, which are families of files, and the models whose latents they decode.
 KL = "kl"

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..samplers.editing import LEAST_MASKED
+from .images import scaled
 
 # Side of a crop in sides of the mask's bounding box: enough to see what is around it, and little enough that a model
 # which draws its subject as large as in a whole image draws it within the mask.
@@ -102,7 +103,7 @@ def put_back(
         inpainted = matched(inpainted, below, area)
 
     weight = faded(area, min(feather, _margin(mask, crop)))[:, None]
-    change = weight * (_scaled(inpainted, size).clamp(0, 1) - below)
+    change = weight * (scaled(inpainted, size).clamp(0, 1) - below)
 
     image = original.expand(len(change), -1, -1, -1).clone()
     crop.of(image).add_(change)
@@ -149,13 +150,13 @@ def matched(inpainted: Tensor, original: Tensor, mask: Tensor) -> Tensor:
     longest = max(inpainted.shape[2:])
     shrunk = min(1.0, MATCHED_SIDE / longest)
     size = (max(1, round(inpainted.shape[2] * shrunk)), max(1, round(inpainted.shape[3] * shrunk)))
-    drawn, around = _scaled(inpainted, size), _scaled(original, size)
+    drawn, around = scaled(inpainted, size), scaled(original, size)
     painted = fitted(mask, size) >= LEAST_MASKED
 
     images = max(len(drawn), len(around), len(painted))
     parts = [part.expand(images, *part.shape[1:]) for part in (drawn, around, painted)]
     shifts = torch.stack([colour_shift(*one) for one in zip(*parts, strict=True)])
-    return inpainted + _scaled(shifts, (inpainted.shape[2], inpainted.shape[3]))
+    return inpainted + scaled(shifts, (inpainted.shape[2], inpainted.shape[3]))
 
 
 def colour_shift(drawn: Tensor, around: Tensor, painted: Tensor) -> Tensor:
@@ -205,13 +206,6 @@ def _alike(a: Tensor, b: Tensor) -> Tensor:
 def _squared(a: Tensor, b: Tensor) -> Tensor:
     """Squared distances of points [N, C] and [M, C], [N, M]."""
     return torch.cdist(a, b).square()
-
-
-def _scaled(images: Tensor, size: tuple[int, int]) -> Tensor:
-    """Images [B, C, H, W] at another size (height, width), bicubic."""
-    if images.shape[2:] == size:
-        return images
-    return F.interpolate(images, size, mode="bicubic", antialias=True)
 
 
 # Colour of what is painted, and its opacity, in the image of the three.

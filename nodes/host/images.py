@@ -6,12 +6,19 @@ from collections.abc import Callable
 from typing import Any
 
 import comfy.utils
+import numpy as np
 import torch
 from comfy.sd import VAE as VAE  # for nodes/vae.py
 from comfy.utils import ProgressBar
 from torch import Tensor
 
 from ...memory import enough_memory
+from .devices import to_output
+
+
+def to_image(images: np.ndarray) -> Tensor:
+    """Images uint8 [B, H, W, 3] to an IMAGE, float [B, H, W, 3] in 0..1 on the output device."""
+    return to_output(torch.from_numpy(np.array(images)).float() / 255)
 
 
 def in_tiles(

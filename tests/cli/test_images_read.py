@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes import UserError, load
-from fastar_nodes.pipeline import _mask, _pixels, pictures
+from fastar_nodes.runs.images import batch_of, images_of, masks_given, one_for_each
 from janus_images import one_file
 from PIL import Image, ImageDraw, ImageOps
 
@@ -89,8 +89,8 @@ def test_all_orientations(tmp_path, orientation):
     image.save(tmp_path / "a.png", exif=exif)
     shown = np.asarray(ImageOps.exif_transpose(Image.open(tmp_path / "a.png")))
     assert shown.shape == ((5, 7, 3) if orientation < 5 else (7, 5, 3))
-    assert np.array_equal(_pixels(tmp_path / "a.png")[0], shown)
-    assert np.array_equal(pictures(str(tmp_path / "a.png"), 1)[0], shown)
+    assert np.array_equal(batch_of(tmp_path / "a.png")[0], shown)
+    assert np.array_equal(one_for_each(str(tmp_path / "a.png"), 1)[0], shown)
 
 
 # ------------------------------------------------------------------------------------------------ depths
@@ -120,22 +120,27 @@ DEPTHS = {
 def test_values_are_scaled_to_eight_bits(depth):
     image = DEPTHS[depth]()
     tolerance = 3 if "filter" in depth else 1
-    for found in (_pixels(image)[0, ..., 1], pictures(image, 1)[0][..., 2].numpy(), _mask(image)[0].numpy() * 255):
+    read = (
+        batch_of(image)[0, ..., 1],
+        one_for_each(image, 1)[0][..., 2].numpy(),
+        masks_given(image)[0].numpy() * 255,
+    )
+    for found in read:
         assert np.abs(found.astype(float) - WANTED).max() <= tolerance
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
 def test_files_of_sixteen_bits(tmp_path, name):
     Image.fromarray(sixteen("<")).save(tmp_path / name)
-    assert np.abs(_pixels(tmp_path / name)[0, ..., 0] - WANTED).max() <= 1
-    assert np.abs(_mask(tmp_path / name)[0].numpy() * 255 - WANTED).max() <= 1
+    assert np.abs(batch_of(tmp_path / name)[0, ..., 0] - WANTED).max() <= 1
+    assert np.abs(masks_given(tmp_path / name)[0].numpy() * 255 - WANTED).max() <= 1
 
 
 @pytest.mark.parametrize("name", ["a.png", "a.pgm"])
 def test_a_dark_file_of_sixteen_bits_stays_dark(tmp_path, name):
     """The file states 16 bits, whatever its largest value."""
     Image.fromarray(np.full((4, 4), 100, np.uint16)).save(tmp_path / name)
-    assert not _pixels(tmp_path / name).any() and not _mask(tmp_path / name).any()
+    assert not batch_of(tmp_path / name).any() and not masks_given(tmp_path / name).any()
 
 
 @pytest.mark.parametrize(
@@ -153,17 +158,17 @@ def test_a_dark_file_of_sixteen_bits_stays_dark(tmp_path, name):
     ids=lambda mask: str(mask.dtype),
 )
 def test_the_type_of_an_array_states_its_white(mask):
-    assert np.abs(_mask(mask)[0].numpy() - RAMP).max() < 1 / 255
-    both = _mask([mask, Image.fromarray(WANTED.astype(np.uint8))])
+    assert np.abs(masks_given(mask)[0].numpy() - RAMP).max() < 1 / 255
+    both = masks_given([mask, Image.fromarray(WANTED.astype(np.uint8))])
     assert both.shape == (2, 8, 64) and np.abs(both.numpy() - RAMP).max() < 1 / 255
 
 
 def test_numbers_without_a_white_are_refused():
     for numbers in (np.full((4, 4), 1 << 30, np.int32), np.full((4, 4), np.nan, np.float32)):
         with pytest.raises(UserError, match="^image: it holds numbers up to .*; give 8 or 16 bits"):
-            _pixels(Image.fromarray(numbers))
+            batch_of(Image.fromarray(numbers))
         with pytest.raises(UserError, match="^mask: it holds numbers up to"):
-            _mask(Image.fromarray(numbers))
+            masks_given(Image.fromarray(numbers))
 
 
 # ------------------------------------------------------------------------------------------------ masks with alpha
@@ -201,12 +206,12 @@ def test_what_is_transparent_is_not_painted(layer, tmp_path):
     mask.save(tmp_path / "mask.png" if mask.mode != "PA" else tmp_path / "mask.tif")
     (file,) = tmp_path.iterdir()
     for given in (mask, file, str(file), [mask]):
-        assert np.array_equal(_mask(given)[0].numpy(), UPPER)
+        assert np.array_equal(masks_given(given)[0].numpy(), UPPER)
 
 
 def test_half_transparent_is_half_painted():
     mask = Image.new("LA", (2, 2), (255, 128))
-    assert np.allclose(_mask(mask).numpy(), 128 / 255)
+    assert np.allclose(masks_given(mask).numpy(), 128 / 255)
 
 
 def test_a_layer_inpaints_its_stroke_alone(of_mar):
@@ -232,13 +237,13 @@ def test_what_pillow_cannot_read_is_one_sentence(tmp_path, turned):
     path, _ = turned
     (tmp_path / "cut.png").write_bytes(path.read_bytes()[:-60])
     for given in (tmp_path / "cut.png", Image.open(tmp_path / "cut.png"), Image.new("La", (4, 4))):
-        for read, field in ((_pixels, "image"), (_mask, "mask"), (lambda image: pictures(image, 1), "image")):
+        for read, field in ((batch_of, "image"), (masks_given, "mask"), (images_of, "image")):
             with pytest.raises(UserError, match=f"^{field}: .* cannot be read as an image"):
                 read(given)
 
 
 def test_masks_of_different_sizes_are_refused():
     with pytest.raises(UserError, match="^mask: its masks have the shapes"):
-        _mask([np.ones((4, 4)), np.ones((4, 5))])
+        masks_given([np.ones((4, 4)), np.ones((4, 5))])
     with pytest.raises(UserError, match="^mask: it is a list without a mask"):
-        _mask([])
+        masks_given([])

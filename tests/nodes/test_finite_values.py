@@ -11,8 +11,8 @@ import torch
 from fastar_nodes.errors import UserError, not_finite
 from fastar_nodes.networks.autoencoder import VQModel
 from fastar_nodes.nodes import compare, conditioning, editing, preview, samplers, timelapse
-from fastar_nodes.nodes.images import to_bytes
 from fastar_nodes.nodes.vae import FastARVAE
+from fastar_nodes.runs.images import to_bytes
 from fastar_nodes.samplers.tokens.mulosd.upsampling import UpSampling
 from tiny import a_gpt, a_mar, a_report, a_vae, a_vq, sample
 from torch import Tensor

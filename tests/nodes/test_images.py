@@ -5,7 +5,8 @@ import pytest
 import torch
 from fake_comfy import Progress
 from fastar_nodes.nodes import preview
-from fastar_nodes.nodes.images import scaled, to_bytes, to_image, to_rgb
+from fastar_nodes.nodes.host.images import to_image
+from fastar_nodes.runs.images import scaled, to_bytes, to_rgb
 from test_host import steps
 from tiny import a_vae
 
