@@ -80,7 +80,7 @@ def choose_dtype(name: str | Precision, device: str | torch.device, family: str)
     if name == FP8 and not holds_fp8(device):
         raise UserError(f"dtype: fp8 is not supported on {device}; choose {INT8}, which takes as little memory")
 
-    fast = _fast_halves(device)
+    fast = fast_halves(device)
     for half in kind.checked:
         if half in fast:
             return DTYPES[half]
@@ -88,7 +88,7 @@ def choose_dtype(name: str | Precision, device: str | torch.device, family: str)
     return torch.float32
 
 
-def _fast_halves(device: torch.device) -> tuple[str, ...]:
+def fast_halves(device: torch.device) -> tuple[str, ...]:
     """The 16-bit dtypes that a device computes faster than fp32."""
     if device.type in ("mps", "xpu"):
         return ("fp16",)

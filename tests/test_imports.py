@@ -272,6 +272,29 @@ def test_nothing_that_ships_names_a_module_of_the_lab():
             assert not [t for t in texts if isinstance(t, str) and "lab." in t and " " not in t], name
 
 
+def test_the_lab_takes_public_names():
+    """No name with an underscore of a module of ours. Of torch, one module has no public name."""
+    allowed = {"torch.utils._python_dispatch"}
+    found = []
+    for path in sources():
+        if not within(name_of(path), "lab"):
+            continue
+        modules = set()
+        for node in statements(tree_of(path)):
+            if isinstance(node, ast.ImportFrom):
+                names = [node.module or "", *(alias.name for alias in node.names)]
+                private = any(re.match(r"(.*\.)?_[a-z]", name) for name in names)
+                if private and node.module not in allowed:
+                    found.append(f"{name_of(path)}: from {node.module} import {', '.join(names[1:])}")
+                if node.level:
+                    modules |= {alias.asname or alias.name for alias in node.names}
+        for node in ast.walk(tree_of(path)):
+            if isinstance(node, ast.Attribute) and re.match(r"_[a-zA-Z]", node.attr):
+                if isinstance(node.value, ast.Name) and node.value.id in modules:
+                    found.append(f"{name_of(path)}: {ast.unparse(node)}")
+    assert found == []
+
+
 def graph() -> dict[str, set[str]]:
     """The modules that each module imports, itself left out."""
     return {name_of(path): parse(path)[1] - {name_of(path)} for path in sources()}

@@ -38,7 +38,7 @@ def make_tiny() -> None:
     speed.BACKEND = "eager"  # a rehearsal of compile compiles nothing
     measure.SHORT = 0.0
     measure.LARGEST_BATCH = 3
-    sizes._JANUS_GRID = 4
+    sizes.JANUS_GRID = 4
     bitdance.LARGE_SIZES = ((256, 256),)  # type: ignore[assignment]
     sizes.official_hybrid = _hybrid
     sizes.official_bitdance = _bitdance  # type: ignore[assignment]

@@ -377,7 +377,7 @@ def child(arguments: list[str]) -> int:
 
     known = json.loads(Path(arguments[0]).read_text(encoding="utf-8-sig"))
     entries = []
-    for entry in hub._catalogue():
+    for entry in hub.catalogue():
         own = known.get(entry.id)
         if own is not None:
             single = None if entry.parts else next(iter(own.values()))
@@ -385,10 +385,10 @@ def child(arguments: list[str]) -> int:
             entry = replace(entry, sha256=single, parts=parts)
         entries.append(entry)
 
-    hub._catalogue = lambda: tuple(entries)  # type: ignore[assignment]
+    hub.catalogue = lambda: tuple(entries)  # type: ignore[assignment]
     block_canvas.LARGE_HEAD = sys.maxsize  # an image of a 14B takes too long on a CPU, its first block does not
     if INT8 in arguments:  # what is not in 8 bits is in 16, as on a GPU
-        kinds._fast_halves = lambda device: ("bf16",)  # type: ignore[assignment]
+        kinds.fast_halves = lambda device: ("bf16",)  # type: ignore[assignment]
     return command(["check", *arguments[1:]])
 
 

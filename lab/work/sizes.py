@@ -42,7 +42,7 @@ ALL_SIZES = (*SIZES, *TOKEN_SIZES, *HYBRID_SIZES, *JANUS_SIZES, *BITDANCES)
 # Ids around a prompt of a random Janus, which has fewer words than Qwen2, and tokens per side of its images.
 AROUND = Template(begin=100_000, image=100_001)
 _JANUS_TEXT = 100_000
-_JANUS_GRID = 24
+JANUS_GRID = 24
 # Pixels along one side of a token of BitDance, and the most tokens along a side that a token of its prompts can say.
 _BITDANCE_STRIDE = 16
 _BITDANCE_SIDES = 256
@@ -164,7 +164,7 @@ def _random_model(size: str, family: str, compute: torch.dtype, device: torch.de
             janus = random_janus(size, compute, device).fold()
             words = partial(random_words, count=_JANUS_TEXT)
             name = f"{size}, random weights"
-            return Ready(JANUS, JanusModel(janus, name, _JANUS_GRID, tokenize=words, template=AROUND))
+            return Ready(JANUS, JanusModel(janus, name, JANUS_GRID, tokenize=words, template=AROUND))
 
         made = initialise_mar(_blank(lambda: MAR(official(size)), compute, device))
         made.head.final_layer.linear.float()  # the last layer of the head stays in fp32

@@ -200,14 +200,15 @@ def _below(folder: Path, name: str) -> Iterator[Path]:
 
 
 @lru_cache(maxsize=1)
-def _catalogue() -> tuple[Entry, ...]:
+def catalogue() -> tuple[Entry, ...]:
+    """All entries, in the order of the file."""
     text = Path(__file__).with_name("catalogue.json").read_text(encoding="utf-8-sig")
     return tuple(Entry(**fields) for fields in json.loads(text)["entries"])
 
 
 def entries(family: str) -> list[Entry]:
     """Catalogue entries of a family (a key of :data:`.kinds.KINDS`), built-in entries first."""
-    own = [entry for entry in _catalogue() if entry.family == family]
+    own = [entry for entry in catalogue() if entry.family == family]
     return sorted(own, key=lambda entry: not entry.built_in)
 
 
@@ -252,7 +253,7 @@ def _model_folders(names: tuple[str, ...]) -> dict[str, str]:
 
 def _downloads() -> dict[str, Entry]:
     """Downloadable entries by file."""
-    return {entry.file: entry for entry in _catalogue() if not entry.built_in}
+    return {entry.file: entry for entry in catalogue() if not entry.built_in}
 
 
 def _complete(entry: Entry, names: set[str]) -> bool:
@@ -377,13 +378,13 @@ def suggested(choice: str, family: str) -> str:
     compared with all entries of the same input first, so that a model gets one suggestion whoever looks for it.
     """
     repo = choice.lower().removeprefix("https://huggingface.co/").strip("/")
-    for known in (entries(family), _catalogue()):
+    for known in (entries(family), catalogue()):
         ids = [entry.id for entry in known if (entry.repo or "").lower() == repo]
         if ids:
             return f"choose {' or '.join(ids)} for that repository"
 
-    everything = [entry.id for entry in _catalogue()]
-    alike = [entry.id for entry in _catalogue() if KINDS[entry.family].field == KINDS[family].field]
+    everything = [entry.id for entry in catalogue()]
+    alike = [entry.id for entry in catalogue() if KINDS[entry.family].field == KINDS[family].field]
     return did_you_mean(choice, alike) or did_you_mean(choice, everything)
 
 
@@ -439,7 +440,7 @@ def stated_decoder(choice: str, family: str, stated: str | None = None) -> str |
     if entry and entry.decoder:
         return entry.decoder
 
-    kind = next(e.family for e in _catalogue() if e.id == KINDS[family].decoder)
+    kind = next(e.family for e in catalogue() if e.id == KINDS[family].decoder)
     return str(stated) if stated in [e.id for e in entries(kind)] else None
 
 
@@ -450,7 +451,7 @@ def ta_tok_for(stated: str | None) -> str:
 
 def draft_for(choice: str) -> str | None:
     """The id of an entry's default draft model, or None; files have none."""
-    return next((e.draft for e in _catalogue() if e.id == _id(choice)), None)
+    return next((e.draft for e in catalogue() if e.id == _id(choice)), None)
 
 
 def _id(choice: str) -> str:
@@ -468,7 +469,7 @@ def _entry(choice: str, family: str) -> Entry | None:
             f"{wanted.field}: {choice[:80]!a}... is too long for a file name ({len(choice)} characters); {_GIVE}"
         )
 
-    entry = next((e for e in _catalogue() if e.id == _id(choice)), None)
+    entry = next((e for e in catalogue() if e.id == _id(choice)), None)
     if entry is None or entry.family == family:
         return entry
 

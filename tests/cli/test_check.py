@@ -134,7 +134,7 @@ def entry(files, tmp_path, monkeypatch):
     monkeypatch.setitem(official.NETWORKS, "tiny", lambda name: KLAutoencoder(config))
 
     def change(**changes):
-        monkeypatch.setattr(hub, "_catalogue", lambda: (hub.Entry(**{**about, **changes}),))
+        monkeypatch.setattr(hub, "catalogue", lambda: (hub.Entry(**{**about, **changes}),))
         return folder
 
     return change
@@ -169,7 +169,7 @@ def test_the_shards_of_an_index_are_files_of_the_entry(entry, tmp_path):
         (tmp_path / name).write_text(text)
 
     entry(family="janus", parts={"config.json": None, f"{index}?": None, "model.safetensors?": None}, sha256=None)
-    (listed,) = hub._catalogue()
+    (listed,) = hub.catalogue()
     source = SimpleNamespace(find=lambda *_: tmp_path)
     line, _ = checks.files(SimpleNamespace(subject=subject.Subject("tiny", "janus", listed), files=source))
 

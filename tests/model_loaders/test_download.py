@@ -192,7 +192,7 @@ def server(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFac
     # It waits a second before it asks again.
     at_once = types.SimpleNamespace(**{**vars(time), "sleep": lambda seconds: None})
     monkeypatch.setattr("huggingface_hub.file_download.time", at_once)
-    monkeypatch.setattr(hub, "_catalogue", lambda: (entry(),))
+    monkeypatch.setattr(hub, "catalogue", lambda: (entry(),))
     yield running
     running.shutdown()
     running.server_close()
@@ -389,7 +389,7 @@ def test_a_login_page_is_no_model(server: Server, tmp_path: Path) -> None:
 
 
 def test_a_login_page_is_no_configuration(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "_catalogue", lambda: (entry(parts={"config.json": None}, file="folder"),))
+    monkeypatch.setattr(hub, "catalogue", lambda: (entry(parts={"config.json": None}, file="folder"),))
     server.sends, server.etag = b"\n" + PAGE, "page"
     with pytest.raises(UserError, match="config.json could not be downloaded: .* sent is a web page"):
         resolve(tmp_path)
@@ -447,10 +447,10 @@ def test_a_pinned_digest_and_revision(server: Server, tmp_path: Path, monkeypatc
     server.etag = "5f3759df-1"  # small files have no digest on the server
     for at in (0, 17, 63):  # every digit counts
         other = DIGEST[:at] + ("0" if DIGEST[at] != "0" else "1") + DIGEST[at + 1 :]
-        monkeypatch.setattr(hub, "_catalogue", lambda other=other: (entry(sha256=other),))
+        monkeypatch.setattr(hub, "catalogue", lambda other=other: (entry(sha256=other),))
         refused(tmp_path, "sha256 than the file of the catalogue has .* was deleted")
         assert left(tmp_path) == []
-    monkeypatch.setattr(hub, "_catalogue", lambda: (entry(sha256=DIGEST, revision="a" * 40),))
+    monkeypatch.setattr(hub, "catalogue", lambda: (entry(sha256=DIGEST, revision="a" * 40),))
     assert hub.menu("mar", []) == ["mar-base (download 10 kB)"]
     path = resolve(tmp_path)
     assert path.read_bytes() == CONTENT and server.requests[-1][1].endswith(f"/resolve/{'a' * 40}/{NAME}")
@@ -674,7 +674,7 @@ def test_a_pinned_file_in_the_cache_must_have_its_digest(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, linked: bool
 ) -> None:
     """Its revision need not be the catalogue's. Without links, as on Windows, the cache holds copies."""
-    monkeypatch.setattr(hub, "_catalogue", lambda: (entry(sha256=DIGEST, revision="a" * 40),))
+    monkeypatch.setattr(hub, "catalogue", lambda: (entry(sha256=DIGEST, revision="a" * 40),))
     path = in_cache(content=WRONG)
     if not linked:
         path.unlink()
@@ -692,7 +692,7 @@ def test_a_pinned_file_in_the_cache_must_have_its_digest(
 
 
 def test_the_catalogues_revision_comes_first(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hub, "_catalogue", lambda: (entry(revision="a" * 40),))
+    monkeypatch.setattr(hub, "catalogue", lambda: (entry(revision="a" * 40),))
     newest = in_cache(content=WRONG, revision="b" * 40)
     assert resolve(tmp_path) == newest
     pinned = in_cache(revision="a" * 40)
@@ -702,7 +702,7 @@ def test_the_catalogues_revision_comes_first(server: Server, tmp_path: Path, mon
 
 def test_a_blob_that_all_models_share(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is named by another digest, and a link leads to it from the model's own blobs."""
-    monkeypatch.setattr(hub, "_catalogue", lambda: (entry(sha256=DIGEST),))
+    monkeypatch.setattr(hub, "catalogue", lambda: (entry(sha256=DIGEST),))
     path = in_cache()
     blob = path.resolve()
     shared = Path(constants.HF_HUB_CACHE) / "blobs" / "ff" / ("f" * 64)
@@ -749,7 +749,7 @@ def test_offline_the_cache_is_named(server: Server, tmp_path: Path, monkeypatch:
 
 def whole_folder(monkeypatch: pytest.MonkeyPatch, *parts: str) -> None:
     tar = entry(id="tar", family="tar", file="Tar", size=2 * len(CONTENT), decoder=None, parts=dict.fromkeys(parts))
-    monkeypatch.setattr(hub, "_catalogue", lambda: (tar,))
+    monkeypatch.setattr(hub, "catalogue", lambda: (tar,))
 
 
 def test_every_part_of_a_folder_is_checked(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -793,7 +793,7 @@ def janus_of_unknown_files(monkeypatch: pytest.MonkeyPatch) -> None:
     """An entry like Janus-4o-7B, of which no record names the files of the weights."""
     parts = dict.fromkeys(("config.json", "model.safetensors.index.json?", "model.safetensors?"))
     janus = entry(id="janus-4o-7b", family="janus", file="Janus-4o-7B", size=None, decoder=None, parts=parts)
-    monkeypatch.setattr(hub, "_catalogue", lambda: (janus,))
+    monkeypatch.setattr(hub, "catalogue", lambda: (janus,))
 
 
 def test_shards_are_those_that_the_index_names(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -287,7 +287,7 @@ LARGE = [
 @pytest.mark.parametrize("node, widget, name", LARGE)
 def test_a_large_download_begins_only_where_the_graph_allows_it(downloads, node, widget, name):
     choice = next(c for c in options(node, widget) if c.startswith(f"{name} ("))
-    entry = next(e for e in hub._catalogue() if e.id == name)
+    entry = next(e for e in hub.catalogue() if e.id == name)
     inputs = dropped(node, **{widget: choice})
     if node is conditioning.ImageToCodes:
         inputs["image"] = torch.zeros(1, 8, 8, 3)
