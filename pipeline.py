@@ -50,7 +50,7 @@ from .runs.registry import BITDANCE, FAMILIES, JANUS, LLAMAGEN, MAR, SAMPLERS, E
 from .samplers.conditioning import FREEDOM, KINDS, AnyCondition
 from .samplers.editing import Edit
 from .samplers.engine import Sampled, Step, finish
-from .samplers.settings import expect_names_here, knobs, make, no_setting
+from .samplers.settings import expect_names_here, is_removed, knobs, make, no_setting
 from .samplers.tokens.draws import PairedDraws
 from .samplers.tokens.mulosd.upsampling import BICUBIC
 from .samplers.tokens.settings import TarPromptSettings
@@ -389,8 +389,8 @@ class Pipeline:
         if preset not in known:
             raise unknown("preset", f"there is no preset {preset!r}", preset, known)
 
-        for name in settings:
-            if name not in knobs(entry.settings):
+        for name, value in settings.items():
+            if name not in knobs(entry.settings) and not is_removed(entry.settings, name, value):
                 raise no_setting(entry.settings, name, name, f"{entry.name} has no such setting")
 
         choice = Choice(entry, preset, settings)

@@ -17,7 +17,7 @@ from ..runs.drawing import Drawing
 from ..runs.loading import AUTO, DEMO, PAR, Drafts, Ready, beside, identified
 from ..runs.registry import BITDANCE, FAMILIES, MAR, TAR, Entry, find
 from ..samplers.conditioning import AnyCondition
-from ..samplers.settings import expect_names_here, make, no_setting
+from ..samplers.settings import expect_names_here, is_removed, make, no_setting
 from ..samplers.tokens.settings import TarPromptSettings
 from .models import choose_models
 from .options import MODEL_OPTIONS, source, whole
@@ -271,8 +271,8 @@ def assigned(
                 raise UserError(f"set: {sampler[:60]} is not among the samplers of this run, {', '.join(own)}.")
 
         known = names_of_settings({sampler: entries[sampler]} if dot else dict(entries))
-        if name not in known:
-            concerned = [entries[sampler]] if dot else list(entries.values())
+        concerned = [entries[sampler]] if dot else list(entries.values())
+        if name not in known and not any([is_removed(entry.settings, name, value) for entry in concerned]):
             if all(name in entry.settings.refused for entry in concerned):
                 raise no_setting(concerned[0].settings, name, "set", "")
             expect_names_here([name], known)

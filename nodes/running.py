@@ -58,7 +58,7 @@ from ..samplers.editing import Edit
 from ..samplers.mar.cspd import check_pair as check_drafting
 from ..samplers.mar.lazy import check as check_caches
 from ..samplers.mar.settings import CacheSettings
-from ..samplers.settings import in_words, knobs, make
+from ..samplers.settings import Settings, in_words, is_removed, knobs, make, removed_from
 from ..samplers.tokens.mulosd import check_grids, check_pair
 from ..samplers.tokens.mulosd.upsampling import UpSampling
 from ..samplers.tokens.prepare import features_of
@@ -215,6 +215,29 @@ def numbers_sent(
     return Sent(option, values, origin=origin)
 
 
+def take_removed(node: Any, kind: type[Settings], inputs: dict[str, Any]) -> dict[str, Any]:
+    """What a graph or a script still gives for settings that were removed from ``kind``, the node's settings.
+
+    ComfyUI passes no input that the schema lacks, but a script does: it is taken out of ``inputs``.
+    """
+    given = {name: inputs.pop(name, graph.typed(node, name)) for name in removed_from(kind)}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def expect_removed_to_hold(kind: type[Settings], removed: Mapping[str, Any], own: Mapping[str, Any]) -> None:
+    """Check the values that a graph still holds for settings that were removed from ``kind``.
+
+    Args:
+        own: what the model decides, by name.
+
+    Raises:
+        UserError: a value is not the one that holds now.
+    """
+    for name, value in removed.items():
+        if name not in own or value != own[name]:
+            is_removed(kind, name, value)
+
+
 def expect_suited_settings(choice: Choice, loaded: Loaded[Any]) -> None:
     """Check the settings of a choice against a model, where it runs later."""
     choice.entry.check(loaded.model, choice.settings(facts_of(loaded)))
@@ -309,6 +332,7 @@ class CachePlan(OfFastAR):
     values: Mapping[str, Any]
     preset_given: bool = False  # whether a prompt named the preset
     origin: str = UNKNOWN  # of the values, as in Sent
+    removed: Mapping[str, Any] = field(default_factory=dict)  # see :func:`take_removed`
 
     def __str__(self) -> str:
         """For people: what core's Preview as Text shows."""
@@ -481,6 +505,7 @@ def _checked_cache(value: Any, loaded: Loaded[Any], settings: Any) -> CacheSetti
     plan = expect_cache(value)
     with _blamed_on_cache(knobs(settings)):
         caches, _ = plan.settings(loaded, settings.steps)
+        expect_removed_to_hold(CacheSettings, plan.removed, registry.own_values_of(loaded.model, settings))
         check_caches(loaded.model, settings, caches)
     return caches
 

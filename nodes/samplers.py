@@ -24,10 +24,12 @@ from .running import (
     Sockets,
     expect_cache,
     expect_loaded,
+    expect_removed_to_hold,
     facts_of,
     numbers_sent,
     reported,
     run,
+    take_removed,
     texts_of,
 )
 from .schema import (
@@ -229,10 +231,13 @@ class _Sampler(ModelFirst):
         optional = {socket.id: inputs.pop(socket.id, None) for socket in cls.optional()}
         sockets = Sockets(condition, draft=draft, first_image=checked_first_image(first_image), **optional)
 
+        removed = take_removed(cls, entry.settings, inputs)
+
         # 2. The settings, and what the node says of them.
         shown = Shown(entry.settings, cls.options(), facts_of(loaded))
         sent = numbers_sent(cls, inputs.pop("preset", None), cls.options(), inputs)
         settings, said = shown.settings_sent(sent)
+        expect_removed_to_hold(entry.settings, removed, registry.own_values_of(loaded.model, settings))
         warnings = [said]
         if sockets.cache is not None:
             _, said = expect_cache(sockets.cache).settings(loaded, settings.steps)
@@ -332,9 +337,10 @@ class LazyMARCache(io.ComfyNode):
     @classmethod
     @in_own_state
     def execute(cls, preset: Any = None, **values: Any) -> io.NodeOutput:
+        removed = take_removed(cls, CacheSettings, values)
         make(CacheSettings, values)  # checks them
         sent = numbers_sent(cls, preset, PRESETS, values, graph.hides_models_of_users(cls, "cache"))
-        return io.NodeOutput(CachePlan(sent.option, sent.values, sent.named, sent.origin))
+        return io.NodeOutput(CachePlan(sent.option, sent.values, sent.named, sent.origin, removed))
 
 
 class LlamaGenSampler(_Sampler):

@@ -388,6 +388,7 @@ VALUES: dict[str, Kind] = {
             Attribute("values", _SETTINGS, "settings of LazyMAR Cache"),
             _unlisted("preset_given", _SWITCH),
             _unlisted("origin", _choice(UNKNOWN, CHOSEN, WITHOUT_MODEL)),
+            _unlisted("removed", _SETTINGS),
         ),
         "for the MAR samplers",
     ),

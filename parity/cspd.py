@@ -19,7 +19,7 @@ from ..samplers.mar.canvas import MARCanvas, Tokens, mar_canvas
 from ..samplers.mar.cspd import diffusion, speculate
 from ..samplers.mar.cspd.densities import TRIES, LastStep, RejectionDraws, keep_probability, log_ratio
 from ..samplers.mar.cspd.draft import Drafter
-from ..samplers.mar.cspd.published import Published, published_rule
+from ..samplers.mar.cspd.published import PUBLISHED_RULE, Published
 from ..samplers.mar.network import FullTransformer
 from ..samplers.mar.schedule import masked_after
 from ..samplers.mar.settings import CSpDSettings
@@ -65,7 +65,7 @@ class _Verification:
             self.normals.append(next(normals))
             self.uniforms.append(next(flat))
             drawn = self.p.mean + self.p.log_std.exp() * self.normals[-1]
-            hit = left & (keep_probability(drawn, self.q, self.p, published_rule(CSpDSettings())) > self.uniforms[-1])
+            hit = left & (keep_probability(drawn, self.q, self.p, PUBLISHED_RULE) > self.uniforms[-1])
             out, left = torch.where(hit[:, None], drawn, out), left & ~hit
 
         return out
@@ -162,7 +162,7 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
     inter = next(key.split(".")[0] for key in data if key.endswith(".inter_noise_f16"))
 
     def ratio(tag: str, inner: float) -> Iterator[Check]:
-        rule = published_rule(CSpDSettings(inner_temperature=inner))
+        rule = PUBLISHED_RULE._replace(inner_temperature=inner)
         for v in _verifications(data, tag):
             # As probabilities: values above 1 are equivalent.
             yield Check(log_ratio(v.token, v.q, v.p, rule).exp().clamp(max=1), v.ratio.clamp(max=1))
@@ -179,7 +179,7 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
         table = tables_at(tuple(round(HIGHEST * i / (steps - 1)) for i in range(steps)))
         ar_steps, length = _schedule(tokens, [len(v.guess) for v in found], len(LABELS))
         steps_of = {"steps": ar_steps, "diffusion_steps": steps, "draft_length": length, "prefill_ratio": PREFILL}
-        settings = CSpDSettings(**steps_of, cfg=CFG, mode="published", inner_temperature=inner)
+        settings = CSpDSettings(**steps_of, cfg=CFG, mode="published")
         condition = from_ids(LABELS)
         made = mar_canvas("cspd", model, condition, settings, _RecordedNoise(data, tag, inter), None)
         own = {f.name: getattr(made, f.name) for f in fields(made) if f.init}
@@ -196,6 +196,7 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
         transformer = FullTransformer(canvas)
         plain = diffusion(canvas, transformer)
         mode = Published(canvas, transformer, drafter, plain.noise)
+        mode.rule = PUBLISHED_RULE._replace(inner_temperature=inner)
         mode.draws = _RecordedDraws(tokens, places, found)
         result = finish(speculate(canvas, transformer, plain, mode))
 

@@ -264,7 +264,7 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
         order, draws, at = canvas.order, _Draws(found, images, guided), 0
         yield exact(torch.tensor(order.sizes), found["n_pred"])
         yield Check(torch.tensor(order.cfg), found["cfg_iter"], 1e-6)
-        counts = annealed_steps(upper, lower, "linear", order.steps)
+        counts = annealed_steps(upper, lower, order.steps)
 
         for step, n in enumerate(order.sizes):
             where = order.ahead(step).sort(1).values

@@ -9,6 +9,7 @@ of rows. The guidance scale and the constants of the published code are not reco
 from collections.abc import Callable, Iterator
 from functools import lru_cache, partial
 from pathlib import Path
+from unittest import mock
 
 import torch
 from torch import Tensor
@@ -17,7 +18,7 @@ from ..samplers import chain
 from ..samplers.conditioning import from_ids
 from ..samplers.engine import passes
 from ..samplers.mar.canvas import MARCanvas, mar_canvas
-from ..samplers.mar.lazy import Kept, LazyTransformer
+from ..samplers.mar.lazy import Kept, LazyTransformer, plan
 from ..samplers.mar.lazy.plan import RowChoice, similarity
 from ..samplers.mar.mar import Diffusion
 from ..samplers.mar.settings import LazyMARSettings
@@ -37,7 +38,8 @@ class _RecordedSelection(LazyTransformer):
     """LazyMAR with the recorded selection; it stores conditions, scores and its own selection."""
 
     def __init__(self, canvas: MARCanvas, settings: LazyMARSettings, recorded: dict[int, Tensor]):
-        super().__init__(canvas, settings)
+        with mock.patch.object(plan, "usual_block", lambda depth: BLOCK):
+            super().__init__(canvas, settings)
         self.plan.spare = SPARE
         self.plan.rows = partial(self.choice, self.plan.rows)  # type: ignore[method-assign, assignment]
         self.recorded = recorded
@@ -94,7 +96,7 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
         later = [s for s in fresh if s > start]
         period = later[0] - start if later else 4096 if fresh else 1
         of_steps = {"steps": len(data[f"{of}.n_pred"]), "diffusion_steps": len(steps), "cfg": CFG, "t_max": HIGHEST}
-        caches = {"start_step": start, "refresh_period": period, "block": BLOCK}
+        caches = {"start_step": start, "refresh_period": period}
         settings = LazyMARSettings(**of_steps, **caches, head_cache=tag not in (BASELINE, TOKENS))
         kept = {}
         if tag != BASELINE:

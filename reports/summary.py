@@ -226,8 +226,8 @@ def _caches_nothing(report: Report) -> bool:
     encoder = settings.get("encoder_cache", True)
     transformer = reaches and (tokens or condition or encoder)
 
-    # The head is evaluated in full every head_period % of the diffusion steps, at every AR step.
-    skips = settings.get("head_period", 7) * settings.get("diffusion_steps", 100) > 100
+    # The head is evaluated in full after every 7 % of the diffusion steps, at every AR step.
+    skips = 7 * settings.get("diffusion_steps", 100) > 100
     head = settings.get("head_cache", True) and skips
 
     return not transformer and not head

@@ -202,7 +202,7 @@ def _left_out(preset: str) -> Values:
     stretched over them.
     """
     schedule = "published" if preset == BALANCED else "stretched"
-    return {"computed_ratio": 0.05, "ratio_schedule": schedule, "head_cache": True, "head_period": 7}
+    return {"computed_ratio": 0.05, "ratio_schedule": schedule, "head_cache": True}
 
 
 def lazymar(preset: str, run: Run) -> Values:
@@ -261,7 +261,7 @@ def zipar(preset: str, run: Run) -> Values:
     """The same for all: the demo's grid has the width of the smallest official files."""
     if preset == EXACT:
         return {"window": 256}  # no grid is wider
-    return {"window": 8 if preset == BALANCED else 4, "mask_undecoded": True}
+    return {"window": 8 if preset == BALANCED else 4}
 
 
 # ------------------------------------------------------------------------------------------------ MuLo-SD

@@ -11,6 +11,7 @@ from ..samplers.blocks.bitdance import bitdance
 from ..samplers.blocks.bitdance import check as check_bitdance
 from ..samplers.blocks.settings import BlockSettings
 from ..samplers.engine import Sampler
+from ..samplers.mar.cspd import check as check_cspd
 from ..samplers.mar.cspd import cspd
 from ..samplers.mar.fasthybrid import fasthybrid
 from ..samplers.mar.gtr import gtr
@@ -174,7 +175,7 @@ _MASKED_SAMPLERS = (
         "cspd",
         "CSpD",
         cspd,
-        check_mar,
+        check_cspd,
         CSpDSettings,
         _MASKED,
         needs_draft=True,

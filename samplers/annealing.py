@@ -8,13 +8,6 @@ import math
 
 from .settings import Guarantees
 
-# Share of the annealed steps by progress u = 0..1.
-CURVES = {
-    "linear": lambda u: 1 - u,
-    "cosine": lambda u: (1 + math.cos(math.pi * u)) / 2,
-    "two-stage": lambda u: float(u < 0.5),
-}
-
 
 class Annealed(Guarantees):
     """The part of settings that all samplers with DiSA share. Each family defines the two fields in its own words."""
@@ -39,8 +32,9 @@ class Annealed(Guarantees):
         return self.annealed or super().approximates
 
 
-def annealed_steps(first: int, last: int | None, curve: str, passes: int) -> list[int]:
-    """Diffusion steps of passes s = 0 .. S - 1: last + floor(curve(s / (S - 1)) (first - last)).
+def annealed_steps(first: int, last: int | None, passes: int) -> list[int]:
+    """Diffusion steps of passes s = 0 .. S - 1: last + floor((1 - s / (S - 1)) (first - last)), the paper's linear
+    schedule.
 
     ``last`` None, or at ``first`` or above, keeps ``first``.
     """
@@ -49,7 +43,7 @@ def annealed_steps(first: int, last: int | None, curve: str, passes: int) -> lis
 
     out = []
     for s in range(passes):
-        share = CURVES[curve](s / (passes - 1))
-        # Rounded before the floor: 1 - u of a whole fraction may fall short of it in the last bit.
+        share = 1 - s / (passes - 1)
+        # Rounded before the floor: the share of a whole fraction may fall short of it in the last bit.
         out.append(last + math.floor(round(share * (first - last), 9)))
     return out

@@ -44,6 +44,8 @@ class Settings:
 
     # Settings of other samplers that cannot be here, with the reason and what to do instead.
     refused: ClassVar[Mapping[str, str]] = {}
+    # Settings that were removed, with the value that holds in their place. A class names its own; see is_removed.
+    removed: ClassVar[Mapping[str, Any]] = {}
 
     def __post_init__(self) -> None:
         for name, (default, about) in knobs(self).items():
@@ -145,18 +147,50 @@ def make(kind: type[S], values: Mapping[str, Any]) -> S:
     """Settings of ``kind`` from names and values: numbers, or text from a command line.
 
     Raises:
-        UserError: an unknown name; see :class:`Settings`.
+        UserError: an unknown name, or a removed setting with another value than the one that holds now; see
+            :class:`Settings`.
     """
 
     known = knobs(kind)
     parsed: dict[str, Any] = {}
     for name, value in values.items():
+        if is_removed(kind, name, value):
+            continue
         if name not in known:
             raise no_setting(kind, name, name, "no such setting")
 
         parsed[name] = _parsed(value, default_or_paper(*known[name]))
 
     return kind(**parsed)
+
+
+def removed_from(kind: type[Settings]) -> dict[str, Any]:
+    """Names of the settings that ``kind`` and its bases had once, with the values that hold in their place."""
+    found: dict[str, Any] = {}
+    for base in kind.__mro__:
+        found |= vars(base).get("removed", {})
+    return found
+
+
+def is_removed(kind: type[Settings], name: str, value: Any) -> bool:
+    """Whether ``kind`` had a setting of this name once, whose place is taken by exactly this value.
+
+    Saved graphs, prompts and scripts still name such settings.
+
+    Raises:
+        UserError: it had the setting, and the value is another one.
+    """
+    removed = removed_from(kind)
+    if name not in removed:
+        return False
+
+    holds = removed[name]
+    if _parsed(value, holds) != holds:
+        instead = "lets the model decide" if holds is None else f"always uses {shown(holds)}"
+        raise UserError(
+            f"{name}: {value!r} is not possible, because FastAR removed this setting and {instead}; leave it out."
+        )
+    return True
 
 
 # Names in diffusers and in the papers' code to the names here: first of settings, though a sampler may have none of

@@ -35,10 +35,13 @@ from ...runs.loading import Ready
 from ...runs.registry import JANUS, LLAMAGEN, TAR, find
 from ...samplers.conditioning import FeatureCondition, PromptCondition, from_ids
 from ...samplers.engine import finish
+from ...samplers.mar.cspd.published import PUBLISHED_RULE
 from ...samplers.noise import PairedNoise
 from ...samplers.settings import make
 from ...samplers.tokens.draws import PairedDraws
 from ...samplers.tokens.par import par_schedule
+from ...samplers.tokens.schedule import Schedule
+from ...samplers.tokens.zipar import ZipARSettings, windowed
 from ..training.initialise import initialise_mar
 from ..work import sizes
 
@@ -120,6 +123,13 @@ FEATURE_WIDTH = 1152
 DTOK_GRID = 16
 
 
+class ZipARWithBlanks(ZipARSettings):
+    """ZipAR as its authors' code, which shows undecided cells as blanks."""
+
+    def schedule(self, model: TokenModel) -> Schedule:
+        return windowed(model.grid, self.window, unwritten_visible=True)
+
+
 def _tokens(
     name: str, model: Ready, condition: Any, sets: Mapping[str, str], theirs: Callable[[Any], Tensor], order: Tensor
 ) -> Pair:
@@ -127,8 +137,8 @@ def _tokens(
     entry = find(name)
     batch = len(condition)
 
-    published = {"mask_undecoded": "false"} if name == "zipar" else {}
-    settings: Any = make(entry.settings, {"cfg": "4", "top_k": "0", "temperature": "0", **published, **sets})
+    kind = ZipARWithBlanks if name == "zipar" else entry.settings
+    settings: Any = make(kind, {"cfg": "4", "top_k": "0", "temperature": "0", **sets})
 
     def ours(seed: int) -> Any:
         return finish(entry.run(model.model, condition, settings, PairedDraws(seed, range(batch))))
@@ -402,7 +412,7 @@ def mar(root: Path, size: str, batch: int, sets: Mapping[str, str], name: str) -
         asked = (s.cfg_schedule, labels, s.temperature)
         with torch.no_grad(), on_cpu():
             if name == "cspd":
-                both = runner(*nets, s.inner_temperature, s.prefill_ratio)
+                both = runner(*nets, PUBLISHED_RULE.inner_temperature, s.prefill_ratio)
                 return both.run(batch, s.steps, s.draft_length, *asked, s.cfg)
 
             given = {"args": SimpleNamespace(device="cpu", lazy_mar=True)} if lazy else {}

@@ -55,6 +55,7 @@ class MARFamily(Family):
         return out
 
     def own_values(self, model: MARModel, settings: Any) -> dict[str, Any]:
+        # block is no setting any more, but saved graphs name it, see CacheSettings.
         own = {"block": usual_block(model.net.config.decoder_depth)}
         if isinstance(settings, MARBase):
             first = model.first_timestep(settings.diffusion_steps)

@@ -69,7 +69,7 @@ def feature_bytes(model: MARModel, images: int, settings: MARBase, cache: CacheS
 
     # Token cache: the values of the block that measures, and keys and values of the blocks after it.
     if cache.token_cache:
-        block = usual_block(c.decoder_depth) if cache.block is None else cache.block
+        block = usual_block(c.decoder_depth)
         kept += rows * (1 + 2 * (c.decoder_depth - block)) * c.dim * size
 
     # Condition cache: the residual of every token, in fp32.

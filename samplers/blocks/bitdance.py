@@ -129,7 +129,7 @@ class BlockDiffusion:
         settings = canvas.settings
         self.canvas = canvas
         first = settings.diffusion_steps
-        self.counts = annealed_steps(first, settings.diffusion_steps_end, "linear", canvas.blocks)
+        self.counts = annealed_steps(first, settings.diffusion_steps_end, canvas.blocks)
         self.evaluations = {block: count + 1 for block, count in enumerate(self.counts)}
         # Noise of every token in its order, fp32 [B, L, C], and of the steps, [T, B, L, C].
         self.start, self.noise = draws(canvas)

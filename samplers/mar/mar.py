@@ -116,7 +116,7 @@ def annealed_tables(canvas: MARCanvas, settings: DiSASettings, level: int = 1) -
     """Diffusion tables of every AR step. The diffusion steps fall, and the last ``level`` AR steps have the fewest."""
     first = canvas.settings.diffusion_steps
     last = settings.diffusion_steps_end
-    counts = annealed_steps(first, last, settings.diffusion_steps_curve, canvas.order.steps - level + 1)
+    counts = annealed_steps(first, last, canvas.order.steps - level + 1)
     counts += counts[-1:] * (level - 1)
     made = {count: canvas.table(count) for count in set(counts)}
     return [made[count] for count in counts]

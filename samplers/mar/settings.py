@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, make_dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -94,12 +95,11 @@ class MARBase(Guarantees):
 class DiSASettings(Annealed, MARBase):
     """Annealed diffusion steps (DiSA, arXiv 2505.20297): a part of other settings."""
 
+    removed: ClassVar[Mapping[str, Any]] = {"diffusion_steps_curve": "linear"}
+
     diffusion_steps_end: int | None = knob(None, "Diffusion steps of the last tokens, which need fewer than the first "
         "ones (DiSA); lower is faster. Usual: a tenth of diffusion_steps; as many as diffusion_steps is plain MAR.",
         low=1, high=1000, step=1, paper=100, advanced=True)
-    diffusion_steps_curve: str = knob("linear", "How the diffusion steps decrease from the first AR step to the last. "
-        "linear decreases evenly, cosine fastest in the middle, two-stage all at once in the middle.",
-        choices=("linear", "cosine", "two-stage"), advanced=True)
 
     @property
     def clips(self) -> bool:
@@ -243,6 +243,8 @@ class GtRSettings(DiSASettings):
 class CacheSettings(Guarantees):
     """LazyMAR (ICCV 2025): which features are kept from one AR step to the next, and for how long."""
 
+    # block: which decoder block measures how much a token changed, see usual_block in lazy/plan.py.
+    removed: ClassVar[Mapping[str, Any]] = {"block": None, "head_period": 7}
     beside_caches: ClassVar[type[MARBase] | None] = None  # the sampler's settings, of with_cache_settings
 
     refresh_period: int = knob(9, "AR steps from one full computation to the next; higher is faster and less exact. "
@@ -271,13 +273,6 @@ class CacheSettings(Guarantees):
     encoder_cache: bool = knob(True, "Keep what the encoder computed for tokens decided earlier, as the published "
         "code does. Off is slower and more exact.",
         advanced=True)
-    block: int | None = knob(None, "Decoder block that measures how much a token changed; higher measures better and "
-        "saves less. Usual: 4, as in the published code, or less for a decoder with few blocks.",
-        low=1, high=256, step=1, paper=4, advanced=True)
-    head_period: int = knob(7, "With head_cache: diffusion steps between full computations of the diffusion head, "
-        "counted for 100 diffusion steps; higher is faster and less exact. Usual: 7; 1 computes every step in full.",
-        low=1, high=100, step=1, unit="% of the diffusion steps",
-        advanced=True)
 
     @property
     def approximates(self) -> bool:
@@ -294,6 +289,8 @@ class LazyMARSettings(SpeculationSettings, CacheSettings, DiSASettings):
 class CSpDSettings(MARBase):
     """CSpD (arXiv 2411.11925): a small MAR drafts, the large one verifies."""
 
+    removed: ClassVar[Mapping[str, Any]] = {"inner_temperature": 42.0}
+
     draft_length: int = knob(8, "AR steps to draft before the target verifies them; more needs fewer passes of the "
         "target, but more drafts are rejected. Usual: a sixteenth to an eighth of the AR steps.",
         low=1, high=256, step=1, symbol="gamma", unit="AR steps")
@@ -303,14 +300,10 @@ class CSpDSettings(MARBase):
         "approximate; paper is the paper's algorithm 1, which hardly accepts drafts of another model. lossless keeps "
         "the distribution of the target's images exactly.",
         choices=("published", "paper", "lossless"))
-    inner_temperature: float = knob(42.0, "With published: how much the densities are widened before they are "
-        "compared; higher accepts more and worse drafts. Usual: 42, as in the published code.",
-        low=0.5, high=1000.0, step=0.5, advanced=True)
     alignment: bool = knob(True, "With published: draft and target use the same noise for every token, so that they "
         "tend to agree. Off rejects more drafts.", advanced=True)
-    speculation: int = knob(0, "Diffusion steps that the target drafts for itself and verifies in one call, without "
-        "changing the distribution; published and paper do so only before the small model's first draft. Usual: 8; 0 "
-        "is off.",
+    speculation: int = knob(0, "With lossless: diffusion steps that the target drafts for itself and verifies in one "
+        "call, without changing the distribution. Usual: 8; 0 is off.",
         low=0, high=64, step=1, symbol="L", advanced=True)
 
     @property

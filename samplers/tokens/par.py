@@ -9,9 +9,10 @@ of n tokens predicts the next group, region by region, with attention to the who
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -29,7 +30,8 @@ def par_groups(grid: int, n: int) -> list[list[int]]:
     m = math.isqrt(n)
     if m * m != n or grid % m:
         raise UserError(
-            f"group: {n} regions do not tile a grid of {grid} x {grid}; choose a square whose root divides {grid}."
+            f"grouping: {n} regions do not tile a grid of {grid} x {grid}; choose {ADJACENT!r}, or a model whose "
+            f"grid is divisible by {m}."
         )
 
     cells = np.arange(grid * grid).reshape(m, grid // m, m, grid // m)
@@ -130,6 +132,7 @@ def ablation_schedule(grid: int, n: int, adjacent: bool, start: bool) -> Schedul
 ADJACENT = "ablation: adjacent"
 NON_LOCAL = "ablation: non-local"
 TRAINED = "from checkpoint"
+ABLATION_GROUP = 4  # tokens that an ablation decides together, as the paper's PAR-4x
 
 
 # A field is its default and sentence, then its range.
@@ -137,6 +140,8 @@ TRAINED = "from checkpoint"
 @dataclass(frozen=True)
 class PARSettings(TokenSettings):
     """PAR (CVPR 2025): one token per region of the image in parallel."""
+
+    removed: ClassVar[Mapping[str, Any]] = {"group": ABLATION_GROUP}
 
     grouping: str = knob(TRAINED,
         "Which tokens are decided together. Usual: from checkpoint, as the PAR was trained; the paper's two ablations "
@@ -146,16 +151,12 @@ class PARSettings(TokenSettings):
         "Decide the first token of every region one after another, so that the regions fit together. Off decides them "
         "all at once, the paper's ablation.",
         advanced=True)
-    group: int = knob(4,
-        "Tokens decided together in an ablation; more is faster and less coherent. Usual: 4 or 16; a PAR has its own "
-        "number and ignores this.",
-        low=1, high=256, step=1, symbol="n", advanced=True)
     parallel: int = parallel_knob("passes", SIDE)
     entropy_temperature: float = entropy_temperature_knob("token")
 
     # fmt: on
     def exact(self, side: int) -> bool:
-        return self.grouping != TRAINED and self.group == 1
+        return False
 
     def schedule(self, model: TokenModel) -> Schedule:
         """The passes of PAR or of an ablation.
@@ -180,9 +181,7 @@ class PARSettings(TokenSettings):
 
         if trained:
             return par_schedule(model.grid, model.regions, self.sequential_start)
-        if self.group > model.tokens:
-            raise UserError(f"group: {self.group} is more than the image's {model.tokens} tokens; choose fewer.")
-        return ablation_schedule(model.grid, self.group, self.grouping == ADJACENT, self.sequential_start)
+        return ablation_schedule(model.grid, ABLATION_GROUP, self.grouping == ADJACENT, self.sequential_start)
 
 
 def check(model: TokenModel, settings: PARSettings) -> None:

@@ -10,8 +10,10 @@ would depend on the tokens of each image.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache, partial
+from typing import Any, ClassVar
 
 from ...networks.llama import TokenModel
 from ..settings import knob
@@ -48,7 +50,11 @@ def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
 
 @lru_cache(maxsize=16)
 def windowed(grid: int, window: int, unwritten_visible: bool = False) -> Schedule:
-    """Schedule for a window; raster order if the window is a row or wider."""
+    """Schedule for a window; raster order if the window is a row or wider.
+
+    ``unwritten_visible``: whether undecided cells are seen as blanks, as in the published code, which takes attention
+    from the decided ones. The sampler hides them; a comparison with that code does not.
+    """
     if window >= grid:
         return raster(grid)
 
@@ -63,14 +69,12 @@ def windowed(grid: int, window: int, unwritten_visible: bool = False) -> Schedul
 class ZipARSettings(TokenSettings):
     """ZipAR (ICML 2025): a row starts when the row above is a window ahead."""
 
+    removed: ClassVar[Mapping[str, Any]] = {"mask_undecoded": True}
+
     window: int = knob(8,
         "Tokens of a row that must be decided before the next row starts; fewer is faster and less coherent. Usual: 8 "
         "for 256 and 384 pixels, 16 for more; a whole row is plain LlamaGen.",
         low=1, high=256, step=1, symbol="s")
-    mask_undecoded: bool = knob(True,
-        "Hide the undecided tokens of the row above from the model. Off shows them as blanks, as the published code "
-        "does, which takes attention from the decided tokens.",
-        advanced=True)
     parallel: int = parallel_knob("passes", SIDE)
     entropy_temperature: float = entropy_temperature_knob("token")
 
@@ -79,7 +83,7 @@ class ZipARSettings(TokenSettings):
         return self.window >= side
 
     def schedule(self, model: TokenModel) -> Schedule:
-        return windowed(model.grid, self.window, not self.mask_undecoded)
+        return windowed(model.grid, self.window)
 
 
 # check(model, settings) raises what the sampler would, before anything is loaded or computed.

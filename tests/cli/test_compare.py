@@ -135,7 +135,7 @@ def test_repeats_are_a_whole_number(compare, sentence):
     "family, line",
     [
         pytest.param("mar", "--set fasthybrid.lookahead=0 --label boat", marks=pytest.mark.slow),
-        ("llamagen", "--set window=4 --set mask_undecoded=no --label cat"),
+        ("llamagen", "--set window=4 --label cat"),
         pytest.param("tar", "--samplers tar,mulosd --draft {low} --set mulosd.preset=exact", marks=pytest.mark.slow),
     ],
 )

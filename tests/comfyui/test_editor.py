@@ -170,6 +170,48 @@ def test_malformed_graphs_raise_nothing_in_our_scripts(editor):
     assert not editor.problems
 
 
+# Saved lists of values from when these nodes had more widgets: those of a new node, but for what is removed.
+_CURVE = [7, "fixed", "custom", 11, 12, 2.5, "linear", 0.8, "raster", 950, 13, "cosine", 4, 5]
+_CACHES = ["custom", 3, 2, 0.25, "constant", "random", False, True, False, True, 2, 7]
+_PERIOD = ["custom", 3, 2, 0.25, "constant", "random", False, True, False, True, 4, 9]
+VALUES_OF = "id => Object.fromEntries(app.graph.getNodeById(id).widgets.map(w => [w.name, w.value]))"
+
+
+def test_a_graph_from_before_a_widget_was_removed_opens(editor):
+    socket = {
+        "name": "diffusion_steps_curve",
+        "type": "COMBO",
+        "widget": {"name": "diffusion_steps_curve"},
+        "link": None,
+    }
+    nodes = [
+        _node(1, "FastARMARSampler", widgets_values=_CURVE, inputs=[socket]),
+        _node(2, "FastARLazyMARCache", widgets_values=_CACHES),
+        _node(3, "FastARLazyMARCache", widgets_values=_PERIOD),
+    ]
+    graph = {"last_node_id": 9, "last_link_id": 9, "nodes": nodes, "links": [], "groups": [], "extra": {}}
+    editor.evaluate("graph => app.loadGraphData(graph)", {**graph, "config": {}, "version": 0.4})
+    editor.wait_for_timeout(1500)
+
+    found = editor.evaluate(VALUES_OF, 1)
+    wanted = {"seed": 7, "preset": "custom", "steps": 11, "diffusion_steps": 12, "cfg": 2.5, "temperature": 0.8}
+    wanted |= {"order": "raster", "t_max": 950, "diffusion_steps_end": 13, "speculation": 4, "first_image": 5}
+    assert {name: found[name] for name in wanted} == wanted and "diffusion_steps_curve" not in found
+    assert not editor.evaluate("app.graph.getNodeById(1).inputs.some(i => i.name === 'diffusion_steps_curve')")
+    found = editor.evaluate(VALUES_OF, 2)
+    assert (found["refresh_period"], found["selection"], found["encoder_cache"]) == (3, "random", True)
+
+    # What was set to another value is said once; a saved graph is then one of today.
+    (told,) = editor.evaluate("[...document.querySelectorAll('.fastar-message')].map(m => m.innerText)")
+    assert "diffusion_steps_curve cosine (MAR Sampler), head_period 9 (LazyMAR Cache)." in told and "block" not in told
+    saved = editor.evaluate("app.graph.serialize()")
+    editor.evaluate("graph => app.loadGraphData(graph)", saved)
+    editor.wait_for_timeout(1500)
+    assert editor.evaluate(VALUES_OF, 1)["first_image"] == 5
+    assert not editor.evaluate("document.querySelectorAll('.fastar-message').length")
+    _no_complaint(editor)
+
+
 @pytest.fixture(params=["zh", "ja"])
 def translated(request: Any, comfy: Comfy) -> Any:
     """A language of the editor, which the fixture ``editor`` forgets."""

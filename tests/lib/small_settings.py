@@ -22,7 +22,6 @@ SMALL: dict[str, dict[str, Any]] = {
         "start_step": 1,
         "computed_ratio": 0.2,
         "ratio_schedule": "stretched",
-        "block": 1,
     },
     "cspd": {"mode": "lossless", "draft_length": 2},
     "gtr": {"diffusion_steps_end": 4, "reconstruction_steps": 2, "first_share": 0.5, "detail_share": 0.25},

@@ -44,7 +44,7 @@ LLAMAGEN, TAR, HARMON = "FastARLoadLlamaGen", "FastARLoadTarDetokenizer", "FastA
         ("FastARFastHybridSampler", "fast", loader("mar-base"), {"lookahead": 7, "steps": 64, "t_max": 999}, ""),
         ("FastARFastHybridSampler", "fast", loader("mar-huge"), {"lookahead": 9, "diffusion_steps_end": 100}, ""),
         # 5 of 25 diffusion steps at the end start at 950.
-        ("FastARLazyMARSampler", "fast", loader("mar-base"), {"diffusion_steps_end": 10, "t_max": 950, "block": 4}, ""),
+        ("FastARLazyMARSampler", "fast", loader("mar-base"), {"diffusion_steps_end": 10, "t_max": 950}, ""),
         (
             "FastARMARSampler",
             "few steps",

@@ -34,7 +34,7 @@ from torch_states import STATES, state_of_torch
 MODULES = [import_module(f"{nodes.__name__}.{module.name}") for module in pkgutil.iter_modules(nodes.__path__)]
 NODES = {node.define_schema().node_id: node for module in MODULES for node in getattr(module, "NODES", ())}
 # Values of widgets with which a run is short and fits the tiny models.
-SMALL = {"steps": 4, "diffusion_steps": 4, "detail": "81", "preset": "custom", "block": 1, "image": "a.png"}
+SMALL = {"steps": 4, "diffusion_steps": 4, "detail": "81", "preset": "custom", "image": "a.png"}
 SMALL |= dict.fromkeys(("images", "images_per_label", "window", "duration", "limit"), 1)
 SHORT = "steps=2, diffusion_steps=2"
 OF_NODE = {

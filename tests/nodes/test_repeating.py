@@ -57,19 +57,18 @@ RUNS = {name: usual(name) for name in (*MASKED, *TOKENS, *BLOCKS)}
 RUNS["bitdance"] = ("bitdance", {"diffusion_steps": 4, "cfg": 1.5, "width": 8, "height": 8})
 RUNS |= {
     "mar, changed": ("mar", {**SHORT, **CHANGED}),
-    "mar, annealed": ("mar", {**SHORT, "diffusion_steps_end": 2, "diffusion_steps_curve": "cosine"}),
+    "mar, annealed": ("mar", {**SHORT, "diffusion_steps_end": 2}),
     "mar, speculation": ("mar", {**SHORT, "speculation": 3}),
     "lazymar, head": ("lazymar", {**SHORT, **CACHED}),
     "lazymar, speculation": ("lazymar", {**SHORT, **UNCACHED_HEAD, "speculation": 3}),
-    "cspd, published": ("cspd", {**SHORT, "draft_length": 2, "mode": "published", "inner_temperature": 7.5}),
+    "cspd, published": ("cspd", {**SHORT, "draft_length": 2, "mode": "published", "alignment": False}),
     "lazymar of MAR Sampler": ("mar", {**SHORT, "cache": CACHED}),
     "lazymar of MAR Sampler, speculation": ("mar", {**SHORT, "speculation": 3, "cache": UNCACHED_HEAD}),
-    "cspd+lazymar, speculation": ("cspd", {**SHORT, "draft_length": 2, "cache": UNCACHED_HEAD, "speculation": 3}),
+    "cspd+lazymar, speculation": ("cspd", {**SHORT, "mode": "lossless", "cache": UNCACHED_HEAD, "speculation": 3}),
     "cspd+lazymar, published": ("cspd", {**SHORT, "draft_length": 2, "mode": "published", "cache": CACHED}),
     "llamagen, changed": ("llamagen", CHANGED),
     "llamagen, parallel": ("llamagen", {"parallel": 2, "top_k": 5}),
     "par, changed": ("par", {"top_p": 0.7}),
-    "zipar, masked": ("zipar", {"window": 2, "mask_undecoded": True}),
     "mulosd, expansion": ("mulosd", {"tau": 0.3, "expansion": 2}),
     "bitdance, annealed": ("bitdance", {"diffusion_steps": 4, "diffusion_steps_end": 2, "width": 8, "height": 8}),
 }

@@ -43,6 +43,12 @@ from fastar_nodes.samplers.tokens.par import NON_LOCAL
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings
 from tiny import LABELS, a_block, a_drawer, a_gpt, a_mar, a_prompt, a_vae
 
+
+def an_odd_gpt() -> Loaded:
+    """One whose grid has no four regions."""
+    return a_gpt(grid=5)
+
+
 FEW = make(MARSettings, {"steps": 2, "diffusion_steps": 2})
 
 
@@ -118,9 +124,9 @@ def test_nothing_is_loaded_before_all_is_checked():
 UNSUITED = [
     ("mar", a_mar, {"steps": 17}, "steps"),
     ("fasthybrid+lazymar", a_mar, {"steps": 17}, "steps"),
-    ("lazymar", a_mar, {"steps": 4, "block": 3}, "block"),
-    ("cspd+lazymar", a_mar, {"steps": 4, "speculation": 4}, "speculation"),
-    ("par", a_gpt, {"grouping": NON_LOCAL, "group": 64}, "group"),
+    ("lazymar", a_mar, {"steps": 17}, "steps"),
+    ("cspd+lazymar", a_mar, {"steps": 4, "diffusion_steps": 40, "mode": "lossless", "speculation": 4}, "speculation"),
+    ("par", an_odd_gpt, {"grouping": NON_LOCAL}, "grouping"),
     ("par", a_gpt, {}, "grouping"),
     ("mulosd", a_drawer, {"neighbours": 1000}, "neighbours"),
     ("bitdance", a_block, {"width": 12}, "width"),
@@ -150,7 +156,10 @@ def test_settings_that_do_not_suit_a_model_are_refused_before_anything_is_loaded
 
 def test_a_cache_that_does_not_suit_is_refused_before_anything_is_loaded():
     made = make(MARSettings, {"steps": 2, "diffusion_steps": 40, "speculation": 4})
-    for told, values in {"speculation: ": {}, "cache: its settings do not fit .block: ": {"block": 3}}.items():
+    for told, values in {
+        "speculation: ": {},
+        "cache: its settings do not fit .refresh_period: ": {"refresh_period": 0},
+    }.items():
         cache = running.CachePlan("custom", values)
         with pytest.raises(UserError, match=f"^{told}"):
             running.run(SAMPLERS["mar"], a_mar(), made, 3, Sockets(LABELS, cache=cache))
@@ -183,7 +192,7 @@ def test_a_cache_is_drawn_with_or_refused_by_every_sampler(name):
     ids = [part.id for part in node.define_schema().inputs]
     assert ("cache" in ids) == bool(entry.caches)
     if entry.caches:
-        _, report = tiny.sample(node, cache=running.CachePlan("custom", {"block": 1}))
+        _, report = tiny.sample(node, cache=running.CachePlan("custom", {}))
         assert report.sampler == ("lazymar" if name == "mar" else f"{name}+lazymar")
 
 

@@ -66,7 +66,6 @@ def replay(folder, record: Record):
         "steps": "num_iter",
         "draft_length": "num_draft",
         "prefill_ratio": "ratio",
-        "inner_temperature": "inner",
     }
     own = {ours: o[theirs] for ours, theirs in (named | {"cfg": "cfg", "temperature": "temperature"}).items()}
     settings = CSpDSettings(**own, diffusion_steps=record.step_noise.shape[2], t_max=950, mode="published")
@@ -78,7 +77,8 @@ def replay(folder, record: Record):
         for q, p in zip(draft.net.parameters(), target.net.parameters(), strict=True):
             q.copy_(p + (q - p) / o["draft_divisor"])
     # The record takes the place of the rejections' random numbers.
-    with patch.object(published, "RejectionDraws", lambda keys: record):
+    rule = published.PUBLISHED_RULE._replace(inner_temperature=o["inner"])
+    with patch.multiple(published, RejectionDraws=lambda keys: record, PUBLISHED_RULE=rule):
         return finish(cspd(target, from_ids(o["labels"]), settings, record, draft=draft))
 
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
+from fastar_nodes.lab.experiments.references import ZipARWithBlanks
 from fastar_nodes.reports.record import COUNTS
 from fastar_nodes.runs.registry import JANUS, SAMPLERS
 from fastar_nodes.runs.registry import TAR as TAR_FAMILY
@@ -75,9 +76,9 @@ CASES |= {
     "par, text": of("par", tiny_gpt("text", special=3)),
     "par, at once": of("par", TRAINED, sequential_start=False),
     "par, non-local": of("par", PLAIN, grouping=NON_LOCAL),
-    "par, adjacent": of("par", PLAIN, grouping=ADJACENT, group=3),
+    "par, adjacent": of("par", PLAIN, grouping=ADJACENT),
     "par, adjacent, at once": of("par", GROUPED, grouping=ADJACENT, sequential_start=False),
-    "zipar, blanks": of("zipar", PLAIN, mask_undecoded=False),
+    "zipar, blanks": (SAMPLERS["zipar"].run, PLAIN, ZipARWithBlanks(**FEW, window=2)),
     "zipar, guided at first": of("zipar", PLAIN, window=1, cfg_interval=2),
     "zipar, by entropy": of("zipar", PLAIN, window=1, entropy_temperature=1.0),
     "zipar, text": of("zipar", TEXT),
@@ -86,7 +87,7 @@ CASES |= {
     "window, guided at first": of("llamagen", GROUPED, cfg_interval=4, parallel=3),
     "window, by entropy": of("llamagen", PLAIN, entropy_temperature=1.0, parallel=5),
     "window, text": of("llamagen", TEXT, parallel=5),
-    "window, par, adjacent": of("par", GROUPED, grouping=ADJACENT, group=3, parallel=4),
+    "window, par, adjacent": of("par", GROUPED, grouping=ADJACENT, parallel=4),
     "window, zipar, text": of("zipar", TEXT, parallel=4),
     "mulosd, rows": scaled("text", draft_rows=1),
     "mulosd, raster": scaled("features", resample_window=0),

@@ -17,7 +17,7 @@ BASE = {"steps": 8, "diffusion_steps": 20, "cfg": 2.0}
 WALKS = {
     "mar": ({}, 58, 10),
     "fasthybrid": ({"lookahead": 4, "threshold": 0.97, "guided_steps": 4}, 70, 12),
-    "lazymar": ({"refresh_period": 3, "start_step": 1, "ratio_schedule": "stretched", "block": 1}, 72, 13),
+    "lazymar": ({"refresh_period": 3, "start_step": 1, "ratio_schedule": "stretched"}, 72, 13),
 }
 
 

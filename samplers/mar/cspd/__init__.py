@@ -27,6 +27,7 @@ from ...engine import Sampler, passes, remark_draft, verified
 from ...noise import PairedNoise
 from ..canvas import MARCanvas, mar_canvas
 from ..mar import Diffusion
+from ..mar import check as check_mar
 from ..network import FullTransformer, Transformer
 from ..settings import CSpDSettings
 from .draft import Drafter
@@ -39,6 +40,25 @@ MODES: dict[str, type[Published] | type[Paper] | type[Lossless]] = {
     "paper": Paper,
     "lossless": Lossless,
 }
+
+
+def check(model: MARModel, settings: CSpDSettings) -> None:
+    """Check settings against a model, before anything is loaded or computed.
+
+    Raises:
+        UserError: more AR steps than tokens, or speculation in a mode that has no use for it.
+    """
+    check_mar(model, settings)
+    _expect_use_of_speculation(settings)
+
+
+def _expect_use_of_speculation(settings: CSpDSettings) -> None:
+    """Raise a UserError if the target would speculate only before the first draft."""
+    if settings.speculation > 1 and settings.mode != "lossless":
+        raise UserError(
+            f"speculation: {settings.speculation} has no use in the mode {settings.mode}, whose drafts replace it; set "
+            "it to 0, or set mode to lossless."
+        )
 
 
 def check_pair(draft: MARModel, target: MARModel) -> None:
@@ -103,9 +123,11 @@ def cspd(
     steps that the target drafts for itself are not among them.
 
     Raises:
-        UserError: as :func:`samplers.mar.mar.mar`; a draft of other tokens, grid, classes or on another device.
+        UserError: as :func:`samplers.mar.mar.mar`; speculation in another mode than *lossless*; a draft of other
+            tokens, grid, classes or on another device.
     """
 
+    _expect_use_of_speculation(settings)
     check_pair(draft, model)
     _expect_one_device(draft, model)
     canvas = mar_canvas("cspd", model, condition, settings, noise, edit)

@@ -4,7 +4,7 @@
 the code does instead:
 
 - (5): a token is accepted with probability min(1, Sigma p(x) / q(x)). The code divides by Sigma, and p and q are the
-  last diffusion step's densities with stds multiplied by ``inner_temperature``, 42.
+  last diffusion step's densities with stds multiplied by 42.
 - (11): a rejected token is resampled from p, and a redraw is kept with probability max(0, 1 - q / (Sigma p)). The code
   multiplies by Sigma: max(0, 1 - Sigma q / p), with the stds as they are, at most 100 times. The token is zero if none
   is kept.
@@ -24,9 +24,11 @@ from ...engine import Verdict
 from ...noise import row_keys
 from ..canvas import MARCanvas, TokenNoise, Tokens
 from ..network import Transformer
-from ..settings import CSpDSettings
 from .densities import LastStep, RejectionDraws, Rule, accept_or_redraw, last_step
 from .draft import Drafter, noisy_last_step_table, outcome_of, traced
+
+# The published code's r: Sigma inverted, and wider densities for drafts.
+PUBLISHED_RULE = Rule(power=-1, inner_temperature=42.0)
 
 
 class Published:
@@ -41,7 +43,7 @@ class Published:
         self.noise = noise
         self.table = noisy_last_step_table(canvas)
         self.of_target = noise if settings.alignment else canvas.draws("target")
-        self.rule = published_rule(settings)
+        self.rule = PUBLISHED_RULE
         self.draws = RejectionDraws(to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device))
 
     def segment(self, first: int) -> Iterator[Verdict]:
@@ -86,8 +88,3 @@ class Published:
             self.drafter.forget()
         when = [torch.full_like(order.ahead(step), step, dtype=torch.int32) for step in range(first, last + 1)]
         return Verdict(here, judged.tokens.view(*here.shape, -1), torch.cat(when, 1), outcome_of(canvas, accepted))
-
-
-def published_rule(settings: CSpDSettings) -> Rule:
-    """The published code's r: Sigma inverted, and wider densities for drafts."""
-    return Rule(power=-1, inner_temperature=settings.inner_temperature)

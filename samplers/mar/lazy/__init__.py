@@ -58,7 +58,7 @@ from ..mar import expect_whole_head, mar
 from ..network import FullTransformer, Transformer
 from ..settings import CacheSettings, LazyMARSettings, MARBase
 from .head import CachedHeads
-from .plan import Plan, chosen_block
+from .plan import Plan
 
 
 def lazymar(
@@ -93,11 +93,10 @@ def check(model: MARModel, settings: MARBase, cache: CacheSettings | None = None
         cache: settings of the caches; None if ``settings`` hold them too.
 
     Raises:
-        UserError: more AR steps than tokens, a block that the decoder does not have, or speculation with a cached head.
+        UserError: more AR steps than tokens, or speculation with a cached head.
     """
     check_mar(model, settings)
     caches = cast(CacheSettings, settings) if cache is None else cache
-    chosen_block(caches, model.net.config.decoder_depth, model.name)
     expect_whole_head(settings, CachedHeads(caches))
 
 

@@ -25,6 +25,9 @@ from ...device import to_device
 from ..network import Heads
 from ..settings import CacheSettings
 
+# Diffusion steps from one full evaluation of the head to the next, of 100: the published code's.
+HEAD_PERIOD = 7
+
 
 class CachedHeads(Heads):
     """The diffusion head with LazyMAR's cache, where the settings use one."""
@@ -40,7 +43,7 @@ class CachedHeads(Heads):
         s = self.settings
         if s.refresh_period == 1 or not s.head_cache:
             return 1
-        return math.ceil(s.head_period * steps / 100)
+        return math.ceil(HEAD_PERIOD * steps / 100)
 
     def whole(self, steps: int) -> bool:
         return self.period(steps) == 1

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ....errors import UserError
 from ...device import to_device
 from ...noise import CounterRNG, row_keys
 from ..canvas import MARCanvas
@@ -48,7 +47,7 @@ class Plan:
     def __init__(self, canvas: MARCanvas, settings: CacheSettings):
         c = canvas.model.net.config
         steps = canvas.order.steps
-        block = chosen_block(settings, c.decoder_depth, canvas.model.name)
+        block = usual_block(c.decoder_depth)
         self.canvas = canvas
         self.selection = settings.selection
         self.next_refresh = next_refreshes(settings, steps)  # of each AR step
@@ -193,17 +192,3 @@ def computed_ratios(settings: CacheSettings, steps: int) -> list[float]:
         # 0.1499...
         out.append(round(1 - (1 - lowest) * (1 - ratio) / (1 - PUBLISHED_RATIOS[-1]), 9))
     return out
-
-
-def chosen_block(settings: CacheSettings, depth: int, model: str) -> int:
-    """The decoder block that measures how much a token changed, from 1 to ``depth``. ``model``: its name.
-
-    Raises:
-        UserError: the decoder has fewer blocks.
-    """
-    block = usual_block(depth) if settings.block is None else settings.block
-    if block > depth:
-        raise UserError(
-            f"block: {block} is outside 1 to {depth}, the blocks of the decoder of {model}; lower it, or leave it out."
-        )
-    return block

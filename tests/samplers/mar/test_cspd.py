@@ -12,6 +12,7 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.networks.mar import MARModel
 from fastar_nodes.reports.record import ACCEPTED, PLAIN, REJECTED
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
@@ -20,7 +21,6 @@ from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.network import FullTransformer, Transformer
 from fastar_nodes.samplers.mar.settings import CSpDSettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.settings import knobs
 from stepping import stepped
 from tiny_hybrids import tiny_hybrid
 from tiny_models import tiny_mar, toy_mar
@@ -50,14 +50,18 @@ def nearly(model: MARModel, amount: float) -> MARModel:
 
 
 @pytest.mark.parametrize("mode", ["published", "paper"])
-def test_the_target_speculates_before_the_first_draft_only(other, mode):
-    """As the tooltip says; here in the first AR step, as plain MAR does."""
-    about = {"prefill_ratio": 0.0, "mode": mode, "speculation": 4}
-    counts = run(other, tiny_mar(), **about).report.counts
-    first = next(mar(other, LABELS, MARSettings(**FEW, speculation=4), NOISE)).report.counts
-    assert counts["drafted_steps"] == first["drafted_steps"] > 0
-    _, about = knobs(CSpDSettings)["speculation"]
-    assert "published and paper do so only before the small model's first draft" in about.help
+def test_the_target_speculates_in_lossless_only(model, other, mode):
+    told = f"^speculation: 4 has no use in the mode {mode}, .*set mode to lossless"
+    with pytest.raises(UserError, match=told):
+        run(model, other, mode=mode, speculation=4)
+    for name, about in (("cspd", {"steps": 4}), ("cspd+lazymar", {"steps": 4, "refresh_period": 1})):
+        entry = SAMPLERS[name]
+        with pytest.raises(UserError, match=told):
+            entry.check(model, entry.settings(**about, mode=mode, speculation=4))
+
+        # 1 drafts nothing; the other is the remedy.
+        entry.check(model, entry.settings(**about, mode=mode, speculation=1))
+        entry.check(model, entry.settings(**about, mode="lossless", speculation=4))
 
 
 @pytest.mark.parametrize("mode", [L, "paper", "published"])
@@ -306,9 +310,9 @@ def test_one_diffusion_step_is_published_without_extreme_tokens(model, other):
         assert np.array_equal(alone.report.maps["outcome"][0], together.report.maps["outcome"][i])
 
 
-def test_alignment_and_inner_temperature_are_nothing_to_lossless(model, other):
+def test_alignment_is_nothing_to_lossless(model, other):
     plain = run(model, other)
-    assert torch.equal(plain.latents, run(model, other, alignment=False, inner_temperature=7.0).latents)
+    assert torch.equal(plain.latents, run(model, other, alignment=False).latents)
 
 
 def changed(model: MARModel, **shape) -> MARModel:

@@ -21,13 +21,13 @@ from fastar_nodes.samplers.mar.cspd.densities import (
     log_ratio,
 )
 from fastar_nodes.samplers.mar.cspd.draft import outcome_of
-from fastar_nodes.samplers.mar.cspd.published import published_rule
+from fastar_nodes.samplers.mar.cspd.published import PUBLISHED_RULE
 from fastar_nodes.samplers.mar.settings import CSpDSettings
 
 
 def published(inner: float) -> Rule:
     """The mode's rule at an inner temperature."""
-    return published_rule(CSpDSettings(inner_temperature=inner))
+    return PUBLISHED_RULE._replace(inner_temperature=inner)
 
 
 def last(mean: float, std: float, rest: float = 1.0, tokens: int = 1) -> LastStep:

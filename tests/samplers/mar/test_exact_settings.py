@@ -23,7 +23,6 @@ STAGED = {"reconstruction_steps": 2, "first_share": 0.5}
 EXACT, LOSSLESS, NEITHER = "exact", "lossless", "neither"
 CASES = [
     ("mar", {}, EXACT),
-    ("mar", {"diffusion_steps_curve": "cosine"}, EXACT),
     ("mar", ANNEALED, NEITHER),
     ("mar", {"speculation": 4}, LOSSLESS),
     ("mar", {"speculation": 1}, EXACT),
@@ -57,7 +56,6 @@ CASES = [
     ("cspd", {"prefill_ratio": 0.9, "mode": "published"}, EXACT),
     ("cspd", {"prefill_ratio": 0.9, "speculation": 1, "mode": "paper"}, EXACT),
     ("cspd", {"prefill_ratio": 1.0, "speculation": 4, "mode": "lossless"}, LOSSLESS),
-    ("cspd", {"prefill_ratio": 1.0, "speculation": 4, "mode": "published"}, LOSSLESS),
     ("cspd", {"prefill_ratio": 0.2, "mode": "lossless"}, LOSSLESS),
     ("cspd", {"prefill_ratio": 0.2, "mode": "published"}, NEITHER),
     ("cspd", {"prefill_ratio": 0.2, "mode": "paper"}, NEITHER),
@@ -92,7 +90,7 @@ FAST = (
     "lazymar-{'refresh_period': 1}-exact",
     "lazymar-{'refresh_period': 3, 'start_step': 1}-neither",
     "cspd-{'prefill_ratio': 1.0, 'mode': 'published'}-exact",
-    "cspd-{'prefill_ratio': 1.0, 'speculation': 4, 'mode': 'published'}-lossless",
+    "cspd-{'prefill_ratio': 1.0, 'speculation': 4, 'mode': 'lossless'}-lossless",
     "cspd+lazymar-{'prefill_ratio': 1.0, 'refresh_period': 1}-exact",
 )
 

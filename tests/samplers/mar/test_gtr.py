@@ -282,7 +282,7 @@ def test_edits_of_few_tokens(model, tokens):
 def test_with_lazymars_caches(changes):
     """Fewer rows; with a cached head the two numbers of diffusion steps run after each other."""
     values = {**BASE, "diffusion_steps": 40, "diffusion_steps_end": 30, "detail_share": 0.5}
-    caches = {"refresh_period": 3, "start_step": 1, "computed_ratio": 0.2, "block": 1, **changes}
+    caches = {"refresh_period": 3, "start_step": 1, "computed_ratio": 0.2, **changes}
     entry = SAMPLERS["gtr+lazymar"]
     model = tiny_mar()
     alone = run(model, GtRSettings(**values))

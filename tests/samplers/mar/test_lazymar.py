@@ -6,11 +6,11 @@ import copy
 import dataclasses
 from functools import partial
 from itertools import combinations
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
-from fastar_nodes.errors import UserError
 from fastar_nodes.networks.speed import Recordable
 from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers import chain
@@ -20,7 +20,7 @@ from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.lazy import LazyTransformer, lazymar, plan
 from fastar_nodes.samplers.mar.lazy.head import CachedHeads, evaluate_from_kept, evaluate_full
-from fastar_nodes.samplers.mar.lazy.plan import chosen_block, computed_ratios, spare_rows, usual_block
+from fastar_nodes.samplers.mar.lazy.plan import computed_ratios, spare_rows, usual_block
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.network import Heads
 from fastar_nodes.samplers.mar.settings import CacheSettings, LazyMARSettings, MARBase, MARSettings
@@ -123,7 +123,7 @@ def test_a_share_of_one_leaves_nothing_out(deep):
 @pytest.mark.parametrize("cfg", [1.0, 2.0])
 @pytest.mark.fast_cases("2.0")
 def test_equals_the_slow_reference(deep, cfg):
-    changed = LazyMARSettings(**{**BASE, "cfg": cfg}, **NO_HEAD, block=2)
+    changed = LazyMARSettings(**{**BASE, "cfg": cfg}, **NO_HEAD)
     got, slow = as_slow(deep, changed)
     left_out = torch.stack([branch.left_out for branch in slow.cond]).view(2, 5, 5).numpy()
     assert np.array_equal(got.report.maps["cached"], left_out) and left_out.any()
@@ -145,11 +145,11 @@ def test_an_edit_equals_the_slow_reference(deep):
 @pytest.mark.parametrize("condition_cache", [True, False])
 def test_every_strategy_equals_the_slow_reference(deep, selection, condition_cache):
     """Strategies IV, III, II and I of the paper's Table 3; with both branches each chooses rows of its own."""
-    changed = LazyMARSettings(**BASE, **NO_HEAD, block=2, selection=selection, condition_cache=condition_cache)
+    changed = LazyMARSettings(**BASE, **NO_HEAD, selection=selection, condition_cache=condition_cache)
     got, slow = as_slow(deep, changed)
     left_out = torch.stack([branch.left_out for branch in slow.cond]).view(2, 5, 5).numpy()
     assert np.array_equal(got.report.maps["cached"], left_out) and left_out.any()
-    usual = lazy(deep, head_cache=False, block=2, condition_cache=condition_cache)
+    usual = lazy(deep, head_cache=False, condition_cache=condition_cache)
     assert (usual.latents - got.latents).abs().max() > 1e-3, "the strategy must matter for this to say anything"
 
 
@@ -265,7 +265,6 @@ caches = st.fixed_dictionaries(
         "condition_cache": st.booleans(),
         "encoder_cache": st.booleans(),
         "token_cache": st.booleans(),
-        "block": st.integers(1, 5),
     }
 )
 
@@ -283,10 +282,11 @@ caches = st.fixed_dictionaries(
 @pytest.mark.fast_cases(1)
 def test_any_calls_equal_the_slow_reference(deep, off, period, start, calls, reach, block, selection):
     """Whichever caches are switched off and AR steps skipped; what is wanted or new is always computed."""
-    period = {"refresh_period": period, "start_step": start, "block": block}
+    period = {"refresh_period": period, "start_step": start}
     changed = {**period, **STRETCHED, "selection": selection}
     base, calls = LazyMARSettings(steps=16, cfg=2.0, **changed, **dict.fromkeys(off, False)), sorted(calls)
-    fast, got = drive(deep, partial(Watched, settings=base), base, calls, reach)
+    with patch.object(plan, "usual_block", lambda depth: block):
+        fast, got = drive(deep, partial(Watched, settings=base), base, calls, reach)
     slowly = partial(SlowLazy, settings=base, block=block - 1, spare=1, follow=fast.computed)
     slow, want = drive(deep, slowly, base, calls, reach)
     assert set(slow.refreshed) <= set(fast.refreshed)
@@ -297,7 +297,14 @@ def test_any_calls_equal_the_slow_reference(deep, off, period, start, calls, rea
 ONE = {"steps": 6, "diffusion_steps": 2, "cfg": 1.0, "refresh_period": 20, "start_step": 1, **STRETCHED}
 
 
-def one(model, **changes):
+def one(model, block=None, **changes):
+    """``block``: the one that measures, in the place of the usual one."""
+    chosen = usual_block if block is None else lambda depth: block
+    with patch.object(plan, "usual_block", chosen):
+        return _one(model, changes)
+
+
+def _one(model, changes):
     return finish(lazymar(model, from_ids((1,)), LazyMARSettings(**{**ONE, **changes}), PairedNoise(5, (0,))))
 
 
@@ -402,7 +409,7 @@ def test_forgetting_computes_everything_anew(deep):
 
 def test_only_the_least_is_stored_and_none_of_it_is_a_view(deep):
     for cfg, cache, live in ((2.0, {}, 2), (1.0, {}, 2), (2.0, {"condition_cache": False}, 4)):
-        base = LazyMARSettings(**{**BASE, "cfg": cfg, **QUICK}, block=2, **cache)
+        base = LazyMARSettings(**{**BASE, "cfg": cfg, **QUICK}, **cache)
         look, _ = drive(deep, cached(base), base, range(6))
         canvas, kept, c = look.canvas, look.kept, deep.net.config
         tensors = kept.tensors
@@ -420,7 +427,7 @@ def test_computed_rows_are_counted_block_by_block(encoder_cache):
     """A refresh and two calls after it, at which only what must be is computed, and 15 of 320 rows: 3 of 64."""
     model = tiny_mar(2, tokens=49, decoder_depth=5, buffer=15)
     cache = {"refresh_period": 9, "start_step": 7, "computed_ratio": 0.0, "encoder_cache": encoder_cache}
-    base = LazyMARSettings(**BASE, **cache, **STRETCHED, block=2)
+    base = LazyMARSettings(**BASE, **cache, **STRETCHED)
     look, _ = drive(model, cached(base), base, (7, 8, 9))
     canvas = look.canvas
     starts, sizes = canvas.order.starts, canvas.order.sizes
@@ -503,7 +510,7 @@ def test_when_the_head_is_cached(model):
         return CachedHeads(CacheSettings(**changes)).period(steps)
 
     assert (period(6), period(20), period(43), period(100)) == (1, 2, 4, 7)
-    assert period(6, head_period=1) == period(30, refresh_period=1) == period(30, head_cache=False) == 1
+    assert period(30, refresh_period=1) == period(30, head_cache=False) == 1
 
 
 def test_drafts_pull_a_cached_head_too(model):
@@ -532,22 +539,12 @@ def test_reused_head_steps_compute_one_branch(deep):
     assert report.counts["head_rows"] == 2 * 25 * (2 * full + steps - full)
 
 
-def test_a_block_the_decoder_does_not_have(deep):
-    with pytest.raises(UserError, match="^block: 6"):
-        lazy(deep, block=6)
-
-
 def test_rows_are_skipped_where_a_later_call_may(deep):
     """The token cache is kept if a call between this refresh and the next computes a share of the rows."""
-    made = LazyMARSettings(**BASE, refresh_period=5, start_step=0, block=1)
+    made = LazyMARSettings(**BASE, refresh_period=5, start_step=0)
     look, _ = drive(deep, cached(made), made, [0])
     look.plan.share = [1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0]
     wanted = {(0, 2): False, (0, 3): True, (2, 5): False, (3, 5): False, (4, 6): True, (5, 7): False}
     for (step, until), skipped in wanted.items():
         look.plan.next_refresh = [until] * len(look.plan.next_refresh)
         assert look.plan.prunes(step) == skipped, (step, until)
-
-
-def test_a_block_that_one_of_two_models_lacks_names_the_model():
-    with pytest.raises(UserError, match="block: 4 is outside 1 to 2, the blocks of the decoder of small MAR"):
-        chosen_block(LazyMARSettings(block=4), 2, "small MAR")

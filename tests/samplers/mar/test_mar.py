@@ -18,12 +18,10 @@ from fastar_nodes.samplers.mar.schedule import ORDERS, masked_after
 from fastar_nodes.samplers.mar.settings import LazyMARSettings, MARSettings
 from fastar_nodes.samplers.mar.tables import constants, respaced_timesteps, tables
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.settings import knobs
 from hypothesis import given
 from hypothesis import strategies as st
 from mar_reference import reference
 
-CURVES = knobs(MARSettings)["diffusion_steps_curve"][1].choices
 FEW = {"steps": 5, "diffusion_steps": 9, "cfg": 2.5}
 ANNEALED = {"steps": 6, "diffusion_steps": 12, "cfg": 2.0}
 
@@ -192,28 +190,20 @@ def test_halton_orders_by_hand(shift, flips, expected):
     assert revealed("halton", shift, flips, 1, 2, 3, 4, 5, 6, 7) == expected
 
 
-@pytest.mark.parametrize(
-    ("curve", "expected"),
-    [
-        # u = 0, 1/4, 1/2, 3/4, 1
-        ("linear", [50, 38, 27, 16, 5]),  # 45 (1 - u) = 45, 33.75, 22.5, 11.25, 0
-        ("cosine", [50, 43, 27, 11, 5]),  # 45 (1 + cos pi u) / 2 = 45, 38.4, 22.5, 6.6, 0
-        ("two-stage", [50, 50, 5, 5, 5]),  # the middle belongs to the second stage
-    ],
-)
-def test_annealed_steps_by_hand(curve, expected):
-    assert annealed_steps(50, 5, curve, 5) == expected
+def test_annealed_steps_by_hand():
+    """45 (1 - u) at u = 0, 1/4, 1/2, 3/4, 1 is 45, 33.75, 22.5, 11.25, 0."""
+    assert annealed_steps(50, 5, 5) == [50, 38, 27, 16, 5]
 
 
 def test_a_whole_fraction_does_not_fall_short_of_it():
     """1 - u of 11 AR steps is a tenth each: 10 (1 - u) is whole, though (1 - 0.9) * 10 is 0.999... in float64."""
-    assert annealed_steps(11, 1, "linear", 11) == list(range(11, 0, -1))
+    assert annealed_steps(11, 1, 11) == list(range(11, 0, -1))
 
 
-@given(st.integers(1, 1000), st.integers(1, 1000), st.sampled_from(CURVES), st.integers(1, 300))
-def test_steps_fall_from_the_first_to_the_last(a, b, curve, ar_steps):
+@given(st.integers(1, 1000), st.integers(1, 1000), st.integers(1, 300))
+def test_steps_fall_from_the_first_to_the_last(a, b, ar_steps):
     first, last = max(a, b), min(a, b)
-    steps = annealed_steps(first, last, curve, ar_steps)
+    steps = annealed_steps(first, last, ar_steps)
     assert len(steps) == ar_steps and steps == sorted(steps, reverse=True)
     assert (steps[0], steps[-1]) == (first, last if ar_steps > 1 else first)
 
@@ -222,7 +212,7 @@ def test_head_calls_are_the_steps_that_were_asked_for(model):
     """9 - floor(9 s / 5) + 3 steps at AR step s, of which those
     above t = 950 coincide: 12, 10, 8, 6, 4 and 3, all kept.
     """
-    report = run(model, **ANNEALED, diffusion_steps_end=3, diffusion_steps_curve="linear").report
+    report = run(model, **ANNEALED, diffusion_steps_end=3).report
     assert report.counts["head_calls"] == 12 + 10 + 8 + 6 + 4 + 3
 
 

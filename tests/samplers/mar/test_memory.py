@@ -146,7 +146,6 @@ def test_stages_and_their_sum_by_hand():
         (1.0, {"condition_cache": True}, 3, 0),
         (3.0, {"condition_cache": True}, 3, 1),
         (3.0, {"condition_cache": True, "token_cache": False}, 0, 1),
-        (3.0, {"condition_cache": False, "block": 2}, 2 * 1, 0),
     ],
 )
 def test_what_lazymar_keeps_by_hand(cfg, switches, tensors, residuals):

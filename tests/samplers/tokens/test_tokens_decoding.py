@@ -11,6 +11,7 @@ from fastar_nodes.runs.memory.tokens import estimate
 from fastar_nodes.runs.registry import LLAMAGEN, SAMPLERS
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.tokens import par as par_module
 from fastar_nodes.samplers.tokens.cache_slots import table_of
 from fastar_nodes.samplers.tokens.defaults import published, resolve
 from fastar_nodes.samplers.tokens.draws import PairedDraws
@@ -30,7 +31,7 @@ SCHEDULES = {
     "par": par_schedule(4, 4),
     "par, at once": par_schedule(4, 4, False),
     "par, non-local": ablation_schedule(4, 4, False, True),
-    "par, adjacent": ablation_schedule(4, 3, True, True),
+    "par, adjacent": ablation_schedule(4, 4, True, True),
     "par, adjacent, at once": ablation_schedule(4, 4, True, False),
     "zipar": windowed(4, 2),
     "zipar, by entropy": windowed(4, 1),
@@ -78,7 +79,7 @@ def test_equals_the_slow_reference_in_the_passes_of_its_schedule(case):
 
 
 def test_visible_unwritten_slots_change_the_tokens():
-    assert not torch.equal(run("zipar", mask_undecoded=False).latents, run("zipar").latents)
+    assert not torch.equal(run("zipar, blanks").latents, run("zipar").latents)
 
 
 def test_a_model_and_a_sampler_that_do_not_fit_say_so():
@@ -87,8 +88,7 @@ def test_a_model_and_a_sampler_that_do_not_fit_say_so():
         (zipar, PAR_MODEL, ZipARSettings(), "model: tiny"),
         (par, PLAIN, PARSettings(), "grouping: tiny is a plain LlamaGen"),
         (par, PAR_MODEL, PARSettings(grouping=ADJACENT), "grouping: tiny was trained for its own groups"),
-        (par, PLAIN, PARSettings(grouping=ADJACENT, group=17), "group: 17 "),
-        (par, PLAIN, PARSettings(grouping=NON_LOCAL, group=9), "group: 9 "),
+        (par, tiny_gpt(grid=5), PARSettings(grouping=NON_LOCAL), "grouping: 4 regions do not tile a grid of 5 x 5"),
     ):
         with pytest.raises(UserError, match=f"^{told}"):
             next(sampler(model, from_ids((1,)), chosen, PairedDraws(1, (0,))))
@@ -136,10 +136,8 @@ def test_a_report_states_the_values_that_were_taken():
     ("sampler", "chosen", "exact"),
     [
         (llamagen, LlamaGenSettings(**FEW, parallel=3), True),
-        (zipar, ZipARSettings(**FEW, window=4, mask_undecoded=False), True),
+        (zipar, ZipARSettings(**FEW, window=4), True),
         (zipar, ZipARSettings(**FEW, window=3), False),
-        (par, PARSettings(**FEW, grouping=ADJACENT, group=1, sequential_start=False), True),
-        (par, PARSettings(**FEW, grouping=NON_LOCAL, group=1), True),
         (llamagen, LlamaGenSettings(**FEW, cfg_interval=1000), True),
         (par, PARSettings(**FEW, grouping=NON_LOCAL), False),
     ],
@@ -158,8 +156,17 @@ def test_reports_of_a_detokenizer_have_a_name_of_their_own(kind, name):
     assert done.report.sampler == name
 
 
-def test_a_group_may_be_the_whole_picture_and_no_more():
-    chosen = PARSettings(**FEW, grouping=ADJACENT, sequential_start=False, group=16)
+@pytest.mark.parametrize(("grouping", "start"), [(ADJACENT, False), (NON_LOCAL, True)])
+def test_groups_of_one_token_give_the_tokens_of_llamagen(monkeypatch, grouping, start):
+    monkeypatch.setattr(par_module, "ABLATION_GROUP", 1)
+    chosen = PARSettings(**FEW, grouping=grouping, sequential_start=start)
+    found = finish(par(PLAIN, condition_of("class"), chosen, DRAWS)).latents
+    assert torch.equal(found, run("llamagen").latents)
+
+
+def test_a_group_may_be_the_whole_image(monkeypatch):
+    monkeypatch.setattr(par_module, "ABLATION_GROUP", 16)
+    chosen = PARSettings(**FEW, grouping=ADJACENT, sequential_start=False)
     whole = finish(par(PLAIN, from_ids((1,)), chosen, PairedDraws(1, (0,))))
     assert not whole.report.maps["step"].any() and whole.report.counts["transformer_passes"] == 1
 

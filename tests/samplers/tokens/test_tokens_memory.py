@@ -30,15 +30,12 @@ CACHE, ROW, CELL = 256 * 2 * 3 * (1 + 16), 800 * 2 * 3, 4 * 23 * 3 * 10
         (LlamaGenSettings(cfg=2.0, parallel=40), 16, 0),
         (ZipARSettings(cfg=2.0, window=3), 2, 0),
         (ZipARSettings(cfg=2.0, window=3, parallel=1), 2, 2),
-        (ZipARSettings(cfg=2.0, window=3, parallel=1, mask_undecoded=False), 2, 2 + 15),
-        (PARSettings(cfg=2.0, grouping=ADJACENT, group=3), 3, 0),
+        (PARSettings(cfg=2.0, grouping=ADJACENT), 4, 0),
     ],
-    ids=["one by one", "window", "window of all", "zipar", "zipar in windows", "zipar in windows, blanks", "par"],
+    ids=["one by one", "window", "window of all", "zipar", "zipar in windows", "par"],
 )
 def test_a_pass_is_as_large_as_the_cells_that_it_decides(settings, cells, further):
-    """In windows, stand-ins have slots of their own, of ZipAR the first tokens of rows 3 and 4; and so have the blanks
-    of 15 slots.
-    """
+    """In windows, stand-ins have slots of their own, of ZipAR the first tokens of rows 3 and 4."""
     cache = CACHE + 256 * 2 * 3 * further
     assert estimate(tiny_gpt(), condition_of("class"), settings) == cache + ROW * 2 * cells + CELL * cells
 
@@ -110,7 +107,7 @@ def test_mulosd_computes_logits_in_pieces_of_64_mb():
     ("name", "settings"),
     [
         ("llamagen", LlamaGenSettings(cfg=2.0)),
-        ("par", PARSettings(cfg=2.0, grouping=ADJACENT, group=3)),
+        ("par", PARSettings(cfg=2.0, grouping=ADJACENT)),
         ("zipar", ZipARSettings(cfg=2.0, window=3)),
     ],
     ids=["llamagen", "par", "zipar"],

@@ -1,0 +1,73 @@
+// Widgets that nodes no longer have, in graphs that were saved with them.
+//
+// Kept because the editor gives saved values to widgets by position: what follows a removed widget would get its neighbour's value. What the
+// widget was set to is said, if it is not what always holds now.
+import { app } from "../../../scripts/app.js"
+import { idOf, instances, valueOf } from "./graphs.js"
+import { tell } from "./messages.js"
+import { fedBy, loaderOf } from "./models.js"
+import { say } from "./words.js"
+
+const FEW_BLOCKS = 2 // the demo's block; that of full-size models
+const MANY_BLOCKS = 4
+
+// Names and the values that hold now, as in the settings classes; block depends on the model.
+const HOLDS = { diffusion_steps_curve: "linear", inner_temperature: 42, head_period: 7, mask_undecoded: true, group: 4 }
+// Of each node, where removed widgets stand in a saved list of values.
+const REMOVED = {
+  FastARMARSampler: { 11: "diffusion_steps_curve" },
+  FastARFastHybridSampler: { 15: "diffusion_steps_curve" },
+  FastARGtRSampler: { 14: "diffusion_steps_curve" },
+  FastARLazyMARSampler: { 15: "diffusion_steps_curve", 22: "block", 23: "head_period" },
+  FastARLazyMARCache: { 10: "block", 11: "head_period" },
+  FastARCSpDSampler: { 14: "inner_temperature" },
+  FastARPARSampler: { 10: "group" },
+  FastARZipARSampler: { 10: "mask_undecoded" },
+}
+
+/** What was saved of a node, without its removed widgets, whose values the node keeps until the graph is complete. */
+function convert(node, removed, saved) {
+  const values = saved.widgets_values
+  const names = Object.values(removed)
+  const widgets = node.widgets.filter(({ serialize }) => serialize !== false)
+  if (!Array.isArray(values) || values.length !== widgets.length + names.length) return saved
+
+  node.removedValues = Object.fromEntries(Object.entries(removed).map(([position, name]) => [name, values[position]]))
+  const isUnused = ({ name, link }) => names.includes(name) && link == null
+  return { ...saved, widgets_values: values.filter((_, position) => !removed[position]), inputs: saved.inputs?.filter((input) => !isUnused(input)) }
+}
+
+/** The block that measures changes in the decoder of the model that an instance samples, or all that it may be. */
+function blocksOf(instance) {
+  const samplers = instance.node.comfyClass === "FastARLazyMARCache" ? fedBy(instance, "cache") : [instance]
+  const names = samplers.map(loaderOf).map((loader) => loader && valueOf(loader, "checkpoint"))
+  return names.flatMap((name) => (name === undefined ? [FEW_BLOCKS, MANY_BLOCKS] : [String(name).startsWith("demo") ? FEW_BLOCKS : MANY_BLOCKS]))
+}
+
+/** What the removed widgets of an instance were set to and is no longer possible, in words. */
+function lostBy(instance) {
+  const { removedValues = {}, title } = instance.node
+  const holds = ([name, value]) => (name === "block" ? blocksOf(instance).includes(value) : value === HOLDS[name])
+  return Object.entries(removedValues).filter((entry) => !holds(entry)).map(([name, value]) => `${name} ${value} (${title})`)
+}
+
+app.registerExtension({
+  name: "FastAR.Removed",
+  beforeRegisterNodeDef(nodeType, { name }) {
+    if (!REMOVED[name]) return
+    const configure = nodeType.prototype.configure
+    nodeType.prototype.configure = function (saved, ...rest) {
+      return configure.call(this, convert(this, REMOVED[name], saved), ...rest)
+    }
+  },
+  // After that of messages.js, which takes back what was said about the graph before.
+  afterConfigureGraph() {
+    const all = instances()
+    const lost = all.flatMap(lostBy)
+    if (lost.length) {
+      const first = all.find((instance) => lostBy(instance).length)
+      tell(idOf(first), first.node.title, say("FastAR removed settings, so these values of the graph are not used: {n}. The image will differ.", lost.join(", ")))
+    }
+    for (const { node } of all) delete node.removedValues
+  },
+})
