@@ -17,6 +17,8 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+from ..work.preset_work import missing_rows
+
 ROOT = Path(__file__).resolve().parents[2]
 MOST_BYTES = 45_000_000
 MOST_CHECKPOINT_BYTES = 40_000_000
@@ -126,6 +128,12 @@ def run(options: argparse.Namespace) -> int:
     if volume > MOST_BYTES:
         problems.append(f"archive: {volume / 1e6:.1f} MB is more than {MOST_BYTES / 1e6:.0f} MB")
     problems += archive_problems(files)
+    missing = missing_rows()
+    if missing:
+        problems.append(
+            f"docs/choose.md: its table of presets lacks {len(missing)} rows ({missing[0]} ...); run make figures "
+            "ONLY=presets"
+        )
     for problem in problems:
         print(f"open: {problem}")
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import argparse
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -49,6 +49,7 @@ from .operations import PRODUCTS, countable
 from .outlines import SEMANTIC_SIDE, outlined, side_of
 from .sizes import AROUND, random_words
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "choose.md"
 # Probability that a draft is accepted. FastHybrid's paper states none; CSpD's is that of MAR-H drafted by MAR-B, 16 AR
 # steps at a time (Table 1).
 ACCEPTED = {"fasthybrid": 0.9, "cspd": 0.26}
@@ -340,6 +341,12 @@ class Row:
         width = ready.kind.width(ready.model)
         return Choice(registry.find(self.sampler), self.preset, {}).settings(ModelFacts(False, width, defaults(ready)))
 
+    @property
+    def title(self) -> str:
+        """Its name in the table: "ZipAR, fast"."""
+        title = registry.find(self.sampler).title
+        return title if self.preset == presets.CUSTOM else f"{title}, {self.preset}"
+
     def cost(self) -> Cost:
         """What an image costs."""
         return cost(self.entry, self.sampler, self.settings)
@@ -407,13 +414,9 @@ def in_paper(row: Row) -> str:
 
 def line(row: Row, own: Cost, plain: Cost) -> list[str]:
     """A row of the table."""
-    title = registry.find(row.sampler).title
-    if row.preset != presets.CUSTOM:
-        title = f"{title}, {row.preset}"
-
     return [
         row.entry.id,
-        title,
+        row.title,
         f"{own.passes:,}",
         f"{own.head_calls:,}" if own.head_calls else "",
         f"{own.rows:,}",
@@ -432,11 +435,35 @@ def _short(number: float) -> str:
 HEAD = ["model", "sampler", "passes", "head calls", "rows", "head rows", "TFLOP", "plain / this", "paper"]
 
 
-def lines_of(entry: hub.Entry) -> list[list[str]]:
-    """The rows of the table of an entry."""
-    rows = rows_of(entry)
+def lines_of(entry: hub.Entry, titles: Collection[str] | None = None) -> list[list[str]]:
+    """The rows of the table of an entry, or those with certain ``titles``, plain sampling among them."""
+    rows = [row for row in rows_of(entry) if titles is None or row.title in titles]
     costs = [row.cost() for row in rows]
     return [line(row, own, costs[0]) for row, own in zip(rows, costs, strict=True)]
+
+
+def written() -> dict[str, list[dict[str, str]]]:
+    """Rows of the table in docs/choose.md by model, each as column and entry; empty entries are left out."""
+    page = PAGE.read_text(encoding="utf-8")
+    (block,) = re.findall(r"<!-- figure presets: begin -->(.*?)<!-- figure presets: end -->", page, re.S)
+    lines = [line for line in block.splitlines() if line.startswith("|")]
+    head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+    found: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        found.setdefault(row[0], []).append({name: cell for name, cell in zip(head, row, strict=True) if cell})
+    return found
+
+
+def missing_rows() -> list[str]:
+    """What the table in docs/choose.md lacks, "ar-dtok-512: ZipAR, fast", of the models that it has."""
+    page = written()
+    missing = []
+    for entry in networks():
+        rows = page.get(entry.id, [])
+        there = [row["sampler"] for row in rows]
+        missing += [f"{entry.id}: {row.title}" for row in rows_of(entry) if rows and row.title not in there]
+    return missing
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
