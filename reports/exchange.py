@@ -8,7 +8,6 @@ the EXIF data of a WebP; other programs write JPEG files like WebP files.
 from __future__ import annotations
 
 import json
-import math
 import re
 import struct
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
@@ -19,6 +18,7 @@ from PIL import Image
 
 from ..errors import UserError
 from .quality import WORDS, Quality
+from .reading import read
 from .record import COUNTS, VERSION, Baseline, Qualities, Report, against, fingerprint
 
 KEY = "fastar"
@@ -37,9 +37,8 @@ _ANIMATED = b"comf"  # the chunk of an animated PNG
 _MOST_CHUNKS = 32 << 20  # bytes of all chunks of a PNG but the image's
 _MOST_BYTES = 256 << 20  # of a WebP or JPEG, which Pillow reads as a whole
 _MOST_TEXT = 4 << 20  # characters of the JSON
-_MOST_NAME = 400  # characters
-_MOST_SETTINGS = 200
-_MOST_ENTRIES = 1024  # of a list: an entry an image, or a repeat
+_LONGEST = 1600  # characters of a text
+_MOST_DECIBELS = 400
 # What identifies a run: two entries that agree in it are the same run.
 _IDENTITY = ("sampler", "model", "settings", "seed", "seconds")
 
@@ -142,8 +141,8 @@ def read_runs(path: Path) -> Saved:
         reports = [from_dict(run) for run in runs]
         labels = [_words(run, "label") for run in runs]
         qualities = [_quality(run.get("quality")) for run in runs]
-    except UserError as problem:
-        raise UserError(f"image: a report of {path.name} is damaged ({str(problem).rstrip('.')}).") from None
+    except ValueError as field:
+        raise UserError(f"image: a report of {path.name} is damaged ({field}).") from None
 
     # A run names its baseline, which may be gone: the newest runs are kept.
     places = {_reference(run): i for i, run in enumerate(runs)}
@@ -269,62 +268,14 @@ def from_dict(run: Any) -> Report:
     """The report of one entry of the JSON, without maps.
 
     Raises:
-        UserError: a value, which the message names, is missing or of another type.
+        ValueError: a value is missing or of another type; its text is the name of the field.
     """
     if not isinstance(run, Mapping):
-        raise UserError("run: it is not an object.")
+        raise ValueError("run")
 
-    settings = run.get("settings")
-    if not isinstance(settings, Mapping) or len(settings) > _MOST_SETTINGS:
-        raise UserError("settings: they are not an object.")
-    if not all(isinstance(name, str) and _usual(value) for name, value in settings.items()):
-        raise UserError("settings: a value is neither text nor a number.")
-
-    counts = run.get("counts", {})
-    phases = run.get("phases", {})
-    if not isinstance(counts, Mapping) or not isinstance(phases, Mapping) or len(phases) > len(COUNTS):
-        raise UserError("counts: they are not an object.")
-
-    return Report(
-        sampler=_text(run, "sampler"),
-        model=_text(run, "model"),
-        settings=dict(settings),
-        seed=None if run.get("seed") is None else int(_number(run, "seed", whole=True)),
-        images=max(1, int(_number(run, "images", whole=True))),
-        device=_words(run, "device"),
-        seconds=_number(run, "seconds"),
-        phases={str(name)[:_MOST_NAME]: _number(phases, name) for name in phases},
-        counts={name: int(_number(counts, name, whole=True)) for name in COUNTS if name in counts},
-        note=_words(run, "note", 4 * _MOST_NAME),
-        threads=None if run.get("threads") is None else int(_number(run, "threads", whole=True)),
-        dtype=_words(run, "dtype"),
-        process=_words(run, "process"),
-        first_run=run.get("first_run") is True,
-        timings=tuple(_number({"timings": value}, "timings") for value in _entries(run, "timings")),
-        grid=tuple(int(_number({"grid": side}, "grid", whole=True)) for side in _entries(run, "grid")),
-        conditions=tuple(_digests(run, "conditions")),
-        edits=tuple(_digests(run, "edits")),
-    )
-
-
-def _entries(run: Mapping[str, Any], name: str) -> list[Any]:
-    """An optional list of at most 1024 entries; [] if there is none."""
-    value = run.get(name)
-    if value is None:
-        return []
-    if not isinstance(value, list) or len(value) > _MOST_ENTRIES:
-        raise UserError(f"{name}: it is not a list of at most {_MOST_ENTRIES} entries.")
-
-    return value
-
-
-def _digests(run: Mapping[str, Any], name: str) -> list[str]:
-    """An optional list of digests."""
-    entries = _entries(run, name)
-    if not all(isinstance(entry, str) and len(entry) <= _MOST_NAME for entry in entries):
-        raise UserError(f"{name}: an entry is not a text of at most {_MOST_NAME} characters.")
-
-    return entries
+    report = read(Report, {"device": "", **run}, _LONGEST)  # an unknown device is left out
+    report.counts = {name: report.counts[name] for name in COUNTS if name in report.counts}
+    return report
 
 
 def _quality(value: Any) -> Quality | None:
@@ -338,46 +289,14 @@ def _quality(value: Any) -> Quality | None:
     ssim = found.get("ssim")
     word = found.get("word", "")
 
-    usual = all(x is None or isinstance(x, (int, float)) and abs(x) < _MOST_NAME for x in (psnr, psnr_low, ssim))
+    usual = all(x is None or isinstance(x, (int, float)) and abs(x) < _MOST_DECIBELS for x in (psnr, psnr_low, ssim))
     if not usual or word not in ("", *WORDS):
-        raise UserError("quality: it is not a distance between images.")
+        raise ValueError("quality")
 
     return Quality(psnr, ssim, word, psnr_low)
 
 
-def _usual(value: Any) -> bool:
-    """Whether a setting is text or a number of a usual size."""
-    if value is None:  # the model's own
-        return True
-    if isinstance(value, str):
-        return len(value) <= _MOST_NAME
-    if isinstance(value, float):
-        return math.isfinite(value)
-    return isinstance(value, int) and abs(value) < 1 << 64
-
-
-def _text(values: Mapping[str, Any], name: str) -> str:
-    """A text that has to be there."""
-    value = values.get(name)
-    if not isinstance(value, str) or not 0 < len(value) <= _MOST_NAME:
-        raise UserError(f"{name}: it is not a text of 1 to {_MOST_NAME} characters.")
-
-    return value
-
-
-def _words(values: Mapping[str, Any], name: str, most: int = _MOST_NAME) -> str:
+def _words(run: Mapping[str, Any], name: str) -> str:
     """An optional text, shortened; "" for what is no text, whatever its depth."""
-    value = values.get(name)
-    return value[:most] if isinstance(value, str) else ""
-
-
-def _number(values: Mapping[str, Any], name: str, whole: bool = False) -> float:
-    """A number from 0 that has to be there."""
-    value = values.get(name)
-    types = int if whole else (int, float)
-
-    if isinstance(value, bool) or not isinstance(value, types) or not 0 <= value < 1 << 64:
-        expected = "whole number" if whole else "number"
-        raise UserError(f"{name}: it is not a {expected} from 0.")
-
-    return value
+    value = run.get(name)
+    return value[:_LONGEST] if isinstance(value, str) else ""

@@ -5,11 +5,12 @@ from __future__ import annotations
 import csv
 import hashlib
 import io
+import itertools
 import json
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from statistics import median
 from typing import Any, ClassVar, TypeVar
 from uuid import uuid4
@@ -19,6 +20,7 @@ import torch
 
 from ..errors import OfFastAR, amount
 from .quality import Quality, closeness
+from .reading import NOT_READ, within
 from .table import figure, literal, markdown, percent
 from .timing import (
     APART,
@@ -88,44 +90,110 @@ _ADDED = 0.05
 _FORMULA = ("=", "+", "-", "@")
 
 
+# ------------------------------------------------------------------------------------------------ fields
+
+# How the values of a field join, of a batch that was sampled in parts, one after another.
+Join = Callable[[Sequence[Any]], Any]
+
+
+def _first(parts: Sequence[Any]) -> Any:
+    """The first part's value, which the others share."""
+    return parts[0]
+
+
+def _shared(parts: Sequence[str]) -> str:
+    """The value of all parts; "" if they have different ones."""
+    return parts[0] if len(set(parts)) == 1 else ""
+
+
+def _added(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """The sum under each name."""
+    out: dict[str, Any] = {}
+    for part in parts:
+        for name, value in part.items():
+            out[name] = out.get(name, 0) + value
+    return out
+
+
+def _largest(parts: Sequence[int | None]) -> int | None:
+    """Of memory, the part that takes most counts; None if it is unknown."""
+    return max((part for part in parts if part is not None), default=None)
+
+
+def _largest_of_each(parts: Sequence[dict[str, int]]) -> dict[str, int]:
+    """The same by stage."""
+    stages = sorted({stage for part in parts for stage in part})
+    return {stage: max(part.get(stage, 0) for part in parts) for stage in stages}
+
+
+def _following(parts: Sequence[tuple[Any, ...]]) -> tuple[Any, ...]:
+    """One after another, as the images."""
+    return tuple(itertools.chain.from_iterable(parts))
+
+
+def _arrays_following(parts: Sequence[np.ndarray | None]) -> np.ndarray | None:
+    """The same of arrays; None if there is none."""
+    known = [part for part in parts if part is not None]
+    return np.concatenate(known) if known else None
+
+
+def _maps_following(parts: Sequence[dict[str, np.ndarray]]) -> dict[str, np.ndarray]:
+    """The same of arrays by name, which are those of the first part."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def _by(join: Join, **about: Any) -> dict[str, Any]:
+    """Metadata of a field of a report: how it joins, and ``about`` how it is read from JSON, see ``reading``."""
+    return {"join": join, **about}
+
+
 @dataclass
 class Report(OfFastAR):
-    """Record of one sampler run over a batch."""
+    """Record of one sampler run over a batch. Each field says how it joins, see :func:`joined`."""
 
     kind: ClassVar[str] = "report"
     fastar_version: ClassVar[int] = 1  # of its description in docs/sockets.md
-    sampler: str  # its command-line name, for example "fasthybrid"
-    model: str  # display name
-    settings: dict[str, Any]
-    seed: int | None  # None when noise was injected
-    images: int  # batch size
-    device: str  # torch device type
-    seconds: float = 0.0  # wall time of the sampler, without the decoder; the median if it ran several times
+    sampler: str = field(metadata=_by(_first))  # its command-line name, for example "fasthybrid"
+    model: str = field(metadata=_by(_first))  # display name
+    settings: dict[str, Any] = field(metadata=_by(_first))
+    seed: int | None = field(metadata=_by(_first))  # None when noise was injected
+    images: int = field(metadata=_by(sum, **within(1)))  # batch size
+    device: str = field(metadata=_by(_first))  # torch device type
+    # Wall time of the sampler, without the decoder; the median if it ran several times.
+    seconds: float = field(default=0.0, metadata=_by(sum))
     # Seconds of "transformer", "head", "draft" (CSpD), "sampling" (discrete tokens) and "decoder".
-    phases: dict[str, float] = field(default_factory=dict)
+    phases: dict[str, float] = field(default_factory=dict, metadata=_by(_added))
     # Name from COUNTS to a sum over the batch; counts that do not apply are absent. docs/report.md explains each.
-    counts: dict[str, int] = field(default_factory=dict)
-    threads: int | None = None  # of PyTorch on a CPU
-    peak_memory_bytes: int | None = None  # allocated device memory; None if the device does not report it
+    counts: dict[str, int] = field(default_factory=dict, metadata=_by(_added))
+    threads: int | None = field(default=None, metadata=_by(_first))  # of PyTorch on a CPU
+    # Allocated device memory; None if the device does not report it.
+    peak_memory_bytes: int | None = field(default=None, metadata=_by(_largest, **NOT_READ))
     # Estimated bytes by stage, computed before the run, see runs/memory/__init__.py; {} where nothing is estimated.
-    memory: dict[str, int] = field(default_factory=dict)
+    memory: dict[str, int] = field(default_factory=dict, metadata=_by(_largest_of_each, **NOT_READ))
     # Arrays [B, h, w]: "step" int32 (AR step or pass at which a token was fixed, -1 for given tokens), "outcome" uint8
     # (see above), "cached" int32 (number of AR steps at which the token's decoder rows came from a cache), "islands"
     # int32 (number from 1 within the image, 0 elsewhere), "waves" int32 (from 0, -1 elsewhere).
-    maps: dict[str, np.ndarray] = field(default_factory=dict)
-    similarity: np.ndarray | None = None  # of all verified drafts, float32 [n]
-    note: str = ""  # a remark about the settings
-    prompt: str = field(default="", compare=False)  # id of ComfyUI's run in which it was timed
-    timings: tuple[float, ...] = ()  # seconds of every repeat, in turn with the baseline's; () of a single run
-    first_run: bool = False  # whether the network had not run before, so that the seconds include warm-up
-    process: str = field(default="", compare=False)  # in which it was timed
-    dtype: str = ""  # of most weights: "fp32", "bf16", "fp16", "int8", "fp8"
-    grid: tuple[int, ...] = ()  # tokens of an image, rows and columns; () where it is unknown
-    parameters: int = field(default=0, compare=False)  # of the network; 0 where it is unknown, as in a saved report
+    maps: dict[str, np.ndarray] = field(default_factory=dict, metadata=_by(_maps_following, **NOT_READ))
+    # Of all verified drafts, float32 [n].
+    similarity: np.ndarray | None = field(default=None, metadata=_by(_arrays_following, **NOT_READ))
+    note: str = field(default="", metadata=_by(_first))  # a remark about the settings
+    # Id of ComfyUI's run in which it was timed.
+    prompt: str = field(default="", compare=False, metadata=_by(_first, **NOT_READ))
+    # Seconds of every repeat, in turn with the baseline's; () of a single run.
+    timings: tuple[float, ...] = field(default=(), metadata=_by(_first))
+    # Whether the network had not run before, so that the seconds include warm-up.
+    first_run: bool = field(default=False, metadata=_by(any))
+    process: str = field(default="", compare=False, metadata=_by(_first))  # in which it was timed
+    dtype: str = field(default="", metadata=_by(_first))  # of most weights: "fp32", "bf16", "fp16", "int8", "fp8"
+    # Tokens of an image, rows and columns; () where it is unknown.
+    grid: tuple[int, ...] = field(default=(), metadata=_by(_first))
+    # Of the network; 0 where it is unknown, as in a saved report.
+    parameters: int = field(default=0, compare=False, metadata=_by(_first, **NOT_READ))
     # What was drawn and what was edited: a digest an image; () where it is unknown, and without an edit.
-    conditions: tuple[str, ...] = ()
-    edits: tuple[str, ...] = ()
-    subject: str = field(default="", compare=False)  # what all images show, such as "cat"; "" where unknown
+    conditions: tuple[str, ...] = field(default=(), metadata=_by(_following))
+    edits: tuple[str, ...] = field(default=(), metadata=_by(_following))
+    # What all images show, such as "cat"; "" where unknown.
+    subject: str = field(default="", compare=False, metadata=_by(_shared, **NOT_READ))
 
     def __str__(self) -> str:
         """For people: what core's Preview as Text shows."""
@@ -191,9 +259,9 @@ class Report(OfFastAR):
         if baseline is self:
             return Speedup(1.0, 1.0, 1.0, note=BASELINE)
 
-        unlike = _unlike(self, baseline)
-        if unlike:
-            return Speedup(note=unlike)
+        for difference, holds in _DIFFERENCES:
+            if holds(self, baseline):
+                return Speedup(note=difference)
 
         scale = self.images / baseline.images
         if self.repeats == baseline.repeats > 1 and all(self.timings) and all(baseline.timings):
@@ -281,24 +349,17 @@ def dtype_of_weights(weights: Iterable[torch.Tensor]) -> str:
     return _DTYPE_NAMES.get(name, name)
 
 
-def _unlike(run: Report, baseline: Report) -> str:
-    """In what two runs differ so that the ratio of their seconds says nothing about the method; "" if in nothing."""
-    if run.target != baseline.target and not _own_model(run, baseline):
-        return OTHER_MODEL
-    if run.grid != baseline.grid:
-        return OTHER_SIZE
-    if run.edits != baseline.edits:
-        return OTHER_EDIT
-    if run.device != baseline.device:
-        return OTHER_DEVICE
-    if run.dtype != baseline.dtype:
-        return OTHER_DTYPE
-    if run.threads != baseline.threads:
-        return OTHER_THREADS
-    if run.process != baseline.process:
-        return OTHER_PROCESS
-
-    return FIRST_RUN if run.first_run or baseline.first_run else ""
+# In what two runs differ so that the ratio of their seconds says nothing about the method, the first that holds.
+_DIFFERENCES: tuple[tuple[str, Callable[[Report, Report], bool]], ...] = (
+    (OTHER_MODEL, lambda run, baseline: run.target != baseline.target and not _own_model(run, baseline)),
+    (OTHER_SIZE, lambda run, baseline: run.grid != baseline.grid),
+    (OTHER_EDIT, lambda run, baseline: run.edits != baseline.edits),
+    (OTHER_DEVICE, lambda run, baseline: run.device != baseline.device),
+    (OTHER_DTYPE, lambda run, baseline: run.dtype != baseline.dtype),
+    (OTHER_THREADS, lambda run, baseline: run.threads != baseline.threads),
+    (OTHER_PROCESS, lambda run, baseline: run.process != baseline.process),
+    (FIRST_RUN, lambda run, baseline: run.first_run or baseline.first_run),
+)
 
 
 def _own_model(run: Report, baseline: Report) -> bool:
@@ -316,47 +377,15 @@ def _rounded(value: float | None, digits: int) -> float | None:
     return None if value is None else round(value, digits)
 
 
+# A field that does not say how it joins ends the import.
+_JOINS: dict[str, Join] = {one.name: one.metadata["join"] for one in fields(Report)}
+
+
 def joined(reports: Sequence[Report], note: str = "") -> Report:
     """The report of a batch that was sampled in parts, one after another; ``note`` is added to the remarks."""
-    first = reports[0]
-    images = sum(report.images for report in reports)
-    out = Report(first.sampler, first.model, first.settings, first.seed, images, first.device)
-    out.threads = first.threads
-    out.process = first.process
-    out.dtype = first.dtype
-    out.grid = first.grid
-    out.parameters = first.parameters
-    out.subject = first.subject if len({report.subject for report in reports}) == 1 else ""
-    out.first_run = any(report.first_run for report in reports)
-    out.note = " ".join(filter(None, (first.note, note)))
-
-    # Times and counts add up.
-    for report in reports:
-        out.conditions += report.conditions
-        out.edits += report.edits
-        out.seconds += report.seconds
-        out.add(**report.counts)
-        for name, seconds in report.phases.items():
-            out.phases[name] = out.phases.get(name, 0.0) + seconds
-
-    # Of memory, the part that takes most counts.
-    peaks = [report.peak_memory_bytes for report in reports if report.peak_memory_bytes is not None]
-    out.peak_memory_bytes = max(peaks, default=None)
-
-    stages: set[str] = set()
-    for report in reports:
-        stages.update(report.memory)
-    for stage in sorted(stages):
-        out.memory[stage] = max(report.memory.get(stage, 0) for report in reports)
-
-    # The images of the parts follow one another.
-    for name in first.maps:
-        out.maps[name] = np.concatenate([report.maps[name] for report in reports])
-
-    similarities = [report.similarity for report in reports if report.similarity is not None]
-    if similarities:
-        out.similarity = np.concatenate(similarities)
-
+    values = {name: join([getattr(report, name) for report in reports]) for name, join in _JOINS.items()}
+    out = Report(**values)
+    out.note = " ".join(filter(None, (out.note, note)))
     return out
 
 

@@ -8,13 +8,13 @@ import math
 import re
 import zipfile
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from tokenize import TokenError
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
-T = TypeVar("T")
+from ...reports.reading import within
 
 MOST_IMAGES = 10_000_000  # of a cell
 MOST_BATCH = 4096  # images of a shard
@@ -38,8 +38,8 @@ class Cell:
     asked: Mapping[str, Any]  # settings that the spec gives
     settings: Mapping[str, Any]  # all settings
     seed: int  # of the noise
-    images: int  # how many the sweep asks for
-    size: tuple[int, int]  # height and width in pixels
+    images: int = field(metadata=within(0, MOST_IMAGES))  # how many the sweep asks for
+    size: tuple[int, int] = field(metadata=within(1, MOST_SIDE))  # height and width in pixels
     baseline: str | None  # id of the plain sampler's cell on the same model
     lossless: str  # the word of reports.quality where PSNR has no meaning, or ""
 
@@ -53,7 +53,7 @@ class Shard:
 
     key: str  # digest of the cell's key and the range
     first: int  # index of the first image
-    count: int  # number of images
+    count: int = field(metadata=within(0, MOST_BATCH))  # number of images
     note: str  # of the report: whether memory was insufficient for the whole batch
     sha256: str = ""  # of the images' bytes
     bytes: int = 0  # size of the npz file
@@ -130,35 +130,6 @@ def from_npz(data: bytes, name: str) -> np.ndarray:
         raise ValueError(name)
 
     return np.frombuffer(bytearray(rest), dtype).reshape(shape)
-
-
-# Types of fields as JSON holds them, and largest values of numbers.
-_TYPES = {"str": str, "int": int, "str | None": (str, type(None)), "tuple[int, int]": list}
-_MOST = {"images": MOST_IMAGES, "count": MOST_BATCH, "seed": (1 << 64) - 1}
-
-
-def checked(kind: type[T], found: Mapping[str, Any]) -> T:
-    """An object of a dataclass from the fields of a JSON object; further fields are ignored."""
-    values: dict[str, Any] = {}
-
-    for f in fields(kind):  # type: ignore[arg-type]
-        value = found.get(f.name, ...)
-
-        if not isinstance(value, _TYPES.get(str(f.type), dict)) or isinstance(value, bool):  # type: ignore[arg-type]
-            raise ValueError(f.name)
-        if isinstance(value, int) and not whole(value, 0, _MOST.get(f.name, 1 << 40)):
-            raise ValueError(f.name)
-
-        if f.name == "counts" and not all(whole(n, 0, 1 << 60) for n in value.values()):
-            raise ValueError(f.name)
-        if f.name == "size":
-            if len(value) != 2 or not all(whole(n, 1, MOST_SIDE) for n in value):
-                raise ValueError(f.name)
-            value = tuple(value)
-
-        values[f.name] = value
-
-    return kind(**values)
 
 
 def whole(value: Any, low: int, high: int) -> bool:

@@ -28,6 +28,7 @@ from typing import Any
 import numpy as np
 
 from ...errors import UserError
+from ...reports.reading import read
 from ...reports.table import figure, markdown, percent
 from ...reports.work import Work
 from ...runs.batches import SPLIT
@@ -38,7 +39,6 @@ from .records import (
     MOST_BATCH,
     Cell,
     Shard,
-    checked,
     from_npz,
     range_of,
     ranges,
@@ -109,7 +109,7 @@ class Store:
         found = self.folder.read_json(path, _MOST_RECORD) or {}
 
         try:
-            cell = checked(Cell, found)
+            cell = read(Cell, found)
         except ValueError:
             raise self.folder.damaged(path) from None
 
@@ -131,7 +131,7 @@ class Store:
         """A finished shard; None if it is missing, damaged, or belongs to another cell."""
         try:
             found = self.folder.read_json(f"cells/{cell.id}/{stem(first, count)}.json", _MOST_RECORD) or {}
-            shard = checked(Shard, found)
+            shard = read(Shard, found)
         except ValueError:  # a UserError for a damaged file among them
             return None
 

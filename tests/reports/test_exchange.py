@@ -162,8 +162,8 @@ def test_any_value_gives_a_report_or_one_sentence(name, value):
     run = {**GOOD["runs"][0], name: value}
     try:
         found = exchange.from_dict(run)
-    except UserError as problem:
-        assert "\n" not in str(problem)
+    except ValueError as field:
+        assert str(field) == name
     else:
         assert found.images >= 1 and 0 <= found.seconds < 1 << 64
         one_line(found)
@@ -254,19 +254,15 @@ def nested(depth: int) -> list:
 
 @pytest.mark.parametrize("name", ["label", "device", "note", "settings", "sampler", "phases", "quality"])
 @pytest.mark.parametrize("depth", [10, 900])
-def test_deep_values_are_no_text(tmp_path, name, depth):
+def test_deep_values_are_no_values(tmp_path, name, depth):
     """They are read as JSON and are too deep to be printed."""
     text = json.dumps({"version": 1, "runs": [{**GOOD["runs"][0], name: nested(depth)}]})
     try:
         saved = exchange.read_runs(write(tmp_path / "a.png", text))
     except UserError as sentence:
-        assert name not in ("label", "device", "note") and str(sentence).startswith(
-            "image: a report of a.png is damaged"
-        )
+        assert str(sentence) == f"image: a report of a.png is damaged ({name})."
         return
-    assert name in ("label", "device", "note")
-    (found,) = saved.reports
-    assert saved.labels == [""] and found.note == "" and (name != "device" or found.device == "")
+    assert name == "label" and saved.labels == [""]
 
 
 @pytest.mark.parametrize("version", [2, 0, "1", None, [1]])

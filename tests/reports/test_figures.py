@@ -1,5 +1,6 @@
 """Figures of reports, sweeps and maps on small cases whose values were worked out by hand."""
 
+from dataclasses import fields
 from functools import partial
 
 import numpy as np
@@ -64,6 +65,33 @@ def test_a_batch_in_parts_is_of_what_its_parts_are_of():
     assert (out.conditions, out.edits) == (("a", "b", "c"), ("d", "e", "f"))
     assert (out.threads, out.process, out.dtype, out.grid, out.parameters) == (2, "p", "bf16", (4, 8), 9)
     assert out.first_run and joined([second, first]).first_run and not joined([first, first]).first_run
+
+
+# Values of two parts of a batch, and of the batch, by field: a new one is added here too.
+JOINED = {
+    **{name: ("a", "b", "a") for name in ("sampler", "model", "device", "note", "prompt", "process", "dtype")},
+    **{name: (1, 2, 1) for name in ("seed", "threads", "parameters")},
+    **{name: ((1, 2), (3,), (1, 2)) for name in ("timings", "grid")},
+    **{name: (("a",), ("b", "a"), ("a", "b", "a")) for name in ("conditions", "edits")},
+    **{"settings": ({"cfg": 1}, {"cfg": 2}, {"cfg": 1}), "subject": ("cat", "boat", "")},
+    **{"images": (1, 2, 3), "seconds": (1.5, 2.0, 3.5), "first_run": (False, True, True)},
+    **{name: ({"a": 1, "b": 2}, {"b": 3, "c": 4}, {"a": 1, "b": 5, "c": 4}) for name in ("phases", "counts")},
+    "memory": ({"a": 1, "b": 2}, {"b": 1, "c": 4}, {"a": 1, "b": 2, "c": 4}),
+    "peak_memory_bytes": (3, None, 3),
+    "maps": ({"step": np.zeros((1, 1, 1))}, {"step": np.ones((2, 1, 1))}, {"step": np.array([[[0]], [[1]], [[1]]])}),
+    "similarity": (np.array([0.5]), np.array([0.25]), np.array([0.5, 0.25])),
+}
+
+
+def test_every_field_of_a_report_joins_as_it_says():
+    assert set(JOINED) == {one.name for one in fields(Report)}
+    first, second = (Report(**{name: values[k] for name, values in JOINED.items()}) for k in (0, 1))
+    out = vars(joined([first, second]))
+    for name, (*_, expected) in JOINED.items():
+        if name == "maps":
+            assert np.array_equal(out[name]["step"], expected["step"])
+        else:
+            assert np.array_equal(out[name], expected), name
 
 
 def test_the_work_of_a_draft_model_is_shown_apart():
