@@ -16,9 +16,9 @@ from ..reports.grid import cell_order, compare_grid
 from ..reports.maps import WHAT, token_map
 from ..reports.quality import explain_quality
 from ..reports.record import Qualities, Report, explain, to_csv, to_json, to_table, to_text
-from ..reports.summary import no_gain, one_line
+from ..reports.summary import one_line
 from ..reports.table import literal
-from ..runs.baseline import baselines, qualities, run_of_report
+from ..runs.baseline import baselines, no_gain, qualities, run_of_report
 from ..runs.images import to_bytes
 from ..runs.registry import SAMPLERS, TAR
 from ..samplers.settings import Settings, knob, knobs, make

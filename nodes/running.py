@@ -31,8 +31,9 @@ from ..networks.janus_vision import ImageReader
 from ..networks.tar import TarModel
 from ..networks.torch_state import in_own_state
 from ..reports.record import Report
-from ..reports.summary import no_gain, one_line
+from ..reports.summary import one_line
 from ..runs import registry
+from ..runs.baseline import no_gain
 from ..runs.batches import run_beginning
 from ..runs.choice import Choice, ModelFacts, choose
 from ..runs.drawing import Drawing

@@ -1,6 +1,7 @@
-"""Comparisons of runs: which run is the baseline of which, and whether PSNR and SSIM mean anything between two.
+"""Comparisons of runs: which run is the baseline of which, whether PSNR and SSIM mean anything between two, and gains.
 
-It asks the samplers' settings what they promise, exact or lossless; reports alone do not know.
+It asks the samplers' settings what they promise, exact or lossless, and why a run gained nothing; reports alone do not
+know.
 """
 
 from __future__ import annotations
@@ -90,6 +91,29 @@ def is_lossless(sampler: str, values: Mapping[str, Any]) -> bool:
     """Whether a run keeps the distribution of its baseline's images but gives other ones."""
     settings = _settings(sampler, values)
     return settings is not None and settings.lossless()
+
+
+def no_gain(report: Report, baseline: Report | None = None) -> str:
+    """Why a run was not faster than the unaccelerated sampler; "" if it was, or if that is not known.
+
+    The reason comes from the run's counts and settings. Seconds are a reason if they were measured in repeats in turn
+    and differ by more than the repeats do: two single runs may differ by any factor on a busy machine.
+    """
+    counts = report.counts
+    settings = _settings(report.sampler, report.settings)
+
+    reason = ""
+    if counts.get("rejected") and not counts.get("accepted"):
+        reason = "No draft was accepted, so all drafts were extra work; use a lower threshold or shorter drafts."
+    elif counts.get("drafted_steps") and not counts.get("accepted_steps"):
+        reason = "No drafted diffusion step was accepted; use a lower speculation."
+    elif settings is not None:
+        reason = settings.no_gain(report)
+
+    speedup = report.speedup(baseline)
+    if speedup is not None and speedup.told and speedup.value is not None and speedup.value < 1:
+        return f"{reason or 'No gain here.'} It took {1 / speedup.value:.2f} times the baseline's seconds."
+    return reason
 
 
 def works_towards_another_image(report: Report, baseline: Report) -> bool:

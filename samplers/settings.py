@@ -12,6 +12,7 @@ from numbers import Real
 from typing import Any, ClassVar, TypeVar
 
 from ..errors import UserError, unknown
+from ..reports.record import Report
 
 
 @dataclass(frozen=True)
@@ -74,6 +75,12 @@ class Guarantees(Settings):
     def lossless(self) -> bool:
         """Whether the images differ from the unaccelerated sampler's, but have exactly the same distribution."""
         return False
+
+    def no_gain(self, report: Report) -> str:
+        """Why a run with these settings could not be faster than the unaccelerated sampler, as a sentence; "" if it
+        could. Every part of a combination has its own reasons.
+        """
+        return ""
 
     def streams(self) -> dict[str, int]:
         """The noise that a run draws for the diffusion of every token: the name of a stream to its diffusion steps. Its

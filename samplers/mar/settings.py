@@ -9,6 +9,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from ...errors import UserError
+from ...reports.record import Report
 from ..annealing import Annealed
 from ..settings import Guarantees, knob
 from .schedule import ORDERS, checkerboard, masked_after, stage_tokens, staged_after
@@ -161,6 +162,11 @@ class FastHybridSettings(DiSASettings):
         guided = {"guided": self.guided_steps} if self.lookahead else {}
         return super().streams() | guided
 
+    def no_gain(self, report: Report) -> str:
+        if self.lookahead == 0 or self.threshold > 1:
+            return "Nothing was drafted: lookahead 0 and thresholds above 1 are plain MAR."
+        return super().no_gain(report)
+
     def reach(self, step: int) -> int:
         """AR steps of a lookahead that starts at AR step ``step``, itself included; 1 where nothing is drafted."""
         if not self.lookahead or step < self.lookahead_start:
@@ -278,6 +284,27 @@ class CacheSettings(Guarantees):
     def approximates(self) -> bool:
         caches = self.condition_cache or self.token_cache or self.head_cache or self.encoder_cache
         return (self.refresh_period > 1 and caches) or super().approximates
+
+    def no_gain(self, report: Report) -> str:
+        """After the reasons of the sampler that the caches are combined with."""
+        unused = "" if self._cached(report) else "Nothing came from the cache: every AR step was computed in full."
+        return super().no_gain(report) or unused
+
+    def _cached(self, report: Report) -> bool:
+        """Whether a run used one of the caches, the transformer's or the diffusion head's."""
+        if self.refresh_period == 1:
+            return False
+
+        # An AR step reuses something from start_step + 1 on, if anything is kept.
+        run = report.settings
+        reaches = self.start_step + 1 < run.get("steps", 1 << 16)
+        tokens = bool(report.counts.get("cached_tokens"))
+        condition = self.condition_cache and run.get("cfg", 0.0) != 1
+        transformer = reaches and (tokens or condition or self.encoder_cache)
+
+        # The head is evaluated in full after every 7 % of the diffusion steps, at every AR step.
+        head = self.head_cache and 7 * run.get("diffusion_steps", 100) > 100
+        return transformer or head
 
 
 @dataclass(frozen=True)

@@ -18,11 +18,12 @@ import numpy as np
 
 from ...errors import UserError
 from ...networks.llama import TokenModel
+from ...reports.record import Report
 from ..settings import knob
 from .defaults import raster_only, resolve
 from .llamagen import scheduled
 from .schedule import Pass, Schedule, guidance_steps, next_token_passes
-from .settings import SIDE, TokenSettings, entropy_temperature_knob, parallel_knob
+from .settings import SIDE, TokenSettings, entropy_temperature_knob, one_a_pass, parallel_knob
 
 
 def par_groups(grid: int, n: int) -> list[list[int]]:
@@ -157,6 +158,9 @@ class PARSettings(TokenSettings):
     # fmt: on
     def exact(self, side: int) -> bool:
         return False
+
+    def no_gain(self, report: Report) -> str:
+        return one_a_pass(report)
 
     def schedule(self, model: TokenModel) -> Schedule:
         """The passes of PAR or of an ablation.

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from ...networks.llama import TokenModel
+from ...reports.record import Report
 from ..settings import Guarantees, Settings, knob
 from .schedule import Schedule, raster
 
@@ -82,12 +83,20 @@ def entropy_temperature_knob(what: str) -> Any:
 SIDE = "the image's side in tokens (16 for 256 pixels)"
 
 
+def one_a_pass(report: Report) -> str:
+    """Why a run that should decide several tokens in a pass gained nothing; "" if it decided several."""
+    return "Every pass decided one token, as in plain decoding." if (report.tokens_per_pass or 2) <= 1 else ""
+
+
 @dataclass(frozen=True)
 class LlamaGenSettings(TokenSettings):
     """Plain LlamaGen: one token after another, row by row."""
 
     parallel: int = parallel_knob("tokens", SIDE)
     entropy_temperature: float = entropy_temperature_knob("token")
+
+    def no_gain(self, report: Report) -> str:
+        return one_a_pass(report) if self.parallel > 1 else ""
 
 
 DETAILS = ("729", "169", "81")

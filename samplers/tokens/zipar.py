@@ -16,11 +16,12 @@ from functools import lru_cache, partial
 from typing import Any, ClassVar
 
 from ...networks.llama import TokenModel
+from ...reports.record import Report
 from ..settings import knob
 from .defaults import check_raster
 from .llamagen import scheduled
 from .schedule import Schedule, guidance_steps, next_token_passes, raster
-from .settings import SIDE, TokenSettings, entropy_temperature_knob, parallel_knob
+from .settings import SIDE, TokenSettings, entropy_temperature_knob, one_a_pass, parallel_knob
 
 
 def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
@@ -81,6 +82,9 @@ class ZipARSettings(TokenSettings):
     # fmt: on
     def exact(self, side: int) -> bool:
         return self.window >= side
+
+    def no_gain(self, report: Report) -> str:
+        return one_a_pass(report)
 
     def schedule(self, model: TokenModel) -> Schedule:
         return windowed(model.grid, self.window)

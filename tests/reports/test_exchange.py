@@ -11,7 +11,8 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.reports import exchange
 from fastar_nodes.reports.quality import Quality
 from fastar_nodes.reports.record import Report
-from fastar_nodes.reports.summary import no_gain, one_line
+from fastar_nodes.reports.summary import one_line
+from fastar_nodes.runs.baseline import no_gain
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image

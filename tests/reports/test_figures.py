@@ -11,9 +11,10 @@ from fastar_nodes.reports.drawing import ticks
 from fastar_nodes.reports.grid import _numbers, cell_order
 from fastar_nodes.reports.quality import Quality
 from fastar_nodes.reports.record import Report, joined, repeated, to_csv, to_table, to_text
-from fastar_nodes.reports.summary import no_gain, one_line
+from fastar_nodes.reports.summary import one_line
 from fastar_nodes.reports.sweep import Cell, Point, summary
 from fastar_nodes.reports.timelapse import FPS, time_lapse
+from fastar_nodes.runs.baseline import no_gain
 from fastar_nodes.sweeps import images as sweep_images
 from fastar_nodes.sweeps.store import CellStore
 from fastar_nodes.sweeps.sweep import Axis, Sweep
