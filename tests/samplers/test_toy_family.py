@@ -125,14 +125,13 @@ def test_it_is_swept(loaded, monkeypatch, tmp_path):
     monkeypatch.setattr(fake_comfy.state, "folder", tmp_path)
     axes = {"x": "rows", "x_values": "1, 2, 4", "y": "none", "y_values": ""}
     try:
-        node = importlib.reload(sweep).SweepNode
-        made = node.execute(
-            model=loaded, condition=from_ids([3]), sampler="toy", **axes, seeds="7", settings="", folder="toys"
-        )
+        module = importlib.reload(sweep)
+        plan = {"sampler": "toy", **axes, "seeds": "7", "settings": ""}
+        found, _ = module.run(module.SweepNode, loaded, from_ids([3]), folder="toys", **plan)
     finally:
         monkeypatch.undo()
         importlib.reload(sweep)
-    assert [cell.report.settings["rows"] for cell in made.result[0].cells] == [1, 2, 4]
+    assert [cell.report.settings["rows"] for cell in found.cells] == [1, 2, 4]
 
 
 def test_a_sampler_of_another_family_says_what_it_is(loaded):
