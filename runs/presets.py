@@ -309,3 +309,9 @@ PRESETS: dict[type, Presets] = {
     ZipARSettings: zipar,
     MuLoSDSettings: mulosd,
 }
+# A preset leaves to the user what all samplers of a kind have: steps, order, guidance, temperature. Where some of these
+# are the method, they are named here: its presets but *exact* set them too.
+ALSO_SET: dict[type, frozenset[str]] = {
+    GtRSettings: frozenset({"steps", "diffusion_steps", "diffusion_steps_end", "t_max"}),
+    LazyMARSettings: frozenset({"steps", "diffusion_steps", "diffusion_steps_end", "order"}),
+}

@@ -25,10 +25,12 @@ from fastar_nodes.model_loaders.catalogue import hub
 from fastar_nodes.nodes import conditioning, editing, host, loaders, samplers
 from fastar_nodes.nodes.host.loaded import Loaded
 from fastar_nodes.reports import exchange
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import from_ids
 from graphs import WIDGETS, default
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
+from small_settings import small
 from torch_states import STATES, state_of_torch
 
 MODULES = [import_module(f"{nodes.__name__}.{module.name}") for module in pkgutil.iter_modules(nodes.__path__)]
@@ -123,7 +125,7 @@ def given_to_sampler(node: Any) -> dict[str, Any]:
     models = tiny.models(node)
     start = next(iter(models.values())).vae.encode(PICTURES)
     cache = samplers.LazyMARCache.execute(**valid_inputs(samplers.LazyMARCache, {"": {}})).result[0]
-    condition = tiny.a_prompt(images=1) if node is samplers.MuLoSDSampler else from_ids([1])
+    condition = tiny.a_prompt(images=1) if SAMPLERS[node.sampler].needs_up_sampler else from_ids([1])
     return {**models, "condition": condition, "latent_image": {"samples": start}, "mask": MASK, "cache": cache}
 
 
@@ -131,11 +133,12 @@ def valid_inputs(node: Any, given: dict[str, Any]) -> dict[str, Any]:
     """Inputs with which the node runs, widgets at small values."""
     about = node.define_schema()
     known = given.get(about.node_id, given[""])
-    small = SMALL | OF_NODE.get(about.node_id, {})
+    of_sampler = small(node.sampler) if about.node_id in tiny.NODES else {}
+    values = SMALL | of_sampler | OF_NODE.get(about.node_id, {})
     out = {}
     for i in about.inputs:
         if i.kind in WIDGETS:
-            out[i.id] = small.get(i.id, default(i))
+            out[i.id] = values.get(i.id, default(i))
         elif i.id in known:
             out[i.id] = known[i.id]
     if about.is_input_list:

@@ -37,14 +37,18 @@ def test_values_are_settings_of_the_accelerator(kind, demo, name):
     meant = presets.values(kind, name, demo)
     assert meant, "a preset that sets nothing"
     assert asdict(make(kind, meant)) | meant == asdict(make(kind, meant)), "changed when it was checked"
-    shared = {*knobs(MARSettings), *knobs(TokenSettings)}
-    steps = {"steps", "diffusion_steps", "diffusion_steps_end"}
-    allowed = set()
-    if issubclass(kind, GtRSettings) and name != "exact":
-        allowed = {*steps, "t_max"}
-    elif kind is LazyMARSettings and name == "fast":
-        allowed = {*steps, "order"}
-    assert set(meant) & shared == allowed, "guidance and, but for GtR's and LazyMAR's fast, steps are not the preset's"
+    allowed = presets.ALSO_SET.get(getattr(kind, "beside_caches", None) or kind, frozenset())
+    also = set(meant) & {*knobs(MARSettings), *knobs(TokenSettings)}
+    assert also <= allowed and not (also and name == "exact"), (
+        f"the preset {name} of {kind.__name__} sets {', '.join(also)}, which is the user's; leave it out, or name it "
+        "in ALSO_SET of runs/presets.py if it is what the method changes"
+    )
+
+
+@pytest.mark.parametrize("kind", presets.ALSO_SET)
+def test_what_presets_may_also_set_is_set_by_one(kind):
+    chosen = [presets.values(kind, name, demo) for name in ("balanced", "fast") for demo in (True, False)]
+    assert presets.ALSO_SET[kind] <= set().union(*chosen), "an exception that nothing needs"
 
 
 def test_gtrs_full_size_preset_is_the_papers():
