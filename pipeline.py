@@ -20,7 +20,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from PIL import Image
 from torch import Tensor, nn
 
@@ -29,7 +28,7 @@ from .memory import enough_memory
 from .model_loaders.files.wrappers import WEIGHTS
 from .model_loaders.janus.squares import squared
 from .model_loaders.kinds import DTYPES
-from .networks.autoencoder import KLModel, VQModel, expect_finite
+from .networks.autoencoder import KLModel, VQModel
 from .networks.bitdance import BlockModel
 from .networks.llama import TokenModel
 from .networks.mar import MARModel
@@ -41,7 +40,7 @@ from .runs.answers import AnswerSettings, answer, expect_reader
 from .runs.choice import Choice
 from .runs.conditions import ENCODER, ConditionBuilder, has_null_prompt
 from .runs.drawing import Drawing
-from .runs.images import AnyImage, batch_of, masks_given, one_for_each
+from .runs.images import AnyImage, batch_of, masks_given, one_for_each, scaled
 from .runs.loading import AUTO, PAR, Drafts, Ready, Source
 from .runs.presets import CUSTOM
 from .runs.presets import names as preset_names
@@ -551,20 +550,8 @@ class Pipeline:
         weight = next(net.parameters())
         height, width = grid or self._grid
         size = (height * net.config.stride, width * net.config.stride)
-        pixels = torch.tensor(batch).permute(0, 3, 1, 2).float() / 255
-        if pixels.shape[2:] != size:
-            pixels = F.interpolate(pixels, size, mode="bicubic", antialias=True).clamp(0, 1)
-        pixels = (pixels * 2 - 1).to(weight.device, weight.dtype)
-
-        if not self.ready.kind.codes:
-            # Of bits, the features before the sign tell whether they are finite.
-            latents, other = net.encode(pixels)
-            for made in (latents, other):
-                expect_finite(made, self.decoder.name, "features")
-            return latents.float()
-
-        features = expect_finite(net.features(pixels), self.decoder.name, "features")
-        return net.codes(features)
+        pixels = scaled(torch.tensor(batch).permute(0, 3, 1, 2).float() / 255, size)
+        return self.decoder.encode((pixels * 2 - 1).to(weight.device, weight.dtype))
 
     @property
     def _grid(self) -> tuple[int, int]:

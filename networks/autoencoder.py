@@ -14,7 +14,7 @@ import re
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -438,6 +438,8 @@ class KLModel:
     net: KLAutoencoder
     name: str
 
+    encoded: ClassVar[str] = "latents"  # what its encoder computes, for messages
+
     @in_own_state
     @torch.no_grad()
     def decode(self, latents: Tensor) -> Tensor:
@@ -452,6 +454,17 @@ class KLModel:
         with enough_memory(TOO_LITTLE_TO_DECODE):
             _expect_latents(latents, self.net.config.z_channels)
             return to_pixels(decode_in_chunks(self.net, latents), self.name)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Latents fp32 [B, channels, h, w] of images [B, 3, H, W] in -1..1, of the network's dtype and on its device.
+
+        Raises:
+            UserError: what the encoder computed is not finite.
+        """
+        latents, other = self.net.encode(x)
+        for made in (latents, other):
+            expect_finite(made, self.name, self.encoded)
+        return latents.float()
 
 
 class Codebook(nn.Module):
@@ -564,6 +577,14 @@ class VQModel:
         """
         with enough_memory(TOO_LITTLE_TO_DECODE):
             return to_pixels(decode_in_chunks(self.net, self._vectors(codes)), self.name)
+
+    def encode(self, x: Tensor) -> Tensor:
+        """Codes int64 [B, h, w] of images [B, 3, H, W] in -1..1, of the network's dtype and on its device.
+
+        Raises:
+            UserError: the features, which codes would hide, are not finite.
+        """
+        return self.net.codes(expect_finite(self.net.features(x), self.name, "features"))
 
     def _vectors(self, codes: Tensor) -> Tensor:
         """The code vectors of codes, and code vectors as they are; checked."""

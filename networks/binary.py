@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -211,3 +212,5 @@ class BinaryModel(KLModel):
     """A binary autoencoder and its display name; it is used as a KL autoencoder whose latents are bits."""
 
     net: BinaryAutoencoder  # type: ignore[assignment]
+
+    encoded: ClassVar[str] = "features"  # bits hide which of them are not finite

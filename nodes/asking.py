@@ -23,7 +23,8 @@ from ..samplers.tokens.draws import PairedDraws
 from . import host
 from .host.loaded import Loaded, ModelCache
 from .preview import Bar, drive
-from .running import READING, expect_loaded, placed_reader
+from .readers import READING, placed_reader
+from .running import expect_loaded
 from .schema import SEED, TOKEN_MODEL, checked_seed, expect_image, expect_text, output, schema, seed_widget, widgets
 
 _QUESTION = "Describe this image in one sentence."

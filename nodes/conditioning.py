@@ -41,7 +41,8 @@ from . import graph, host
 from .host.loaded import ModelCache, load_to_device
 from .loaders import PRECISION, allow_download, finder, listed, menu, usual
 from .preview import drive
-from .running import READING, expect_language_model, facts_of, numbers_sent
+from .readers import READING
+from .running import expect_language_model
 from .schema import (
     CODES,
     IMAGE_PROMPT,
@@ -63,6 +64,7 @@ from .schema import (
     validity,
     widgets,
 )
+from .sent import facts_of, numbers_sent
 from .sockets import MOST_IMAGES, LabelText
 
 NONE = "none"

@@ -10,24 +10,17 @@ A run takes three steps, in this order:
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, ClassVar, TypeAlias, TypeVar, cast
-from weakref import proxy
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from comfy_api.latest import io
 from torch import Tensor
 
-from ..errors import OfFastAR, UserError
+from ..errors import UserError
 from ..memory import enough_memory
-from ..model_loaders.janus.loader import load_janus_vision
-from ..model_loaders.kinds import choose_dtype
 from ..model_loaders.upscalers import enlarges_rgb, upscaler_name
-from ..networks.autoencoder import VQModel
-from ..networks.janus_vision import ImageReader
 from ..networks.tar import TarModel
 from ..networks.torch_state import in_own_state
 from ..reports.record import Report
@@ -35,14 +28,13 @@ from ..reports.summary import one_line
 from ..runs import registry
 from ..runs.baseline import no_gain
 from ..runs.batches import run_beginning
-from ..runs.choice import Choice, ModelFacts, choose
+from ..runs.choice import Choice, choose
 from ..runs.drawing import Drawing
-from ..runs.images import expect_usual_size, to_bytes
+from ..runs.images import to_bytes
 from ..runs.labels import labels_for
-from ..runs.loading import AUTO, PAR, dtype_name, expect_same_codes, read_images
+from ..runs.loading import PAR, expect_same_codes
 from ..runs.memory import DECODE, WEIGHTS
 from ..runs.registry import SAMPLERS, Entry, family_of
-from ..runs.shown import CHOSEN, PRESETS, UNKNOWN, WITHOUT_MODEL, Sent, Shown
 from ..samplers.conditioning import (
     AnyCondition,
     CodeCondition,
@@ -55,27 +47,24 @@ from ..samplers.conditioning import (
     expect_kind,
     expect_null_prompt,
 )
-from ..samplers.editing import Edit
 from ..samplers.mar.cspd import check_pair as check_drafting
-from ..samplers.mar.lazy import check as check_caches
-from ..samplers.mar.settings import CacheSettings
-from ..samplers.settings import Settings, in_words, is_removed, knobs, make, removed_from
+from ..samplers.settings import in_words, knobs
 from ..samplers.tokens.mulosd import check_grids, check_pair
 from ..samplers.tokens.mulosd.upsampling import UpSampling
-from ..samplers.tokens.prepare import features_of
 from . import graph, host
-from .host.loaded import TA_TOK, Loaded, ModelCache, load_to_device, to_device
+from .caches import checked_cache
+from .host.loaded import Loaded, to_device
+from .latents import BATCH_INDEX, asked, knows_places
 from .metadata import write_reports
 from .preview import Bar, drive
+from .readers import READING, edit_codes, read_codes, read_pictures
 from .schema import (
-    checked_preset,
     checked_seed,
     describe,
-    expect_latents,
-    expect_mask,
 )
-from .sockets import LabelText, expect_condition, expect_kind_on, expect_own, kind_on
-from .vae import BITS, KL, VQ, FastARVAE, kind_of, mark
+from .sent import facts_of
+from .sockets import LabelText, expect_condition, expect_kind_on, kind_on
+from .vae import BITS, KL, VQ, FastARVAE, mark
 
 # A sampler's generator.
 Steps: TypeAlias = Generator[Any, None, Any]
@@ -83,15 +72,6 @@ C = TypeVar("C", bound=AnyCondition)
 
 # Names of nodes in messages.
 CONDITIONS = "Class Label, Prompt, Image and Prompt, LlamaGen Prompt, Tar Prompt or Image to Codes"
-# If memory is insufficient to encode texts, images or codes.
-READING = (
-    "dtype: memory is insufficient for this model; choose int8, bf16 or fp16 where it is offered, or unload other "
-    "models."
-)
-
-# Upper estimate of the activations of a TA-Tok for the codes of one image, and of a Janus' tower for one image; images
-# are read one at a time.
-_READER_BYTES = 256 << 20
 # Pixels that pass through the decoder at once when a draft is enlarged.
 _PIXELS = 1 << 21
 
@@ -181,64 +161,6 @@ def baseline_choice(choice: Choice, loaded: Loaded[Any]) -> Choice:
     return Choice(plain, values=shared)
 
 
-def facts_of(loaded: Loaded[Any]) -> ModelFacts:
-    """What the settings of a run depend on."""
-    return ModelFacts.of(loaded.model, loaded.recommended)
-
-
-def numbers_sent(
-    node: Any, preset: Any, options: Sequence[str], values: Mapping[str, Any], hides_model: bool | None = None
-) -> Sent:
-    """The numbers of a node's settings as they arrived with a preset, and how they came into its graph.
-
-    Args:
-        node: the class that executes.
-        preset: as it arrived; None if it was left out.
-        options: of the preset widget.
-        values: the numbers that arrived.
-        hides_model: whether the editor could not see the model that arrives; None: as for a sampler.
-
-    Raises:
-        UserError: a preset that the node does not have.
-    """
-    if preset is None:
-        return Sent(options[0], values, named=False)
-
-    option = checked_preset(preset, options)
-    noted = graph.noted_preset(node) == option
-    hides_model = graph.hides_model(node) if hides_model is None else hides_model
-
-    origin = UNKNOWN
-    if graph.linked(node, values):
-        origin = CHOSEN
-    elif noted:
-        origin = WITHOUT_MODEL if hides_model else CHOSEN
-    return Sent(option, values, origin=origin)
-
-
-def take_removed(node: Any, kind: type[Settings], inputs: dict[str, Any]) -> dict[str, Any]:
-    """What a graph or a script still gives for settings that were removed from ``kind``, the node's settings.
-
-    ComfyUI passes no input that the schema lacks, but a script does: it is taken out of ``inputs``.
-    """
-    given = {name: inputs.pop(name, graph.typed(node, name)) for name in removed_from(kind)}
-    return {name: value for name, value in given.items() if value is not None}
-
-
-def expect_removed_to_hold(kind: type[Settings], removed: Mapping[str, Any], own: Mapping[str, Any]) -> None:
-    """Check the values that a graph still holds for settings that were removed from ``kind``.
-
-    Args:
-        own: what the model decides, by name.
-
-    Raises:
-        UserError: a value is not the one that holds now.
-    """
-    for name, value in removed.items():
-        if name not in own or value != own[name]:
-            is_removed(kind, name, value)
-
-
 def expect_suited_settings(choice: Choice, loaded: Loaded[Any]) -> None:
     """Check the settings of a choice against a model, where it runs later."""
     choice.entry.check(loaded.model, choice.settings(facts_of(loaded)))
@@ -324,29 +246,6 @@ class Sockets:
 
 
 @dataclass(frozen=True)
-class CachePlan(OfFastAR):
-    """Value of a cache socket: the preset of LazyMAR Cache and its values, which depend on the sampled model."""
-
-    kind: ClassVar[str] = "cache"
-    fastar_version: ClassVar[int] = 1  # of its description in docs/sockets.md
-    preset: str
-    values: Mapping[str, Any]
-    preset_given: bool = False  # whether a prompt named the preset
-    origin: str = UNKNOWN  # of the values, as in Sent
-    removed: Mapping[str, Any] = field(default_factory=dict)  # see :func:`take_removed`
-
-    def __str__(self) -> str:
-        """For people: what core's Preview as Text shows."""
-        return f"LazyMAR's caches, preset {self.preset}: {in_words(CacheSettings, self.values) or 'its own settings'}."
-
-    def settings(self, loaded: Loaded[Any], steps: int) -> tuple[Any, str]:
-        """The settings for a model and a number of AR steps, and what its sampler says of them."""
-        sent = Sent(self.preset, self.values, self.preset_given, self.origin)
-        made, said = Shown(CacheSettings, PRESETS, facts_of(loaded), steps).settings_sent(sent)
-        return made, f"LazyMAR Cache: {said}" if said else ""
-
-
-@dataclass(frozen=True)
 class Room:
     """What a run needs on the device."""
 
@@ -396,7 +295,7 @@ class Run:
         Returns its steps, and the decoder of previews if there are any.
         """
         drawing = self.drawing
-        condition = _read_pictures(_read_codes(drawing.condition, self.loaded), self.loaded)
+        condition = read_pictures(read_codes(drawing.condition, self.loaded), self.loaded)
 
         def place() -> FastARVAE | None:
             return to_device(self.loaded, room.memory, room.latents, room.others)
@@ -404,7 +303,7 @@ class Run:
         vae = place()
         edit = drawing.edit
         if edit is not None and drawing.family.codes:
-            edit = _edit_codes(edit, self.loaded.vae)
+            edit = edit_codes(edit, self.loaded.vae)
 
         up_sampler = self._up_sampling(place) if self.enlarges else None
         return replace(drawing, condition=condition, edit=edit, up_sampler=up_sampler).steps(), vae
@@ -435,13 +334,7 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
 
     # 2. The condition, and the part of an image to draw again.
     whole = as_condition(sockets.condition, model)
-    if _is_size(sockets):
-        _expect_size(sockets.latent_image, loaded, settings)
-        given = None
-    else:
-        given = _checked_edit(sockets, family.decoder)
-    condition, edit, numbers = _in_batch(whole, given, sockets.latent_image)
-    numbers = _from_first(numbers, sockets)
+    condition, edit, numbers = asked(whole, sockets.latent_image, sockets.mask, sockets.first_image, loaded, settings)
     drawing = Drawing(entry, model, settings, condition, seed, numbers, edit)
     drawing.check(host.devices.get_compute_device(), "condition")
 
@@ -452,7 +345,7 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
         _DRAFTS[family.decoder](loaded, draft, entry.title)
     if sockets.cache is not None and not entry.caches:
         raise UserError(f"cache: {entry.title} does not take LazyMAR's caches; disconnect LazyMAR Cache.")
-    cache = _checked_cache(sockets.cache, loaded, settings)
+    cache = checked_cache(sockets.cache, loaded, settings)
 
     upscale_model = sockets.upscale_model
     if upscale_model is not None and not enlarges_rgb(upscale_model):
@@ -484,196 +377,6 @@ _DRAFTS: dict[str, Callable[[Loaded[Any], Loaded[Any], str], None]] = {
     KL: lambda loaded, draft, title: check_drafting(draft.model, loaded.model),
     VQ: _check_token_draft,
 }
-
-
-def expect_cache(value: Any) -> CachePlan:
-    """Check the value of a cache socket, with its settings.
-
-    Raises:
-        UserError: another value, or a setting that does not exist or is outside its range.
-    """
-    plan = expect_own(value, CachePlan, "cache", "LazyMAR Cache")
-    with _blamed_on_cache():
-        make(CacheSettings, plan.values)
-    return plan
-
-
-def _checked_cache(value: Any, loaded: Loaded[Any], settings: Any) -> CacheSettings | None:
-    """The settings of LazyMAR's caches for a model; None if the cache socket is not connected."""
-    if value is None:
-        return None
-
-    plan = expect_cache(value)
-    with _blamed_on_cache(knobs(settings)):
-        caches, _ = plan.settings(loaded, settings.steps)
-        expect_removed_to_hold(CacheSettings, plan.removed, registry.own_values_of(loaded.model, settings))
-        check_caches(loaded.model, settings, caches)
-    return caches
-
-
-@contextmanager
-def _blamed_on_cache(own: Collection[str] = ()) -> Iterator[None]:
-    """Name the socket in an error about a setting of the caches, which is on another node. ``own``: settings of the
-    sampler, which is on this one.
-    """
-    try:
-        yield
-    except UserError as problem:
-        field, _, _ = str(problem).partition(":")
-        if field in own:
-            raise
-        raise UserError(
-            f"cache: its settings do not fit ({str(problem).rstrip('.')}); change them on the node that made it."
-        ) from None
-
-
-def _checked_edit(sockets: Sockets, kind: str) -> Edit | None:
-    """The edit of the sockets ``latent_image`` and ``mask``, None if both are unconnected.
-
-    ``kind`` is that of the latents, see ``vae``.
-    """
-    latent = sockets.latent_image
-    mask = sockets.mask
-    if latent is None and mask is None:
-        return None
-
-    if latent is None:
-        raise UserError(
-            "latent_image: there is a mask but no image to inpaint; connect the output of VAE Encode, or disconnect "
-            "mask."
-        )
-    if not isinstance(latent, dict) or "samples" not in latent:
-        raise UserError(f"latent_image: it got {describe(latent)}; connect the output of VAE Encode.")
-    if kind_of(latent["samples"]) not in ("", kind):
-        raise UserError(
-            "latent_image: it is of another family, which has other latents; connect VAE Encode with the vae of the "
-            "model's loader."
-        )
-
-    if mask is None:
-        mask = latent.get("noise_mask")
-    if mask is None:
-        raise UserError("mask: inpainting needs a mask; connect one, or disconnect latent_image.")
-
-    with enough_memory("mask: memory is insufficient for this image and its mask; connect smaller ones."):
-        start = expect_latents(latent["samples"], "latent_image")
-        expect_usual_size(start, "latent_image")
-        return Edit(start, expect_mask(mask, "mask"))
-
-
-# Where core's empty latents note their pixels per position; those of older nodes have 8.
-PIXELS_PER_LATENT = "downscale_ratio_spacial"
-_USUAL_PIXELS = 8
-
-
-def _is_size(sockets: Sockets) -> bool:
-    """Whether ``latent_image`` is no image but a size, as Empty Latent Image makes it: zeros, without a mask here or on
-    the latent. Core's samplers take zeros for an empty latent too.
-    """
-    latent = sockets.latent_image
-    if sockets.mask is not None or not isinstance(latent, dict) or "samples" not in latent:
-        return False
-    if latent.get("noise_mask") is not None:
-        return False
-
-    with enough_memory("latent_image: memory is insufficient to read it; connect a smaller one."):
-        return not bool(expect_latents(latent["samples"], "latent_image").any())
-
-
-def _expect_size(latent: Mapping[str, Any], loaded: Loaded[Any], settings: Any) -> None:
-    """Check that an empty latent has the size of the images that a run draws: decoded, as VAE Encode reads them, or, if
-    it does not say its pixels, in positions of the model's own latents.
-    """
-    vae = loaded.vae
-    rows, columns = latent["samples"].shape[-2:]
-    height, width = family_of(loaded.model).latents(loaded.model, settings)
-    if PIXELS_PER_LATENT not in latent and (rows, columns) == (height, width):
-        return
-
-    pixels = latent.get(PIXELS_PER_LATENT, _USUAL_PIXELS)
-    asked = (rows * pixels, columns * pixels)
-    if any(asked == (height * ratio, width * ratio) for ratio in (vae.upscale_ratio, vae.downscale_ratio)):
-        return
-
-    drawn = f"{width * vae.upscale_ratio} x {height * vae.upscale_ratio}"
-    remedy = "set this size there"
-    if asked in vae.sizes:  # a model of several sizes, one of which the sampler sets
-        remedy = f"set width to {asked[1]} and height to {asked[0]}"
-    raise UserError(
-        f"latent_image: it is empty and asks for an image of {asked[1]} x {asked[0]} pixels, and {loaded.model.name} "
-        f"draws {drawn} here; {remedy}, or disconnect latent_image."
-    )
-
-
-# Where core's nodes note which images of a batch a part of it is: Rebatch Latents, Latent From Batch.
-BATCH_INDEX = "batch_index"
-
-
-def _in_batch(condition: C, edit: Edit | None, latent: Any) -> tuple[C, Edit | None, Sequence[int]]:
-    """The condition and the edit of the images to draw, and the numbers that their noise depends on.
-
-    A single entry of a condition is for all images of the latent, as in core.
-
-    A latent that is part of a batch says which of its images it holds: each is drawn as in the whole batch. Its number
-    is its place there. Of a condition or a mask with more entries than the latent, it gets the entry of that place; of
-    as many entries, they belong to the latent's images in their order.
-    """
-    if latent is None:
-        return condition, edit, range(len(condition))
-
-    count = len(latent["samples"])
-    if len(condition) == 1:
-        condition = cast(C, condition.of([0] * count))
-    images = len(condition)
-    if edit is None and images != count and (images < count or count > 1 and BATCH_INDEX not in latent):
-        raise UserError(
-            f"latent_image: its batch_size asks for {count} images, and the condition for {images}; set it to 1, or to "
-            "as many."
-        )
-    if BATCH_INDEX not in latent:
-        return condition, edit, range(images)
-
-    places = _places(latent[BATCH_INDEX], count)
-    if images > count:
-        if max(places) >= images:
-            raise UserError(
-                f"condition: it asks for {images} images, and latent_image holds image {max(places) + 1} of a "
-                f"batch; ask for {count} images, or for as many as the whole batch has."
-            )
-        condition = cast(C, condition.of(places))
-
-    if edit is not None and len(edit.mask) > count and max(places) < len(edit.mask):
-        edit = replace(edit, mask=edit.mask[places])
-    return condition, edit, places
-
-
-def _from_first(numbers: Sequence[int], sockets: Sockets) -> Sequence[int]:
-    """The numbers of the images, the first of which is that of the node's widget."""
-    first = sockets.first_image
-    if first and _knows_places(sockets):
-        raise UserError("first_image: latent_image already says which images of a batch it holds; set it to 0.")
-
-    return [first + number for number in numbers]
-
-
-def _knows_places(sockets: Sockets) -> bool:
-    """Whether the latent on a socket says which images of a batch it holds."""
-    return isinstance(sockets.latent_image, Mapping) and BATCH_INDEX in sockets.latent_image
-
-
-def _places(value: Any, count: int) -> list[int]:
-    """The places of ``count`` latents in their batch, checked: another pack may have made them."""
-    try:
-        places = [operator.index(place) for place in value]
-    except TypeError:
-        places = []
-
-    if len(places) != count or min(places) < 0:
-        raise UserError(
-            f"latent_image: its batch_index is not a place from 0 for each of its {count} latents; make it again, for "
-            "example with Latent From Batch."
-        )
-    return places
 
 
 # ------------------------------------------------------------------------------------------------ 3. run
@@ -712,7 +415,7 @@ def run(
         report.memory[DECODE] = int(loaded.vae.memory_used_decode(samples.shape, loaded.vae.vae_dtype))
 
     latent: dict[str, Any] = {"samples": samples}
-    if sockets.first_image or _knows_places(sockets):
+    if sockets.first_image or knows_places(sockets.latent_image):
         latent[BATCH_INDEX] = list(checked.drawing.numbers)
     return io.NodeOutput(latent, report)
 
@@ -744,70 +447,6 @@ def warm_up(loaded: Loaded[Any], condition: Any) -> None:
 
     steps, _, _ = start(plain.entry, loaded, settings, 0, Sockets(condition))
     run_beginning(steps)
-
-
-def _edit_codes(edit: Edit, vae: FastARVAE) -> Edit:
-    """The edit with codes in the place of latents."""
-    net = vae.tokenizer.net
-    codebook = net.quantize.embedding.weight
-    _, channels = codebook.shape
-
-    latents = edit.start
-    if latents.shape[1] != channels:
-        raise UserError(
-            f"latent_image: it has the shape {list(latents.shape)}, and the model has latents of {channels} channels; "
-            "connect VAE Encode with the vae of the same loader."
-        )
-
-    codes = net.codes(latents.to(codebook.device))
-    return Edit(codes.cpu(), edit.mask.cpu())
-
-
-def _read_codes(condition: AnyCondition, loaded: Loaded[Any]) -> AnyCondition:
-    """Turn semantic codes into features with the model's TA-Tok, which is on the device only for that."""
-    if not isinstance(condition, CodeCondition) or TA_TOK not in loaded.parts:
-        return condition
-
-    reader = loaded.parts[TA_TOK]
-    load_to_device(reader, _READER_BYTES)
-    with enough_memory(READING):
-        made = features_of(condition, reader.model)
-
-    device = host.devices.get_compute_device()
-    return FeatureCondition(tuple(rows.to(device) for rows in made.features), made.names)
-
-
-_image_reader = ModelCache(host.devices.get_compute_device, host.devices.get_offload_device)
-
-
-def placed_reader(loaded: Loaded[Any]) -> ImageReader:
-    """What reads images for a Janus, on the device with the VQ tokenizer of the same loader."""
-    vae = loaded.vae
-    path = loaded.model.vision_file
-
-    def load() -> Any:
-        operations = host.operations.suited(host.devices.get_compute_device())
-        more: dict[str, Any] = {} if operations is None else {"operations": operations}
-        dtype = dtype_name(choose_dtype(AUTO, host.devices.get_compute_device(), "janus"))
-        # The cached reader must not keep the tokenizer of a loader that is gone.
-        tokenizer = cast(VQModel, proxy(vae.tokenizer))
-        return load_janus_vision(path, tokenizer, dtype, host.devices.get_offload_device(), **more)
-
-    reader = _image_reader.get(path, load)
-    side = reader.model.side
-    memory = _READER_BYTES + vae.memory_used_encode((1, 3, side, side), vae.vae_dtype)
-    host.memory.load_weights([reader.patcher, vae.patcher], memory)
-    # The same file may have been loaded again, with another tokenizer.
-    return replace(reader.model, vq=vae.tokenizer)
-
-
-def _read_pictures(condition: AnyCondition, loaded: Loaded[Any]) -> AnyCondition:
-    """Read the images of a condition with what a Janus has for that; it is on the device only for that."""
-    if not isinstance(condition, ImagePromptCondition):
-        return condition
-
-    with enough_memory(READING):
-        return read_images(condition, placed_reader(loaded))
 
 
 # ------------------------------------------------------------------------------------------------ reports

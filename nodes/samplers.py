@@ -18,20 +18,8 @@ from ..runs.shown import PLAIN, PRESETS, RECOMMENDED, Shown
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.settings import in_words, knobs, make
 from . import graph
-from .running import (
-    CachePlan,
-    ModelFirst,
-    Sockets,
-    expect_cache,
-    expect_loaded,
-    expect_removed_to_hold,
-    facts_of,
-    numbers_sent,
-    reported,
-    run,
-    take_removed,
-    texts_of,
-)
+from .caches import CachePlan, expect_cache
+from .running import ModelFirst, Sockets, expect_loaded, reported, run, texts_of
 from .schema import (
     BLOCK_MODEL,
     CACHE,
@@ -49,6 +37,7 @@ from .schema import (
     seed_widget,
     setting_widgets,
 )
+from .sent import expect_removed_to_hold, facts_of, numbers_sent, take_removed
 from .vae import BITS, KL, VQ
 
 

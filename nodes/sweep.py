@@ -44,11 +44,11 @@ from .running import (
     expect_pair,
     expect_runnable,
     expect_suited_settings,
-    facts_of,
     runnable,
     warm_up,
 )
 from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED_LIMIT, expect_text, output, schema, widgets
+from .sent import facts_of
 from .sockets import LabelText, expect_condition
 
 NONE = "none"

@@ -20,12 +20,12 @@ from ..networks.autoencoder import (
     STATED_GROUPS,
     USUAL_GROUPS,
     KLAutoencoder,
+    KLModel,
     LatentAutoencoder,
     VQAutoencoder,
     VQModel,
-    expect_finite,
 )
-from ..networks.binary import BinaryAutoencoder, to_bits
+from ..networks.binary import BinaryAutoencoder, BinaryModel
 from ..networks.precision import is_finite
 from ..networks.torch_state import in_own_state
 from ..runs.images import expect_usual_size, scaled, to_rgb
@@ -332,18 +332,10 @@ class FastARVAE(host.images.VAE):
     def _encode(self, pixels: Tensor) -> Tensor:
         x = self.process_input(pixels.to(self.device, self.vae_dtype))
         if self.kind == VQ:
-            # Codes hide features that are not finite.
-            tokenizer = self.tokenizer.net
-            features = expect_finite(tokenizer.features(x), self.name, "features")
-            return tokenizer.vectors(tokenizer.codes(features)).float()
+            return self.vectors(self.tokenizer.encode(x)).float()
 
-        if self.kind == BITS:
-            # So do bits.
-            _, features = self.first_stage_model.encode(x)
-            return to_bits(expect_finite(features.float(), self.name, "features"))
-
-        latents = self.first_stage_model.encode(x)[0]
-        return expect_finite(latents.float(), self.name, "latents")
+        model = BinaryModel if self.kind == BITS else KLModel
+        return model(cast(Any, self.first_stage_model), self.name).encode(x)
 
     def size_for(self, pixels: Tensor) -> tuple[int, int]:
         """Height and width to which images [B, 3, H, W] are scaled: their own if it is one of the model's sizes, that

@@ -11,7 +11,8 @@ import tiny
 import torch
 from fake_comfy import Progress
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import compare, host, running, samplers
+from fastar_nodes.nodes import compare, host, samplers
+from fastar_nodes.nodes import readers as node_readers
 from fastar_nodes.nodes.host.loaded import Loaded
 from fastar_nodes.runs import loading
 from fastar_nodes.samplers.conditioning import from_ids
@@ -107,9 +108,9 @@ def test_pictures_codes_and_sheets(readers, monkeypatch):  # noqa: F811
 
 def test_codes_are_read_and_weights_placed(monkeypatch):
     loaded, condition = tiny.a_drawer(), tiny.a_prompt(images=1)
-    monkeypatch.setattr(running, "features_of", full)
+    monkeypatch.setattr(node_readers, "features_of", full)
     with pytest.raises(UserError, match="^dtype: memory is insufficient"):
-        running._read_codes(condition, loaded)
+        node_readers.read_codes(condition, loaded)
     monkeypatch.setitem(loading._LOADERS, "mar", full)
     with pytest.raises(UserError, match="^dtype: memory is insufficient to load"):
         loading.load("mar", "demo", loading.Source(lambda *a: Path("x"), torch.device("cpu"), "fp32"))

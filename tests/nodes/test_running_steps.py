@@ -14,7 +14,7 @@ from fake_comfy import Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.lab.training.initialise import initialise_mar
 from fastar_nodes.networks.mar import MAR, MARConfig, MARModel
-from fastar_nodes.nodes import graph, host, running, samplers
+from fastar_nodes.nodes import caches, graph, host, readers, running, samplers, sent
 from fastar_nodes.nodes.host.loaded import Loaded, ModelCache, load_to_device, to_device
 from fastar_nodes.nodes.running import Sockets
 from fastar_nodes.nodes.schema import (
@@ -98,7 +98,7 @@ def test_features_take_as_many_rows_as_their_codes():
     """The memory is estimated before the codes are read."""
     loaded = a_drawer()
     codes = a_prompt(images=2)
-    read = running._read_codes(codes, loaded)
+    read = readers.read_codes(codes, loaded)
     assert [len(rows) for rows in read.features] == [len(own) for own in codes.codes]
     ((patchers, about),) = [call for call in fake_comfy.state.loaded if call[0] == [loaded.parts["ta_tok"].patcher]]
     assert about["memory_required"] == 256 * 1024 * 1024
@@ -160,7 +160,7 @@ def test_a_cache_that_does_not_suit_is_refused_before_anything_is_loaded():
         "speculation: ": {},
         "cache: its settings do not fit .refresh_period: ": {"refresh_period": 0},
     }.items():
-        cache = running.CachePlan("custom", values)
+        cache = caches.CachePlan("custom", values)
         with pytest.raises(UserError, match=f"^{told}"):
             running.run(SAMPLERS["mar"], a_mar(), made, 3, Sockets(LABELS, cache=cache))
     assert not fake_comfy.state.loaded
@@ -192,7 +192,7 @@ def test_a_cache_is_drawn_with_or_refused_by_every_sampler(name):
     ids = [part.id for part in node.define_schema().inputs]
     assert ("cache" in ids) == bool(entry.caches)
     if entry.caches:
-        _, report = tiny.sample(node, cache=running.CachePlan("custom", {}))
+        _, report = tiny.sample(node, cache=caches.CachePlan("custom", {}))
         assert report.sampler == ("lazymar" if name == "mar" else f"{name}+lazymar")
 
 
@@ -507,7 +507,7 @@ def test_choices_that_do_not_run():
 def test_settings_of_a_preset_depend_on_the_demo_and_the_width():
     found = []
     for loaded in (a_mar(label_set="picture-book", file={"cfg": 2.0}), a_mar(), a_gpt(label_set="picture-book")):
-        facts = running.facts_of(loaded)
+        facts = sent.facts_of(loaded)
         found.append((facts.recommended, facts.demo, facts.width))
     assert found == [({"cfg": 2.0}, True, 16), ({}, False, 16), ({}, True, 0)]
 
@@ -520,7 +520,7 @@ def test_a_cache_is_planned_for_the_model_and_its_steps(monkeypatch):
         return CacheSettings()
 
     monkeypatch.setattr(presets, "combine", combine)
-    plan = running.CachePlan("fast", {"start_step": 1})
+    plan = caches.CachePlan("fast", {"start_step": 1})
     checked("mar", a_mar(label_set="picture-book"), FEW, cache=plan, condition=running.LabelText("cat", 1))
     assert asked == [("fast", {"start_step": 1}, True, 16, 2)]
 

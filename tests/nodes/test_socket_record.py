@@ -22,7 +22,7 @@ if __name__ == "__main__":
     fake_comfy.install()
 
 from fastar_nodes.lab.docs import figures
-from fastar_nodes.nodes import compare, editing, host, running, sockets
+from fastar_nodes.nodes import caches, compare, editing, host, sockets
 from fastar_nodes.nodes.sockets import VALUES, Attribute, Kind
 from fastar_nodes.samplers import conditioning
 
@@ -41,7 +41,7 @@ CLASSES = [
     conditioning.FeatureCondition,
     host.loaded.Loaded,
     compare.Report,
-    running.CachePlan,
+    caches.CachePlan,
     editing.Cropped,
 ]
 
@@ -163,7 +163,7 @@ def test_every_kind_is_that_of_a_class_with_its_version_and_attributes():
         for one in about.attributes:
             first = one.name.partition(".")[0]
             assert first in own or hasattr(cls, first), f"{cls}: {one.name}"
-            if one.name not in own or cls in (host.loaded.Loaded, running.CachePlan):
+            if one.name not in own or cls in (host.loaded.Loaded, caches.CachePlan):
                 continue
             field = own[one.name]
             assert one.needed == (field.default is MISSING and field.default_factory is MISSING), f"{cls}: {one.name}"

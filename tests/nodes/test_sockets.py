@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.nodes import compare, conditioning, editing, running, samplers, sockets, timelapse
+from fastar_nodes.nodes import caches, compare, conditioning, editing, samplers, sockets, timelapse
 from fastar_nodes.nodes import sample as sample_for_others
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import (
@@ -378,8 +378,8 @@ def test_tars_language_model_of_a_second_import_writes_the_same_codes(copy):
 def test_caches_and_reports_of_a_second_import_are_taken(copy):
     model = a_mar()
     values = {"refresh_period": 3, "start_step": 1}
-    _, ours = sample(samplers.MARSampler, steps=8, model=model, cache=running.CachePlan("custom", values))
-    plan = copy("nodes.running").CachePlan("custom", values)
+    _, ours = sample(samplers.MARSampler, steps=8, model=model, cache=caches.CachePlan("custom", values))
+    plan = copy("nodes.caches").CachePlan("custom", values)
     _, theirs = sample(samplers.MARSampler, steps=8, model=model, cache=plan)
     assert theirs.sampler == "lazymar" and theirs.settings["refresh_period"] == 3 and theirs.counts == ours.counts
 

@@ -3,7 +3,7 @@
 import fake_comfy  # noqa: F401  before the nodes
 import pytest
 import torch
-from fastar_nodes.nodes import conditioning, loaders, running, samplers
+from fastar_nodes.nodes import caches, conditioning, loaders, samplers
 from fastar_nodes.samplers.conditioning import CodeCondition, FeatureCondition, PromptCondition, TextCondition, from_ids
 from tiny import a_drawer, a_gpt, a_mar, a_prompt, dropped
 
@@ -45,7 +45,7 @@ VALUES = {
         lambda: samplers.LazyMARCache.execute(**dropped(samplers.LazyMARCache, preset="fast")).result[0],
         "LazyMAR's caches, preset fast: ",
     ),
-    "caches without numbers": (lambda: running.CachePlan("exact", {}), "LazyMAR's caches, preset exact: its own "),
+    "caches without numbers": (lambda: caches.CachePlan("exact", {}), "LazyMAR's caches, preset exact: its own "),
 }
 
 

@@ -1,0 +1,95 @@
+"""What a model reads of codes, images and latents, with networks that are on the device only for that."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, cast
+from weakref import proxy
+
+from ..errors import UserError
+from ..memory import enough_memory
+from ..model_loaders.janus.loader import load_janus_vision
+from ..model_loaders.kinds import choose_dtype
+from ..networks.autoencoder import VQModel
+from ..networks.janus_vision import ImageReader
+from ..runs.loading import AUTO, dtype_name, read_images
+from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition, ImagePromptCondition
+from ..samplers.editing import Edit
+from ..samplers.tokens.prepare import features_of
+from . import host
+from .host.loaded import TA_TOK, Loaded, ModelCache, load_to_device
+from .vae import FastARVAE
+
+# If memory is insufficient to encode texts, images or codes.
+READING = (
+    "dtype: memory is insufficient for this model; choose int8, bf16 or fp16 where it is offered, or unload other "
+    "models."
+)
+
+# Upper estimate of the activations of a TA-Tok for the codes of one image, and of a Janus' tower for one image; images
+# are read one at a time.
+_READER_BYTES = 256 << 20
+
+
+def edit_codes(edit: Edit, vae: FastARVAE) -> Edit:
+    """The edit with codes in the place of latents."""
+    net = vae.tokenizer.net
+    codebook = net.quantize.embedding.weight
+    _, channels = codebook.shape
+
+    latents = edit.start
+    if latents.shape[1] != channels:
+        raise UserError(
+            f"latent_image: it has the shape {list(latents.shape)}, and the model has latents of {channels} channels; "
+            "connect VAE Encode with the vae of the same loader."
+        )
+
+    codes = net.codes(latents.to(codebook.device))
+    return Edit(codes.cpu(), edit.mask.cpu())
+
+
+def read_codes(condition: AnyCondition, loaded: Loaded[Any]) -> AnyCondition:
+    """Turn semantic codes into features with the model's TA-Tok, which is on the device only for that."""
+    if not isinstance(condition, CodeCondition) or TA_TOK not in loaded.parts:
+        return condition
+
+    reader = loaded.parts[TA_TOK]
+    load_to_device(reader, _READER_BYTES)
+    with enough_memory(READING):
+        made = features_of(condition, reader.model)
+
+    device = host.devices.get_compute_device()
+    return FeatureCondition(tuple(rows.to(device) for rows in made.features), made.names)
+
+
+_image_reader = ModelCache(host.devices.get_compute_device, host.devices.get_offload_device)
+
+
+def placed_reader(loaded: Loaded[Any]) -> ImageReader:
+    """What reads images for a Janus, on the device with the VQ tokenizer of the same loader."""
+    vae = loaded.vae
+    path = loaded.model.vision_file
+
+    def load() -> Any:
+        operations = host.operations.suited(host.devices.get_compute_device())
+        more: dict[str, Any] = {} if operations is None else {"operations": operations}
+        dtype = dtype_name(choose_dtype(AUTO, host.devices.get_compute_device(), "janus"))
+        # The cached reader must not keep the tokenizer of a loader that is gone.
+        tokenizer = cast(VQModel, proxy(vae.tokenizer))
+        return load_janus_vision(path, tokenizer, dtype, host.devices.get_offload_device(), **more)
+
+    reader = _image_reader.get(path, load)
+    side = reader.model.side
+    memory = _READER_BYTES + vae.memory_used_encode((1, 3, side, side), vae.vae_dtype)
+    host.memory.load_weights([reader.patcher, vae.patcher], memory)
+    # The same file may have been loaded again, with another tokenizer.
+    return replace(reader.model, vq=vae.tokenizer)
+
+
+def read_pictures(condition: AnyCondition, loaded: Loaded[Any]) -> AnyCondition:
+    """Read the images of a condition with what a Janus has for that; it is on the device only for that."""
+    if not isinstance(condition, ImagePromptCondition):
+        return condition
+
+    with enough_memory(READING):
+        return read_images(condition, placed_reader(loaded))
