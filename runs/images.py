@@ -312,6 +312,9 @@ def to_bytes(images: Tensor) -> np.ndarray:
 
 def scaled(images: Tensor, size: tuple[int, int]) -> Tensor:
     """Images [B, C, H, W] in 0..1 at another size (height, width), bicubic."""
-    if images.shape[2:] == size:
-        return images
-    return F.interpolate(images.float(), size, mode="bicubic", antialias=True).clamp(0, 1)
+    return images if images.shape[2:] == size else resized(images.float(), size).clamp(0, 1)
+
+
+def resized(values: Tensor, size: tuple[int, int]) -> Tensor:
+    """Values [B, C, H, W] at another size (height, width), bicubic: beside an edge they exceed those around it."""
+    return values if values.shape[2:] == size else F.interpolate(values, size, mode="bicubic", antialias=True)

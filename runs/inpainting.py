@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..samplers.editing import LEAST_MASKED
-from .images import scaled
+from .images import resized
 
 # Side of a crop in sides of the mask's bounding box: enough to see what is around it, and little enough that a model
 # which draws its subject as large as in a whole image draws it within the mask.
@@ -103,7 +103,7 @@ def put_back(
         inpainted = matched(inpainted, below, area)
 
     weight = faded(area, min(feather, _margin(mask, crop)))[:, None]
-    change = weight * (scaled(inpainted, size).clamp(0, 1) - below)
+    change = weight * (resized(inpainted, size).clamp(0, 1) - below)
 
     image = original.expand(len(change), -1, -1, -1).clone()
     crop.of(image).add_(change)
@@ -150,13 +150,13 @@ def matched(inpainted: Tensor, original: Tensor, mask: Tensor) -> Tensor:
     longest = max(inpainted.shape[2:])
     shrunk = min(1.0, MATCHED_SIDE / longest)
     size = (max(1, round(inpainted.shape[2] * shrunk)), max(1, round(inpainted.shape[3] * shrunk)))
-    drawn, around = scaled(inpainted, size), scaled(original, size)
+    drawn, around = resized(inpainted, size), resized(original, size)
     painted = fitted(mask, size) >= LEAST_MASKED
 
     images = max(len(drawn), len(around), len(painted))
     parts = [part.expand(images, *part.shape[1:]) for part in (drawn, around, painted)]
     shifts = torch.stack([colour_shift(*one) for one in zip(*parts, strict=True)])
-    return inpainted + scaled(shifts, (inpainted.shape[2], inpainted.shape[3]))
+    return inpainted + resized(shifts, (inpainted.shape[2], inpainted.shape[3]))
 
 
 def colour_shift(drawn: Tensor, around: Tensor, painted: Tensor) -> Tensor:

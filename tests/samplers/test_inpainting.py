@@ -6,6 +6,7 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.runs import inpainting
+from fastar_nodes.runs.images import resized, scaled
 from fastar_nodes.runs.inpainting import Crop
 
 
@@ -199,3 +200,18 @@ def test_before_mask_and_after_are_in_one_image(height, width, shape):
     top, left = ((shape[0] - height) // 2, 0) if width > 1.2 * height else (0, (shape[1] - width) // 2)
     middle = three[..., top : top + height, left : left + width]
     assert middle[:, :, 3, 5].any() and int((middle != 0).any(1).sum()) == 2
+
+
+def test_colours_beyond_black_and_white_survive_a_change_of_size():
+    """Of an image larger than those whose colours are compared: what the drawn area lacks is negative where it is too
+    bright, and a bicubic filter exceeds white beside an edge.
+    """
+    around = torch.full((1, 3, 2 * inpainting.MATCHED_SIDE, 2 * inpainting.MATCHED_SIDE), 0.25)
+    mask = torch.zeros(1, *around.shape[2:])
+    mask[:, 64:-64, 64:-64] = 1
+    drawn = torch.full_like(around, 0.75)
+    inside = inpainting.matched(drawn, around, mask)[..., 100:-100, 100:-100]
+    assert float(inside.max()) < 0.3
+
+    edge = torch.cat([torch.zeros(1, 1, 8, 8), torch.ones(1, 1, 8, 8)], 3)
+    assert float(resized(edge, (16, 32)).max()) > 1.01 and float(scaled(edge, (16, 32)).max()) == 1
