@@ -16,6 +16,8 @@ from fastar_nodes.model_loaders.bitdance.loader import load_binary, load_bitdanc
 from fastar_nodes.networks.autoencoder import KLAutoencoder
 from fastar_nodes.networks.binary import BinaryAutoencoder
 
+pytestmark = pytest.mark.slow
+
 
 def test_the_entropy_loss_by_hand():
     """Certain bits of two codes: no entropy of each, ln 2 of their mean. Undecided bits: 4 ln 2 of each and of all."""
@@ -60,7 +62,6 @@ def test_the_denoising_loss_by_hand():
     assert float(found) == pytest.approx(float((1 / (1 - t).clamp_min(0.05) ** 2).mean()), rel=1e-5)
 
 
-@pytest.mark.slow
 def test_both_trainings_resume_and_write_files_that_load(tmp_path, monkeypatch):
     monkeypatch.setattr(binary_recipe, "log_figures", lambda job, net: None)
     monkeypatch.setattr(binary_recipe, "BINARY_SCHEDULE", replace(binary_recipe.BINARY_SCHEDULE, batch=2))

@@ -19,6 +19,8 @@ from fastar_nodes.networks.autoencoder import KLAutoencoder, VQAutoencoder
 from fastar_nodes.networks.binary import BinaryAutoencoder
 from fastar_nodes.networks.enlarging import EnlargingConfig
 
+pytestmark = pytest.mark.slow
+
 KINDS: dict[str, Any] = {
     "kl": (KLAutoencoder, tiny.KL, load_kl),
     "vq": (VQAutoencoder, tiny.VQ, load_vq),
@@ -63,7 +65,6 @@ def test_the_part_is_all_that_a_file_gains(kind: str, tmp_path: Path) -> None:
     assert after.net.enlarge.paint.weight.abs().sum() > 0
 
 
-@pytest.mark.slow
 def test_training_brings_the_image_closer_to_the_large_rendering(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

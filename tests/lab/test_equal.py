@@ -3,8 +3,9 @@
 import pytest
 from fastar_nodes.model_loaders.catalogue import official
 
+pytestmark = pytest.mark.slow
 
-@pytest.mark.fast_cases(1)
+
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_windows_are_counted_against_the_first_value(lab, tiny_demo, dtype):
     """Windows of both dtypes draw the image of parallel 1, and an image alone is that of the batch."""
@@ -15,7 +16,6 @@ def test_windows_are_counted_against_the_first_value(lab, tiny_demo, dtype):
     assert [row[2:] for row in rows[2:]] == [["parallel 2", "3", "3", "100.0"], ["alone", "3", "3", "100.0"]]
 
 
-@pytest.mark.slow
 def test_the_codes_of_tars_language_model_are_counted_too(lab, tiny_demo):
     done = lab("equal --model demo-dtok --samplers tar --device cpu --images 2 --parallel 2,0 --alone")
     assert done.code == 0, done

@@ -16,6 +16,8 @@ from fastar_nodes.model_loaders.catalogue import hub
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+pytestmark = pytest.mark.slow
+
 LAZYMAR = Path(__file__).parents[2] / "lab" / "papers" / "lazymar.toml"
 SETTINGS = {"steps": 4, "diffusion_steps": 4, "lazymar.refresh_period": 3, "lazymar.start_step": 1}
 
@@ -79,7 +81,6 @@ def test_evaluate_refuses_to_count_with_other_files_or_none(drawn, lab, sentence
     assert "there is no file" in sentence(lab(line))
 
 
-@pytest.mark.slow
 def test_the_operations_stand_beside_lazymars(lab, sentence, tmp_path, monkeypatch):
     """Every row of the paper's tables that was run has a figure; where the model is not here, it is left out aloud."""
     (tmp_path / "models").mkdir()

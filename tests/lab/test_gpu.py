@@ -17,6 +17,8 @@ from fastar_nodes.model_loaders.catalogue import official
 from fastar_nodes.networks import speed
 from tiny_models import tiny_mar
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 CASE = Case("a case", "--random MAR-L")
 OURS = [part for part in PARTS if part.name not in ("transformers", "authors")]
@@ -25,7 +27,6 @@ OURS = [part for part in PARTS if part.name not in ("transformers", "authors")]
 # ------------------------------------------------------------------------------------------------ rehearsals
 
 
-@pytest.mark.slow
 def test_a_rehearsal_measures_every_part_once(lab, tmp_path):
     run = f"gpu --rehearse --speeds plain --seconds 1500 --out {tmp_path}/out"
     answer = lab(run, *(part.name for part in OURS))
@@ -55,7 +56,6 @@ def test_a_rehearsal_measures_every_part_once(lab, tmp_path):
     assert second["1"]["measured"]["launches, plain"] == first["1"]["measured"]["launches, plain"]
 
 
-@pytest.mark.slow
 def test_a_rehearsal_of_transformers(lab, tmp_path):
     pytest.importorskip("transformers")
     assert lab(f"gpu --rehearse --speeds plain --seconds 100 --out {tmp_path}/out transformers").code == 0

@@ -27,6 +27,8 @@ from fastar_nodes.model_loaders.llamagen import text
 from fastar_nodes.reports.work import expected_speedup
 from fastar_nodes.runs.loading import Source
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 NAMES = ("cspd", "fasthybrid", "gtr", "lazymar", "mulosd", "par")
 
@@ -71,7 +73,6 @@ def tiny(models, monkeypatch):
 OPTIONS = "--images 1 --batch 1 --threads 1 --dtype fp32 --device cpu"
 
 
-@pytest.mark.fast_cases("par")
 @pytest.mark.parametrize("name", NAMES)
 def test_every_cell_of_every_paper_runs(name, tiny, lab, tmp_path):
     tiny_papers.with_few_steps(path_of(name), tmp_path / "paper.json")
@@ -580,7 +581,6 @@ def test_models_that_read_text_need_prompts(tiny, lab, tmp_path):
     assert cells_of(answer.out)[-1][:2] == ["MuLo-SD", "1"]
 
 
-@pytest.mark.slow
 def test_every_sweep_of_a_paper_goes_to_ray(tiny, lab, tmp_path, monkeypatch):
     """A cluster is connected once, and gets every sweep with the folder of its own."""
     connected, asked = [], []

@@ -16,6 +16,8 @@ from fastar_nodes.samplers.tokens.par import PARSettings
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings
 from mar_flops import block_flops, plain_head_flops
 
+pytestmark = pytest.mark.slow
+
 ENTRIES = {entry.id: entry for entry in w.networks()}
 REMEDY = "make the table again: make figures ONLY=presets"
 
@@ -73,7 +75,6 @@ def test_drafts_are_accepted_with_the_share_that_is_asked(share, monkeypatch):
         assert n > 50 and abs(accepted - share * n) <= 5 * (share * (1 - share) * n) ** 0.5, report.sampler
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name, plain, lazy", [("mar-base", 15.49, 5.54), ("mar-large", 35.05, 12.52)])
 def test_lazymars_operations_are_the_papers(name, plain, lazy):
     """Table 1 of LazyMAR, TFLOP at 64 AR steps, with the paper's settings and the published head cache. The gain is
@@ -86,7 +87,6 @@ def test_lazymars_operations_are_the_papers(name, plain, lazy):
     assert ours / cached == pytest.approx(plain / lazy, rel=0.08)
 
 
-@pytest.mark.slow
 def test_mulosd_without_rejections_costs_its_draft_and_a_pass_of_the_target():
     """Their operations alone are in the table. Of a single pass attention is counted over all keys, not those before a
     row: 1,753 in place of 1,241 on average. The tokenizer is not counted.
@@ -163,7 +163,6 @@ def test_rows_that_the_page_lacks_are_named(monkeypatch):
 
 
 @pytest.mark.parametrize("name", AGAIN)
-@pytest.mark.fast_cases("par-xxl-4x", "par-3b-16x")
 def test_the_page_has_the_figures_of_the_command(name):
     found = w.written()[name]
     lines = w.lines_of(ENTRIES[name], [row["sampler"] for row in found])

@@ -12,10 +12,11 @@ from mar_reference import diffuse, full_z, schedule
 from PIL import Image
 from tiny_models import tiny_mar
 
+pytestmark = pytest.mark.slow
+
 TIMESTEPS = (0, 200, 400, 599, 799, 950)
 
 
-@pytest.mark.fast_cases(1)
 @pytest.mark.parametrize("after", [2, 0, 4])
 def test_undecided_tokens_are_decoded_at_once(after):
     """Token by token: those that plain MAR has decided, and all others by diffusion, of one look at them."""

@@ -7,6 +7,8 @@ from fastar_nodes.runs import presets
 from fastar_nodes.samplers.tokens.settings import MuLoSDSettings
 from islands_reference import plain_expansion, plain_islands, plain_waves
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_simulation_equals_plain_loops():
     rejected = rejections(8, 0.9, 0.5, 20)

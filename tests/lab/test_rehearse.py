@@ -22,6 +22,8 @@ from fastar_nodes.model_loaders.tar.loader import load_detokenizer, load_ta_tok,
 from fastar_nodes.networks.janus import PromptImages
 from fastar_nodes.networks.llama import cache_bytes
 
+pytestmark = pytest.mark.slow
+
 SHAPES = {"small.weight": (2, 3), "norm.weight": (5,), "large": (600, 1000)}
 
 
@@ -76,7 +78,6 @@ LOAD = {
 }
 
 
-@pytest.mark.fast_cases("kl16", "llamagen-b-256")
 @pytest.mark.parametrize("name", [name for name, entry in DOWNLOADS.items() if name not in APART])
 def test_the_official_names_load_as_the_published_network(tmp_path, name):
     """Of the file there is the header alone: the loader runs on the device "meta", where no weight is read."""
@@ -148,7 +149,6 @@ def test_the_files_of_a_14b_hold_the_published_network(name):
     assert f'"<|query_{part - 1}|>"' in rehearse.text_of(DOWNLOADS[name], "tokenizer.json")
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2.5-tokenizer", "kl16"])
 def test_an_entry_from_the_hub_to_its_first_evaluation(lab, name):
     answer = lab("rehearse", name)

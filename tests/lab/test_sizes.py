@@ -13,6 +13,8 @@ from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.noise import PairedNoise
 
+pytestmark = pytest.mark.slow
+
 CPU = torch.device("cpu")
 FEW = BlockSettings(diffusion_steps=2)
 

@@ -15,6 +15,8 @@ from fastar_nodes.lab.sweeps.measures import Means, evaluate, read_results
 from fastar_nodes.lab.sweeps.store import Store
 from fastar_nodes.lab.sweeps.sweep import export
 
+pytestmark = pytest.mark.slow
+
 budget = pytest.importorskip("budget")
 if not budget.available():
     pytest.skip("needs fork and /proc", allow_module_level=True)
@@ -99,7 +101,6 @@ CELLS += [{"id": "../../../etc"}, {"baseline": "elsewhere"}, {"settings": 3}]
     [*(("manifest.json", values) for values in MANIFESTS), *(("cells/mar-0/cell.json", values) for values in CELLS)],
     ids=lambda value: str(value)[:40],
 )
-@pytest.mark.fast_cases(every=3)
 def test_damaged_tables_are_refused(tmp_path, name, values):
     made_sweeps.write(tmp_path, images=8)
     edit(tmp_path, name, **values)
@@ -129,7 +130,6 @@ def measured(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.fast_cases("a manifest elsewhere", "a manifest of 40 GB", "images that are a FIFO", "an absurd batch")
 def test_a_strangers_folder_ends_in_one_line(measured, tmp_path, name):
     spoil, words = CASES[name]
     measure, sound = measured
@@ -155,7 +155,6 @@ def test_results_of_a_stranger_are_bounded(tmp_path):
 
 
 @pytest.mark.parametrize("values", [{"seconds": "x"}, {"seconds": 1e999}, {"seconds": -1}, {"worker": 3}])
-@pytest.mark.fast_cases(2)
 def test_absurd_times_are_left_out(tmp_path, values):
     store = made_sweeps.write(tmp_path)
     edit(tmp_path, f"{SHARD}.time.json", **values)
