@@ -37,11 +37,12 @@ function convert(node, removed, saved) {
   return { ...saved, widgets_values: values.filter((_, position) => !removed[position]), inputs: saved.inputs?.filter((input) => !isUnused(input)) }
 }
 
-/** The block that measures changes in the decoder of the model that an instance samples, or all that it may be. */
+/** The block that measures changes in the decoder of the model that an instance samples; all that it may be, if the model is not known. */
 function blocksOf(instance) {
   const samplers = instance.node.comfyClass === "FastARLazyMARCache" ? fedBy(instance, "cache") : [instance]
-  const names = samplers.map(loaderOf).map((loader) => loader && valueOf(loader, "checkpoint"))
-  return names.flatMap((name) => (name === undefined ? [FEW_BLOCKS, MANY_BLOCKS] : [String(name).startsWith("demo") ? FEW_BLOCKS : MANY_BLOCKS]))
+  const loaders = samplers.map(loaderOf).filter(Boolean)
+  if (!loaders.length) return [FEW_BLOCKS, MANY_BLOCKS]
+  return loaders.map((loader) => (String(valueOf(loader, "checkpoint")).startsWith("demo") ? FEW_BLOCKS : MANY_BLOCKS))
 }
 
 /** What the removed widgets of an instance were set to and is no longer possible, in words. */
