@@ -1,4 +1,4 @@
-# make demo | test | test-all | check | comfyui | soak | fuzz | dry-run | gpu | figures. Commands run in .venv, which is created and filled if it is missing.
+# make demo | test | test-all | check | texts | comfyui | soak | fuzz | dry-run | gpu | figures. Commands run in .venv, which is created and filled if it is missing.
 # Another Python: make test PYTHON=python3.12. An existing environment: make test PY=python.
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
 endif
 
-.PHONY: demo test test-all check comfyui soak fuzz dry-run gpu figures
+.PHONY: demo test test-all check texts comfyui soak fuzz dry-run gpu figures
 
 # In compare.png: exact parallel decoding, whose image is identical in a quarter of the passes, then FastHybrid and LazyMAR beside MAR.
 demo: $(READY)
@@ -29,6 +29,12 @@ check: $(READY) $(TOOLS)
 	$(PY) -m ruff check .
 	mkdir -p .mypy_path && ln -sfn "$(CURDIR)" .mypy_path/fastar_nodes
 	cd .mypy_path && $(if $(findstring /,$(PY)),"$(abspath $(PY))",$(PY)) -m mypy --config-file ../pyproject.toml -p fastar_nodes
+
+# What is made of the texts and widgets of nodes and settings: help pages, docs/settings.md, locales, the record of widgets.
+texts: $(READY)
+	$(PY) -m fastar_nodes.lab help-pages
+	$(PY) -m fastar_nodes.lab translate
+	$(PY) tests/nodes/test_schemas.py
 
 # 10,000 mutated weight files and model folders, loaded one by one. Linux only; about ten minutes.
 fuzz: $(READY)

@@ -38,6 +38,7 @@ GROUPS: dict[str, Commands] = {
         "models-table": (".docs.models_table", "write README's table of models"),
         "pictures": (".docs.pictures", "draw the icon, README's animation and the images of the help pages"),
         "thumbnails": (".docs.thumbnails", "draw the thumbnails of the templates"),
+        "help-pages": (".docs.help_pages", "write inputs and outputs of the help pages, and the table of settings"),
         "translate": (".docs.translate", "write the translated texts of nodes, menu groups and messages"),
     },
     "Releases:": {

@@ -51,6 +51,7 @@ class CompareSettings(Settings):
         low=0,
         high=MOST_CELLS,
         step=1,
+        more="Four cells are two by two.",
     )
     baseline: int = knob(
         0,
@@ -59,6 +60,11 @@ class CompareSettings(Settings):
         low=0,
         high=MOST_CELLS,
         step=1,
+        more="If there is no plain sampler (MAR, LlamaGen, Tar), the baseline is an accelerator at its exact setting, "
+        "else the cell with the most work. At 0, MAR, LlamaGen and Tar each have a baseline of their own, because "
+        "their networks and image sizes differ, and their cells are grouped. So do two models or sizes of one "
+        "family. A cell that no other cell is compared with is no baseline. A number makes that cell the baseline of "
+        "all.",
     )
     differences: bool = knob(
         False,
@@ -108,6 +114,20 @@ class Compare(io.ComfyNode):
     ComfyUI's growing input (Autogrow) moves the later links when one is removed, which would pair an image with the
     numbers of another one. The node takes lists, so one pair holds a whole sweep.
     """
+
+    more = {
+        "image_1": ("The editor shows two pairs of sockets and adds a pair when the last one is connected."),
+        "report_1": ("Without a report the cell has no figures."),
+        "labels": (
+            "The name then includes the settings in which the cells of a method differ. Characters beyond English "
+            "come from the fonts of the machine that runs ComfyUI; one that no font has is shown as its code in a "
+            "box."
+        ),
+    }
+    more_of_outputs = {
+        "image": ("Connect it to Save Image or Preview Image."),
+        "table": ("Connect it to Preview as Text."),
+    }
 
     @classmethod
     def define_schema(cls) -> io.Schema:
@@ -373,6 +393,18 @@ class TokenMapSettings(Settings):
         "What the colours show: fixed at step is the step that decided a token, outcome is what happened to its draft. "
         "The help page explains the others.",
         choices=WHAT,
+        more="\n  - *fixed at step*: the AR step (MAR) or transformer pass (LlamaGen, Tar, PAR, ZipAR, MuLo-SD) "
+        "that decided the token, from dark blue (first) to yellow (last).\n  - *order*: the same, with the number "
+        "on every token.\n  - *outcome*: blue for accepted drafts, orange for drafts that FastHybrid resampled, "
+        "vermilion for drafts that CSpD or MuLo-SD rejected, orange for accepted drafts that MuLo-SD resampled "
+        "because of a rejected neighbour. Dark grey tokens had no draft. In inpainting, tokens that stay are nearly "
+        "black.\n  - *accepted*, *redone*, *rejected*: this outcome only. *drafted*: drafts that are not verified "
+        "yet; there are none at the end of a run.\n  - *cached*: number of AR steps that took the token from "
+        "LazyMAR's cache, from dark blue (fewest) to yellow (most).\n  - *tokens per step*: number of tokens "
+        "decided in the same step or pass, from dark blue (fewest) to yellow (most).\n  - *islands* (MuLo-SD): "
+        "connected areas of resampled tokens, each with its own colour and number.\n  - *waves* (MuLo-SD): the pass "
+        "of its area in which a token was resampled, from dark blue (first) to yellow (last).\n  - *expanded* "
+        "(MuLo-SD): accepted drafts that were resampled because a token near them was rejected.",
     )
     opacity: float = knob(
         0.6,
@@ -384,6 +416,10 @@ class TokenMapSettings(Settings):
 
 
 class TokenMap(io.ComfyNode):
+    more_of_outputs = {
+        "image": ("A legend stands below each."),
+    }
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         report = REPORT.Input("report", tooltip="The report of the sampler that made the image.")
@@ -427,10 +463,19 @@ class ReportSettings(Settings):
         "text",
         "text is for reading, json for programs, csv one line for a spreadsheet. The help page explains the names.",
         choices=("text", "json", "csv"),
+        more='\n  - *json*: the same as the command line writes. `{"version", "device", "runs": '
+        '[{"sampler", "model", "settings", "seed", "images", "seconds", "repeats", "counts", '
+        '"acceptance", "tokens_per_pass", "phases", "threads", "dtype", "process", "conditions", '
+        '"peak_memory_bytes"}]}`. Counts that do not apply are left out.\n  - *csv*: a header and a line of '
+        "numbers without units. The acceptance is a fraction from 0 to 1.",
     )
 
 
 class ReportToText(io.ComfyNode):
+    more_of_outputs = {
+        "text": ("Connect it to Preview as Text, or to a node that saves text."),
+    }
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(

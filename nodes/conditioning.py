@@ -96,6 +96,9 @@ class LabelSettings(Settings):
         "The list of class names. Usual: auto, the list of the connected model; picture-book is the demo's list, "
         "imagenet-1k that of the official models.",
         choices=(AUTO, *label_sets()),
+        more="\n  - *picture-book* (the demo): 0 sunset, 1 mountains, 2 flower, 3 fish, 4 house, 5 tree, 6 planet, "
+        "7 boat, 8 balloon, 9 cat.\n  - *imagenet-1k* (the official models): 1000 classes, for example 1 goldfish, "
+        "207 golden retriever, 281 tabby.",
     )
     images_per_label: int = _images("Number of images of every label")
 
@@ -157,6 +160,15 @@ def set_of_entry(checkpoint: Any) -> str | None:
 
 
 class ClassLabel(io.ComfyNode):
+    more = {
+        "labels": (
+            "Case does not matter. FastAR reports names that the connected model does not know before the workflow "
+            "runs, with similar names that it knows. `{cat|boat}` picks one for every run."
+        ),
+        "images_per_label": ("The images of a label follow each other in the batch, which has at most 256 images."),
+        "add_label": ("The list is that of *label_set* if no model is connected. *labels* may be empty."),
+    }
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         labels = io.String.Input(
@@ -256,6 +268,19 @@ _LAKE = "a red boat on a calm lake"
 
 
 class TextPrompt(io.ComfyNode):
+    more = {
+        "text": (
+            "Lines are joined. Like the training captions, the text is changed to lower case, and web addresses, "
+            "markup, file names, long numbers and most symbols are removed. It has at most 20,000 characters. "
+            "`{red|blue}` picks one for every run, as in CLIP Text Encode."
+        ),
+        "encoder": (
+            "flan-t5-xl is a download of 11 GB. A local copy is a Hugging Face folder or one file; a decoder in it "
+            "is ignored. The sampler refuses an encoder of another size."
+        ),
+        "dtype": ("fp16 is not offered because the encoder overflows in it."),
+    }
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         text = io.String.Input(
@@ -348,10 +373,25 @@ class PromptLines(PromptImages):
         False,
         "Read every line as a prompt of its own and draw all of them in one batch. Off: the whole text is one prompt.",
         advanced=True,
+        more="Each line gets *images* images. Empty lines are left out.",
     )
 
 
 class Prompt(io.ComfyNode):
+    more = {
+        "text": (
+            "The text is used as typed and has at most 20,000 characters. `{red|blue}` picks one for every run, as "
+            "in CLIP Text Encode. Harmon and UniPic read it after *Generate an image:*. Janus reads it alone, "
+            "without spaces around it, and BitDance as the turn of a user. The model reads names of special tokens "
+            "as plain text, and `(red:1.2)`, `<lora:...>`, `embedding:...`, `__wildcard__` and BREAK too; the node "
+            "names those after a run. The prompts of the authors' benchmarks end with a full stop."
+        ),
+        "negative": (
+            "It is the complete instruction of the unconditional branch of guidance, and has no effect at *cfg* 1. "
+            "The models were trained with *Generate an image.*; other texts are an experiment."
+        ),
+    }
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         text = io.String.Input(
@@ -428,6 +468,20 @@ _CHANGE = "make it night"
 
 
 class ImageAndPrompt(io.ComfyNode):
+    more = {
+        "image": (
+            "The longer side of an image gets 384 pixels, and grey fills the square. The model reads two copies of "
+            "it: what it shows, by its vision tower, and its pixels, as 576 tokens."
+        ),
+        "text": ("Special tokens in it are plain text."),
+    }
+    more_of_outputs = {
+        "condition": (
+            "Connect it to LlamaGen Sampler or ZipAR Sampler. Janus-Pro is refused: it was not trained to edit, and "
+            "ignores the image. If the name of a model does not tell which one it is, the report says so."
+        ),
+    }
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         image = io.Image.Input(
@@ -500,6 +554,22 @@ _BATCH = 8
 
 
 class TarPrompt(io.ComfyNode):
+    more = {
+        "text": (
+            "The text is used as typed, up to the model's context length and at most 20,000 characters. Names of "
+            "special tokens are read as plain text. `{red|blue}` picks one for every run, as in CLIP Text Encode. "
+            "An empty text gives an unconditional image."
+        ),
+        "seed": (
+            "It determines the codes: a different seed gives a different image of the same prompt. The sampler's "
+            "own seed only changes how the codes are turned into pixels."
+        ),
+        "images": ("Each image has codes of its own. Usual: 1 to 4."),
+        "first_image": (
+            "For the codes of the fourth image of a batch alone, set 3 here and on the sampler, and set *images* to 1."
+        ),
+    }
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         text = io.String.Input(
@@ -579,6 +649,7 @@ class ImageToCodesSettings(Settings):
         "Number of semantic codes that describe the image; fewer keeps less of it. Usual: 729, on which Tar was "
         "trained most.",
         choices=DETAILS,
+        more="A TA-Tok with another grid replaces the three numbers by its own.",
     )
     images: int = _images("Number of variants of every image")
     dtype: str = knob(
@@ -594,6 +665,15 @@ _READERS = ("demo-ta-tok", "ta-tok")
 
 
 class ImageToCodes(io.ComfyNode):
+    more = {
+        "image": ("The square has 384 pixels for the official TA-Tok."),
+        "ta_tok": (
+            "It must be complete: the file of a de-tokenizer often contains only the part that reads codes. Put "
+            "your own files into `models/fastar`."
+        ),
+        "dtype": ("Codes are always compared in fp32."),
+    }
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         image = io.Image.Input(

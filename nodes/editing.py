@@ -31,6 +31,7 @@ class CropSettings(Settings):
         low=inpainting.LEAST_CONTEXT,
         high=8.0,
         step=0.05,
+        more="The mask counts as its bounding box.",
     )
 
 
@@ -45,11 +46,14 @@ class PasteSettings(Settings):
         low=0,
         high=128,
         step=1,
+        more="The feather ends at the edge of the crop, so a small mask has a small feather.",
     )
     match_colours: bool = knob(
         True,
         "Gives the background that was drawn the colours around the mask, so that no edge shows. Off: the colours of "
         "the model.",
+        more="A model continues an image in colours of its own, for example a sunset in a blue sky. What is unlike "
+        "the background, such as a boat before it, keeps its colours.",
     )
 
 
@@ -65,6 +69,13 @@ class Cropped(OfFastAR):
 
 
 class CropAroundMask(io.ComfyNode):
+    more = {
+        "mask": ("A soft stroke counts as a part of the mask. Masks of a batch share one crop."),
+    }
+    more_of_outputs = {
+        "image": ("VAE Encode scales it to the model's size."),
+    }
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         image = io.Image.Input("image", tooltip="The image to change, of any size.")
@@ -113,6 +124,11 @@ class CropAroundMask(io.ComfyNode):
 
 
 class PasteInpaintedArea(io.ComfyNode):
+    more_of_outputs = {
+        "image": ("Pixels outside the mask and its feather are the original's, bit for bit."),
+        "before_after": ("The three stand beside each other, or below each other if the image is wide."),
+    }
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         crop = CROP.Input("crop", tooltip="The crop that was inpainted, from Crop around Mask.")

@@ -370,6 +370,26 @@ class LoadMAR(_Loader):
         "image.",
     }
     socket = _MAR_OUTPUT
+    more = {
+        "checkpoint": (
+            "*demo* and the smaller *demo-draft* generate simple scenes of ten classes. Your files may be "
+            "`.safetensors` or the official `.pth`. Press *R* in the editor to refresh the list."
+        ),
+        "decoder": ("Another one must use the same latents."),
+        "dtype": (
+            "*bf16* is less precise than fp16 for this model, which may be visible. Sums and norms in the blocks, "
+            "the last layer, the diffusion arithmetic and the decoder always use fp32. *int8* and *fp8* store the "
+            "transformer blocks in 8 bits. *int8* changes the image less than *fp8*; see docs/weights.md in the "
+            "repository."
+        ),
+    }
+    more_of_outputs = {
+        "vae": (
+            "It works in VAE Encode (for Inpainting) and VAESave too; ComfyUI's nodes for videos, sounds and meshes "
+            "stop with a sentence. VAE Encode scales any image to the size that the model encodes. The demo's "
+            "decoder makes images four times larger than that, 256 x 256, and refuses tiles, see Notes."
+        ),
+    }
 
 
 class LoadHybrid(_Loader):
@@ -390,6 +410,27 @@ class LoadHybrid(_Loader):
         "decoder": _KL,
     }
     socket = _MAR_OUTPUT
+    more = {
+        "checkpoint": (
+            "Your files may be a Hugging Face folder, its shards, one `.safetensors` file, or the authors' `.pth` "
+            "or `.bin`. The tokenizer (`tokenizer.json`, or `vocab.json` and `merges.txt`) is read from the same "
+            "folder; for a single file, `NAME.tokenizer.json` works too. A download brings the tokenizer with it. "
+            "Press *R* in the editor to refresh the list."
+        ),
+        "decoder": ("For the official models it is the KL-16."),
+        "dtype": (
+            "fp16 is not offered because the language model overflows in it. The last layer, the diffusion "
+            "arithmetic and the decoder always use fp32. *int8* and *fp8* store the transformer blocks in 8 bits. "
+            "*int8* changes the image less than *fp8*; see docs/weights.md in the repository."
+        ),
+        "size": ("For another size the position tables are resized, and the report says so."),
+    }
+    more_of_outputs = {
+        "vae": (
+            "Decoding an image of 1024 pixels needs 2.7 GB. VAE Decode (Tiled) needs less, but changes colours and "
+            "contrast and says so; if memory is short, unload other models first. The demo's decoder refuses tiles."
+        ),
+    }
 
 
 class LoadLlamaGen(_Loader):
@@ -409,6 +450,33 @@ class LoadLlamaGen(_Loader):
         "change the image."
     }
     socket = output(TOKEN_MODEL, "model", "For LlamaGen Sampler and the samplers that accelerate it.")
+    more = {
+        "checkpoint": (
+            "Your files may be `.safetensors` or the official `.pt`. Press *R* in the editor to refresh the list.\n "
+            " - *llamagen-...*: images of ImageNet's classes. The number at the end is the side of the image in "
+            "pixels.\n  - *llamagen-t2i-...*: images of a text, with a condition from LlamaGen Prompt.\n  - "
+            "*par-...*: models that were trained to decide 4 or 16 tokens per pass. Only PAR Sampler can run them."
+        ),
+        "decoder": (
+            "FastAR refuses a tokenizer with another number of codes. If the file does not name its tokenizer, the "
+            "report says that the match is unknown."
+        ),
+        "grid": (
+            "FastAR reads it from the file's metadata, its training arguments or a stored RoPE table. If these are "
+            "missing, it takes the size in the file's name (*c2i_B_256.pt*), and the report says so."
+        ),
+        "dtype": (
+            "bf16 is the training precision. The decoder always uses fp32. *int8* and *fp8* store the transformer "
+            "blocks in 8 bits. *int8* changes the image less than *fp8*; see docs/weights.md in the repository."
+        ),
+    }
+    more_of_outputs = {
+        "vae": (
+            "A latent of these models holds the vector of one code at each position. Decoding replaces every vector "
+            "with the nearest code, so a modified latent is moved to valid codes first. VAE Decode (Tiled) changes "
+            "colours and contrast and says so; the demo's decoder refuses tiles."
+        ),
+    }
 
 
 class LoadTarDetokenizer(_Loader):
@@ -428,6 +496,23 @@ class LoadTarDetokenizer(_Loader):
         "are downloads.",
     }
     socket = output(TOKEN_MODEL, "model", "For LlamaGen Sampler and the samplers that accelerate a Tar de-tokenizer.")
+    more = {
+        "checkpoint": (
+            "256, 512 or 1024 pixels take 256, 1024 or 4096 tokens. Your files may be `.safetensors` or the "
+            "official `.pth`."
+        ),
+        "ta_tok": ("FastAR refuses one with another feature width. Only the part that reads codes is loaded."),
+        "decoder": ("FastAR refuses one with another number of codes."),
+        "grid": ("FastAR refuses a value that contradicts the file."),
+        "dtype": (
+            "It is the precision of AR-DTok and TA-Tok; bf16 is that of the training. The decoder always uses fp32. "
+            "*int8* and *fp8* store the transformer blocks in 8 bits. *int8* changes the image less than *fp8*; see "
+            "docs/weights.md in the repository."
+        ),
+    }
+    more_of_outputs = {
+        "vae": ("VAE Decode (Tiled) changes colours and contrast and says so; the demo's decoder refuses tiles."),
+    }
 
 
 class LoadTar(_Loader):
@@ -448,6 +533,14 @@ class LoadTar(_Loader):
     }
     socket = output(TAR, "tar", "For Tar Prompt.")
     decodes = False
+
+    more = {
+        "checkpoint": ("Press *R* in the editor to refresh the list."),
+        "dtype": (
+            "bf16 is the training precision. *int8* and *fp8* store the transformer blocks in 8 bits. *int8* "
+            "changes the codes less than *fp8*; see docs/weights.md in the repository."
+        ),
+    }
 
     @classmethod
     def files(cls) -> dict[str, tuple[str, ...]]:
@@ -497,6 +590,24 @@ class LoadJanus(_Loader):
         "For LlamaGen Sampler and the samplers that accelerate a Janus, with a condition from Prompt (FastAR).",
     )
 
+    more = {
+        "checkpoint": (
+            "It may be Janus-Pro-1B or 7B, the fine-tunes Janus-4o-7B and Janus-Pro-R1-7B, or Janus 1.3B. FastAR "
+            "reads the layouts of deepseek-ai and of transformers, as `.safetensors` or the official `.bin`, in one "
+            'file or in shards; `config.json` may be in the folder. A folder with "1.3b" in its name is read as '
+            "first-generation Janus, which uses another prompt template."
+        ),
+        "dtype": (
+            "bf16 is the precision of the published weights. The decoder always uses fp32. *int8* and *fp8* store "
+            "the transformer blocks in 8 bits. *int8* changes the image less than *fp8*; see docs/weights.md in the "
+            "repository."
+        ),
+    }
+    more_of_outputs = {
+        "model": ("Advisor, Any Sampler and Sweep take it too."),
+        "vae": ("VAE Decode (Tiled) changes colours and contrast and says so."),
+    }
+
     @classmethod
     @in_own_state
     def execute(  # type: ignore[override]
@@ -523,6 +634,34 @@ class LoadBitDance(_Loader):
         "trained with, which often lies in or beside its file.",
     }
     socket = output(BLOCK_MODEL, "model", "For BitDance Sampler.")
+
+    more = {
+        "checkpoint": (
+            "An ImageNet model is a `.pt` or `.safetensors` file. A 14B has the authors' layout (`config.json`, the "
+            "shards, `vision_head.safetensors`, `projector.safetensors`, `ae.safetensors`, the tokenizer) or that "
+            "of diffusers (`text_encoder`, `diffusion_head`, `projector`, `autoencoder`, `tokenizer`). FastAR never "
+            "reads the language model's output layer."
+        ),
+        "decoder": (
+            "If there is none, *auto* takes the official one. FastAR refuses another one if its tokens have other "
+            "bits or another size."
+        ),
+        "dtype": (
+            "fp16 is not offered, because it was never tried. The states of the diffusion, the positions and the "
+            "autoencoder always use fp32. *int8* and *fp8* hold the weights of the transformer blocks in 8 bits and "
+            "everything else, the diffusion network too, as with *auto*. A file that is already int8 or scaled fp8 "
+            "keeps its 8 bits with *auto*; any other choice converts it."
+        ),
+    }
+    more_of_outputs = {
+        "model": ("Any Sampler, Sweep and Advisor take it too."),
+        "vae": (
+            "A latent has one channel for each bit, -1 or +1; for other numbers the sign counts. VAE Encode keeps "
+            "an image whose size the model generates, and scales every other one to the size of the most similar "
+            "shape. **Tiles are refused**: the decoder normalises by statistics of the whole image, so tiles would "
+            "change it."
+        ),
+    }
 
     @classmethod
     def said(cls, model: BlockModel) -> dict[str, list[Any]] | None:

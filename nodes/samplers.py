@@ -30,6 +30,7 @@ from .schema import (
     checked_first_image,
     checked_switch,
     condition_input,
+    explained,
     first_image_widget,
     output,
     preset_widget,
@@ -55,38 +56,45 @@ _CACHE = CACHE.Input(
     tooltip="From LazyMAR Cache: reuses most of the transformer's work from one step to the next. Unconnected, "
     "everything is computed.",
 )
-_EDIT = [
-    io.Latent.Input(
+_IMAGE = (
+    "VAE Encode scales any image to the model's size; the latent of another sampler fits too. *condition* describes "
+    "the new content. Part of a batch, from Rebatch Latents or Latent From Batch, is generated as in the whole "
+    "batch: each image keeps the noise of its place there. If *condition* or *mask* has more entries than the part, "
+    "as for the whole batch, the sampler takes the entries of these places. Without a mask, Empty Latent Image (a "
+    "latent of zeros) must have the model's size: that of the images that it generates, or that which VAE Encode "
+    "gives. Its *batch_size* asks for as many images of a single label or prompt, each with the noise of its place."
+)
+_MASK = (
+    "The mask may have any size. Without it, the sampler takes the mask of Set Latent Noise Mask. A token is "
+    "regenerated even if it is masked lightly, so soft edges are regenerated too."
+)
+
+
+def _edit(mask: str, more: str = "") -> list[io.Input]:
+    """The sockets of an image to change. ``mask``: tooltip of the mask; ``more``: what the help says of the image."""
+    latent_image = io.Latent.Input(
         "latent_image",
         optional=True,
         tooltip="The image to inpaint, from VAE Encode with the vae of the same loader, with a mask here or on the "
         "latent. Empty Latent Image is no image but a size, the model's, and a number of images.",
-    ),
-    io.Mask.Input(
-        "mask",
-        optional=True,
-        tooltip="Where the image is drawn again; the rest of the latent stays unchanged. A token is redrawn if any "
-        "part of it is masked.",
-    ),
-]
-_TOKEN_EDIT = [
-    _EDIT[0],
-    io.Mask.Input(
-        "mask",
-        optional=True,
-        tooltip="Where the image is drawn again; the other tokens are kept. New tokens fit what is above and to the "
-        "left of them, not what is below or to the right.",
-    ),
-]
-_BLOCK_EDIT = [
-    _EDIT[0],
-    io.Mask.Input(
-        "mask",
-        optional=True,
-        tooltip="Where the image is drawn again; the tokens of the rest are kept bit for bit. New tokens follow the "
-        "blocks above them and to their left, not those below.",
-    ),
-]
+    )
+    where = io.Mask.Input("mask", optional=True, tooltip=mask)
+    return [explained(latent_image, f"{_IMAGE} {more}".strip()), explained(where, _MASK)]
+
+
+_EDIT = _edit(
+    "Where the image is drawn again; the rest of the latent stays unchanged. A token is redrawn if any part of it is "
+    "masked."
+)
+_TOKEN_EDIT = _edit(
+    "Where the image is drawn again; the other tokens are kept. New tokens fit what is above and to the left of "
+    "them, not what is below or to the right.",
+    "The VQ tokenizer encodes the rest, so small details may change.",
+)
+_BLOCK_EDIT = _edit(
+    "Where the image is drawn again; the tokens of the rest are kept bit for bit. New tokens follow the blocks above "
+    "them and to their left, not those below."
+)
 _MAR_MODEL = "The model to sample, from Load MAR or Load Harmon / UniPic."
 _TOKEN_MODEL = "The model to sample: a LlamaGen, a Janus or a de-tokenizer of Tar, each from its own loader."
 _BLOCK_MODEL = "The model to sample, from Load BitDance."
@@ -262,6 +270,16 @@ class MARSampler(_Sampler):
     )
     aliases = ["masked autoregressive", "mar", "autoregressive sampler", "baseline sampler", "disa", "inpaint"]
 
+    more = {
+        "preset": (
+            "*recommended* takes what the model's file recommends, or else the paper's values. *few steps* sets "
+            "*steps*, *diffusion_steps*, *diffusion_steps_end* and *order*: 12 AR steps in Halton order on the "
+            "demo, with 25 diffusion steps that fall to 5; 24 AR steps for full-size models, with 50 that fall to "
+            "10, which was not measured. It gives a different image, much sooner. LazyMAR's *fast* has the same "
+            "steps, and caches."
+        ),
+    }
+
     @classmethod
     def options(cls) -> tuple[str, ...]:
         return (RECOMMENDED, presets.FEW_STEPS, presets.CUSTOM)
@@ -274,6 +292,15 @@ class FastHybridSampler(_Sampler):
         "CVPR 2026). The image differs from MAR's with the same seed and usually shows the same subject."
     )
     aliases = ["fast hybrid", "lookahead", "speculative", "accelerated mar", "fasthybrid"]
+    more = {
+        "preset": (
+            "*exact* is plain MAR up to rounding; *balanced* and *fast* are faster and less similar to it. They "
+            "were measured on the demo; for full-size models the values come from the paper."
+        ),
+        "cache": (
+            "FastHybrid makes fewer calls of the diffusion head, and the cache makes every pass and call smaller."
+        ),
+    }
 
 
 class LazyMARSampler(_Sampler):
@@ -283,6 +310,17 @@ class LazyMARSampler(_Sampler):
         "Every step takes less work; the image may differ from MAR's."
     )
     aliases = ["lazy mar", "feature cache", "token cache", "condition cache", "accelerated mar"]
+    more = {
+        "preset": (
+            "*exact* is plain MAR. *balanced* is the configuration that the paper measured; for the demo it is the "
+            "paper's configuration for 32 AR steps. *fast* stretches the shares of computed tokens. It also lowers "
+            "*steps*, *diffusion_steps* and *diffusion_steps_end* and sets *order* (on the demo 12 AR steps in "
+            "Halton order, with 25 diffusion steps that fall to 5), and most of what it saves comes from that: "
+            "compare it with MAR Sampler's *few steps*, which has no caches. For full-size models it scales the "
+            "demo's values. Neither was measured on full-size models here."
+        ),
+        "speculation": ("It needs *head_cache* off."),
+    }
 
 
 class CSpDSampler(_Sampler):
@@ -297,6 +335,19 @@ class CSpDSampler(_Sampler):
         "draft": "A small MAR that drafts the tokens, from its own Load MAR. It must have the tokens, grid and "
         "classes of the target.",
     }
+    more = {
+        "preset": (
+            "*balanced* and *fast* use the mode *published*; they were measured on the demo. For full-size models "
+            "they have the paper's draft lengths as shares of the AR steps: a sixteenth and an eighth, 4 and 8 of "
+            "64. *exact* uses no drafts and is plain MAR."
+        ),
+        "draft": (
+            "For the demo, use *demo-draft*. The closer its distribution is to the target's, the more drafts are "
+            "accepted."
+        ),
+        "t_max": ("It applies to both models."),
+        "cache": ("It caches in the networks of target and draft."),
+    }
 
 
 class GtRSampler(_Sampler):
@@ -306,9 +357,44 @@ class GtRSampler(_Sampler):
         "Fewer AR steps and diffusion steps than MAR; the image is another one."
     )
     aliases = ["gtr", "generation then reconstruction", "checkerboard", "two-stage", "accelerated mar"]
+    more = {
+        "preset": (
+            "It sets *steps*, *diffusion_steps*, *diffusion_steps_end* and *t_max* too. *exact* is plain MAR. For "
+            "full-size models *balanced* has the paper's values; *fast* has half its AR steps, which nobody "
+            "measured. On the demo, with a quarter of the tokens, they have 16 and 8 AR steps."
+        ),
+        "steps": (
+            "The paper generates 256 tokens in 32 AR steps: 24 for the first quarter of the tokens, 6 for the "
+            "second and 2 for the other half. Each of the three stages needs at least as many tokens as AR steps."
+        ),
+        "diffusion_steps": (
+            "Here they are the steps of the first tokens, and of those with most detail. The paper has 50."
+        ),
+        "diffusion_steps_end": (
+            "Here they are the steps of the reconstruction; the numbers before fall to it. The paper has 20."
+        ),
+        "order": ("It holds within each stage."),
+        "cache": ("It makes every pass of the transformer smaller, and with *head_cache* most head calls."),
+        "mask": (
+            f"{_MASK} The tokens to generate are divided into the same shares, a quarter, a quarter and a half. A "
+            "stage of fewer tokens than AR steps decides one per step."
+        ),
+    }
 
 
 class LazyMARCache(io.ComfyNode):
+    more = {
+        "preset": (
+            "*exact* caches nothing. *balanced* is the configuration that the paper measured; for the demo it is "
+            "the paper's configuration for 32 AR steps. *fast* stretches the shares of computed tokens, which "
+            "differs below 64 AR steps; for the demo it also has a longer *refresh_period*. Neither was measured on "
+            "full-size models here."
+        ),
+    }
+    more_of_outputs = {
+        "cache": ("One node can be connected to several samplers; each has its own caches."),
+    }
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         return schema(
@@ -352,6 +438,10 @@ class PARSampler(_Sampler):
     aliases = ["par", "parallelized autoregressive", "parallel decoding", "accelerated llamagen"]
     condition = _LABEL_OR_TEXT
     models = {"model": "A PAR model from Load LlamaGen / PAR, or a plain LlamaGen for the ablations of grouping."}
+    more = {
+        "model": ("The training of a PAR fixes the number of tokens per pass."),
+        "cfg_interval": ("It counts the steps after the first tokens, as published."),
+    }
 
 
 class ZipARSampler(_Sampler):
@@ -361,6 +451,14 @@ class ZipARSampler(_Sampler):
         "(ZipAR, ICML 2025). Works with LlamaGen, Janus and Tar, without training."
     )
     aliases = ["zipar", "parallel decoding", "spatial locality", "accelerated llamagen", "accelerated tar"]
+    more = {
+        "preset": (
+            "*exact* uses a window of a whole row, which is plain decoding. *balanced* and *fast* were measured on "
+            "the demo; for full-size models the values come from the paper."
+        ),
+        "model": ("A PAR is refused because it decides tokens in another order."),
+        "cfg_interval": ("It counts the steps after the first row, as published."),
+    }
 
 
 class MuLoSDSampler(_Sampler):
@@ -376,6 +474,18 @@ class MuLoSDSampler(_Sampler):
         "target": "The large model whose image you want: Tar's de-tokenizer of 512 or 1024 pixels, or a LlamaGen.",
         "draft": "A model of the same kind and decoder whose images have half, a third or a quarter of the target's "
         "side. Usual for Tar: the de-tokenizer of 256 pixels.",
+    }
+
+    more = {
+        "preset": (
+            "*exact* uses no draft and gives the target's own image. For full-size models *balanced* accepts 95 % "
+            "of the drafted tokens and *fast* 98 %. *balanced* is the paper's loop in two cycles; *fast* drafts the "
+            "whole image first, which the paper's text does not do. On the demo both draft the whole image first, "
+            "with *tau* 0.3 and *expansion* 0, and *fast* generates the same image with *draft_parallel* 8."
+        ),
+        "condition": ("Both models use it."),
+        "cfg_interval": ("In the draft, guidance ends at the same fraction of the image."),
+        "upscale_model": ("Any factor works; the result is resized to the target's size."),
     }
 
     @classmethod
@@ -398,6 +508,22 @@ class BitDanceSampler(_Sampler):
         "diffusion_steps, for all blocks or for the later ones (DiSA), are faster."
     )
     aliases = ["bitdance", "binary tokens", "block autoregressive", "text to image", "disa", "inpaint"]
+    more = {
+        "preset": ("*recommended* also sets the model's usual size."),
+        "condition": ("A negative prompt is refused, because the model has its own null prompt."),
+        "seed": ("The noise belongs to the tokens of the grid, so models with other blocks start from the same noise."),
+        "latent_image": (
+            "It needs the size that *width* and *height* say. Decoding still changes pixels outside the mask "
+            "slightly; Paste Inpainted Area restores them. Part of a batch is generated as in MAR Sampler."
+        ),
+        "mask": (
+            f"{_MASK} Blocks are decided in raster order; a new token also follows the tokens of its own block that "
+            "stay."
+        ),
+    }
+    more_of_outputs = {
+        "latent": ("Tiles are refused."),
+    }
 
 
 NODES: list[type[io.ComfyNode]] = [

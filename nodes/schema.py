@@ -94,6 +94,36 @@ def _last(widget: Any) -> bool:
     return bool(widget.advanced)
 
 
+# What the help pages say of inputs and outputs of many nodes, beyond their tooltips.
+MORE_OF_MANY = {
+    "allow_download": (
+        "FastAR uses files in the Hugging Face cache where they are, without a download. If you cancel, the download "
+        "stops after the current 10 MB, and the next run resumes it."
+    ),
+    "speed": (
+        "*plain* launches every step by itself, which takes two to eight times as long on an NVIDIA GPU. With *auto* "
+        "the first two images of a size and a batch are slower. Where ComfyUI keeps weights in system memory, *auto* "
+        "is *plain*; on a GPU the report says why. *compile* compiles the transformer blocks, and the diffusion "
+        "steps of MAR and BitDance. It needs Triton on a GPU or a C++ compiler on a CPU. The report lists parts that "
+        "ran plain."
+    ),
+    "weights": "The official `checkpoint-last.pth` of MAR is such a file. With *auto* the report says what was read.",
+    "seed": "Image *i* of a batch is the same as when it is generated alone.",
+    "first_image": (
+        "Image *i* of a batch has the noise of *seed* and *i*. The latent notes the number as *batch_index*, so a "
+        "sampler that inpaints it goes on with the same noise."
+    ),
+    "preset": "*recommended* takes what the model's file recommends, or else the published values.",
+    "images": "Usual: 1 to 4.",
+}
+
+
+def explained(part: Any, more: str) -> Any:
+    """An input or output with its longer text, which the help page adds to its tooltip; ComfyUI does not send it."""
+    part.more = more
+    return part
+
+
 def output(kind: Any, name: str, tooltip: str, **about: Any) -> io.Output:
     """An output of the class ``kind``."""
     return kind.Output(name, display_name=name, tooltip=tooltip, **about)
@@ -106,6 +136,10 @@ def widgets(settings: type) -> list[io.Input]:
 
 def widget(name: str, default: Any, about: Knob, shown: Any = None) -> io.Input:
     """The widget of a setting; ``shown`` is its value on a new node, None for the default."""
+    return explained(_widget(name, default, about, shown), about.more)
+
+
+def _widget(name: str, default: Any, about: Knob, shown: Any) -> io.Input:
     tooltip = f"{about.help} ({about.symbol} in the paper)" if about.symbol else about.help
     shared: dict[str, Any] = {"tooltip": tooltip, "advanced": about.advanced or None, "optional": True}
 

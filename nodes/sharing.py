@@ -25,6 +25,22 @@ from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, REPORT, SEED, output, schema
 
 
 class LoadReport(io.ComfyNode):
+    more = {
+        "image": ("The file may be in ComfyUI's input, output or temp folder."),
+    }
+    more_of_outputs = {
+        "image": ("Of an animation it is the first frame."),
+        "reports": ("They fit Compare, Report and other nodes."),
+        "table": (
+            "If the runs were compared, it has the PSNR, SSIM and speed-ups against their baseline. Times are not "
+            "compared between different models, sizes, edits, devices or processes."
+        ),
+        "samplers": (
+            "With the same model, condition and seed a line generates the same image. The node names what a line "
+            "cannot hold: an edit, an upscale model, settings of another version."
+        ),
+    }
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         names = host.folders.input_images()
@@ -130,6 +146,14 @@ _SAMPLER = "fasthybrid: preset=balanced"
 
 
 class AnySampler(ModelFirst):
+    more = {
+        "sampler": (
+            "An example is *fasthybrid: preset=fast, threshold=0.9*. Type it, or connect Advisor or Load Report. "
+            "The names are those of the command line: *mar*, *fasthybrid*, *lazymar*, *cspd*, *gtr*, *llamagen*, "
+            "*par*, *zipar*, *mulosd*, *bitdance*, and *fasthybrid+lazymar*, *gtr+lazymar* and *cspd+lazymar*."
+        ),
+    }
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         sampler = io.String.Input(

@@ -38,10 +38,20 @@ class TimeLapseSettings(Settings):
         low=1.0,
         high=10.0,
         step=0.5,
+        more="The finished images stay for two more seconds.",
     )
 
 
 class TimeLapse(io.ComfyNode):
+    more = {
+        "image_1": ("All runs are shown equally large."),
+        "report_1": ("A report from Load Report does not work, because it has no steps."),
+        "filename_prefix": ("ComfyUI replaces *%year%*, *%month%* and *%day%* too, also for programs."),
+    }
+    more_of_outputs = {
+        "frames": ("For an MP4, set *fps* of Create Video to 12."),
+    }
+
     @classmethod
     def define_schema(cls) -> io.Schema:
         pairs: list[io.Input] = []

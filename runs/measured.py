@@ -32,7 +32,9 @@ class AdviceSettings(Settings):
     measure: str = knob(SSIM, "How closeness is measured: SSIM and PSNR compare with the plain sampler's image, "
         "acceptance is the share of drafts that were accepted. identical allows only equal images, same distribution "
         "also lossless methods.",
-        choices=(SSIM, PSNR, ACCEPTANCE, EXACT, LOSSLESS))
+        choices=(SSIM, PSNR, ACCEPTANCE, EXACT, LOSSLESS),
+        more="Identical images always pass; for *SSIM* and *PSNR*, lossless methods pass too. A run that is meant "
+        "to generate *another image*, with fewer steps for example, passes a limit of 0 only.")
     least_ssim: float = knob(0.9, "Lowest SSIM to accept, from 0 to 1, if measure is SSIM; higher is slower and closer "
         "to plain sampling. Usual: 0.9.", low=0.0, high=1.0, step=0.01)
     least_psnr: float = knob(25.0, "Lowest PSNR to accept, in dB, if measure is PSNR; higher is slower and closer to "
@@ -42,7 +44,10 @@ class AdviceSettings(Settings):
         low=0.0, high=100.0, step=1.0, unit="%")
     repeats: int = knob(2, "Number of repeats, each with its own seed, after a first round that tries every candidate "
         "once; more takes longer and gives steadier results. Usual: 2.",
-        low=1, high=100, step=1)
+        low=1, high=100, step=1,
+        more="The first round leaves out the candidates that cannot win. In a repeat each of the others runs beside "
+        "the plain sampler, before and after it in turn. After the first round the node tells how many minutes are "
+        "left at most.")
 
 
     @property

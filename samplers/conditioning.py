@@ -179,6 +179,8 @@ class EditSettings(Settings):
         high=MOST_FREEDOM,
         step=0.1,
         symbol="w",
+        more="Guidance weighs two versions of the condition, one with the tokens of the image and one without, as 1 "
+        "to *freedom*. Guidance itself is *cfg* of the sampler, 5 as published.",
     )
 
 

@@ -20,7 +20,7 @@ class Knob:
     """Metadata of one setting."""
 
     # What it does and what higher or lower does; then the usual value, and one at which the method is off or exact. At
-    # most two sentences: the help page of the node says more.
+    # most two sentences, the text of the tooltip; see ``more``.
     help: str
     # low, high, step: range (inclusive) and widget step; None for choices and switches
     low: float | None = None
@@ -33,6 +33,8 @@ class Knob:
     symbol: str = ""  # the paper's symbol where it differs from the name, or ""
     unit: str = ""  # unit, or ""
     advanced: bool = False  # hidden among the advanced widgets
+    # What the help page says beyond ``help``: what a user needs to choose a value who has read it, in Markdown; or "".
+    more: str = ""
 
 
 class Settings:

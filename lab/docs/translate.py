@@ -11,8 +11,8 @@ A table has these parts:
 
 The editor translates neither the titles of a pack's templates, nor the notes and titles in a graph.
 
-A text that a table lacks stays English; a test finds it. Run the command after a change of texts;
-it prints what is missing.
+A text that a table lacks stays English. Run the command after a change of texts: it prints what a table lacks, and
+what nothing shows any more.
 """
 
 import argparse
@@ -54,11 +54,10 @@ def texts(nodes: list[Any]) -> dict[str, dict[str, Any]]:
 
 
 class Translator:
-    """Translates texts with one table; ``missing``: what the table lacks."""
+    """Translates texts with one table."""
 
     def __init__(self, table: dict[str, Any]):
         self._table = table
-        self.missing: set[str] = set()
 
     def text(self, english: str, part: str = "texts") -> str | None:
         """The translation in a part of the table; None if there is none."""
@@ -68,7 +67,6 @@ class Translator:
         number = NUMBERED.search(plain)
         plain = NUMBERED.sub("{n}", plain)
         if plain not in self._table[part]:
-            self.missing.add(plain)
             return None
 
         translated = self._table[part][plain]
@@ -94,20 +92,23 @@ def table_of(language: str) -> dict[str, Any]:
     return json.loads((TABLES / f"{language}.json").read_text(encoding="utf-8-sig"))
 
 
-def node_texts(language: str) -> tuple[str, set[str]]:
-    """The text of a language's nodeDefs.json, and the texts that have no translation."""
+def node_classes() -> list[Any]:
+    """All nodes of the pack, on a stand-in for ComfyUI."""
     sys.path[:0] = [str(ROOT / "tests" / "lib"), str(ROOT / "tests" / "nodes")]
     import_module("fake_comfy").install()
-    classes = import_module("test_schemas").CLASSES.values()
+    return list(import_module("test_schemas").CLASSES.values())
 
+
+def node_texts(language: str) -> str:
+    """The text of a language's nodeDefs.json."""
     translator = Translator(table_of(language))
-    nodes = translator.all(texts(list(classes)))
+    nodes = translator.all(texts(node_classes()))
 
     # One line a node, without spaces: the archive's size is limited.
     lines: list[str] = []
     for node, about in nodes.items():
         lines.append(f'"{node}":{json.dumps(about, ensure_ascii=False, separators=(",", ":"))}')
-    return "{\n" + ",\n".join(lines) + "\n}\n", translator.missing
+    return "{\n" + ",\n".join(lines) + "\n}\n"
 
 
 def other_texts(language: str) -> str:
@@ -121,6 +122,45 @@ def other_texts(language: str) -> str:
     return json.dumps(about, ensure_ascii=False, indent=1) + "\n"
 
 
+def shown() -> dict[str, set[str]]:
+    """All English texts that a table may translate, by its parts."""
+    texts: set[str] = set()
+    names: set[str] = set()
+    categories: set[str] = set()
+    for node in node_classes():
+        about = node.define_schema()
+        texts |= {about.display_name, about.description}
+        categories |= set(about.category.split("/")[1:])
+        for part in [*about.inputs, *about.outputs]:
+            texts.add(NUMBERED.sub("{n}", SYMBOL.sub("", part.about["tooltip"])))
+        names |= {NUMBERED.sub("{n}", part.id) for part in about.inputs}
+        names |= {part.about["display_name"] for part in about.outputs}
+
+    return {"texts": texts, "names": names, "categories": categories, "messages": messages()}
+
+
+def messages() -> set[str]:
+    """What the scripts of the editor say."""
+    said: set[str] = set()
+    for script in (ROOT / "web" / "js").glob("*.js"):
+        text = script.read_text(encoding="utf-8")
+        said |= set(re.findall(r'\bsay\("([^"]+)"', text))
+        for name in re.findall(r"\bsay\(([A-Z]+)\)", text):
+            said |= set(re.findall(rf'const {name} = "([^"]+)"', text))
+    return said
+
+
+def differences(language: str) -> tuple[list[str], list[str]]:
+    """What a language's table lacks, which stays English, and what it has that nothing shows any more."""
+    table = table_of(language)
+    missing: list[str] = []
+    unused: list[str] = []
+    for part, english in shown().items():
+        missing += sorted(english - table[part].keys())
+        unused += sorted(table[part].keys() - english)
+    return missing, unused
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """The command has no options."""
 
@@ -129,9 +169,11 @@ def run(options: argparse.Namespace) -> int:
     """Write the files."""
     for language in LANGUAGES:
         folder = ROOT / "locales" / language
-        text, missing = node_texts(language)
-        (folder / "nodeDefs.json").write_text(text, encoding="utf-8")
+        (folder / "nodeDefs.json").write_text(node_texts(language), encoding="utf-8")
         (folder / "main.json").write_text(other_texts(language), encoding="utf-8")
-        print(f"{language}: {len(missing)} texts stay English", *sorted(missing), sep="\n  ")
+
+        missing, unused = differences(language)
+        print(f"{language}: {len(missing)} texts stay English", *missing, sep="\n  ")
+        print(f"{language}: {len(unused)} texts are not shown any more", *unused, sep="\n  ")
 
     return 0

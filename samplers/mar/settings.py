@@ -44,13 +44,16 @@ class MARBase(Guarantees):
         "the paper. constant uses cfg from the start.", choices=("linear", "constant"), advanced=True)
     temperature: float = knob(1.0, "Amount of noise in every diffusion step; lower is smoother and less varied. "
         "Usual: 1.",
-        low=0.0, high=2.0, step=0.01, advanced=True)
+        low=0.0, high=2.0, step=0.01, advanced=True,
+        more="The demo's file recommends 0.8.")
     order: str = knob("random", "Order in which the tokens are decided. Usual: random, a new order for every image, as "
         "in training; raster goes row by row, halton is spread evenly.", choices=("random", "raster", "halton"),
-        advanced=True)
+        advanced=True,
+        more="*raster* gives worse images.")
     t_max: int | None = knob(None, "Diffusion timestep to start from; lower starts with less noise. Usual: the "
         "model's own, 999 or 950; 950 prevents coloured squares with few steps or half precision.",
-        low=1, high=999, step=1, paper=999, advanced=True)
+        low=1, high=999, step=1, paper=999, advanced=True,
+        more="Official models start at 999, the demo starts at 950.")
 
     def streams(self) -> dict[str, int]:
         return {"full": self.diffusion_steps}
@@ -100,7 +103,8 @@ class DiSASettings(Annealed, MARBase):
 
     diffusion_steps_end: int | None = knob(None, "Diffusion steps of the last tokens, which need fewer than the first "
         "ones (DiSA); lower is faster. Usual: a tenth of diffusion_steps; as many as diffusion_steps is plain MAR.",
-        low=1, high=1000, step=1, paper=100, advanced=True)
+        low=1, high=1000, step=1, paper=100, advanced=True,
+        more="Below 30, set *t_max* to at most 950, as the authors' code does.")
 
     @property
     def clips(self) -> bool:
@@ -115,7 +119,8 @@ class SpeculationSettings(MARBase):
     speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the diffusion "
         "head: another image, but exactly MAR's distribution. Usual: 8 on a GPU; 0 is off.",
         low=0, high=64, step=1, symbol="L",
-        advanced=True)
+        advanced=True,
+        more="More means fewer, larger calls, which are slower on a CPU.")
 
     def exact(self, side: int) -> bool:
         return self.window == 1 and not self.approximates
@@ -134,10 +139,12 @@ class FastHybridSettings(DiSASettings):
     """FastHybrid (CVPR 2026): lookahead drafts, verification by similarity, guided few-step refinement."""
 
     lookahead: int = knob(8, "Draft this many AR steps together; more is faster, but fewer drafts are accepted. Usual: "
-        "7 to 9 for 64 AR steps; 0 is plain MAR.", low=0, high=256, step=1, symbol="k")
+        "7 to 9 for 64 AR steps; 0 is plain MAR.", low=0, high=256, step=1, symbol="k",
+        more="Usual for 32 AR steps is half of that number; the presets of full-size models keep this ratio.")
     threshold: float = knob(0.8, "Lowest cosine similarity at which a draft is accepted; higher is slower and closer "
         "to plain MAR. Usual: 0.8 for full-size models, 0.9 to 0.99 for the demo; above 1 is plain MAR.",
-        low=-1.0, high=1.01, step=0.01, symbol="lambda")
+        low=-1.0, high=1.01, step=0.01, symbol="lambda",
+        more="The conditions of the demo change little, so the demo needs a higher threshold.")
     guided_steps: int = knob(10, "Denoising steps of an accepted draft; more is slower and finer. Usual: 10.",
         low=1, high=1000, step=1, symbol="T_g")
     guidance_schedule: str = knob("cos", "How the draft's influence changes over the guided steps: it decreases with "
@@ -146,17 +153,25 @@ class FastHybridSettings(DiSASettings):
     accepted: str = knob("refine", "What happens to an accepted draft. Usual: refine, in a few guided steps; renoise "
         "adds noise to it and denoises it again; keep uses it as it is, which is faster but leaves artefacts in "
         "textures.",
-        choices=("refine", "renoise", "keep"), advanced=True)
+        choices=("refine", "renoise", "keep"), advanced=True,
+        more="After *renoise* the draft has no further influence. The paper finds it a little worse and slower than "
+        "*refine*.")
     lookahead_start: int = knob(0, "AR steps of plain MAR before the first draft; more is slower and closer to MAR's "
         "image. Usual: 0, as in the paper, or an eighth to a third of the AR steps.",
         low=0, high=4096, step=1, unit="AR steps",
-        advanced=True)
+        advanced=True,
+        more="The first tokens decide what the image shows. With 8 of 32 steps the image is usually MAR's with "
+        "small differences. At 0 it often shows the subject in a different image.")
     align_lookaheads: bool = knob(False, "End the lookaheads of all images at the same AR steps, so that a batch makes "
         "fewer calls of the diffusion head; after a rejection fewer steps are drafted than in the paper. Usual: off "
-        "for one image, on for a batch.", advanced=True)
+        "for one image, on for a batch.", advanced=True,
+        more="In the paper an image drafts *lookahead* steps from where a draft was rejected. Images of a batch "
+        "reject at different steps, and the batch makes a full pass whenever one of them does. When this is on, a "
+        "batch makes about half the calls. A single image makes as many calls as before, or a few more.")
     denoise: float = knob(0.9, "With accepted renoise: share of the guided steps that are run, after as much noise was "
         "added; lower is faster and stays closer to the draft. Usual: 0.9, as in the paper.",
-        low=0.0, high=1.0, step=0.01, advanced=True)
+        low=0.0, high=1.0, step=0.01, advanced=True,
+        more="The paper's comparison has 15 guided steps.")
 
     def streams(self) -> dict[str, int]:
         guided = {"guided": self.guided_steps} if self.lookahead else {}
@@ -195,10 +210,14 @@ class GtRSettings(DiSASettings):
 
     reconstruction_steps: int = knob(2, "AR steps at the end that decide half of the tokens, the other colour of the "
         "checkerboard; more is slower and finer. Usual: 2 of 32 AR steps, 1 of 16 or fewer; 0 is plain MAR.",
-        low=0, high=256, step=1, unit="AR steps")
+        low=0, high=256, step=1, unit="AR steps",
+        more="At 0 the order and the numbers of tokens are those of plain MAR too.")
     detail_share: float = knob(0.1, "Share of an AR step's tokens, those of most detail, that keep all diffusion_steps "
         "where the others take fewer; higher is slower and finer. Usual: 0.1; 0 is off.",
-        low=0.0, high=1.0, step=0.01)
+        low=0.0, high=1.0, step=0.01,
+        more="These are the tokens whose conditions have most energy in high frequencies. Their number is rounded "
+        "down: 0.1 chooses one of ten tokens and none of nine. The setting has no effect if the diffusion steps do "
+        "not fall.")
     first_share: float = knob(0.75, "Share of the AR steps that decide the first quarter of the tokens; higher draws "
         "the layout more slowly and the second quarter faster. Usual: 0.75, 24 of 32.",
         low=0.01, high=0.99, step=0.01, advanced=True)
@@ -258,27 +277,41 @@ class CacheSettings(Guarantees):
         unit="AR steps")
     start_step: int = knob(5, "AR steps at the beginning in which the transformer computes everything, because they "
         "decide the content; higher is slower and more exact. Usual: 5 for 64 AR steps, 4 for 32.",
-        low=0, high=4096, step=1, unit="AR steps")
+        low=0, high=4096, step=1, unit="AR steps",
+        more="The head cache works from the first step on.")
     computed_ratio: float = knob(0.05, "Lowest share of the tokens that the decoder still computes between full steps; "
         "lower is faster and less exact. Usual: 0.05; 1 computes all.",
-        low=0.0, high=1.0, step=0.01)
+        low=0.0, high=1.0, step=0.01,
+        more="*ratio_schedule* says when this share is reached.")
     ratio_schedule: str = knob("published", "published decreases to computed_ratio by the authors' table: all tokens "
         "in the first 20 AR steps, the fewest from the 41st on. stretched spreads it over all AR steps, below 64 "
         "faster and less exact; constant is computed_ratio at once.",
-        choices=("published", "stretched", "constant"), advanced=True)
-    selection: str = knob("least-similar", "Which tokens the decoder computes, beside those decided now or last. "
-        "Usual: least-similar, those that changed most, as in the paper; the others are its comparisons (Table 3, IV "
-        "to I), undecided and decided without computed_ratio.",
-        choices=("least-similar", "most-similar", "random", "undecided", "decided"), advanced=True)
+        choices=("published", "stretched", "constant"), advanced=True,
+        more="\n  - *published*: all tokens in AR steps 1 to 20, then shares of 0.6, 0.5, 0.4, 0.15 and 0.12, and "
+        "*computed_ratio* from step 41 on, also after step 64, where the authors' table ends. With 20 AR steps or "
+        "fewer the token cache skips nothing.\n  - *stretched*: with 32 AR steps, MAR-H takes 10 % fewer operations "
+        "than with *published*. With 64 AR steps both are the same.\n  - *constant*: as in the paper's Figure 6.")
+    selection: str = knob("least-similar", "Which tokens the decoder computes, beside those of this step and "
+        "the last. Usual: least-similar, those that changed most, as in the paper; the others are its comparisons "
+        "(Table 3, IV to I), undecided and decided without computed_ratio.",
+        choices=("least-similar", "most-similar", "random", "undecided", "decided"), advanced=True,
+        more="The paper's comparisons gave worse images there. The paper names them by what is cached, but these "
+        "names say what is computed: *most-similar* (IV), *random* (III), *undecided* (II) and *decided* (I). The "
+        "last two compute no class rows.")
     condition_cache: bool = knob(True, "Reuse the unguided prediction between full steps, which halves the "
-        "transformer's work. Off is slower and more exact.", advanced=True)
+        "transformer's work. Off is slower and more exact.", advanced=True,
+        more="Only the conditional branch of guidance is computed; the difference to the other branch comes from "
+        "the last full step. The cache has no effect at *cfg* 1.")
     token_cache: bool = knob(True, "Skip tokens that hardly change and use their cached values. Off is slower and "
         "more exact.", advanced=True)
     head_cache: bool = knob(True, "Reuse most of the diffusion head from one diffusion step to the next, as the "
-        "published code does. Off is slower and more exact.", advanced=True)
+        "published code does. Off is slower and more exact.", advanced=True,
+        more="The paper does not describe this cache, but its speed-ups include it.")
     encoder_cache: bool = knob(True, "Keep what the encoder computed for tokens decided earlier, as the published "
         "code does. Off is slower and more exact.",
-        advanced=True)
+        advanced=True,
+        more="These are keys and values, of the language model of Harmon and UniPic too. The paper does not mention "
+        "them.")
 
     @property
     def approximates(self) -> bool:
@@ -320,18 +353,23 @@ class CSpDSettings(MARBase):
 
     draft_length: int = knob(8, "AR steps to draft before the target verifies them; more needs fewer passes of the "
         "target, but more drafts are rejected. Usual: a sixteenth to an eighth of the AR steps.",
-        low=1, high=256, step=1, symbol="gamma", unit="AR steps")
+        low=1, high=256, step=1, symbol="gamma", unit="AR steps",
+        more="The paper has 4 to 32 for 256 AR steps.")
     prefill_ratio: float = knob(0.15, "Share of the AR steps that the target computes alone at the beginning; higher "
-        "is slower and closer to the target. Usual: 0.05 to 0.15; 1 is plain MAR.", low=0.0, high=1.0, step=0.01)
+        "is slower and closer to the target. Usual: 0.05 to 0.15; 1 is plain MAR.", low=0.0, high=1.0, step=0.01,
+        more="Drafts are worst at the beginning.")
     mode: str = knob("published", "published is the rule of the authors' code, which accepts most drafts and is "
         "approximate; paper is the paper's algorithm 1, which hardly accepts drafts of another model. lossless keeps "
         "the distribution of the target's images exactly.",
-        choices=("published", "paper", "lossless"))
+        choices=("published", "paper", "lossless"),
+        more="Notes, below, compare the three.")
     alignment: bool = knob(True, "With published: draft and target use the same noise for every token, so that they "
-        "tend to agree. Off rejects more drafts.", advanced=True)
+        "tend to agree. Off rejects more drafts.", advanced=True,
+        more="The paper calls it trajectory alignment. The other modes always use the same noise.")
     speculation: int = knob(0, "With lossless: diffusion steps that the target drafts for itself and verifies in one "
         "call, without changing the distribution. Usual: 8; 0 is off.",
-        low=0, high=64, step=1, symbol="L", advanced=True)
+        low=0, high=64, step=1, symbol="L", advanced=True,
+        more="More means fewer, larger calls, which are slower on a CPU.")
 
     @property
     def verified_at_once(self) -> int:

@@ -23,7 +23,7 @@ from ..settings import knob
 from .defaults import raster_only, resolve
 from .llamagen import scheduled
 from .schedule import Pass, Schedule, guidance_steps, next_token_passes
-from .settings import SIDE, TokenSettings, entropy_temperature_knob, one_a_pass, parallel_knob
+from .settings import OF_PASSES, SIDE, TokenSettings, entropy_temperature_knob, one_a_pass, parallel_knob
 
 
 def par_groups(grid: int, n: int) -> list[list[int]]:
@@ -147,12 +147,14 @@ class PARSettings(TokenSettings):
     grouping: str = knob(TRAINED,
         "Which tokens are decided together. Usual: from checkpoint, as the PAR was trained; the paper's two ablations "
         "run on a plain LlamaGen, non-local with PAR's groups and adjacent with neighbours in a row.",
-        choices=(TRAINED, NON_LOCAL, ADJACENT))
+        choices=(TRAINED, NON_LOCAL, ADJACENT),
+        more="A plain LlamaGen was trained for neither ablation. The paper finds neighbours in a row much worse.")
     sequential_start: bool = knob(True,
         "Decide the first token of every region one after another, so that the regions fit together. Off decides them "
         "all at once, the paper's ablation.",
-        advanced=True)
-    parallel: int = parallel_knob("passes", SIDE)
+        advanced=True,
+        more="Off saves a few passes, but the regions fit together less well.")
+    parallel: int = parallel_knob("passes", SIDE, OF_PASSES)
     entropy_temperature: float = entropy_temperature_knob("token")
 
     # fmt: on
