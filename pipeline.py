@@ -41,6 +41,7 @@ from .runs.choice import Choice
 from .runs.conditions import ENCODER, ConditionBuilder, has_null_prompt
 from .runs.drawing import Drawing
 from .runs.images import AnyImage, batch_of, masks_given, one_for_each, scaled
+from .runs.limits import MOST_IMAGES, SEEDS, whole
 from .runs.loading import AUTO, PAR, Drafts, Ready, Source
 from .runs.presets import CUSTOM
 from .runs.presets import names as preset_names
@@ -57,8 +58,6 @@ from .samplers.tokens.settings import TarPromptSettings
 P = ParamSpec("P")
 R = TypeVar("R")
 
-SEEDS = 1 << 64
-MOST_IMAGES = 1024
 # A seed that nobody chose has ten digits at most, to be typed again.
 _NEW_SEEDS = 1 << 32
 
@@ -126,7 +125,7 @@ def load(
     folder = loading.models_folder(models)
     precision = _dtype(dtype)
     if grid is not None:
-        grid = _whole(grid, "grid", 2, 128)
+        grid = whole(grid, "grid", 2, 128)
     _expect_choice("speed", speed, SPEEDS)
     _expect_choice("weights", weights, WEIGHTS)
 
@@ -308,9 +307,9 @@ class Pipeline:
         # 1. Mistakes in names and numbers, before anything else is loaded.
         entry = self._entry(sampler)
         made = self.settings(entry.name, preset, **settings)
-        seed = secrets.randbelow(_NEW_SEEDS) if seed is None else _whole(seed, "seed", 0, SEEDS - 1)
-        images = _whole(images, "images", 1, MOST_IMAGES)
-        first = _whole(first, "first", 0, SEEDS - 1)
+        seed = secrets.randbelow(_NEW_SEEDS) if seed is None else whole(seed, "seed", 0, SEEDS - 1)
+        images = whole(images, "images", 1, MOST_IMAGES)
+        first = whole(first, "first", 0, SEEDS - 1)
 
         # 2. The condition, with an image to edit or without, and the part to sample again.
         edits = image is not None and mask is None and self.ready.family == JANUS
@@ -508,7 +507,7 @@ class Pipeline:
             UserError: a model that reads no images, or a value out of range.
         """
         settings = make(AnswerSettings, {"temperature": temperature, "limit": limit})
-        seed = _whole(seed, "seed", 0, SEEDS - 1)
+        seed = whole(seed, "seed", 0, SEEDS - 1)
         model: Any = self.model
         expect_reader(model)
         ids = model.question(question)
@@ -645,15 +644,3 @@ def _expect_choice(field: str, name: str, choices: Sequence[str]) -> None:
     """Raise a UserError if an argument of :func:`load` is none of its choices."""
     if name not in choices:
         raise unknown(field, f"{name!r} is unknown", name, choices)
-
-
-def _whole(value: Any, field: str, low: int, high: int) -> int:
-    """A whole number from ``low`` to ``high``. Raises UserError: anything else."""
-    try:
-        number = operator.index(value)
-    except TypeError:
-        raise UserError(f"{field}: {value!r} is not a whole number.") from None
-
-    if not low <= number <= high:
-        raise UserError(f"{field}: {number} is outside {low} to {high}.")
-    return number

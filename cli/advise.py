@@ -15,13 +15,14 @@ from ..reports.record import Report
 from ..runs import presets
 from ..runs.advice import calibrate, candidates
 from ..runs.choice import PRESET, Choice, choose
+from ..runs.limits import MOST_IMAGES, SEEDS
 from ..runs.loading import AUTO, DEMO, decode
 from ..runs.measured import AdviceSettings
 from ..runs.registry import find
 from ..samplers.engine import finish
 from ..samplers.settings import knobs, make
 from .conditions import conditions
-from .options import MOST_IMAGES, SEEDS, condition_options, model_options, whole
+from .options import condition_options, model_options, whole
 from .planning import Planned, load, usual_samplers, with_draft
 from .running import draw, warm_up
 

@@ -24,9 +24,10 @@ from ..reports.files import Result, as_text, output, save
 from ..reports.record import LONGEST_NOTE, VERSION, Report, repeated
 from ..reports.table import literal, markdown, percent
 from ..reports.timing import Speedup
+from ..runs.limits import MOST_IMAGES
 from ..samplers.conditioning import AnyCondition, from_ids
 from .conditions import conditions
-from .options import MOST_IMAGES, model_options, sampler_options, whole
+from .options import model_options, sampler_options, whole
 from .planning import Planned, measured_against, prepare, with_draft
 from .running import in_turn, warm_up
 

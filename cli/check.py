@@ -24,11 +24,12 @@ from ..reports.files import Result, as_text, distinct, encoded, image_endings, o
 from ..reports.record import VERSION
 from ..reports.table import literal, markdown
 from ..runs.conditions import ENCODER
+from ..runs.limits import SEEDS
 from ..runs.loading import AUTO, models_folder
 from .checks import LABEL, PROMPT, Check, Line, run_steps
 from .conditions import builder
 from .machine import anonymous, environment, private_folders
-from .options import MODEL_OPTIONS, SEEDS, models_option, source, whole
+from .options import MODEL_OPTIONS, models_option, source, whole
 from .subject import Subject, expect_disk, expect_memory, needed, subject
 
 # Characters of a cell of the table; a longer text stands below the table.

@@ -22,10 +22,11 @@ from ..reports.maps import token_map
 from ..reports.record import LONGEST_NOTE, PLAIN, Report, repeated, to_json, to_table
 from ..reports.table import literal
 from ..runs.baseline import qualities
+from ..runs.limits import MOST_IMAGES, SEEDS
 from ..runs.loading import DEMO, decode
 from ..samplers.conditioning import AnyCondition
 from .conditions import conditions
-from .options import MOST_IMAGES, SEEDS, condition_options, model_options, sampler_options, whole
+from .options import condition_options, model_options, sampler_options, whole
 from .planning import Planned, measured_against, prepare, with_draft
 from .running import in_turn, warm_up
 

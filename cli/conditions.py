@@ -11,9 +11,10 @@ from ..errors import UserError
 from ..model_loaders.llamagen.captions import prompt_of
 from ..runs.conditions import ConditionBuilder
 from ..runs.images import one_for_each
+from ..runs.limits import MOST_IMAGES
 from ..runs.loading import Ready, Source
 from ..samplers.conditioning import FREEDOM, AnyCondition, CodeCondition
-from .options import MOST_IMAGES, source
+from .options import source
 from .planning import PROMPT, Planned
 from .running import drive
 

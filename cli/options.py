@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import Any
 
-from ..errors import UserError
 from ..model_loaders.files.wrappers import WEIGHTS
 from ..model_loaders.kinds import DTYPES, EIGHT_BITS
 from ..networks.speed import SPEEDS
+from ..runs import limits
 from ..runs.conditions import ENCODER
 from ..runs.loading import AUTO, DEMO, Source, choose_device, find_file, models_folder
 from ..samplers.tokens.mulosd.upsampling import BICUBIC
-
-SEEDS = 1 << 64
-MOST_IMAGES = 1024
-
 
 # Options for models, devices and folders that take text: name to default and help.
 MODEL_OPTIONS = {
@@ -143,14 +140,10 @@ def setting_option(parser: argparse.ArgumentParser) -> None:
 def whole(text: str, name: str, low: int, high: int) -> int:
     """Parse an integer from ``low`` to ``high``; a UserError names the option."""
     try:
-        number = int(text)
+        number: Any = int(text)
     except ValueError:
-        raise UserError(f"{name}: {text!r} is not a whole number.") from None
-
-    if not low <= number <= high:
-        raise UserError(f"{name}: {number} is outside {low} to {high}.")
-
-    return number
+        number = text
+    return limits.whole(number, name, low, high)
 
 
 def source(options: argparse.Namespace) -> Source:

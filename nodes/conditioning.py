@@ -25,7 +25,7 @@ from ..networks.hybrid import UNCONDITIONAL
 from ..networks.ta_tok import TATokModel
 from ..networks.torch_state import in_own_state
 from ..runs import registry
-from ..runs.batches import in_parts
+from ..runs.conditions import written_codes
 from ..runs.images import to_bytes, to_rgb
 from ..runs.labels import PICTURE_BOOK, check_labels, label_sets, resolve_labels, split_labels, unknown_words
 from ..runs.loading import AUTO, dtype_name
@@ -34,9 +34,8 @@ from ..runs.shown import PLAIN, Shown
 from ..runs.syntax import read_as_text
 from ..samplers.conditioning import CodeCondition, EditSettings, ImagePromptCondition, PromptCondition, TextCondition
 from ..samplers.settings import Settings, knob, make
-from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.settings import DETAILS, TarPromptSettings
-from ..samplers.tokens.tar import TarPrompted, tar_prompt
+from ..samplers.tokens.tar import TarPrompted
 from . import graph, host
 from .host.loaded import ModelCache, load_to_device
 from .loaders import PRECISION, allow_download, finder, listed, menu, usual
@@ -630,12 +629,7 @@ class TarPrompt(io.ComfyNode):
 
         load_to_device(loaded, estimate_prompt(model, settings, prompt, count))
 
-        def start(part: range) -> Any:
-            """The language model on some of the images."""
-            prompts = [prompt] * len(part)
-            return tar_prompt(model, prompts, settings, PairedDraws(number, [first + i for i in part]))
-
-        done: TarPrompted = drive(in_parts(start, count, model.net))
+        done: TarPrompted = drive(written_codes(model, [prompt] * count, settings, number, first))
         said = host.text.output([], [read_as_text([prompt]), unknown_words(model, [prompt]), warning])
         return io.NodeOutput(done.condition, ui=said)
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from ..errors import UserError
 from ..networks.chat import MOST_TEXT
 from ..runs.images import IMAGE_SOURCE, LATENT_SOURCE, MASK_SOURCE, image_tensor, latent_tensor, mask_tensor
+from ..runs.limits import SEEDS, whole
 from ..runs.shown import PRESETS, usual_numbers
 from ..samplers.settings import Knob, Settings, default_or_paper, knobs
 
@@ -63,7 +64,7 @@ ANY_DRAFT = ANY_MODEL.Input(
 
 # Hidden inputs of nodes that show text and write reports to saved images.
 HIDDEN = [io.Hidden.unique_id, io.Hidden.extra_pnginfo, io.Hidden.prompt]
-SEED_LIMIT = 0xFFFFFFFFFFFFFFFF
+SEED_LIMIT = SEEDS - 1
 
 
 # Whether this ComfyUI can send the text of a node again; older ones cannot, and the editor keeps the text it has.
@@ -244,19 +245,12 @@ def first_image_widget() -> io.Input:
 
 def checked_first_image(value: Any) -> int:
     """Check that a value is the number of an image."""
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= _MOST_NUMBERS:
-        raise UserError(f"first_image: {describe(value)} is not a whole number from 0 to {_MOST_NUMBERS}.")
-    return value
+    return whole(value, "first_image", 0, _MOST_NUMBERS)
 
 
 def checked_seed(value: Any) -> int:
     """Check that a value is an integer from 0 to 2^64 - 1."""
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise UserError(f"seed: {value!r} is not a whole number.")
-
-    if not 0 <= value <= SEED_LIMIT:
-        raise UserError(f"seed: {value} is outside 0 to {SEED_LIMIT}.")
-    return value
+    return whole(value, "seed", 0, SEED_LIMIT)
 
 
 def checked_switch(value: Any, field: str) -> bool:

@@ -23,11 +23,11 @@ from ..reports.timing import middle
 from .advice_text import advice_table, answer_of
 from .baseline import quality_word
 from .choice import Choice, parse_choice
+from .limits import SEEDS
 from .measured import ACCEPTANCE, PSNR, SSIM, AdviceSettings, Measured
 from .presets import BALANCED, FAST, PRESETS
 from .registry import SAMPLERS
 
-SEEDS = 1 << 64
 # Further candidates by plain sampler, beside the presets of the accelerators.
 _MORE: dict[str, tuple[str, ...]] = {
     "mar": (

@@ -35,7 +35,8 @@ from ..samplers.engine import finish
 from ..samplers.settings import make
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.prepare import features_of
-from ..samplers.tokens.tar import tar_prompt
+from ..samplers.tokens.settings import TarPromptSettings
+from ..samplers.tokens.tar import TarPrompted, tar_prompt
 from .batches import in_parts
 from .labels import labels_for, split_labels, unknown_words
 from .loading import (
@@ -209,13 +210,7 @@ class ConditionBuilder:
         self._warn(read_as_text(prompts))
         self._warn(unknown_words(model, prompts))
 
-        def start(part: range) -> Any:
-            """The language model on some of the prompts."""
-            images = range(first + part.start, first + part.stop)
-            own = [prompts[i] for i in part]
-            return tar_prompt(model, own, settings, PairedDraws(self.seed, images))
-
-        return self.run(in_parts(start, len(prompts), model.net), "prompt", "codes").condition
+        return self.run(written_codes(model, prompts, settings, self.seed, first), "prompt", "codes").condition
 
     def read(self, codes: CodeCondition, on: Ready) -> AnyCondition:
         """Features of codes, for a de-tokenizer."""
@@ -229,3 +224,18 @@ class ConditionBuilder:
         """Say what a model reads otherwise than it is meant, if there is anything."""
         if sentence:
             self.warn(sentence)
+
+
+def written_codes(
+    model: TarModel, prompts: Sequence[str], settings: TarPromptSettings, seed: int, first: int
+) -> Generator[Any, None, TarPrompted]:
+    """Write codes for prompts with Tar's language model, in parts if memory is insufficient for all at once; image i
+    uses (seed, first + i).
+    """
+
+    def start(part: range) -> Any:
+        """The language model on some of the prompts."""
+        numbers = range(first + part.start, first + part.stop)
+        return tar_prompt(model, [prompts[i] for i in part], settings, PairedDraws(seed, numbers))
+
+    return in_parts(start, len(prompts), model.net)

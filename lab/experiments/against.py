@@ -19,11 +19,12 @@ from typing import Any
 import torch
 
 from ...cli.bench import about
-from ...cli.options import MOST_IMAGES, whole
+from ...cli.options import whole
 from ...errors import UserError
 from ...reports.files import typed_path
 from ...reports.table import markdown
 from ...runs.choice import assignment
+from ...runs.limits import MOST_IMAGES
 from ..work.operations import counted, measure_speed
 from .references import REFERENCES, Pair, identify
 

@@ -17,13 +17,14 @@ import torch
 from torch import Tensor
 
 from ...cli.bench import conditions_of
-from ...cli.options import AUTO, MOST_IMAGES, whole
+from ...cli.options import AUTO, whole
 from ...cli.planning import Planned
 from ...cli.running import draw
 from ...errors import UserError
 from ...model_loaders.kinds import DTYPES, EIGHT_BITS
 from ...reports.quality import psnr
 from ...reports.table import markdown
+from ...runs.limits import MOST_IMAGES
 from ...runs.loading import decode
 from ..work.random_options import planned_for, shared_options
 

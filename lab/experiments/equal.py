@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from ...cli.bench import PROMPT_TEXT, conditions_of
-from ...cli.options import MOST_IMAGES, source, whole
+from ...cli.options import source, whole
 from ...cli.planning import Planned
 from ...cli.running import draw, drive
 from ...errors import UserError
@@ -28,6 +28,7 @@ from ...networks.llama import TokenModel
 from ...networks.tar import TarModel
 from ...reports.record import dtype_of
 from ...reports.table import markdown
+from ...runs.limits import MOST_IMAGES
 from ...runs.loading import AUTO, Ready, language_model_for, load_language_model, prompt_settings
 from ...samplers.conditioning import AnyCondition
 from ...samplers.tokens.draws import PairedDraws

@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...cli.conditions import conditions
-from ...cli.options import MOST_IMAGES, SEEDS, condition_options, model_options, setting_option, whole
+from ...cli.options import condition_options, model_options, setting_option, whole
 from ...cli.planning import prepare
 from ...errors import UserError
 from ...networks.mar import MARModel, pick
@@ -28,6 +28,7 @@ from ...reports.files import Result, encoded, image_endings, output, save
 from ...reports.grid import compare_grid, expect_fits
 from ...reports.quality import measure
 from ...reports.table import figure, markdown
+from ...runs.limits import MOST_IMAGES, SEEDS
 from ...runs.loading import decode
 from ...samplers.conditioning import MaskedCondition
 from ...samplers.engine import Sampled

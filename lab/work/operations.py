@@ -21,10 +21,11 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...cli.bench import conditions_of
-from ...cli.options import MOST_IMAGES, whole
+from ...cli.options import whole
 from ...cli.running import draw, warm_up
 from ...networks import ops
 from ...reports.table import markdown
+from ...runs.limits import MOST_IMAGES
 from .random_options import planned_for, shared_options
 
 # Operations after which the host waits for values of a device.

@@ -7,6 +7,7 @@ from types import SimpleNamespace
 import pytest
 from fastar_nodes.nodes import conditioning, filling, samplers
 from fastar_nodes.nodes.host.loaded import Loaded
+from fastar_nodes.runs import conditions
 from fastar_nodes.runs.registry import SAMPLERS, own_values_of
 from fastar_nodes.runs.shown import FREE
 from fastar_nodes.samplers.mar.settings import CacheSettings
@@ -177,9 +178,9 @@ def test_a_cache_that_is_sent_with_its_defaults_has_the_numbers_of_its_preset():
 def settings_used(monkeypatch):
     """A list that receives the settings of every prompt that Tar's language model reads from now on."""
     used = []
-    prompted = conditioning.tar_prompt
+    prompted = conditions.tar_prompt
     monkeypatch.setattr(
-        conditioning,
+        conditions,
         "tar_prompt",
         lambda model, texts, settings, draws: used.append(settings) or prompted(model, texts, settings, draws),
     )
