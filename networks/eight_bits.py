@@ -24,8 +24,6 @@ FORMATS = {
     "int8_tensorwise": torch.int8,
 }
 _FORMAT_OF = {dtype: name for name, dtype in FORMATS.items()}
-# In ComfyUI's statement about a layer: whether its input is never rounded.
-EXACT_INPUT = "full_precision_matrix_mult"
 
 _LARGEST = {INT8: 127.0, FP8: torch.finfo(torch.float8_e4m3fn).max}  # magnitude of a rounded number
 
@@ -38,18 +36,14 @@ class Quantized(Tensor):
 
     stored: Tensor  # int8 or float8 [out, ...]
     scale: Tensor  # fp32: one number [], or one for every output [out, 1, ...]
-    input_scale: Tensor | None  # fp32 []: the measured scale of a layer's input, which a file may state
-    exact_input: bool  # whether the input of the layer is never rounded by ``input_scale``
+    beside: Mapping[str, Tensor] | None  # what a file for ComfyUI holds beside it, by the end of its name
 
     @staticmethod
-    def __new__(
-        cls, stored: Tensor, scale: Tensor, input_scale: Tensor | None = None, exact_input: bool = True
-    ) -> Quantized:
+    def __new__(cls, stored: Tensor, scale: Tensor, beside: Mapping[str, Tensor] | None = None) -> Quantized:
         made = Tensor._make_wrapper_subclass(cls, stored.shape, dtype=torch.float32, device=stored.device)
         made.stored = stored
         made.scale = scale
-        made.input_scale = input_scale
-        made.exact_input = exact_input
+        made.beside = beside
         return made
 
     @property
@@ -68,13 +62,9 @@ class Quantized(Tensor):
 
     def placed(self, device: str | torch.device) -> Quantized:
         """A copy on a device."""
-        measured = self.input_scale
-        return Quantized(
-            self.stored.to(device, copy=True).contiguous(),
-            self.scale.to(device, copy=True),
-            None if measured is None else measured.to(device, copy=True),
-            self.exact_input,
-        )
+        stored = self.stored.to(device, copy=True).contiguous()
+        beside = self.beside and {name: tensor.clone() for name, tensor in self.beside.items()}
+        return Quantized(stored, self.scale.to(device, copy=True), beside)
 
     def __repr__(self, **about: Any) -> str:  # type: ignore[override]
         return f"Quantized({self.kind}, {list(self.shape)})"
@@ -114,9 +104,9 @@ def kind_of(weight: Tensor) -> str:
 
 
 def statement(weight: Quantized) -> Tensor:
-    """What ComfyUI reads beside a quantised weight as ``comfy_quant``, uint8 [n]."""
+    """What ComfyUI reads beside a weight of ours as ``comfy_quant``, uint8 [n]: it must not round an input of fp8."""
     stated: dict[str, Any] = {"format": _FORMAT_OF[weight.stored.dtype]}
-    if weight.exact_input and weight.kind == FP8:
-        stated[EXACT_INPUT] = True
+    if weight.kind == FP8:
+        stated["full_precision_matrix_mult"] = True
 
     return torch.tensor([*json.dumps(stated).encode()], dtype=torch.uint8)

@@ -13,6 +13,7 @@ from comfy_api.latest import io
 from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders.catalogue import hub
+from ..model_loaders.files import checkpoint
 from ..model_loaders.files.wrappers import WEIGHTS
 from ..model_loaders.kinds import DTYPES, EIGHT_BITS, KINDS
 from ..networks.autoencoder import KLModel, VQModel
@@ -42,6 +43,9 @@ GRIDS = (8, 12, 16, 24, 32, 48, 64)
 # Pixels per side of Harmon and UniPic on the menu, and pixels per token of the official models.
 SIZES = (256, 320, 384, 448, 512, 576, 640, 704, 768, 832, 896, 960, 1024)
 PIXELS = 16
+
+# Files in ComfyUI's formats of 8 bits are ComfyUI's to read.
+checkpoint.gather_quantised = host.operations.gather_quantised
 
 
 def menu(family: str, *first: str) -> list[str]:

@@ -30,7 +30,7 @@ from ...networks.autoencoder import STATED_GROUPS
 from ...networks.eight_bits import Quantized, kind_of, round_to
 from ...networks.ops import FAST, TORCH, Operations, blocks_layers, limit_packing, shapes_only
 from ...networks.precision import is_finite
-from . import archive, mapped, quantized
+from . import archive, mapped
 from .formats import INSTEAD, other_format
 from .wrappers import AUTO, WEIGHTS, NoWeights, unpack, unwrapped
 
@@ -42,6 +42,10 @@ _UNCHANGED = "get an unchanged copy of the file"
 _LONGEST_AXIS = (1 << 31) - 1
 _TORCH = tuple(int(n) for n in torch.__version__.split(".")[:2])
 MAX_JSON_BYTES = 32_000_000  # a tokenizer with 65,536 image codes has 12 MB
+
+# What ComfyUI, where it runs, makes of the weights and the metadata of a file: each weight of its formats of 8 bits
+# becomes one Quantized. Elsewhere such files are refused.
+gather_quantised: Callable[[Mapping[str, Tensor], Mapping[str, str]], dict[str, Tensor]] | None = None
 
 N = TypeVar("N", bound=nn.Module)
 
@@ -188,46 +192,22 @@ def read(
     Raises:
         UserError: if a file is missing, damaged, of another format, or holds other objects than plain
             values and tensors, no tensor, more than 100,000, or an empty one, if two shards hold the same
-            weight, if weights of 8 bits do not fit their scales, or if ``weights`` is unknown.
+            weight, or if ``weights`` is unknown.
     """
     if weights not in WEIGHTS:
         raise UserError(f"weights: {str(weights)[:40]!r} is not known; choose {', '.join(WEIGHTS)}")
 
-    def left_out(name: str) -> bool:
-        """Whether a tensor, or the weight that it describes, is left out."""
-        return skip is not None and (skip(name) or skip(quantized.weight_of(name)))
-
     whole = Checkpoint({}, {}, Path(path), field)
-    tables: list[str] = []
     for shard in shards or [whole.path]:
-        file = _read_file(Checkpoint({}, {}, shard, field, notes=whole.notes), skip and left_out, weights)
-        twice = [name for name in file.state if name in whole.state and not quantized.is_mark(name)]
-        if twice:
+        file = _read_file(Checkpoint({}, {}, shard, field, notes=whole.notes), skip, weights)
+        if twice := file.state.keys() & whole.state.keys():
             raise file.error(f"holds {min(twice)[:80]}, which another shard holds too", "get the shards again")
-
-        # Each shard may state the formats of its own weights.
-        if quantized.METADATA in file.metadata:
-            tables.append(file.metadata.pop(quantized.METADATA))
 
         whole.state.update(file.state)
         whole.metadata.update(file.metadata)
         whole = replace(whole, averaged=whole.averaged or file.averaged)
 
-    return _gathered(whole, tables, skip)
-
-
-def _gathered(file: Checkpoint, tables: Sequence[str], skip: Callable[[str], bool] | None) -> Checkpoint:
-    """A file whose weights of 8 bits are together with their scales, see :func:`.quantized.gather`."""
-
-    def parse(text: str, where: str) -> dict[str, Any]:
-        return parse_json(text, f"the entry {where} in {file.path.name}", file.field)
-
-    try:
-        state = quantized.gather(file.state, tables, parse, skip)
-    except quantized.Unreadable as e:
-        raise file.error(str(e), e.remedy) from e
-
-    return replace(file, state=state)
+    return whole
 
 
 def _read_file(file: Checkpoint, skip: Callable[[str], bool] | None, weights: str) -> Checkpoint:
@@ -242,9 +222,16 @@ def _read_file(file: Checkpoint, skip: Callable[[str], bool] | None, weights: st
     if not state and skip is None:
         raise file.error("holds no tensors", "choose a file with a model's weights")
 
+    if gather_quantised is not None:
+        try:
+            state = gather_quantised(state, metadata)
+        except Exception as e:  # a damaged file can raise any exception
+            raise file.error(f"holds 8-bit weights that ComfyUI cannot read ({first_line(e)})", INSTEAD) from e
+        metadata.pop("_quantization_metadata", None)
+
     state = {name: tensor for name, tensor in state.items() if not (skip and skip(name))}
     for name, tensor in state.items():
-        if not all(1 <= n <= _LONGEST_AXIS for n in tensor.shape) and not quantized.is_mark(name):
+        if not all(1 <= n <= _LONGEST_AXIS for n in tensor.shape) and not name.endswith("scaled_fp8"):
             raise file.error(f"holds a tensor that is empty or too large ({name[:80]}: {_shape(tensor)})")
 
     return replace(file, state=state, metadata=metadata, averaged=averaged or counted)

@@ -15,7 +15,7 @@ SUFFIXES = (".safetensors", ".pth", ".pt", ".ckpt", ".bin")
 
 _CHOOSE = "choose a .safetensors file or a torch checkpoint"
 # What to get in the place of weights that cannot be read.
-INSTEAD = "get the fp32, bf16 or fp16 file of the same model, or its fp8 or int8 file for ComfyUI"
+INSTEAD = "get the fp32, bf16 or fp16 file of the same model; ComfyUI also loads its own fp8 and int8 files"
 _SHORTEST = 8  # bytes; fewer than any file of weights has
 _UNPACK = "unpack it and choose the file inside"
 # First bytes of a file, without a byte order mark and blanks in front.
@@ -27,7 +27,7 @@ _BEGINNINGS: dict[bytes, tuple[str, str]] = {
     b"<": ("is a web page, not weights", "open the address in a browser, log in if it asks, and get the file there"),
     b"GGUF": (
         "is a GGUF file",
-        "get the .safetensors file of the same model (fp32, bf16, fp16, or fp8 or int8 for ComfyUI)",
+        "get the .safetensors file of the same model (fp32, bf16 or fp16)",
     ),
     b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.": (
         "is a checkpoint in torch's format of before 2020, which may hold code",
@@ -70,15 +70,14 @@ _PACKED: dict[str, re.Pattern[str]] = {
     "packed weights of compressed-tensors": re.compile(r"\.(weight_packed|weight_zero_point|weight_g_idx)$"),
     "weights that HQQ quantised": re.compile(r"\.W_q$"),
     "weights that quanto quantised": re.compile(r"\.weight\._(data|scale|shift)$"),
-    # What is left when the weights of 8 bits have taken theirs.
-    "a scale that belongs to no weight of 8 bits": re.compile(
-        r"\.(scale_weight|scale_input|weight_scale|input_scale)$"
-    ),
+    # What ComfyUI's own reader has left, and all of it outside ComfyUI.
+    "weights in a quantised format of ComfyUI": re.compile(r"\.comfy_quant$|(^|\.)scaled_fp8$"),
+    "quantised weights with scales beside them": re.compile(r"\.(scale_weight|scale_input|weight_scale|input_scale)$"),
 }
 _MLX = re.compile(r"\.scales$")
 _MLX_TOO = re.compile(r"\.biases$")
 _LORA = re.compile(r"(^|[._])lora_?(A|B|up|down|E|magnitude_vector)([._]|$)|\.(hada_w1_a|lokr_w1|oft_blocks)$")
-_NAMED = ("quantization_config",)
+_NAMED = ("quantization_config", "_quantization_metadata")
 
 
 def other_format(head: bytes, size: int) -> tuple[str, str]:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any
 
 import comfy.model_management as mm
 import comfy.ops
+import comfy.utils
 import torch
 from comfy.cli_args import args
 from torch import Tensor, nn
 
 from ...errors import UserError
 from ...networks import graphs
-from ...networks.eight_bits import FP8, INT8, Quantized, round_to, statement
+from ...networks.eight_bits import FORMATS, INT8, Quantized, statement
 from ...networks.ops import Operations
 from .devices import get_compute_device
 
@@ -82,19 +84,12 @@ class _EightBitOperations(_CoreOperations):
         pass  # these layers take weights of any form
 
     def entries(self, name: str, weight: Quantized) -> Mapping[str, Tensor]:
-        if weight.kind == FP8 and weight.scale.ndim:  # for which ComfyUI has no layout
-            weight = round_to(weight.numbers(), INT8)
         if weight.kind == INT8:
             _expect_int8(get_compute_device())
 
-        found = {
-            name: weight.stored,
-            f"{name}_scale": weight.scale,
-            f"{name.removesuffix('weight')}comfy_quant": statement(weight),
-        }
-        if weight.input_scale is not None and not weight.exact_input:
-            found[f"{name.removesuffix('weight')}input_scale"] = weight.input_scale
-        return found
+        beside = weight.beside or {"weight_scale": weight.scale, "comfy_quant": statement(weight)}
+        layer = name.removesuffix("weight")
+        return {name: weight.stored} | {f"{layer}{part}": tensor for part, tensor in beside.items()}
 
 
 # Devices without a product of int8 matrices: Apple's, Intel's and those of DirectML.
@@ -121,6 +116,47 @@ def _expect_int8(device: torch.device) -> None:
             f"dtype: this version of ComfyUI computes no int8 weights on {device}; update ComfyUI, or choose fp16, "
             "bf16 or fp32."
         )
+
+
+def gather_quantised(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Tensor]:
+    """The weights of a file, with a Quantized in the place of each that has 8 bits in a format of ComfyUI.
+
+    ComfyUI brings older forms to the newest, and its layers read what this leaves beside each weight. Weights in its
+    other formats stay as they are in the file, and are refused as those of other programs.
+    """
+    marks = [name for name in state if name.endswith("scaled_fp8")]
+    if (
+        not marks
+        and "_quantization_metadata" not in metadata
+        and not any(name.endswith(".comfy_quant") for name in state)
+    ):
+        return dict(state)
+
+    prefix = marks[0].removesuffix("scaled_fp8") if marks else ""
+    weights, _ = comfy.utils.convert_old_quants(dict(state), prefix, dict(metadata))
+
+    for name in [name for name in weights if name.endswith(".comfy_quant")]:
+        layer = name.removesuffix("comfy_quant")
+        parts = [part for part in ("weight_scale", "comfy_quant", "input_scale") if layer + part in weights]
+        beside = {part: weights[layer + part] for part in parts}
+        about = json.loads(beside["comfy_quant"].numpy().tobytes())
+
+        weight, scale = weights.get(f"{layer}weight"), beside.get("weight_scale")
+        if weight is not None:
+            is_rotated = about.get("convrot") or about.get("params")
+            if scale is None or is_rotated or FORMATS.get(about.get("format")) != weight.dtype:
+                continue
+
+            # A layer of fp8 rounds its input only by a measured scale.
+            is_measured = weight.dtype != torch.int8 and "input_scale" in beside
+            one_each = weight.dtype == torch.int8 and scale.numel() > 1
+            scale = scale.float().reshape((len(weight), 1) if one_each else ())
+            weights[f"{layer}weight"] = Quantized(weight, scale, beside if is_measured else None)
+
+        for part in parts:
+            del weights[layer + part]
+
+    return weights
 
 
 _CORE_OPERATIONS = _CoreOperations()

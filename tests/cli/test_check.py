@@ -211,20 +211,23 @@ def eight_bits(path: Path, kind: str, new: Path) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
-def test_a_file_of_8_bits_is_called_so(cli, files, tmp_path, kind):
-    """As it is stored, as it is loaded by default, and in another dtype; the scales are no weights of the network."""
+def test_a_file_of_8_bits_for_comfyui_is_refused(cli, files, tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(checkpoint, "gather_quantised", None)
     eight = eight_bits(files.llamagen, kind, tmp_path / "eight.safetensors")
-    found = {}
-    for name, model, dtype in (("fp32", files.llamagen, kind), ("auto", eight, "auto"), ("as fp32", eight, "fp32")):
-        answer, lines = checked(cli, "--model", model, "--decoder", files.vq, "--dtype", dtype, "--quick")
-        assert answer.code == 0, answer
-        found[name] = lines
+    answer = cli("check", "--model", eight, "--decoder", files.vq, "--quick")
+    assert answer.code == 2 and "holds weights in a quantised format of ComfyUI" in answer.err, answer
 
-    assert found["auto"]["dtype"]["found"] == kind
-    assert found["auto"]["dtype"]["figures"] == {"stored": kind, "loaded": kind}
-    assert found["as fp32"]["dtype"]["found"] == f"{kind}, loaded as fp32"
-    assert found["fp32"]["dtype"]["found"] == f"fp32, loaded as {kind}"
-    assert len({lines["names and shapes"]["found"] for lines in found.values()}) == 1
+
+@pytest.mark.parametrize("kind", ["int8", "fp8"])
+def test_weights_rounded_to_8_bits_are_called_so(cli, files, kind):
+    """The scales are no weights of the network."""
+    plain, eight = (
+        checked(cli, "--model", files.llamagen, "--decoder", files.vq, "--dtype", dtype, "--quick")[1]
+        for dtype in ("fp32", kind)
+    )
+    assert eight["dtype"]["found"] == f"fp32, loaded as {kind}"
+    assert eight["dtype"]["figures"] == {"stored": "fp32", "loaded": kind}
+    assert eight["names and shapes"]["found"] == plain["names and shapes"]["found"]
 
 
 def test_a_constant_image_ends_with_code_1(cli, files, monkeypatch):

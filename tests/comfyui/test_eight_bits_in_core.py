@@ -72,11 +72,18 @@ def test_weights_are_rounded_as_by_core(found, kind):
     assert found[f"rounding to {kind}"] == {"numbers": 0, "scales": 0}
 
 
-def test_a_scale_for_every_output_of_fp8_becomes_int8(found):
-    """ComfyUI's layout of fp8 has one scale."""
-    run = found["fp8 with a scale for every output"]
-    assert run["names"] == ["a.comfy_quant", "a.weight", "a.weight_scale"] and run["format"] == "int8_tensorwise"
-    assert run["numbers"] == pytest.approx([448, -14])
+@pytest.mark.parametrize(
+    "case",
+    ["another format", "rotated", "another dtype", "without a scale", "a list", "no JSON", "a scale for every block"],
+)
+def test_what_is_not_read_is_one_sentence(found, case):
+    said = found[f"refused: {case}"]
+    known = case in ("another format", "rotated", "another dtype", "without a scale")
+    words = (
+        "holds weights in a quantised format of ComfyUI, which FastAR cannot read (layers.0.attention.wo.comfy_quant)"
+    )
+    assert (words if known else "holds 8-bit weights that ComfyUI cannot read (") in said, said
+    assert said.startswith("checkpoint: refused.safetensors ") and "\n" not in said
 
 
 @pytest.mark.parametrize("kind", ["int8", "fp8"])

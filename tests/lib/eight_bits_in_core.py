@@ -112,6 +112,27 @@ CASES = {
 }
 
 
+def stating(**about):
+    """The statement of one layer replaced."""
+    text = torch.tensor([*json.dumps(about).encode()], dtype=torch.uint8)
+    return lambda state: state | {"layers.0.attention.wo.comfy_quant": text}
+
+
+def without_scale(state):
+    return {name: tensor for name, tensor in state.items() if name != "layers.0.attention.wo.weight_scale"}
+
+
+REFUSED = {
+    "another format": stating(format="nvfp4"),
+    "rotated": stating(format="float8_e4m3fn", convrot=True),
+    "another dtype": stating(format="int8_tensorwise"),
+    "a list": stating(format=[]),
+    "without a scale": without_scale,
+    "no JSON": lambda state: state | {"layers.0.attention.wo.comfy_quant": torch.ones(3, dtype=torch.uint8)},
+    "a scale for every block": lambda state: state | {"layers.0.attention.wo.weight_scale": torch.ones(8, 4)},
+}
+
+
 # All forms for one model, and the usual ones for the others.
 FORMS = {"llamagen-low": [*CASES], "tar": ["fp8", "int8, channels"], "mar": ["fp8", "int8, channels"]}
 
@@ -279,13 +300,13 @@ with torch.inference_mode():
             found[f"{family}: dtype {bits}"] = other(family, bits)
         found[f"nodes: {bits}"] = sampled(bits)
 
-    rows = eight_bits.Quantized(torch.tensor([[448.0], [-7.0]]).to(torch.float8_e4m3fn), torch.tensor([[1.0], [2.0]]))
-    stored = host.operations.suited(CARD).eight_bit(torch.float32).entries("a.weight", rows)
-    found["fp8 with a scale for every output"] = {
-        "names": sorted(stored),
-        "format": json.loads(stored["a.comfy_quant"].numpy().tobytes())["format"],
-        "numbers": (stored["a.weight"].float() * stored["a.weight_scale"]).flatten().tolist(),
-    }
+    for case, change in REFUSED.items():
+        state = change(made("llamagen-low", **FP8))
+        save_file(state, Path(FOLDER) / "refused.safetensors", metadata={"heads": "2", "grid": "8"})
+        try:
+            found[f"refused: {case}"] = str(LOADERS["llamagen-low"](Path(FOLDER) / "refused.safetensors"))
+        except ValueError as e:
+            found[f"refused: {case}"] = str(e)
 
     weight = torch.linspace(-3, 2, 96).view(8, 12) ** 3
     for kind, format_name, options in (

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.bitdance.loader import load_bitdance
+from fastar_nodes.model_loaders.files import checkpoint
 from fastar_nodes.model_loaders.files.checkpoint import read
 from fastar_nodes.model_loaders.hybrid.loader import load_hybrid
 from fastar_nodes.model_loaders.janus.loader import load_janus
@@ -207,24 +208,20 @@ def statement(**about) -> torch.Tensor:
     return torch.tensor([*json.dumps(about).encode()], dtype=torch.uint8)
 
 
-def rounded(kind: str, ending: str = ".weight_scale", prefix: str = "") -> dict[str, torch.Tensor]:
+def rounded(kind: str, ending: str = ".weight_scale") -> dict[str, torch.Tensor]:
     """A file whose blocks are rounded, the scales under these names."""
-    state = {prefix + name: tensor for name, tensor in STATE.items()}
+    state = dict(STATE)
     for layer in LAYERS:
         weight = round_to(STATE[f"{layer}.weight"], kind)
-        state[f"{prefix}{layer}.weight"] = weight.stored
-        state[prefix + layer + ending] = weight.scale
+        state[f"{layer}.weight"] = weight.stored
+        state[layer + ending] = weight.scale
     return state
 
 
-def comfy(kind: str, **about) -> dict[str, torch.Tensor]:
+def comfy(kind: str) -> dict[str, torch.Tensor]:
     """As ComfyUI writes it."""
     form = {"int8": "int8_tensorwise", "fp8": "float8_e4m3fn"}[kind]
-    return rounded(kind) | {f"{layer}.comfy_quant": statement(format=form, **about) for layer in LAYERS}
-
-
-def older(count: int = 0, prefix: str = "") -> dict[str, torch.Tensor]:
-    return rounded(FP8, ".scale_weight", prefix) | {f"{prefix}scaled_fp8": torch.zeros(count, dtype=E4M3)}
+    return rounded(kind) | {f"{layer}.comfy_quant": statement(format=form) for layer in LAYERS}
 
 
 def save(path: Path, state: dict[str, torch.Tensor], **metadata: str) -> Path:
@@ -232,39 +229,39 @@ def save(path: Path, state: dict[str, torch.Tensor], **metadata: str) -> Path:
     return path / "x.safetensors"
 
 
-def table(kind: str = "float8_e4m3fn", layers=LAYERS) -> str:
-    return json.dumps({"format_version": "1.0", "layers": {layer: {"format": kind} for layer in layers}})
-
-
-READ = {
-    "comfy_quant, int8": lambda: (comfy(INT8), {}),
-    "comfy_quant, fp8": lambda: (comfy(FP8), {}),
-    "metadata": lambda: (rounded(FP8), {"_quantization_metadata": table()}),
-    "metadata, int8": lambda: (rounded(INT8), {"_quantization_metadata": table("int8_tensorwise")}),
-    "scaled_fp8": lambda: (older(), {}),
-    "scaled_fp8 behind a prefix": lambda: (older(prefix="model."), {}),
-    "scaled_fp8 of two": lambda: (older(2), {}),
-    "scale beside the name": lambda: (rounded(FP8), {}),
-    "scale of the layer": lambda: (rounded(FP8, ".scale"), {}),
-    "scale of the weight": lambda: (rounded(FP8, ".weight.scale"), {}),
-    "scale_weight without a mark": lambda: (rounded(FP8, ".scale_weight"), {}),
-    "int8 with a scale": lambda: (rounded(INT8), {}),
+TABLE = json.dumps({"format_version": "1.0", "layers": {layer: {"format": "float8_e4m3fn"} for layer in LAYERS}})
+FOR_COMFYUI = {
+    "int8": lambda: (comfy(INT8), {}),
+    "fp8": lambda: (comfy(FP8), {}),
+    "fp8 by metadata": lambda: (rounded(FP8), {"_quantization_metadata": TABLE}),
+    "scaled_fp8": lambda: (rounded(FP8, ".scale_weight") | {"scaled_fp8": torch.zeros(0, dtype=E4M3)}, {}),
+    "scales beside": lambda: (rounded(FP8), {}),
 }
 
 
-@pytest.mark.parametrize("form", READ)
-@pytest.mark.fast_cases(
-    "comfy_quant, int8",
-    "comfy_quant, fp8",
-    "metadata",
-    "scaled_fp8 behind a prefix",
-    "scale of the layer",
-    "int8 with a scale",
-)
-def test_a_file_of_8_bits_is_read_in_any_form(tmp_path, form):
-    state, metadata = READ[form]()
-    path = save(tmp_path, state, **metadata)
-    kind = INT8 if "int8" in form else FP8
+@pytest.mark.parametrize("form", FOR_COMFYUI)
+def test_files_for_comfyui_are_refused_elsewhere(tmp_path, monkeypatch, form):
+    monkeypatch.setattr(checkpoint, "gather_quantised", None)
+    state, metadata = FOR_COMFYUI[form]()
+    with pytest.raises(
+        UserError, match="^checkpoint: x.safetensors holds .*quantised.*which FastAR cannot read"
+    ) as error:
+        load_llamagen(save(tmp_path, state, **metadata))
+    assert str(error.value).endswith("model; ComfyUI also loads its own fp8 and int8 files")
+
+
+def gathered(state, metadata):
+    """A host's reader, in the place of ComfyUI's."""
+    weights = {name: tensor for name, tensor in state.items() if not name.endswith((".weight_scale", ".comfy_quant"))}
+    for layer in LAYERS:
+        weights[f"{layer}.weight"] = Quantized(state[f"{layer}.weight"], state[f"{layer}.weight_scale"])
+    return weights
+
+
+@pytest.mark.parametrize("kind", [INT8, FP8])
+def test_what_a_host_reads_stays_as_it_is_stored(tmp_path, monkeypatch, kind):
+    monkeypatch.setattr(checkpoint, "gather_quantised", gathered)
+    path = save(tmp_path, comfy(kind))
     expected = {layer: round_to(STATE[f"{layer}.weight"], kind) for layer in LAYERS}
 
     kept = load_llamagen(path).net
@@ -280,25 +277,15 @@ def test_a_file_of_8_bits_is_read_in_any_form(tmp_path, form):
     other = load_llamagen(path, FP8 if kind == INT8 else INT8).net
     assert dtype_of(other) == (FP8 if kind == INT8 else INT8)
 
-
-def test_a_scale_for_every_output_of_fp8(tmp_path):
-    """As other tools write it: rows of 1 and 100 with scales of their own."""
-    state = dict(STATE)
-    rows = torch.linspace(1, 100, 16)
-    state[f"{OUT}.weight"] = (STATE[f"{OUT}.weight"] / rows[:, None]).to(E4M3)
-    state[f"{OUT}.weight_scale"] = rows.bfloat16()
-    expected = state[f"{OUT}.weight"].float() * rows.bfloat16().float()[:, None]
-    for dtype in ("auto", "fp32"):
-        layer = load_llamagen(save(tmp_path, state), dtype).net.get_submodule(OUT)
-        weight = layer.weight.float() * (layer.weight_scale if dtype == "auto" else 1)
-        assert torch.equal(weight, expected) and isinstance(layer, EightBitLinear) == (dtype == "auto")
+    # The tensors of the file are not kept.
+    path.write_bytes(bytes(path.stat().st_size))
+    assert torch.equal(kept.get_submodule(OUT).weight.float(), expected[OUT].stored.float())
 
 
-def test_weights_outside_of_the_blocks_are_read_as_numbers(tmp_path):
-    state, head = dict(STATE), round_to(STATE["output.weight"], FP8)
-    state |= {"output.weight": head.stored, "output.weight_scale": head.scale}
-    net = load_llamagen(save(tmp_path, state)).net
-    assert torch.equal(net.output.weight, head.numbers()) and dtype_of(net) == "fp32"
+def test_what_a_host_cannot_read_is_one_sentence(tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint, "gather_quantised", lambda state, metadata: state["gone"])
+    with pytest.raises(UserError, match="x.safetensors holds 8-bit weights that ComfyUI cannot read .'gone'"):
+        load_llamagen(save(tmp_path, comfy(FP8)))
 
 
 def test_fp8_without_scales_stays_fp8(tmp_path):
@@ -309,140 +296,18 @@ def test_fp8_without_scales_stays_fp8(tmp_path):
     assert torch.equal(layer.weight.float(), STATE[f"{OUT}.weight"].to(E4M3).float())
 
 
-def test_scales_of_inputs_are_kept_for_a_host(tmp_path):
-    state = comfy(FP8) | {f"{OUT}.input_scale": torch.tensor([0.5])}
-    file = read(save(tmp_path, state))
-    assert file.state[f"{OUT}.weight"].input_scale == 0.5 and not file.state[f"{OUT}.weight"].exact_input
-    assert file.state["layers.0.attention.wo.weight"].exact_input, "no scale, no rounding"
-    stated = comfy(FP8, full_precision_matrix_mult=True) | {f"{OUT}.input_scale": torch.tensor([0.5])}
-    assert read(save(tmp_path, stated)).state[f"{OUT}.weight"].exact_input
-    # A mark of two values says that products are in full precision, also where inputs have a scale.
-    for count, exact in ((0, False), (2, True)):
-        marked = older(count) | {f"{OUT}.scale_input": torch.tensor([0.5])}
-        weight = read(save(tmp_path, marked)).state[f"{OUT}.weight"]
-        assert weight.input_scale == 0.5 and weight.exact_input == exact
-    assert load_llamagen(save(tmp_path, state)).net is not None, "other layers have no use for it"
-    whole = comfy(INT8) | {f"{OUT}.input_scale": torch.tensor([0.5])}
-    assert read(save(tmp_path, whole)).state[f"{OUT}.weight"].exact_input, "ComfyUI's int8 has no such scale"
-
-
-def test_scales_may_be_in_another_shard(tmp_path):
-    state = rounded(FP8)
-    scales = {name: state.pop(name) for name in [*state] if name.endswith("_scale")}
-    save_file(state, tmp_path / "a.safetensors", metadata=HEADS)
-    save_file(scales, tmp_path / "b.safetensors")
-    file = read(tmp_path, shards=[tmp_path / "a.safetensors", tmp_path / "b.safetensors"])
-    assert kind_of(file.state[f"{OUT}.weight"]) == FP8 and file.state.keys() == STATE.keys()
-
-
-def test_shards_may_each_say_what_they_hold(tmp_path):
-    """As a converter writes them that works shard by shard: the same mark in both, or a table of its own weights."""
-    shards = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
-    middle = len(LAYERS) // 2
-
-    def write(state, *about):
-        for shard, layers, entry in zip(shards, (LAYERS[:middle], LAYERS[middle:]), about, strict=True):
-            own = {name: tensor for name, tensor in state.items() if name.rpartition(".")[0] in layers}
-            rest = state.keys() - {name for name in state if name.startswith("layers.")}
-            more = {name: state[name] for name in rest} if shard is shards[0] else {}
-            save_file(own | more | entry.get("mark", {}), shard, metadata=HEADS | entry.get("metadata", {}))
-
-    mark = {"mark": {"scaled_fp8": torch.empty(0, dtype=E4M3)}}
-    write(rounded(FP8, ".scale_weight"), mark, mark)
-    found = read(tmp_path, shards=shards).state
-    assert all(kind_of(found[f"{layer}.weight"]) == FP8 for layer in LAYERS) and "scaled_fp8" not in found
-
-    def stating(layers):
-        about = {"format": "float8_e4m3fn", "full_precision_matrix_mult": True}
-        return {"metadata": {"_quantization_metadata": json.dumps({"layers": dict.fromkeys(layers, about)})}}
-
-    scales = {f"{layer}.input_scale": torch.tensor(0.5) for layer in LAYERS}
-    write(rounded(FP8) | scales, stating(LAYERS[:middle]), stating(LAYERS[middle:]))
-    file = read(tmp_path, shards=shards)
-    assert all(file.state[f"{layer}.weight"].exact_input for layer in LAYERS), "both tables are read"
-    assert "_quantization_metadata" not in file.metadata
-
-    write(rounded(FP8), {"mark": {"twice": torch.ones(1)}}, {"mark": {"twice": torch.ones(1)}})
-    with pytest.raises(UserError, match="holds twice, which another shard holds too"):
-        read(tmp_path, shards=shards)
-
-
-def test_what_is_left_out_is_left_out_with_its_scales(tmp_path):
-    """Also if the metadata names it."""
-
-    def skip(name: str) -> bool:
-        return name == f"{OUT}.weight"
-
-    other = comfy(FP8) | {f"{OUT}.comfy_quant": statement(format="nvfp4")}
-    for state, metadata in ((comfy(FP8), {}), (other, {}), (rounded(FP8), {"_quantization_metadata": table()})):
-        file = read(save(tmp_path, state, **metadata), skip=skip)
-        assert file.state.keys() == STATE.keys() - {f"{OUT}.weight"}
-
-
-WRONG = {
-    "a scale of no weight": ({"x.weight_scale": torch.ones(())}, "a scale that belongs to no weight of 8 bits"),
-    "a scale of a plain weight": (
-        {"output.weight_scale": torch.ones(())},
-        "a scale that belongs to no weight of 8 bits, which FastAR cannot read (output.weight_scale)",
-    ),
-    "a statement about a plain weight": (
-        {"output.comfy_quant": statement(format="float8_e4m3fn")},
-        "states float8_e4m3fn of output.weight, which is float32",
-    ),
-    "another format than stated": (
-        {f"{OUT}.comfy_quant": statement(format="int8_tensorwise")},
-        f"states int8_tensorwise of {OUT}.weight, which is float8_e4m3fn",
-    ),
-    "a statement that is no text": ({f"{OUT}.comfy_quant": torch.ones(3)}, "an entry that is not a short text"),
-    "a statement that is no JSON": ({f"{OUT}.comfy_quant": torch.ones(3, dtype=torch.uint8)}, "cannot be read"),
-    "a format that is no text": ({f"{OUT}.comfy_quant": statement(format=[])}, "in ComfyUI's format [], which"),
-    "two scales": (
-        {f"{OUT}.scale_weight": torch.ones(())},
-        f"a scale that belongs to no weight of 8 bits, which FastAR cannot read ({OUT}.scale_weight)",
-    ),
-    "a scale of another shape": ({f"{OUT}.weight_scale": torch.ones(16, 2)}, "a scale for every block"),
-    "a scale of no numbers": ({f"{OUT}.weight_scale": torch.ones(16, 2, dtype=torch.uint8)}, "MXFP8"),
-    "a scale of integers": ({f"{OUT}.weight_scale": torch.ones((), dtype=torch.int32)}, "that is int32"),
-    "a scale of a scale": (
-        {f"{OUT}.weight_scale": torch.ones(()).to(E4M3), f"{OUT}.weight_scale_scale": torch.ones(())},
-        f"1 unexpected ({OUT}.weight_scale_scale)",
-    ),
-    "scales of an input": ({f"{OUT}.input_scale": torch.ones(2)}, "a scale that belongs to no weight of 8 bits"),
-    "an infinite scale": ({f"{OUT}.weight_scale": torch.tensor(float("inf"))}, "NaN or infinite weights"),
-    "an unknown key": ({f"{OUT}.weight_zero": torch.ones(())}, f"1 unexpected ({OUT}.weight_zero)"),
-    "the scale of a bias": ({f"{OUT}.bias_scale": torch.ones(())}, f"1 unexpected ({OUT}.bias_scale)"),
-}
-
-
-@pytest.mark.fast_cases(every=3)
-@pytest.mark.parametrize("what", WRONG)
-def test_further_keys_are_accepted_for_their_own_layers_only(tmp_path, what):
-    more, words = WRONG[what]
-    assert load_llamagen(save(tmp_path, comfy(FP8))) is not None
-    with pytest.raises(UserError) as error:
-        load_llamagen(save(tmp_path, comfy(FP8) | more))
-    assert words in str(error.value) and str(error.value).startswith("checkpoint: "), error.value
-    assert "x.safetensors" in str(error.value) and "\n" not in str(error.value)
-
-
-@pytest.mark.parametrize("text", ["{}", "[]", '{"layers": 3}', '{"layers": {"a": 3}}', "{"])
-def test_metadata_that_does_not_fit(tmp_path, text):
-    with pytest.raises(UserError, match="^checkpoint: "):
-        load_llamagen(save(tmp_path, rounded(FP8), _quantization_metadata=text))
-
-
 def test_int8_without_a_scale_is_no_weight(tmp_path):
     state = STATE | {f"{OUT}.weight": STATE[f"{OUT}.weight"].to(torch.int8)}
     with pytest.raises(UserError, match=f"int8 and no plain weights in {OUT}.weight"):
         load_llamagen(save(tmp_path, state))
 
 
-def test_the_tensors_of_the_file_are_not_kept(tmp_path):
-    path = save(tmp_path, comfy(INT8))
-    net = load_llamagen(path).net
-    expected = round_to(STATE[f"{OUT}.weight"], INT8).stored
-    path.write_bytes(bytes(path.stat().st_size))
-    assert torch.equal(net.get_submodule(OUT).weight, expected)
+def test_shards_that_hold_the_same_weight_are_refused(tmp_path):
+    shards = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
+    for shard in shards:
+        save_file(STATE | {"twice": torch.ones(1)}, shard, metadata=HEADS)
+    with pytest.raises(UserError, match="which another shard holds too"):
+        read(tmp_path, shards=shards)
 
 
 # ------------------------------------------------------------------------------------------------ samplers

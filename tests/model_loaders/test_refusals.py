@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.files import checkpoint
 from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
 from fastar_nodes.model_loaders.mar.loader import load_mar
 from fastar_nodes.networks.llama import Llama, LlamaConfig
@@ -221,7 +222,7 @@ BYTES, WORDS, HALVES = torch.ones(16, 8, dtype=torch.uint8), torch.ones(2, 16, d
 FP8, SCALES = torch.ones(16, 16).to(torch.float8_e4m3fn), torch.ones(16, 1).to(torch.float8_e4m3fn)
 ONE, INDEX = torch.ones(1), torch.zeros(16, dtype=torch.int32)
 
-PLAIN = "get the fp32, bf16 or fp16 file of the same model, or its fp8 or int8 file for ComfyUI"
+PLAIN = "get the fp32, bf16 or fp16 file of the same model; ComfyUI also loads its own fp8 and int8 files"
 UNPACK, CHOOSE = "unpack it and choose the file inside", "choose a .safetensors file or a torch checkpoint"
 AGAIN, COPY = "get the file again", "get an unchanged copy of the file"
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"
@@ -301,31 +302,31 @@ ROWS = (
     Row("Nunchaku, nvfp4", in_format({"qweight": BYTES.to(torch.int8), "wscales": SCALES, "wtscale": ONE,
         "wcscales": ONE, "lora_down": HALVES, "lora_up": HALVES}), "weights that Nunchaku quantised (SVDQuant)", PLAIN),
     Row("ComfyUI nvfp4", in_format({"weight": BYTES, "weight_scale": SCALES, "weight_scale_2": ONE,
-        "comfy_quant": text(format="nvfp4")}), "weights in ComfyUI's format nvfp4", PLAIN),
+        "comfy_quant": text(format="nvfp4")}), "holds NVFP4 weights, which FastAR", PLAIN),
     Row("ModelOpt nvfp4", in_format({"weight": BYTES, "weight_scale": SCALES, "weight_scale_2": ONE,
         "input_scale": ONE}), "holds NVFP4 weights", PLAIN),
     Row("compressed-tensors nvfp4", in_format({"weight_packed": BYTES, "weight_scale": SCALES,
         "weight_global_scale": ONE}), "holds NVFP4 weights, which", PLAIN),
     Row("ComfyUI mxfp8", in_format({"weight": FP8, "weight_scale": BYTES[:, :1], "comfy_quant": text(format="mxfp8")}),
-        "weights in ComfyUI's format mxfp8", PLAIN),
-    Row("mxfp8", in_format({"weight": FP8, "weight_scale": BYTES[:, :1]}), "a scale that is uint8, as of MXFP8", PLAIN),
+        "weights in a quantised format of ComfyUI, which", PLAIN),
+    Row("mxfp8", in_format({"weight": FP8, "weight_scale": BYTES[:, :1]}), "weights with scales beside", PLAIN),
     Row("mxfp4", stored(STATE | {"a.gate_up_proj_blocks": BYTES, "a.gate_up_proj_scales": BYTES.clone()}),
         "holds MXFP4 weights", PLAIN),
     Row("ComfyUI, 4 bits rotated", in_format({"weight": BYTES.to(torch.int8), "weight_scale": HALVES,
-        "comfy_quant": text(format="convrot_w4a4")}), "ComfyUI's format convrot_w4a4", PLAIN),
+        "comfy_quant": text(format="convrot_w4a4")}), "a quantised format of ComfyUI", PLAIN),
     Row("ComfyUI, 4 and 8 bits", in_format({"weight": BYTES.to(torch.int8), "weight_s_rel": SCALES,
-        "weight_s_channel": ONE, "comfy_quant": text(format="asym_w4a8_int8")}), "format asym_w4a8_int8", PLAIN),
+        "weight_s_channel": ONE, "comfy_quant": text(format="asym_w4a8_int8")}), "ComfyUI format of 4 bits", PLAIN),
     Row("ComfyUI, int8 rotated", in_format({"weight": FP8.to(torch.int8), "weight_scale": ONE,
-        "comfy_quant": text(format="int8_tensorwise", convrot=True)}), "rotated weights (ConvRot, int8_ten", PLAIN),
+        "comfy_quant": text(format="int8_tensorwise", convrot=True)}), "in a quantised format of ComfyUI", PLAIN),
     Row("ComfyUI, a later format", stored(STATE, _quantization_metadata=json.dumps({"layers": {
-        BLOCKS[0].removesuffix(".weight"): {"format": "fp6_new"}}})), "ComfyUI's format fp6_new", PLAIN),
+        BLOCKS[0].removesuffix(".weight"): {"format": "fp6_new"}}})), "(_quantization_metadata in its", PLAIN),
     Row("smoothed inputs", in_format({"weight": FP8, "weight_scale": ONE, "pre_quant_scale": ONE}),
         "weights with smoothed inputs (pre_quant_scale)", PLAIN),
     Row("fp8 of DeepSeek", in_format({"weight": FP8, "weight_scale_inv": torch.ones(1, 1)}),
         "fp8 weights with a scale for every block, as of DeepSeek", PLAIN),
     Row("fp8 in blocks", in_format({"weight": FP8, "weight_scale": torch.ones(16, 2)}),
-        "fp8 weights with a scale for every block, which", PLAIN),
-    Row("scale of plain weights", beside("weight_scale"), "a scale that belongs to no weight of 8 bits", PLAIN),
+        "holds quantised weights with scales", PLAIN),
+    Row("scale of plain weights", beside("weight_scale"), "weights with scales beside them", PLAIN),
     Row("compressed-tensors", in_format({"weight_packed": WORDS, "weight_scale": HALVES, "weight_shape": INDEX[:2]}),
         "packed weights of compressed-tensors", PLAIN),
     Row("HQQ", in_format({"W_q": BYTES, "meta": ONE}), "weights that HQQ quantised", PLAIN),
@@ -372,6 +373,11 @@ ROWS = (
     Row("classes", saved({"model": CODES, "args": {"heads": 2, "image_size": 64}}), "has 4 class rows, which are not 9",
         "state 3 (with) or 4 (without)", lambda path: path, "x.pth", load_llamagen, {"classes": 9}, {"classes": 3}),
 )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def outside_comfyui(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoint, "gather_quantised", None)
 
 
 @pytest.fixture(scope="module")
