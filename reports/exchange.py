@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 
 from PIL import Image
 
-from ..errors import UserError
+from ..errors import UserError, first_line
 from .quality import WORDS, Quality
 from .reading import read
 from .record import COUNTS, VERSION, Baseline, Qualities, Report, against, fingerprint
@@ -135,14 +135,24 @@ def read_runs(path: Path) -> Saved:
         OtherFormat: another version of FastAR wrote the report.
     """
     shown, text = _read_image(path)
-    runs = _parse_runs(text, path.name)
+    if text is None:
+        raise UserError(
+            f"image: {path.name} holds no FastAR report: no FastAR sampler made it, ComfyUI ran with "
+            "--disable-metadata, or it was edited or sent since; choose a file that a save node of ComfyUI wrote in a "
+            "run with a FastAR sampler."
+        )
 
     try:
+        runs = _parse_runs(text, path.name)
         reports = [from_dict(run) for run in runs]
         labels = [_words(run, "label") for run in runs]
         qualities = [_quality(run.get("quality")) for run in runs]
-    except ValueError as field:
-        raise UserError(f"image: a report of {path.name} is damaged ({field}).") from None
+    except OtherFormat:
+        raise
+    except (ValueError, RecursionError) as problem:
+        raise UserError(
+            f"image: the report of {path.name} is damaged ({first_line(problem)}); choose a file that was not edited."
+        ) from None
 
     # A run names its baseline, which may be gone: the newest runs are kept.
     places = {_reference(run): i for i, run in enumerate(runs)}
@@ -160,14 +170,11 @@ def _read_image(path: Path) -> tuple[Image.Image, str | None]:
         # No other format: Pillow's reader of EPS, for example, starts a program.
         with Image.open(path, formats=[format]) as image:
             if image.width * image.height > MOST_PIXELS:
-                size = f"{image.width} x {image.height}"
-                raise UserError(f"image: {path.name} has {size} pixels; choose a smaller one.")
+                raise OSError(f"it has {image.width} x {image.height} pixels")
 
             image.load()
             text = getattr(image, "text", {}).get(KEY, animated) if format == "PNG" else _text_in_exif(image)
             return image.convert("RGB"), text
-    except UserError:
-        raise
     except (OSError, ValueError, SyntaxError, LookupError, struct.error, Image.DecompressionBombError) as problem:
         raise UserError(
             f"image: {path.name} cannot be read as an image ({problem}); choose a file that a save node of ComfyUI "
@@ -200,22 +207,16 @@ def _text_in_exif(image: Image.Image) -> str | None:
     return None
 
 
-def _parse_runs(text: str | None, name: str) -> list[Any]:
-    """The entries of the runs in the text of an image, 1 to 512 of them; ``name`` is of the file, for messages."""
-    if text is None:
-        raise UserError(
-            f"image: {name} holds no FastAR report: no FastAR sampler made it, ComfyUI ran with --disable-metadata, or "
-            "it was edited or sent since; choose a file that a save node of ComfyUI wrote in a run with a FastAR "
-            "sampler."
-        )
+def _parse_runs(text: str, name: str) -> list[Any]:
+    """The entries of the runs in the text of an image, 1 to 512 of them.
 
+    Raises:
+        ValueError: there are none, or more.
+        OtherFormat: another version of FastAR wrote the file of this ``name``.
+    """
     if len(text) > _MOST_TEXT:
-        raise UserError(f"image: the report of {name} has {len(text)} characters; at most {_MOST_TEXT} are read.")
-
-    try:
-        content = json.loads(text)
-    except (ValueError, RecursionError):
-        raise UserError(f"image: the report of {name} is not JSON; choose a file that was not edited.") from None
+        raise ValueError("its length")
+    content = json.loads(text)
 
     version = content.get("version", VERSION) if isinstance(content, Mapping) else VERSION
     if version != VERSION:
@@ -227,13 +228,12 @@ def _parse_runs(text: str | None, name: str) -> list[Any]:
 
     runs = _runs_of(content)
     if not 0 < len(runs) <= MOST_RUNS:
-        raise UserError(f"image: the report of {name} lists {len(runs)} runs; 1 to {MOST_RUNS} are read.")
-
+        raise ValueError("runs")
     return runs
 
 
 def _check_chunks(path: Path) -> str | None:
-    """Raise a UserError for a PNG with large chunks: Pillow reads every chunk but the image's own as a whole.
+    """Raise an OSError for a PNG with large chunks: Pillow reads every chunk but the image's own as a whole.
 
     Returns:
         The text under our key in the chunks that ComfyUI adds to an animated PNG, which Pillow reads only with the last
@@ -252,7 +252,7 @@ def _check_chunks(path: Path) -> str | None:
                 total += size
 
             if total > _MOST_CHUNKS:
-                raise UserError(f"image: the metadata of {path.name} is larger than {_MOST_CHUNKS >> 20} MB.")
+                raise OSError(f"its metadata is larger than {_MOST_CHUNKS >> 20} MB")
 
             after = file.tell() + size + 4
             if name == _ANIMATED:

@@ -45,7 +45,8 @@ def typed_path(text: str | Path, field: str) -> Path:
     """The path that a user typed, with the home folder in place of ``~``.
 
     Raises:
-        UserError: it is empty, holds a zero byte, or begins with the home folder of an unknown user.
+        UserError: it is empty, holds characters that no name can have, or begins with the home folder of an unknown
+            user.
     """
     typed = str(text)
     if not typed:
@@ -66,17 +67,15 @@ def expect_name(text: str, field: str) -> None:
     """Check the characters of a path or name.
 
     Raises:
-        UserError: it holds a zero byte, or characters that the file system cannot encode.
+        UserError: no file can have it.
     """
-    if "\0" in text:
-        raise UserError(f"{field}: {text[:_SHOWN]!a} contains a zero byte; give another path.")
-
     try:
-        os.fsencode(text)
+        is_name = b"\0" not in os.fsencode(text)
     except UnicodeEncodeError:
-        raise UserError(
-            f"{field}: {text[:_SHOWN]!a} has characters that this disk cannot store in a name; give another."
-        ) from None
+        is_name = False
+
+    if not is_name:
+        raise UserError(f"{field}: {text[:_SHOWN]!a} has characters that no file name can have; give another.")
 
 
 def output(text: str | Path | None, field: str, endings: Sequence[str]) -> Path | None:
@@ -102,10 +101,8 @@ def output(text: str | Path | None, field: str, endings: Sequence[str]) -> Path 
 
     try:
         there = path.exists()
-        if path.is_dir():
-            raise UserError(f"{field}: {_short(path)} is a folder; name a file in it.")
         if there and not path.is_file():
-            raise UserError(f"{field}: {_short(path)} is a device or a pipe; name a file.")
+            raise UserError(f"{field}: {_short(path)} is not a file; name a file in a folder.")
         if there and not os.access(path, os.W_OK):
             raise UserError(f"{field}: {_short(path)} is read-only; make it writable, or name another file.")
     except OSError as problem:

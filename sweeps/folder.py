@@ -40,30 +40,19 @@ class Folder:
         self._in_use = False  # whether there were files in it when it was last used
         self.local = "://" not in str(address)
 
-        try:
-            self.address = str(typed_path(address, "folder").resolve()) if self.local else str(address)
-        except OSError as e:
-            raise UserError(
-                f"folder: {str(address)[:120]} cannot be found ({e.strerror or e}); name a whole path."
-            ) from None
+        path = typed_path(address, "folder") if self.local else address
 
         try:
             import fsspec
 
+            self.address = str(Path(path).resolve() if self.local else path)
             self._fs: Any
             self._fs, self.root = fsspec.core.url_to_fs(self.address, use_listings_cache=False)
-        except ImportError as e:
-            raise UserError(f"folder: {self.address} needs another package ({first_line(e)}).") from None
-        except (ValueError, OSError) as e:
-            raise UserError(f"folder: {self.address} cannot be opened ({first_line(e)}); name a folder.") from None
-
-        try:
             if self._fs.exists(self.root) and not self._fs.isdir(self.root):
-                raise UserError(f"folder: {self.address} is a file; name a folder.")
-        except OSError as e:
-            raise UserError(
-                f"folder: {self.address[:200]} cannot be opened ({e.strerror or first_line(e)}); name another."
-            ) from None
+                raise NotADirectoryError("it is a file")
+        except (ImportError, ValueError, OSError) as e:  # another package is missing, or the storage refuses
+            why = first_line(e)
+            raise UserError(f"folder: {str(path)[:200]} cannot be opened ({why}); name a folder.") from None
 
     def _path(self, name: str) -> str:
         """The whole path of a name."""
@@ -101,9 +90,9 @@ class Folder:
             about = self._fs.info(path)
 
             if about["type"] != "file":
-                raise UserError(f"folder: {name} in {self.address} is not a file; remove it.")
+                raise ValueError("it is not a file")
             if about["size"] > most:
-                raise UserError(f"folder: {name} in {self.address} has {about['size']:,} bytes; {most:,} are possible.")
+                raise ValueError(f"it has {about['size']:,} bytes, and {most:,} are possible")
 
             content: bytes = self._fs.cat_file(path)
             self._in_use = True

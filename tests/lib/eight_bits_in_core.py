@@ -262,8 +262,8 @@ def other(family, bits):
             x = torch.linspace(-1, 1, 2 * layer.in_features, device=DEVICE).view(2, -1)
             worst = max(worst, relative(nets[1].get_submodule(name)(x), layer(x)))
             count += 1
-    kinds = [record.dtype_of(net) for net in nets]
-    return {"layers": count, "worst": worst, "dtypes": kinds, "sizes": [sizes(net) for net in nets]}
+    dtypes = [record.dtype_of(net) for net in nets]
+    return {"layers": count, "worst": worst, "dtypes": dtypes, "sizes": [sizes(net) for net in nets]}
 
 
 def sampled(bits):

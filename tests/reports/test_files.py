@@ -35,15 +35,15 @@ def test_a_test_leaves_nothing_and_the_folder_is_made_with_the_file(tmp_path):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("a\0b.png", "zero byte"),
+        ("a\0b.png", "characters that no file name can have"),
         ("x" * 300 + ".png", "give a shorter name"),
         ("", "it is empty"),
         ("picture.docx", r"should end in \.png"),
         ("picture", r"should end in \.png"),
-        ("folder.png", "is a folder; name a file in it"),
+        ("folder.png", "is not a file; name a file"),
         ("file/x.png", "folder that you may write to"),
         ("file/deeper/x.png", "folder that you may write to"),
-        ("pipe.png", "is a device or a pipe"),
+        ("pipe.png", "is not a file; name a file"),
         ("~nosuchuser/x.png", "home folder in ~nosuchuser/x.png is not known"),
     ],
 )
