@@ -161,13 +161,9 @@ def load(
 
 
 def _dtype(dtype: str | torch.dtype) -> str:
-    """The name of a dtype that weights can have."""
-    if not isinstance(dtype, torch.dtype):
-        return dtype
-
-    if dtype not in DTYPES.values():
-        raise UserError(f"dtype: {dtype} is not one of {', '.join(map(str, DTYPES.values()))}.")
-    return loading.dtype_name(dtype)
+    """The name of a dtype; one that no weights can have is refused with the others."""
+    names = {kind: name for name, kind in DTYPES.items()}
+    return names.get(dtype, str(dtype)) if isinstance(dtype, torch.dtype) else dtype
 
 
 def _expect_used(ready: Ready, argument: str, fits: bool, why: str) -> None:
@@ -585,10 +581,8 @@ class Pipeline:
         if image is None and mask is None:
             return None
 
-        if image is None:
-            raise UserError("image: there is a mask but no image to inpaint; give both, or neither.")
-        if mask is None:
-            raise UserError("mask: inpainting needs a mask; give both, or neither.")
+        if image is None or mask is None:
+            raise UserError("mask: inpainting needs an image and a mask; give both, or neither.")
         if entry.needs_up_sampler:
             raise UserError(f"mask: {entry.name} samples whole images only; choose another sampler for inpainting.")
 
