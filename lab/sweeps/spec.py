@@ -110,11 +110,10 @@ def read_table(path: Path) -> dict[str, Any]:
     try:
         text = _decoded(data)
         table = json.loads(text) if path.suffix.lower() == ".json" else _toml(text)
+        if not isinstance(table, dict):
+            raise ValueError("it holds no table")
     except (ValueError, RecursionError) as e:
         raise UserError(f"spec: {path.name} cannot be parsed ({first_line(e)}).") from None
-
-    if not isinstance(table, dict):
-        raise UserError(f"spec: {path.name} holds no table; see docs/scale.md for an example.")
 
     if isinstance(table.get("prompts"), str):
         table["prompts"] = read_prompts(path.parent / typed_path(table["prompts"], "prompts"))
@@ -159,15 +158,15 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
 
     Or from a folder: DPG-Bench's, of text files with a prompt each, or HPSv2's, of JSON files with a style's list each.
     """
-    if path.is_dir():
-        return _prompts_of_folder(path)
-
-    data = _bytes(path, "prompts")
-
     try:
-        lines = [line.strip() for line in _decoded(data).splitlines() if line.strip()]
+        if path.is_dir():
+            return _prompts_of_folder(path)
+
+        lines = [line.strip() for line in _decoded(_bytes(path, "prompts")).splitlines() if line.strip()]
         if path.suffix.lower() in (".jsonl", ".json"):
             return [json.loads(line) for line in lines]
+    except UserError:
+        raise
     except (ValueError, RecursionError) as e:
         raise UserError(f"prompts: {path.name} cannot be parsed ({first_line(e)}).") from None
 
@@ -175,26 +174,21 @@ def read_prompts(path: Path) -> list[dict[str, Any]]:
 
 
 def _prompts_of_folder(folder: Path) -> list[dict[str, Any]]:
-    """Prompts of a benchmark, each with what its tool finds the image by: :data:`DPG`, or :data:`HPS` and a number."""
+    """Prompts of a benchmark, each with what its tool finds the image by: :data:`DPG`, or :data:`HPS` and a number.
+
+    Raises:
+        ValueError: a file is no JSON, or there is none.
+    """
     texts = sorted(folder.glob("*.txt"))
     found: list[dict[str, Any]] = []
     for file in texts or [folder / name for name in _HPS_FILES if (folder / name).is_file()]:
-        try:
-            text = _decoded(_bytes(file, "prompts"))
-            listed = [text.strip()] if texts else json.loads(text)
-        except (ValueError, RecursionError) as e:
-            raise UserError(f"prompts: {file.name} cannot be parsed ({first_line(e)}).") from None
-
-        if not isinstance(listed, list):
-            raise UserError(f"prompts: {file.name} holds no list of prompts, as the files of HPSv2 do.")
-        for number, prompt in enumerate(listed):
+        text = _decoded(_bytes(file, "prompts"))
+        for number, prompt in enumerate([text.strip()] if texts else json.loads(text)):
             place = {DPG: file.stem} if texts else {HPS: file.stem, NUMBER: number}
             found.append({PROMPT: prompt, **place})
 
     if not found:
-        raise UserError(
-            f"prompts: {folder.name} holds neither text files, a prompt each, nor HPSv2's {', '.join(_HPS_FILES)}."
-        )
+        raise ValueError(f"it holds neither text files, a prompt each, nor HPSv2's {', '.join(_HPS_FILES)}")
     return found
 
 
@@ -241,25 +235,25 @@ def _value(name: str, value: Any) -> Any:
     return _list_of_names(name, value)
 
 
+def _expect(fits: bool, name: str, value: Any, give: str) -> None:
+    """Raise a UserError unless the value of an entry fits; ``give`` is what does."""
+    if not fits:
+        raise UserError(f"spec: {name} is {str(value)[:60]!r}; give {give}.")
+
+
 def _number(name: str, value: Any) -> int:
     """The value of an entry that is a whole number."""
     low, high = LIMITS[name]
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise UserError(f"spec: {name} is {str(value)[:60]!r}, which is not a whole number.")
-    if not low <= value <= high:
-        raise UserError(f"spec: {name} is {value}, outside {low} to {high}.")
-
-    return value
+    is_whole = isinstance(value, int) and not isinstance(value, bool)
+    _expect(is_whole and low <= value <= high, name, value, f"a whole number from {low} to {high}")
+    return int(value)
 
 
 def _name(name: str, value: Any) -> str:
     """The value of an entry that is a name."""
-    if name == "dtype" and value not in _DTYPES:
-        raise UserError(f"spec: dtype is {str(value)[:60]!r}; it is one of {', '.join(_DTYPES)}.")
-    if not isinstance(value, str) or not value:
-        raise UserError(f"spec: {name} is {str(value)[:60]!r}; give a name.")
-
-    return value
+    _expect(isinstance(value, str) and bool(value), name, value, "a name")
+    _expect(name != "dtype" or value in _DTYPES, name, value, f"one of {', '.join(_DTYPES)}")
+    return str(value)
 
 
 def _list_of_names(name: str, value: Any) -> tuple[str, ...]:
@@ -272,16 +266,14 @@ def _list_of_names(name: str, value: Any) -> tuple[str, ...]:
     right = isinstance(words, Sequence) and all(
         isinstance(word, str | int) and not isinstance(word, bool) for word in words
     )
-    if not right:
-        raise UserError(f"spec: {name} is {str(value)[:60]!r}; give a list of names.")
+    _expect(right, name, value, "a list of names")
 
     return tuple(str(word) for word in words if str(word))
 
 
 def _settings(table: Any) -> dict[str, tuple[Any, ...]]:
     """Settings by dotted name; nested tables, which TOML makes of unquoted dotted names, are flattened."""
-    if not isinstance(table, Mapping):
-        raise UserError("spec: set is not a table; write [set] and below it lines such as cfg = 2.")
+    _expect(isinstance(table, Mapping), "set", table, "a table of lines such as cfg = 2")
 
     out: dict[str, tuple[Any, ...]] = {}
     for name, value in table.items():
@@ -296,8 +288,7 @@ def _settings(table: Any) -> dict[str, tuple[Any, ...]]:
 
 def _axes(table: Any) -> dict[str, tuple[str, ...]]:
     """Axes that are no settings, by name."""
-    if not isinstance(table, Mapping):
-        raise UserError('spec: axes is not a table; write [axes] and below it lines such as label = ["cat", "dog"].')
+    _expect(isinstance(table, Mapping), "axes", table, 'a table of lines such as label = ["cat", "dog"]')
 
     out: dict[str, tuple[str, ...]] = {}
     for name, value in table.items():
@@ -316,32 +307,20 @@ def _axes(table: Any) -> dict[str, tuple[str, ...]]:
 def _values(name: str, value: Any, table: str = "set") -> tuple[Any, ...]:
     """The values of a setting or an axis, one or a list."""
     listed = value if isinstance(value, list) else [value]
-    for one in listed:
-        if not isinstance(one, (str, int, float, bool)):
-            raise UserError(f"{table}: {name} has the value {str(one)[:60]!r}; give numbers, words, or true and false.")
-
-    values = tuple(dict.fromkeys(listed))
-    if not values:
-        raise UserError(f"{table}: {name} lists no value, so the grid is empty; give at least one.")
-    if len(values) > MOST_VALUES:
-        raise UserError(f"{table}: {name} lists {len(values)} values; {MOST_VALUES} are possible.")
-
-    return values
+    fits = 0 < len(listed) <= MOST_VALUES and all(isinstance(one, (str, int, float)) for one in listed)
+    _expect(fits, f"{table}: {name}", value, f"1 to {MOST_VALUES} numbers, words, or true and false")
+    return tuple(dict.fromkeys(listed))
 
 
 def _prompts(value: Any) -> tuple[Mapping[str, Any], ...]:
     """Prompts as objects, from texts or objects."""
-    found = []
-    if isinstance(value, list):
-        found = [{PROMPT: entry} if isinstance(entry, str) else entry for entry in value]
+    _expect(isinstance(value, list) and 0 < len(value) <= MOST_PROMPTS, "prompts", value, f"1 to {MOST_PROMPTS} texts")
+    found = [{PROMPT: entry} if isinstance(entry, str) else entry for entry in value]
 
-    if not found or len(found) > MOST_PROMPTS:
-        raise UserError(f"prompts: {len(found)} prompts; name a file, or give a list of 1 to {MOST_PROMPTS} texts.")
-
-    for i, entry in enumerate(found):
+    for i, entry in enumerate(found, 1):
         text = entry.get(PROMPT) if isinstance(entry, Mapping) else None
-        if not isinstance(text, str) or not text.strip():
-            raise UserError(f'prompts: entry {i + 1} has no text; write one, or an object with an entry "{PROMPT}".')
+        is_text = isinstance(text, str) and bool(text.strip())
+        _expect(is_text, f"prompts: entry {i}", entry, f'a text, or an object with an entry "{PROMPT}"')
 
     return tuple(found)
 
