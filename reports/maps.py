@@ -6,27 +6,15 @@ uniform in OKLab (Ottosson 2020), so equal differences look equal.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
 import numpy as np
 
 from ..errors import UserError, amount
 from .drawing import PAD, Canvas, Colour, Ink, Size, check_batch, line_height, resize, text_width
 from .record import ACCEPTED, CACHED, DRAFTED, EXPANDED, GIVEN, PLAIN, REDONE, REJECTED, Report
-
-# Maps that token_map draws, in menu order. Append only: saved graphs refer to these names.
-WHAT = (
-    "fixed at step",
-    "outcome",
-    "accepted",
-    "redone",
-    "order",
-    "cached",
-    "rejected",
-    "drafted",
-    "tokens per step",
-    "islands",
-    "waves",
-    "expanded",
-)
 
 # Outcome value to name and colour.
 OUTCOMES: dict[int, tuple[str, Colour]] = {
@@ -39,13 +27,12 @@ OUTCOMES: dict[int, tuple[str, Colour]] = {
     PLAIN: ("plain", (74, 74, 82)),
     GIVEN: ("given", (40, 40, 46)),
 }
-# Maps of numbers, drawn with the ramp, and the map of the report that each is made of.
-_NUMERIC = {"fixed at step": "step", "order": "step", "cached": "cached", "tokens per step": "step", "waves": "waves"}
 _LARGEST = 4096  # pixels of a map's height
 _MOST_BYTES = 1 << 28  # of all maps of a report
 _BLANK: Colour = OUTCOMES[GIVEN][1]  # tokens without a value in a numeric map
 
 _Legend = list[tuple[str, Colour]]
+_Coloured = tuple[np.ndarray, np.ndarray, _Legend]  # colours [h, w, 3], weights [h, w] and legend of a map
 
 # OKLab to LMS' and LMS to linear sRGB.
 _OKLAB_TO_LMS = np.array(
@@ -86,7 +73,8 @@ def token_map(
     Raises:
         UserError: the report has no such map, the backdrop has another batch size, or the maps exceed 256 MB.
     """
-    grids = _select_map(report, what)
+    kind = _kind_of(report, what)
+    grids = kind.values(np.asarray(report.maps[kind.source]))
     batch, h, w = grids.shape
     if image is not None and len(check_batch(image, "image")) not in (1, batch):
         raise UserError(
@@ -99,7 +87,7 @@ def token_map(
 
     # The colours of all images first: the legend with the most rows decides the height of the strip below the maps.
     low, high = _range(grids)
-    coloured = [_colour(grid, what, low, high) for grid in grids]
+    coloured = [kind.colour(grid, low, high) for grid in grids]
     legends = [_legend_rows(legend, size) for _, _, legend in coloured]
     legend_rows = max(1, *(len(rows) for rows in legends))
     strip = 14 + line_height(Size.TAG) * legend_rows
@@ -115,16 +103,12 @@ def token_map(
         drawn = _blend(colours[ys][:, xs], (opacity * weight)[ys][:, xs, None], backdrop)
         _grid_lines(drawn, ys, xs)
 
-        if what == "order":
-            drawn = _write_steps(drawn, grid)
-        elif what == "islands":
-            drawn = _write_islands(drawn, grid)
-        out[i, :height] = drawn
+        out[i, :height] = kind.write(drawn, grid)
 
-        if what in _NUMERIC:
-            out[i, height:] = _ramp_strip(size, strip, *_ramp_ends(what, low, high))
-        else:
+        if kind.ends is None:
             out[i, height:] = _legend_strip(size, strip, legends[i])
+        else:
+            out[i, height:] = _ramp_strip(size, strip, *kind.ends(low, high))
 
     return out
 
@@ -159,26 +143,6 @@ def _oklch(lightness: np.ndarray, chroma: np.ndarray, degrees: np.ndarray) -> np
 # ------------------------------------------------------------------------------------------------ values and colours
 
 
-def _select_map(report: Report, what: str) -> np.ndarray:
-    """The array [B, h, w] that ``what`` draws; a UserError for an unknown name, or if the report has no such map."""
-    if what not in WHAT:
-        raise UserError(f"what: {what!r} is not a token map; choose one of {', '.join(WHAT)}.")
-
-    if what in _NUMERIC:
-        name = _NUMERIC[what]
-    elif what == "islands":
-        name = "islands"
-    else:
-        name = "outcome"
-
-    if name not in report.maps:
-        have = ", ".join(sorted(report.maps)) or "none at all"
-        raise UserError(f"what: the {report.sampler} report has no map for {what!r}; its maps: {have}.")
-
-    found = np.asarray(report.maps[name])
-    return _tokens_per_step(found) if what == "tokens per step" else found
-
-
 def _tokens_per_step(step: np.ndarray) -> np.ndarray:
     """Number of tokens of the same image fixed at the same step, int32 [B, h, w]; -1 for given tokens."""
     out = np.full(step.shape, -1, np.int32)
@@ -199,32 +163,14 @@ def _range(grids: np.ndarray) -> tuple[int, int]:
     return int(grids[grids >= 0].min()), high
 
 
-def _ramp_ends(what: str, low: int, high: int) -> tuple[str, str]:
-    """Texts at the ends of the ramp."""
-    if what == "cached":
-        return f"cached {low} times", f"{high}"
-    if what == "tokens per step":
-        return f"{low} at a time", f"{high}"
-
-    # Steps and waves are counted from 0 and shown from 1.
-    if what == "waves":
-        return (f"wave {low + 1}", f"{high + 1}") if high >= 0 else ("no waves", "")
-    return f"step {low + 1}", f"{high + 1}"
-
-
-def _colour(grid: np.ndarray, what: str, low: int, high: int) -> tuple[np.ndarray, np.ndarray, _Legend]:
-    """Colours [h, w, 3], weights [h, w] and legend of one image's map [h, w]; ``low`` and ``high`` end the ramp."""
-    if what == "islands":
-        return _colour_islands(grid)
-    if what not in _NUMERIC:
-        return _colour_outcomes(grid, what)
-
+def _colour_ramp(grid: np.ndarray, low: int, high: int) -> _Coloured:
+    """Colours [h, w, 3] and weights [h, w] of a map of numbers [h, w]; ``low`` and ``high`` end the ramp."""
     colours = ramp(np.clip((grid - low) / max(1, high - low), 0, 1))
     colours[grid < 0] = _BLANK
     return colours, np.ones(grid.shape), []
 
 
-def _colour_outcomes(grid: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarray, _Legend]:
+def _colour_outcomes(what: str, grid: np.ndarray, low: int, high: int) -> _Coloured:
     """Colours [h, w, 3], weights [h, w] and legend of an outcome map [h, w].
 
     Other outcomes than ``what`` are dimmed.
@@ -251,7 +197,7 @@ def _colour_outcomes(grid: np.ndarray, what: str) -> tuple[np.ndarray, np.ndarra
     return colours, weight, legend
 
 
-def _colour_islands(grid: np.ndarray) -> tuple[np.ndarray, np.ndarray, _Legend]:
+def _colour_islands(grid: np.ndarray, low: int, high: int) -> _Coloured:
     """Colours, weights and legend of a map of island numbers [h, w]; tokens outside islands (0) are dimmed."""
     inside = grid > 0
     colours = np.where(inside[..., None], hues(grid), np.array(Ink.BACKGROUND, np.uint8)).astype(np.uint8)
@@ -385,3 +331,73 @@ def _write(image: np.ndarray, grid: np.ndarray, numbers: list[tuple[int, int, in
         canvas.outlined(centre, str(number), size)
 
     return canvas.pixels
+
+
+# ------------------------------------------------------------------------------------------------ kinds of maps
+
+
+def _as_it_is(found: np.ndarray) -> np.ndarray:
+    """The values of the report's map."""
+    return found
+
+
+def _no_numbers(image: np.ndarray, grid: np.ndarray) -> np.ndarray:
+    """The image of a map without numbers on its tokens."""
+    return image
+
+
+class _Kind(NamedTuple):
+    """How a map is made from a report's, and drawn."""
+
+    source: str  # the report's map
+    colour: Callable[[np.ndarray, int, int], _Coloured] = _colour_ramp  # of one image's grid, lowest and highest value
+    # Texts at the ends of the ramp, for the lowest and the highest value; None if the map has a legend.
+    ends: Callable[[int, int], tuple[str, str]] | None = None
+    values: Callable[[np.ndarray], np.ndarray] = _as_it_is  # [B, h, w] to [B, h, w]
+    write: Callable[[np.ndarray, np.ndarray], np.ndarray] = _no_numbers  # image and grid to the image with numbers
+
+
+def _of_steps(low: int, high: int) -> tuple[str, str]:
+    """Steps are counted from 0 and shown from 1."""
+    return f"step {low + 1}", f"{high + 1}"
+
+
+def _of_waves(low: int, high: int) -> tuple[str, str]:
+    """So are waves."""
+    return (f"wave {low + 1}", f"{high + 1}") if high >= 0 else ("no waves", "")
+
+
+def _outcome(what: str) -> _Kind:
+    """The map of all outcomes, or of one by its name."""
+    return _Kind("outcome", partial(_colour_outcomes, what))
+
+
+_KINDS = {
+    "fixed at step": _Kind("step", ends=_of_steps),
+    "outcome": _outcome("outcome"),
+    "accepted": _outcome("accepted"),
+    "redone": _outcome("redone"),
+    "order": _Kind("step", ends=_of_steps, write=_write_steps),
+    "cached": _Kind("cached", ends=lambda low, high: (f"cached {low} times", f"{high}")),
+    "rejected": _outcome("rejected"),
+    "drafted": _outcome("drafted"),
+    "tokens per step": _Kind("step", ends=lambda low, high: (f"{low} at a time", f"{high}"), values=_tokens_per_step),
+    "islands": _Kind("islands", _colour_islands, write=_write_islands),
+    "waves": _Kind("waves", ends=_of_waves),
+    "expanded": _outcome("expanded"),
+}
+# Maps that token_map draws, in menu order. Append only: saved graphs refer to these names.
+WHAT = tuple(_KINDS)
+
+
+def _kind_of(report: Report, what: str) -> _Kind:
+    """The kind of a map; a UserError for an unknown name, or if the report has no such map."""
+    if what not in _KINDS:
+        raise UserError(f"what: {what!r} is not a token map; choose one of {', '.join(WHAT)}.")
+
+    kind = _KINDS[what]
+    if kind.source not in report.maps:
+        have = ", ".join(sorted(report.maps)) or "none at all"
+        raise UserError(f"what: the {report.sampler} report has no map for {what!r}; its maps: {have}.")
+
+    return kind

@@ -308,7 +308,7 @@ def test_tokens_per_step_of_each_image():
     ],
 )
 def test_ends_of_ramps_count_steps_and_waves_from_one(what, ends):
-    assert maps._ramp_ends(what, 2, 5) == ends
+    assert maps._KINDS[what].ends(2, 5) == ends
 
 
 @pytest.fixture

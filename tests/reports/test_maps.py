@@ -57,8 +57,9 @@ def test_one_outcome_alone_and_its_share(value):
     (picture,) = p.token_map(mapped(outcome=grid), name, size=64)
     assert tuple(picture[16, 16]) == tuple(picture[16, 48]) == colour
     assert all(tuple(picture[y, x]) == p.Ink.BACKGROUND for y, x in ((48, 16), (48, 48)))
-    assert p._colour_outcomes(grid[0], name)[2] == [(f"{name} 2 (50 %)", colour), ("of 4 tokens", p.Ink.BACKGROUND)]
-    legend = [text for text, _ in p._colour_outcomes(grid[0], "outcome")[2]]
+    rows = [(f"{name} 2 (50 %)", colour), ("of 4 tokens", p.Ink.BACKGROUND)]
+    assert p._colour_outcomes(name, grid[0], 0, 7)[2] == rows
+    legend = [text for text, _ in p._colour_outcomes("outcome", grid[0], 0, 7)[2]]
     assert legend == [f"{name} 2 (50 %)", "plain 1 (25 %)", "given 1 (25 %)"]
 
 
@@ -165,8 +166,8 @@ def test_every_island_has_a_hue_and_its_number():
     cells = picture[:128].reshape(4, 32, 4, 32, 3)[:, 2:30, :, 2:30]
     bright = (cells.min(-1) > 225).any((1, 3))
     assert all(bright[grid[0] == n].sum() == 1 for n in (1, 2, 3)) and not bright[grid[0] == 0].any()
-    assert p._colour_islands(grid[0])[2] == [("3 islands, 5 of 16 tokens (31 %)", p.Ink.BACKGROUND)]
-    assert p._colour_islands(grid[0] * 0)[2] == [("0 islands, 0 of 16 tokens (0 %)", p.Ink.BACKGROUND)]
+    assert p._colour_islands(grid[0], 0, 3)[2] == [("3 islands, 5 of 16 tokens (31 %)", p.Ink.BACKGROUND)]
+    assert p._colour_islands(grid[0] * 0, 0, 0)[2] == [("0 islands, 0 of 16 tokens (0 %)", p.Ink.BACKGROUND)]
 
 
 def test_waves_run_from_dark_to_light_and_leave_the_rest_blank(ends):
