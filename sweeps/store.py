@@ -7,6 +7,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,29 +19,45 @@ from PIL.PngImagePlugin import PngInfo
 from ..errors import UserError
 from ..reports.drawing import check_batch
 from ..reports.exchange import KEY, OtherFormat, add_runs, described, read_runs
+from ..reports.files import FULL, replace_file, writable
 from ..reports.record import Report
-from .folder import Folder
 
 
 class CellStore:
-    """The folder of a sweep's cells. It is created with the first cell."""
+    """The folder of a sweep's cells. It is created with the first cell.
+
+    Raises:
+        UserError: a file has its name.
+    """
 
     def __init__(self, folder: Path):
-        self.folder = Folder(folder, "folder")
+        self.folder = folder
+        self._in_use = False  # whether there were cells in it when it was last used
+        if folder.exists() and not folder.is_dir():
+            raise UserError(f"folder: {folder} is a file; name a folder.")
 
     @property
     def name(self) -> str:
         """Name of the folder."""
-        return Path(self.folder.root).name
+        return self.folder.name
 
     @property
     def exists(self) -> bool:
         """Whether the folder is there."""
-        return Path(self.folder.root).is_dir()
+        return self.folder.is_dir()
 
     def path(self, name: str) -> Path:
         """The file of a cell."""
-        return Path(self.folder.root) / f"{name}.png"
+        return self.folder / f"{name}.png"
+
+    def check(self, name: str) -> None:
+        """Check that a cell can be written, before it is sampled; raises as :meth:`write`."""
+        if self.path(name).is_dir():
+            raise UserError(f"folder: {name}.png in {self.folder} is a folder; rename it.")
+        self._expect_still_there()
+        with suppress(OSError):  # which writable() reports
+            self._in_use = self.exists and any(self.folder.iterdir())
+        writable(self.folder, "folder")
 
     def write(self, name: str, images: np.ndarray, report: Report) -> None:
         """Write a cell, uint8 [N, H, W, 3].
@@ -58,14 +75,24 @@ class CellStore:
 
         out = io.BytesIO()
         Image.fromarray(column).save(out, "PNG", pnginfo=about, compress_level=4)
-        self.folder.write(f"{name}.png", out.getvalue())
 
-    def check(self, name: str) -> None:
-        """Check that a cell can be written, before it is sampled; raises as :meth:`write`."""
-        if self.path(name).is_dir():
-            raise UserError(f"folder: {name}.png in {self.folder.address} is a folder; rename it.")
-        self.folder.check("folder")
-        self.folder.remove_made()  # a cell that is refused leaves no folder
+        self._expect_still_there()
+        try:
+            replace_file(self.path(name), out.getvalue())
+        except OSError as e:
+            remedy = "free space there" if e.errno in FULL else "make it writable"
+            kept = "; what is finished is kept" if self._in_use else ""
+            raise UserError(
+                f"folder: {self.folder} cannot be written to ({e.strerror or e}); {remedy} and run again{kept}."
+            ) from None
+        self._in_use = True
+
+    def _expect_still_there(self) -> None:
+        """Check that a folder that is in use was not moved: it would be made anew, without what is finished."""
+        if self._in_use and not self.exists:
+            raise UserError(
+                f"folder: {self.folder} was moved or removed while the sweep ran; move it back and run again."
+            )
 
     def read(self, name: str) -> tuple[np.ndarray, Report] | None:
         """Images and report of a cell; None if it is missing or damaged, so that it is made again.
@@ -78,8 +105,7 @@ class CellStore:
             saved = read_runs(self.path(name))
         except OtherFormat:
             raise UserError(
-                f"folder: {name}.png in {self.folder.address} was written by another version of FastAR; choose another "
-                "folder."
+                f"folder: {name}.png in {self.folder} was written by another version of FastAR; choose another folder."
             ) from None
         except UserError:
             return None

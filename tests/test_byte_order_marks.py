@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 from fastar_nodes.lab.gpu import store as gpu_store
+from fastar_nodes.lab.sweeps.folder import Folder
 from fastar_nodes.lab.sweeps.spec import read_prompts, read_spec
 from fastar_nodes.model_loaders.files.checkpoint import parse_json, read_json, read_text
-from fastar_nodes.sweeps.folder import Folder
 
 ROOT = Path(__file__).resolve().parents[1]
 MARKED = {

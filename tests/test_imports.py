@@ -169,7 +169,7 @@ OTHERS = {
         *"aiohttp comfy comfy_api comfy_execution comfy_extras folder_paths latent_preview server".split(),
     },
     "samplers": {"torch", "numpy"},
-    "sweeps": {*PICTURES, "fsspec"},
+    "sweeps": PICTURES,
     "reports": PICTURES,
     "model_loaders": {"torch", "safetensors", "huggingface_hub", "filelock", "transformers", "tokenizers"},
     "networks": {"torch"},

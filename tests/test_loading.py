@@ -9,6 +9,7 @@ import torch
 from fastar_nodes.cli.options import models_folder
 from fastar_nodes.cli.options import source as cli_source
 from fastar_nodes.errors import UserError, not_finite
+from fastar_nodes.lab.sweeps.folder import Folder
 from fastar_nodes.model_loaders.catalogue import hub
 from fastar_nodes.model_loaders.kinds import KINDS
 from fastar_nodes.networks.autoencoder import TOO_LITTLE_TO_DECODE, KLAutoencoder, KLConfig, VQModel
@@ -22,7 +23,6 @@ from fastar_nodes.runs.registry import FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, S
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.sweeps.folder import Folder
 from janus_files import one_file
 from tiny_files import GPT_SIZE, MAR_SIZE, write, write_gpt, write_vq
 

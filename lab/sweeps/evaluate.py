@@ -26,10 +26,10 @@ from ...reports.files import typed_path
 from ...reports.table import markdown
 from ...runs.loading import AUTO, Source
 from ...runs.registry import FAMILIES
-from ...sweeps.folder import Folder
 from . import paper_files
 from .dry_run import NotHere, here_only
 from .features import INCEPTION, load_extractor, open_reference
+from .folder import Folder
 from .judging import PictureBookJudge
 from .measures import FEATURES, JUDGE, MEASURES, OF_PICTURES, WORK, Means, Result, check, evaluate, results_table
 from .paper_files import Paper

@@ -39,8 +39,8 @@ from ...cli.planning import by_key, variant_words
 from ...errors import UserError, first_line
 from ...reports.table import figure, literal, markdown
 from ...reports.work import expected_speedup
-from ...sweeps.folder import Folder
 from .features import INCEPTION
+from .folder import Folder
 from .measures import MEASURES, Result, latest, read_results
 from .records import ID, Cell
 from .records import whole as in_range

@@ -32,8 +32,8 @@ from ...reports.reading import read
 from ...reports.table import figure, markdown, percent
 from ...reports.work import Work
 from ...runs.batches import SPLIT
-from ...sweeps.folder import Folder
 from ...sweeps.plan import MOST_CELLS
+from .folder import Folder
 from .records import (
     ID,
     MOST_BATCH,

@@ -36,10 +36,10 @@ from ...networks.speed import PLAIN
 from ...reports.files import typed_path
 from ...reports.table import markdown
 from ...runs.loading import AUTO, Source
-from ...sweeps.folder import Folder
 from . import paper_files
 from .dry_run import NotHere, by_shapes, here_only
 from .engines import Cluster, Task, connect, run_here, run_on_ray, tasks_of, unfinished
+from .folder import Folder
 from .paper_files import Paper
 from .records import ID, Cell, Shard, ranges
 from .records import whole as in_range

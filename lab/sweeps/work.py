@@ -28,10 +28,10 @@ from ...samplers.conditioning import AnyCondition, Condition
 from ...samplers.engine import finish
 from ...samplers.settings import make
 from ...samplers.tokens.mulosd.upsampling import BICUBIC
-from ...sweeps.folder import host
 from ...sweeps.keys import cell_key, cell_name, digest
 from ...sweeps.plan import LABEL, PROMPT, Combination
 from ..work.operations import countable, counted
+from .folder import host
 from .records import Cell, Shard, shard_key
 from .spec import Spec, expand, models_of
 from .store import Store

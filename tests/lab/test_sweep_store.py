@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
+from fastar_nodes.lab.sweeps.folder import PART, Folder
 from fastar_nodes.lab.sweeps.records import ranges, sha256
 from fastar_nodes.lab.sweeps.store import Store
 from fastar_nodes.lab.sweeps.sweep import export, image_path
-from fastar_nodes.sweeps.folder import PART, Folder
 from made_sweeps import SMALL as CELL
 from made_sweeps import draw, filled
 from made_sweeps import random_pictures as pictures
@@ -209,3 +209,35 @@ def test_images_lie_where_the_tools_of_benchmarks_look():
             image_path(0, [{"prompt": "a", **wrong}])
     with pytest.raises(UserError, match="^hpsv2_number"):
         image_path(0, [{"prompt": "a", "hpsv2_style": "anime", "hpsv2_number": "x"}])
+
+
+def test_a_folder_that_is_moved_while_it_is_used_is_not_made_anew(tmp_path):
+    folder = Folder(tmp_path / "sweep")
+    folder.check("out")
+    folder.write("cells/a", b"1")
+    reader = Folder(tmp_path / "sweep")
+    assert reader.read("cells/a", 9) == b"1"
+
+    (tmp_path / "sweep").rename(tmp_path / "moved")
+    for used in (folder, reader):
+        for use in (lambda used=used: used.write("cells/b", b"2"), lambda used=used: used.check("out")):
+            with pytest.raises(UserError, match="^out: .*sweep was moved or removed while the sweep ran; move it back"):
+                use()
+    assert os.listdir(tmp_path) == ["moved"]
+
+    (tmp_path / "moved").rename(tmp_path / "sweep")
+    folder.write("cells/b", b"2")
+    assert reader.read("cells/b", 9) == b"2", "the remedy"
+
+
+def test_a_folder_that_fails_keeps_what_it_holds_and_says_so_only_then(tmp_path, monkeypatch):
+    def fails(*_):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    folder = Folder(tmp_path / "sweep")
+    for kept in ("again.", "again; what is finished is kept."):
+        with monkeypatch.context() as patched:
+            patched.setattr(Folder, "_replace", fails)
+            with pytest.raises(UserError, match=f"^out: .* cannot be written to .*; make it writable and run {kept}$"):
+                folder.write("cells/a", b"1")
+        folder.write("cells/b", b"2")

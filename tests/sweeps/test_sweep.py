@@ -5,6 +5,7 @@ import os
 import tracemalloc
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from unittest.mock import Mock
 
@@ -21,7 +22,6 @@ from fastar_nodes.sweeps.images import _LETTERS, LONGEST, SERIES, _fitting, swee
 from fastar_nodes.sweeps.keys import digest, weights_digest
 from fastar_nodes.sweeps.store import CellStore, completed
 from fastar_nodes.sweeps.sweep import Axis, Sweep, sweep_table
-from fsspec.implementations.local import LocalFileSystem
 from PIL import Image, ImageDraw
 from PIL.PngImagePlugin import PngInfo
 
@@ -161,8 +161,8 @@ def test_a_folder_that_cannot_be_written_is_one_line_and_no_cell_is_sampled_in_v
 
 
 @pytest.mark.parametrize("number", [errno.ENOSPC, errno.EROFS, errno.EACCES])
-@pytest.mark.parametrize("call", ["makedirs", "open", "mv"])
-def test_a_disk_that_fails_is_one_line_and_leaves_what_was_there(tmp_path, monkeypatch, number, call):
+@pytest.mark.parametrize(("where", "call"), [(Path, "mkdir"), (Path, "write_bytes"), (os, "replace")])
+def test_a_disk_that_fails_is_one_line_and_leaves_what_was_there(tmp_path, monkeypatch, number, where, call):
     store = CellStore(tmp_path)
     store.write("a", picture(1), report())
 
@@ -170,7 +170,7 @@ def test_a_disk_that_fails_is_one_line_and_leaves_what_was_there(tmp_path, monke
         raise OSError(number, os.strerror(number))
 
     with monkeypatch.context() as patched, pytest.raises(UserError, match="^folder: "):
-        patched.setattr(LocalFileSystem, call, fails)
+        patched.setattr(where, call, fails)
         store.write("b", picture(2), report())
     assert [p.name for p in tmp_path.iterdir()] == ["a.png"] and np.array_equal(store.read("a")[0], picture(1))
 

@@ -16,8 +16,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ..errors import UserError, first_line
-from ..reports.files import FULL, as_text, typed_path, writable
+from ...errors import UserError, first_line
+from ...reports.files import FULL, as_text, typed_path, writable
 
 # Between a file's name and the mark of the process that writes it.
 PART = ".part-"
