@@ -444,7 +444,7 @@ def lines_of(entry: hub.Entry, titles: Collection[str] | None = None) -> list[li
 
 def written() -> dict[str, list[dict[str, str]]]:
     """Rows of the table in docs/choose.md by model, each as column and entry; empty entries are left out."""
-    page = PAGE.read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8-sig")
     (block,) = re.findall(r"<!-- figure presets: begin -->(.*?)<!-- figure presets: end -->", page, re.S)
     lines = [line for line in block.splitlines() if line.startswith("|")]
     head, _, *rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
