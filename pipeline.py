@@ -47,7 +47,7 @@ from .runs.presets import CUSTOM
 from .runs.presets import names as preset_names
 from .runs.presets import values as preset_values
 from .runs.registry import BITDANCE, FAMILIES, JANUS, LLAMAGEN, MAR, SAMPLERS, Entry, find
-from .samplers.conditioning import FREEDOM, KINDS, AnyCondition
+from .samplers.conditioning import KINDS, AnyCondition
 from .samplers.editing import Edit
 from .samplers.engine import Sampled, Step, finish
 from .samplers.settings import expect_names_here, is_removed, knobs, make, no_setting
@@ -471,20 +471,19 @@ class Pipeline:
         for one in prompts:
             if not isinstance(one, str):
                 raise UserError(f"prompt: {one!r} is not a text; {self.model.name} reads prompts.")
-            texts += [one] * images
-        if not texts or len(texts) > MOST_IMAGES:
-            raise UserError(f"prompt: it asks for {len(texts)} images; ask for 1 to {MOST_IMAGES}.")
+            texts.append(one)
+        count = len(texts) * images
+        if not 1 <= count <= MOST_IMAGES:
+            raise UserError(f"prompt: it asks for {count} images; ask for 1 to {MOST_IMAGES}.")
 
         if image is not None:
-            given = one_for_each(image, len(prompts))
-            each = [picture for picture in given for _ in range(images)]
             with enough_memory("image: memory is insufficient to read it; choose another device or a smaller dtype."):
-                return self.readers.image_prompts(self.ready, texts, each, FREEDOM if freedom is None else freedom)
+                return self.readers.image_prompts(self.ready, texts, image, freedom, images)
 
         self.readers.seed = seed
         self.readers.asked = asked
         self.readers.unconditional = negative
-        return self.readers.prompts(self.ready, texts, first)
+        return self.readers.prompts(self.ready, [text for text in texts for _ in range(images)], first)
 
     @_names_here
     @in_own_state

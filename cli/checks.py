@@ -425,7 +425,7 @@ def reading(check: Check) -> Iterator[Line]:
     if not model.edits:
         return
     planned = check.planned(check.loaded.samplers[0])
-    condition = check.readers.image_prompts(ready, [EDIT], [torch.from_numpy(image)])
+    condition = check.readers.image_prompts(ready, [EDIT], image)
     need = working_bytes(check.loaded, planned.entry.family.short(planned.settings), condition)
     with watched(check.device) as peak:
         warm_up(planned, condition)

@@ -10,10 +10,9 @@ from typing import Any
 from ..errors import UserError
 from ..model_loaders.llamagen.captions import prompt_of
 from ..runs.conditions import ConditionBuilder
-from ..runs.images import one_for_each
 from ..runs.limits import MOST_IMAGES
 from ..runs.loading import Ready, Source
-from ..samplers.conditioning import FREEDOM, AnyCondition, CodeCondition
+from ..samplers.conditioning import AnyCondition, CodeCondition
 from .options import source
 from .planning import PROMPT, Planned
 from .running import drive
@@ -68,7 +67,6 @@ def conditions(
     stated = getattr(options, "freedom", None)
     if stated is not None and not images:
         raise UserError("freedom: it is for an image that the prompt changes; name one with --image.")
-    freedom = FREEDOM if stated is None else stated
     if images and "class" in kinds:
         raise UserError(f"image: the models of this run ({names}) draw classes; only a Janus-4o edits an image.")
 
@@ -90,9 +88,8 @@ def conditions(
         if p.on.condition == "class":
             made[id(p.on)] = build.labels(p.on, "0" if label is None else label, repeat, most=MOST_IMAGES)
         elif images:
-            prompts = _each(texts, repeat, p.on)
-            each = [image for image in one_for_each(images, len(prompts) // repeat) for _ in range(repeat)]
-            made[id(p.on)] = build.image_prompts(p.on, prompts, each, freedom)
+            prompts = _expect_prompts(texts, repeat, p.on)
+            made[id(p.on)] = build.image_prompts(p.on, prompts, images, stated, repeat)
         elif p.on.condition != "features":
             made[id(p.on)] = build.prompts(p.on, _each(texts, repeat, p.on))
         else:
@@ -104,8 +101,8 @@ def conditions(
     return [made[id(p.on)] for p in planned]
 
 
-def _each(texts: Sequence[str] | None, repeat: int, on: Ready) -> list[str]:
-    """The prompt of every image."""
+def _expect_prompts(texts: Sequence[str] | None, repeat: int, on: Ready) -> Sequence[str]:
+    """Check that there are prompts, and not for too many images."""
     if not texts:
         raise UserError(
             f"prompt: {on.model.name} draws from text; "
@@ -114,7 +111,12 @@ def _each(texts: Sequence[str] | None, repeat: int, on: Ready) -> list[str]:
 
     if len(texts) * repeat > MOST_IMAGES:
         raise UserError(f"batch: {len(texts) * repeat} images are more than {MOST_IMAGES}; ask for fewer.")
+    return texts
 
+
+def _each(texts: Sequence[str] | None, repeat: int, on: Ready) -> list[str]:
+    """The prompt of every image."""
+    texts = _expect_prompts(texts, repeat, on)
     if on.condition == "text":
         texts = [prompt_of(text, "prompt") for text in texts]
 

@@ -21,7 +21,6 @@ from ..networks.janus_vision import ImageReader
 from ..networks.ta_tok import TATokModel
 from ..networks.tar import TarModel
 from ..samplers.conditioning import (
-    FREEDOM,
     AnyCondition,
     CodeCondition,
     Condition,
@@ -38,6 +37,7 @@ from ..samplers.tokens.prepare import features_of
 from ..samplers.tokens.settings import TarPromptSettings
 from ..samplers.tokens.tar import TarPrompted, tar_prompt
 from .batches import in_parts
+from .images import one_for_each
 from .labels import labels_for, split_labels, unknown_words
 from .loading import (
     AUTO,
@@ -154,17 +154,26 @@ class ConditionBuilder:
         return condition
 
     def image_prompts(
-        self, on: Ready, texts: Sequence[str], images: Sequence[Tensor], freedom: float | str = FREEDOM
+        self, on: Ready, texts: Sequence[str], image: Any, freedom: float | str | None = None, repeat: int = 1
     ) -> ImagePromptCondition:
-        """Images uint8 [H, W, 3] with what is to be changed in each, for a Janus that edits.
+        """Images with what is to be changed in each, for a Janus that edits.
+
+        Args:
+            on: the model.
+            texts: prompts.
+            image: an image or several in a list, see :func:`.images.one_for_each`.
+            freedom: see :class:`.EditSettings`; None for the usual one.
+            repeat: images of each prompt.
 
         Raises:
-            UserError: a model that cannot edit, a prompt that it cannot read, or ``freedom`` that is no number of 0 to
-                10.
+            UserError: a model that cannot edit, images or a prompt that it cannot read, or ``freedom`` that is no
+                number of 0 to 10.
         """
         model: Any = on.model
-        settings = make(EditSettings, {"freedom": freedom})
-        condition = ImagePromptCondition(tuple(texts), tuple(images), settings.freedom)
+        settings = make(EditSettings, {} if freedom is None else {"freedom": freedom})
+        pairs = list(zip(texts, one_for_each(image, len(texts)), strict=True))
+        prompts, pictures = zip(*[pair for pair in pairs for _ in range(repeat)], strict=True)
+        condition = ImagePromptCondition(prompts, pictures, settings.freedom)
         expect_editor(condition, model)
         for text in dict.fromkeys(texts):
             model.image_prompt(text)

@@ -86,7 +86,7 @@ def test_scripts_are_warned_of_what_is_read_as_plain_text(monkeypatch):
     monkeypatch.setattr(conditions, "expect_editor", lambda *given: None)
     monkeypatch.setattr(conditions, "read_images", lambda condition, reader: condition)
     monkeypatch.setattr(build, "image_reader", lambda on: None)
-    build.image_prompts(SimpleNamespace(model=model), ["a (blue:1.2) boat"], [torch.zeros(4, 4, 3)])
+    build.image_prompts(SimpleNamespace(model=model), ["a (blue:1.2) boat"], np.zeros((4, 4, 3), np.uint8))
     monkeypatch.setattr(build, "_encoded", lambda on, prompt: torch.zeros(1, 2))
     build.prompts(SimpleNamespace(condition="text", model=model), ["__animal__"])
     assert ["(blue:1.2)" in told[1], "__animal__" in told[2], len(told)] == [True, True, 3]
