@@ -27,16 +27,16 @@ from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED, checked_seed, output, 
 
 class Advisor(ModelFirst):
     more = {
-        "condition": ("Its number of images is the batch size that is measured."),
-        "seed": ("It is the seed of the first round."),
-        "draft": ("With a draft model, CSpD or MuLo-SD is tried too."),
+        "condition": "Its number of images is the batch size that is measured.",
+        "seed": "This seed is that of the first round.",
+        "draft": "With a draft model, CSpD or MuLo-SD is tried too.",
     }
     more_of_outputs = {
         "sampler": (
             "An example is *fasthybrid: preset=fast*. If nothing is faster within the limit, it is the plain sampler."
         ),
-        "table": ("It has the median speed-up and the lowest and highest of the repeats."),
-        "image": ("Both are of the first repeat. The preview on the node is the answer's too."),
+        "table": "It has the median speed-up and the lowest and highest of the repeats.",
+        "image": "Both are of the first repeat. The preview on the node is the answer's too.",
     }
 
     @classmethod

@@ -42,9 +42,9 @@ _head = ModelCache(host.devices.get_compute_device, host.devices.get_offload_dev
 
 class AskAboutImage(io.ComfyNode):
     more = {
-        "model": ("It may be Janus-Pro 1B or 7B, Janus 1.3B or Janus-4o. Its file must hold all weights of the model."),
-        "image": ("An image is scaled so that its longer side has 384 pixels, and padded with grey."),
-        "seed": ("The seed matters only if *temperature* is above 0. Image *i* of a batch has words of its own."),
+        "model": "It may be Janus-Pro 1B or 7B, Janus 1.3B or Janus-4o. Its file must hold all weights of the model.",
+        "image": "An image is scaled so that its longer side has 384 pixels, and padded with grey.",
+        "seed": "The seed matters only if *temperature* is above 0.",
         "temperature": (
             "At 0 an answer repeats exactly. Above 0 the words are sampled from the likeliest that together reach a "
             "probability of 0.95; the published demo uses 0.1."

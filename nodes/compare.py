@@ -116,8 +116,8 @@ class Compare(io.ComfyNode):
     """
 
     more = {
-        "image_1": ("The editor shows two pairs of sockets and adds a pair when the last one is connected."),
-        "report_1": ("Without a report the cell has no figures."),
+        "image_1": "The editor shows two pairs of sockets and adds a pair when the last one is connected.",
+        "report_1": "Without a report the cell has no figures.",
         "labels": (
             "The name then includes the settings in which the cells of a method differ. Characters beyond English "
             "come from the fonts of the machine that runs ComfyUI; one that no font has is shown as its code in a "
@@ -125,8 +125,8 @@ class Compare(io.ComfyNode):
         ),
     }
     more_of_outputs = {
-        "image": ("Connect it to Save Image or Preview Image."),
-        "table": ("Connect it to Preview as Text."),
+        "image": "Connect it to Save Image or Preview Image.",
+        "table": "Connect it to Preview as Text.",
     }
 
     @classmethod
@@ -417,7 +417,7 @@ class TokenMapSettings(Settings):
 
 class TokenMap(io.ComfyNode):
     more_of_outputs = {
-        "image": ("A legend stands below each."),
+        "image": "A legend stands below each.",
     }
 
     @classmethod
@@ -473,7 +473,7 @@ class ReportSettings(Settings):
 
 class ReportToText(io.ComfyNode):
     more_of_outputs = {
-        "text": ("Connect it to Preview as Text, or to a node that saves text."),
+        "text": "Connect it to Preview as Text, or to a node that saves text.",
     }
 
     @classmethod

@@ -47,6 +47,7 @@ from .schema import (
     IMAGE_PROMPT,
     LABELS,
     PROMPT,
+    RECOMMENDS,
     SEED,
     TAR,
     TEXT,
@@ -164,8 +165,8 @@ class ClassLabel(io.ComfyNode):
             "Case does not matter. FastAR reports names that the connected model does not know before the workflow "
             "runs, with similar names that it knows. `{cat|boat}` picks one for every run."
         ),
-        "images_per_label": ("The images of a label follow each other in the batch, which has at most 256 images."),
-        "add_label": ("The list is that of *label_set* if no model is connected. *labels* may be empty."),
+        "images_per_label": "The images of a label follow each other in the batch, which has at most 256 images.",
+        "add_label": "The list is that of *label_set* if no model is connected. *labels* may be empty.",
     }
 
     @classmethod
@@ -277,7 +278,7 @@ class TextPrompt(io.ComfyNode):
             "flan-t5-xl is a download of 11 GB. A local copy is a Hugging Face folder or one file; a decoder in it "
             "is ignored. The sampler refuses an encoder of another size."
         ),
-        "dtype": ("fp16 is not offered because the encoder overflows in it."),
+        "dtype": "fp16 is not offered because the encoder overflows in it.",
     }
 
     @classmethod
@@ -385,10 +386,7 @@ class Prompt(io.ComfyNode):
             "as plain text, and `(red:1.2)`, `<lora:...>`, `embedding:...`, `__wildcard__` and BREAK too; the node "
             "names those after a run. The prompts of the authors' benchmarks end with a full stop."
         ),
-        "negative": (
-            "It is the complete instruction of the unconditional branch of guidance, and has no effect at *cfg* 1. "
-            "The models were trained with *Generate an image.*; other texts are an experiment."
-        ),
+        "negative": ("It has no effect at *cfg* 1. Other texts than the default are an experiment."),
     }
 
     @classmethod
@@ -472,7 +470,7 @@ class ImageAndPrompt(io.ComfyNode):
             "The longer side of an image gets 384 pixels, and grey fills the square. The model reads two copies of "
             "it: what it shows, by its vision tower, and its pixels, as 576 tokens."
         ),
-        "text": ("Special tokens in it are plain text."),
+        "text": "Special tokens in it are plain text.",
     }
     more_of_outputs = {
         "condition": (
@@ -560,10 +558,11 @@ class TarPrompt(io.ComfyNode):
             "An empty text gives an unconditional image."
         ),
         "seed": (
-            "It determines the codes: a different seed gives a different image of the same prompt. The sampler's "
+            "The seed determines the codes: a different seed gives a different image of the same prompt. The sampler's "
             "own seed only changes how the codes are turned into pixels."
         ),
-        "images": ("Each image has codes of its own. Usual: 1 to 4."),
+        "preset": RECOMMENDS,
+        "images": "Each image has codes of its own.",
         "first_image": (
             "For the codes of the fourth image of a batch alone, set 3 here and on the sampler, and set *images* to 1."
         ),
@@ -660,12 +659,12 @@ _READERS = ("demo-ta-tok", "ta-tok")
 
 class ImageToCodes(io.ComfyNode):
     more = {
-        "image": ("The square has 384 pixels for the official TA-Tok."),
+        "image": "The square has 384 pixels for the official TA-Tok.",
         "ta_tok": (
             "It must be complete: the file of a de-tokenizer often contains only the part that reads codes. Put "
             "your own files into `models/fastar`."
         ),
-        "dtype": ("Codes are always compared in fp32."),
+        "dtype": "Codes are always compared in fp32.",
     }
 
     @classmethod

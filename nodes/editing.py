@@ -70,10 +70,10 @@ class Cropped(OfFastAR):
 
 class CropAroundMask(io.ComfyNode):
     more = {
-        "mask": ("A soft stroke counts as a part of the mask. Masks of a batch share one crop."),
+        "mask": "A soft stroke counts as a part of the mask. Masks of a batch share one crop.",
     }
     more_of_outputs = {
-        "image": ("VAE Encode scales it to the model's size."),
+        "image": "VAE Encode scales it to the model's size.",
     }
 
     @classmethod
@@ -125,8 +125,8 @@ class CropAroundMask(io.ComfyNode):
 
 class PasteInpaintedArea(io.ComfyNode):
     more_of_outputs = {
-        "image": ("Pixels outside the mask and its feather are the original's, bit for bit."),
-        "before_after": ("The three stand beside each other, or below each other if the image is wide."),
+        "image": "Pixels outside the mask and its feather are the original's, bit for bit.",
+        "before_after": "The three stand beside each other, or below each other if the image is wide.",
     }
 
     @classmethod

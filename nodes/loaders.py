@@ -379,7 +379,7 @@ class LoadMAR(_Loader):
             "*demo* and the smaller *demo-draft* generate simple scenes of ten classes. Your files may be "
             "`.safetensors` or the official `.pth`. Press *R* in the editor to refresh the list."
         ),
-        "decoder": ("Another one must use the same latents."),
+        "decoder": "Another one must use the same latents.",
         "dtype": (
             "*bf16* is less precise than fp16 for this model, which may be visible. Sums and norms in the blocks, "
             "the last layer, the diffusion arithmetic and the decoder always use fp32. *int8* and *fp8* store the "
@@ -421,13 +421,13 @@ class LoadHybrid(_Loader):
             "folder; for a single file, `NAME.tokenizer.json` works too. A download brings the tokenizer with it. "
             "Press *R* in the editor to refresh the list."
         ),
-        "decoder": ("For the official models it is the KL-16."),
+        "decoder": "For the official models it is the KL-16.",
         "dtype": (
             "fp16 is not offered because the language model overflows in it. The last layer, the diffusion "
             "arithmetic and the decoder always use fp32. *int8* and *fp8* store the transformer blocks in 8 bits. "
             "*int8* changes the image less than *fp8*; see docs/weights.md in the repository."
         ),
-        "size": ("For another size the position tables are resized, and the report says so."),
+        "size": "For another size the position tables are resized, and the report says so.",
     }
     more_of_outputs = {
         "vae": (
@@ -505,9 +505,9 @@ class LoadTarDetokenizer(_Loader):
             "256, 512 or 1024 pixels take 256, 1024 or 4096 tokens. Your files may be `.safetensors` or the "
             "official `.pth`."
         ),
-        "ta_tok": ("FastAR refuses one with another feature width. Only the part that reads codes is loaded."),
-        "decoder": ("FastAR refuses one with another number of codes."),
-        "grid": ("FastAR refuses a value that contradicts the file."),
+        "ta_tok": "FastAR refuses one with another feature width. Only the part that reads codes is loaded.",
+        "decoder": "FastAR refuses one with another number of codes.",
+        "grid": "FastAR refuses a value that contradicts the file.",
         "dtype": (
             "It is the precision of AR-DTok and TA-Tok; bf16 is that of the training. The decoder always uses fp32. "
             "*int8* and *fp8* store the transformer blocks in 8 bits. *int8* changes the image less than *fp8*; see "
@@ -515,7 +515,7 @@ class LoadTarDetokenizer(_Loader):
         ),
     }
     more_of_outputs = {
-        "vae": ("VAE Decode (Tiled) changes colours and contrast and says so; the demo's decoder refuses tiles."),
+        "vae": "VAE Decode (Tiled) changes colours and contrast and says so; the demo's decoder refuses tiles.",
     }
 
 
@@ -539,7 +539,7 @@ class LoadTar(_Loader):
     decodes = False
 
     more = {
-        "checkpoint": ("Press *R* in the editor to refresh the list."),
+        "checkpoint": "Press *R* in the editor to refresh the list.",
         "dtype": (
             "bf16 is the training precision. *int8* and *fp8* store the transformer blocks in 8 bits. *int8* "
             "changes the codes less than *fp8*; see docs/weights.md in the repository."
@@ -608,8 +608,8 @@ class LoadJanus(_Loader):
         ),
     }
     more_of_outputs = {
-        "model": ("Advisor, Any Sampler and Sweep take it too."),
-        "vae": ("VAE Decode (Tiled) changes colours and contrast and says so."),
+        "model": "Advisor, Any Sampler and Sweep take it too.",
+        "vae": "VAE Decode (Tiled) changes colours and contrast and says so.",
     }
 
     @classmethod
@@ -658,7 +658,7 @@ class LoadBitDance(_Loader):
         ),
     }
     more_of_outputs = {
-        "model": ("Any Sampler, Sweep and Advisor take it too."),
+        "model": "Any Sampler, Sweep and Advisor take it too.",
         "vae": (
             "A latent has one channel for each bit, -1 or +1; for other numbers the sign counts. VAE Encode keeps "
             "an image whose size the model generates, and scales every other one to the size of the most similar "

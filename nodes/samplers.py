@@ -25,6 +25,7 @@ from .schema import (
     CACHE,
     HIDDEN,
     MAR,
+    RECOMMENDS,
     REPORT,
     TOKEN_MODEL,
     checked_first_image,
@@ -67,6 +68,12 @@ _IMAGE = (
 _MASK = (
     "The mask may have any size. Without it, the sampler takes the mask of Set Latent Noise Mask. A token is "
     "regenerated even if it is masked lightly, so soft edges are regenerated too."
+)
+
+_GUIDED_BY_IMAGE = (
+    "With Image and Prompt, guidance leads away from a prompt without words and image, towards a mean of two "
+    "versions of the image that *freedom* of that node weighs. This takes three branches, but two at *freedom* 0 or "
+    "*cfg* 1."
 )
 
 
@@ -319,7 +326,7 @@ class LazyMARSampler(_Sampler):
             "compare it with MAR Sampler's *few steps*, which has no caches. For full-size models it scales the "
             "demo's values. Neither was measured on full-size models here."
         ),
-        "speculation": ("It needs *head_cache* off."),
+        "speculation": "*speculation* needs *head_cache* off.",
     }
 
 
@@ -345,8 +352,8 @@ class CSpDSampler(_Sampler):
             "For the demo, use *demo-draft*. The closer its distribution is to the target's, the more drafts are "
             "accepted."
         ),
-        "t_max": ("It applies to both models."),
-        "cache": ("It caches in the networks of target and draft."),
+        "t_max": "*t_max* applies to both models.",
+        "cache": "LazyMAR then caches in the networks of target and draft.",
     }
 
 
@@ -368,15 +375,15 @@ class GtRSampler(_Sampler):
             "second and 2 for the other half. Each of the three stages needs at least as many tokens as AR steps."
         ),
         "diffusion_steps": (
-            "Here they are the steps of the first tokens, and of those with most detail. The paper has 50."
+            "Here these are the steps of the first tokens, and of those with most detail. The paper has 50."
         ),
         "diffusion_steps_end": (
-            "Here they are the steps of the reconstruction; the numbers before fall to it. The paper has 20."
+            "Here these are the steps of the reconstruction, to which the numbers before fall. The paper has 20."
         ),
-        "order": ("It holds within each stage."),
-        "cache": ("It makes every pass of the transformer smaller, and with *head_cache* most head calls."),
+        "order": "Here the order holds within each stage.",
+        "cache": "It makes every pass of the transformer smaller, and with *head_cache* most head calls.",
         "mask": (
-            f"{_MASK} The tokens to generate are divided into the same shares, a quarter, a quarter and a half. A "
+            "The tokens to generate are divided into the same shares, a quarter, a quarter and a half. A "
             "stage of fewer tokens than AR steps decides one per step."
         ),
     }
@@ -392,7 +399,7 @@ class LazyMARCache(io.ComfyNode):
         ),
     }
     more_of_outputs = {
-        "cache": ("One node can be connected to several samplers; each has its own caches."),
+        "cache": "One node can be connected to several samplers; each has its own caches.",
     }
 
     @classmethod
@@ -426,6 +433,7 @@ class LlamaGenSampler(_Sampler):
         "Tar, and is the baseline of PAR, ZipAR and MuLo-SD."
     )
     aliases = ["llamagen", "tar", "autoregressive sampler", "token sampler", "raster", "baseline sampler"]
+    more = {"preset": RECOMMENDS, "cfg": _GUIDED_BY_IMAGE}
 
 
 class PARSampler(_Sampler):
@@ -439,8 +447,9 @@ class PARSampler(_Sampler):
     condition = _LABEL_OR_TEXT
     models = {"model": "A PAR model from Load LlamaGen / PAR, or a plain LlamaGen for the ablations of grouping."}
     more = {
-        "model": ("The training of a PAR fixes the number of tokens per pass."),
-        "cfg_interval": ("It counts the steps after the first tokens, as published."),
+        "preset": RECOMMENDS,
+        "model": "The training of a PAR fixes the number of tokens per pass.",
+        "cfg_interval": "Here it counts the steps after the first tokens, as published.",
     }
 
 
@@ -456,8 +465,9 @@ class ZipARSampler(_Sampler):
             "*exact* uses a window of a whole row, which is plain decoding. *balanced* and *fast* were measured on "
             "the demo; for full-size models the values come from the paper."
         ),
-        "model": ("A PAR is refused because it decides tokens in another order."),
-        "cfg_interval": ("It counts the steps after the first row, as published."),
+        "cfg": _GUIDED_BY_IMAGE,
+        "model": "A PAR is refused because it decides tokens in another order.",
+        "cfg_interval": "Here it counts the steps after the first row, as published.",
     }
 
 
@@ -483,9 +493,9 @@ class MuLoSDSampler(_Sampler):
             "whole image first, which the paper's text does not do. On the demo both draft the whole image first, "
             "with *tau* 0.3 and *expansion* 0, and *fast* generates the same image with *draft_parallel* 8."
         ),
-        "condition": ("Both models use it."),
-        "cfg_interval": ("In the draft, guidance ends at the same fraction of the image."),
-        "upscale_model": ("Any factor works; the result is resized to the target's size."),
+        "condition": "Both models use it.",
+        "cfg_interval": "In the draft, guidance ends at the same fraction of the image.",
+        "upscale_model": "Any factor works; the result is resized to the target's size.",
     }
 
     @classmethod
@@ -509,20 +519,17 @@ class BitDanceSampler(_Sampler):
     )
     aliases = ["bitdance", "binary tokens", "block autoregressive", "text to image", "disa", "inpaint"]
     more = {
-        "preset": ("*recommended* also sets the model's usual size."),
-        "condition": ("A negative prompt is refused, because the model has its own null prompt."),
-        "seed": ("The noise belongs to the tokens of the grid, so models with other blocks start from the same noise."),
+        "preset": f"{RECOMMENDS} *recommended* also sets the model's usual size.",
+        "condition": "A negative prompt is refused, because the model has its own null prompt.",
+        "seed": "The noise belongs to the tokens of the grid, so models with other blocks start from the same noise.",
         "latent_image": (
-            "It needs the size that *width* and *height* say. Decoding still changes pixels outside the mask "
-            "slightly; Paste Inpainted Area restores them. Part of a batch is generated as in MAR Sampler."
+            "The image needs the size that *width* and *height* say. Decoding still changes pixels outside the mask "
+            "slightly; Paste Inpainted Area restores them."
         ),
-        "mask": (
-            f"{_MASK} Blocks are decided in raster order; a new token also follows the tokens of its own block that "
-            "stay."
-        ),
+        "mask": ("Blocks are decided in raster order; a new token also follows the tokens of its own block that stay."),
     }
     more_of_outputs = {
-        "latent": ("Tiles are refused."),
+        "latent": "Tiles are refused.",
     }
 
 

@@ -114,9 +114,11 @@ MORE_OF_MANY = {
         "Image *i* of a batch has the noise of *seed* and *i*. The latent notes the number as *batch_index*, so a "
         "sampler that inpaints it goes on with the same noise."
     ),
-    "preset": "*recommended* takes what the model's file recommends, or else the published values.",
     "images": "Usual: 1 to 4.",
 }
+
+
+RECOMMENDS = "*recommended* takes what the model's file recommends, or else the published values."
 
 
 def explained(part: Any, more: str) -> Any:

@@ -26,11 +26,11 @@ from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, REPORT, SEED, output, schema
 
 class LoadReport(io.ComfyNode):
     more = {
-        "image": ("The file may be in ComfyUI's input, output or temp folder."),
+        "image": "The file may be in ComfyUI's input, output or temp folder.",
     }
     more_of_outputs = {
-        "image": ("Of an animation it is the first frame."),
-        "reports": ("They fit Compare, Report and other nodes."),
+        "image": "Of an animation it is the first frame.",
+        "reports": "They fit Compare, Report and other nodes.",
         "table": (
             "If the runs were compared, it has the PSNR, SSIM and speed-ups against their baseline. Times are not "
             "compared between different models, sizes, edits, devices or processes."

@@ -71,9 +71,8 @@ class SweepSettings(Settings):
         "What changes from column to column: a setting of the chosen sampler, its preset, or the checkpoint, label or "
         "prompt.",
         choices=_AXES,
-        more="The editor lists the settings of the chosen sampler, *preset*, *checkpoint*, *label* and *prompt*. "
-        "For *checkpoint* the loader of *model* is run again with each value, and for *label* or *prompt* the node "
-        "that makes *condition*: Class Label, Prompt (FastAR), LlamaGen Prompt or Tar Prompt, connected directly. "
+        more="For *checkpoint* the loader of *model* is run again with each value, and for *label* or *prompt* the "
+        "node that makes *condition*: Class Label, Prompt (FastAR), LlamaGen Prompt or Tar Prompt, connected directly. "
         "Their other inputs stay. The models of all checkpoints are in system memory at once.",
     )
     y: str = knob(
@@ -119,20 +118,19 @@ def _text(name: str, default: str, tooltip: str, **about: Any) -> io.Input:
 class SweepNode(ModelFirst):
     more = {
         "x_values": (
-            "Equal values, such as *0.5, 0.50*, count once. *4..8* are the whole numbers from 4 to 8. For a setting "
-            "with choices, write their names. Prompts are separated by semicolons, because they may have commas. "
-            "Checkpoints are names of the loader's menu without the size, such as *demo, mar-base*, or files."
+            "Equal values, such as *0.5, 0.50*, count once. For a setting with choices, write their names. Checkpoints "
+            "are names of the loader's menu without the size, such as *demo, mar-base*, or files."
         ),
-        "seeds": ("Times and PSNR are medians, not means."),
+        "seeds": "Times and PSNR are medians, not means.",
         "folder": (
             "Each cell is a PNG file with its report in the metadata. Its name begins with the sampler and the seed."
         ),
-        "draft": ("A sweep has at most 1024 cells."),
+        "draft": "A sweep has at most 1024 cells.",
     }
     more_of_outputs = {
-        "image": ("It has a column for each value of x, and a row for each value of y and seed."),
-        "table": ("The node shows up to six rows of it."),
-        "plot": ("The quality is *measure*."),
+        "image": "It has a column for each value of x, and a row for each value of y and seed.",
+        "table": "The node shows up to six rows of it.",
+        "plot": "The quality is *measure*.",
     }
 
     @classmethod

@@ -44,12 +44,12 @@ class TimeLapseSettings(Settings):
 
 class TimeLapse(io.ComfyNode):
     more = {
-        "image_1": ("All runs are shown equally large."),
-        "report_1": ("A report from Load Report does not work, because it has no steps."),
-        "filename_prefix": ("ComfyUI replaces *%year%*, *%month%* and *%day%* too, also for programs."),
+        "image_1": "All runs are shown equally large.",
+        "report_1": "A report from Load Report does not work, because it has no steps.",
+        "filename_prefix": "ComfyUI replaces *%year%*, *%month%* and *%day%* too, also for programs.",
     }
     more_of_outputs = {
-        "frames": ("For an MP4, set *fps* of Create Video to 12."),
+        "frames": "For an MP4, set *fps* of Create Video to 12.",
     }
 
     @classmethod

@@ -60,9 +60,10 @@ def outputs(node: Any, about: Any) -> str:
 
 
 def more_of(node: Any, part: Any) -> str:
-    """The longer text of a node's input: the node's own, that of the setting or the socket, or that of many nodes."""
-    own = getattr(node, "more", {})
-    return str(own.get(part.id) or getattr(part, "more", "") or of_many().get(part.id, ""))
+    """The longer text of a node's input: that of the setting or socket, or of many nodes, and what its node adds."""
+    shared = getattr(part, "more", "") or of_many().get(part.id, "")
+    own = getattr(node, "more", {}).get(part.id, "")
+    return f"{shared} {own}".strip(" ")
 
 
 def of_many() -> dict[str, str]:

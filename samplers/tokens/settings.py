@@ -22,9 +22,7 @@ class TokenSettings(Guarantees):
         "How closely the image follows the condition; higher is more typical and less varied. Usual: 4 for classes "
         "and Tar, 5 for Janus, 7.5 for text, 1.3 to 1.5 for PAR; 1 turns guidance off and halves the work.",
         low=1.0, high=20.0, step=0.05, paper=4.0,
-        more="Usual for the demo: 1.5. With classes, 1.5 to 2 gives more variety. With Image and Prompt, guidance "
-        "leads away from a prompt without words and image, towards a mean of two versions of the image that "
-        "*freedom* of that node weighs. This takes three branches, but two at *freedom* 0 or *cfg* 1.")
+        more="Usual for the demo: 1.5. With classes, 1.5 to 2 gives more variety.")
     temperature: float = knob(1.0,
         "Randomness of every token; lower is safer and less varied. Usual: 1; 0 always takes the likeliest token.",
         low=0.0, high=2.0, step=0.01)

@@ -31,7 +31,7 @@ def test_a_longer_text_follows_the_tooltip_and_is_not_sent_to_the_editor():
     part = widget("steps", 3, Knob("Steps of x_max, or auto. Usual: 3.", 1, 9, 1, symbol="S", more="More text."))
     assert "More text." not in str(part.about)
     assert help_pages.more_of(SimpleNamespace(), part) == "More text."
-    assert help_pages.more_of(SimpleNamespace(more={"steps": "The node's."}), part) == "The node's."
+    assert help_pages.more_of(SimpleNamespace(more={"steps": "The node's."}), part) == "More text. The node's."
 
     found = item("steps", part, "More text.", ["steps", "x_max"])
     assert found == "- **steps** (*S*): Steps of *x_max*, or auto. Usual: 3. More text."
