@@ -56,18 +56,3 @@ class Work:
         """Mean redraws of a rejected token (CSpD), the kept one included; None if none was redrawn."""
         rejected = self.counts.get("rejected", 0)
         return self.counts["redraws"] / rejected if rejected and "redraws" in self.counts else None
-
-
-def expected_speedup(acceptance: float, draft_length: int, cost: float) -> float:
-    """Expected speed-up of speculative decoding (Leviathan et al. 2023, theorem 3.8; CSpD, equation 35).
-
-    Args:
-        acceptance: alpha, probability that a draft is accepted, 0..1, taken to be the same for all.
-        draft_length: gamma, drafts of one verification.
-        cost: c, seconds of a draft over those of a step of the target alone.
-    """
-    if acceptance == 1:
-        steps = draft_length + 1.0  # of a verification
-    else:
-        steps = (1 - acceptance ** (draft_length + 1)) / (1 - acceptance)
-    return steps / (draft_length * cost + 1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,11 +32,6 @@ class Combination:
     asked: Mapping[str, Any]  # the values by name, the preset and the subjects among them
     title: str  # "FastHybrid, threshold 0.9": the sampler and what varies
     variant: str = ""  # its name beside others of its sampler
-
-
-def count(grid: Grid) -> int:
-    """Number of combinations."""
-    return math.prod(len(values) for values in grid.values())
 
 
 def distinct(entry: Entry, name: str, values: Sequence[Any]) -> list[Any]:

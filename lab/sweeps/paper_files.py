@@ -38,7 +38,6 @@ from typing import Any
 from ...cli.planning import by_key, variant_words
 from ...errors import UserError, first_line
 from ...reports.table import figure, literal, markdown
-from ...reports.work import expected_speedup
 from .features import INCEPTION
 from .folder import Folder
 from .measures import MEASURES, Result, latest, read_results
@@ -443,3 +442,18 @@ def _seconds_a_pass(store: Store, cell: Cell, phase: str, count: str) -> float |
             passes += shard.counts[count]
 
     return seconds / passes if passes else None
+
+
+def expected_speedup(acceptance: float, draft_length: int, cost: float) -> float:
+    """Expected speed-up of speculative decoding (Leviathan et al. 2023, theorem 3.8; CSpD, equation 35).
+
+    Args:
+        acceptance: alpha, probability that a draft is accepted, 0..1, taken to be the same for all.
+        draft_length: gamma, drafts of one verification.
+        cost: c, seconds of a draft over those of a step of the target alone.
+    """
+    if acceptance == 1:
+        steps = draft_length + 1.0  # of a verification
+    else:
+        steps = (1 - acceptance ** (draft_length + 1)) / (1 - acceptance)
+    return steps / (draft_length * cost + 1)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import codecs
 import json
+import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
@@ -28,7 +29,7 @@ from ...runs.loading import AUTO, DEMO, Source
 from ...samplers.settings import make
 from ...samplers.tokens.mulosd.upsampling import BICUBIC
 from ...samplers.tokens.settings import TarPromptSettings
-from ...sweeps.plan import CHECKPOINT, LABEL, MOST_CELLS, SUBJECTS, Combination, combinations, count
+from ...sweeps.plan import CHECKPOINT, LABEL, MOST_CELLS, SUBJECTS, Combination, combinations
 from .records import MOST_BATCH, MOST_IMAGES
 
 MOST_VALUES = 256  # of a setting
@@ -344,7 +345,7 @@ def expand(spec: Spec) -> list[Combination]:
         shared, own = given[key]
         in_key = {name: (value,) for name, value in settings_of(key).items()}
         grid = {**spec.axes, **shared, **in_key, **own}
-        if len(out) + count(grid) > MOST_CELLS:
+        if len(out) + math.prod(map(len, grid.values())) > MOST_CELLS:
             raise UserError(f"set: the grid has more than {MOST_CELLS} cells; give fewer values.")
 
         try:

@@ -18,13 +18,13 @@ from fastar_nodes.lab.sweeps import paper_files, sweep
 from fastar_nodes.lab.sweeps.engines import run_here
 from fastar_nodes.lab.sweeps.features import INCEPTION, Extractor, open_reference, resized
 from fastar_nodes.lab.sweeps.measures import Means, Result, evaluate, latest
+from fastar_nodes.lab.sweeps.paper_files import expected_speedup
 from fastar_nodes.lab.sweeps.records import Shard, shard_key
 from fastar_nodes.lab.sweeps.spec import expand, read_table
 from fastar_nodes.lab.sweeps.store import Store
 from fastar_nodes.lab.sweeps.work import Models, Worker
 from fastar_nodes.model_loaders.catalogue import hub
 from fastar_nodes.model_loaders.llamagen import text
-from fastar_nodes.reports.work import expected_speedup
 from fastar_nodes.runs.loading import Source
 
 pytestmark = pytest.mark.slow
