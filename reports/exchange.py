@@ -38,7 +38,6 @@ _MOST_CHUNKS = 32 << 20  # bytes of all chunks of a PNG but the image's
 _MOST_BYTES = 256 << 20  # of a WebP or JPEG, which Pillow reads as a whole
 _MOST_TEXT = 4 << 20  # characters of the JSON
 _LONGEST = 1600  # characters of a text
-_MOST_DECIBELS = 400
 # What identifies a run: two entries that agree in it are the same run.
 _IDENTITY = ("sampler", "model", "settings", "seed", "seconds")
 
@@ -282,18 +281,14 @@ def _quality(value: Any) -> Quality | None:
     """The distance from the baseline's images, as :meth:`.Quality.to_dict` writes it; None if there is none."""
     if value is None:
         return None
-    # A word may stand alone.
-    found = value if isinstance(value, Mapping) else {"word": value}
-    psnr = found.get("psnr")
-    psnr_low = found.get("psnr_low")
-    ssim = found.get("ssim")
-    word = found.get("word", "")
 
-    usual = all(x is None or isinstance(x, (int, float)) and abs(x) < _MOST_DECIBELS for x in (psnr, psnr_low, ssim))
-    if not usual or word not in ("", *WORDS):
+    try:
+        found = read(Quality, value if isinstance(value, Mapping) else {"word": value})  # a word may stand alone
+    except ValueError:
+        found = None
+    if found is None or found.word not in ("", *WORDS):
         raise ValueError("quality")
-
-    return Quality(psnr, ssim, word, psnr_low)
+    return found
 
 
 def _words(run: Mapping[str, Any], name: str) -> str:

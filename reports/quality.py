@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from .reading import NOT_READ, within
 from .table import figure
 
 PEAK = 255.0
@@ -58,10 +59,12 @@ class Quality:
     """Distance of a batch of images from its baseline's."""
 
     psnr: float | None = None  # in dB, median of the images; None if they are equal or not compared
-    ssim: float | None = None  # at most 1, mean over the batch; None if not compared or a side is below 11 pixels
+    # At most 1, mean over the batch; None if not compared or a side is below 11 pixels.
+    ssim: float | None = field(default=None, metadata=within(-1, 1))
     word: str = ""  # one of WORDS, "" where the figures apply
     psnr_low: float | None = None  # in dB, below which one image in ten is; None for one image
-    psnrs: tuple[float, ...] = field(default=(), compare=False)  # of every image, at most 100; () of a saved report
+    # Of every image, at most 100; () of a saved report.
+    psnrs: tuple[float, ...] = field(default=(), compare=False, metadata=NOT_READ)
 
     @property
     def identical(self) -> bool:
