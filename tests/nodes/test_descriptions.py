@@ -10,8 +10,9 @@ import tiny
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, conditioning, editing, running, samplers
-from fastar_nodes.nodes.running import CachePlan, LabelText
+from fastar_nodes.nodes.caches import CachePlan
 from fastar_nodes.nodes.schema import describe
+from fastar_nodes.nodes.sockets import LabelText
 from fastar_nodes.nodes.vae import BITS, KL
 from fastar_nodes.samplers.conditioning import (
     CodeCondition,

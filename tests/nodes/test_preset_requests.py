@@ -2,6 +2,7 @@
 the defaults of /object_info, or a preset alone. tests/comfyui sends the same over HTTP.
 """
 
+from functools import cache
 from types import SimpleNamespace
 
 import pytest
@@ -23,8 +24,9 @@ CASES = [(node, preset) for node in NODES.values() for preset in node.options() 
 IDS = [f"{node.sampler}-{preset}" for node, preset in CASES]
 
 
+@cache
 def given(node):
-    """Models of the demo's label set."""
+    """Models of the demo's label set. No test here runs them."""
     family = SAMPLERS[node.sampler].family
     if family.decoder not in FILES:
         return models(node)
