@@ -430,7 +430,7 @@ class LlamaGenSampler(_Sampler):
     preset = False
     description = (
         "Draws an image with plain LlamaGen, as published: one token after another, row by row. It also runs Janus and "
-        "Tar, and is the baseline of PAR, ZipAR and MuLo-SD."
+        "Tar, and is the baseline of the samplers that accelerate them."
     )
     aliases = ["llamagen", "tar", "autoregressive sampler", "token sampler", "raster", "baseline sampler"]
     more = {"preset": RECOMMENDS, "cfg": _GUIDED_BY_IMAGE}

@@ -116,5 +116,5 @@ def test_the_editor_has_the_same_names_and_values(root):
         (taken,) = [n for n in samplers.NODES if n.define_schema().node_id == node]
         kind = SAMPLERS[taken.sampler].settings if hasattr(taken, "sampler") else CacheSettings
         assert set(re.findall(r'"(\w+)"', names)) == set(removed_from(kind)), node
-    of_nodes = {kind for kind in KINDS if removed_from(kind)} - {e.settings for e in SAMPLERS.values() if "+" in e.name}
-    assert len(re.findall(r"^  FastAR\w+: \{", script, re.MULTILINE)) == len(of_nodes)
+    # A sampler that came after the settings went was never saved with them.
+    assert len(re.findall(r"^  FastAR\w+: \{", script, re.MULTILINE)) == 8
