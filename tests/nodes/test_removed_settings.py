@@ -9,10 +9,12 @@ from types import SimpleNamespace
 import pytest
 import tiny
 import torch
+from fastar_nodes import load
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import samplers
 from fastar_nodes.runs.choice import choose, parse_choice
 from fastar_nodes.runs.registry import SAMPLERS
+from fastar_nodes.samplers.mar.lazy.plan import usual_block
 from fastar_nodes.samplers.mar.settings import CacheSettings
 from fastar_nodes.samplers.settings import knobs, make, removed_from
 from fastar_nodes.samplers.tokens.par import ADJACENT
@@ -118,3 +120,8 @@ def test_the_editor_has_the_same_names_and_values(root):
         assert set(re.findall(r'"(\w+)"', names)) == set(removed_from(kind)), node
     # A sampler that came after the settings went was never saved with them.
     assert len(re.findall(r"^  FastAR\w+: \{", script, re.MULTILINE)) == 8
+
+    blocks = json.loads(re.search(r"const DEMO_BLOCKS = (\{.+\})", script)[1])
+    assert blocks.keys() == {"demo", "demo-draft", "demo-hybrid"}
+    for name, block in blocks.items():
+        assert usual_block(load(name).model.net.config.decoder_depth) == block

@@ -8,8 +8,9 @@ import { tell } from "./messages.js"
 import { fedBy, loaderOf } from "./models.js"
 import { say } from "./words.js"
 
-const FEW_BLOCKS = 2 // the demo's block; that of full-size models
-const MANY_BLOCKS = 4
+// The block that measures changes, by the depth of the decoder: of the demo's models, and of full-size ones.
+const DEMO_BLOCKS = { "demo": 2, "demo-hybrid": 2, "demo-draft": 1 }
+const USUAL_BLOCK = 4
 
 // Names and the values that hold now, as in the settings classes; block depends on the model.
 const HOLDS = { diffusion_steps_curve: "linear", inner_temperature: 42, head_period: 7, mask_undecoded: true, group: 4 }
@@ -37,12 +38,12 @@ function convert(node, removed, saved) {
   return { ...saved, widgets_values: values.filter((_, position) => !removed[position]), inputs: saved.inputs?.filter((input) => !isUnused(input)) }
 }
 
-/** The block that measures changes in the decoder of the model that an instance samples; all that it may be, if the model is not known. */
+/** The blocks that measure changes in the decoders of the models that an instance samples; all of them, if no model is known. */
 function blocksOf(instance) {
   const samplers = instance.node.comfyClass === "FastARLazyMARCache" ? fedBy(instance, "cache") : [instance]
   const loaders = samplers.map(loaderOf).filter(Boolean)
-  if (!loaders.length) return [FEW_BLOCKS, MANY_BLOCKS]
-  return loaders.map((loader) => (String(valueOf(loader, "checkpoint")).startsWith("demo") ? FEW_BLOCKS : MANY_BLOCKS))
+  if (!loaders.length) return [...Object.values(DEMO_BLOCKS), USUAL_BLOCK]
+  return loaders.map((loader) => DEMO_BLOCKS[valueOf(loader, "checkpoint")] ?? USUAL_BLOCK)
 }
 
 /** What the removed widgets of an instance were set to and is no longer possible, in words. */
