@@ -42,11 +42,11 @@ from .runs.conditions import ENCODER, ConditionBuilder, has_null_prompt
 from .runs.drawing import Drawing
 from .runs.images import AnyImage, batch_of, masks_given, one_for_each, scaled
 from .runs.limits import MOST_IMAGES, SEEDS, whole
-from .runs.loading import AUTO, PAR, Drafts, Ready, Source
+from .runs.loading import AUTO, Drafts, Ready, Source
 from .runs.presets import CUSTOM
 from .runs.presets import names as preset_names
 from .runs.presets import values as preset_values
-from .runs.registry import BITDANCE, FAMILIES, JANUS, LLAMAGEN, MAR, SAMPLERS, Entry, find
+from .runs.registry import FAMILIES, SAMPLERS, Entry, find
 from .samplers.conditioning import KINDS, AnyCondition
 from .samplers.editing import Edit
 from .samplers.engine import Sampled, Step, finish
@@ -135,9 +135,7 @@ def load(
 
     source = Source(find_file, loading.choose_device(str(device)), precision, speed=speed)
     choice = str(model)
-    family = loading.listed_family(choice) or loading.identified(choice, source) or MAR
-    if family == PAR:
-        family = LLAMAGEN
+    family = loading.family_of_choice(choice, source)
     ready = loading.load(family, choice, source, str(decoder), grid, weights)
 
     # 3. What else it needs is loaded later.
@@ -147,8 +145,7 @@ def load(
     # 4. An argument that the model does not use would be ignored without a word.
     has_draft = any(SAMPLERS[name].needs_draft for name in pipe.samplers)
     detokenizer = ready.condition == "features"
-    _expect_used(ready, "grid", grid is None or family != MAR, "a MAR has one grid")
-    _expect_used(ready, "grid", grid is None or family != BITDANCE, "width and height of its sampler set the size")
+    _expect_used(ready, "grid", grid is None or not ready.kind.one_grid, ready.kind.one_grid)
     _expect_used(ready, "draft", draft == AUTO or has_draft, "no sampler of it has one")
     enlarges = any(SAMPLERS[name].needs_up_sampler for name in pipe.samplers)
     _expect_used(ready, "upscale_model", upscale_model == BICUBIC or enlarges, "no sampler of it enlarges a draft")
@@ -241,12 +238,9 @@ class Pipeline:
     @property
     def samplers(self) -> list[str]:
         """Names of the samplers that suit the model; the first one is the plain sampler."""
-        if getattr(self.model, "regions", 1) > 1:  # ordered as PAR
-            return [PAR]
-
-        suited = [entry for entry in SAMPLERS.values() if self.ready.family in entry.families and entry.name != PAR]
+        suited = [entry for entry in SAMPLERS.values() if self.ready.family in entry.families]
         suited.sort(key=lambda entry: not entry.baseline)
-        return [entry.name for entry in suited]
+        return self.ready.kind.own_samplers(self.model, [entry.name for entry in suited])
 
     def __repr__(self) -> str:
         return f"<Pipeline {self.ready.choice!r}: {self.model.name}, {self.decoder.name}, on {self.device}>"
@@ -308,7 +302,7 @@ class Pipeline:
         first = whole(first, "first", 0, SEEDS - 1)
 
         # 2. The condition, with an image to edit or without, and the part to sample again.
-        edits = image is not None and mask is None and self.ready.family == JANUS
+        edits = image is not None and mask is None and self.ready.kind.reads_images
         condition = self.condition(
             prompt,
             images=images,
@@ -446,7 +440,7 @@ class Pipeline:
                 f"prompt_settings: they are for Tar's language model, which {self.model.name} does not have."
             )
 
-        if image is not None and self.ready.family != JANUS:
+        if image is not None and not self.ready.kind.reads_images:
             raise UserError(f"image: {self.model.name} reads {KINDS[kind]}; only a Janus-4o changes an image.")
         if image is not None and negative is not None:
             raise has_null_prompt(self.model.name)

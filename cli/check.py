@@ -26,6 +26,8 @@ from ..reports.table import literal, markdown
 from ..runs.conditions import ENCODER
 from ..runs.limits import SEEDS
 from ..runs.loading import AUTO, models_folder
+from ..runs.registry import FAMILIES
+from ..samplers.conditioning import CodeCondition, TextCondition
 from .checks import LABEL, PROMPT, Check, Line, run_steps
 from .conditions import builder
 from .machine import anonymous, environment, private_folders
@@ -114,8 +116,10 @@ def run(options: argparse.Namespace) -> int:
 
 def _expect_used(what: Subject, options: argparse.Namespace) -> None:
     """Raise a UserError if an option was given that the model does not use: it would be ignored without a word."""
-    reads_codes = what.files == "dtok"
-    reads_text = what.network.endswith("-T2I") or what.files == "llamagen" and what.entry is None
+    reads = FAMILIES[what.family].reads if what.family else ()
+    reads_codes = CodeCondition.kind in reads
+    # What a file reads is not known before it is loaded.
+    reads_text = TextCondition.kind in reads if what.entry is None else what.condition == TextCondition.kind
     used = {
         "decoder": (bool(what.family), AUTO, "it is for models that draw"),
         "tar": (reads_codes, AUTO, "it is for Tar's de-tokenizers"),

@@ -237,7 +237,7 @@ def _load(check: Check) -> list[torch.nn.Module]:
 
     ready = load(what.family, what.choice, check.files, check.decoder, None, check.weights)
     check.pipe = Pipeline(ready, Drafts(check.files, AUTO, what.choice), check.readers)
-    return [own_net(ready.model), check.pipe.decoder.net]
+    return [own_net(ready), check.pipe.decoder.net]
 
 
 def _load_part(check: Check) -> Any:
@@ -261,9 +261,10 @@ def _load_part(check: Check) -> Any:
     return load_tokenizer(check.found, "", {}, "model")
 
 
-def own_net(model: Any) -> torch.nn.Module:
+def own_net(ready: Ready) -> torch.nn.Module:
     """All of a model without its decoder."""
-    return getattr(model, "hybrid", model.net)
+    net: torch.nn.Module = ready.kind.network(ready.model)
+    return net
 
 
 def _shapes(check: str, network: str, net: torch.nn.Module) -> Line:
@@ -442,7 +443,7 @@ def working_bytes(pipe: Pipeline, settings: Any, condition: AnyCondition) -> flo
     """The estimate of a run's memory beside the weights, as the nodes ask it of ComfyUI; on a CPU with packed copies of
     the weights, which these networks keep outside of ComfyUI.
     """
-    packed = packed_bytes(own_net(pipe.model))
+    packed = packed_bytes(own_net(pipe.ready))
     stages = pipe.ready.kind.memory(pipe.model, condition, settings)
     return packed + sum(count for name, count in stages.items() if not name.startswith(WEIGHTS))
 

@@ -14,9 +14,9 @@ from pathlib import Path
 from ..model_loaders import kinds
 from ..model_loaders.catalogue import hub
 from ..model_loaders.catalogue.transfer import readable_size
-from ..networks.janus import edits
 from ..reports.table import markdown
 from ..runs.loading import models_folder
+from ..runs.registry import family_of_files
 from .options import models_option
 from .subject import all_entries, download_bytes
 
@@ -42,8 +42,9 @@ def run(options: argparse.Namespace) -> int:
 def _what(entry: hub.Entry) -> str:
     """What an entry is, and what it does with an image beside a prompt."""
     what = kinds.KINDS[entry.family].noun.removeprefix("a ")
-    if entry.family == "janus":
-        what += ", edits and describes images" if edits(entry.id) else ", describes images"
+    family = family_of_files(entry.family)
+    if family is not None:
+        what += family.further_uses(entry.id)
 
     return f"{what} ({entry.note})" if entry.note else what
 

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import UserError
 from ..model_loaders.catalogue import hub
 from ..model_loaders.files import checkpoint as ck
-from ..runs.loading import DEMO, PAR, Source, identified, listed_family
-from ..runs.registry import FAMILIES, HYBRID, LLAMAGEN, TAR, Entry
+from ..runs.loading import DEMO, Source, identified, listed_family
+from ..runs.registry import FAMILIES, Entry
+from ..samplers.conditioning import CodeCondition
 
 
 def choose_models(
@@ -31,9 +32,7 @@ def choose_models(
         demos = _families(entries, prompted, labelled)
         return {entry.name: (demos[entry.name], _demo_model(entry, entries, demos, files)) for entry in entries}
 
-    found = listed_family(model) or identified(model, files) or entries[0].family.name
-    if found == PAR:
-        found = LLAMAGEN
+    found = listed_family(model) or identified(model, files)[0] or entries[0].family.name
 
     for entry in entries:
         if found not in entry.families:
@@ -46,25 +45,24 @@ def choose_models(
 
 
 def _families(entries: Sequence[Entry], prompted: bool, labelled: bool) -> dict[str, str]:
-    """The family of the demo model of each sampler, by the sampler's name.
-
-    A token sampler of two families follows the samplers of one; with a prompt it uses Tar. With a prompt and without a
-    label, a MAR sampler uses the demo that reads prompts.
-    """
+    """The family of the demo model of each sampler, by the sampler's name."""
     settled = {entry.family.name for entry in entries if len(entry.families) == 1}
-    tar = prompted or (TAR in settled and LLAMAGEN not in settled)
-    hybrids = hub.entries(FAMILIES[HYBRID].files)
-    hybrid = prompted and not labelled and any(demo.built_in and not demo.missing for demo in hybrids)
+    return {entry.name: _family(entry, settled, prompted, labelled) for entry in entries}
 
-    families = {}
-    for entry in entries:
-        if hybrid and HYBRID in entry.families:
-            families[entry.name] = HYBRID
-        elif tar and TAR in entry.families:
-            families[entry.name] = TAR
-        else:
-            families[entry.name] = entry.family.name
-    return families
+
+def _family(entry: Entry, settled: Collection[str], prompted: bool, labelled: bool) -> str:
+    """The family of the demo model of a sampler.
+
+    With a prompt it is one that draws from prompts; beside a label only if the codes of the prompt are what it reads.
+    Else a sampler of several families follows the samplers of one, whose families are ``settled``.
+    """
+    for name in entry.families if prompted else ():
+        family = FAMILIES[name]
+        is_here = any(demo.built_in and not demo.missing for demo in hub.entries(family.files))
+        if is_here and family.reads_prompts and (not labelled or CodeCondition.kind in family.reads):
+            return name
+
+    return next((name for name in entry.families if name in settled), entry.family.name)
 
 
 def _demo_model(entry: Entry, entries: Sequence[Entry], families: Mapping[str, str], files: Source) -> str:

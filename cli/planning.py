@@ -14,8 +14,8 @@ from ..runs import loading, presets
 from ..runs.baseline import ComparedRun, baselines
 from ..runs.choice import PRESET, ModelFacts, assignment, choose, names_of_settings, parse_settings
 from ..runs.drawing import Drawing
-from ..runs.loading import AUTO, DEMO, PAR, Drafts, Ready, beside, identified
-from ..runs.registry import BITDANCE, FAMILIES, MAR, TAR, Entry, find
+from ..runs.loading import AUTO, DEMO, USUAL, Drafts, Ready, beside, identified
+from ..runs.registry import FAMILIES, Entry, find
 from ..samplers.conditioning import AnyCondition
 from ..samplers.settings import expect_names_here, is_removed, make, no_setting
 from ..samplers.tokens.settings import TarPromptSettings
@@ -99,18 +99,16 @@ def usual_samplers(options: argparse.Namespace) -> str:
 
     demo = options.model == DEMO
     if demo:
-        kind = TAR if options.text else MAR
+        family = next(name for name, one in FAMILIES.items() if one.demo and (one.reads_prompts or not options.text))
+        names = FAMILIES[family].usual_samplers
     else:
-        kind = identified(options.model, source(options)) or MAR
+        family, names = identified(options.model, source(options))
+        family = family or USUAL
+        names = names or FAMILIES[family].usual_samplers
 
-    if kind == PAR:
-        return PAR
-
-    family = FAMILIES[kind]
     has_draft = demo or options.draft != AUTO
-    names = family.usual_samplers
-    if has_draft:
-        names += family.drafted_samplers
+    if has_draft and names == FAMILIES[family].usual_samplers:
+        names += FAMILIES[family].drafted_samplers
     return ",".join(names)
 
 
@@ -154,8 +152,8 @@ def _expect_used(planned: Sequence[Planned], options: argparse.Namespace) -> Non
         "draft": (any(p.entry.needs_draft for p in planned), "cspd and mulosd have a draft model"),
         "upscale_model": (any(p.entry.needs_up_sampler for p in planned), "only mulosd enlarges a draft"),
         "grid": (
-            any(p.on.family not in (MAR, BITDANCE) for p in planned),
-            "a MAR has one grid, and width and height set that of a BitDance",
+            any(not p.on.kind.one_grid for p in planned),
+            " and ".join(dict.fromkeys(p.on.kind.one_grid for p in planned)),
         ),
         "tar": ("features" in read, "it is for Tar's de-tokenizers"),
         "ta_tok": ("features" in read, "it is for Tar's de-tokenizers"),

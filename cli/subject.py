@@ -15,14 +15,24 @@ from ..model_loaders.catalogue.transfer import arrived, readable_size
 from ..model_loaders.files import checkpoint as ck
 from ..model_loaders.files.shards import weight_files
 from ..reports.files import typed_path
-from ..runs.loading import AUTO, DEMO_TAR, OFFICIAL_TAR, Source, dtype_name, find_file, models_folder
-from ..runs.registry import FAMILIES, MAR
+from ..runs.loading import (
+    AUTO,
+    DEMO_TAR,
+    LANGUAGE,
+    OFFICIAL_TAR,
+    READER,
+    USUAL,
+    Source,
+    dtype_name,
+    find_file,
+    models_folder,
+)
+from ..runs.registry import FAMILIES, family_of_files
+from ..samplers.conditioning import CodeCondition, TextCondition
 from .machine import free_memory, free_space
 
 # Bytes of a weight.
 _BYTES = {"fp32": 4, "bf16": 2, "fp16": 2, "fp8": 1, "int8": 1}
-# Tokenizer of Harmon and UniPic files that come without one (a catalogue entry).
-_TOKENIZER = "qwen2.5-tokenizer"
 
 
 @dataclass(frozen=True)
@@ -36,15 +46,20 @@ class Subject:
     @property
     def family(self) -> str:
         """Its family of the registry, whose samplers draw from it; "" of a decoder, encoder or language model."""
-        for name, family in FAMILIES.items():
-            if family.files == self.files:
-                return name
-        return ""
+        family = family_of_files(self.files)
+        return "" if family is None else family.name
 
     @property
     def name(self) -> str:
         """Its name without folders."""
         return Path(self.choice).name if self.entry is None else self.choice
+
+    @property
+    def condition(self) -> str:
+        """The kind of condition that a published model reads; "" where the catalogue does not tell."""
+        if self.entry is None or not self.family or not self.network:
+            return ""
+        return str(FAMILIES[self.family].outlined(self.entry).condition)
 
     @property
     def network(self) -> str:
@@ -78,11 +93,11 @@ def subject(choice: str, models: str | None) -> Subject:
 
     path = next((place for place in places if place.is_file() or place.is_dir()), None)
     if path is None:
-        path = find_file(choice, FAMILIES[MAR].files, folder)  # raises the sentence of all commands
+        path = find_file(choice, FAMILIES[USUAL].files, folder)  # raises the sentence of all commands
 
     read = ck.read(path, "model", shards=weight_files(path, "model", "a model"))
     _, kind = kinds.identified(read)
-    if kind not in kinds.KINDS or kind == "janusflow":
+    if kind not in kinds.KINDS:
         raise UserError(f"model: {path.name} holds no model that this pack knows; choose another file.")
     if kinds.KINDS[kind].remedy:
         about = kinds.KINDS[kind]
@@ -106,22 +121,23 @@ def needed(what: Subject, decoder: str, tar: str, ta_tok: str, encoder: str, pro
     if not what.family or entry is None:
         return found
 
-    if what.files == "hybrid" and not entry.built_in and "tokenizer.json" not in entry.parts:
-        found.append((_TOKENIZER, "tokenizer"))
+    family = FAMILIES[what.family]
+    if family.tokenizer and not entry.built_in and "tokenizer.json" not in entry.parts:
+        found.append((family.tokenizer, "tokenizer"))
 
-    is_text = what.network.endswith("-T2I")
+    is_text = what.condition == TextCondition.kind
     # An entry without a decoder has it in its own files.
     if decoder != AUTO or entry.decoder is not None:
         chosen = hub.decoder_for(what.choice, what.files, text=is_text) if decoder == AUTO else decoder
-        found.append((chosen, FAMILIES[what.family].decoder))
+        found.append((chosen, family.decoder))
 
     if prompts and is_text:
         found.append((encoder, "t5"))
-    if prompts and what.files == "dtok":
+    if prompts and CodeCondition.kind in family.reads:
         usual = DEMO_TAR if entry.built_in else OFFICIAL_TAR
-        found.append((usual if tar == AUTO else tar, "tar"))
+        found.append((usual if tar == AUTO else tar, LANGUAGE))
         if not entry.built_in or ta_tok != AUTO:
-            found.append((hub.ta_tok_for(None) if ta_tok == AUTO else ta_tok, "ta-tok"))
+            found.append((hub.ta_tok_for(None) if ta_tok == AUTO else ta_tok, READER))
 
     return found
 
@@ -207,5 +223,5 @@ def precision(what: Subject, files: Source) -> str:
         return files.precision_name(what.family)
 
     # Decoders, encoders and language models choose their own.
-    wanted = files.dtype if what.files in ("tar", "ta-tok") else AUTO
+    wanted = files.dtype if what.files in (LANGUAGE, READER) else AUTO
     return dtype_name(kinds.choose_dtype(wanted, torch.device(files.device), what.files))

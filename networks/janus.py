@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -223,6 +223,7 @@ class JanusModel(TokenModel):
     detokenize: Callable[[Sequence[int]], str] | None = field(default=None, kw_only=True, compare=False)
     # what holds the part that reads images; None: nothing does
     vision_file: Path | None = field(default=None, kw_only=True, compare=False)
+    reads_images: ClassVar[bool] = True
 
     @property
     def family(self) -> str:

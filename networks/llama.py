@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -786,6 +786,7 @@ class TokenModel:
     label_set: str = ""  # name of the label list ("imagenet-1k", "picture-book"); "" without labels or if unknown
     ta_tok: TATokModel | None = None  # of a de-tokenizer: the TA-Tok that computes its features from semantic codes
     note: str = ""  # remark for reports: what decides the result without being stated by user or file
+    reads_images: ClassVar[bool] = False  # whether it can read images beside a prompt
 
     @property
     def condition(self) -> str:

@@ -119,8 +119,8 @@ def _names() -> list[str]:
 def _sets_of_entries() -> dict[str, str]:
     """Catalogue entries of models of class labels to their label sets."""
     found: dict[str, str] = {}
-    for family in (registry.MAR, registry.LLAMAGEN, registry.BITDANCE):
-        for entry in hub.entries(registry.FAMILIES[family].files):
+    for family in registry.FAMILIES.values():
+        for entry in hub.entries(family.files) if "class" in family.reads else ():
             found[entry.id] = "picture-book" if entry.built_in else "imagenet-1k"
 
     return found

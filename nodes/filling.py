@@ -19,39 +19,19 @@ from ..errors import UserError, first_line
 from ..model_loaders.catalogue import hub
 from ..model_loaders.files.checkpoint import parse_json
 from ..model_loaders.files.wrappers import WEIGHTS
-from ..networks.hybrid import SAFE_START, SAFE_STEPS
 from ..runs import loading, presets, registry
 from ..runs.choice import ModelFacts
 from ..runs.loading import AUTO
 from ..runs.registry import SAMPLERS
 from ..runs.shown import FREE, PLAIN, PRESETS, Shown
-from ..samplers.mar.settings import CacheSettings, MARBase
-from ..samplers.tokens.defaults import published_for
+from ..samplers.mar.settings import CacheSettings
 from ..samplers.tokens.settings import TarPromptSettings
 from . import host, loaders, samplers
 from .schema import checked_preset, describe
-from .vae import BITS, KL
 
-# The language model of Tar, which no family of the registry is.
+# The language model of Tar, which no family of the registry is; and it in words.
 _LANGUAGE = "tar language model"
-_WORDS = {
-    registry.MAR: "MAR",
-    registry.HYBRID: "Harmon or UniPic",
-    registry.LLAMAGEN: "LlamaGen",
-    registry.TAR: "Tar de-tokenizer",
-    registry.JANUS: "Janus",
-    registry.BITDANCE: "BitDance",
-    _LANGUAGE: "Tar",
-}
-# Width of the transformer of the official MARs and hybrids, by what their catalogue entries are named.
-_WIDTHS = {"base": 768, "large": 1024, "huge": 1280, "0.5b": 768, "1.5b": 1280}
-# The same of the official PARs, with their regions.
-_PARS = {"par-xl-4x": (1280, 4), "par-xxl-4x": (1536, 4), "par-3b-4x": (3200, 4), "par-3b-16x": (3200, 16)}
-# Tokens along one side of the images of official token models, by the pixels in their names; PAR and Janus name none.
-_SIDES = {"-256": 16, "-384": 24, "-512": 32, "-1024": 64}
-_USUAL_SIDE = 24
-# What models of a family read, unless their name says otherwise.
-_READS = {registry.LLAMAGEN: "class", registry.TAR: "features", registry.JANUS: "prompt"}
+_LANGUAGE_TITLE = "Tar"
 
 
 @dataclass(frozen=True)
@@ -59,19 +39,6 @@ class Model(ModelFacts):
     """What the numbers of a preset depend on."""
 
     words: str = ""  # for example "demo MAR"
-    tokens: int = 0  # tokens along one side of the image, if the file is not here; 0 where unknown
-    clips: bool = False  # whether fewer than 100 diffusion steps start at timestep 950, if the file is not here
-
-    def own_values(self, settings: Any) -> dict[str, Any]:
-        own = super().own_values(settings)
-        if self.model is not None:
-            return own
-
-        if self.tokens:
-            own.update(cfg_interval=self.tokens**2)
-        if self.clips and isinstance(settings, MARBase) and settings.diffusion_steps < SAFE_STEPS:
-            own["t_max"] = SAFE_START
-        return own
 
 
 PATH = "/fastar/fill"
@@ -161,7 +128,7 @@ def model_of(loader: Any) -> Model:
         raise UserError("loader: it is not a FastAR loader with its inputs.")
 
     family = _families()[kind]
-    files = "tar" if family == _LANGUAGE else registry.FAMILIES[family].files
+    files = loading.LANGUAGE if family == _LANGUAGE else registry.FAMILIES[family].files
     choice = loaders.listed(inputs.get("checkpoint"), files)
     side = loaders.tokens_per_side(_typed(inputs, "grid", loaders.GRIDS), _typed(inputs, "size", loaders.SIZES))
     weights = _typed(inputs, "weights", WEIGHTS)
@@ -192,7 +159,7 @@ def _of_file(family: str, choice: str, path: Path, version: tuple[int, int], sid
     """What the file of a model tells."""
     if family == _LANGUAGE:
         network, stated = loading.outline_language_model(path)
-        demo = any(entry.id == choice and entry.built_in for entry in hub.entries("tar"))
+        demo = any(entry.id == choice and entry.built_in for entry in hub.entries(loading.LANGUAGE))
         return Model(demo, recommended=stated, model=network, words=_words(family, demo))
 
     ready = loading.outline(family, choice, path, side, weights)
@@ -205,24 +172,20 @@ def _of_entry(entry: hub.Entry, family: str) -> Model:
     if family == _LANGUAGE:
         return Model(words=words)
 
-    decoder = registry.FAMILIES[family].decoder
-    if decoder == KL:
-        size = next((width for name, width in _WIDTHS.items() if name in entry.id), 0)
-        unipic = "unipic" in entry.id
-        published = loading.published_masked(family, unipic)
-        harmon = family == registry.HYBRID and not unipic
-        return Model(width=size, recommended=published, words=words, clips=harmon)
+    about = registry.FAMILIES[family]
+    model = _outlined(family, entry.id)
+    return Model(**vars(ModelFacts.of(model, about.published(model))), words=words)
 
-    if decoder == BITS:
-        model = loading.official_blocks(entry)
-        return Model(recommended=loading.published_blocks(model), model=model, words=words)
 
-    reads = "text" if "t2i" in entry.id else _READS[family]
-    width, regions = _PARS.get(entry.id, (0, 1))
-    side = next((side for pixels, side in _SIDES.items() if entry.id.endswith(pixels)), _USUAL_SIDE)
-    return Model(recommended=published_for(reads, width, regions), words=words, tokens=side)
+@lru_cache(maxsize=4)
+def _outlined(family: str, choice: str) -> Any:
+    """The model of a catalogue entry without weights."""
+    about = registry.FAMILIES[family]
+    (entry,) = (entry for entry in hub.entries(about.files) if entry.id == choice)
+    return about.outlined(entry)
 
 
 def _words(family: str, demo: bool) -> str:
     """A model in words."""
-    return f"{'demo' if demo else 'full-size'} {_WORDS[family]}"
+    title = _LANGUAGE_TITLE if family == _LANGUAGE else registry.FAMILIES[family].title
+    return f"{'demo' if demo else 'full-size'} {title}"

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..memory import enough_memory
+from ..model_loaders.kinds import KINDS
 from ..model_loaders.upscalers import enlarges_rgb, upscaler_name
 from ..networks.tar import TarModel
 from ..networks.torch_state import in_own_state
@@ -32,7 +33,6 @@ from ..runs.choice import Choice, choose
 from ..runs.drawing import Drawing
 from ..runs.images import to_bytes
 from ..runs.labels import labels_for
-from ..runs.loading import PAR, expect_same_codes
 from ..runs.memory import DECODE, WEIGHTS
 from ..runs.registry import SAMPLERS, Entry, family_of
 from ..samplers.conditioning import (
@@ -47,9 +47,7 @@ from ..samplers.conditioning import (
     expect_kind,
     expect_null_prompt,
 )
-from ..samplers.mar.cspd import check_pair as check_drafting
 from ..samplers.settings import in_words, knobs
-from ..samplers.tokens.mulosd import check_grids, check_pair
 from ..samplers.tokens.mulosd.upsampling import UpSampling
 from . import graph, host
 from .caches import checked_cache
@@ -64,7 +62,7 @@ from .schema import (
 )
 from .sent import facts_of
 from .sockets import LabelText, expect_condition, expect_kind_on, kind_on
-from .vae import BITS, KL, VQ, FastARVAE, mark
+from .vae import FastARVAE, mark
 
 # A sampler's generator.
 Steps: TypeAlias = Generator[Any, None, Any]
@@ -84,23 +82,21 @@ def runnable() -> dict[str, Entry]:
 # ------------------------------------------------------------------------------------------------ models on sockets
 
 
-# Names of the loaders of models by what decodes their results, see :attr:`.Family.decoder`.
-LOADERS = {
-    KL: "Load MAR or Load Harmon / UniPic",
-    VQ: "Load LlamaGen / PAR, Load Tar De-tokenizer or Load Janus",
-    BITS: "Load BitDance",
-}
+def loaders_of(kind: str = "") -> str:
+    """Names of the loaders of models of a kind of families, see :attr:`.Family.kind`; "" for any."""
+    names = [KINDS[family.files].loader for family in registry.FAMILIES.values() if kind in ("", family.kind)]
+    return " or ".join(filter(None, (", ".join(names[:-1]), names[-1])))
 
 
-def expect_loaded(value: Any, field: str, decoder: str = "") -> Loaded[Any]:
+def expect_loaded(value: Any, field: str, kind: str = "") -> Loaded[Any]:
     """Check that a socket holds a model that draws, with its decoder if it draws codes.
 
-    ``decoder``: what must decode its results; "" for any.
+    ``kind``: of the families whose models are accepted; "" for any.
     """
-    loaders = LOADERS.get(decoder, ", ".join(LOADERS.values()))
+    loaders = loaders_of(kind)
     loaded: Loaded[Any] = expect_kind_on(value, (Loaded.kind,), field, loaders)
     family = registry.FAMILIES.get(loaded.model.family)
-    if family is None or decoder and family.decoder != decoder:
+    if family is None or kind and family.kind != kind:
         raise UserError(f"{field}: it got {describe(loaded)}; connect the output of {loaders}.")
 
     if family.codes and loaded.vae is None:
@@ -146,10 +142,10 @@ def expect_runnable(choice: Choice, loaded: Loaded[Any], draft: Any) -> None:
 
 def baseline_of(loaded: Loaded[Any]) -> str:
     """Name of the plain sampler of a model; of a PAR, the sampler that it was trained for."""
-    if getattr(loaded.model, "regions", 1) > 1:
-        return PAR
-    kind = family_of(loaded.model).kind
-    return next(name for name, entry in runnable().items() if entry.baseline and entry.family.kind == kind)
+    family = family_of(loaded.model)
+    of_kind = {name: entry for name, entry in runnable().items() if entry.family.kind == family.kind}
+    own = family.own_samplers(loaded.model, list(of_kind))
+    return next((name for name in own if of_kind[name].baseline), own[0])
 
 
 def baseline_choice(choice: Choice, loaded: Loaded[Any]) -> Choice:
@@ -191,7 +187,7 @@ def as_condition(value: Any, model: Any) -> AnyCondition:
         return made
     if not turned_into_features(made.kind, model):
         expect_kind(made, model.condition, model.name)
-    if isinstance(made, PromptCondition) and not hasattr(model, "instruction"):  # with its own null prompt
+    if isinstance(made, PromptCondition) and not family_of(model).reads_negatives:  # with its own null prompt
         expect_null_prompt(made, model.name)
     return made
 
@@ -341,8 +337,9 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
     # 3. What else the sampler takes.
     draft = None
     if entry.needs_draft:
-        draft = expect_loaded(sockets.draft, "draft", family.decoder)
-        _DRAFTS[family.decoder](loaded, draft, entry.title)
+        draft = expect_loaded(sockets.draft, "draft", family.kind)
+        tokenizer, of_draft = (one.vae.tokenizer if family.codes else None for one in (loaded, draft))
+        family.expect_draft(model, draft.model, tokenizer, of_draft, entry.title)
     if sockets.cache is not None and not entry.caches:
         raise UserError(f"cache: {entry.title} does not take LazyMAR's caches; disconnect LazyMAR Cache.")
     cache = checked_cache(sockets.cache, loaded, settings)
@@ -361,22 +358,6 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
         cache=cache,
     )
     return Run(drawing, loaded, draft, upscale_model)
-
-
-def _check_token_draft(loaded: Loaded[Any], draft: Loaded[Any], title: str) -> None:
-    """Check a draft model of a smaller image."""
-    model = loaded.model
-    tokenizer = loaded.vae.tokenizer
-    expect_same_codes(tokenizer, draft.vae.tokenizer, model.name)
-    check_pair(model, draft.model, tokenizer.net.config.codes, title)
-    check_grids(model, draft.model)
-
-
-# Checks of a draft model, by what decodes the results.
-_DRAFTS: dict[str, Callable[[Loaded[Any], Loaded[Any], str], None]] = {
-    KL: lambda loaded, draft, title: check_drafting(draft.model, loaded.model),
-    VQ: _check_token_draft,
-}
 
 
 # ------------------------------------------------------------------------------------------------ 3. run

@@ -5,7 +5,6 @@ The classes hold texts. What they share is in :class:`_Sampler`; how a sampler i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from comfy_api.latest import io
@@ -13,21 +12,18 @@ from comfy_api.latest import io
 from ..networks.torch_state import in_own_state
 from ..runs import presets, registry
 from ..runs.labels import unknown_words
-from ..runs.registry import SAMPLERS
+from ..runs.registry import SAMPLERS, plain_sampler
 from ..runs.shown import PLAIN, PRESETS, RECOMMENDED, Shown
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.settings import in_words, knobs, make
 from . import graph
 from .caches import CachePlan, expect_cache
-from .running import ModelFirst, Sockets, expect_loaded, reported, run, texts_of
+from .running import ModelFirst, Sockets, expect_loaded, loaders_of, reported, run, texts_of
 from .schema import (
-    BLOCK_MODEL,
     CACHE,
     HIDDEN,
-    MAR,
     RECOMMENDS,
     REPORT,
-    TOKEN_MODEL,
     checked_first_image,
     checked_switch,
     condition_input,
@@ -40,7 +36,6 @@ from .schema import (
     setting_widgets,
 )
 from .sent import expect_removed_to_hold, facts_of, numbers_sent, take_removed
-from .vae import BITS, KL, VQ
 
 
 def sampled(vae: str = "the same loader") -> list[io.Output]:
@@ -89,53 +84,9 @@ def _edit(mask: str, more: str = "") -> list[io.Input]:
     return [explained(latent_image, f"{_IMAGE} {more}".strip()), explained(where, _MASK)]
 
 
-_EDIT = _edit(
-    "Where the image is drawn again; the rest of the latent stays unchanged. A token is redrawn if any part of it is "
-    "masked."
-)
-_TOKEN_EDIT = _edit(
-    "Where the image is drawn again; the other tokens are kept. New tokens fit what is above and to the left of "
-    "them, not what is below or to the right.",
-    "The VQ tokenizer encodes the rest, so small details may change.",
-)
-_BLOCK_EDIT = _edit(
-    "Where the image is drawn again; the tokens of the rest are kept bit for bit. New tokens follow the blocks above "
-    "them and to their left, not those below."
-)
-_MAR_MODEL = "The model to sample, from Load MAR or Load Harmon / UniPic."
-_TOKEN_MODEL = "The model to sample: a LlamaGen, a Janus or a de-tokenizer of Tar, each from its own loader."
-_BLOCK_MODEL = "The model to sample, from Load BitDance."
-_MAR_CONDITION = (
-    "What to draw, one entry per image: from Class Label for a MAR, from Prompt (FastAR) for Harmon and UniPic."
-)
 _LABEL_OR_TEXT = (
     "What to draw, one entry per image: from Class Label, or from LlamaGen Prompt for LlamaGen's text-to-image models."
 )
-_TOKEN_CONDITION = (
-    f"{_LABEL_OR_TEXT} For Janus from Prompt (FastAR) or Image and Prompt, for Tar from Tar Prompt or Image to Codes."
-)
-_BLOCK_CONDITION = (
-    "What to draw, one entry per image: from Class Label for an ImageNet model, from Prompt (FastAR) for a 14B."
-)
-
-
-@dataclass(frozen=True)
-class _Inputs:
-    """What the samplers of one kind of models take."""
-
-    socket: Any  # of their models
-    model: str  # tooltip of the model
-    condition: str  # tooltip of their condition
-    edit: list[io.Input]  # of an image to change
-
-
-# By what decodes the result, see :attr:`.Family.decoder`.
-_INPUTS = {
-    KL: _Inputs(MAR, _MAR_MODEL, _MAR_CONDITION, _EDIT),
-    VQ: _Inputs(TOKEN_MODEL, _TOKEN_MODEL, _TOKEN_CONDITION, _TOKEN_EDIT),
-    BITS: _Inputs(BLOCK_MODEL, _BLOCK_MODEL, _BLOCK_CONDITION, _BLOCK_EDIT),
-}
-_SWITCHED_OFF = {registry.MAR: "plain MAR", registry.LLAMAGEN: "plain decoding"}
 
 
 class _Sampler(ModelFirst):
@@ -154,13 +105,15 @@ class _Sampler(ModelFirst):
         super().__init_subclass__()
         entry = SAMPLERS[cls.sampler]
         cls.node_id = entry.node
-        cls.models = cls.models or {"model": _INPUTS[entry.family.decoder].model}
+        family = entry.family
+        usual = family.model_help or f"The model to sample, from {loaders_of(family.kind)}."
+        cls.models = cls.models or {"model": usual}
 
     @classmethod
     def optional(cls) -> list[io.Input]:
         """Optional sockets."""
         entry = SAMPLERS[cls.sampler]
-        edit = _INPUTS[entry.family.decoder].edit
+        edit = _edit(entry.family.mask_help, entry.family.image_help)
         return [_CACHE, *edit] if entry.caches else edit
 
     @classmethod
@@ -168,9 +121,10 @@ class _Sampler(ModelFirst):
         entry = SAMPLERS[cls.sampler]
 
         # Sockets.
-        kind = _INPUTS[entry.family.decoder]
-        sockets = [kind.socket.Input(name, tooltip=tooltip) for name, tooltip in cls.models.items()]
-        sockets.append(condition_input(cls.reads(), cls.condition or kind.condition))
+        family = entry.family
+        socket = io.Custom(family.socket)
+        sockets = [socket.Input(name, tooltip=tooltip) for name, tooltip in cls.models.items()]
+        sockets.append(condition_input(cls.reads(), cls.condition or family.condition_help))
 
         # Widgets: seed, switch, preset, settings.
         main = [seed_widget(optional=False)]
@@ -179,7 +133,7 @@ class _Sampler(ModelFirst):
                 "enabled",
                 default=True,
                 optional=True,
-                tooltip=f"Off runs {_SWITCHED_OFF[entry.family.name]} with the same seed and settings, as the "
+                tooltip=f"Off runs {family.unaccelerated} with the same seed and settings, as the "
                 "baseline. Use this switch instead of bypassing the node, which breaks the graph.",
             )
             main.append(switch)
@@ -227,10 +181,10 @@ class _Sampler(ModelFirst):
 
         # 1. Inputs that are models or sockets; the others are widgets.
         field = "target" if entry.needs_draft else "model"
-        loaded = expect_loaded(inputs.pop(field), field, entry.family.decoder)
+        loaded = expect_loaded(inputs.pop(field), field, entry.family.kind)
         draft = inputs.pop("draft", None)
         if entry.needs_draft:
-            expect_loaded(draft, "draft", entry.family.decoder)
+            expect_loaded(draft, "draft", entry.family.kind)
 
         optional = {socket.id: inputs.pop(socket.id, None) for socket in cls.optional()}
         sockets = Sockets(condition, draft=draft, first_image=checked_first_image(first_image), **optional)
@@ -249,7 +203,7 @@ class _Sampler(ModelFirst):
 
         if sent.option == presets.CUSTOM:
             # A method's own settings are a choice of speed or likeness.
-            of_model = knobs(SAMPLERS[entry.family.name].settings)
+            of_model = knobs(plain_sampler(entry.family).settings)
             differing: dict[str, Any] = {}
             for name, value in loaded.recommended.items():
                 if name in of_model and name in inputs and value != inputs[name]:
@@ -259,7 +213,7 @@ class _Sampler(ModelFirst):
 
         # 3. Run; switched off, the plain sampler with the settings that it shares.
         if not checked_switch(enabled, "enabled"):
-            entry = SAMPLERS[entry.family.name]
+            entry = plain_sampler(entry.family)
             shared = {name: value for name, value in vars(settings).items() if name in knobs(entry.settings)}
             settings = make(entry.settings, shared)
 

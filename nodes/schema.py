@@ -19,6 +19,7 @@ from ..errors import UserError
 from ..networks.chat import MOST_TEXT
 from ..runs.images import IMAGE_SOURCE, LATENT_SOURCE, MASK_SOURCE, image_tensor, latent_tensor, mask_tensor
 from ..runs.limits import SEEDS, whole
+from ..runs.registry import FAMILIES
 from ..runs.shown import PRESETS, usual_numbers
 from ..samplers.settings import Knob, Settings, default_or_paper, knobs
 
@@ -28,7 +29,7 @@ MAR = io.Custom("FASTAR_MAR")
 TOKEN_MODEL = io.Custom("FASTAR_TOKEN_MODEL")
 BLOCK_MODEL = io.Custom("FASTAR_BITDANCE")
 TAR = io.Custom("FASTAR_TAR")
-ANY_MODEL = io.Custom("FASTAR_MAR,FASTAR_TOKEN_MODEL,FASTAR_BITDANCE")
+ANY_MODEL = io.Custom(",".join(dict.fromkeys(family.socket for family in FAMILIES.values())))
 # A condition has a type by its kind, so that a sampler that no model reads it with cannot be connected.
 _OF_KIND = {
     "class": "FASTAR_LABELS",
@@ -326,12 +327,7 @@ _KIND_SEEN_AS: dict[str, str] = {
 }
 # The same for other values, by class: FastAR's, ComfyUI's, and what other nodes pass on.
 _SEEN_AS: dict[str, str] = {
-    # Models.
-    "MARModel": "a MAR",
-    "HybridModel": "a Harmon or UniPic",
-    "TokenModel": "a token model",
-    "JanusModel": "a Janus",
-    "BlockModel": "a BitDance",
+    # Models that are of no family.
     "TarModel": "the language model of Tar",
     "TATokModel": "a TA-Tok",
     "FastARVAE": "a VAE",
@@ -351,6 +347,13 @@ _SEEN_AS: dict[str, str] = {
 STRANGE = "an object of the class"
 # Characters of a text or a name that a message shows.
 _LONGEST = 60
+
+
+def _seen_as(value: Any) -> str | None:
+    """A model of a family, or a value of a known class, in words."""
+    name = getattr(value, "family", None)
+    family = FAMILIES.get(name) if isinstance(name, str) else None
+    return _SEEN_AS.get(type(value).__name__) if family is None else family.words
 
 
 def describe(value: Any) -> str:
@@ -380,13 +383,13 @@ def describe(value: Any) -> str:
 
     stated = getattr(value, "kind", None)
     kind = _KIND_SEEN_AS.get(stated) if isinstance(stated, str) else None
-    kind = kind or _SEEN_AS.get(type(value).__name__)
+    kind = kind or _seen_as(value)
     if kind is not None:
         return kind
 
     # A loaded model: its kind and its name.
     model = getattr(value, "model", None)
-    kind = _SEEN_AS.get(type(model).__name__)
+    kind = _seen_as(model)
     if model is None or kind is None:
         return f"{STRANGE} {type(value).__name__[:_LONGEST]}"
 

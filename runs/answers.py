@@ -21,6 +21,7 @@ from ..networks.torch_state import in_own_state
 from ..samplers.settings import Settings, knob
 from ..samplers.tokens.draws import PairedDraws, draw
 from ..samplers.tokens.settings import TokenSettings
+from .families import families
 
 # The demo's share of probability, of drawn words.
 TOP_P = 0.95
@@ -152,7 +153,8 @@ def expect_reader(model: Any) -> None:
     Raises:
         UserError: another model, or a file without them.
     """
-    if not isinstance(model, JanusModel):
+    family = families().get(model.family)
+    if family is None or not family.reads_images:
         raise UserError(f"model: {model.name} reads no images; use a Janus.")
     if model.vision_file is None:
         raise UserError(

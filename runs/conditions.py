@@ -147,7 +147,7 @@ class ConditionBuilder:
         if self.unconditional is not None:
             condition = PromptCondition(tuple(texts), self.unconditional)
 
-        if hasattr(model, "instruction"):
+        if on.kind.reads_negatives:
             model.instruction(UNCONDITIONAL if self.unconditional is None else self.unconditional)
         elif condition.unconditional != UNCONDITIONAL:
             raise has_null_prompt(model.name)

@@ -13,28 +13,22 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from ..errors import UserError, not_finite
 from ..memory import enough_memory
 from ..model_loaders import kinds
-from ..model_loaders.autoencoders.loader import expect_codes, load_kl, load_vq
-from ..model_loaders.bitdance.loader import autoencoder_path, expect_bits, load_binary, load_bitdance
+from ..model_loaders.autoencoders.loader import expect_same_codes, load_vq
 from ..model_loaders.catalogue import hub
 from ..model_loaders.catalogue.known import entry_of
-from ..model_loaders.catalogue.official import official_binary, official_bitdance
 from ..model_loaders.files import checkpoint as ck
 from ..model_loaders.files.shards import weight_files
-from ..model_loaders.hybrid.loader import load_hybrid
-from ..model_loaders.janus.loader import load_janus, load_janus_head, load_janus_vision, load_janus_vq
+from ..model_loaders.janus.loader import load_janus_head, load_janus_vision
 from ..model_loaders.janus.squares import squared
-from ..model_loaders.llamagen.loader import load_llamagen
-from ..model_loaders.mar.loader import load_mar
-from ..model_loaders.tar.loader import expect_features, load_detokenizer, load_ta_tok, load_tar
+from ..model_loaders.tar.loader import expect_features, load_ta_tok, load_tar
 from ..model_loaders.upscalers import load_upscaler
 from ..networks.autoencoder import TOO_LITTLE_TO_DECODE, KLModel, VQModel, decode_in_chunks, images_of_a_pass, to_pixels
-from ..networks.bitdance import BitDanceClass, BlockModel
+from ..networks.bitdance import BlockModel
 from ..networks.janus import JanusModel, WordHead
 from ..networks.janus_vision import ImageReader, ReadImage
 from ..networks.llama import TokenModel
@@ -49,44 +43,27 @@ from ..reports.files import typed_path
 from ..reports.record import Clock, Report, fingerprint
 from ..samplers.conditioning import ImagePromptCondition
 from ..samplers.settings import knobs, make
-from ..samplers.tokens.defaults import published
 from ..samplers.tokens.mulosd.upsampling import BICUBIC, Enlarge, UpSampling
 from ..samplers.tokens.settings import TarPromptSettings
 from .choice import ModelFacts
 from .families import Family
 from .labels import DEMO_LABELS
 from .memory import DECODE
-from .registry import BITDANCE, FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR, Entry
+from .registry import FAMILIES, Entry, family_of_files
 
 AUTO = "auto"
 DEMO = "demo"
-PAR = "par"
+# The family of what nobody recognises, whose loader says what else a file holds.
+USUAL = next(iter(FAMILIES))
 
-# Tokenizer of Harmon and UniPic files that come without one (a catalogue entry).
-_TOKENIZER = "qwen2.5-tokenizer"
-# Published settings of Harmon; UniPic, whose largest beta is lower, takes half the AR steps.
-_HYBRID_DEFAULTS = {"diffusion_steps": 100, "cfg": 3.0, "cfg_schedule": "constant", "temperature": 1.0}
-_HARMON_STEPS = 64
-_UNIPIC_STEPS = 32
-# A hybrid whose largest beta is lower is a UniPic.
-_HYBRID_BETA = 0.5
-_DEMO_STEPS = 32
+# Kinds of files that are no model of a family.
+LANGUAGE = "tar"  # language models of Tar
+READER = "ta-tok"  # what reads and writes their codes
 # Language models of Tar: the demo's, and the one for all other de-tokenizers.
 DEMO_TAR = "demo-tar"
 OFFICIAL_TAR = "tar-1.5b"
-# Code vectors from two loaders of one file are equal; from two files of one tokenizer they differ by rounding.
-_SAME_CODE = 1e-2
 
 Model = MARModel | TokenModel | BlockModel
-
-_LOADERS: dict[str, Callable[..., Any]] = {
-    MAR: load_mar,
-    LLAMAGEN: load_llamagen,
-    TAR: load_detokenizer,
-    HYBRID: load_hybrid,
-    JANUS: load_janus,
-    BITDANCE: load_bitdance,
-}
 
 
 def dtype_name(dtype: torch.dtype) -> str:
@@ -112,8 +89,12 @@ class Source:
 
     def precision(self, family: str) -> kinds.Precision:
         """What a family's networks compute in; a UserError if ``dtype`` is unknown or not for the device."""
+        return self.precision_of_files(FAMILIES[family].files)
+
+    def precision_of_files(self, kind: str) -> kinds.Precision:
+        """The same of a kind of files."""
         device = self.compute or self.device
-        dtype = kinds.choose_dtype(self.dtype, device, FAMILIES[family].files)
+        dtype = kinds.choose_dtype(self.dtype, device, kind)
 
         return kinds.Precision(dtype, kinds.choose_bits(self.dtype, device))
 
@@ -324,7 +305,7 @@ class Ready:
 
 def listed_family(choice: str) -> str | None:
     """Family of a catalogue entry, None for a file; a UserError for Tar's language model, which draws no images."""
-    if choice in _ids("tar"):
+    if choice in _ids(LANGUAGE):
         raise UserError(
             f"model: {choice} writes the codes that a de-tokenizer draws from; name it with --tar, and a de-tokenizer "
             f'with --model, for example ar-dtok-512 (in Python: load("ar-dtok-512", tar="{choice}")).'
@@ -336,19 +317,15 @@ def listed_family(choice: str) -> str | None:
     return None
 
 
-def identify(path: Path) -> str:
-    """What a model file or folder holds: "mar", "hybrid", "llamagen", "par", "tar" or "janus"; "" for anything else."""
+def identify(path: Path) -> tuple[str, tuple[str, ...]]:
+    """The family of the model in a file or folder, and the samplers for a command that names none; "" and () for
+    anything else.
+    """
     read = ck.read(path, shards=weight_files(path, "checkpoint", "a model"))
     file, kind = kinds.identified(read)
 
-    has_special_tokens = any(name.startswith("spe_tok_embeddings.") for name in file.state)
-    if kind == "llamagen" and has_special_tokens:
-        return PAR
-
-    for name, family in FAMILIES.items():
-        if family.files == kind:
-            return name
-    return ""
+    family = family_of_files(kind)
+    return (family.name, family.samplers_of_file(list(file.state))) if family else ("", ())
 
 
 @enough_memory("dtype: memory is insufficient to load this model; choose int8, bf16 or fp16, or unload others.")
@@ -375,30 +352,23 @@ def load(
     metadata = ck.read_metadata(path)
 
     # 2. The decoder in the same file, or the one that is chosen or stated.
-    if decoder == AUTO and family == JANUS:
-        janus_vq = load_janus_vq(path, AUTO, source.device, **source.about)
-        expect_codes(janus_vq, model)
-        return Ready(family, model, janus_vq, metadata, choice)
-    inside = autoencoder_path(path) if family == BITDANCE and decoder == AUTO else None
+    inside = about.decoder_inside(path, source.device, **source.about) if decoder == AUTO else None
     if inside is not None:
-        binary = load_binary(inside, AUTO, source.device, **source.about)
-        expect_bits(binary, model)
-        return Ready(family, model, binary, metadata, choice)
+        about.expect_decoder(inside, model)
+        return Ready(family, model, inside, metadata, choice)
 
     stated = hub.stated_decoder(choice, about.files, metadata.get("decoder"))
     if decoder == AUTO:
         text = model.condition == "text"
         decoder = hub.decoder_for(choice, about.files, metadata.get("decoder"), text)
 
-    kind = about.decoder
-    file = source.find(decoder, kind)
-    load_decoder, expect_suited = _DECODERS[kind]
-    made = load_decoder(file, AUTO, source.device, **source.about)
-    expect_suited(made, model)
+    file = source.find(decoder, about.decoder)
+    made = about.load_decoder(file, AUTO, source.device, **source.about)
+    about.expect_decoder(made, model)
 
     # 3. Say so if the model may have been trained with another one.
-    if stated is None or stated not in (decoder, entry_of(file, kind)):
-        model = _with_note(model, _unknown_decoder(made, model, stated))
+    if stated is None or stated not in (decoder, entry_of(file, about.decoder)):
+        model = about.with_note(model, _unknown_decoder(made, model, stated))
     return Ready(family, model, made, metadata, choice)
 
 
@@ -436,43 +406,19 @@ def _unknown_decoder(decoder: KLModel | VQModel, model: Model, stated: str | Non
     return f"decoder {decoder.name}: {known}, and {unknown}"
 
 
-def _with_note(model: Any, note: str) -> Any:
-    """A model with a further remark for its reports."""
-    name = "assumed" if isinstance(model, MARModel) else "note"
-    earlier = getattr(model, name)
-
-    return replace(model, **{name: f"{earlier}; {note}" if earlier else note})
-
-
 def _load_model(family: str, path: Path, source: Source, grid: int | None = None, weights: str = AUTO) -> Model:
     """Load a model without its decoder."""
-    more: dict[str, Any] = {"weights": weights, **source.about}
-    if family not in (MAR, BITDANCE):
-        more["grid"] = grid
-    if family == HYBRID:
-        more["find_tokenizer"] = lambda: source.find(_TOKENIZER, "tokenizer")
-
-    model = _LOADERS[family](path, source.precision(family), source.device, **more)
+    about = FAMILIES[family]
+    precision = source.precision(family)
+    model: Model = about.load(path, precision, source.device, source.find, grid, weights, **source.about)
     choose(model.net, source.speed, source.compute or source.device)
     return model
 
 
-def _expect_latents(decoder: KLModel, model: MARModel) -> None:
-    """Raise a UserError if the decoder reads another number of latent channels than the model makes."""
-    makes = model.net.config.channels // model.patch**2
-    reads = decoder.net.config.z_channels
-
-    if makes != reads:
-        raise UserError(
-            f"decoder: {decoder.name} decodes {reads} latent channels, and {model.name} makes {makes}; choose auto, or "
-            "the decoder it was trained with."
-        )
-
-
 def load_language_model(choice: str, source: Source) -> tuple[TarModel, dict[str, Any]]:
     """Load the language model of Tar; returns it and the settings that its file states."""
-    dtype = source.precision(TAR)
-    path = source.find(choice, "tar")
+    dtype = source.precision_of_files(LANGUAGE)
+    path = source.find(choice, LANGUAGE)
 
     model = load_tar(path, dtype, source.device, **source.about)
     return model, stated_defaults(ck.read_metadata(path))
@@ -488,8 +434,8 @@ def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel:
     if choice == AUTO:
         choice = hub.ta_tok_for(ready.metadata.get("ta_tok"))
 
-    path = source.find(choice, "ta-tok")
-    reader = load_ta_tok(path, source.precision(TAR), source.device, encoder=False, **source.about)
+    path = source.find(choice, READER)
+    reader = load_ta_tok(path, source.precision(ready.family), source.device, encoder=False, **source.about)
     expect_features(reader, cast(TokenModel, ready.model))
     return reader
 
@@ -497,7 +443,7 @@ def load_reader(ready: Ready, source: Source, choice: str = AUTO) -> TATokModel:
 def load_image_reader(model: JanusModel, vq: VQModel, source: Source) -> ImageReader:
     """Load what reads images for a Janus, from the model's own file; ``vq`` is its tokenizer."""
     assert model.vision_file is not None, "expect_editor() has checked it"
-    own = source.precision(JANUS)
+    own = source.precision(model.family)
     dtype = AUTO if own.compute is torch.float16 else own  # in fp16 no SigLIP was tried
     return load_janus_vision(model.vision_file, vq, dtype, source.device, **source.about)
 
@@ -505,7 +451,7 @@ def load_image_reader(model: JanusModel, vq: VQModel, source: Source) -> ImageRe
 def load_word_head(model: JanusModel, source: Source) -> WordHead:
     """Load the output layer for words of a Janus, from the model's own file."""
     assert model.vision_file is not None, "expect_reader() has checked it"
-    return load_janus_head(model.vision_file, source.precision(JANUS), source.device, **source.about)
+    return load_janus_head(model.vision_file, source.precision(model.family), source.device, **source.about)
 
 
 def read_images(condition: ImagePromptCondition, reader: ImageReader) -> ImagePromptCondition:
@@ -525,11 +471,19 @@ def read_images(condition: ImagePromptCondition, reader: ImageReader) -> ImagePr
     return replace(condition, read=tuple(read))
 
 
-def identified(choice: str, files: Source) -> str:
+def identified(choice: str, files: Source) -> tuple[str, tuple[str, ...]]:
     """What the file of a model holds, see :func:`identify`."""
-    family = listed_family(choice) or MAR
+    family = listed_family(choice) or USUAL
 
     return identify(files.find(choice, FAMILIES[family].files))
+
+
+def family_of_choice(choice: str, files: Source) -> str:
+    """The family of a catalogue entry or file; that of a file which nobody recognises is :data:`USUAL`."""
+    found = listed_family(choice)
+    if found is None:
+        found, _ = identified(choice, files)
+    return found or USUAL
 
 
 class Drafts:
@@ -632,26 +586,6 @@ def beside(entry: Entry, ready: Ready, drafts: Drafts) -> dict[str, Any]:
     return found
 
 
-def expect_same_codes(target: VQModel, draft: VQModel, model: str) -> None:
-    """Raise a UserError if two tokenizers have different codebooks; ``model`` names the target model."""
-    own = _codebook(target)
-    other = _codebook(draft)
-
-    same = own.shape == other.shape and torch.allclose(own, other, rtol=0, atol=_SAME_CODE)
-    if not same:
-        raise UserError(
-            f"draft: its decoder is {draft.name}, {model}'s is {target.name}, which has other codes; load "
-            "both with the same decoder."
-        )
-
-
-def _codebook(tokenizer: VQModel) -> Tensor:
-    """The code vectors of a tokenizer, normalised, on the CPU."""
-    table = tokenizer.net.quantize.embedding.weight.detach().cpu().float()
-
-    return F.normalize(table)
-
-
 def stated_defaults(metadata: Mapping[str, str]) -> dict[str, Any]:
     """Settings in the metadata entry ``defaults`` (a JSON object); {} if there is none.
 
@@ -666,7 +600,7 @@ def defaults(ready: Ready) -> dict[str, Any]:
 
     A MAR gets no more AR steps than it has tokens.
     """
-    out = _published(ready)
+    out = ready.kind.published(ready.model)
     if "steps" in out:
         out["steps"] = min(out["steps"], ready.tokens)
 
@@ -686,48 +620,6 @@ def prompt_settings(stated: Mapping[str, Any], values: Mapping[str, Any]) -> Tar
     of_file = {name: value for name, value in stated.items() if name in known}
 
     return make(TarPromptSettings, {**of_file, **values})
-
-
-def _published(ready: Ready) -> dict[str, Any]:
-    """The published settings of a model."""
-    return _PUBLISHED[ready.kind.decoder](ready)
-
-
-def _published_masked(ready: Ready) -> dict[str, Any]:
-    """Of a MAR, Harmon or UniPic."""
-    if ready.condition == "class":
-        if ready.demo:
-            return {"steps": _DEMO_STEPS}
-        return published_masked(MAR)
-
-    unipic = cast(MARModel, ready.model).max_beta < _HYBRID_BETA
-    return published_masked(HYBRID, unipic)
-
-
-def published_blocks(model: BlockModel) -> dict[str, Any]:
-    """The published settings of a BitDance: of ImageNet by width, for B also by the tokens of a block."""
-    if not isinstance(model.net, BitDanceClass):
-        return {"diffusion_steps": 50, "cfg": 7.5, "cfg_schedule": "constant"}
-
-    scales: dict[Any, float] = {(768, 4): 3.9, (768, 16): 6.1, 1024: 4.0, 1280: 4.55}
-    width = model.net.config.dim
-    cfg = scales.get((width, model.net.block), scales.get(width, 3.2))
-    return {"diffusion_steps": 100, "cfg": cfg, "cfg_schedule": "linear"}
-
-
-def official_blocks(entry: hub.Entry) -> BlockModel:
-    """The published BitDance of a catalogue entry, without weights, for what depends on its shape."""
-    with torch.device("meta"):
-        return BlockModel(official_bitdance(entry.network), entry.id, official_binary().stride)
-
-
-def published_masked(family: str, unipic: bool = False) -> dict[str, Any]:
-    """The published settings of a full-size MAR or hybrid."""
-    if family == MAR:
-        papers, _ = knobs(SAMPLERS[MAR].settings)["steps"]
-        return {"steps": papers}
-
-    return {**_HYBRID_DEFAULTS, "steps": _UNIPIC_STEPS if unipic else _HARMON_STEPS}
 
 
 @in_own_state
@@ -763,17 +655,3 @@ def decode(ready: Ready, result: Any) -> Tensor:
         report.phases["decoder"] = scratch.phases["decoder"]
         report.add(decoder_passes=len(parts))
         return to_pixels(parts, decoder.name)
-
-
-# By kind of decoder: how it is loaded, and what it must have in common with a model.
-_DECODERS: dict[str, tuple[Callable[..., Any], Callable[[Any, Any], None]]] = {
-    "kl": (load_kl, _expect_latents),
-    "vq": (load_vq, expect_codes),
-    "bitdance-ae": (load_binary, expect_bits),
-}
-# By kind of decoder: the published settings of a model.
-_PUBLISHED: dict[str, Callable[[Ready], dict[str, Any]]] = {
-    "kl": _published_masked,
-    "vq": lambda ready: published(cast(TokenModel, ready.model)),
-    "bitdance-ae": lambda ready: published_blocks(cast(BlockModel, ready.model)),
-}

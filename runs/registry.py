@@ -37,10 +37,7 @@ from ..samplers.tokens.par import check as check_par
 from ..samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings, TokenSettings
 from ..samplers.tokens.zipar import ZipARSettings, zipar
 from ..samplers.tokens.zipar import check as check_zipar
-from .families import Family
-from .families.blocks import BlockFamily
-from .families.mar import MARFamily
-from .families.tokens import TokenFamily
+from .families import Family, families
 
 # Raised when any sampler produces other images from the same model, settings and seed, or counts its work differently,
 # so that images of two versions are not mixed in one sweep. tests/lab/test_algorithm.py records digests.
@@ -53,60 +50,12 @@ HYBRID = "hybrid"
 JANUS = "janus"
 BITDANCE = "bitdance"
 
-FAMILIES: dict[str, Family] = {
-    family.name: family
-    for family in (
-        MARFamily(
-            name=MAR,
-            words="a MAR",
-            reads=("class",),
-            files="mar",
-            demo=("demo",),
-            usual_samplers=("mar", "fasthybrid"),
-        ),
-        TokenFamily(
-            name=LLAMAGEN,
-            words="a LlamaGen or a PAR",
-            reads=("class", "text"),
-            files="llamagen",
-            demo=("demo-llamagen", "demo-llamagen-low"),
-            usual_samplers=("llamagen", "zipar"),
-        ),
-        # Tar's models are its de-tokenizers.
-        TokenFamily(
-            name=TAR,
-            words="a Tar de-tokenizer",
-            reads=("codes",),
-            files="dtok",
-            demo=("demo-dtok", "demo-dtok-low"),
-            usual_samplers=("tar", "zipar"),
-            drafted_samplers=("mulosd",),
-        ),
-        MARFamily(
-            name=HYBRID,
-            words="a Harmon or UniPic",
-            reads=("prompt",),
-            files="hybrid",
-            demo=("demo-hybrid",),
-            usual_samplers=("mar", "fasthybrid"),
-        ),
-        TokenFamily(
-            name=JANUS,
-            words="a Janus",
-            reads=("prompt", "image prompt"),
-            files="janus",
-            usual_samplers=("llamagen", "zipar"),
-        ),
-        BlockFamily(
-            name=BITDANCE,
-            words="a BitDance",
-            reads=("class", "prompt"),
-            files="bitdance",
-            demo=("demo-bitdance",),
-            usual_samplers=("bitdance",),
-        ),
-    )
-}
+FAMILIES = families()
+
+
+def family_of_files(kind: str) -> Family | None:
+    """The family whose models are in files of a kind; None for other files."""
+    return next((family for family in FAMILIES.values() if family.files == kind), None)
 
 
 def family_of(model: Any) -> Family:
@@ -229,6 +178,11 @@ SAMPLERS: dict[str, Entry] = {
         ),
     )
 }
+
+
+def plain_sampler(family: Family) -> Entry:
+    """The sampler that the others of a family are measured against."""
+    return next(entry for entry in SAMPLERS.values() if entry.baseline and family.name in entry.families)
 
 
 def find(name: str) -> Entry:

@@ -273,7 +273,7 @@ def expect_editor(condition: AnyCondition, model: Any) -> None:
     Raises:
         UserError: a model that reads something else, or ignores the image.
     """
-    if model.family != "janus":
+    if not getattr(model, "reads_images", False):
         expect_kind(condition, model.condition, model.name)
 
     if model.edits is False:

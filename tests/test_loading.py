@@ -63,9 +63,6 @@ def test_a_detokenizer_has_a_reader(source):
 
 
 def test_every_family_is_complete():
-    missing = ", ".join(sorted(set(FAMILIES) - set(loading._LOADERS)))
-    assert not missing, f"_LOADERS in loading.py lacks {missing}."
-    assert set(loading._LOADERS) <= set(FAMILIES)
     for name, family in FAMILIES.items():
         assert family.files in KINDS and {*family.demo} <= {entry.id for entry in hub.entries(family.files)}
         assert all(name in SAMPLERS[sampler].families for sampler in family.usual_samplers)
@@ -73,10 +70,16 @@ def test_every_family_is_complete():
 
 
 def test_files_are_identified():
-    files = {"demo": MAR, "demo-kl": "", "demo-llamagen-low": LLAMAGEN, "demo-par": "par", "demo-dtok-low": TAR}
+    files = {
+        "demo": (MAR, ("mar", "fasthybrid")),
+        "demo-kl": ("", ()),
+        "demo-llamagen-low": (LLAMAGEN, ("llamagen", "zipar")),
+        "demo-par": (LLAMAGEN, ("par",)),
+        "demo-dtok-low": (TAR, ("tar", "zipar")),
+    }
     kinds = {"demo": "mar", "demo-kl": "kl", "demo-dtok-low": "dtok"}
-    for choice, family in files.items():
-        assert loading.identify(built_in(choice, kinds.get(choice, "llamagen"))) == family
+    for choice, found in files.items():
+        assert loading.identify(built_in(choice, kinds.get(choice, "llamagen"))) == found
     assert [loading.listed_family(c) for c in ("mar-base", "ar-dtok-512", "mine.pth")] == [MAR, TAR, None]
     with pytest.raises(UserError, match="^model: tar-1.5b writes the codes"):
         loading.listed_family("tar-1.5b")

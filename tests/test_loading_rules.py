@@ -1,6 +1,7 @@
 """Rules of loading.py and of planning a run, on stand-ins for models, with results worked out by hand."""
 
 import math
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -12,8 +13,9 @@ from fastar_nodes.networks.autoencoder import VQModel
 from fastar_nodes.reports.record import Report
 from fastar_nodes.runs import loading
 from fastar_nodes.runs.choice import ModelFacts, parse_choice
+from fastar_nodes.runs.families.masked import MARFamily
 from fastar_nodes.runs.loading import AUTO, Drafts, Ready, Source, defaults, prompt_settings
-from fastar_nodes.runs.registry import HYBRID, LLAMAGEN, MAR, SAMPLERS, TAR
+from fastar_nodes.runs.registry import FAMILIES, HYBRID, LLAMAGEN, MAR, SAMPLERS, TAR
 
 
 def mar(channels=16, patch=1, **about):
@@ -30,11 +32,11 @@ def decoder(channels):
 
 @pytest.mark.parametrize(("channels", "patch", "reads"), [(16, 1, 16), (64, 2, 16), (36, 3, 4)])
 def test_channels_of_a_token_are_divided_by_the_patch_squared(channels, patch, reads):
-    loading._expect_latents(decoder(reads), mar(channels, patch))
+    FAMILIES[MAR].expect_decoder(decoder(reads), mar(channels, patch))
     for other in (reads // 2, reads * 2):
         words = f"^decoder: a KL decodes {other} latent channels, and a MAR makes {reads};"
         with pytest.raises(UserError, match=words):
-            loading._expect_latents(decoder(other), mar(channels, patch))
+            FAMILIES[MAR].expect_decoder(decoder(other), mar(channels, patch))
 
 
 def test_recommended_settings():
@@ -135,8 +137,9 @@ def test_the_decoder_that_a_file_states_is_asked_for(monkeypatch):
     monkeypatch.setattr(loading, "_load_model", lambda *_: mar())
     monkeypatch.setattr(loading.ck, "read_metadata", lambda path: {"decoder": "stated"})
     monkeypatch.setattr(loading.hub, "decoder_for", lambda *a: asked.append(a) or "found")
-    monkeypatch.setitem(loading._DECODERS, "kl", (lambda *_: decoder(16), lambda *_: None))
-    monkeypatch.setattr(loading, "_with_note", lambda model, note: model)
+    monkeypatch.setattr(MARFamily, "load_decoder", staticmethod(lambda *_: decoder(16)))
+    monkeypatch.setattr(MARFamily, "expect_decoder", lambda *_: None)
+    monkeypatch.setattr(MARFamily, "with_note", lambda family, model, note: model)
     source = Source(lambda choice, family: choice, torch.device("cpu"))
     loading.load(MAR, "mine.pth", source)
     loading.load(MAR, "mine.pth", source, "chosen")
@@ -180,7 +183,8 @@ def test_weights_and_what_computes_them():
     calls = []
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(loading, "choose", lambda net, speed, device: calls.append((speed, device)))
-        patched.setitem(loading._LOADERS, MAR, lambda path, dtype, device, **more: mar(device=device))
+        of_device = replace(FAMILIES[MAR], load_file=lambda path, dtype, device, **more: mar(device=device))
+        patched.setitem(FAMILIES, MAR, of_device)
         source = Source(None, torch.device("cpu"), "fp32", torch.device("meta"), "compile")
         assert loading._load_model(MAR, "x", source).device == torch.device("cpu")
         loading._load_model(MAR, "x", Source(None, torch.device("cpu"), "fp32"))
@@ -292,14 +296,20 @@ def test_zipars_window_of_a_whole_row_is_a_baseline():
 
 
 def test_usual_samplers(monkeypatch):
-    def usual(kind, model="x", **about):
-        monkeypatch.setattr(planning, "identified", lambda *_: kind)
+    def usual(kind, model="x", names=(), **about):
+        monkeypatch.setattr(
+            planning, "identified", lambda *_: (kind, FAMILIES[kind].samplers_of_file(names) if kind else ())
+        )
         options = {"samplers": None, "model": model, "text": None, "draft": AUTO, "models": None, "device": "cpu"}
         return usual_samplers(SimpleNamespace(**options | {"dtype": AUTO, "speed": "plain"} | about))
 
     assert usual("", samplers="zipar") == "zipar"
     assert usual("", "demo") == "mar,fasthybrid" and usual("", "demo", text=["a boat"]) == "tar,zipar,mulosd"
-    assert usual("par") == "par" and usual(TAR) == "tar,zipar" and usual(TAR, draft="y") == "tar,zipar,mulosd"
+    assert (
+        usual(LLAMAGEN, names=["spe_tok_embeddings.weight"]) == "par"
+        and usual(TAR) == "tar,zipar"
+        and usual(TAR, draft="y") == "tar,zipar,mulosd"
+    )
     assert usual("") == "mar,fasthybrid" and usual(LLAMAGEN) == "llamagen,zipar"
 
 

@@ -12,17 +12,13 @@ from typing import Any
 
 from ...model_loaders.catalogue import hub
 from ...networks.eight_bits import INT8
-from ...networks.mar import MARModel
 from ...networks.ops import quantize
 from ...reports.table import markdown
-from ...runs.loading import published_blocks
-from ...runs.memory import blocks as block_memory
-from ...runs.memory import mar as mar_memory
+from ...runs.loading import LANGUAGE
 from ...runs.memory import tokens as token_memory
 from ...runs.memory import total
-from ...samplers.blocks.settings import BlockSettings
-from ...samplers.conditioning import Condition, PromptCondition
-from ...samplers.mar.settings import MARSettings
+from ...runs.registry import FAMILIES, family_of_files, plain_sampler
+from ...samplers.conditioning import Condition, FeatureCondition, PromptCondition
 from ...samplers.tokens.cache_slots import table_of
 from ...samplers.tokens.par import PARSettings
 from ...samplers.tokens.settings import LlamaGenSettings
@@ -32,12 +28,14 @@ from .outlines import SEMANTIC_SIDE, outlined
 CARDS = (8, 12, 16, 24)
 TAKEN = 1.0
 GIB = 1 << 30
-# Families of networks that draw an image, or write the codes of one.
-DRAWING = ("mar", "llamagen", "dtok", "tar", "hybrid", "janus", "bitdance")
+# Kinds of files of networks that draw an image, or write the codes of one.
+DRAWING = (*(family.files for family in FAMILIES.values()), LANGUAGE)
 # A guidance scale at which the null branch is evaluated too; the memory is the same for all of these.
 GUIDED = 2.0
 # Rows of a prompt: those of the longest text that LlamaGen was trained with.
 PROMPT_ROWS = 120
+# Rows of other conditions.
+_ROWS = {Condition.kind: 1, FeatureCondition.kind: SEMANTIC_SIDE**2}
 
 
 @dataclass(frozen=True)
@@ -61,27 +59,25 @@ def need(entry: hub.Entry, eight: bool) -> Need:
     """What a generation of one image of an entry needs.
 
     Args:
-        entry: of a family in :data:`DRAWING`.
+        entry: of a kind in :data:`DRAWING`.
         eight: whether the blocks have 8 bits; all weights have 16 otherwise.
     """
-    if entry.family == "hybrid":
-        return _hybrid(entry, eight)
-    if entry.family == "bitdance":
-        return _bitdance(entry, eight)
-
-    model: Any = outlined(entry).model
-    net = model.net
+    ready = outlined(entry)
+    model: Any = ready.model
+    family = family_of_files(entry.family)  # None: Tar's language model
+    net = model.net if family is None else family.network(model)
     if eight:
         quantize(net, INT8)
-
     weights = sum(parameter.nbytes for parameter in net.parameters())
-    if isinstance(model, MARModel):
-        bytes_by_stage = mar_memory.estimate(model, Condition((1,), ("",), ""), MARSettings())
+
+    if family is not None and not family.codes:
+        settings = plain_sampler(family).settings(**family.published(model))
+        bytes_by_stage = family.memory(model, _condition(model), settings)
         return Need(weights, total(bytes_by_stage) - weights)
 
-    scale = 1.0 if entry.family == "tar" else GUIDED  # Tar's language model has no guidance
+    scale = 1.0 if family is None else GUIDED  # Tar's language model has no guidance
     settings = PARSettings(cfg=scale) if net.config.special else LlamaGenSettings(cfg=scale)
-    prefix = _prefix(entry)
+    prefix = PROMPT_ROWS if family is None else _ROWS.get(model.condition, PROMPT_ROWS)
     cells = net.config.regions
     slots = prefix + table_of(settings.schedule(model), one_by_one=True).slots
     rows = max(prefix, token_memory.FED * cells)
@@ -89,44 +85,16 @@ def need(entry: hub.Entry, eight: bool) -> Need:
     return Need(weights, int(working))
 
 
-def _hybrid(entry: hub.Entry, eight: bool) -> Need:
-    """Of a Harmon or UniPic."""
-    model: Any = outlined(entry).model
-    if eight:
-        quantize(model.hybrid, INT8)
-
-    weights = sum(model.weights().values())
-    bytes_by_stage = mar_memory.estimate(model, PromptCondition(("word " * PROMPT_ROWS,)), MARSettings())
-    return Need(weights, total(bytes_by_stage) - weights)
-
-
-def _bitdance(entry: hub.Entry, eight: bool) -> Need:
-    """Of a BitDance, at the size that it draws if nothing else is asked."""
-    model: Any = outlined(entry).model
-    if eight:
-        quantize(model.net, INT8)
-
-    condition: Condition | PromptCondition = Condition((1,), ("",), "")
+def _condition(model: Any) -> Condition | PromptCondition:
+    """A condition of one image, of the longest prompt."""
     if model.condition == PromptCondition.kind:
-        condition = PromptCondition(("word " * PROMPT_ROWS,))
-
-    settings = BlockSettings(**published_blocks(model))
-    bytes_by_stage = block_memory.estimate(model, condition, settings)
-    weights = sum(parameter.nbytes for parameter in model.net.parameters())
-    return Need(weights, total(bytes_by_stage) - weights)
-
-
-def _prefix(entry: hub.Entry) -> int:
-    """Rows of the condition of a token model."""
-    if entry.family == "dtok":
-        return SEMANTIC_SIDE**2
-
-    return PROMPT_ROWS if entry.family in ("tar", "janus") or entry.network.endswith("-T2I") else 1
+        return PromptCondition(("word " * PROMPT_ROWS,))
+    return Condition((1,), ("",), "")
 
 
 def drawing_entries() -> list[hub.Entry]:
     """The downloads of the catalogue with a network that draws."""
-    return [entry for family in DRAWING for entry in hub.entries(family) if entry.repo]
+    return [entry for kind in DRAWING for entry in hub.entries(kind) if entry.repo]
 
 
 def row(entry: hub.Entry) -> list[str]:

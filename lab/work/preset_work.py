@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from ...errors import UserError
 from ...model_loaders.catalogue import hub
 from ...networks.autoencoder import VQAutoencoder, VQConfig, VQModel
-from ...networks.hybrid import Hybrid, HybridModel
+from ...networks.hybrid import Hybrid
 from ...networks.janus import Janus, JanusModel
 from ...networks.llama import Llama, LlamaConfig, TokenModel
 from ...networks.mar import MAR, MARConfig, MARModel
@@ -46,7 +46,7 @@ from ..sweeps.paper_files import Paper, paper_of
 from ..sweeps.spec import read_table
 from ..training.initialise import initialise_hybrid, initialise_llama, initialise_mar
 from .operations import PRODUCTS, countable
-from .outlines import SEMANTIC_SIDE, outlined, side_of
+from .outlines import SEMANTIC_SIDE, outlined
 from .sizes import AROUND, random_words
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "choose.md"
@@ -114,7 +114,7 @@ class Narrow:
 def narrow(entry: hub.Entry, draft: bool = False) -> Narrow:
     """The narrow network of a catalogue entry; ``draft``: as the draft model beside another one."""
     ready = outlined(entry)
-    published: Any = ready.model.hybrid if isinstance(ready.model, HybridModel) else ready.model.net
+    published: Any = ready.kind.network(ready.model)
 
     with torch.random.fork_rng(), torch.no_grad():
         torch.manual_seed(0)
@@ -173,7 +173,7 @@ def _hybrid(entry: hub.Entry, c: Any, which: int) -> tuple[nn.Module, Any, dict[
 def _tokens(entry: hub.Entry, c: LlamaConfig, which: int) -> tuple[nn.Module, Any, dict[int, int], AnyCondition]:
     net = initialise_llama(Llama(_narrow_llama(c, which)))
     net.output.weight.normal_(std=0.02)
-    model = TokenModel(net, entry.id, side_of(entry))
+    model = TokenModel(net, entry.id, entry.grid)
     condition: AnyCondition = Condition((1,), ("",))
     if model.condition == "text":
         condition = TextCondition((torch.zeros(_PROMPT_ROWS, c.condition_size),), ("",))
@@ -188,7 +188,7 @@ def _janus(entry: hub.Entry, c: Any, which: int) -> tuple[nn.Module, Any, dict[i
     initialise_llama(net)
     net = net.fold()
     words = partial(random_words, count=_NARROW)
-    model = JanusModel(net, entry.id, side_of(entry), tokenize=words, template=AROUND)
+    model = JanusModel(net, entry.id, entry.grid, tokenize=words, template=AROUND)
     return net, model, {_LLAMA_HEADS[which]: c.head_dim}, PromptCondition(("word " * 20,))
 
 
@@ -358,8 +358,7 @@ def networks() -> list[hub.Entry]:
     for family in _FAMILIES:
         for entry in hub.entries(family):
             if not entry.built_in:
-                side = 0 if family in ("mar", "hybrid") else side_of(entry)
-                found.setdefault((entry.network, side), entry)
+                found.setdefault((entry.network, entry.grid), entry)
 
     return list(found.values())
 

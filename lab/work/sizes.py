@@ -139,7 +139,7 @@ def random_model(size: str, dtype: str, device: torch.device, special: int = 0) 
 
     made = _random_model(size, family, compute, device, special)
     if dtype in EIGHT_BITS:
-        quantize(made.model.hybrid if isinstance(made.model, HybridModel) else made.model.net, dtype)
+        quantize(made.kind.network(made.model), dtype)
     return made
 
 

@@ -10,6 +10,8 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from ...errors import UserError
 from ...networks.autoencoder import HISTORY, KLAutoencoder, KLConfig, KLModel, VQAutoencoder, VQConfig, VQModel
@@ -20,6 +22,9 @@ from ...networks.torch_state import in_own_state
 from ..files import checkpoint as ck
 from ..files.wrappers import AUTO
 from ..kinds import choose_dtype, read
+
+# Code vectors from two loaders of one file are equal; from two files of one tokenizer they differ by rounding.
+_SAME_CODE = 1e-2
 
 
 @in_own_state
@@ -89,3 +94,23 @@ def expect_codes(vq: VQModel, model: TokenModel) -> None:
         f"decoder: {vq.name} has {codes} codes, and {model.name} has {vocab}; choose the decoder that the model was "
         "trained with."
     )
+
+
+def expect_same_codes(target: VQModel, draft: VQModel, model: str) -> None:
+    """Raise a UserError if two tokenizers have different codebooks; ``model`` names the target model."""
+    own = _codebook(target)
+    other = _codebook(draft)
+
+    same = own.shape == other.shape and torch.allclose(own, other, rtol=0, atol=_SAME_CODE)
+    if not same:
+        raise UserError(
+            f"draft: its decoder is {draft.name}, {model}'s is {target.name}, which has other codes; load "
+            "both with the same decoder."
+        )
+
+
+def _codebook(tokenizer: VQModel) -> Tensor:
+    """The code vectors of a tokenizer, normalised, on the CPU."""
+    table = tokenizer.net.quantize.embedding.weight.detach().cpu().float()
+
+    return F.normalize(table)

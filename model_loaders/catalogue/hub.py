@@ -70,6 +70,7 @@ class Entry:
     note: str = ""
     network: str = ""
     dtype: str = ""
+    grid: int = 0
 
     @property
     def built_in(self) -> bool:

@@ -11,6 +11,7 @@ KINDS = {
         noun="a JanusFlow, which draws by another method",
         field="checkpoint",
         prefixes=("vision_gen_",),
+        remedy="choose another file",
     ),
     "janus": Kind(
         noun="a Janus",

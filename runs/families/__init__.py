@@ -1,20 +1,31 @@
-"""The record of a model family: what the runs of a batch, nodes and the command line ask of its models.
+"""The record of a model family: all that loading, runs, nodes and command line ask of its models.
 
-A family is found by its name, which its models carry as ``family``; nothing outside asks for the class of a model. The
-three kinds of families are in ``mar.py``, ``tokens.py`` and ``blocks.py`` beside this file. How images are drawn is
-not here: samplers are functions of plan, look and draw (``engine.py``), listed in ``registry.py``.
+A family is found by its name, which its models carry as ``family``; nothing outside asks for the class of a model, or
+for the name of a family. Families of one kind are sampled in one way: ``masked.py``, ``tokens.py`` and ``blocks.py``
+have what the families of a kind share, and a file each the record of a family. How images are drawn is not here:
+samplers are functions of plan, look and draw (``engine.py``), listed in ``registry.py``.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import import_module
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 
-from ...samplers.conditioning import AnyCondition
+from ...errors import UserError
+from ...model_loaders import families as listed
+from ...model_loaders.autoencoders.loader import load_kl
+from ...model_loaders.catalogue.hub import Entry
+from ...model_loaders.catalogue.official import NETWORKS
+from ...model_loaders.files.wrappers import AUTO
+from ...networks.ops import shapes_only
+from ...samplers.conditioning import AnyCondition, CodeCondition, ImagePromptCondition, PromptCondition
 from ...samplers.editing import Edit
 from ...samplers.noise import PairedNoise
 
@@ -25,11 +36,16 @@ class Family(ABC):
 
     # For ``loading.py``, loaders and the command line, which find its files.
     name: str
-    words: str  # its models in messages
+    words: str  # its models in messages, with an article
+    load_file: Callable[..., Any]  # its loader: path, precision, device, and what :meth:`load` passes
+    files: str  # the kind of its files, see ``model_loaders/kinds.py``
     reads: tuple[str, ...] = ()  # kinds of conditions that its models draw, see ``conditioning``
-    files: str = ""  # family of its files in the catalogue
+    reads_negatives: bool = False  # whether what guidance leads away from is a text, and not a null prompt of theirs
+    one_grid: str = ""  # why its loader takes no number of tokens per side; "" if it takes one
+    tokenizer: str = ""  # catalogue entry of the tokenizer of files that come without one, which its loader asks for
     demo: tuple[str, ...] = ()  # catalogue entries that "demo" means, the preferred one first; () if there is no demo
-    decoder: ClassVar[str] = "kl"  # family of the files of its decoders
+    decoder: ClassVar[str] = "kl"  # the kind of files of its decoders
+    load_decoder: ClassVar[Callable[..., Any]] = staticmethod(load_kl)  # of such a file
 
     # For a command that names no sampler.
     usual_samplers: tuple[str, ...] = ()
@@ -40,9 +56,109 @@ class Family(ABC):
     codes: ClassVar[bool] = False  # whether its samplers draw codes, which the decoder turns into latents
     unit: ClassVar[str] = "steps"  # what a step of its samplers is
 
+    # Sockets and texts of nodes.
+    socket: ClassVar[str]  # type of the sockets of its models
+    model_help: ClassVar[str] = ""  # "": it names the loaders
+    condition_help: ClassVar[str] = "What to draw, one entry per image."
+    image_help: ClassVar[str] = ""  # what the help says of the image to change
+    mask_help: ClassVar[str] = "Where the image is drawn again; the rest stays unchanged."
+    unaccelerated: ClassVar[str] = "the plain sampler"  # what a switched-off accelerator runs
+
     # Words of messages: about a sampler of another kind, and about a missing draft.
     nature: ClassVar[str] = ""  # what is behind the name of one of its models
     small_draft: ClassVar[str] = "a small draft model"  # what its samplers draft with
+
+    @property
+    def title(self) -> str:
+        """Its models on a label, without an article."""
+        _, _, title = self.words.partition(" ")
+        return title
+
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether its models draw from a prompt, or from the codes of one."""
+        return PromptCondition.kind in self.reads or CodeCondition.kind in self.reads
+
+    @property
+    def reads_images(self) -> bool:
+        """Whether its models read images beside prompts: to change them, and to answer questions about them."""
+        return ImagePromptCondition.kind in self.reads
+
+    def further_uses(self, name: str) -> str:
+        """What the model of that name does beside drawing, as the end of a phrase."""
+        return ""
+
+    # ---------------------------------------------------------------- for loading: files to a model and its decoder
+
+    def load(
+        self,
+        path: Path,
+        precision: Any,
+        device: torch.device,
+        find: Callable[[str, str], Path],
+        grid: int | None = None,
+        weights: str = AUTO,
+        **about: Any,
+    ) -> Any:
+        """A model from its file.
+
+        Args:
+            path, precision, device: see :func:`.checkpoint.load_strictly`.
+            find: (choice, kind of files) to the path of another file that the model needs.
+            grid: tokens per side; None takes the file's.
+            weights: which weights of a training's file.
+            about: further arguments of every loader.
+        """
+        if not self.one_grid:
+            about["grid"] = grid
+        if self.tokenizer:
+            about["find_tokenizer"] = lambda: find(self.tokenizer, "tokenizer")
+
+        return self.load_file(path, precision, device, weights=weights, **about)
+
+    def network(self, model: Any) -> Any:
+        """All networks of a model but its decoder's."""
+        return model.net
+
+    def decoder_inside(self, path: Path, device: torch.device, **about: Any) -> Any:
+        """The decoder that is in or beside the file of a model; None if there is none."""
+        return None
+
+    def latent_channels(self, model: Any) -> int:
+        """Channels of the latents that its decoders decode."""
+        return int(model.net.config.channels)
+
+    def expect_decoder(self, decoder: Any, model: Any) -> None:
+        """Raise a UserError if a decoder is not one for a model's results."""
+        makes = self.latent_channels(model)
+        reads = decoder.net.config.z_channels
+        if makes != reads:
+            raise UserError(
+                f"decoder: {decoder.name} decodes {reads} latent channels, and {model.name} makes {makes}; choose "
+                "auto, or the decoder it was trained with."
+            )
+
+    def with_note(self, model: Any, note: str) -> Any:
+        """A model with a further remark for its reports."""
+        return replace(model, note=f"{model.note}; {note}" if model.note else note)
+
+    def published(self, model: Any) -> dict[str, Any]:
+        """The published settings of a model, which may be without weights."""
+        return {}
+
+    def outlined(self, entry: Entry) -> Any:
+        """The model of a catalogue entry that names its network, without weights: what its settings and memory depend
+        on.
+        """
+        raise LookupError(f"{self.words} has no published models")
+
+    def own_samplers(self, model: Any, names: Sequence[str]) -> list[str]:
+        """Those of the samplers of its family that a model was trained for."""
+        return list(names)
+
+    def samplers_of_file(self, names: Sequence[str]) -> tuple[str, ...]:
+        """For a command that names no sampler: those for a file with weights of these names."""
+        return self.usual_samplers
 
     # ---------------------------------------------------------------- for runs: batches.py and nodes/running.py
 
@@ -79,6 +195,14 @@ class Family(ABC):
         """Check an edit of some images before anything is loaded or computed."""
         edit.token_mask(self.grid(model, settings), images, edit.start.device)
 
+    def expect_draft(  # noqa: B027 (most have no sampler with a draft)
+        self, model: Any, draft: Any, tokenizer: Any, of_draft: Any, title: str
+    ) -> None:
+        """Check that a draft model fits a model; both come with the tokenizers of their codes, None without codes.
+
+        ``title``: of the sampler.
+        """
+
     # ---------------------------------------------------------------- for decoders, maps and images to start from
 
     @abstractmethod
@@ -105,3 +229,20 @@ class Family(ABC):
     def width(self, model: Any) -> int:
         """What papers give values by: the width of a MAR's transformer; 0 elsewhere."""
         return 0
+
+
+def network_of(entry: Entry) -> Any:
+    """The network of a catalogue entry without weights."""
+    with shapes_only():
+        return NETWORKS[entry.network](entry.network)
+
+
+def token_a_word(text: str) -> list[int]:
+    """Token ids of a prompt for a model without a tokenizer: one for each word."""
+    return [ord(word[0]) % 256 for word in text.split()]
+
+
+@cache
+def families() -> dict[str, Family]:
+    """The records of all families by name, in the order of ``model_loaders/families.py``."""
+    return {name: import_module(f".{name}", __package__).FAMILY for name in listed.FAMILIES}

@@ -1,4 +1,4 @@
-"""BitDance as a family."""
+"""What families share whose models draw blocks of bits."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ from typing import Any
 
 import torch
 
+from ...model_loaders.bitdance.loader import expect_bits, load_binary
+from ...networks.binary import BinaryModel
 from ...networks.bitdance import BlockModel
 from ...samplers.blocks.canvas import expect_edit, expect_suited
 from ...samplers.editing import Edit
@@ -18,8 +20,20 @@ class BlockFamily(Family):
     """Models that draw whole blocks of bits one after another."""
 
     kind = "blocks"
+    socket = "FASTAR_BITDANCE"
+    condition_help = (
+        "What to draw, one entry per image: from Class Label for an ImageNet model, from Prompt (FastAR) for a 14B."
+    )
+    mask_help = (
+        "Where the image is drawn again; the tokens of the rest are kept bit for bit. New tokens follow the blocks "
+        "above them and to their left, not those below."
+    )
     decoder = "bitdance-ae"
+    load_decoder = staticmethod(load_binary)
     nature = ", which draws whole blocks of tokens one after another"
+
+    def expect_decoder(self, decoder: BinaryModel, model: BlockModel) -> None:
+        expect_bits(decoder, model)
 
     def grid(self, model: BlockModel, settings: Any = None) -> tuple[int, int]:
         if settings is None:

@@ -1,73 +1,40 @@
-"""MAR, Harmon and UniPic as families."""
+"""MAR as a family."""
 
 from __future__ import annotations
 
 from typing import Any
 
+from ...model_loaders.catalogue.hub import Entry
+from ...model_loaders.mar.loader import load_mar
 from ...networks.mar import MARModel
-from ...samplers.editing import Edit
-from ...samplers.mar.canvas import edited
-from ...samplers.mar.lazy.plan import usual_block
-from ...samplers.mar.settings import CLIPPED, CacheSettings, MARBase
-from ..memory import FEATURES, PROMPTS, weights_by_part
-from ..memory.mar import estimate
-from . import Family
+from ...samplers.mar.settings import MARSettings
+from ...samplers.settings import knobs
+from ..labels import DEMO_LABELS
+from . import network_of
+from .masked import MARFamily
+
+_DEMO_STEPS = 32
 
 
-class MARFamily(Family):
-    """Models whose transformer knows the tokens decided so far, in any order, and whose tokens a small network draws by
-    diffusion.
-    """
+class _MAR(MARFamily):
+    def published(self, model: MARModel) -> dict[str, Any]:
+        if model.label_set == DEMO_LABELS:
+            return {"steps": _DEMO_STEPS}
 
-    kind = "masked"
-    unit = "AR steps"
+        papers, _ = knobs(MARSettings)["steps"]
+        return {"steps": papers}
 
-    def grid(self, model: MARModel, settings: Any = None) -> tuple[int, int]:
-        return model.net.config.grid, model.net.config.grid
+    def outlined(self, entry: Entry) -> MARModel:
+        return MARModel(network_of(entry), entry.id)
 
-    def latents(self, model: MARModel, settings: Any = None) -> tuple[int, int]:
-        side = model.net.config.grid * model.patch
-        return side, side
 
-    def step_numbers(self, model: MARModel, settings: Any) -> int:
-        return model.net.config.tokens * model.net.config.channels
-
-    def memory(
-        self,
-        model: MARModel,
-        condition: Any,
-        settings: Any,
-        cache: CacheSettings | None = None,
-        draft: MARModel | None = None,
-        **more: Any,
-    ) -> dict[str, int]:
-        caches = settings if isinstance(settings, CacheSettings) else cache
-        out = estimate(model, condition, settings, caches)
-        if draft is None:
-            return out
-
-        # A draft works when the target does not, but both keep what they keep.
-        out |= weights_by_part(draft, of="draft ")
-        of_draft = estimate(draft, condition, settings, caches)
-        for stage in (PROMPTS, FEATURES):
-            if stage in of_draft:
-                out[f"draft {stage}"] = of_draft[stage]
-        return out
-
-    def own_values(self, model: MARModel, settings: Any) -> dict[str, Any]:
-        # block is no setting any more, but saved graphs name it, see CacheSettings.
-        own = {"block": usual_block(model.net.config.decoder_depth)}
-        if isinstance(settings, MARBase):
-            first = model.first_timestep(settings.diffusion_steps)
-            own["t_max"] = min(first, CLIPPED) if settings.clips else first
-        return own
-
-    def short(self, settings: Any) -> Any:
-        """One AR step, or as few as the sampler has, with two diffusion steps."""
-        return type(settings)(steps=settings.fewest_steps, diffusion_steps=2)
-
-    def width(self, model: MARModel) -> int:
-        return model.net.config.dim
-
-    def expect_edit(self, model: MARModel, edit: Edit, settings: Any, images: int) -> None:
-        edited(model, edit, images, edit.start.device)
+FAMILY = _MAR(
+    name="mar",
+    words="a MAR",
+    load_file=load_mar,
+    files="mar",
+    reads=("class",),
+    one_grid="a MAR has one grid",
+    demo=("demo",),
+    usual_samplers=("mar", "fasthybrid"),
+)

@@ -1,19 +1,23 @@
-"""LlamaGen and PAR, Tar's de-tokenizers, and Janus as families."""
+"""What LlamaGen and PAR, Tar's de-tokenizers, and Janus share as families."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import Any
 
+from ...model_loaders.autoencoders.loader import expect_codes, expect_same_codes, load_vq
+from ...model_loaders.catalogue.hub import Entry
+from ...networks.autoencoder import VQModel
 from ...networks.llama import TokenModel
 from ...samplers.conditioning import AnyCondition
 from ...samplers.editing import Edit
 from ...samplers.tokens.canvas import tokens_again
 from ...samplers.tokens.defaults import published, resolve
 from ...samplers.tokens.draws import PairedDraws
+from ...samplers.tokens.mulosd import check_grids, check_pair
 from ...samplers.tokens.settings import MuLoSDSettings, neighbours_of
 from ..memory.tokens import stages
-from . import Family
+from . import Family, network_of
 
 
 class TokenFamily(Family):
@@ -22,13 +26,46 @@ class TokenFamily(Family):
     kind = "tokens"
     decoder = "vq"
     codes = True
+    socket = "FASTAR_TOKEN_MODEL"
+    model_help = "The model to sample: a LlamaGen, a Janus or a de-tokenizer of Tar, each from its own loader."
+    condition_help = (
+        "What to draw, one entry per image: from Class Label, or from LlamaGen Prompt for LlamaGen's text-to-image "
+        "models. For Janus from Prompt (FastAR) or Image and Prompt, for Tar from Tar Prompt or Image to Codes."
+    )
+    mask_help = (
+        "Where the image is drawn again; the other tokens are kept. New tokens fit what is above and to the left of "
+        "them, not what is below or to the right."
+    )
+    image_help = "The VQ tokenizer encodes the rest, so small details may change."
+    unaccelerated = "plain decoding"
     small_draft = "a draft model of a smaller image"
+    load_decoder = staticmethod(load_vq)
+
+    def latent_channels(self, model: TokenModel) -> int:
+        raise TypeError("its decoders decode codes")
+
+    def expect_decoder(self, decoder: VQModel, model: TokenModel) -> None:
+        expect_codes(decoder, model)
+
+    def published(self, model: TokenModel) -> dict[str, Any]:
+        return published(model)
+
+    def outlined(self, entry: Entry) -> TokenModel:
+        return TokenModel(network_of(entry), entry.id, entry.grid)
 
     def noise(self, seed: int, images: Sequence[int]) -> PairedDraws:
         return PairedDraws(seed, images)
 
     def grid(self, model: TokenModel, settings: Any = None) -> tuple[int, int]:
         return model.grid, model.grid
+
+    def expect_draft(
+        self, model: TokenModel, draft: TokenModel, tokenizer: VQModel, of_draft: VQModel, title: str
+    ) -> None:
+        """Check a draft model of a smaller image."""
+        expect_same_codes(tokenizer, of_draft, model.name)
+        check_pair(model, draft, tokenizer.net.config.codes, title)
+        check_grids(model, draft)
 
     def memory(
         self,

@@ -77,7 +77,7 @@ def raster_only(name: str, *models: TokenModel, janus: str = "") -> None:
             raise UserError(
                 f"model: {model.name} was trained in PAR's order, which {name} does not follow; use the PAR Sampler."
             )
-        if janus and model.family == "janus":
+        if janus and model.reads_images:
             raise UserError(
                 f"model: {model.name} is a Janus, and {name} {janus}; use the LlamaGen Sampler or the ZipAR Sampler."
             )

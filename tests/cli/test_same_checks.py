@@ -17,7 +17,7 @@ from fastar_nodes.runs import batches, conditions, loading
 from fastar_nodes.runs.batches import expect_little_noise
 from fastar_nodes.runs.labels import labels_for, unknown_words
 from fastar_nodes.runs.loading import Drafts, Ready, Source
-from fastar_nodes.runs.registry import LLAMAGEN
+from fastar_nodes.runs.registry import FAMILIES, LLAMAGEN
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.settings import make
 from tiny_files import write_gpt, write_vq
@@ -80,7 +80,8 @@ def test_scripts_are_warned_of_what_is_read_as_plain_text(monkeypatch):
     told = []
     build = conditions.ConditionBuilder(SimpleNamespace(find=None), warn=told.append, unconditional="<lora:x:1>")
     model = SimpleNamespace(name="tiny", prompt=str, image_prompt=str, instruction=str)
-    build.prompts(SimpleNamespace(condition="prompt", model=model), ["a (red:1.2) boat"])
+    on = SimpleNamespace(condition="prompt", model=model, kind=FAMILIES["hybrid"])
+    build.prompts(on, ["a (red:1.2) boat"])
     assert [sentence.split(" as plain")[0] for sentence in told] == ["The model reads (red:1.2), <lora:x:1>"]
 
     monkeypatch.setattr(conditions, "expect_editor", lambda *given: None)

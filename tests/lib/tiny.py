@@ -20,7 +20,7 @@ from fastar_nodes.networks.mar import MAR, MARConfig, MARModel
 from fastar_nodes.networks.ta_tok import TATokModel
 from fastar_nodes.nodes import conditioning, loaders, samplers
 from fastar_nodes.nodes.host.loaded import Loaded
-from fastar_nodes.nodes.vae import BITS, KL, VQ, FastARVAE
+from fastar_nodes.nodes.vae import FastARVAE
 from fastar_nodes.reports.record import Report
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import from_ids
@@ -128,8 +128,9 @@ def models(node: Any) -> dict[str, Loaded]:
     """Tiny models for the model sockets of a sampler."""
     if SAMPLERS[node.sampler].needs_up_sampler:
         return {"target": a_drawer(), "draft": a_drawer("small", 1)}
-    makers = {KL: a_mar, BITS: a_block, VQ: lambda: a_gpt(special=3 if node is samplers.PARSampler else 0)}
-    return {name: makers[SAMPLERS[node.sampler].family.decoder]() for name in node.models}
+    special = 3 if node is samplers.PARSampler else 0
+    makers = {"masked": a_mar, "blocks": a_block, "tokens": lambda: a_gpt(special=special)}
+    return {name: makers[SAMPLERS[node.sampler].family.kind]() for name in node.models}
 
 
 def sample(node: Any, **changes: Any) -> tuple[Tensor, Report]:

@@ -70,7 +70,7 @@ def test_other_layouts(tmp_path, state, kind):
     else:
         torch.save({"state_dict": state} if kind == "bin" else state, folder / "pytorch_model.bin")
     assert equal(load_hybrid(folder).hybrid.state_dict(), expected)
-    assert loading.identify(folder) == "hybrid"
+    assert loading.identify(folder)[0] == "hybrid"
 
 
 def test_a_tokenizer_is_looked_for_only_where_there_is_none(tmp_path, state):

@@ -189,7 +189,7 @@ def test_finetuned_models_have_the_prompts_of_janus_pro(tmp_path, name):
 def test_identification(tmp_path, state):
     renamed = in_transformers_layout(tmp_path / "t")
     assert identify(state) == identify(load_file(renamed / "model.safetensors")) == "janus"
-    assert loading.identify(ORIGINAL) == loading.identify(renamed) == loading.identify(FOLDER / "sharded") == "janus"
+    assert {loading.identify(path)[0] for path in (ORIGINAL, renamed, FOLDER / "sharded")} == {"janus"}
 
 
 def test_a_janus_is_loaded_with_its_own_decoder():

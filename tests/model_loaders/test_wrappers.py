@@ -73,7 +73,7 @@ def test_prefixes(tmp_path: Path, prefix: str) -> None:
     assert holds(load(tmp_path, {"state_dict": prefixed(prefix, TRAINED), "epoch": 3}), TRAINED)
     save_file(prefixed(prefix, TRAINED), tmp_path / "x.safetensors", {"heads": "2"})
     assert holds(load_mar(tmp_path / "x.safetensors"), TRAINED)
-    assert loading.identify(tmp_path / "x.safetensors") == "mar"
+    assert loading.identify(tmp_path / "x.safetensors")[0] == "mar"
 
 
 def test_parts_of_names_that_wrappers_insert_are_removed(tmp_path: Path) -> None:

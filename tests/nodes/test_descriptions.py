@@ -13,7 +13,6 @@ from fastar_nodes.nodes import compare, conditioning, editing, running, samplers
 from fastar_nodes.nodes.caches import CachePlan
 from fastar_nodes.nodes.schema import describe
 from fastar_nodes.nodes.sockets import LabelText
-from fastar_nodes.nodes.vae import BITS, KL
 from fastar_nodes.samplers.conditioning import (
     CodeCondition,
     FeatureCondition,
@@ -56,7 +55,7 @@ def test_values_on_sockets_have_the_names_that_users_see(value, words):
 
 def test_models_are_named_by_kind_and_name():
     assert describe(tiny.a_mar()).startswith("a MAR (")
-    assert describe(tiny.a_gpt()).startswith("a token model (")
+    assert describe(tiny.a_gpt()).startswith("a LlamaGen or PAR (")
     assert describe(tiny.a_block()).startswith("a BitDance (")
     assert describe(running.Loaded.of(tiny_hybrid())).startswith("a Harmon or UniPic (")
     assert describe(running.Loaded.of(tiny_tar())).startswith("the language model of Tar (")
@@ -64,10 +63,10 @@ def test_models_are_named_by_kind_and_name():
 
 WRONG = {
     "a prompt at a MAR of labels": lambda: tiny.sample(samplers.MARSampler, condition=PROMPT),
-    "a report in the model's place": lambda: running.expect_loaded(tiny.a_report("mar"), "model", KL),
-    "a token model at a MAR sampler": lambda: running.expect_loaded(tiny.a_gpt(), "model", KL),
-    "a BitDance at a MAR sampler": lambda: running.expect_loaded(tiny.a_block(), "model", KL),
-    "a MAR at BitDance Sampler": lambda: running.expect_loaded(tiny.a_mar(), "model", BITS),
+    "a report in the model's place": lambda: running.expect_loaded(tiny.a_report("mar"), "model", "masked"),
+    "a token model at a MAR sampler": lambda: running.expect_loaded(tiny.a_gpt(), "model", "masked"),
+    "a BitDance at a MAR sampler": lambda: running.expect_loaded(tiny.a_block(), "model", "masked"),
+    "a MAR at BitDance Sampler": lambda: running.expect_loaded(tiny.a_mar(), "model", "blocks"),
     "labels at Token Map": lambda: compare.TokenMap.execute(from_ids([1])),
     "labels at Tar Prompt": lambda: conditioning.TarPrompt.execute(from_ids([1]), "a", 1),
     "labels as the image": lambda: conditioning.ImageToCodes.execute(from_ids([1]), ta_tok="demo-ta-tok"),

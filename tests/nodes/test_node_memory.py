@@ -15,6 +15,7 @@ from fastar_nodes.nodes import compare, host, samplers
 from fastar_nodes.nodes import readers as node_readers
 from fastar_nodes.nodes.host.loaded import Loaded
 from fastar_nodes.runs import loading
+from fastar_nodes.runs.registry import FAMILIES
 from fastar_nodes.samplers.conditioning import from_ids
 from faults import Faults
 from test_compare_nodes import compared as compared_cells
@@ -111,7 +112,7 @@ def test_codes_are_read_and_weights_placed(monkeypatch):
     monkeypatch.setattr(node_readers, "features_of", full)
     with pytest.raises(UserError, match="^dtype: memory is insufficient"):
         node_readers.read_codes(condition, loaded)
-    monkeypatch.setitem(loading._LOADERS, "mar", full)
+    monkeypatch.setitem(FAMILIES, "mar", replace(FAMILIES["mar"], load_file=full))
     with pytest.raises(UserError, match="^dtype: memory is insufficient to load"):
         loading.load("mar", "demo", loading.Source(lambda *a: Path("x"), torch.device("cpu"), "fp32"))
     monkeypatch.setattr(host.devices.mm, "load_models_gpu", full)

@@ -29,7 +29,7 @@ from fastar_nodes.nodes.vae import KL, VQ, kind_of, mark
 from fastar_nodes.runs import drawing, presets
 from fastar_nodes.runs.choice import Choice, choose
 from fastar_nodes.runs.drawing import Drawing
-from fastar_nodes.runs.families.mar import MARFamily
+from fastar_nodes.runs.families.masked import MARFamily
 from fastar_nodes.runs.families.tokens import TokenFamily
 from fastar_nodes.runs.memory import DECODE, WEIGHTS
 from fastar_nodes.runs.registry import SAMPLERS

@@ -86,7 +86,7 @@ class ToyNet(Recordable):
 
 @pytest.fixture
 def loaded(monkeypatch):
-    monkeypatch.setitem(registry.FAMILIES, "toy", ToyFamily("toy", "a toy"))
+    monkeypatch.setitem(registry.FAMILIES, "toy", ToyFamily("toy", "a toy", load_file=None, files="mar"))
     entry = Entry("toy", "Toy", toy, lambda model, settings: None, ToySettings, ("toy",), baseline=True)
     monkeypatch.setitem(registry.SAMPLERS, "toy", entry)
     net = ToyNet()
@@ -151,4 +151,4 @@ class Oblong(Family):
 
 
 def test_sizes_in_pixels_are_height_and_width():
-    assert Oblong("oblong", "an oblong model").sizes(None, 16) == ((32, 48),)
+    assert Oblong("oblong", "an oblong model", load_file=None, files="mar").sizes(None, 16) == ((32, 48),)
