@@ -191,10 +191,6 @@ class Head(nn.Module):
         c = self.config
         return ((6 if c.heads else 3) * c.modulations + 2) * c.width
 
-    def conditions(self, rows: Tensor) -> Tensor:
-        """Embeddings [..., W] of condition rows [..., D]."""
-        return self.cond_embed(rows.to(self.cond_embed.weight.dtype))
-
     def times(self, t: Tensor) -> Tensor:
         """Embeddings [N, W] of times fp32 [N]."""
         return self.time_embed(1000 * t)
@@ -234,7 +230,7 @@ class Head(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor, rows: Tensor) -> Tensor:
         """Predicted tokens [R, P, C] of x_t [R, P, C] at times t [R], with condition rows [R, P, D]."""
-        embedding = self.times(t)[:, None] + self.conditions(rows)
+        embedding = self.times(t)[:, None] + self.cond_embed(rows.to(self.cond_embed.weight.dtype))
         return self.denoise(x, self.modulations(embedding[None]))[0]
 
 

@@ -140,14 +140,10 @@ class DiffusionHead(nn.Module):
         self.final_layer = _Final(width, 2 * channels, operations)
         self.modulation_numbers = (3 * depth + 2) * width  # of all modulations of one row
 
-    def conditions(self, z: Tensor) -> Tensor:
-        """Embeddings [..., w] of conditions z [..., z_channels]."""
-        return self.cond_embed(z)
-
     def modulations(self, embedding: Tensor, blocks: Iterable[nn.Module] | None = None) -> list[Tensor]:
         """adaLN modulations [..., w]: shift, 1 + scale and gate of each block, shift and 1 + scale of the last layer.
 
-        ``embedding`` [..., w] is ``time_embed(t) + conditions(z)``, of one or many diffusion steps; ``blocks`` None:
+        ``embedding`` [..., w] is ``time_embed(t) + cond_embed(z)``, of one or many diffusion steps; ``blocks`` None:
         all blocks.
         """
         active = F.silu(embedding)
@@ -179,7 +175,7 @@ class DiffusionHead(nn.Module):
 
     def forward(self, x: Tensor, t: Tensor, z: Tensor) -> Tensor:
         """x [N, channels], t [N] in 0..999, z [N, z_channels] to [N, 2 channels]."""
-        return self.denoise(x, self.modulations(self.time_embed(t) + self.conditions(z)))
+        return self.denoise(x, self.modulations(self.time_embed(t) + self.cond_embed(z)))
 
 
 class Attention(nn.Module):

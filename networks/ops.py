@@ -416,3 +416,12 @@ def outputs(layer: nn.Linear, start: int, stop: int) -> Callable[[Tensor], Tenso
     """The layer of outputs ``start`` to ``stop`` alone; it shares the weight."""
     bias = None if layer.bias is None else layer.bias[start:stop]
     return partial(F.linear, weight=layer.weight[start:stop], bias=bias)
+
+
+def to_device(x: Any, device: torch.device) -> Tensor:
+    """A tensor or NumPy array of the host on a device. A GPU copies it from pinned memory: the host does not wait."""
+    x = torch.as_tensor(x)
+    if device.type != "cuda":
+        return x.to(device)
+
+    return x.pin_memory().to(device, non_blocking=True)

@@ -55,20 +55,15 @@ def own_state() -> Iterator[None]:
         if torch.get_default_device() != _CPU:
             found.enter_context(_CPU)
 
-        if _rounds():
+        # Products or convolutions of fp32 numbers may be computed in fewer bits.
+        try:
+            rounds = torch.get_float32_matmul_precision() != "highest"
+        except RuntimeError:  # set by the newer names, which this one does not speak for
+            rounds = True
+        if rounds or any(part.fp32_precision not in ("none", "ieee") for part in _ROUNDING):
             found.enter_context(_whole_products())
 
         yield
-
-
-def _rounds() -> bool:
-    """Whether products or convolutions of fp32 numbers may be computed in fewer bits."""
-    try:
-        level = torch.get_float32_matmul_precision()
-    except RuntimeError:  # set by the newer names, which this one does not speak for
-        return True
-
-    return level != "highest" or any(part.fp32_precision not in ("none", "ieee") for part in _ROUNDING)
 
 
 @contextmanager

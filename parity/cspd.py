@@ -17,10 +17,10 @@ from ..samplers.conditioning import from_ids
 from ..samplers.engine import finish
 from ..samplers.mar.canvas import MARCanvas, Tokens, mar_canvas
 from ..samplers.mar.cspd import diffusion, speculate
-from ..samplers.mar.cspd.densities import TRIES, LastStep, RejectionDraws, keep_probability, log_ratio
+from ..samplers.mar.cspd.densities import TRIES, LastStep, RejectionDraws, acceptance_of_proposals, log_ratio
 from ..samplers.mar.cspd.draft import Drafter
 from ..samplers.mar.cspd.published import PUBLISHED_RULE, Published
-from ..samplers.mar.network import FullTransformer
+from ..samplers.mar.mar import FullTransformer
 from ..samplers.mar.schedule import masked_after
 from ..samplers.mar.settings import CSpDSettings
 from ..samplers.mar.tables import Tables, tables_at
@@ -65,7 +65,7 @@ class _Verification:
             self.normals.append(next(normals))
             self.uniforms.append(next(flat))
             drawn = self.p.mean + self.p.log_std.exp() * self.normals[-1]
-            hit = left & (keep_probability(drawn, self.q, self.p, PUBLISHED_RULE) > self.uniforms[-1])
+            hit = left & (acceptance_of_proposals(drawn, self.q, self.p, PUBLISHED_RULE) > self.uniforms[-1])
             out, left = torch.where(hit[:, None], drawn, out), left & ~hit
 
         return out
@@ -106,11 +106,11 @@ class _RecordedDraws(RejectionDraws):
             at += len(image)
 
     def guess(self, tokens: Tokens) -> Tensor:
-        return self.guesses[tokens.of(self.where)]
+        return self.guesses[self.where[tokens.index]]
 
     def again(self, tokens: Tokens, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
-        k = int(tokens.of(self.which)[0])
-        row = tokens.of(self.where) - sum(len(v.guess) for v in self.found[:k])
+        k = int(self.which[tokens.index][0])
+        row = self.where[tokens.index] - sum(len(v.guess) for v in self.found[:k])
         # Beyond the recorded draws none may be kept.
         normals, uniforms = torch.zeros(len(row), count, channels), torch.full((len(row), count), torch.inf)
         known = range(first, min(first + count, len(self.found[k].normals)))

@@ -21,7 +21,7 @@ from ..reports.record import fingerprint
 from ..samplers import chain
 from ..samplers.annealing import annealed_steps
 from ..samplers.mar.canvas import mar_canvas
-from ..samplers.mar.network import FullTransformer
+from ..samplers.mar.mar import FullTransformer
 from ..samplers.mar.settings import MARSettings
 from ..samplers.mar.tables import Tables, tables
 from ..samplers.noise import PairedNoise
@@ -278,7 +278,7 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
             noise = chain.spread(noise.float(), len(table))
             cfg = order.scale.gather(1, where).view(-1, 1)
             rows = chain.DiffusionBatch(z, cfg, first, noise, table, settings.temperature)
-            made = look.heads.sample(model.net, rows, canvas.report)
+            made = look.heads.sample(rows)
             canvas.decide(where, made.view(*where.shape, -1), step)
 
         yield relative(canvas.values, found["tokens"])

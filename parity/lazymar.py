@@ -16,9 +16,9 @@ from torch import Tensor
 
 from ..samplers import chain
 from ..samplers.conditioning import from_ids
-from ..samplers.engine import passes
+from ..samplers.engine import decode
 from ..samplers.mar.canvas import MARCanvas, mar_canvas
-from ..samplers.mar.lazy import Kept, LazyTransformer, plan
+from ..samplers.mar.lazy import LazyTransformer, plan
 from ..samplers.mar.lazy.plan import RowChoice, similarity
 from ..samplers.mar.mar import Diffusion
 from ..samplers.mar.settings import LazyMARSettings
@@ -53,9 +53,9 @@ class _RecordedSelection(LazyTransformer):
         self.z.append((wanted, super().__call__(step, wanted)))
         return self.z[-1][1]
 
-    def refresh(self, step: int) -> Kept | None:
+    def refresh(self, step: int, wanted: Tensor) -> Tensor:
         self.fresh.append(step)
-        return super().refresh(step)
+        return super().refresh(step, wanted)
 
     def choice(
         self, rows: Callable[..., RowChoice | None], step: int, known: int, must: Tensor
@@ -109,7 +109,7 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
         # The recorded timesteps are not a respacing.
         made = tables_at(tuple(round(HIGHEST * i / (len(steps) - 1)) for i in range(len(steps))))
         table = chain.step_table(made.drawn, canvas.time_embeddings(made))
-        for _ in passes(canvas, canvas.order.plan, look, Diffusion(canvas, look.heads, [table] * canvas.order.steps)):
+        for _ in decode(canvas, canvas.order.plan, look, Diffusion(canvas, look.heads, [table] * canvas.order.steps)):
             pass
 
         return canvas.to_latents(canvas.values), look

@@ -19,10 +19,11 @@ from ..samplers.conditioning import AnyCondition, TextCondition, from_ids
 from ..samplers.engine import finish
 from ..samplers.tokens.cache_slots import table_of
 from ..samplers.tokens.canvas import token_canvas
-from ..samplers.tokens.draws import PairedDraws, allowed
+from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.llamagen import decode_schedule
 from ..samplers.tokens.looks import CachedTransformer, DeviceTable, attention_mask
 from ..samplers.tokens.par import par_groups, par_schedule
+from ..samplers.tokens.sampling import allowed
 from ..samplers.tokens.schedule import Schedule, raster
 from ..samplers.tokens.settings import TokenSettings
 from ..samplers.tokens.zipar import windowed

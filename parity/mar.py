@@ -22,8 +22,7 @@ from ..samplers import chain
 from ..samplers.chain import guide
 from ..samplers.conditioning import from_ids
 from ..samplers.engine import finish
-from ..samplers.mar.mar import mar
-from ..samplers.mar.network import Heads
+from ..samplers.mar.mar import Heads, mar
 from ..samplers.mar.schedule import masked_after
 from ..samplers.mar.settings import MARSettings
 from ..samplers.mar.tables import constants, respaced_timesteps, tables
@@ -113,7 +112,7 @@ def _head(folder: Path) -> Iterator[Case]:
         conditions = (z[: 2 * n] if cfg != 1 else z[:n]).unflatten(0, (-1, n))
         noise = chain.spread(data[f"s{tag}.step_noise_f16"][:, :n].float(), len(table))
         rows = chain.DiffusionBatch(conditions, torch.full((n, 1), cfg), first, noise, table, temperature)
-        out = Heads().sample(net, rows, Report("verify", "", {}, None, n, "cpu"))
+        out = Heads(net, Report("verify", "", {}, None, n, "cpu")).sample(rows)
         expected = data[f"s{tag}.t{temperature}.cfg{cfg}.out"][:n]
         yield Check(out, expected) if clipped else relative(out, expected)
 

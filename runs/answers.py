@@ -19,7 +19,8 @@ from ..networks.llama import Positions, cache_bytes
 from ..networks.precision import is_finite
 from ..networks.torch_state import in_own_state
 from ..samplers.settings import Settings, knob
-from ..samplers.tokens.draws import PairedDraws, draw
+from ..samplers.tokens.draws import PairedDraws
+from ..samplers.tokens.sampling import draw
 from ..samplers.tokens.settings import TokenSettings
 from .families import families
 

@@ -25,21 +25,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
 
+from ..networks.ops import to_device
 from ..networks.speed import Recordable, recorded
 from ..reports.record import Report
-from .device import to_device
 
 
 @dataclass(eq=False)
 class DiffusionBatch:
-    """N rows to sample."""
+    """N rows to sample, in their states before the first of S steps."""
 
-    z: Tensor  # conditions [P, N, *, D], the null class's last
+    z: Tensor  # conditions [P, N, *, D] in the dtype of the head, the null class's last
     cfg: Tensor  # guidance scale, fp32 [N, 1 ...]
     x: Tensor  # states before the first step, fp32 [N, *, c]
     noise: Tensor  # noise of the steps, fp32 [S, N, *, c], or [S - 1, ...] if the last step adds none
@@ -55,7 +55,7 @@ class DiffusionBatch:
             noise=self.noise[first:stop],
             table=self.table.part(first, stop),
             given=None if self.given is None else self.given.part(first, stop),
-            change=None if self.change is None else MeanAdjustment(self.change.of_steps[first:stop]),
+            change=None if self.change is None else self.change._replace(gamma=self.change.gamma[first:stop]),
         )
 
 
@@ -98,7 +98,7 @@ def advance(
         numbers: mean_x, mean_out, middle and slope of the step, see :class:`StepNumbers`.
         cfg, out: see :func:`guide`.
         noise, x: fp32 [N, *, c].
-        change: the step's entry in :class:`MeanAdjustment`.
+        change: the draft and the step's gamma of :class:`MeanAdjustment`.
     """
     mean_x, mean_out, middle, slope = numbers
     prediction, logits = guide(out, cfg, x.shape[-1])
@@ -110,21 +110,23 @@ def advance(
     return StepResult(torch.addcmul(mean, log_std.exp(), noise), mean, log_std)
 
 
-def run_chain(net: Recordable, rows: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
+def run_chain(net: Recordable, batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
     """The steps of all rows together, one at a time; the states after the last step are the samples."""
-    noise = rows.noise if rows.temperature == 1 else rows.noise * rows.temperature
+    noise = batch.noise if batch.temperature == 1 else batch.noise * batch.temperature
     noises = (*noise, noise[-1])  # one more, if the last step's was left out; its std is 0
-    changes = [None] * len(noises) if rows.change is None else rows.change.of_steps
 
-    x = rows.x
-    for k, numbers in enumerate(rows.table.of_mean):
-        if rows.given is not None:
-            x = rows.given.follow(x, k)
-        advanced, kept = step(net, head.at(k), numbers, rows.cfg, noises[k], x, changes[k])
+    x = batch.x
+    change = None
+    for k, numbers in enumerate(batch.table.of_mean):
+        if batch.given is not None:
+            x = batch.given.follow(x, k)
+        if batch.change is not None:
+            change = batch.change.draft, batch.change.gamma[k]
+        result, kept = step(net, head.at(k), numbers, batch.cfg, noises[k], x, change)
         if kept is not None:
             head.kept = kept
-        x = advanced.x
-        yield advanced
+        x = result.x
+        yield result
 
 
 @recorded
@@ -135,8 +137,35 @@ def step(
 
     Returns the rows after the step, and what the head keeps for later steps, or None.
     """
-    out, kept = evaluation(net, x)
+    evaluate, *about = evaluation
+    out, kept = net.compiled(evaluate, "diffusion head")(*about, x)
     return net.compiled(advance, "diffusion steps")(numbers, cfg, noise, x, out, change), kept
+
+
+def joined(first: DiffusionBatch, second: DiffusionBatch) -> DiffusionBatch:
+    """The rows of both in one batch, without fixed tokens. Both have equally many steps, and each row keeps its own
+    numbers. Only means of ``second`` may be changed: those of ``first`` get gamma = 0.
+    """
+    parts = (first, second)
+    columns = [part.table.numbers[:, :, None, None].expand(-1, -1, len(part.x), -1) for part in parts]
+    times = [part.table.times[:, None].expand(-1, len(part.x), -1) for part in parts]
+
+    change = None
+    if second.change is not None:
+        draft = torch.cat([torch.zeros_like(first.x), second.change.draft])
+        gamma = torch.zeros(len(second.change.gamma), len(draft), 1, device=draft.device)
+        gamma[:, len(first.x) :] = second.change.gamma[:, None, None]
+        change = MeanAdjustment(draft, gamma)
+
+    return DiffusionBatch(
+        z=torch.cat([part.z for part in parts], 1),
+        cfg=torch.cat([part.cfg for part in parts]),
+        x=torch.cat([part.x for part in parts]),
+        noise=torch.cat([part.noise for part in parts], 1),
+        table=StepTable(torch.cat(columns, 2), torch.cat(times, 1), first.table.learned),
+        temperature=first.temperature,
+        change=change,
+    )
 
 
 # ------------------------------------------------------------------------------------------------ numbers of the steps
@@ -181,7 +210,7 @@ class StepTable:
     @cached_property
     def of_mean(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """mean_x, mean_out, middle and slope of each step, fp32 [] or [N, 1 ...] each."""
-        columns = self.columns()
+        columns = StepNumbers(*self.numbers.unbind(1))
         return list(zip(columns.mean_x, columns.mean_out, columns.middle, columns.slope, strict=True))
 
     def columns(self) -> StepNumbers:
@@ -247,7 +276,8 @@ class FixedTokens:
 class MeanAdjustment(NamedTuple):
     """Moves the mean of each step towards a draft: (1 - gamma) mean + gamma draft."""
 
-    of_steps: Sequence[tuple[Tensor, Tensor]]  # draft fp32 [N, c] and gamma fp32 [] or [N, 1] of each step
+    draft: Tensor  # fp32 [N, c]
+    gamma: Tensor  # of each step, fp32 [S], or [S, N, 1] if rows differ
 
 
 # ------------------------------------------------------------------------------------------------ the head
@@ -256,12 +286,11 @@ class MeanAdjustment(NamedTuple):
 class HeadNetwork(Protocol):
     """A diffusion head, see ``networks/mar.py`` and ``networks/bitdance.py``."""
 
+    cond_embed: Any  # a layer, conditions [..., D] to embeddings [..., w]
+
     @property
     def modulation_numbers(self) -> int:
         """Numbers of all modulations of one token."""
-
-    def conditions(self, z: Tensor) -> Tensor:
-        """Embeddings [..., w] of conditions [..., D]."""
 
     def modulations(self, embedding: Tensor) -> list[Tensor]:
         """Modulations [..., w'] for embeddings [..., w], each the sum of a condition's and a time's."""
@@ -273,13 +302,10 @@ class HeadNetwork(Protocol):
         """
 
 
-class Evaluation(Protocol):
-    """An evaluation of a head at a step, as a NamedTuple that can be recorded: steps of one kind differ in its tensors
-    only.
-    """
-
-    def __call__(self, net: Recordable, x: Tensor) -> tuple[Tensor, Any]:
-        """The output [P, N, *, c or 2 c] for states x fp32 [N, *, c], and what later evaluations reuse, or None."""
+# An evaluation of a head at a step: a function, and all of its arguments but the last one, the states x fp32 [N, *, c].
+# It returns the output [P, N, *, c or 2 c], and what later evaluations reuse, or None. It can be recorded: steps of one
+# kind have the same function, and arguments that differ in tensors only.
+Evaluation: TypeAlias = tuple[Any, ...]
 
 
 class ChainHead(Protocol):
@@ -291,14 +317,9 @@ class ChainHead(Protocol):
         """Count and return the evaluation at step k. Call it in the order k = 0, 1, 2, ..."""
 
 
-class Evaluated(NamedTuple):
-    """The evaluation of a head in full."""
-
-    head: HeadNetwork
-    modulations: tuple[Tensor, ...]  # of the step, [P, N, *, w'] each
-
-    def __call__(self, net: Recordable, x: Tensor) -> tuple[Tensor, None]:
-        return net.compiled(type(self.head).denoise, "diffusion head")(self.head, x, self.modulations), None
+def evaluate_in_full(head: HeadNetwork, modulations: Sequence[Tensor], x: Tensor) -> tuple[Tensor, None]:
+    """The output of the whole head, see :meth:`HeadNetwork.denoise`."""
+    return head.denoise(x, modulations), None
 
 
 class Head:
@@ -310,31 +331,32 @@ class Head:
 
     kept = None  # nothing is reused
 
-    def __init__(self, net: Recordable, head: HeadNetwork, rows: DiffusionBatch, report: Report, budget: int):
+    def __init__(self, net: Recordable, head: HeadNetwork, batch: DiffusionBatch, report: Report, budget: int):
         self._net = net
         self._head = head
         self._report = report
-        self._rows = rows.z.shape[:-1].numel()
-        self._condition = head.conditions(rows.z)
+        self._rows = batch.z.shape[:-1].numel()
+        self._condition = head.cond_embed(batch.z)
 
         # Embeddings of times, [S, 1, 1 or N, 1 ..., w].
-        times = rows.table.times
-        tokens = (1,) * (rows.z.ndim - 3)
+        times = batch.table.times
+        tokens = (1,) * (batch.z.ndim - 3)
         self._times = times.view(len(times), 1, -1, *tokens, times.shape[-1])
 
         of_step = self._rows * head.modulation_numbers
         self._steps_at_once = max(1, budget // max(1, of_step))
-        self._rows_at_once = max(1, budget * rows.z.shape[1] // max(1, of_step))
+        self._rows_at_once = max(1, budget * batch.z.shape[1] // max(1, of_step))
         self._newest: list[tuple[Tensor, ...]] = []
         self._of_all_steps: list[Tensor] | None = None
 
-    def at(self, k: int) -> Evaluated:
+    def at(self, k: int) -> Evaluation:
         """See :class:`ChainHead`."""
         place = k % self._steps_at_once
         if place == 0:
-            self._newest = list(zip(*self._modulations(k, k + self._steps_at_once), strict=True))
+            of_steps = self._head.modulations(self._times[k : k + self._steps_at_once] + self._condition)
+            self._newest = list(zip(*self._net.laid_out(of_steps), strict=True))
         self._report.add(head_calls=1, head_rows=self._rows)
-        return Evaluated(self._head, self._newest[place])
+        return evaluate_in_full, self._head, self._newest[place]
 
     def at_states(self, row: Tensor, k: Tensor, x: Tensor) -> Tensor:
         """The head's output [P, M, *, c or 2 c] for M states x fp32 [M, *, c], in calls that fit the budget.
@@ -343,10 +365,11 @@ class Head:
         """
         # The modulations of all rows at all steps, if they fit.
         if self._of_all_steps is None and len(self._times) <= self._steps_at_once:
-            self._of_all_steps = [m.transpose(0, 1) for m in self._modulations(0, len(self._times))]
+            of_steps = self._head.modulations(self._times + self._condition)
+            self._of_all_steps = [m.transpose(0, 1) for m in self._net.laid_out(of_steps)]
 
         most = self._rows_at_once
-        denoise = self._net.compiled(type(self._head).denoise, "diffusion head")
+        evaluate = self._net.compiled(evaluate_in_full, "diffusion head")
         parts = []
         for some, step, state in zip(row.split(most), k.split(most), x.split(most), strict=True):
             if self._of_all_steps is not None:
@@ -354,12 +377,8 @@ class Head:
             else:
                 times = self._times[step, :, 0].transpose(0, 1)  # [1, M, 1 ..., w]: all rows have the same steps
                 modulations = self._head.modulations(times + self._condition[:, some])
-            out = denoise(self._head, state, modulations)
+            out, _ = evaluate(self._head, modulations, state)
             self._report.add(head_calls=1, head_rows=out.shape[:-1].numel())
             parts.append(out)
 
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
-
-    def _modulations(self, first: int, stop: int) -> list[Tensor]:
-        """Modulations [S', P, N, *, w'] of the steps ``first`` to ``stop - 1``."""
-        return self._net.laid_out(self._head.modulations(self._times[first:stop] + self._condition))

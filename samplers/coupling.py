@@ -11,13 +11,13 @@ state is usable only as a whole; channel-wise acceptance probabilities would mul
   of max(0, p - q) / Z, found by drawing from p (Leviathan et al. 2023, appendix A). Also maximal.
 - :func:`couple`, the general case: reshape, then reflect. MAR's learned variances hardly differ between a draft and the
   target, so the first rarely changes the draft, and the second keeps its noise, which keeps images of one seed alike.
-  BitDance's variances are fixed: it calls :func:`reflect` alone.
+- :func:`couple_fixed`, for BitDance, whose variances are fixed: reflect alone.
 
 Means that differ by at most :data:`ROUNDING` (1 + |mean|) in every channel, with log stds within :data:`ROUNDING`,
 count as equal: fp32 evaluations of one head in two batches differ by as much. On the demo (50 diffusion steps from
 t = 950, temperature 0.8, 8 channels) the smallest std of a step with noise is 0.0051, so that the total-variation error
 is at most 0.0044 in the worst step, 0.00012 in the median step and 0.013 per token, at |mean| = 1 in all channels. With
-the demo's draft model the limit applied in none of 12,032 judged steps.
+the demo's draft model the limit applied in none of 12,032 verified steps.
 
 All randomness is passed in, so that nothing here waits for the device. A std of 0 means no noise, as in the last step;
 a draft is then accepted only if it equals the mean.
@@ -48,11 +48,11 @@ class Gaussian(NamedTuple):
         return Gaussian(self.mean.flatten(1), self.log_std.flatten(1))
 
 
-class Redraws(NamedTuple):
-    """The first T redraws of N rows."""
+class Proposals(NamedTuple):
+    """Random numbers of the first T proposals for N rows: samples of p, of which one replaces a rejected draft."""
 
     normals: Tensor  # standard normal, fp32 [N, T, channels]
-    uniforms: Tensor  # in (0, 1], fp32 [N, T]
+    uniforms: Tensor  # in (0, 1], fp32 [N, T], which decide whether a proposal is accepted
 
 
 class Coupled(NamedTuple):
@@ -60,8 +60,8 @@ class Coupled(NamedTuple):
 
     value: Tensor  # fp32 [N, channels]
     accepted: Tensor  # bool [N], whether the row is its draft
-    # bool [N], whether the value is a sample of the target. It is not if a redraw is needed and none was kept: then the
-    # value comes from the last redraw, or from the draft if there are no redraws.
+    # bool [N], whether the value is a sample of the target. It is not if the draft and all proposals are rejected: then
+    # the value is the last proposal, or the draft if there are no proposals.
     is_sample: Tensor
 
 
@@ -87,29 +87,31 @@ def _shift_ratio(z: Tensor, shift: Tensor) -> Tensor:
     return -(z * shift).sum(-1) - 0.5 * (shift * shift).sum(-1)
 
 
-def reshape(draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, redraws: Redraws | None = None) -> Coupled:
+def reshape(
+    draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, proposals: Proposals | None = None
+) -> Coupled:
     """From N(m, s_q^2) to N(m, s_p^2), means equal: accept with min(1, p / q), else sample max(0, p - q) / Z.
 
-    A redraw from p is kept with probability 1 - min(1, q / p): one redraw per draft on average for any p and q, because
-    rejections are rare where keeping a redraw is. More than T are needed with a probability below 1 / T. ``log_std`` is
-    the target's.
+    A proposal from p is accepted with probability 1 - min(1, q / p): one proposal per draft on average for any p and q,
+    because drafts are rarely rejected where proposals are rarely accepted. More than T are needed with a probability
+    below 1 / T. ``log_std`` is the target's.
     """
     # 1. Accept the draft.
     z = (draft - q.mean) * torch.exp(-q.log_std)
     log_std_gap = q.log_std - log_std
     accepted = uniform.log() <= _shape_ratio(z, log_std_gap)
-    if redraws is None:
+    if proposals is None:
         return Coupled(draft, accepted, accepted)
 
-    # 2. Which redraws are kept: log q / p is the shape ratio with p and q exchanged. NaN is kept and stays visible.
-    kept = ~(redraws.uniforms.log() <= _shape_ratio(redraws.normals, -log_std_gap[:, None]))
-    found = kept.any(1)
+    # 2. Accept proposals: log q / p is the shape ratio with p and q exchanged. NaN is accepted and stays visible.
+    suits = ~(proposals.uniforms.log() <= _shape_ratio(proposals.normals, -log_std_gap[:, None]))
+    found = suits.any(1)
 
-    # 3. The first of them replaces a rejected draft.
-    first = torch.where(found, kept.to(torch.uint8).argmax(1), kept.shape[1] - 1)
+    # 3. The first accepted one replaces a rejected draft.
+    first = torch.where(found, suits.to(torch.uint8).argmax(1), suits.shape[1] - 1)
     row = torch.arange(len(draft), device=draft.device)
-    redrawn = q.mean + log_std.exp() * redraws.normals[row, first]
-    return Coupled(torch.where(accepted[:, None], draft, redrawn), accepted, accepted | found)
+    resampled = q.mean + log_std.exp() * proposals.normals[row, first]
+    return Coupled(torch.where(accepted[:, None], draft, resampled), accepted, accepted | found)
 
 
 def reflect(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> Coupled:
@@ -130,7 +132,7 @@ def reflect(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> Couple
     return Coupled(torch.where(accepted[:, None], draft, mirrored), accepted, torch.ones_like(accepted))
 
 
-def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, redraws: Redraws | None = None) -> Coupled:
+def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, proposals: Proposals | None = None) -> Coupled:
     """Samples of p: :func:`reshape`, then :func:`reflect`.
 
     Where either has no noise in some channel, the sample is the mean of p, which is accepted if q is the same.
@@ -138,10 +140,10 @@ def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, redraws: R
     Args:
         draft: fp32 [N, channels], a sample of q.
         uniforms: in (0, 1], fp32 [N, 2], one for each of the two.
-        redraws: for rows that the first step rejects; None for none. More of them, with the same first ones, change
-            only the rows that are no samples yet.
+        proposals: for rows that the first of the two rejects; None for none. More of them, with the same first ones,
+            change only the rows that are no samples yet.
     """
-    reshaped = reshape(draft, q, p.log_std, uniforms[:, 0], redraws)
+    reshaped = reshape(draft, q, p.log_std, uniforms[:, 0], proposals)
     reflected = reflect(reshaped.value, q.mean, p, uniforms[:, 1])
     accepted = reshaped.accepted & reflected.accepted
 
@@ -153,3 +155,8 @@ def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, redraws: R
     is_equal = same(q, p)
     value = torch.where(is_equal[:, None], draft, value)
     return Coupled(value, is_equal | (~without_noise & accepted), is_equal | without_noise | reshaped.is_sample)
+
+
+def couple_fixed(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor) -> Coupled:
+    """:func:`couple` of Gaussians with equal stds, none of them 0; ``uniforms`` fp32 [N, 1]."""
+    return reflect(draft, q.mean, p, uniforms[:, 0])

@@ -7,11 +7,11 @@ A sampler is three functions of a pass k:
   of a diffusion head, or hidden rows from which logits are computed;
 - draw: ``draw(k, cells, z)`` samples the values of the cells from that output.
 
-:func:`decode` is the loop, and every unaccelerated sampler is a call of it. A method changes one of the three: PAR and
-ZipAR change the plan, LazyMAR the look, DiSA and speculation the draw.
+:func:`decode` is the loop, and every unaccelerated sampler runs it. A method changes one of the three: PAR and ZipAR
+change the plan, LazyMAR the look, DiSA and speculation the draw.
 
-Methods that verify drafts have a second loop, :func:`verified`. It is told which cells are decided after every AR step
-or pass, and has one writer too, :meth:`Canvas.decide`.
+Methods that verify drafts (FastHybrid, CSpD, MuLo-SD, Jacobi decoding) have loops of their own, in which a pass ends
+with the same two calls: :meth:`Canvas.decide`, the only writer of decided cells, and :meth:`Canvas.show`.
 
 Shapes: B images of L = h w cells; a cell's value is a token, or a vector of channels.
 """
@@ -33,6 +33,7 @@ from ..networks.torch_state import own_state
 from ..reports.record import GIVEN, PLAIN, Clock, Report, dtype_of
 
 
+@dataclass(eq=False)
 class Step:
     """The partial result that a sampler yields after every pass.
 
@@ -40,12 +41,10 @@ class Step:
     the sampler continues: later they cannot be computed any more.
     """
 
-    def __init__(self, done: int, total: int, report: Report, view: View):
-        """``view`` computes :attr:`latents` and :attr:`decided`."""
-        self.done = done  # AR steps, passes, cells (jacobi.py), or for blocks evaluations of the diffusion head
-        self.total = total
-        self.report = report  # the running report with the counts so far
-        self.view: View | None = view  # None once the sampler has continued
+    done: int  # AR steps, passes, cells (jacobi.py), or for blocks evaluations of the diffusion head
+    total: int
+    report: Report  # the running report with the counts so far
+    view: View | None  # computes the latents and the decided tokens; None once the sampler has continued
 
     @property
     def latents(self) -> Tensor:
@@ -73,13 +72,12 @@ class Sampled(NamedTuple):
 
 
 class Verdict(NamedTuple):
-    """The decided cells of a pass of a sampler that verifies drafts; see :meth:`Canvas.decide`."""
+    """What a pass decides about drafts: the arguments of :meth:`Canvas.decide`."""
 
     cells: Tensor
     values: Tensor
     when: int | Tensor
     outcome: Tensor | None
-    done: int | None = None  # Step.done after the pass; None: one more than before
 
 
 R = TypeVar("R")
@@ -247,14 +245,14 @@ class Canvas:
             raise not_finite(field, self.model.name, what)
 
 
-def passes(
+def decode(
     canvas: Canvas,
     plan: Mapping[int, Tensor],
     look: Look,
     draw: Draw,
     show: Callable[[int], Iterator[Step]] | None = None,
 ) -> Iterator[Step]:
-    """The passes of a plan one after another. The caller disables gradients.
+    """The passes of a plan one after another; a step after each. The caller disables gradients.
 
     Args:
         plan: the cells of every pass by its number, int64 [B, n], or [n] if they are the same in every image.
@@ -271,35 +269,6 @@ def passes(
         yield from show(done)
 
 
-@torch.no_grad()
-def decode(canvas: Canvas, plan: Mapping[int, Tensor], look: Look, draw: Draw) -> Sampler:
-    """An unaccelerated sampler: all passes of a plan. It takes the arguments of :func:`passes`.
-
-    Yields :class:`Step` after every pass; returns :class:`Sampled`.
-    """
-    yield from passes(canvas, plan, look, draw)
-    return canvas.finish()
-
-
-def verified(canvas: Canvas, first: int, segment: Callable[[int], Iterator[Step | Verdict]]) -> Iterator[Step]:
-    """The passes of a sampler that verifies drafts, from pass ``first`` on. The caller disables gradients.
-
-    ``segment(done)`` drafts the cells of some passes after the first ``done`` passes, and yields the verdict on each
-    pass in turn. It ends after its last pass, or earlier after a rejection, because later drafts depend on the rejected
-    one. It may also yield steps of passes that decide nothing.
-    """
-    done = first
-    while done < canvas.total:
-        for verdict in segment(done):
-            if isinstance(verdict, Step):
-                yield verdict
-                continue
-
-            canvas.decide(verdict.cells, verdict.values, verdict.when, verdict.outcome)
-            done = done + 1 if verdict.done is None else verdict.done
-            yield from canvas.show(done)
-
-
 def finish(sampler: Generator[Any, None, R]) -> R:
     """Run a sampler to its end, ignoring the steps; returns its result."""
     while True:
@@ -309,11 +278,25 @@ def finish(sampler: Generator[Any, None, R]) -> R:
             return end.value
 
 
-def new_report(name: str, model: Any, settings: Any, noise: Any) -> Report:
-    """The report of a run, before its first pass.
+def start_report(name: str, model: Any, condition: Any, settings: Any, noise: Any) -> Report:
+    """The report of a generation of images, before its first pass.
 
-    ``name`` is the sampler's; model, settings and noise are its arguments.
+    ``name`` is the sampler's; the other arguments are those of the sampler.
+
+    Raises:
+        UserError: condition and noise are of different numbers of images.
     """
+    if len(condition) != len(noise):
+        raise UserError(f"condition: it asks for {len(condition)} images, the noise was drawn for {len(noise)}.")
+
+    report = new_report(name, model, settings, noise)
+    report.conditions = condition.digests()
+    report.subject = condition.subject
+    return report
+
+
+def new_report(name: str, model: Any, settings: Any, noise: Any) -> Report:
+    """:func:`start_report` without a condition."""
     report = Report(name, model.name, asdict(settings), noise.seed, len(noise), model.device.type)
     report.remark(model.note, ops.remark(*model.parts.values(), operations=model.net.operations))
     report.dtype = dtype_of(model.net)
@@ -323,9 +306,3 @@ def new_report(name: str, model: Any, settings: Any, noise: Any) -> Report:
 def remark_draft(report: Report, draft: Any) -> None:
     """Add the remarks about a draft model to the report of a run at its end, unless the target has the same ones."""
     report.remark(*(f"draft: {text}" for text in (draft.note, draft.net.remark) if text and text not in report.note))
-
-
-def expect_images(condition: Any, noise: Any) -> None:
-    """Check that a condition and the noise have the same number of images."""
-    if len(condition) != len(noise):
-        raise UserError(f"condition: it asks for {len(condition)} images, the noise was drawn for {len(noise)}.")

@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,10 @@ from torch import Tensor
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
+# The step from a cell's numbers to those of the next one: 2^32 of GOLDEN's steps, modulo 2^64.
+_CELL = (GOLDEN & 0xFFFFFFFF) << 32
+# The largest fp32 number below 1.
+_BELOW_ONE = 1 - 2**-24
 
 
 def mix_(x: Tensor) -> Tensor:
@@ -130,3 +135,29 @@ def row_keys(noise: PairedNoise, stream: str, tokens: int) -> Tensor:
     """A key for the :class:`CounterRNG` of every token position, int64 [B, tokens]: the bits of two of its noises."""
     bits = noise.first(stream, tokens, 2).float().contiguous().view(torch.int32).to(torch.int64)
     return (bits[..., 0] << 32) ^ (bits[..., 1] & 0xFFFFFFFF)
+
+
+class CellNoise(NamedTuple):
+    """The random numbers of a stream, a function of cell and token value: tensors only, which a recorded function can
+    take.
+    """
+
+    keys: Tensor  # int64 [B, 1, 1], the counter of every image at cell 0 and value 0
+    steps: Tensor  # int64 [V], the steps from there to each value
+
+    def uniform(self, cells: Tensor) -> Tensor:
+        """Uniform numbers fp32 [B, n, V] of int64 cells [n], or [B, n] if images differ.
+
+        They are above 0 and below 1, and finest near 0.
+        """
+        # The counter is cell * 2^32 + value, in steps of GOLDEN; int64 arithmetic wraps around.
+        bits = mix_(self.keys + (cells * _CELL)[..., None] + self.steps)
+        upper = (bits >> 32).bitwise_and_((1 << 32) - 1)
+
+        # The numbers nearest to 1 would be rounded to it, which makes the Gumbel noise -inf.
+        return upper.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
+
+    def gumbel(self, cells: Tensor) -> Tensor:
+        """Gumbel(0, 1) noise fp32 [B, n, V] of int64 cells [n], or [B, n] if images differ."""
+        # Large values of the noise, which decide the argmax, are computed from the finest end of the uniform numbers.
+        return self.uniform(cells).neg_().log1p_().neg_().log_().neg_()

@@ -4,7 +4,7 @@ Source: De Bortoli, Galashov, Gretton & Doucet 2025 (arXiv 2501.05370), section 
 
 1. at state x_k the next L steps are drafted with the last evaluation's data and variance, without the head;
 2. the head is evaluated at all L drafted states of all rows in one batch;
-3. the longest accepted prefix is kept, and the first rejected step is replaced by the coupling (``coupling.py``).
+3. each row goes on after its longest accepted prefix: the coupling (``coupling.py``) replaces its first rejected step.
 
 Step k of the head is N(m_p(x_k), s_p(x_k)^2), with guidance and temperature in mean and std. Its draft is a sample of
 N(m_q, s_q^2) that depends on earlier steps only, and the coupling turns it into a sample of the head's own kernel,
@@ -20,34 +20,34 @@ Given tokens of a block follow their own path. Drafts have the same, so these to
 
 The host keeps the number of steps that every row has done, as an array. It reads from the device once a window: how
 many steps of every row are accepted, at which one the row stops, and whether the coupling found a sample there. Where
-it needs redraws, one read for every batch of them says whether one was kept.
+it needs proposals, one read for every batch of them says whether one was accepted.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ..networks.ops import to_device
 from ..networks.speed import Recordable
 from ..reports.record import Report
 from .chain import DiffusionBatch, Head, StepNumbers, guide
-from .coupling import Coupled, Gaussian, Redraws, couple, reflect
-from .device import to_device
+from .coupling import Coupled, Gaussian, Proposals, couple, couple_fixed
 from .noise import CounterRNG
 
-# Lanes of a row's random numbers: one for all acceptances, two per step for redraws after a rejection.
+# Lanes of a row's random numbers: one for all acceptances, two per step for proposals after a rejection.
 _LANE_OF_ACCEPTANCES = -1
 _LANE_OF_NORMALS = 0  # 2 step + this
 _LANE_OF_UNIFORMS = 1  # 2 step + this
-# Redraws of a rejected step: a first batch for all rows that need any; the few rows that keep none of it get the next,
-# larger batch, the same first ones and more. The last of all redraws is taken
-# unconditionally; the probability of needing as many is below 1 / 2^18.
-_REDRAWS = (1 << 8, 1 << 13, 1 << 18)
+# Proposals that replace a rejected step: a first batch for all rows that need any; the few rows that accept none of it
+# get the next, larger batch, with the same first ones. The last of all proposals is taken, accepted or not; the
+# probability of needing so many is below 1 / 2^18.
+_PROPOSALS = (1 << 8, 1 << 13, 1 << 18)
 
 
 class Drafts(NamedTuple):
@@ -56,6 +56,21 @@ class Drafts(NamedTuple):
     states: Tensor  # before each step, fp32 [R, W, *, c]
     values: Tensor  # after each step, fp32 [R, W, *, c]
     q: Gaussian  # distributions of the values, fp32 [R, W, *, c]; the stds of fixed variances [R, W, 1 ...]
+
+
+class Coupling(NamedTuple):
+    """How drafted steps are verified, by the kind of the head's variances."""
+
+    function: Callable[..., Coupled]  # of draft, q, p and uniforms
+    uniforms: int  # random numbers that it takes for a step
+    # Whether the last step, which takes the data without noise, is one of the steps that the report counts.
+    counts_last: bool
+
+
+# MAR's head predicts the variances, and a rejected draft may need proposals.
+LEARNED = Coupling(couple, uniforms=2, counts_last=True)
+# BitDance's are fixed, so the stds of draft and head are equal.
+FIXED = Coupling(couple_fixed, uniforms=1, counts_last=False)
 
 
 class _Window(NamedTuple):
@@ -91,7 +106,7 @@ class _Window(NamedTuple):
         return of_rows.cumprod(1).sum(1)  # 1 1 0 1 -> 1 1 0 0 -> 2
 
 
-class _Judged(NamedTuple):
+class _Verified(NamedTuple):
     """M drafted steps with the head's distributions. The n numbers of a state are in one dimension."""
 
     row: Tensor  # int64 [M]
@@ -99,13 +114,7 @@ class _Judged(NamedTuple):
     draft: Tensor  # fp32 [M, n]
     q: Gaussian  # of the draft
     p: Gaussian  # the head's
-    uniforms: Tensor  # fp32 [M, 2], or [M, 1] of fixed variances
-
-    def rows(self, index: Tensor) -> _Judged:
-        """The steps at an index."""
-        q = self.q.rows(index)
-        p = self.p.rows(index)
-        return _Judged(self.row[index], self.step[index], self.draft[index], q, p, self.uniforms[index])
+    uniforms: Tensor  # fp32 [M, uniforms of a step]
 
 
 class Speculation:
@@ -119,44 +128,42 @@ class Speculation:
     # Output of each row's last evaluation, fp32 [N, *, c], from which its next steps are drafted. After all steps the
     # data is the sample.
     data: Tensor
-    logits: Tensor
+    logits: Tensor | None  # None if the variances are fixed
 
     def __init__(
-        self, net: Recordable, head: Head, chains: DiffusionBatch, rng: CounterRNG, report: Report | None = None
+        self, net: Recordable, head: Head, batch: DiffusionBatch, rng: CounterRNG, report: Report | None = None
     ):
         """``report``: counts the steps of :meth:`windows` that were drafted and accepted; None: nothing does."""
+        learned = batch.table.learned
+        coupling = LEARNED if learned else FIXED
         self.net = net
         self.head = head
-        self.chains = chains
+        self.batch = batch
         self.rng = rng
         self.report = report
-        self.steps = len(chains.table)
-        self.learned = chains.table.learned  # True for MAR; BitDance's variances are fixed
-        # Steps whose drafts the report counts: all of MAR's, and all but the last of BitDance's.
-        self.reported = self.steps if self.learned else self.steps - 1
-        self.device = chains.x.device
-        self._couple = net.compiled(couple, "verification of speculation")
-        self._reflect = net.compiled(reflect, "verification of speculation")
+        self.steps = len(batch.table)
+        self.counted = self.steps if coupling.counts_last else self.steps - 1
+        self.device = batch.x.device
+        self._couple = net.compiled(coupling.function, "verification of speculation")
 
         # Nothing has been predicted yet, so the first steps are drafted from zeros. Such a draft is mostly rejected.
         # That costs nothing, because the call that verifies it also evaluates the first step.
-        self.done = np.zeros(len(chains.x), np.int64)
-        self.x = chains.x.clone()
+        self.done = np.zeros(len(batch.x), np.int64)
+        self.x = batch.x.clone()
         self.data = torch.zeros_like(self.x)
-        self.logits = torch.zeros_like(self.x)
+        self.logits = torch.zeros_like(self.x) if learned else None
 
         # The numbers of the steps, with the temperature in their stds.
-        columns = chains.table.columns()
-        middle = columns.middle + (math.log(chains.temperature) if chains.temperature > 0 else -math.inf)
-        if not self.learned:
-            # The coupling of fixed variances would divide by the last step's std, which is 0. Nothing reads its result
-            # for that step, so any value works.
+        columns = batch.table.columns()
+        middle = columns.middle + (math.log(batch.temperature) if batch.temperature > 0 else -math.inf)
+        if coupling is FIXED:
+            # It would divide by the last step's std, which is 0. Nothing reads its result for that step, so any value
+            # works.
             middle[-1] = 0
         self._numbers = torch.stack(columns._replace(middle=middle), 1)
 
-        per_step = 2 if self.learned else 1
-        uniforms = rng.uniform(_LANE_OF_ACCEPTANCES, 0, per_step * self.steps)
-        self._uniforms = uniforms.view(-1, self.steps, per_step)
+        uniforms = rng.uniform(_LANE_OF_ACCEPTANCES, 0, coupling.uniforms * self.steps)
+        self._uniforms = uniforms.view(-1, self.steps, coupling.uniforms)
 
     def windows(self, rows: np.ndarray, length: int) -> Iterator[None]:
         """All remaining steps of rows, drafted ``length`` at once; below 2, every step is evaluated in turn.
@@ -166,7 +173,7 @@ class Speculation:
         going = rows[self.done[rows] < self.steps]
         while len(going):
             if length > 1:
-                left = self.reported - self.done[going]  # steps of which the report tells
+                left = self.counted - self.done[going]
                 accepted = self.verify(going, self.draft(going, length))
                 if self.report is not None:
                     self.report.add(drafted_steps=int(np.minimum(left, length).sum()))
@@ -196,7 +203,7 @@ class Speculation:
         at = self._numbers_at(step)
         offset = at.data_coefficient * self.data[row][:, None]
         log_std = at.middle
-        if self.learned:
+        if self.logits is not None:
             log_std = at.middle + at.slope * self.logits[row][:, None]
         fixed = offset + log_std.exp() * self._noise(step, row[:, None])
 
@@ -207,8 +214,8 @@ class Speculation:
         for k, x_coefficient_k, fixed_k in zip(
             step.unbind(1), at.x_coefficient.unbind(1), fixed.unbind(1), strict=True
         ):
-            if self.chains.given is not None:
-                x = self.chains.given.follow_rows(x, row, k)
+            if self.batch.given is not None:
+                x = self.batch.given.follow_rows(x, row, k)
             states.append(x)
             x = torch.addcmul(fixed_k, x_coefficient_k, x)
             values.append(x)
@@ -239,26 +246,26 @@ class Speculation:
         draft = drafts.values[in_drafts].flatten(1)
         q = drafts.q.rows(*in_drafts)
         uniforms = self._uniforms[window.row, window.step]
-        judged = _Judged(window.row, window.step, draft, q.flat(), p.flat(), uniforms)
-        coupled = self._coupled(judged)
+        verified = _Verified(window.row, window.step, draft, q.flat(), p.flat(), uniforms)
+        coupled = self._couple(verified.draft, verified.q, verified.p, verified.uniforms)
 
         # 3. A row stops at its first rejected step, which was replaced, or else at its last one.
         prefix = window.prefix(coupled.accepted, length)
         stop = torch.minimum(window.first_of_row + prefix, window.last_of_row)  # index among the M
         value = coupled.value[stop]
 
-        # 4. The only read, unless some row needs redraws.
+        # 4. The only read, unless some row needs proposals.
         is_sample = coupled.is_sample[stop].to(torch.int64)
         accepted, stop_on_host, is_sample_on_host = torch.stack([prefix, stop, is_sample]).cpu().numpy()
         missing = np.flatnonzero(is_sample_on_host == 0)
         if len(missing):
-            self._redraw(judged, stop, value, missing)
+            self._propose(verified, stop, value, missing)
 
         # 5. Every row has now done the step at which it stopped, whose evaluation is its newest.
         self.done[rows] = step_on_host[stop_on_host] + 1
         self.x[window.rows] = value.view(-1, *self.x.shape[1:])
         self.data[window.rows] = data[stop]
-        if logits is not None:
+        if self.logits is not None and logits is not None:
             self.logits[window.rows] = logits[stop]
         return accepted
 
@@ -276,13 +283,6 @@ class Speculation:
         of_rows = self._on_device(rows, firsts, ends - 1)
         return _Window(*of_steps, *of_rows), step
 
-    def _coupled(self, judged: _Judged) -> Coupled:
-        """Couple drafted steps, without redraws. With fixed variances, the draft's and the head's stds are equal."""
-        draft, q, p, uniforms = judged.draft, judged.q, judged.p, judged.uniforms
-        if self.learned:
-            return self._couple(draft, q, p, uniforms)
-        return self._reflect(draft, q.mean, p, uniforms[:, 0])
-
     def advance(self, rows: np.ndarray) -> None:
         """One step of rows without a draft."""
         row, step = self._on_device(rows, self.done[rows])
@@ -291,7 +291,7 @@ class Speculation:
         p = self.kernel(row, step, x, data, logits)
         self.x[row] = p.mean + p.log_std.exp() * self._noise(step, row)
         self.data[row] = data
-        if logits is not None:
+        if self.logits is not None and logits is not None:
             self.logits[row] = logits
         self.done[rows] += 1
 
@@ -300,15 +300,15 @@ class Speculation:
 
         The states belong to rows ``row`` before steps ``step``, int64 [M] on the device.
         """
-        prediction, logits = guide(self.head.at_states(row, step, x), self.chains.cfg[row], x.shape[-1])
+        prediction, logits = guide(self.head.at_states(row, step, x), self.batch.cfg[row], x.shape[-1])
         at = self._numbers_at(step)
         return torch.addcmul(at.data_x * x, at.data_out, prediction), logits
 
     def kernel(self, row: Tensor, step: Tensor, x: Tensor, data: Tensor, logits: Tensor | None) -> Gaussian:
         """The head's distributions of the next states, from its predictions ``data`` and ``logits``."""
         # Fixed tokens take no part: with the draft's data p equals q there, so they never cause a rejection.
-        if self.chains.given is not None:
-            data = torch.where(self.chains.given.free[row], data, self.data[row])
+        if self.batch.given is not None:
+            data = torch.where(self.batch.given.free[row], data, self.data[row])
 
         at = self._numbers_at(step)
         log_std = at.middle if logits is None else at.middle + at.slope * logits
@@ -321,28 +321,30 @@ class Speculation:
 
     def _noise(self, step: Tensor, row: Tensor) -> Tensor:
         """The noise of rows at steps."""
-        return self.chains.noise[step.clamp(max=len(self.chains.noise) - 1), row]
+        return self.batch.noise[step.clamp(max=len(self.batch.noise) - 1), row]
 
     def _on_device(self, *numbers: np.ndarray) -> Tensor:
         """Arrays of numbers, int64 [R] each, in one copy: int64 [how many, R], to be unpacked."""
         return to_device(np.stack(numbers), self.device)
 
-    def _redraw(self, judged: _Judged, stop: Tensor, value: Tensor, missing: np.ndarray) -> None:
-        """Couple rows that need redraws, ``missing`` int64 [K] among the R, and write their values. Only learned
-        variances need redraws.
+    def _propose(self, verified: _Verified, stop: Tensor, value: Tensor, missing: np.ndarray) -> None:
+        """Couple rows that need proposals, ``missing`` int64 [K] among the R, and write their values. Only learned
+        variances need proposals.
 
         Args:
-            judged: the M drafted steps.
+            verified: the M drafted steps.
             stop: int64 [R], index of the step at which each row stops, among them.
             value: fp32 [R, n], the rows' next states, written in place.
         """
-        for count in _REDRAWS:
+        for count in _PROPOSALS:
             (some,) = self._on_device(missing)
-            row, step, draft, q, p, uniforms = judged.rows(stop[some])
+            at = stop[some]
+            row, step, draft = verified.row[at], verified.step[at], verified.draft[at]
+
             rng = self.rng.of(row)
             normals = rng.normal(2 * step + _LANE_OF_NORMALS, 0, count, draft.shape[1])
-            redraws = Redraws(normals, rng.uniform(2 * step + _LANE_OF_UNIFORMS, 0, count))
-            coupled = couple(draft, q, p, uniforms, redraws)
+            proposals = Proposals(normals, rng.uniform(2 * step + _LANE_OF_UNIFORMS, 0, count))
+            coupled = couple(draft, verified.q.rows(at), verified.p.rows(at), verified.uniforms[at], proposals)
             value[some] = coupled.value
             missing = missing[~coupled.is_sample.cpu().numpy()]
             if not len(missing):

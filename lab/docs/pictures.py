@@ -69,6 +69,7 @@ TEMPLATES = {
     "FastARTimeLapse": "03",
 }
 PAGES = pages()
+PAGES = pages()
 EVERY = ["icon", "animation", *PAGES, *TEMPLATES]
 
 

@@ -33,8 +33,7 @@ from ...runs.loading import decode
 from ...samplers.conditioning import MaskedCondition
 from ...samplers.engine import Sampled
 from ...samplers.mar.canvas import Tokens, mar_canvas
-from ...samplers.mar.mar import Diffusion, annealed_tables
-from ...samplers.mar.network import FullTransformer
+from ...samplers.mar.mar import Diffusion, FullTransformer, annealed_tables
 from ...samplers.mar.settings import MARSettings
 from ...samplers.noise import PairedNoise
 
@@ -145,9 +144,9 @@ def probe(
         # All undecided tokens at once, beside the image.
         if step in after:
             tokens = Tokens.all(everything)
-            rows = canvas.chains(draw.tables[step], tokens, tokens.conditions(z), draw.noise)
+            batch = canvas.batch(draw.tables[step], tokens, z, draw.noise)
             values = canvas.values.clone()
-            tokens.write(values, transformer.heads.sample(model.net, rows, canvas.report))
+            values[tokens.index] = transformer.heads.sample(batch)
             looks.append((step, everything[:, n:], z[0, :, n:].float(), canvas.to_latents(values)))
 
         # The tokens of this AR step.

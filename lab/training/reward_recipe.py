@@ -25,8 +25,9 @@ from ...networks.autoencoder import VQAutoencoder
 from ...networks.llama import Llama, TokenModel
 from ...samplers.conditioning import from_ids
 from ...samplers.engine import finish
-from ...samplers.tokens.draws import PairedDraws, tempered
+from ...samplers.tokens.draws import PairedDraws
 from ...samplers.tokens.llamagen import llamagen
+from ...samplers.tokens.sampling import tempered
 from ...samplers.tokens.settings import LlamaGenSettings
 from . import picture_book, token_recipes
 from .judge import Judge, read, redraw_map

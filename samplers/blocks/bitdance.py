@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from ...networks.bitdance import BlockModel
+from ...networks.ops import to_device
 from ...networks.torch_state import in_own_state
 from ..annealing import annealed_steps
 from ..chain import DiffusionBatch, FixedTokens, Head, StepTable, run_chain, spread, step_table
 from ..conditioning import MaskedCondition
-from ..device import to_device
 from ..editing import Edit
 from ..engine import Sampler
 from ..noise import CounterRNG, PairedNoise, row_keys
@@ -128,6 +128,7 @@ class BlockDiffusion:
     def __init__(self, canvas: BlockCanvas):
         settings = canvas.settings
         self.canvas = canvas
+        self.dtype = canvas.model.net.denoiser.cond_embed.weight.dtype
         first = settings.diffusion_steps
         self.counts = annealed_steps(first, settings.diffusion_steps_end, canvas.blocks)
         self.evaluations = {block: count + 1 for block, count in enumerate(self.counts)}
@@ -150,18 +151,18 @@ class BlockDiffusion:
         """The number of evaluations so far and the predictions fp32 [B or R, P, C] of a block; the last one counts."""
         canvas = self.canvas
         net = canvas.model.net
-        rows = self._chains(block, conditions)
-        head = Head(net, net.denoiser, rows, canvas.report, BUDGET)
+        batch = self._batch(block, conditions)
+        head = Head(net, net.denoiser, batch, canvas.report, BUDGET)
         if canvas.settings.window > 1:
             random = acceptances(canvas, block, canvas.null_is_drawn_too(block))
-            paths = Speculation(net, head, rows, random, canvas.report)
-            for _ in paths.windows(np.arange(len(rows.x)), canvas.settings.window):
-                yield int(paths.done.min()), paths.data
+            speculation = Speculation(net, head, batch, random, canvas.report)
+            for _ in speculation.windows(np.arange(len(batch.x)), canvas.settings.window):
+                yield int(speculation.done.min()), speculation.data
         else:
-            for k, advanced in enumerate(run_chain(net, rows, head)):
-                yield k + 1, advanced.x
+            for k, result in enumerate(run_chain(net, batch, head)):
+                yield k + 1, result.x
 
-    def _chains(self, block: int, conditions: Tensor) -> DiffusionBatch:
+    def _batch(self, block: int, conditions: Tensor) -> DiffusionBatch:
         """A block before its diffusion: a row for every image, or one for each of its branches, see
         :meth:`BlockCanvas.null_is_drawn_too`.
         """
@@ -176,7 +177,7 @@ class BlockDiffusion:
         steps, times = self.tables[self.counts[block]]
         free = canvas.free(block, len(start))
         return DiffusionBatch(
-            z=conditions.unflatten(0, (-1, len(start))),
+            z=conditions.unflatten(0, (-1, len(start))).to(self.dtype),
             cfg=torch.full((len(start), 1, 1), cfg, device=start.device),
             x=start,
             noise=spread(noise, self.counts[block]),

@@ -18,7 +18,7 @@ from ...networks.bitdance import BitDanceClass, BlockModel
 from ...reports.record import Clock
 from ..conditioning import Condition, MaskedCondition, PromptCondition, expect_kind, expect_null_prompt
 from ..editing import Edit, edit_digests
-from ..engine import Canvas, expect_images, new_report
+from ..engine import Canvas, start_report
 from ..noise import PairedNoise
 from .settings import BlockSettings
 
@@ -122,7 +122,7 @@ def block_canvas(
     net = model.net
     device = model.device
     expect_kind(condition, model.condition, model.name)
-    expect_images(condition, noise)
+    report = start_report("bitdance", model, condition, settings, noise)
     expect_suited(model, device, settings)
 
     grid = model.grid(settings.height, settings.width)
@@ -131,9 +131,6 @@ def block_canvas(
 
     clock = Clock(device)
     inputs = _inputs(model, condition, guided, grid)
-    report = new_report("bitdance", model, settings, noise)
-    report.conditions = condition.digests()
-    report.subject = condition.subject
 
     order = net.order(grid)
     values = torch.zeros(images, len(order), net.channels, device=device)

@@ -15,12 +15,12 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...networks.mar import Conditioning, MARModel
+from ...networks.ops import to_device
 from ...reports.record import Clock, Report
 from .. import chain
 from ..conditioning import MaskedCondition, expect_kind
-from ..device import to_device
 from ..editing import LARGEST_LATENT, Edit, edit_digests
-from ..engine import Canvas, Sampled, expect_images, new_report
+from ..engine import Canvas, Sampled, start_report
 from ..noise import PairedNoise
 from .settings import CLIPPED, MARBase
 from .tables import Tables, tables
@@ -33,7 +33,7 @@ class Order:
     of :meth:`next`, and writes its choice with :meth:`choose`.
 
     Args:
-        reversed_orders: int64 [B, L], a permutation per image; positions are revealed from its end.
+        reversed_orders: int64 [B, L], a permutation per image; the last position is decided first.
         settings: numbers of tokens and guidance.
         again: bool [B, L], positions to decide, equally many in every image; None for all.
     """
@@ -44,7 +44,7 @@ class Order:
     ends: list[int]  # and after it
     sizes: list[int]  # positions that it decides
     cfg: list[float]  # guidance scale
-    reveal: Tensor  # int64 [B, L], positions in the order in which they are decided; fixed ones first
+    decision_order: Tensor  # int64 [B, L], positions in the order in which they are decided; fixed ones first
     scale: Tensor  # guidance scale fp32 [B, L] of every position
 
     def __init__(self, reversed_orders: Tensor, settings: MARBase, again: Tensor | None = None):
@@ -61,11 +61,11 @@ class Order:
             # The published code's last mask length is 1, so that its linear guidance ends just short of cfg.
             self.cfg = [1 + (settings.cfg - 1) * (tokens - max(1, masked)) / tokens for masked in left]
 
-        # The published code masks the front of an order and reveals from its end. Fixed positions come first.
-        self.reveal = reversed_orders.flip(1)
+        # The published code masks the front of an order, and decides from its end. Fixed positions come first.
+        self.decision_order = reversed_orders.flip(1)
         if again is not None:
-            given_first = again.gather(1, self.reveal).to(torch.uint8).argsort(dim=1, stable=True)
-            self.reveal = self.reveal.gather(1, given_first)
+            given_first = again.gather(1, self.decision_order).to(torch.uint8).argsort(dim=1, stable=True)
+            self.decision_order = self.decision_order.gather(1, given_first)
 
         in_order = torch.tensor([1.0, *self.cfg]).repeat_interleave(torch.tensor([given, *self.sizes]))
         self._scale_in_order = to_device(in_order, reversed_orders.device).expand_as(reversed_orders)
@@ -73,7 +73,7 @@ class Order:
 
     def _scale_of_positions(self) -> Tensor:
         """The guidance scale of every position, that of the AR step which decides it."""
-        return torch.empty_like(self._scale_in_order).scatter(1, self.reveal, self._scale_in_order)
+        return torch.empty_like(self._scale_in_order).scatter(1, self.decision_order, self._scale_in_order)
 
     @property
     def plan(self) -> dict[int, Tensor]:
@@ -82,28 +82,28 @@ class Order:
 
     def ahead(self, step: int, reach: int = 1) -> Tensor:
         """int64 [B, M]: positions that steps ``step .. step + reach - 1`` decide, in the order of the steps."""
-        return self.reveal[:, self.starts[step] : self.ends[min(step + reach, self.steps) - 1]]
+        return self.decision_order[:, self.starts[step] : self.ends[min(step + reach, self.steps) - 1]]
 
     def next(self, step: int, count: int) -> Tensor:
         """int64 [B, M]: the ``count`` positions that come next at ``step``, or all that are left if these are fewer."""
         start = self.starts[step]
-        return self.reveal[:, start : start + count]
+        return self.decision_order[:, start : start + count]
 
     def choose(self, step: int, positions: Tensor) -> None:
         """Let ``step`` decide undecided positions, int64 [B, n], n as in ``sizes``; the others keep their order."""
         start = self.starts[step]
-        left = self.reveal[:, start:]
-        chosen = torch.zeros_like(self.reveal, dtype=torch.uint8).scatter(1, positions, 1)
+        left = self.decision_order[:, start:]
+        chosen = torch.zeros_like(self.decision_order, dtype=torch.uint8).scatter(1, positions, 1)
         others = left.gather(1, chosen.gather(1, left).argsort(dim=1, stable=True))[
             :, : left.shape[1] - self.sizes[step]
         ]
 
-        self.reveal = torch.cat([self.reveal[:, :start], positions, others], 1)
+        self.decision_order = torch.cat([self.decision_order[:, :start], positions, others], 1)
         self.scale = self._scale_of_positions()
 
-    def known(self, step: int) -> Tensor:
+    def decided_before(self, step: int) -> Tensor:
         """int64 [B, K]: positions decided before ``step``, ascending."""
-        return self.reveal[:, : self.starts[step]].sort(dim=1).values
+        return self.decision_order[:, : self.starts[step]].sort(dim=1).values
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,8 +116,8 @@ class Tokens:
                                                        column      1 0 2
     """
 
-    image: Tensor  # int64 [N]
-    position: Tensor  # int64 [N]
+    # Image and position, int64 [N] each: ``values[tokens.index]`` are the tokens' entries of values [B, L, ...].
+    index: tuple[Tensor, Tensor]
     # int64 [N], index of each token among the positions from which it was chosen; None if all of them were.
     column: Tensor | None = None
 
@@ -125,40 +125,29 @@ class Tokens:
     def all(positions: Tensor) -> Tokens:
         """All tokens at positions int64 [B, n], one image after another."""
         image = torch.arange(len(positions), device=positions.device).repeat_interleave(positions.shape[1])
-        return Tokens(image, positions.flatten())
+        return Tokens((image, positions.flatten()))
 
     @staticmethod
     def in_columns(columns: Tensor, positions: Tensor) -> Tokens:
         """The tokens in columns int64 [B, m] of positions int64 [B, n], one image after another."""
         image = torch.arange(len(columns), device=columns.device).repeat_interleave(columns.shape[1])
         column = columns.flatten()
-        return Tokens(image, positions[image, column], column)
+        return Tokens((image, positions[image, column]), column)
 
     @staticmethod
     def where(mask: Tensor, positions: Tensor) -> Tokens:
         """The tokens at positions int64 [B, n] where ``mask``, bool [B, n] on the host, is True."""
         image, column = to_device(mask.nonzero().T, positions.device)
-        return Tokens(image, positions[image, column], column)
+        return Tokens((image, positions[image, column]), column)
 
     @staticmethod
     def joined(several: Sequence[Tokens]) -> Tokens:
         """The tokens of several in one."""
-        return Tokens(torch.cat([t.image for t in several]), torch.cat([t.position for t in several]))
+        images, positions = zip(*(tokens.index for tokens in several), strict=True)
+        return Tokens((torch.cat(images), torch.cat(positions)))
 
     def __len__(self) -> int:
-        return len(self.image)
-
-    def of(self, values: Tensor) -> Tensor:
-        """Their entries [N, ...] of values [B, L, ...]."""
-        return values[self.image, self.position]
-
-    def write(self, values: Tensor, new: Tensor) -> None:
-        """Replace their entries of values [B, L, ...] by new ones [N, ...]."""
-        values[self.image, self.position] = new
-
-    def conditions(self, z: Tensor) -> Tensor:
-        """Their conditions [P, N, C], picked from z [P, B, n, C] of the positions from which they were chosen."""
-        return z.flatten(1, 2) if self.column is None else z[:, self.image, self.column]
+        return len(self.index[0])
 
 
 class TokenNoise(NamedTuple):
@@ -252,18 +241,24 @@ class MARCanvas(Canvas):
         steps = self.noise.steps(stream, count, c.tokens, c.channels)
         return TokenNoise(to_device(start, self.device), to_device(steps, self.device).transpose(0, 1))
 
-    def chains(
+    def batch(
         self, table: chain.StepTable, tokens: Tokens, z: Tensor, noise: TokenNoise, step: int | None = None
     ) -> chain.DiffusionBatch:
-        """Tokens before the diffusion steps of a table; z [P, N, C] are their conditions. Guidance is that of the AR
-        step that decides a token, or that of ``step`` for all of them.
+        """Tokens before the diffusion steps of a table.
+
+        Args:
+            z: conditions [P, B, n, C] of the positions from which the tokens were chosen, or [P, N, C] of the tokens.
+            step: AR step whose guidance all tokens get; None: each that of the AR step that decides it.
         """
-        cfg = tokens.of(self.order.scale)[:, None]
+        image, position = tokens.index
+        if tokens.column is not None:
+            z = z[:, image, tokens.column]
+        cfg = self.order.scale[tokens.index][:, None]
         return chain.DiffusionBatch(
-            z=z,
+            z=z.reshape(len(z), len(image), z.shape[-1]),
             cfg=cfg if step is None else torch.full_like(cfg, self.order.cfg[step]),
-            x=tokens.of(noise.start),
-            noise=chain.spread(noise.steps[:, tokens.image, tokens.position], len(table)),
+            x=noise.start[tokens.index],
+            noise=chain.spread(noise.steps[:, image, position], len(table.times)),
             table=table,
             temperature=self.settings.temperature,
         )
@@ -281,14 +276,10 @@ def mar_canvas(
     """Check the inputs and return the canvas of a generation. Its seconds include reading the condition."""
     c = model.net.config
     expect_kind(condition, model.condition, model.name)
-    expect_images(condition, noise)
+    report = start_report(name, model, condition, settings, noise)
 
     clock = Clock(model.device)
     conditioning = condition.conditioning(model, settings.cfg != 1.0)
-
-    report = new_report(name, model, settings, noise)
-    report.conditions = condition.digests()
-    report.subject = condition.subject
 
     tokens = torch.zeros(len(condition), c.tokens, c.channels, device=model.device)
     again = start = None

@@ -25,7 +25,7 @@ steps are plain MAR's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -34,17 +34,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...networks.mar import MARModel, pick
+from ...networks.ops import to_device
 from ...networks.torch_state import in_own_state
 from ...reports.record import ACCEPTED, PLAIN, REDONE
-from ..chain import DiffusionBatch, MeanAdjustment
+from ..chain import DiffusionBatch, MeanAdjustment, spread
 from ..conditioning import MaskedCondition
-from ..device import to_device
 from ..editing import Edit
-from ..engine import Sampler, Verdict, decode, verified
+from ..engine import Sampler, decode
 from ..noise import PairedNoise
-from .canvas import MARCanvas, Tokens, mar_canvas
-from .mar import Diffusion, annealed_tables
-from .network import FullTransformer, Transformer
+from .canvas import MARCanvas, TokenNoise, Tokens, mar_canvas
+from .mar import Diffusion, FullTransformer, Transformer, annealed_tables
 from .settings import FastHybridSettings
 
 
@@ -69,15 +68,16 @@ def fasthybrid(
     heads = transformer.heads
     plain = Diffusion(canvas, heads, annealed_tables(canvas, settings))
     if not settings.lookahead:
-        return (yield from decode(canvas, order.plan, transformer, plain))
+        yield from decode(canvas, order.plan, transformer, plain)
+        return canvas.finish()
 
     refinement = Refinement(canvas, settings)
     drafts = Drafts(canvas, settings)
+    reach = [settings.reach(step) for step in range(order.steps)]  # AR steps of a lookahead that starts here
 
-    def segment(step: int) -> Iterator[Verdict]:
-        """An AR step."""
+    for step in range(order.steps):
         here = order.ahead(step)  # [B, n]
-        ahead = order.ahead(step, settings.reach(step))  # [B, m], the n first
+        ahead = order.ahead(step, reach[step])  # [B, m], the n first
         n = here.shape[1]
         with canvas.clock.phase("transformer"):
             z = transformer(step, ahead)  # [P, B, m, C]
@@ -89,21 +89,23 @@ def fasthybrid(
             # 2. Lookahead: full diffusion of the tokens of this step that are not accepted and, in an image that has
             # one, of all later steps in reach.
             restarts = (~ok).any(1, keepdim=True)
-            redo = Tokens.where(torch.cat([~ok, restarts.expand(-1, ahead.shape[1] - n)], 1), ahead)
-            z_redo = redo.conditions(z)
-            full = canvas.chains(plain.tables[step], redo, z_redo, plain.noise)
+            not_accepted = Tokens.where(torch.cat([~ok, restarts.expand(-1, ahead.shape[1] - n)], 1), ahead)
+            full = canvas.batch(plain.tables[step], not_accepted, z, plain.noise)
 
             # 3. Refine: guided diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
-            keep = Tokens.where(ok & refinement.refines, here)
-            guided = refinement.chains(keep, z, drafts.x)
+            accepted = Tokens.where(ok & refinement.refines, here)
+            guided = refinement.batch(accepted, z, drafts.x)
 
             # 4. Both in one loop.
-            x_redo, x_keep = heads.sample_both(canvas.model.net, full, guided, canvas.report)
-            drafts.renew(redo, x_redo, z_redo[0])
-            keep.write(drafts.x, x_keep)
-        yield Verdict(here, pick(drafts.x, here), step, outcome)
+            sampled, refined = heads.sample_both(full, guided)
+            drafts.x[not_accepted.index] = sampled
+            drafts.z[not_accepted.index] = full.z[0].float()
+            drafts.made[not_accepted.index] = True
+            drafts.x[accepted.index] = refined
 
-    yield from verified(canvas, 0, segment)
+        canvas.decide(here, pick(drafts.x, here), step, outcome)
+        yield from canvas.show(step + 1)
+
     canvas.report.similarity = drafts.similarity()
     return canvas.finish()
 
@@ -142,12 +144,6 @@ class Drafts:
         self.report.add(accepted=int(ok.sum()), rejected=int(redone.sum()), restarts=int(redone.any(1).sum()))
         return ok, outcome
 
-    def renew(self, tokens: Tokens, x: Tensor, z: Tensor) -> None:
-        """Write values x fp32 [N, c] of tokens with conditions z [N, C]. Values for later AR steps are drafts."""
-        tokens.write(self.x, x)
-        tokens.write(self.z, z.float())
-        self.made[tokens.image, tokens.position] = True
-
     def similarity(self) -> np.ndarray:
         """cos(z', z) of all verified drafts, fp32 [n]."""
         return np.concatenate([cosine.cpu()[drafted].numpy() for cosine, drafted in self._similarities])
@@ -161,60 +157,57 @@ class Refinement:
     def __init__(self, canvas: MARCanvas, settings: FastHybridSettings):
         self.canvas = canvas
         self.renoises = settings.accepted == "renoise"
-        self.temperature = settings.temperature
-        self.table = canvas.table(settings.guided_steps)
-        steps = len(self.table)
-        self.noise = canvas.draws("guided")
+        table = canvas.table(settings.guided_steps)
+        steps = len(table)
+        noise = canvas.draws("guided")
 
+        # 1. How many steps are skipped, because the state after them follows without the head.
         weights = guidance_weights(settings.guidance_schedule, steps)
-        self.gamma = to_device(torch.tensor(weights), canvas.device)
-        # The first step that evaluates the head; first_states makes the state before it without the head.
         if self.renoises:
-            # Rounded down, as pipelines that draw from an image count their steps: 13 of 15 * 0.9.
-            self.first_step = steps - int(round(steps * settings.denoise, 6))
+            # Rounded down, as pipelines that start from an image count their steps: 13 of 15 * 0.9 are run.
+            skipped = steps - int(round(steps * settings.denoise, 6))
             ends_in_drafts = False
         else:
             # A step with gamma = 1 gives x' + sigma noise whatever the head predicts: the first step of most schedules.
-            self.first_step = 1 if weights[0] == 1 else 0
+            skipped = 1 if weights[0] == 1 else 0
             # The last step has no noise: if its gamma is 1, as with linear-up or a single step, a token is its draft.
             ends_in_drafts = weights[-1] == 1
-
+        self.skips = skipped > 0
         # Without a step an accepted draft stays as it is.
-        self.refines = settings.accepted != "keep" and not ends_in_drafts and self.first_step < steps
+        self.refines = settings.accepted != "keep" and not ends_in_drafts and skipped < steps
 
-    def chains(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> DiffusionBatch:
+        # 2. The steps that are run.
+        of_steps = spread(noise.steps, steps)
+        self.table = table.part(skipped, steps)
+        self.noise = TokenNoise(noise.start, of_steps[skipped:])
+        self.gamma = to_device(torch.tensor(weights[skipped:]), canvas.device)
+
+        # 3. What the state before them is made of, see batch().
+        numbers = table.columns()
+        self.first_noise = of_steps[0]
+        # Sigma of a step whose logits are not computed: the middle of the learned range, with the temperature.
+        self.first_std = numbers.middle[0].exp() * settings.temperature
+        first = min(skipped, steps - 1)
+        self.data_x = numbers.data_x[first]  # 1 / sqrt(abar_t)
+        self.data_out = numbers.data_out[first]  # -sqrt(1 / abar_t - 1)
+
+    def batch(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> DiffusionBatch:
         """Accepted tokens in their states before the first step that needs the head.
 
         Args:
             z: conditions [P, B, m, C] of the positions from which the tokens were chosen.
             drafts: x' of all positions, fp32 [B, L, channels].
         """
-        rows = self.canvas.chains(self.table, tokens, tokens.conditions(z), self.noise)
-        draft = tokens.of(drafts)
-        x = self.first_states(draft, rows.x, rows.noise)
-        pull = None if self.renoises else MeanAdjustment([(draft, gamma) for gamma in self.gamma])
-        return replace(rows, x=x, change=pull).part(self.first_step, len(self.table))
-
-    def first_states(self, draft: Tensor, start: Tensor, noise: Tensor) -> Tensor:
-        """States before the first step that needs the head, fp32 [N, channels].
-
-        ``draft``, ``start``: drafts and the noise of the start, fp32 [N, channels]; ``noise``: of the steps, fp32
-        [S, N, channels].
-        """
-        if not self.refines:
-            return draft  # of no tokens
-
+        batch = self.canvas.batch(self.table, tokens, z, self.noise)
+        draft = drafts[tokens.index]
         if self.renoises:
-            # x_t = sqrt(abar_t) x' + sqrt(1 - abar_t) noise; the table has 1 / sqrt(abar) and -sqrt(1 / abar - 1).
-            numbers = self.table.columns()
-            return (draft - numbers.data_out[self.first_step] * start) / numbers.data_x[self.first_step]
+            # x_t = sqrt(abar_t) x' + sqrt(1 - abar_t) noise
+            return replace(batch, x=(draft - self.data_out * batch.x) / self.data_x)
 
-        if self.first_step:
-            # Sigma of a step whose logits are not computed: the middle of the learned range, with the temperature.
-            log_sigma = self.table.columns().middle[0]
-            return draft + log_sigma.exp() * self.temperature * noise[0]
-
-        return start
+        x = batch.x
+        if self.skips:
+            x = draft + self.first_std * self.first_noise[tokens.index]
+        return replace(batch, x=x, change=MeanAdjustment(draft, self.gamma))
 
 
 def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:

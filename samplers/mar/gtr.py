@@ -28,12 +28,12 @@ from ..editing import Edit
 from ..engine import Sampler, decode
 from ..noise import PairedNoise
 from .canvas import MARCanvas, Tokens, mar_canvas
-from .mar import Diffusion, annealed_tables
-from .network import FullTransformer, Heads, Transformer
+from .mar import Diffusion, FullTransformer, Heads, Transformer, annealed_tables
 from .settings import GtRSettings
 
 
 @in_own_state
+@torch.no_grad()
 def gtr(
     model: MARModel,
     condition: MaskedCondition,
@@ -53,7 +53,8 @@ def gtr(
     reconstruction = min(settings.reconstruction_steps, drawn - drawn // 2)  # an edit may have fewer
     tables = annealed_tables(canvas, settings, level=max(1, reconstruction))
     draw = FrequencyWeighted(canvas, transformer.heads, tables, settings.detail_share)
-    return (yield from decode(canvas, canvas.order.plan, transformer, draw))
+    yield from decode(canvas, canvas.order.plan, transformer, draw)
+    return canvas.finish()
 
 
 class FrequencyWeighted(Diffusion):
@@ -82,13 +83,14 @@ class FrequencyWeighted(Diffusion):
         # 2. The tokens with most detail and the others, each with their number of diffusion steps.
         detailed = Tokens.in_columns(columns[:, :count], here)
         others = Tokens.in_columns(columns[:, count:], here)
-        of_detailed = canvas.chains(most, detailed, detailed.conditions(z), self.noise)
-        of_others = canvas.chains(few, others, others.conditions(z), self.noise)
+        most_detail = canvas.batch(most, detailed, z, self.noise)
+        least_detail = canvas.batch(few, others, z, self.noise)
 
         # 3. In one loop.
         values = torch.empty(*here.shape, canvas.values.shape[-1], device=z.device)
-        both = self.heads.sample_both(canvas.model.net, of_detailed, of_others, canvas.report)
-        values[detailed.image, detailed.column], values[others.image, others.column] = both
+        of_detailed, of_others = self.heads.sample_both(most_detail, least_detail)
+        values[detailed.index[0], detailed.column] = of_detailed
+        values[others.index[0], others.column] = of_others
         return values
 
 

@@ -1,29 +1,40 @@
-"""Plain MAR: every token by a full diffusion pass. Source: Li et al. 2024 (arXiv 2406.11838), section 3.
+"""MAR: at every AR step the transformer gives a condition for every token of the step, and a diffusion head samples the
+tokens from these conditions.
+
+Source: Li et al. 2024, "Autoregressive Image Generation without Vector Quantization" (arXiv 2406.11838), section 3.
 
 Two options keep or approximate the result with less work: fewer diffusion steps for later tokens (DiSA, Zhao et al.
 2025, arXiv 2505.20297, section 3.2, and its code), and speculation in the diffusion head (``speculation.py``).
+
+The look is a :class:`Transformer` and the draw a :class:`Diffusion`, which evaluates the head by :class:`Heads`. The
+other MAR samplers use or replace these three.
+
+Shapes: B images, C transformer width, N tokens, and P branches of guidance: 2, the condition's and the null one, or 1
+without guidance.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...networks.mar import MARModel
+from ...networks.mar import BUDGET, MAR, MARModel
+from ...networks.ops import to_device
 from ...networks.torch_state import in_own_state
+from ...reports.record import Report
 from ..annealing import annealed_steps
-from ..chain import StepTable
+from ..chain import DiffusionBatch, Head, StepTable, joined, run_chain
 from ..conditioning import MaskedCondition
-from ..device import to_device
 from ..editing import Edit
 from ..engine import Sampler, decode
 from ..noise import CounterRNG, PairedNoise, row_keys
 from ..speculation import Speculation
 from .canvas import MARCanvas, Tokens, mar_canvas
-from .network import FullTransformer, Heads, Transformer, full_head
 from .settings import DiSASettings, LazyMARSettings, MARBase, MARSettings
 
 
@@ -36,7 +47,231 @@ def check(model: MARModel, settings: MARBase) -> None:
     settings.left(model.net.config.tokens)
 
 
+# ------------------------------------------------------------------------------------------------ the look
+
+
+class Transformer:
+    """The look of a MAR: ``z = transformer(step, wanted)`` are the conditions of the diffusion head, [P, B, M, C], at
+    positions ``wanted`` int64 [B, M], given the tokens decided before AR step ``step``.
+    """
+
+    heads: Heads  # how the diffusion head is evaluated beside it
+
+    def __init__(self, canvas: MARCanvas):
+        self.canvas = canvas
+        self.heads = Heads(canvas.model.net, canvas.report)
+
+    def __call__(self, step: int, wanted: Tensor) -> Tensor:
+        """See above."""
+        raise NotImplementedError
+
+    def forget(self) -> None:
+        """Discard features of tokens that were resampled since they were computed."""
+
+    def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
+        """z of ``count`` AR steps from ``step`` on, each given the tokens of all steps before it, drafts included.
+        Yields a list for every pass: z of each AR step that the pass evaluated.
+
+        Here every pass evaluates one AR step, because only features of final tokens may be cached. The caller stops at
+        the first rejected draft.
+        """
+        for s in range(step, step + count):
+            yield [self(s, self.canvas.order.ahead(s))]
+
+
+class FullTransformer(Transformer):
+    """Encoder and decoder from scratch at every AR step, both branches of guidance in one batch."""
+
+    def __init__(self, canvas: MARCanvas):
+        super().__init__(canvas)
+        self.vectors = canvas.conditioning.vectors(canvas.guided)  # of the encoder's buffer rows, [E, C]
+
+    def __call__(self, step: int, wanted: Tensor) -> Tensor:
+        return self._pass(self.canvas.order.decided_before(step), wanted, self.vectors)
+
+    def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
+        """All ``count`` AR steps in one pass; equal to :meth:`__call__` step by step, up to the rounding of padded
+        attention.
+        """
+        canvas = self.canvas
+        order = canvas.order
+        if count == 1:
+            yield [self(step, order.ahead(step))]
+            return
+
+        # 1. The batch holds every AR step with all images. Steps know different numbers of tokens: the shorter rows are
+        # padded.
+        starts = order.starts[step : step + count]
+        longest = starts[-1]
+        known = order.decision_order[:, :longest].repeat(count, 1)
+        lengths = to_device(torch.tensor(starts), known.device).repeat_interleave(canvas.images)
+        mask = torch.arange(longest, device=known.device) < lengths[:, None]  # False for padding
+
+        # 2. The positions that each step decides, padded with the first of them.
+        sizes = order.sizes[step : step + count]
+        wanted = []
+        for s in range(step, step + count):
+            here = order.ahead(s)
+            padding = here[:, :1].expand(-1, max(sizes) - here.shape[1])
+            wanted.append(torch.cat([here, padding], 1))
+
+        # 3. One pass, whose batch rows are in the order AR step, image.
+        vectors = canvas.conditioning.vectors(canvas.guided, count)
+        z = self._pass(known, torch.cat(wanted), vectors, mask)
+
+        # 4. The conditions of each step, without the padding.
+        yield [part[:, :, :n] for part, n in zip(z.split(canvas.images, 1), sizes, strict=True)]
+
+    def _pass(self, known: Tensor, wanted: Tensor, vectors: Tensor, mask: Tensor | None = None) -> Tensor:
+        """z [P, R, M, C] of R batch rows, each of which is an image at one AR step.
+
+        Args:
+            known: int64 [R, K], the positions that are read.
+            wanted: int64 [R, M], the positions whose z is returned.
+            vectors: [R or 2 R, C], which the encoder's buffer rows hold.
+            mask: bool [R, K], False for padding in ``known``; None if there is none.
+        """
+        canvas = self.canvas
+        net = canvas.model.net
+        conditioning = canvas.conditioning
+        branches = 1 + canvas.guided
+
+        # 1. The encoder, of both branches where they differ in it: 2 copies of the rows, else 1.
+        copies = len(vectors) // len(known)
+        encoder_known = known.repeat(copies, 1)
+        encoder_mask = None if mask is None else mask.repeat(copies, 1)
+        tokens = canvas.values.repeat(len(vectors) // len(canvas.values), 1, 1)
+        encoded = net.encode(tokens, encoder_known, vectors, encoder_mask)
+
+        # 2. The decoder, of both branches.
+        fused = conditioning.fuse(encoded, encoder_known, canvas.guided, encoder_mask)
+        decoder_mask = None if mask is None else mask.repeat(branches, 1)
+        z = net.decode(fused, known.repeat(branches, 1), wanted.repeat(branches, 1), decoder_mask)
+
+        encoder_rows = encoded.shape[0] * encoded.shape[1]
+        decoder_rows = len(z) * (net.config.buffer + net.config.tokens)
+        canvas.report.add(**conditioning.counts(encoder_rows, decoder_rows))
+        return z.unflatten(0, (branches, -1))
+
+
+# ------------------------------------------------------------------------------------------------ the draw
+
+
+class Heads:
+    """How the diffusion head of a network is evaluated: here in full; with LazyMAR's cache in ``lazy/head.py``.
+
+    The report counts its work.
+    """
+
+    def __init__(self, net: MAR, report: Report):
+        self.net = net
+        self.denoiser = net.head
+        self.report = report
+
+    def whole(self, steps: int) -> bool:
+        """Whether the head is evaluated in full at every one of ``steps`` diffusion steps."""
+        return True
+
+    def head(self, batch: DiffusionBatch) -> Head:
+        """The head for a batch, see :func:`..chain.run_chain`."""
+        return Head(self.net, self.denoiser, batch, self.report, BUDGET)
+
+    def sample(self, batch: DiffusionBatch) -> Tensor:
+        """Sample the tokens of a batch, fp32 [N, channels]. Without rows or steps the head is not called."""
+        x = batch.x
+        if len(batch.x) and len(batch.noise):
+            for result in run_chain(self.net, batch, self.head(batch)):
+                x = result.x
+        return x
+
+    def sample_both(self, one: DiffusionBatch, other: DiffusionBatch) -> tuple[Tensor, Tensor]:
+        """Sample the tokens of two batches, fp32 [N, channels] each, in one loop.
+
+        The batch with more steps starts alone, and the other one joins it for the last steps. So there are only as many
+        sequential head calls as the longer one has steps. With 5 steps of one and 3 of the other::
+
+            head call       0  1  2  3  4
+            step of one     0  1  2  3  4
+            step of other         0  1  2
+
+        A cache of the head serves one diffusion only: with a cache they run one after the other.
+        """
+        together = min(len(one.table), len(other.table)) if len(one.x) and len(other.x) else 0
+        if not together or not (self.whole(len(one.table)) and self.whole(len(other.table))):
+            return self.sample(one), self.sample(other)
+
+        # 1. The first steps of the longer one, alone.
+        left = []
+        for batch in (one, other):
+            first = len(batch.table) - together
+            x = self.sample(batch.part(0, first))
+            left.append(replace(batch.part(first, len(batch.table)), x=x))
+
+        # 2. The steps of both.
+        x = self.sample(joined(*left))
+        return x[: len(one.x)], x[len(one.x) :]
+
+
+class Diffusion:
+    """The draw of MAR: every token of an AR step by diffusion, of T steps, or fewer for later tokens (DiSA).
+
+    Args:
+        canvas: the images.
+        heads: how the diffusion head is evaluated.
+        tables: diffusion steps of every AR step.
+        counted: whether the report counts the diffusion steps that speculation drafts.
+    """
+
+    def __init__(self, canvas: MARCanvas, heads: Heads, tables: Sequence[StepTable], counted: bool = True):
+        expect_whole_head(canvas.settings, heads.whole(canvas.settings.diffusion_steps))
+        self.canvas = canvas
+        self.heads = heads
+        self.tables = tables
+        self.counts = canvas.report if counted else None
+        self.window = canvas.settings.window
+        self.noise = canvas.draws("full")
+        if self.window > 1:
+            self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
+
+    def __call__(self, step: int, here: Tensor, z: Tensor) -> Tensor:
+        """Sample the tokens fp32 [B, n, c] at positions ``here`` [B, n], from their conditions z [P, B, n, C]."""
+        tokens = Tokens.all(here)
+        batch = self.canvas.batch(self.tables[step], tokens, z, self.noise)
+        if self.window > 1:
+            rng = CounterRNG(self.keys[tokens.index])
+            speculation = Speculation(self.heads.net, self.heads.head(batch), batch, rng, self.counts)
+            values = speculation.finish(np.arange(len(tokens)), self.window)
+        else:
+            values = self.heads.sample(batch)
+        return values.view(*here.shape, -1)
+
+
+def expect_whole_head(settings: MARBase, whole: bool) -> None:
+    """Check that speculation, which evaluates the head at many diffusion steps at once, does not meet a cached head.
+
+    ``whole``: whether the head is evaluated in full at every diffusion step.
+    """
+    if settings.window > 1 and not whole:
+        raise UserError(
+            "speculation: it cannot be combined with head_cache; switch head_cache off, or set speculation to 0."
+        )
+
+
+def annealed_tables(canvas: MARCanvas, settings: DiSASettings, level: int = 1) -> list[StepTable]:
+    """Diffusion tables of every AR step. The diffusion steps fall, and the last ``level`` AR steps have the fewest."""
+    first = canvas.settings.diffusion_steps
+    last = settings.diffusion_steps_end
+    counts = annealed_steps(first, last, canvas.order.steps - level + 1)
+    counts += counts[-1:] * (level - 1)
+    made = {count: canvas.table(count) for count in set(counts)}
+    return [made[count] for count in counts]
+
+
+# ------------------------------------------------------------------------------------------------ the sampler
+
+
 @in_own_state
+@torch.no_grad()
 def mar(
     model: MARModel,
     condition: MaskedCondition,
@@ -65,58 +300,5 @@ def mar(
     canvas = mar_canvas("mar", model, condition, settings, noise, edit)
     transformer = make_transformer(canvas)
     draw = Diffusion(canvas, transformer.heads, annealed_tables(canvas, settings))
-    return (yield from decode(canvas, canvas.order.plan, transformer, draw))
-
-
-class Diffusion:
-    """The draw of MAR: every token of an AR step by diffusion, of T steps, or fewer for later tokens (DiSA).
-
-    Args:
-        canvas: the images.
-        heads: how the diffusion head is evaluated.
-        tables: diffusion steps of every AR step.
-        counted: whether the report counts the diffusion steps that speculation drafts.
-    """
-
-    def __init__(self, canvas: MARCanvas, heads: Heads, tables: Sequence[StepTable], counted: bool = True):
-        expect_whole_head(canvas.settings, heads)
-        self.canvas = canvas
-        self.heads = heads
-        self.tables = tables
-        self.counts = canvas.report if counted else None
-        self.window = canvas.settings.window
-        self.noise = canvas.draws("full")
-        if self.window > 1:
-            self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
-
-    def __call__(self, step: int, here: Tensor, z: Tensor) -> Tensor:
-        """Sample the tokens fp32 [B, n, c] at positions ``here`` [B, n], from their conditions z [P, B, n, C]."""
-        canvas = self.canvas
-        net = canvas.model.net
-        tokens = Tokens.all(here)
-        rows = canvas.chains(self.tables[step], tokens, tokens.conditions(z), self.noise)
-        if self.window > 1:
-            head = full_head(net, rows, canvas.report)
-            paths = Speculation(net, head, rows, CounterRNG(tokens.of(self.keys)), self.counts)
-            values = paths.finish(np.arange(len(tokens)), self.window)
-        else:
-            values = self.heads.sample(net, rows, canvas.report)
-        return values.view(*here.shape, -1)
-
-
-def expect_whole_head(settings: MARBase, heads: Heads) -> None:
-    """Check that speculation, which evaluates the head at many diffusion steps at once, does not meet a cached head."""
-    if settings.window > 1 and not heads.whole(settings.diffusion_steps):
-        raise UserError(
-            "speculation: it cannot be combined with head_cache; switch head_cache off, or set speculation to 0."
-        )
-
-
-def annealed_tables(canvas: MARCanvas, settings: DiSASettings, level: int = 1) -> list[StepTable]:
-    """Diffusion tables of every AR step. The diffusion steps fall, and the last ``level`` AR steps have the fewest."""
-    first = canvas.settings.diffusion_steps
-    last = settings.diffusion_steps_end
-    counts = annealed_steps(first, last, canvas.order.steps - level + 1)
-    counts += counts[-1:] * (level - 1)
-    made = {count: canvas.table(count) for count in set(counts)}
-    return [made[count] for count in counts]
+    yield from decode(canvas, canvas.order.plan, transformer, draw)
+    return canvas.finish()

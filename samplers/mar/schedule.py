@@ -69,12 +69,12 @@ def checkerboard(orders: Tensor) -> Tensor:
     column = orders % grid % 2
     stage = torch.where(row == column, row, 2)
 
-    # Positions are revealed from an order's end.
+    # An order's last position is decided first.
     return orders.gather(1, stage.argsort(dim=1, descending=True, stable=True))
 
 
 def raster(random: Tensor) -> Tensor:
-    """Orders that reveal row by row, int64 [B, L]."""
+    """Orders that decide row by row, int64 [B, L]."""
     return torch.arange(random.shape[1] - 1, -1, -1).expand_as(random)
 
 

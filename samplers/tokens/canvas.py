@@ -15,7 +15,7 @@ from ...networks.llama import TokenModel
 from ...reports.record import Clock, Report
 from ..conditioning import AnyCondition, ImagePromptCondition
 from ..editing import Edit, edit_digests
-from ..engine import Canvas, expect_images, new_report
+from ..engine import Canvas, start_report
 from .defaults import resolve
 from .draws import PairedDraws
 from .prepare import PreparedCondition, prepare
@@ -58,11 +58,7 @@ def token_canvas(
     clock = Clock(model.device)
     prepared = prepare(model, condition, model.device)
     settings = resolve(settings, model)
-    expect_images(condition, draws)
-
-    report = new_report(name, model, settings, draws)
-    report.conditions = condition.digests()
-    report.subject = condition.subject
+    report = start_report(name, model, condition, settings, draws)
     if isinstance(condition, ImagePromptCondition) and cast(JanusModel, model).edits is None:
         report.remark(f"{model.name} is not known to have been trained to edit; it may ignore the image")
     given = None

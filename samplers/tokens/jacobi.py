@@ -26,13 +26,13 @@ import torch
 from torch import Tensor
 
 from ...networks.llama import is_16_bit
+from ...networks.ops import to_device
 from ...reports.record import ACCEPTED, PLAIN, dtype_of
-from ..device import to_device
 from ..engine import Sampler, Verdict
 from .cache_slots import table_of
 from .canvas import TokenCanvas
 from .looks import CachedTransformer, DeviceTable, FedRows, ScheduleLook, chosen_rows, last_guided
-from .sampling import TokenDraw
+from .sampling import Guidance, TokenDraw
 from .schedule import Schedule
 
 # On a CPU, batches of this size and more gain little or nothing from a window.
@@ -83,12 +83,14 @@ def iterate(
 
         # 2. Sample the cells of the W passes, from the same noise in every call.
         with canvas.clock.phase(canvas.phases[1]):
-            applies = null and (all(guided) or to_device(guided_by_cell[window.numbers], canvas.device))
-            new = draw.tokens(hidden, applies, window.cells, window.tokens)
+            only = None
+            if null and not all(guided):
+                only = to_device(guided_by_cell[window.numbers], canvas.device)
+            new = draw.tokens(hidden, Guidance(null, only), window.cells, window.tokens)
 
         # 3. The passes whose tokens agree with those that were fed are certain.
         certain = window.step(new, call)
-        canvas.decide(certain.cells, certain.values, certain.when, certain.outcome)
+        canvas.decide(*certain)
 
         # 4. Finished images leave the batch.
         left = np.flatnonzero(window.start < passes)
@@ -251,8 +253,7 @@ def decode_in_windows(canvas: TokenCanvas, look: ScheduleLook, draw: TokenDraw, 
     with canvas.clock.phase(canvas.phases[0]):
         hidden = look.prefill(any(draw.guided_by_pass), t.slots)
     with canvas.clock.phase(canvas.phases[1]):
-        hidden = hidden.expand(-1, len(first), -1)
-        canvas.decide(first, draw.tokens(hidden, draw.guided_by_pass[0], first, canvas.values), 0)
+        canvas.decide(first, draw(0, first, hidden.expand(-1, len(first), -1)), 0)
     yield from canvas.show(len(first))
 
     # 2. The other passes, in windows.

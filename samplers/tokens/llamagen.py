@@ -17,17 +17,17 @@ import numpy as np
 import torch
 
 from ...networks.llama import TokenModel, is_16_bit
+from ...networks.ops import to_device
 from ...networks.torch_state import in_own_state
 from ..conditioning import AnyCondition
-from ..device import to_device
 from ..editing import Edit
-from ..engine import Sampler, passes
+from ..engine import Sampler, decode
 from .cache_slots import table_of
 from .canvas import TokenCanvas, token_canvas
 from .defaults import check_raster
 from .draws import PairedDraws
 from .jacobi import decode_in_windows, padded_rows
-from .looks import ScheduleLook
+from .looks import ScheduleLook, last_guided
 from .prepare import PreparedCondition
 from .sampling import TokenDraw, guided_passes
 from .schedule import Schedule
@@ -135,7 +135,8 @@ def decode_schedule(
 
     guided = guided_passes(canvas.settings, schedule)
     first_value = span[0] if span else 0
-    look = ScheduleLook(canvas, condition, schedule, guided, first_value=first_value, padded_to=padded_to)
+    last = last_guided(guided)
+    look = ScheduleLook(canvas, condition, schedule, last, first_value=first_value, padded_to=padded_to)
     tokens = TokenDraw(canvas, guided, span=span, part=condition.part, padded_to=padded_to, **draw)
     if in_windows:
         return (yield from decode_in_windows(canvas, look, tokens, parallel))
@@ -144,5 +145,5 @@ def decode_schedule(
     cells = to_device(torch.from_numpy(t.cells[:-1]), canvas.device)
     plan = dict(enumerate(cells.split(np.diff(t.cell_start).tolist())))
     canvas.total = len(plan)
-    yield from passes(canvas, plan, look, tokens)
+    yield from decode(canvas, plan, look, tokens)
     return canvas.finish()

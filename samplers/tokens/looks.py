@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...networks.llama import Cache
-from ..device import to_device
+from ...networks.ops import to_device
 from .cache_slots import Table, table_of
 from .canvas import TokenCanvas
 from .prepare import PreparedCondition
@@ -200,29 +200,45 @@ class CachedTransformer:
 class ScheduleLook(CachedTransformer):
     """The passes of a schedule one after another; the first one is the prefill.
 
-    The null condition is read up to the last guided pass.
+    Args:
+        canvas, condition, more: as :class:`CachedTransformer`.
+        schedule: the passes.
+        last_guided: the null condition is read up to this pass; below 0 in none, math.inf in all.
+        slots: image slots of the cache; None: as many as the schedule needs.
     """
 
-    table: DeviceTable  # made in the first pass, because the prefill tells the number of slots before the image's
+    table: DeviceTable  # made by the prefill, which tells the number of slots before the image's
 
     def __init__(
-        self, canvas: TokenCanvas, condition: PreparedCondition, schedule: Schedule, guided: Sequence[bool], **more: int
+        self,
+        canvas: TokenCanvas,
+        condition: PreparedCondition,
+        schedule: Schedule,
+        last_guided: float,
+        slots: int | None = None,
+        **more: int,
     ):
-        """``guided``: for each pass whether guidance is applied; ``more``: as :class:`CachedTransformer`."""
         super().__init__(canvas, condition, **more)
         self.schedule = schedule
-        self.last_guided = last_guided(guided)
+        self.last_guided = last_guided
+        self.slots = slots
 
     def __call__(self, k: int, cells: Tensor) -> Tensor:
         """Hidden rows [R, n, C] that predict the cells of pass k."""
         if k == 0:
             t = table_of(self.schedule, one_by_one=True)
-            hidden = self.prefill(self.last_guided >= 0, t.slots - 1)  # without the slot of padding
+            slots = t.slots - 1 if self.slots is None else self.slots  # without the slot of padding
+            hidden = self.prefill(self.last_guided >= 0, slots)
             self.table = DeviceTable(t, self.cache.prefix, self.canvas.device)
             return hidden.expand(-1, len(cells), -1)
 
         p = self.table.at(k)
         return self.feed(self.canvas.values, p.fed, k <= self.last_guided)[:, p.predicted_by]
+
+    def follow(self, schedule: Schedule) -> None:
+        """Continue with a schedule whose known cells are in the cache."""
+        self.schedule = schedule
+        self.table = DeviceTable(table_of(schedule, one_by_one=True), self.cache.prefix, self.canvas.device)
 
 
 def last_guided(guided: Sequence[bool]) -> int:

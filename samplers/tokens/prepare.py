@@ -219,18 +219,19 @@ def _check_lengths(model: TokenModel, counts: list[int]) -> None:
         raise UserError(f"condition: a text has {most} tokens, and {name} reads {c.text_rows}; shorten it.")
     if c.absolute and most != least:
         raise UserError(f"condition: images have {least} to {most} codes; use the same detail for all of them.")
-    needed = most + model.tokens - 1
-    room = c.absolute - model.tokens + 1
-    if c.absolute and 1 <= room < most:
+
+    room = c.absolute - (model.tokens - 1)  # positions that the image's tokens leave: the last token is never fed
+    if not c.absolute or most <= room:
+        return
+    if room >= 1:
         raise UserError(
             f"condition: {most} codes are too many for {name} with {model.grid} x {model.grid} tokens; use at most "
             f"{room}."
         )
-    if c.absolute and needed > c.absolute:
-        raise UserError(
-            f"grid: {model.grid} x {model.grid} tokens behind {most} condition rows need {needed} positions, and "
-            f"{name} has {c.absolute}; choose the grid that the checkpoint was made for."
-        )
+    raise UserError(
+        f"grid: {model.grid} x {model.grid} tokens after {most} condition rows need {most + model.tokens - 1} "
+        f"positions, and {name} has {c.absolute}; choose the grid that the checkpoint was made for."
+    )
 
 
 def _check_codes(condition: CodeCondition, size: int, owner: str) -> None:

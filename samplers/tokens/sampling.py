@@ -16,28 +16,33 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...networks.llama import Llama
+from ...networks.ops import to_device
 from ...networks.speed import recorded
-from ..device import to_device
+from ..noise import CellNoise
 from .canvas import TokenCanvas
-from .draws import CellNoise, PairedDraws, draw, penalised
+from .draws import PairedDraws
 from .schedule import Schedule
 from .settings import TokenSettings, guides
 
 
-def guidance_applies(settings: TokenSettings, step: int | Tensor) -> bool | Tensor:
-    """Whether guidance is applied at a step, or at steps int64 [...], that are counted as ``cfg_interval`` counts.
+class Guidance(NamedTuple):
+    """Whether classifier-free guidance is applied to the tokens of a pass."""
 
-    For a tensor of steps the result is bool [...], or a bool that holds for all of them.
-    """
-    guided = guides(settings)
-    if not guided or settings.cfg_interval is None:
-        return guided
-    return step <= settings.cfg_interval
+    applies: bool  # to any of them
+    only: Tensor | None = None  # bool [n] or [B, n], True for tokens to which it is applied; None: for all
+
+
+def guidance_at(settings: TokenSettings, steps: Tensor) -> Guidance:
+    """The guidance of tokens at steps int64 [...], which are counted as the setting ``cfg_interval`` counts."""
+    if settings.cfg_interval is None:
+        return Guidance(guides(settings))
+    return Guidance(guides(settings), steps <= settings.cfg_interval)
 
 
 def guided_passes(settings: TokenSettings, schedule: Schedule) -> list[bool]:
     """For each pass of a schedule whether guidance is applied."""
-    return [bool(guidance_applies(settings, p.cfg_step)) for p in schedule.passes]
+    most = settings.cfg_interval
+    return [guides(settings) and (most is None or p.cfg_step <= most) for p in schedule.passes]
 
 
 class Sampling(NamedTuple):
@@ -71,41 +76,38 @@ class TokenDraw:
         self.draws: PairedDraws = canvas.noise
         self.given = canvas.given
         self.how = Sampling(canvas.settings, len(canvas.noise), **more)
+        self.noise = self.noise_of(self.draws)
+
+    def noise_of(self, draws: PairedDraws) -> CellNoise:
+        """The random numbers of this draw, for all values that a token may have."""
+        low, high = self.how.span or (0, self.net.config.vocab)
+        return draws.stream(self.stream, high - low, self.canvas.device)
 
     def __call__(self, k: int, cells: Tensor, hidden: Tensor) -> Tensor:
         """The tokens int64 [B, n] of the cells [n] of pass k."""
-        return self.tokens(hidden, self.guided_by_pass[k], cells, self.canvas.values)
+        return self.tokens(hidden, Guidance(self.guided_by_pass[k]), cells, self.canvas.values)
 
-    def tokens(self, hidden: Tensor, guided: bool | Tensor, cells: Tensor, tokens: Tensor) -> Tensor:
-        """:meth:`logits`, then :meth:`sample`, in one recording."""
-        low, high = self.how.span or (0, self.net.config.vocab)
-        noise = self.draws.stream(self.stream, high - low, cells.device)
-        so_far = tokens if self.how.penalty != 1 else None  # a recording copies its arguments
-        new, *norms = sample_tokens(self.net, self.how, hidden, guided, noise, cells, self.given, so_far)
-        self.canvas.watch(*norms)
-        return new
-
-    def logits(self, hidden: Tensor, guided: bool | Tensor) -> Tensor:
-        """Logits fp32 [B, n, V] of hidden rows [R, n, C] after classifier-free guidance.
-
-        ``guided``: whether it is applied, to all tokens or bool [n] or [B, n].
-        """
-        logits, *norms = guided_logits(self.net, self.how, hidden, guided)
-        self.canvas.watch(*norms)
-        return logits
-
-    def sample(self, logits: Tensor, cells: Tensor, tokens: Tensor) -> Tensor:
-        """Token values int64 [B, n] of cells int64 [n] or [B, n] from their logits fp32 [B, n, V].
+    def tokens(self, hidden: Tensor, guidance: Guidance, cells: Tensor, tokens: Tensor) -> Tensor:
+        """Token values int64 [B, n] of cells int64 [n] or [B, n], from the hidden rows [R, n, C] that predict them.
 
         ``tokens``: those of the images so far, int64 [B, N + 1], for the repetition penalty.
         """
-        noise = self.draws.stream(self.stream, logits.shape[-1], cells.device)
-        return sample(self.how, logits, noise, cells, self.given, tokens)
+        so_far = tokens if self.how.penalty != 1 else None  # a recording copies its arguments
+        new, *norms = sample_tokens(self.net, self.how, hidden, guidance, self.noise, cells, self.given, so_far)
+        self.canvas.watch(*norms)
+        return new
+
+    def logits(self, hidden: Tensor, guidance: Guidance) -> Tensor:
+        """Logits fp32 [B, n, V] of hidden rows [R, n, C] after classifier-free guidance."""
+        logits, *norms = guided_logits(self.net, self.how, hidden, guidance)
+        self.canvas.watch(*norms)
+        return logits
 
     def of(self, images: np.ndarray) -> TokenDraw:
         """The draw of some of the images, by their places int64 [L]."""
         some = copy(self)
         some.draws = self.draws.of(images.tolist())
+        some.noise = self.noise_of(some.draws)
         some.how = self.how._replace(images=len(images))
         if self.given is not None:
             some.given = self.given[to_device(images, self.given.device)]
@@ -117,18 +119,18 @@ def sample_tokens(
     net: Llama,
     how: Sampling,
     hidden: Tensor,
-    guided: bool | Tensor,
+    guidance: Guidance,
     noise: CellNoise,
     cells: Tensor,
     given: Tensor | None,
     tokens: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens int64 [B, n] of hidden rows, and the norms of :func:`guided_logits`; arguments as for the two parts."""
-    logits, largest, norm = guided_logits(net, how, hidden, guided)
+    logits, largest, norm = guided_logits(net, how, hidden, guidance)
     return sample(how, logits, noise, cells, given, tokens), largest, norm
 
 
-def guided_logits(net: Llama, how: Sampling, hidden: Tensor, guided: bool | Tensor) -> tuple[Tensor, Tensor, Tensor]:
+def guided_logits(net: Llama, how: Sampling, hidden: Tensor, guidance: Guidance) -> tuple[Tensor, Tensor, Tensor]:
     """Logits after guidance, see :meth:`TokenDraw.logits`; the norms fp32 [] of the logits and of the hidden rows,
     which tell whether they are finite.
     """
@@ -145,11 +147,11 @@ def guided_logits(net: Llama, how: Sampling, hidden: Tensor, guided: bool | Tens
         conditional = 2
 
     # 3. Classifier-free guidance: null + cfg (cond - null).
-    if guided is not False and len(branches) > conditional:
+    if guidance.applies and len(branches) > conditional:
         cond = mixed
         mixed = torch.lerp(branches[-1], cond, how.settings.cfg)
-        if guided is not True:
-            mixed = torch.where(guided[..., None], mixed, cond)
+        if guidance.only is not None:
+            mixed = torch.where(guidance.only[..., None], mixed, cond)
 
     # Before top-k and top-p, whose -inf is no fault. RMSNorm makes zeros of rows whose squares overflow: the logits are
     # then finite and wrong, and only the norm of the rows shows it.
@@ -164,7 +166,7 @@ def sample(
     given: Tensor | None,
     tokens: Tensor | None,
 ) -> Tensor:
-    """Tokens int64 [B, n] from logits, see :meth:`TokenDraw.sample`.
+    """Tokens int64 [B, n] of cells int64 [n] or [B, n], from their logits fp32 [B, n, V].
 
     Args:
         given: tokens int64 [B, N + 1] of an edit, -1 for the others; None without one.
@@ -195,3 +197,84 @@ def used_before(tokens: Tensor, cells: Tensor, values: int) -> Tensor:
     times = torch.zeros(*before.shape[:2], values, dtype=torch.int32, device=cells.device)
     times.scatter_add_(2, codes.expand_as(before), before.to(times.dtype))
     return times > 0
+
+
+# ------------------------------------------------------------------------------------------------ the distribution
+
+
+def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
+    """Logits fp32 [..., V] with -inf for every value that may not be sampled.
+
+    Top-k keeps the k largest and their ties; 0 keeps all. Top-p (Holtzman et al. 2019) then keeps the smallest set of
+    most probable values whose probability exceeds it; 1 keeps all.
+    """
+    values = logits.shape[-1]
+    if 0 < top_k < values:
+        least = logits.topk(top_k, dim=-1, sorted=False).values.amin(-1, keepdim=True)
+        logits = logits.masked_fill(logits < least, -torch.inf)
+
+    if top_p < 1.0:
+        ordered, index = logits.sort(dim=-1, descending=True)
+        beyond = ordered.softmax(-1).cumsum(-1) > top_p
+        # The value at which the sum crosses top_p stays.
+        beyond = torch.cat([torch.zeros_like(beyond[..., :1]), beyond[..., :-1]], dim=-1)
+        logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, index, beyond), -torch.inf)
+    return logits
+
+
+def tempered(logits: Tensor, settings: TokenSettings) -> Tensor:
+    """Logits fp32 [..., V] of the sampling distribution: after temperature, top-k, top-p and the factor of
+    ``entropy_temperature``.
+
+    At temperature 0 the likeliest value has the whole probability.
+    """
+    if settings.temperature == 0:
+        likeliest = logits.argmax(-1, keepdim=True)
+        return torch.full_like(logits, -torch.inf).scatter_(-1, likeliest, 0.0)
+
+    kept = logits if settings.temperature == 1 else logits / max(settings.temperature, 1e-5)
+    top_k = 0 if settings.top_k is None else settings.top_k  # the model's own replaced it, see defaults.resolve
+    kept = allowed(kept, top_k, settings.top_p)
+    if settings.entropy_temperature == 0:
+        return kept
+
+    # The entropy of the values that may be sampled, before any temperature.
+    untempered = logits.masked_fill(kept.isneginf(), -torch.inf)
+    return kept / entropy_factor(untempered, settings.entropy_temperature)
+
+
+def entropy_factor(logits: Tensor, strength: float) -> Tensor:
+    """Factor of the temperature by the entropy of a distribution; fp32 [..., 1] of its logits fp32 [..., V].
+
+    Source: Ma et al. 2025, "Towards Better & Faster Autoregressive Image Generation: From the Perspective of Entropy"
+    (NeurIPS 2025, arXiv 2510.09012), equation 2 with LlamaGen's constants: 2.5 exp(-H / 3) + 0.6. Where the published
+    code is more definite than the text, this follows the code: H is in nats, of the logits after guidance, top-k and
+    top-p and before the temperature, which the factor multiplies. Regions of which the model is certain get more
+    randomness (a factor of 3.1 at H 0), uncertain ones less (below 1 from H 5.5 on). At a temperature other than 1
+    top-p keeps other values than there, because it follows the temperature here, as in LlamaGen.
+
+    ``strength`` 1 is that factor, 0 is 1 for every distribution, and between them it changes in proportion, which is
+    not in the paper. Equal logits have equal factors, whatever else is sampled beside them.
+    """
+    entropy = torch.special.entr(logits.softmax(-1)).sum(-1, keepdim=True)
+
+    published = 2.5 * torch.exp(-entropy / 3) + 0.6
+    return 1 + strength * (published - 1)
+
+
+def draw(logits: Tensor, settings: TokenSettings, gumbel: Tensor) -> Tensor:
+    """Token values int64 [B, m] from logits fp32 [B, m, V] and Gumbel noise of the same shape, which temperature 0
+    ignores.
+    """
+    if settings.temperature == 0:
+        return logits.argmax(-1)
+    return (tempered(logits, settings) + gumbel).argmax(-1)
+
+
+def penalised(logits: Tensor, used: Tensor, penalty: float) -> Tensor:
+    """Repetition penalty (Keskar et al. 2019, CTRL, as in Hugging Face transformers); 1 changes nothing.
+
+    Divides the logits fp32 [..., V] of values that were sampled before (``used``, bool [..., V]) if they are positive,
+    and multiplies them otherwise.
+    """
+    return torch.where(used, torch.where(logits < 0, logits * penalty, logits / penalty), logits)

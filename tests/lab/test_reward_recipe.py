@@ -10,7 +10,7 @@ from fastar_nodes.lab.training.judge import Judge, load_judge
 from fastar_nodes.lab.training.training import Job, Schedule
 from fastar_nodes.networks.autoencoder import VQAutoencoder
 from fastar_nodes.networks.llama import Llama
-from fastar_nodes.samplers.tokens.draws import tempered
+from fastar_nodes.samplers.tokens.sampling import tempered
 
 pytestmark = pytest.mark.slow
 

@@ -146,7 +146,7 @@ class Reference:
 
     def judge(self, position: int, q: Path, p: Path) -> bool:
         """Decide a token; whether its guess was accepted."""
-        token = Tokens(torch.tensor([0]), torch.tensor([position]))
+        token = Tokens((torch.tensor([0]), torch.tensor([position])))
         if math.log(float(self.draws.guess(token))) < min(0.0, log_ratio(q.token, p, q)):
             self.tokens[position] = q.token
             self.outcome[position] = ACCEPTED

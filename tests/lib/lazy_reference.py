@@ -9,7 +9,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from fastar_nodes.samplers.mar.network import Transformer
+from fastar_nodes.samplers.mar.mar import Transformer
 from mar_reference import cosine_tables, kernel
 from torch import Tensor
 
@@ -199,8 +199,8 @@ class SlowLazy(Transformer):
         share = share_of(step, order.steps, s.ratio_schedule, s.computed_ratio)
         cond, null = [], []
         for b in range(canvas.images):
-            tokens, known = canvas.values[b], order.reveal[b, : order.starts[step]].tolist()
-            new = [] if fresh else order.reveal[b, order.starts[self.last] : order.starts[step]].tolist()
+            tokens, known = canvas.values[b], order.decision_order[b, : order.starts[step]].tolist()
+            new = [] if fresh else order.decision_order[b, order.starts[self.last] : order.starts[step]].tolist()
             asked, chosen = wanted[b].tolist(), self.follow.get(step)
             rows = [None, None] if chosen is None else [chosen[b].tolist(), chosen[b - canvas.images].tolist()]
             if fresh:

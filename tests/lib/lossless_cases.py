@@ -87,12 +87,12 @@ def careless_coupling() -> Iterator[None]:
     """Within it, a rejected diffusion step is drawn from the target's kernel p instead of from max(0, p - q)."""
 
     def careless(
-        draft: Tensor, q: Any, p: Any, uniforms: Tensor, redraws: coupling.Redraws | None = None
+        draft: Tensor, q: Any, p: Any, uniforms: Tensor, proposals: coupling.Proposals | None = None
     ) -> coupling.Coupled:
-        if redraws is None:
+        if proposals is None:
             right = coupling.couple(draft, q, p, uniforms)
             return right._replace(is_sample=right.accepted)
-        drawn = torch.where(torch.isneginf(p.log_std), p.mean, p.mean + p.log_std.exp() * redraws.normals[:, 0])
+        drawn = torch.where(torch.isneginf(p.log_std), p.mean, p.mean + p.log_std.exp() * proposals.normals[:, 0])
         none = torch.zeros(len(draft), dtype=torch.bool)
         return coupling.Coupled(drawn, none, ~none)
 

@@ -6,7 +6,7 @@ the embeddings of time and condition and the modulations of blocks whose outputs
 """
 
 from fastar_nodes.networks.mar import MARConfig
-from fastar_nodes.samplers.mar.lazy.head import EDGE, FULL, MIDDLE, CachedHeads, head_plan
+from fastar_nodes.samplers.mar.lazy.head import EDGE, FULL, MIDDLE, head_period, head_plan
 from fastar_nodes.samplers.mar.lazy.plan import BY_STATE, computed_ratios, next_refreshes, spare_rows, usual_block
 from fastar_nodes.samplers.mar.schedule import masked_after
 from fastar_nodes.samplers.mar.settings import LazyMARSettings
@@ -90,7 +90,7 @@ def head_flops(c: MARConfig, s: LazyMARSettings, published: bool) -> int:
     full = ends + 5 * c.head_depth * square
 
     steps = s.diffusion_steps
-    period = CachedHeads(s).period(steps)
+    period = head_period(s, steps)
     if period == 1:
         return 2 * 2 * c.tokens * steps * full
 

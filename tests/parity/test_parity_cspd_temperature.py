@@ -50,11 +50,12 @@ class Record:
         return self.step_noise.flip(2).transpose(1, 2)  # recorded with the lowest timestep first
 
     def guess(self, tokens: Tokens) -> Tensor:
-        return tokens.of(self.guesses)
+        return self.guesses[tokens.index]
 
     def again(self, tokens: Tokens, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
         tries = torch.arange(first, first + count)[:, None]
-        normals, uniforms = (x[tries % len(x), tokens.image, tokens.position] for x in (self.normals, self.uniforms))
+        image, position = tokens.index
+        normals, uniforms = (x[tries % len(x), image, position] for x in (self.normals, self.uniforms))
         # Beyond the recorded numbers no draw may be kept.
         return normals.transpose(0, 1), torch.where(tries < len(self.uniforms), uniforms, torch.inf).T
 

@@ -13,8 +13,7 @@ from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import Condition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
-from fastar_nodes.samplers.mar.mar import Diffusion, annealed_tables
-from fastar_nodes.samplers.mar.network import FullTransformer
+from fastar_nodes.samplers.mar.mar import Diffusion, FullTransformer, annealed_tables
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from mar_reference import diffuse, full_z

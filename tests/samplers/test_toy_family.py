@@ -72,7 +72,8 @@ def toy(model, condition, settings, noise, edit=None):
     def draw(k, cells, z):
         return drawn[:, cells] * z + classes
 
-    return (yield from decode(canvas, plan, lambda k, cells: model.net.scale, draw))
+    yield from decode(canvas, plan, lambda k, cells: model.net.scale, draw)
+    return canvas.finish()
 
 
 # ------------------------------------------------------------------------------------------------ what it gets

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 import test_sampler_contract as masked
 import torch
+from fastar_nodes.networks.ops import to_device
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.device import to_device
 from fastar_nodes.samplers.noise import PairedNoise
 from pretended_cuda import META
 from small_settings import MASKED

@@ -7,8 +7,8 @@ its published code. There are three modes, each in a file:
 - ``paper``: the paper's algorithm 1.
 - ``lossless``: ours; exactly the target's distribution, whatever the draft.
 
-A mode is a class with a method ``segment``, for :func:`samplers.engine.verified`. ``draft.py`` has the draft model's AR
-steps, which all modes share, and ``densities.py`` the rejection rule of the first two.
+A mode is a class with a method ``segment``, which drafts some AR steps and yields a verdict on each. ``draft.py`` has
+the draft model's AR steps, which all modes share, and ``densities.py`` the rejection rule of the first two.
 """
 
 from __future__ import annotations
@@ -23,12 +23,11 @@ from ....networks.torch_state import in_own_state
 from ....reports.record import DRAFTED_BY
 from ...conditioning import MaskedCondition
 from ...editing import Edit
-from ...engine import Sampler, passes, remark_draft, verified
+from ...engine import Sampler, decode, remark_draft
 from ...noise import PairedNoise
 from ..canvas import MARCanvas, mar_canvas
-from ..mar import Diffusion
+from ..mar import Diffusion, FullTransformer, Transformer
 from ..mar import check as check_mar
-from ..network import FullTransformer, Transformer
 from ..settings import CSpDSettings
 from .draft import Drafter
 from .lossless import Lossless
@@ -168,9 +167,18 @@ def diffusion(canvas: MARCanvas, transformer: Transformer) -> Diffusion:
 def speculate(
     canvas: MARCanvas, transformer: Transformer, plain: Diffusion, mode: Published | Paper | Lossless
 ) -> Sampler:
-    """The prefill, whose AR steps are the target's alone, then segments of drafts that the target verifies."""
+    """The prefill, whose AR steps are the target's alone, then segments of drafts that the target verifies.
+
+    A segment ends after its last AR step, or earlier after a rejection, because later drafts depend on the rejected
+    one.
+    """
     order = canvas.order
-    first = canvas.settings.prefill(order.steps)
-    yield from passes(canvas, {step: order.ahead(step) for step in range(first)}, transformer, plain)
-    yield from verified(canvas, first, mode.segment)
+    step = canvas.settings.prefill(order.steps)
+    yield from decode(canvas, {s: order.ahead(s) for s in range(step)}, transformer, plain)
+
+    while step < order.steps:
+        for verdict in mode.segment(step):
+            canvas.decide(*verdict)
+            step += 1
+            yield from canvas.show(step)
     return canvas.finish()

@@ -5,8 +5,9 @@ follows a diffusion path of its own. The density of x is that of the last diffus
 Sigma (equation 4) is the product of sigma_q / sigma_p over all other diffusion steps and all channels.
 
 1. A draft x is accepted with probability min(1, r(x)), where r = Sigma p(x) / q(x) (equation 5).
-2. A rejected draft is replaced by a sample of max(0, Sigma p - q), normalised (equation 6): x is drawn again from p
-   until one is kept, each with probability max(0, 1 - 1 / r(x)) (equations 10 and 11).
+2. A rejected draft is replaced by a sample of max(0, Sigma p - q), normalised (equation 6): tokens are sampled from p
+   until one is accepted, each with probability max(0, 1 - 1 / r(x)) (equations 10 and 11). Here they are called
+   proposals; the report counts them as ``redraws``.
 
 Where Sigma = 1 the result is a sample of p. A :class:`Rule` says what r is.
 """
@@ -19,16 +20,16 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ....networks.ops import to_device
 from ...coupling import Gaussian
-from ...device import to_device
 from ...noise import CounterRNG
 from ..canvas import Tokens
 
-# Most redraws of a rejected token. The first 10 are computed for every token, further ones only where needed.
+# Most proposals for a rejected token. The first 10 are computed for every token, further ones only where needed.
 TRIES = 100
 _FIRST_TRIES = 10
-# The number of the accepted redraw counts from 1; this value means that none was accepted.
-_NONE_KEPT = 0
+# The number of the accepted proposal counts from 1; this value means that none was accepted.
+_NONE = 0
 # Lanes of a token's random numbers, after those of its diffusion steps (speculation.py).
 _GUESS, _NORMAL, _UNIFORM = range(1 << 20, (1 << 20) + 3)
 
@@ -37,7 +38,7 @@ class Rule(NamedTuple):
     """What r is."""
 
     power: int  # of Sigma
-    inner_temperature: float  # factor of the stds of both densities when a draft is judged; redraws have none
+    inner_temperature: float  # factor of the stds of both densities when a draft is verified; proposals have none
 
 
 # Equations 5 and 11 as printed.
@@ -52,11 +53,11 @@ class RejectionDraws:
 
     def guess(self, tokens: Tokens) -> Tensor:
         """Uniform fp32 [N] to compare a draft's ratio with."""
-        return CounterRNG(tokens.of(self.keys)).uniform(_GUESS)[:, 0]
+        return CounterRNG(self.keys[tokens.index]).uniform(_GUESS)[:, 0]
 
     def again(self, tokens: Tokens, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
-        """Redraws from number ``first`` on: standard normals fp32 [N, count, channels] and uniforms fp32 [N, count]."""
-        rng = CounterRNG(tokens.of(self.keys))
+        """Proposals from number ``first`` on: standard normals fp32 [N, count, channels], uniforms fp32 [N, count]."""
+        rng = CounterRNG(self.keys[tokens.index])
         return rng.normal(_NORMAL, first, count, channels), rng.uniform(_UNIFORM, first, count)
 
 
@@ -73,12 +74,12 @@ class LastStep(NamedTuple):
 
     def of(self, tokens: Tokens) -> LastStep:
         """The entries of some tokens; here the parts are [B, L, channels]."""
-        return LastStep(*(tokens.of(part) for part in self))
+        return LastStep(*(part[tokens.index] for part in self))
 
     def write(self, tokens: Tokens, new: LastStep) -> None:
         """Replace the entries of some tokens; here the parts are [B, L, channels]."""
         for part, of_tokens in zip(self, new, strict=True):
-            tokens.write(part, of_tokens)
+            part[tokens.index] = of_tokens
 
 
 def last_step(kernel: Gaussian, temperature: float = 1.0) -> LastStep:
@@ -99,70 +100,71 @@ def log_ratio(token: Tensor, q: LastStep, p: LastStep, rule: Rule) -> Tensor:
     return (rule.power * log_sigma + q.log_std - p.log_std).sum(-1) + exponent(p) - exponent(q)
 
 
-def keep_probability(token: Tensor, q: LastStep, p: LastStep, rule: Rule) -> Tensor:
-    """Probability fp32 [...] that a redraw [..., channels] is kept: max(0, 1 - 1 / r), with the stds as they are."""
+def acceptance_of_proposals(token: Tensor, q: LastStep, p: LastStep, rule: Rule) -> Tensor:
+    """Probability fp32 [...] that a proposal [..., channels] is accepted: max(0, 1 - 1 / r), with the stds as they
+    are.
+    """
     return (1 - torch.exp(-log_ratio(token, q, p, rule._replace(inner_temperature=1.0)))).clamp(min=0)
 
 
 class Judged(NamedTuple):
     """The verdict on N drafts. The tokens are on the device, the other fields on the host."""
 
-    tokens: Tensor  # fp32 [N, channels]; a rejected draft of which no redraw was kept is zero
-    accepted: Tensor  # bool [N]
-    redraws: Tensor  # int64 [N], redraws of a rejected draft, the kept one included; 0 for an accepted draft
-    found: Tensor  # bool [N], False where no redraw was kept
+    tokens: Tensor  # fp32 [N, channels]; zero where the draft and all proposals were rejected
+    accepted: Tensor  # bool [N], whether the draft was
+    proposals: Tensor  # int64 [N], proposals for a rejected draft, the accepted one included; 0 for an accepted draft
+    found: Tensor  # bool [N], False where the draft and all proposals were rejected
 
     def counts(self, rows: Tensor | slice = slice(None)) -> dict[str, int]:
         """Counts of the report, of some rows: bool [N] or all."""
-        return {"redraws": int(self.redraws[rows].sum()), "redraws_exhausted": int((~self.found[rows]).sum())}
+        return {"redraws": int(self.proposals[rows].sum()), "redraws_exhausted": int((~self.found[rows]).sum())}
 
 
-def accept_or_redraw(
-    drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, draws: RejectionDraws, tokens: Tokens
-) -> Judged:
+def verify(drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, draws: RejectionDraws, tokens: Tokens) -> Judged:
     """Verify the drafts fp32 [N, channels] of tokens.
 
-    Reads from the device once, and twice where some of the first redraws were not enough.
+    Reads from the device once, and twice where some of the first proposals were not enough.
     """
     # 1. Accept with probability min(1, r).
     accepted = log_ratio(drafts, q, p, rule) > draws.guess(tokens).log()
 
-    # 2. The first redraws, of all tokens.
-    redraw, number = redrawn(draws, tokens, q, p, rule, 0, _FIRST_TRIES)
-    values = torch.where(accepted[:, None], drafts, redraw)
+    # 2. The first proposals, for all tokens.
+    proposal, number = proposed(draws, tokens, q, p, rule, 0, _FIRST_TRIES)
+    values = torch.where(accepted[:, None], drafts, proposal)
 
-    # 3. The others, of rejected tokens of which none was kept yet.
+    # 3. The others, for rejected tokens of which none was accepted yet.
     ok, number = torch.stack([accepted.to(number.dtype), number]).cpu()
     ok = ok.bool()
-    missing = (~ok & (number == _NONE_KEPT)).nonzero()[:, 0]
+    missing = (~ok & (number == _NONE)).nonzero()[:, 0]
     if len(missing):
         i = to_device(missing, drafts.device)
         more = TRIES - _FIRST_TRIES
-        some = Tokens(tokens.image[i], tokens.position[i])
-        values[i], later = redrawn(draws, some, q.rows(i), p.rows(i), rule, _FIRST_TRIES, more)
+        image, position = tokens.index
+        some = Tokens((image[i], position[i]))
+        values[i], later = proposed(draws, some, q.rows(i), p.rows(i), rule, _FIRST_TRIES, more)
         number[missing] = later.cpu()
 
-    found = ok | (number != _NONE_KEPT)
-    redraws = number.masked_fill(ok, 0).masked_fill(~found, TRIES)
-    return Judged(values, ok, redraws, found)
+    found = ok | (number != _NONE)
+    proposals = number.masked_fill(ok, 0).masked_fill(~found, TRIES)
+    return Judged(values, ok, proposals, found)
 
 
-def redrawn(
+def proposed(
     draws: RejectionDraws, tokens: Tokens, q: LastStep, p: LastStep, rule: Rule, first: int, count: int
 ) -> tuple[Tensor, Tensor]:
-    """Try redraws ``first .. first + count - 1`` from p's kernel for N tokens.
+    """Try proposals ``first .. first + count - 1`` from p's kernel for N tokens.
 
-    Returns the first redraw that each token keeps, fp32 [N, channels], and its number from 1, int64 [N]; zeros and
-    _NONE_KEPT for a token that keeps none.
+    Returns the first proposal that each token accepts, fp32 [N, channels], and its number from 1, int64 [N]; zeros and
+    _NONE for a token that accepts none.
     """
     normals, uniforms = draws.again(tokens, first, count, p.mean.shape[1])
     q = q.rows(slice(None), None)
     p = p.rows(slice(None), None)
-    drawn = p.mean + p.log_std.exp() * normals
-    kept = keep_probability(drawn, q, p, rule) > uniforms
+    proposals = p.mean + p.log_std.exp() * normals
+    accepted = acceptance_of_proposals(proposals, q, p, rule) > uniforms
 
-    found = kept.any(1)
-    chosen = kept.to(torch.uint8).argmax(1)
-    row = torch.arange(len(tokens), device=drawn.device)
-    value = torch.where(found[:, None], drawn[row, chosen], 0.0)
-    return value, torch.where(found, first + 1 + chosen, _NONE_KEPT)
+    found = accepted.any(1)
+    chosen = accepted.to(torch.uint8).argmax(1)
+    row = torch.arange(len(tokens), device=proposals.device)
+    value = torch.where(found[:, None], proposals[row, chosen], 0.0)
+    return value, torch.where(found, first + 1 + chosen, _NONE)

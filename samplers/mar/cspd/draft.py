@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from ....networks.mar import MARModel
+from ....networks.ops import to_device
 from ....reports.record import ACCEPTED, PROMPT_COUNTS, REJECTED, Report
 from ... import chain
 from ...chain import DiffusionBatch
 from ...conditioning import MaskedCondition
 from ...coupling import Gaussian
-from ...device import to_device
 from ..canvas import MARCanvas, TokenNoise, Tokens
-from ..network import FullTransformer, Transformer, full_head
+from ..mar import FullTransformer, Heads, Transformer
 
 # Counts of the report that include both models.
 _BOTH = ("transformer_passes", "transformer_tokens", "head_calls", "head_rows", "cache_bytes", *PROMPT_COUNTS)
@@ -50,40 +50,58 @@ def noisy_last_step_table(canvas: MARCanvas) -> chain.StepTable:
     return chain.step_table(tables.steps, canvas.time_embeddings(tables))
 
 
-def traced(canvas: MARCanvas, rows: DiffusionBatch, last_noise: bool = False) -> Trace:
-    """Sample rows with the full diffusion head and the steps of :func:`noisy_last_step_table`, and keep their paths.
+def traced(canvas: MARCanvas, batch: DiffusionBatch, last_noise: bool = False) -> Trace:
+    """Sample a batch with the full diffusion head and the steps of :func:`noisy_last_step_table`, and keep their paths.
 
     ``last_noise``: whether the last step adds noise, as all others do. MAR's does not.
     """
-    net = canvas.model.net
-    noise = rows.noise
+    noise = batch.noise
     if not last_noise:
         noise = noise.clone()
         noise[-1] = 0
-    rows = replace(rows, noise=noise, temperature=canvas.settings.temperature)
+    batch = replace(batch, noise=noise)
 
-    states = [rows.x]
+    net = canvas.model.net
+    head = Heads(net, canvas.report).head(batch)
+    states = [batch.x]
     means = []
     log_stds = []
-    for advanced in chain.run_chain(net, rows, full_head(net, rows, canvas.report)):
-        states.append(advanced.x)
-        means.append(advanced.mean)
-        log_stds.append(advanced.log_std)
+    for result in chain.run_chain(net, batch, head):
+        states.append(result.x)
+        means.append(result.mean)
+        log_stds.append(result.log_std)
 
     return Trace(torch.stack(states, 1), Gaussian(torch.stack(means, 1), torch.stack(log_stds, 1)))
 
 
-def segment_chains(
-    canvas: MARCanvas, first: int, zs: Sequence[Tensor], noise: TokenNoise, table: chain.StepTable
-) -> tuple[DiffusionBatch, Tokens]:
-    """The tokens of the AR steps from ``first`` on, one AR step after another, as rows for the target's head.
+class TargetBatch(NamedTuple):
+    """The tokens of some AR steps, one AR step after another, before the diffusion steps of the target's head."""
 
-    ``zs``: conditions [P, B, n, C] of each AR step.
+    batch: DiffusionBatch
+    tokens: Tokens
+    sizes: list[int]  # tokens of each AR step, of all images: B n
+
+
+def target_batches(
+    canvas: MARCanvas, transformer: Transformer, steps: range, noise: TokenNoise, table: chain.StepTable
+) -> Iterator[TargetBatch]:
+    """The tokens of AR steps for the target, given the drafts; a batch for every pass of its transformer, which
+    evaluates as many AR steps as it can.
+
+    One with caches reads final tokens only: ask for a batch when the tokens of the last one are final.
     """
-    steps = [Tokens.all(canvas.order.ahead(step)) for step in range(first, first + len(zs))]
-    tokens = Tokens.joined(steps)
-    z = torch.cat([of_step.conditions(z) for of_step, z in zip(steps, zs, strict=True)], 1)
-    return canvas.chains(table, tokens, z, noise), tokens
+    conditions = transformer.each_step(steps.start, len(steps))
+    left = steps
+    while left:
+        with canvas.clock.phase("transformer"):
+            zs = next(conditions)  # [P, B, n, C] of some AR steps
+
+        with canvas.clock.phase("head"):
+            tokens = Tokens.joined([Tokens.all(canvas.order.ahead(step)) for step in left[: len(zs)]])
+            z = torch.cat([z.flatten(1, 2) for z in zs], 1)
+            batch = canvas.batch(table, tokens, z, noise)
+        yield TargetBatch(batch, tokens, [z.shape[1] * z.shape[2] for z in zs])
+        left = left[len(zs) :]
 
 
 class Drafter:
@@ -115,8 +133,7 @@ class Drafter:
 
         with canvas.clock.phase("draft"):
             z = self.transformer(step, here)
-            rows = canvas.chains(self.table, tokens, tokens.conditions(z), noise)
-            trace = traced(canvas, rows, self.last_noise)
+            trace = traced(canvas, canvas.batch(self.table, tokens, z, noise), self.last_noise)
             self.target.draft(here, trace.tokens(here))
 
         self._move_counts()

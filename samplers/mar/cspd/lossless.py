@@ -15,23 +15,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from ....networks.ops import to_device
 from ...coupling import Gaussian
-from ...device import to_device
 from ...engine import Verdict
 from ...noise import CounterRNG, row_keys
 from ...speculation import Drafts, Speculation
 from ..canvas import MARCanvas, TokenNoise
-from ..network import Transformer, full_head
-from .draft import Drafter, Trace, outcome_of, segment_chains
+from ..mar import Heads, Transformer
+from .draft import Drafter, Trace, outcome_of, target_batches
 
 
 class Lossless:
-    """Draft some AR steps, keep those that the target accepts.
+    """Draft some AR steps, and go on after those that the target accepts.
 
     A batch advances with its slowest image. Later drafts that another image had accepted are made again from the same
     noise and verified with the same random numbers, so an image's tokens do not depend on its batch.
@@ -46,6 +47,7 @@ class Lossless:
         self.length = canvas.settings.draft_length  # of the next segment
         self.table = canvas.table(canvas.settings.diffusion_steps)
         self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
+        self.heads = Heads(canvas.model.net, canvas.report)  # in full, whatever the transformer's are
 
     def segment(self, first: int) -> Iterator[Verdict]:
         """AR steps from ``first`` on, up to the first one with a rejected draft."""
@@ -57,18 +59,18 @@ class Lossless:
         drafts = [self.drafter.step(step, self.noise) for step in steps]
 
         # 2. The target verifies one after another, and samples the rest of each path.
-        accepted_steps = 0
-        for step, verified in zip(steps, self.verify(first, drafts), strict=True):
+        accepted_ar_steps = 0
+        for step, verified in zip(steps, self.verify(steps, drafts), strict=True):
             with canvas.clock.phase("head"):
                 here = canvas.order.ahead(step)
-                accepted = torch.from_numpy(verified.kept_steps == len(self.table)).view(here.shape)
-                values = verified.paths.finish(verified.rows, settings.window).view(*here.shape, -1)
-                canvas.report.add(accepted_steps=int(verified.kept_steps.sum()))
+                accepted = torch.from_numpy(verified.accepted_steps == len(self.table)).view(here.shape)
+                values = verified.speculation.finish(verified.rows, settings.window).view(*here.shape, -1)
+                canvas.report.add(accepted_steps=int(verified.accepted_steps.sum()))
                 outcome = outcome_of(canvas, accepted)
 
             # 3. After a rejection discard the later drafts.
             all_accepted = bool(accepted.all())
-            accepted_steps += all_accepted
+            accepted_ar_steps += all_accepted
             if not all_accepted:
                 self.drafter.forget()
                 canvas.discard_drafts()
@@ -77,41 +79,25 @@ class Lossless:
                 break
 
         # 4. The next segment has at most twice the accepted length.
-        self.length = min(settings.draft_length, max(1, 2 * accepted_steps))
+        self.length = min(settings.draft_length, max(1, 2 * accepted_ar_steps))
 
-    def verify(self, first: int, drafts: Sequence[Trace]) -> Iterator[VerifiedPaths]:
-        """Verify the drafts of the AR steps from ``first`` on, one AR step after another.
-
-        The transformer evaluates as many AR steps in one pass as it can, and the head as many in one batch. One with
-        caches reads final tokens only: ask for an AR step when the tokens of the last one are final.
-        """
+    def verify(self, steps: range, drafts: Sequence[Trace]) -> Iterator[VerifiedPaths]:
+        """Verify the drafts of AR steps, one AR step after another. The head evaluates those of a pass together."""
         canvas = self.canvas
-        net = canvas.model.net
-        conditions = self.transformer.each_step(first, len(drafts))
-        done = 0
-        while done < len(drafts):
-            # 1. The target's conditions of some AR steps, given the drafts before them.
-            with canvas.clock.phase("transformer"):
-                zs = next(conditions)  # [P, B, n, C] each
-
-            # 2. Its head at all states of their drafted paths.
+        left = iter(drafts)
+        for batch, tokens, sizes in target_batches(canvas, self.transformer, steps, self.noise, self.table):
+            # 1. The head at all states of the drafted paths.
             with canvas.clock.phase("head"):
-                rows, tokens = segment_chains(canvas, first + done, zs, self.noise, self.table)
-                rng = CounterRNG(tokens.of(self.keys))
-                head = full_head(net, rows, canvas.report)
-                paths = Speculation(net, head, rows, rng)
-                kept_steps = self.advance(paths, drafts[done : done + len(zs)])
+                rng = CounterRNG(self.keys[tokens.index])
+                speculation = Speculation(canvas.model.net, self.heads.head(batch), batch, rng)
+                accepted = self.advance(speculation, list(islice(left, len(sizes))))
 
-            # 3. The rows of each AR step.
-            end = 0
-            for z in zs:
-                of_step = np.arange(end, end + z.shape[1] * z.shape[2])
-                end += len(of_step)
-                yield VerifiedPaths(paths, of_step, kept_steps[of_step])
-            done += len(zs)
+            # 2. The rows of each AR step.
+            for rows in np.split(np.arange(len(tokens)), np.cumsum(sizes)[:-1]):
+                yield VerifiedPaths(speculation, rows, accepted[rows])
 
-    def advance(self, paths: Speculation, drafts: Sequence[Trace]) -> np.ndarray:
-        """Advance paths past the diffusion steps that the target accepts. Returns how many it accepts, int64 [N]."""
+    def advance(self, speculation: Speculation, drafts: Sequence[Trace]) -> np.ndarray:
+        """Advance all rows past the drafted diffusion steps that the target accepts; returns how many, int64 [N]."""
         temperature = self.canvas.settings.temperature
         path = torch.cat([draft.path for draft in drafts])
         mean = torch.cat([draft.kernel.mean for draft in drafts])
@@ -119,7 +105,7 @@ class Lossless:
         log_std += math.log(temperature) if temperature else -math.inf
         log_std[:, -1] = -math.inf  # the last step adds no noise
         self.canvas.report.add(drafted_steps=log_std.shape[0] * log_std.shape[1])
-        return paths.verify(np.arange(len(path)), Drafts(path[:, :-1], path[:, 1:], Gaussian(mean, log_std)))
+        return speculation.verify(np.arange(len(path)), Drafts(path[:, :-1], path[:, 1:], Gaussian(mean, log_std)))
 
 
 class VerifiedPaths(NamedTuple):
@@ -127,6 +113,6 @@ class VerifiedPaths(NamedTuple):
 
     # The diffusions of all AR steps that one pass verified. These AR steps share the object, and each finishes its own
     # rows only.
-    paths: Speculation
-    rows: np.ndarray  # rows of this AR step in ``paths``, int64 [B n]
-    kept_steps: np.ndarray  # accepted diffusion steps of each row, int64 [B n]
+    speculation: Speculation
+    rows: np.ndarray  # rows of this AR step among them, int64 [B n]
+    accepted_steps: np.ndarray  # accepted diffusion steps of each row, int64 [B n]

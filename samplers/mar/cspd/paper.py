@@ -15,9 +15,9 @@ and a step is accepted if all of its tokens are. With as many AR steps as tokens
 A draft must be a sample of the density that it is judged by, so every diffusion step adds its noise, in both models.
 MAR's last step adds none; its std is 0.006 of latents of std 1. Steps before the first draft are MAR's.
 
-The paper redraws until a redraw is kept. Here there are 100 redraws at most; then the token is the target's own, and
-the report counts it (``redraws_exhausted``). Sigma < 1 makes that possible: if Sigma p is nowhere above q, no redraw
-is ever kept.
+The paper resamples until a proposal is accepted. Here there are 100 proposals at most; then the token is the target's
+own, and the report counts it (``redraws_exhausted``). Sigma < 1 makes that possible: if Sigma p is nowhere above q, no
+proposal is ever accepted.
 
 The target's distribution is kept where Sigma is 1, as in models that do not learn their variances; with learned ones
 Sigma p, which the rule takes for the target's density, does not integrate to 1.
@@ -31,14 +31,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ....networks.ops import to_device
 from ....reports.record import ACCEPTED, PLAIN, REJECTED
-from ...device import to_device
 from ...engine import Verdict
 from ...noise import row_keys
 from ..canvas import MARCanvas, TokenNoise, Tokens
-from ..network import Transformer
-from .densities import AS_PRINTED, Judged, RejectionDraws, accept_or_redraw, last_step
-from .draft import Drafter, Trace, noisy_last_step_table, segment_chains, traced
+from ..mar import Transformer
+from .densities import AS_PRINTED, Judged, RejectionDraws, last_step, verify
+from .draft import Drafter, Trace, noisy_last_step_table, target_batches, traced
 
 
 class Paper:
@@ -80,11 +80,11 @@ class Paper:
         # 1. Draft up to the first AR step at which an image takes its own tokens; also that one if another image does
         # not. If no image is due before the end, this is the last AR step, which all draft.
         last = min(int(self.own_at.min()), self.canvas.order.steps - 1)
-        others_draft_it = (self.own_at > last).any()
-        drafts = {k: self.drafter.step(k, self.noise) for k in range(first, last + others_draft_it)}
+        stop = last + 1 if (self.own_at > last).any() else last
+        drafts = {k: self.drafter.step(k, self.noise) for k in range(first, stop)}
 
         # 2. The target follows its own paths, given the drafts.
-        for step, path in enumerate(self.paths(first, last + 1 - first), first):
+        for step, path in enumerate(self.paths(range(first, last + 1)), first):
             # 3. Accept the drafts of an AR step or resample them, but for images that take their own tokens.
             takes_own = self.own_at == step
             verdict, rejects = self.verdict(step, drafts.get(step), path, takes_own)
@@ -98,26 +98,12 @@ class Paper:
             if rejects.any():
                 return
 
-    def paths(self, first: int, count: int) -> Iterator[Trace]:
-        """The target's own diffusion paths of the tokens of ``count`` AR steps from ``first`` on, given the drafts; one
-        AR step after another.
-
-        The transformer evaluates as many AR steps in one pass as it can, and the head their tokens in one batch. One
-        with caches reads final tokens only: ask for an AR step when the tokens of the last one are final.
-        """
-        clock = self.canvas.clock
-        conditions = self.transformer.each_step(first, count)
-        done = 0
-        while done < count:
-            with clock.phase("transformer"):
-                zs = next(conditions)  # [P, B, n, C] of some AR steps
-
-            with clock.phase("head"):
-                rows, _ = segment_chains(self.canvas, first + done, zs, self.noise, self.table)
-                paths = traced(self.canvas, rows, last_noise=True)
-
-            yield from paths.split([z.shape[1] * z.shape[2] for z in zs])  # B n of each AR step
-            done += len(zs)
+    def paths(self, steps: range) -> Iterator[Trace]:
+        """The target's own diffusion paths of the tokens of AR steps, given the drafts; one AR step after another."""
+        for batch, _, sizes in target_batches(self.canvas, self.transformer, steps, self.noise, self.table):
+            with self.canvas.clock.phase("head"):
+                paths = traced(self.canvas, batch, last_noise=True)
+            yield from paths.split(sizes)
 
     def verdict(self, step: int, draft: Trace | None, path: Trace, takes_own: np.ndarray) -> tuple[Verdict, np.ndarray]:
         """The verdict on an AR step, and which images have a rejected draft, bool [B].
@@ -136,9 +122,9 @@ class Paper:
             # 1. Verify all drafts.
             q = last_step(draft.kernel, canvas.settings.temperature)
             p = last_step(path.kernel, canvas.settings.temperature)
-            judged = accept_or_redraw(draft.path[:, -1], q, p, AS_PRINTED, self.draws, Tokens.all(here))
+            judged = verify(draft.path[:, -1], q, p, AS_PRINTED, self.draws, Tokens.all(here))
 
-            # 2. The target's own tokens, where they are due or no redraw was kept.
+            # 2. The target's own tokens, where they are due or every proposal was rejected.
             own = torch.from_numpy(takes_own).repeat_interleave(here.shape[1])  # bool [B n]
             of_target = to_device(own | ~judged.found, canvas.device)
             values = torch.where(of_target[:, None], path.path[:, -1], judged.tokens)

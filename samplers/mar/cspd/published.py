@@ -5,10 +5,10 @@ the code does instead:
 
 - (5): a token is accepted with probability min(1, Sigma p(x) / q(x)). The code divides by Sigma, and p and q are the
   last diffusion step's densities with stds multiplied by 42.
-- (11): a rejected token is resampled from p, and a redraw is kept with probability max(0, 1 - q / (Sigma p)). The code
-  multiplies by Sigma: max(0, 1 - Sigma q / p), with the stds as they are, at most 100 times. The token is zero if none
-  is kept.
-- Drafts are verified given the tokens of the last verification, and all accepted tokens are kept even if earlier
+- (11): a rejected token is resampled from p: a proposal is accepted with probability max(0, 1 - q / (Sigma p)). The
+  code multiplies by Sigma: max(0, 1 - Sigma q / p), with the stds as they are. It makes 100 proposals at most; if it
+  accepts none, the token is zero.
+- Drafts are verified given the tokens of the last verification, and an accepted token stays even if earlier
   ones were rejected; the guidance scale is the scale of the segment's last AR step.
 """
 
@@ -18,13 +18,13 @@ from collections.abc import Iterator
 
 import torch
 
+from ....networks.ops import to_device
 from ....reports.record import DRAFTED
-from ...device import to_device
 from ...engine import Verdict
 from ...noise import row_keys
 from ..canvas import MARCanvas, TokenNoise, Tokens
-from ..network import Transformer
-from .densities import LastStep, RejectionDraws, Rule, accept_or_redraw, last_step
+from ..mar import Transformer
+from .densities import LastStep, RejectionDraws, Rule, last_step, verify
 from .draft import Drafter, noisy_last_step_table, outcome_of, traced
 
 # The published code's r: Sigma inverted, and wider densities for drafts.
@@ -75,12 +75,11 @@ class Published:
         with canvas.clock.phase("transformer"):
             z = self.transformer(first, here)
         with canvas.clock.phase("head"):
-            rows = canvas.chains(self.table, tokens, tokens.conditions(z), self.of_target, step=last)
-            target = traced(canvas, rows)
+            target = traced(canvas, canvas.batch(self.table, tokens, z, self.of_target, step=last))
 
             # 3. Accept drafts, and resample the others.
             p = last_step(target.kernel, canvas.settings.temperature)
-            judged = accept_or_redraw(tokens.of(canvas.values), drafted.of(tokens), p, self.rule, self.draws, tokens)
+            judged = verify(canvas.values[tokens.index], drafted.of(tokens), p, self.rule, self.draws, tokens)
             canvas.report.add(**judged.counts())
 
         accepted = judged.accepted.view(here.shape)

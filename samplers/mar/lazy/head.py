@@ -10,53 +10,50 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ....networks.mar import BUDGET, MAR, DiffusionHead, HeadBlock, modulated
-from ....networks.ops import outputs
+from ....networks.ops import outputs, to_device
 from ....networks.speed import Recordable
 from ....reports.record import Report
-from ...chain import ChainHead, DiffusionBatch
-from ...device import to_device
-from ..network import Heads
+from ...chain import DiffusionBatch, Evaluation
+from ..mar import Heads
 from ..settings import CacheSettings
 
 # Diffusion steps from one full evaluation of the head to the next, of 100: the published code's.
 HEAD_PERIOD = 7
 
 
+def head_period(settings: CacheSettings, steps: int) -> int:
+    """Diffusion steps from one full evaluation of the head to the next, in proportion to their number ``steps``: the
+    error depends on the period relative to it. 1: every step is in full.
+    """
+    if settings.refresh_period == 1 or not settings.head_cache:
+        return 1
+    return math.ceil(HEAD_PERIOD * steps / 100)
+
+
 class CachedHeads(Heads):
     """The diffusion head with LazyMAR's cache, where the settings use one."""
 
-    def __init__(self, settings: CacheSettings):
+    def __init__(self, net: MAR, report: Report, settings: CacheSettings):
+        super().__init__(net, report)
         self.settings = settings
         self._plans: dict[int, HeadPlan] = {}  # by number of diffusion steps
 
-    def period(self, steps: int) -> int:
-        """Diffusion steps from one full evaluation to the next, in proportion to their number: the error depends on the
-        period relative to it.
-        """
-        s = self.settings
-        if s.refresh_period == 1 or not s.head_cache:
-            return 1
-        return math.ceil(HEAD_PERIOD * steps / 100)
-
     def whole(self, steps: int) -> bool:
-        return self.period(steps) == 1
+        return head_period(self.settings, steps) == 1
 
-    def head(self, net: MAR, rows: DiffusionBatch, report: Report) -> ChainHead:
-        steps = len(rows.table)
-        period = self.period(steps)
-        if period == 1:
-            return super().head(net, rows, report)
-
+    def head(self, batch: DiffusionBatch) -> Any:
+        steps = len(batch.table)
         if steps not in self._plans:
-            self._plans[steps] = head_plan(steps, period, rows.x.device)
-        return CachedHead(net, rows, self._plans[steps], report)
+            self._plans[steps] = head_plan(steps, head_period(self.settings, steps), batch.x.device)
+        plan = self._plans[steps]
+        return CachedHead(self.denoiser, self.net, batch, plan, self.report) if plan.reuses else super().head(batch)
 
 
 FULL = "full"
@@ -73,6 +70,7 @@ class HeadPlan(NamedTuple):
 
     kinds: list[str]
     of_kind: dict[str, Tensor]  # the steps of each kind, int64 on the device
+    reuses: bool  # whether any step reuses something
 
 
 def head_plan(steps: int, period: int, device: torch.device) -> HeadPlan:
@@ -92,7 +90,7 @@ def head_plan(steps: int, period: int, device: torch.device) -> HeadPlan:
     for kind in (FULL, EDGE, REUSED):
         which = [k for k in range(steps) if kinds[k] == kind]
         of_kind[kind] = to_device(torch.tensor(which, dtype=torch.int64), device)
-    return HeadPlan(kinds, of_kind)
+    return HeadPlan(kinds, of_kind, reuses=period > 1)
 
 
 class CachedHead:
@@ -114,21 +112,21 @@ class CachedHead:
 
     kept: Kept | None = None  # of the last step that computed it; the first step is a full one
 
-    def __init__(self, net: MAR, rows: DiffusionBatch, plan: HeadPlan, report: Report):
-        self.head = net.head
-        self.cfg = rows.cfg
+    def __init__(self, head: DiffusionHead, net: MAR, batch: DiffusionBatch, plan: HeadPlan, report: Report):
+        self.head = head
+        self.cfg = batch.cfg
         self.kinds = plan.kinds
-        self.branches, self.tokens = rows.z.shape[:2]
-        self.outer = tuple(j for j in range(len(net.head.res_blocks)) if j not in MIDDLE)
+        self.branches, self.tokens = batch.z.shape[:2]
+        self.outer = tuple(j for j in range(len(head.res_blocks)) if j not in MIDDLE)
         self.report = report  # counts the work
 
-        condition = net.head.conditions(rows.z.flatten(0, 1))
+        condition = head.cond_embed(batch.z.flatten(0, 1))
         self.modulations = {}
         for kind, which in plan.of_kind.items():
             computed = condition if kind == FULL else condition[: self.tokens]
-            self.modulations[kind] = step_modulations(net, kind, self.outer, rows.table.times[which], computed)
+            self.modulations[kind] = step_modulations(head, net, kind, self.outer, batch.table.times[which], computed)
 
-    def at(self, k: int) -> FullStep | ReusedStep:
+    def at(self, k: int) -> Evaluation:
         """See :class:`...chain.ChainHead`. The output is [P, N, 2 channels] at a full step. After it steps reuse
         :class:`Kept`, and their output [1, N, 2 channels] has the guidance in it: :func:`...chain.guide` adds none to
         an output of one branch.
@@ -137,22 +135,21 @@ class CachedHead:
         modulations = next(self.modulations[kind])
         if kind == FULL:
             self.report.add(head_calls=1, head_rows=self.branches * self.tokens)
-            return FullStep(self.head, self.cfg, self.branches, modulations)
+            return evaluate_full, self.head, self.cfg, self.branches, modulations
 
         assert self.kept is not None
         self.report.add(head_calls=1, head_rows=self.tokens)
-        return ReusedStep(self.head, self.outer, self.kept, kind == EDGE, modulations)
+        return evaluate_from_kept, self.head, self.outer, self.kept, kind == EDGE, modulations
 
 
 def step_modulations(
-    net: MAR, kind: str, outer: Sequence[int], times: Tensor, condition: Tensor
+    head: DiffusionHead, net: Recordable, kind: str, outer: Sequence[int], times: Tensor, condition: Tensor
 ) -> Iterator[tuple[Tensor, ...]]:
     """The head's modulations at every step of a kind, from time embeddings [S, w] and condition embeddings [R, w].
 
     The modulations of many steps are one product, which reads the weights once. An edge step needs the modulations of
     its ``outer`` blocks and of the last layer, a reused step only the gates of these blocks.
     """
-    head = net.head
     width = head.input_proj.out_features
     blocks = [cast(HeadBlock, head.res_blocks[j]) for j in (range(len(head.res_blocks)) if kind == FULL else outer)]
     gates = [outputs(cast(nn.Linear, block.adaLN_modulation[1]), 2 * width, 3 * width) for block in blocks]
@@ -170,35 +167,6 @@ def step_modulations(
         yield from zip(*net.laid_out(made), strict=True)
 
 
-class FullStep(NamedTuple):
-    """The head in full, see :func:`evaluate_full`."""
-
-    head: DiffusionHead
-    cfg: Tensor
-    branches: int
-    modulations: tuple[Tensor, ...]
-
-    def __call__(self, net: Recordable, x: Tensor) -> tuple[Tensor, Kept]:
-        evaluate = net.compiled(evaluate_full, "diffusion head")
-        out, kept = evaluate(self.head, self.cfg, torch.cat([x] * self.branches), self.modulations)
-        return out.view(self.branches, len(x), -1), kept
-
-
-class ReusedStep(NamedTuple):
-    """The head from what was kept, see :func:`evaluate_from_kept`."""
-
-    head: DiffusionHead
-    outer: tuple[int, ...]
-    kept: Kept
-    edge: bool
-    modulations: tuple[Tensor, ...]
-
-    def __call__(self, net: Recordable, x: Tensor) -> tuple[Tensor, Kept | None]:
-        evaluate = net.compiled(evaluate_from_kept, "diffusion head")
-        out, newer = evaluate(self.head, self.outer, self.kept, self.edge, x, self.modulations)
-        return out[None], newer if self.edge else None
-
-
 class Kept(NamedTuple):
     """What the steps after a full one reuse, of N tokens."""
 
@@ -207,14 +175,16 @@ class Kept(NamedTuple):
     guided_bias: Tensor  # of the last layer, plus the guidance, fp32 [N, 2 channels]
 
 
-def evaluate_full(head: DiffusionHead, cfg: Tensor, x: Tensor, modulations: Sequence[Tensor]) -> tuple[Tensor, Kept]:
-    """The head in full: noise and variance logits [P N, 2 channels], and what the next steps reuse.
+def evaluate_full(
+    head: DiffusionHead, cfg: Tensor, branches: int, modulations: Sequence[Tensor], x: Tensor
+) -> tuple[Tensor, Kept]:
+    """The head in full: noise and variance logits [P, N, 2 channels], and what the next steps reuse.
 
-    ``cfg`` [N, 1] is the guidance scale, and x fp32 [P N, channels] are the states for each branch of guidance.
+    ``cfg`` [N, 1] is the guidance scale, ``branches`` P, and x fp32 [N, channels] are the states.
     """
-    n = len(cfg)
+    n = len(x)
     blocks = cast(Sequence[HeadBlock], head.res_blocks)
-    h = head.input_proj(x.to(head.input_proj.weight.dtype))
+    h = head.input_proj(torch.cat([x] * branches).to(head.input_proj.weight.dtype))
     before: Tensor | None = None  # what enters the middle blocks
     middle = torch.zeros_like(h[:n])  # 0 in a head without middle blocks
     mlps = []
@@ -236,15 +206,16 @@ def evaluate_full(head: DiffusionHead, cfg: Tensor, x: Tensor, modulations: Sequ
     # The conditional branch's rows come first, the null one's last. Without guidance they are the same.
     guidance = (cfg - 1) * (out[:n] - out[-n:])[:, : head.channels]
     guided_bias = last.bias + F.pad(guidance, (0, head.channels))
-    return out, Kept(mlps, middle, guided_bias)
+    return out.view(branches, n, -1), Kept(mlps, middle, guided_bias)
 
 
 def evaluate_from_kept(
-    head: DiffusionHead, outer: Sequence[int], kept: Kept, edge: bool, x: Tensor, modulations: Sequence[Tensor]
-) -> tuple[Tensor, Kept]:
-    """The head from what was kept: noise and variance logits fp32 [N, 2 channels], and what the next steps reuse.
+    head: DiffusionHead, outer: Sequence[int], kept: Kept, edge: bool, modulations: Sequence[Tensor], x: Tensor
+) -> tuple[Tensor, Kept | None]:
+    """The head from what was kept: noise and variance logits fp32 [1, N, 2 channels], and what the next steps reuse if
+    that changes.
 
-    x fp32 [N, channels] are the states of the conditional branch. At an edge step the outer blocks' MLPs are computed.
+    x fp32 [N, channels] are the states. At an ``edge`` step the outer blocks' MLPs are computed.
     """
     h = head.input_proj(x.to(head.input_proj.weight.dtype))
     mlps = []
@@ -262,4 +233,4 @@ def evaluate_from_kept(
 
     h = modulated(h, head.final_layer.norm_final, *modulations[-2:])
     out = torch.addmm(kept.guided_bias, h.to(kept.guided_bias.dtype), head.final_layer.linear.weight.t())
-    return out, kept._replace(mlps=mlps)
+    return out[None], kept._replace(mlps=mlps) if edge else None

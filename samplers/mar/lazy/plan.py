@@ -1,7 +1,7 @@
 """When LazyMAR computes everything, which rows it computes in between, and which block measures how they changed.
 
 Source: Yan et al. 2025, "LazyMAR" (arXiv 2503.12450), and its published code, called the reference here. Shapes as in
-``lazy/__init__.py``.
+``transformer.py``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...device import to_device
+from ....networks.ops import to_device
 from ...noise import CounterRNG, row_keys
 from ..canvas import MARCanvas
 from ..settings import CacheSettings
@@ -87,10 +87,10 @@ class Plan:
 
         if self.selection == "decided":
             count = must.shape[1] + known  # known + new + wanted
-            rank = self._first(canvas.order.reveal[:, :start])
+            rank = self._first(canvas.order.decision_order[:, :start])
         elif self.selection == "undecided":
             count = canvas.cells - known  # new + wanted + others
-            rank = self._first(canvas.order.reveal[:, start:])
+            rank = self._first(canvas.order.decision_order[:, start:])
         else:
             count = max(must.shape[1] + self.spare, int(total * self.share[step]))
 

@@ -32,7 +32,6 @@ follow, and where pixels of the tokenizer are checked (``upsampling.py``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import asdict
 
 import numpy as np
@@ -42,7 +41,7 @@ from ....errors import UserError
 from ....networks.llama import TokenModel
 from ....networks.torch_state import in_own_state
 from ...conditioning import AnyCondition
-from ...engine import Sampler, Step, Verdict, remark_draft, verified
+from ...engine import Sampler, remark_draft
 from ..canvas import token_canvas
 from ..defaults import raster_only, resolve
 from ..draws import PairedDraws
@@ -98,15 +97,13 @@ def mulosd(
         result.report.maps.update(islands=np.zeros_like(step), waves=np.full_like(step, -1))
         return result
 
-    blocks = {block.begin: block for block in blocks_of(settings, draft.grid, ratio)}
-    drafter = Drafter(canvas, draft, condition, list(blocks.values()))
+    blocks = blocks_of(settings, draft.grid, ratio)
+    drafter = Drafter(canvas, draft, condition, blocks)
     judge = Judge(canvas, prepared, codebook_neighbours(up_sampler.vq.quantize, nearest, canvas.device))
     repairs: list[Repair] = []
 
-    def segment(done: int) -> Iterator[Step | Verdict]:
-        """The cycle of the block that begins here."""
-        block = blocks[done]
-
+    canvas.total = 2 * canvas.cells  # see Block
+    for block in blocks:
         # 1. The draft model generates the rows of the block.
         yield from drafter.generate(block)
 
@@ -122,13 +119,12 @@ def mulosd(
         repairs.append(repair)
 
         # 5. All islands are resampled in parallel, one wave per pass.
-        yield from judge.resample(block, hidden, repair)
+        for done, verdict in judge.resample(block, hidden, repair):
+            canvas.decide(*verdict)
+            yield from canvas.show(done)
 
         # 6. The block is final. It is reduced for the draft model.
         reduce(block, canvas, drafter.canvas, up_sampler)
-
-    canvas.total = 2 * canvas.cells  # see Block
-    yield from verified(canvas, 0, segment)
 
     canvas.report.similarity = torch.cat(judge.pools).cpu().numpy()
     canvas.report.maps["islands"] = islands_of_all(repairs)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -11,14 +12,14 @@ import torch
 from torch import Tensor
 
 from ....networks.llama import TokenModel
+from ....networks.ops import to_device
 from ...conditioning import AnyCondition
-from ...device import to_device
-from ...engine import Step, passes
+from ...engine import Step, decode
 from ..cache_slots import table_of
 from ..canvas import TokenCanvas, blank
 from ..defaults import resolve
 from ..jacobi import iterate
-from ..looks import CachedTransformer, DeviceTable
+from ..looks import ScheduleLook
 from ..prepare import prepare
 from ..sampling import TokenDraw, guided_passes
 from ..schedule import Schedule, next_token_passes
@@ -131,51 +132,41 @@ class Drafter:
         settings = resolve(settings, model)
         self.canvas = blank(model, model.grid, settings, target.noise, target.report, clock=target.clock)
         self.canvas.phases = ("draft", "draft")
-        self.transformer = CachedTransformer(self.canvas, prepared)
         self.draw = TokenDraw(self.canvas, stream="draft")
-        self.null = guides(settings)
 
         self.parallel = settings.draft_parallel
         self.in_windows = self.parallel > 1
-        # Slots of the cache for the passes of every block. In windows stand-ins have slots of their own, and padding.
-        most = max(table_of(block.schedule, one_by_one=not self.in_windows).slots for block in blocks)
-        self.slots = most if self.in_windows else most - 1
         # In windows, finished images leave the batch if no later block needs their keys and values.
         self.shrink = len(blocks) == 1
 
+        # The cache has slots for the passes of every block. In windows stand-ins have slots of their own, and padding.
+        # The null condition is read to the end, so that all blocks have the branches of one cache.
+        most = max(table_of(block.schedule, one_by_one=not self.in_windows).slots for block in blocks)
+        slots = most if self.in_windows else most - 1
+        last_guided = math.inf if guides(settings) else -1
         self.block = blocks[0]  # the present one
-        self.table: DeviceTable | None = None  # its passes, if they are fed one by one
+        self.look = ScheduleLook(self.canvas, prepared, self.block.schedule, last_guided, slots=slots)
 
     def generate(self, block: Block) -> Iterator[Step]:
         """1. Generate the rows of a block, pass by pass or in windows (``jacobi.py``)."""
         self.block = block
-        self.table = None
         self.draw.guided_by_pass = guided_passes(self.canvas.settings, block.schedule)
+        if not (block.is_first or self.in_windows):
+            self.look.follow(block.schedule)
 
         t = table_of(block.schedule, one_by_one=not self.in_windows)
         cells = to_device(torch.from_numpy(t.cells[:-1]), self.canvas.device).split(np.diff(t.cell_start).tolist())
         plan = {k: of_pass for k, of_pass in enumerate(cells) if len(of_pass)}
         if not self.in_windows:
-            yield from passes(self.canvas, plan, self.look, self.draw, self.show)
+            yield from decode(self.canvas, plan, self.look, self.draw, self.show)
             return
 
         # The first pass of the first block is the prefill, which is no part of a window.
         if block.is_first:
-            yield from passes(self.canvas, {0: plan[0]}, self.look, self.draw, self.show)
-        calls = iterate(self.canvas, self.transformer, self.draw, block.schedule, self.parallel, self.shrink)
+            yield from decode(self.canvas, {0: plan[0]}, self.look, self.draw, self.show)
+        calls = iterate(self.canvas, self.look, self.draw, block.schedule, self.parallel, self.shrink)
         for done, _ in enumerate(calls, 1 + block.is_first):
             yield from self.show(done)
-
-    def look(self, k: int, cells: Tensor) -> Tensor:
-        """Hidden rows [R, n, C] that predict the cells of pass k of the present block. Its pass 0 is the prefill."""
-        if k == 0:
-            return self.transformer.prefill(self.null, self.slots).expand(-1, len(cells), -1)
-
-        if self.table is None:  # the prefill tells the number of slots before the image's
-            t = table_of(self.block.schedule, one_by_one=True)
-            self.table = DeviceTable(t, self.transformer.cache.prefix, self.canvas.device)
-        p = self.table.at(k)
-        return self.transformer.feed(self.canvas.values, p.fed, self.null)[:, p.predicted_by]
 
     def show(self, done: int) -> Iterator[Step]:
         """Count pass number ``done`` of the present block, and yield the partial result."""

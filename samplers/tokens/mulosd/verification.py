@@ -13,14 +13,13 @@ import torch
 from torch import Tensor
 
 from ....networks.autoencoder import Codebook
+from ....networks.ops import to_device
 from ....reports.record import ACCEPTED
-from ...device import to_device
 from ...engine import Verdict
 from ..canvas import TokenCanvas
-from ..draws import tempered
 from ..looks import CachedTransformer, FedRows, chosen_rows
 from ..prepare import PreparedCondition
-from ..sampling import TokenDraw, guidance_applies
+from ..sampling import TokenDraw, guidance_at, tempered
 from ..settings import guides
 from .blocks import Block
 from .islands import Repair, WavePass, wave_passes
@@ -97,7 +96,7 @@ class Judge:
         pools = []
         own = []
         for part, rows in zip(cells.split(size), hidden.split(size, dim=1), strict=True):
-            logits = self.draw.logits(rows, guidance_applies(s, part - 1))
+            logits = self.draw.logits(rows, guidance_at(s, part - 1))
             p = tempered(logits, s).softmax(-1)
             drafts = self.canvas.values[:, part]
             pools.append(pooled(p, drafts, self.neighbours))
@@ -110,8 +109,9 @@ class Judge:
 
     # ------------------------------------------------------------ 5. resampling
 
-    def resample(self, block: Block, hidden: Tensor, repair: Repair) -> Iterator[Verdict]:
-        """5. Resample the islands of a block, one wave per pass.
+    def resample(self, block: Block, hidden: Tensor, repair: Repair) -> Iterator[tuple[int, Verdict]]:
+        """5. Resample the islands of a block, one wave per pass. Yields the progress after every pass, see
+        :class:`Block`, and what the pass decides.
 
         The pass of the verification, whose ``hidden`` rows [R, n, C] predict the cells of the block, is the pass of the
         first wave. It decides the accepted drafts too.
@@ -141,7 +141,7 @@ class Judge:
 
             # 3. The report counts the passes of both models so far; passes are numbered from 0.
             number = canvas.report.counts["transformer_passes"] - 1
-            yield Verdict(cells, values, number, what, block.repaired(k + 1, len(waves)))
+            yield block.repaired(k + 1, len(waves)), Verdict(cells, values, number, what)
 
     def feed(self, wave: WavePass) -> tuple[Tensor, Tensor]:
         """Feed what the wave before has sampled: hidden rows [R, m, C], and which of them predicts each cell of the
@@ -167,8 +167,8 @@ class Judge:
         new = []
         with self.canvas.clock.phase("sampling"):
             for part, rows in zip(cells.split(size, dim=1), predicted_by.split(size, dim=1), strict=True):
-                guided = guidance_applies(self.settings, part - 1)
-                new.append(self.draw.tokens(chosen_rows(hidden, rows), guided, part, self.canvas.values))
+                guidance = guidance_at(self.settings, part - 1)
+                new.append(self.draw.tokens(chosen_rows(hidden, rows), guidance, part, self.canvas.values))
         return torch.cat(new, dim=1)
 
 

@@ -14,7 +14,7 @@ from fastar_nodes.model_loaders.bitdance.loader import load_bitdance
 from fastar_nodes.networks.bitdance import Head
 from fastar_nodes.networks.speed import Recordable
 from fastar_nodes.reports.record import Report
-from fastar_nodes.samplers import chain, speculation
+from fastar_nodes.samplers import chain, coupling, speculation
 from fastar_nodes.samplers.blocks import bitdance as module
 from fastar_nodes.samplers.blocks.bitdance import bitdance
 from fastar_nodes.samplers.blocks.diffusion import evaluations
@@ -54,7 +54,7 @@ class Affine:
         return self(k, x)
 
     def at(self, k):
-        return lambda net, x: (self(k, x), None)
+        return (lambda x: (self(k, x), None),)
 
 
 def toy_rows(start, noise, made, given=None, dtype=torch.float32):
@@ -131,7 +131,7 @@ def test_every_step_has_the_distribution_of_the_plain_diffusion(window, given):
 @pytest.mark.parametrize("careless", ["every draft is kept", "rejected drafts are drawn again"])
 def test_carelessness_would_show(monkeypatch, careless):
     """A rejected draft cannot be replaced by a new sample of the target: what is accepted is no fair sample of it."""
-    exact = speculation.reflect
+    exact = coupling.reflect
 
     def wrong(draft, mean, p, uniform):
         if careless == "every draft is kept":
@@ -143,7 +143,7 @@ def test_carelessness_would_show(monkeypatch, careless):
         redrawn = p.mean + p.log_std.exp() * torch.randn(draft.shape, generator=g)
         return found._replace(value=torch.where(found.accepted[:, None], draft, redrawn))
 
-    monkeypatch.setattr(speculation, "reflect", wrong)
+    monkeypatch.setattr(coupling, "reflect", wrong)
     off, _ = deviations(4, 6, 4, None)
     assert off.abs().max() > 15
 
@@ -271,7 +271,7 @@ def test_every_evaluation_of_the_head_is_may_be_compiled(monkeypatch):
     calls = []
 
     def compiled(self, function, part):
-        if function is not Head.denoise:
+        if function is not chain.evaluate_in_full:
             return function
         return lambda *args: calls.append(part) or function(*args)
 

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from fastar_nodes.samplers.coupling import ROUNDING, Coupled, Gaussian, Redraws, couple, reflect, reshape
+from fastar_nodes.samplers.coupling import ROUNDING, Coupled, Gaussian, Proposals, couple, reflect, reshape
 from fastar_nodes.samplers.noise import CounterRNG
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -21,30 +21,30 @@ def rng(n: int = N, seed: int = 0) -> CounterRNG:
     return CounterRNG(torch.randint(-(2**62), 2**62, (n,), generator=torch.Generator().manual_seed(seed)))
 
 
-def redraws(keys: CounterRNG, channels: int, count: int = 16) -> Redraws:
-    return Redraws(keys.normal(7, 0, count, channels), keys.uniform(8, 0, count))
+def proposals(keys: CounterRNG, channels: int, count: int = 16) -> Proposals:
+    return Proposals(keys.normal(7, 0, count, channels), keys.uniform(8, 0, count))
 
 
-def with_redraws(make, keys: CounterRNG, channels: int) -> Coupled:
-    """A coupling with as many redraws as are needed; ``make``: of an index of rows and their redraws."""
-    out = make(slice(None), redraws(keys, channels))
+def with_proposals(make, keys: CounterRNG, channels: int) -> Coupled:
+    """A coupling with as many proposals as are needed; ``make``: of an index of rows and their proposals."""
+    out = make(slice(None), proposals(keys, channels))
     value, found = out.value.clone(), out.is_sample.clone()
     for count in (256, 4096, 1 << 16, 1 << 18):
         some = (~found).nonzero()[:, 0]
         if len(some):
-            again = make(some, redraws(keys.of(some), channels, count))
+            again = make(some, proposals(keys.of(some), channels, count))
             value[some], found[some] = again.value, again.is_sample
     assert bool(found.all())
     return out._replace(value=value, is_sample=found)
 
 
 def coupled(draft, q: Gaussian, p: Gaussian, uniforms, keys: CounterRNG) -> Coupled:
-    """The coupling with as many redraws as are needed."""
+    """The coupling with as many proposals as are needed."""
 
-    def make(rows, more: Redraws) -> Coupled:
+    def make(rows, more: Proposals) -> Coupled:
         return couple(draft[rows], q.rows(rows), p.rows(rows), uniforms[rows], more)
 
-    return with_redraws(make, keys, draft.shape[1])
+    return with_proposals(make, keys, draft.shape[1])
 
 
 def drafts(mean: list[float], std: list[float], seed: int = 1) -> tuple[torch.Tensor, Gaussian]:
@@ -85,10 +85,10 @@ def test_reshaping_is_exact_and_accepts_as_often_as_any_coupling_can(wide):
     keys = rng()
     log_std, uniform = torch.full((N, 1), math.log(wide)), keys.uniform(3)[:, 0]
 
-    def make(rows, more: Redraws) -> Coupled:
+    def make(rows, more: Proposals) -> Coupled:
         return reshape(y[rows], q.rows(rows), log_std[rows], uniform[rows], more)
 
-    out = with_redraws(make, keys, 1)
+    out = with_proposals(make, keys, 1)
     # Two Gaussians of one mean cross at +-c.
     c = math.sqrt(2 * math.log(wide) / (1 - 1 / wide**2))
     overlap = 1 - abs(2 * (phi(c) - phi(c / wide)))
@@ -108,7 +108,7 @@ def test_any_two_gaussians_exactly():
     assert 0.4 < float(out.accepted.float().mean()) < 0.9
     assert torch.equal(out.value[out.accepted], y[out.accepted])
     is_standard((out.value - p.mean) / p.log_std.exp())
-    # Redraws change neither which drafts are accepted nor what replaces the others' noise.
+    # Proposals change neither which drafts are accepted nor what replaces the others' noise.
     without = couple(y, q, p, uniforms)
     assert torch.equal(without.accepted, out.accepted)
     assert torch.equal(without.value[without.is_sample], out.value[without.is_sample])
@@ -146,8 +146,8 @@ def test_the_first_redraw_that_is_kept_by_hand():
         ([0.505, 0.54], -0.2, True),
         ([0.505, 0.54, 1.0], -0.2, True),
     ):
-        redraws = Redraws(normals[:, : len(uniforms)], torch.tensor([uniforms]))
-        out = couple(torch.tensor([[2.0]]), q, p, torch.full((1, 2), 0.5), redraws)
+        proposals = Proposals(normals[:, : len(uniforms)], torch.tensor([uniforms]))
+        out = couple(torch.tensor([[2.0]]), q, p, torch.full((1, 2), 0.5), proposals)
         assert float(out.value) == pytest.approx(value) and out.is_sample.tolist() == [found]
         assert out.accepted.tolist() == [False]
 
@@ -175,18 +175,18 @@ def test_without_noise_only_the_mean_itself_is_accepted():
     still = torch.full((2, 3), -math.inf)
     q = Gaussian(torch.tensor([[1.0, 2, 3], [1.0, 2, 3]]), still)
     p = Gaussian(torch.tensor([[1.0, 2, 3], [1.0, 2.5, 3]]), still)
-    out = couple(q.mean, q, p, torch.ones(2, 2), redraws(rng(2), 3))
+    out = couple(q.mean, q, p, torch.ones(2, 2), proposals(rng(2), 3))
     assert bool(out.is_sample.all()), "no redraw is needed"
     assert out.accepted.tolist() == [True, False]
     assert torch.equal(out.value, p.mean)
 
 
 def test_what_is_not_a_number_passes_through():
-    """A head that blew up is seen in the image and asks for no further redraws."""
+    """A head that blew up is seen in the image and asks for no further proposals."""
     y, q = drafts([0.0, 1.0], [1.0, 1.0])
     bad = torch.where(torch.arange(N)[:, None] % 2 == 0, torch.nan, 0.5).expand(-1, 2)
     for p in (Gaussian(bad, q.log_std), Gaussian(q.mean, bad), Gaussian(bad, bad)):
-        out = couple(y, q, p, rng().uniform(0, count=2), redraws(rng(), 2))
+        out = couple(y, q, p, rng().uniform(0, count=2), proposals(rng(), 2))
         assert bool(out.value[1::2].isfinite().all()) and not bool(out.value[::2].isfinite().any())
         assert bool(out.is_sample[::2].all())
 

@@ -17,8 +17,7 @@ from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.cspd import cspd
-from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.network import FullTransformer, Transformer
+from fastar_nodes.samplers.mar.mar import FullTransformer, Transformer, mar
 from fastar_nodes.samplers.mar.settings import CSpDSettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from stepping import stepped
@@ -189,7 +188,7 @@ class Remembers(FullTransformer):
 
     def __call__(self, step, wanted):
         tokens = self.canvas.values
-        known = self.canvas.order.known(step)[..., None].expand(-1, -1, tokens.shape[2])
+        known = self.canvas.order.decided_before(step)[..., None].expand(-1, -1, tokens.shape[2])
         self.asked.append((step, tokens.gather(1, known)))
         return super().__call__(step, wanted)
 

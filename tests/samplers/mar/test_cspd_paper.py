@@ -22,12 +22,11 @@ from fastar_nodes.samplers.mar.cspd.densities import (
     LastStep,
     RejectionDraws,
     Rule,
-    accept_or_redraw,
-    keep_probability,
+    acceptance_of_proposals,
     log_ratio,
+    verify,
 )
-from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.network import FullTransformer, Transformer
+from fastar_nodes.samplers.mar.mar import FullTransformer, Transformer, mar
 from fastar_nodes.samplers.mar.settings import CSpDSettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from tiny_models import tiny_mar
@@ -196,7 +195,7 @@ def judged(rest: float, rule: Rule = AS_PRINTED, seed: int = 3) -> tuple[Tensor,
     keys = torch.randint(-(2**62), 2**62, (1, DRAWS), generator=g)
     position = torch.arange(DRAWS)
     q, p = (LastStep(*(part.expand(DRAWS, 1) for part in side)) for side in (q, p))
-    found = accept_or_redraw(drafts, q, p, rule, RejectionDraws(keys), Tokens(torch.zeros_like(position), position))
+    found = verify(drafts, q, p, rule, RejectionDraws(keys), Tokens((torch.zeros_like(position), position)))
     assert bool(found.found.all())
     return found.tokens[:, 0].double(), float(found.accepted.double().mean())
 
@@ -260,7 +259,7 @@ def test_equations_5_and_11_of_one_channel():
     q, p = (LastStep(*(torch.tensor([[x]]) for x in parts)) for parts in (of_q, of_p))
     r = math.exp(0.5) / 3
     assert float(log_ratio(torch.ones(1, 1), q, p, AS_PRINTED).exp()) == pytest.approx(r, rel=1e-5)
-    assert float(keep_probability(torch.ones(1, 1), q, p, AS_PRINTED)) == 0, "1 - 1 / r is negative"
+    assert float(acceptance_of_proposals(torch.ones(1, 1), q, p, AS_PRINTED)) == 0, "1 - 1 / r is negative"
     far = torch.full((1, 1), 3.0)
     r = 2 / 3 / 2 * math.exp(-0.5) / math.exp(-4.5)
-    assert float(keep_probability(far, q, p, AS_PRINTED)) == pytest.approx(1 - 1 / r, rel=1e-5)
+    assert float(acceptance_of_proposals(far, q, p, AS_PRINTED)) == pytest.approx(1 - 1 / r, rel=1e-5)

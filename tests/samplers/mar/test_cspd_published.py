@@ -15,10 +15,10 @@ from fastar_nodes.samplers.mar.cspd.densities import (
     TRIES,
     LastStep,
     Rule,
-    accept_or_redraw,
-    keep_probability,
+    acceptance_of_proposals,
     last_step,
     log_ratio,
+    verify,
 )
 from fastar_nodes.samplers.mar.cspd.draft import outcome_of
 from fastar_nodes.samplers.mar.cspd.published import PUBLISHED_RULE
@@ -43,9 +43,9 @@ def test_the_ratio_of_one_channel():
     assert float(log_ratio(token, q, p, published(1.0)).exp()) == pytest.approx(0.75 * math.exp(0.5), rel=1e-5)
     assert float(log_ratio(token, q, p, published(42.0)).exp()) == pytest.approx(0.75 * math.exp(0.5 / 42**2), rel=1e-5)
     kept = 1 - 1 / (0.75 * math.exp(0.5))
-    assert float(keep_probability(token, q, p, published(42.0))) == pytest.approx(kept, rel=1e-4)
+    assert float(acceptance_of_proposals(token, q, p, published(42.0))) == pytest.approx(kept, rel=1e-4)
     # Where q / (Sigma p) is above 1 nothing is kept.
-    assert float(keep_probability(token - 1, q, p, published(42.0))) == 0
+    assert float(acceptance_of_proposals(token - 1, q, p, published(42.0))) == 0
 
 
 def test_what_is_stored_of_a_path():
@@ -71,7 +71,8 @@ class Draws:
     def again(self, tokens, first, count, channels):
         self.asked.append((len(tokens), first, count))
         number = torch.arange(first, first + count)
-        normals = torch.where(number == self.kept[tokens.position, None], 0.25 * tokens.position[:, None], -2.0)
+        _, position = tokens.index
+        normals = torch.where(number == self.kept[position, None], 0.25 * position[:, None], -2.0)
         return normals[..., None], torch.full(normals.shape, 0.5)
 
 
@@ -82,10 +83,10 @@ def test_drafts_and_redraws():
     drafts = torch.tensor([2.0, 0, 0, 0, 0, 0, 0])[:, None]
     rows = torch.arange(7)
     q, p = last(0.0, 1.0, tokens=7), last(3.0, 1.0, tokens=7)
-    judged = accept_or_redraw(drafts, q, p, published(1.0), draws, Tokens(torch.zeros_like(rows), rows))
+    judged = verify(drafts, q, p, published(1.0), draws, Tokens((torch.zeros_like(rows), rows)))
     assert judged.accepted.tolist() == [True, False, False, False, False, False, False]
     assert judged.tokens[:, 0].tolist() == [2.0, 3.25, 3.5, 3.75, 4.0, 4.25, 0.0]
-    assert judged.redraws.tolist() == [0, 1, 10, 11, 58, TRIES, TRIES]
+    assert judged.proposals.tolist() == [0, 1, 10, 11, 58, TRIES, TRIES]
     assert judged.found.tolist() == [True] * 6 + [False]
     assert judged.counts() == {"redraws": 80 + 2 * TRIES, "redraws_exhausted": 1}
     assert judged.counts(rows < 2) == {"redraws": 1, "redraws_exhausted": 0}

@@ -19,10 +19,9 @@ from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.lazy import LazyTransformer, lazymar, plan
-from fastar_nodes.samplers.mar.lazy.head import CachedHeads, evaluate_from_kept, evaluate_full
+from fastar_nodes.samplers.mar.lazy.head import CachedHeads, evaluate_from_kept, evaluate_full, head_period, head_plan
 from fastar_nodes.samplers.mar.lazy.plan import computed_ratios, spare_rows, usual_block
-from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.network import Heads
+from fastar_nodes.samplers.mar.mar import Heads, mar
 from fastar_nodes.samplers.mar.settings import CacheSettings, LazyMARSettings, MARBase, MARSettings
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
@@ -60,9 +59,9 @@ class Watched(LazyTransformer):
         self.refreshed, self.chosen = [], []
         self.plan.rows = partial(self.choice, self.plan.rows)
 
-    def refresh(self, step):
+    def refresh(self, step, wanted):
         self.refreshed.append(step)
-        return super().refresh(step)
+        return super().refresh(step, wanted)
 
     def choice(self, rows, step, known, must):
         choose = rows(step, known, must)
@@ -243,7 +242,7 @@ def drive(model, make, base, calls, reach=1, drawn=None):
     out = []
     with torch.no_grad():
         for step in calls:
-            known = canvas.order.known(step)[..., None].expand(-1, -1, c.channels)
+            known = canvas.order.decided_before(step)[..., None].expand(-1, -1, c.channels)
             canvas.values = canvas.values.scatter(1, known, made.gather(1, known)) if edit is None else made
             out.append(look(step, canvas.order.ahead(step, reach)))
     return look, out
@@ -439,19 +438,14 @@ def test_computed_rows_are_counted_block_by_block(encoder_cache):
     assert canvas.report.counts["transformer_tokens"] == rows
 
 
-class Period(CachedHeads):
-    """LazyMAR's head with a period of so many diffusion steps."""
-
-    def __init__(self, period):
-        super().__init__(CacheSettings())
-        self.always = period
-
-    def period(self, steps):
-        return self.always
-
-
-def sampled(heads, net, rows):
-    return heads.sample(net, rows, Report("mar", "tiny", {}, None, len(rows.x), "cpu"))
+def sampled(net, batch, period=1):
+    """Sampled with LazyMAR's head and a period of so many diffusion steps; 1: by MAR's."""
+    report = Report("mar", "tiny", {}, None, len(batch.x), "cpu")
+    if period == 1:
+        return Heads(net, report).sample(batch)
+    heads = CachedHeads(net, report, CacheSettings())
+    heads._plans[len(batch.table)] = head_plan(len(batch.table), period, batch.x.device)
+    return heads.sample(batch)
 
 
 def table_of(net, made):
@@ -474,7 +468,7 @@ def test_the_head_cache_equals_the_slow_reference(depth, steps, period, guided):
     times = table.timestep_map.tolist()
     with torch.no_grad():
         tokens = chain.DiffusionBatch(z, scale, first, noise, table_of(model.net, table), 0.9)
-        got, full = sampled(Period(period), model.net, tokens), sampled(Heads(), model.net, tokens)
+        got, full = sampled(model.net, tokens, period), sampled(model.net, tokens)
         rows = [
             slow_head(model.net, list(z[:, i]), float(scale[i]), first[i], noise[:, i], times, period, 0.9)
             for i in range(n)
@@ -507,7 +501,7 @@ def test_when_the_head_is_cached(model):
     """A period of 7 of 100 steps is less than one of 6, and 2 of 20; none without caches between AR steps."""
 
     def period(steps, **changes):
-        return CachedHeads(CacheSettings(**changes)).period(steps)
+        return head_period(CacheSettings(**changes), steps)
 
     assert (period(6), period(20), period(43), period(100)) == (1, 2, 4, 7)
     assert period(30, refresh_period=1) == period(30, head_cache=False) == 1
@@ -521,12 +515,12 @@ def test_drafts_pull_a_cached_head_too(model):
     z, (first, draft) = torch.randn(2, 2, 16, generator=g), torch.randn(2, 2, 4, generator=g)
     noise = torch.randn(len(table), 2, 4, generator=g)
     weights = torch.tensor([0.0] * (len(table) - 1) + [1.0])
-    pull = chain.MeanAdjustment([(draft, weight) for weight in weights])
+    pull = chain.MeanAdjustment(draft, weights)
     with torch.no_grad():
         made = table_of(model.net, table)
         tokens = chain.DiffusionBatch(z, torch.full((2, 1), 2.0), first, noise, made, change=pull)
-        out = sampled(Period(3), model.net, tokens)
-        free = sampled(Period(3), model.net, dataclasses.replace(tokens, change=None))
+        out = sampled(model.net, tokens, 3)
+        free = sampled(model.net, dataclasses.replace(tokens, change=None), 3)
     torch.testing.assert_close(out, draft, rtol=1e-4, atol=1e-4)
     assert (out - free).abs().max() > 0.1
 

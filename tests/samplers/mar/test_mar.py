@@ -10,7 +10,7 @@ from fastar_nodes.networks.mar import MAR, MARConfig, MARModel
 from fastar_nodes.samplers.annealing import annealed_steps
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar import network
+from fastar_nodes.samplers.mar import mar as sampler
 from fastar_nodes.samplers.mar.canvas import Order
 from fastar_nodes.samplers.mar.lazy import lazymar
 from fastar_nodes.samplers.mar.mar import mar
@@ -60,7 +60,7 @@ def test_modulations_of_as_many_steps_as_fit_the_budget_are_computed_at_once(mod
     monkeypatch.setattr(head, "modulations", lambda self, x: sizes.append(len(x)) or inner(self, x))
     found = []
     for budget in (4 * 64 * 8 * 16, 4 * 64 * 8 * 16 - 1, 1):
-        monkeypatch.setattr(network, "BUDGET", budget)
+        monkeypatch.setattr(sampler, "BUDGET", budget)
         found.append(run(model, steps=1).latents)
     torch.testing.assert_close(torch.stack(found[1:]), found[0].expand(2, -1, -1, -1, -1), rtol=1e-5, atol=1e-5)
     assert sizes == [4, 4, 1, 3, 3, 3, *[1] * 9]
@@ -113,13 +113,13 @@ def test_the_guidance_scale_grows_with_the_decided_tokens():
 
 
 def test_positions_are_revealed_from_the_end_of_an_order():
-    reveal = Order(torch.tensor([[3, 0, 2, 1], [0, 1, 2, 3]]), MARSettings(steps=2)).reveal
+    reveal = Order(torch.tensor([[3, 0, 2, 1], [0, 1, 2, 3]]), MARSettings(steps=2)).decision_order
     assert reveal.tolist() == [[1, 2, 0, 3], [3, 2, 1, 0]]
     # Given positions first, each part in the order's own sequence.
     drawn = torch.tensor([[True, False, False, True]])
-    assert Order(torch.tensor([[3, 0, 2, 1]]), MARSettings(steps=2), drawn).reveal.tolist() == [[1, 2, 0, 3]]
+    assert Order(torch.tensor([[3, 0, 2, 1]]), MARSettings(steps=2), drawn).decision_order.tolist() == [[1, 2, 0, 3]]
     drawn = torch.tensor([[False, True, True, False]])
-    assert Order(torch.tensor([[3, 0, 2, 1]]), MARSettings(steps=2), drawn).reveal.tolist() == [[0, 3, 1, 2]]
+    assert Order(torch.tensor([[3, 0, 2, 1]]), MARSettings(steps=2), drawn).decision_order.tolist() == [[0, 3, 1, 2]]
 
 
 @given(
@@ -133,7 +133,9 @@ def test_an_order_partitions_the_image(sizes, seed):
     assert torch.equal(torch.cat(groups, 1).sort(1).values, torch.arange(tokens).expand(2, -1))
     assert all(group.numel() for group in groups)
     for s in range(steps):
-        assert torch.equal(order.known(s), torch.cat([order.reveal[:, :0], *groups[:s]], 1).sort(1).values)
+        assert torch.equal(
+            order.decided_before(s), torch.cat([order.decision_order[:, :0], *groups[:s]], 1).sort(1).values
+        )
         assert torch.equal(order.ahead(s, reach), torch.cat(groups[s : s + reach], 1))
     assert all(1 <= c <= 3.0 for c in order.cfg) and order.cfg == sorted(order.cfg)
 
@@ -144,7 +146,7 @@ def test_a_step_decides_what_was_chosen_and_the_others_keep_their_order():
     assert given == [[[13, 12, 11, 10]], [[5, 4, 3, 2, 1, 0]]], "3 tokens in step 1, and no more than are left"
 
     order.choose(1, torch.tensor([[0, 12, 9]]))
-    assert order.reveal.tolist() == [[15, 14, 0, 12, 9, 13, 11, 10, 8, 7, 6, 5, 4, 3, 2, 1]]
+    assert order.decision_order.tolist() == [[15, 14, 0, 12, 9, 13, 11, 10, 8, 7, 6, 5, 4, 3, 2, 1]]
     assert [group.tolist() for group in order.plan.values()][:2] == [[[15, 14]], [[0, 12, 9]]]
     assert order.scale[0, [15, 12, 13, 1]].tolist() == pytest.approx(order.cfg)
 

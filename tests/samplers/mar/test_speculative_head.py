@@ -18,7 +18,7 @@ from fastar_nodes.samplers import chain
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.coupling import Gaussian
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar import network
+from fastar_nodes.samplers.mar import mar as sampler
 from fastar_nodes.samplers.mar.lazy import LazyTransformer
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
@@ -85,7 +85,7 @@ def test_states_are_evaluated_as_many_at_once_as_fit_the_budget(model, monkeypat
     whole = run(model, **short)
     for budget, states in ((2 * 2 * 8 * 16, 2), (2 * 2 * 8 * 16 - 1, 1), (1, 1)):
         sizes.clear()
-        monkeypatch.setattr(network, "BUDGET", budget)
+        monkeypatch.setattr(sampler, "BUDGET", budget)
         parts = run(model, **short)
         torch.testing.assert_close(parts.latents, whole.latents, rtol=1e-4, atol=1e-3)
         assert max(sizes) == states and 2 * sum(sizes) == whole.report.counts["head_rows"]
@@ -175,7 +175,7 @@ def test_every_evaluation_of_the_head_may_be_compiled(model, monkeypatch):
     calls: list[int] = []
 
     def compiled(self, function, part):
-        if function is not DiffusionHead.denoise:
+        if function is not chain.evaluate_in_full:
             return function
         return lambda *args: calls.append(1) or function(*args)
 

@@ -18,12 +18,12 @@ from fastar_nodes.samplers.tokens import jacobi as module
 from fastar_nodes.samplers.tokens import sampling
 from fastar_nodes.samplers.tokens.cache_slots import table_of
 from fastar_nodes.samplers.tokens.canvas import token_canvas
-from fastar_nodes.samplers.tokens.draws import PairedDraws, draw
+from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
-from fastar_nodes.samplers.tokens.looks import ScheduleLook
+from fastar_nodes.samplers.tokens.looks import ScheduleLook, last_guided
 from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
-from fastar_nodes.samplers.tokens.sampling import TokenDraw, guided_passes
+from fastar_nodes.samplers.tokens.sampling import TokenDraw, draw, guided_passes
 from fastar_nodes.samplers.tokens.schedule import raster
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
@@ -147,7 +147,7 @@ def test_a_window_of_one_pass_makes_the_calls_of_serial_decoding():
         serial = run(*CASES[name])
         canvas, condition = token_canvas(name, model, condition_of(kind_of(model)), chosen, PairedDraws(5, (0, 1, 2)))
         guided = guided_passes(canvas.settings, schedule)
-        look = ScheduleLook(canvas, condition, schedule, guided)
+        look = ScheduleLook(canvas, condition, schedule, last_guided(guided))
         one = finish(module.decode_in_windows(canvas, look, TokenDraw(canvas, guided), 1))
         assert torch.equal(one[0], serial[0])
         assert one.report.counts["transformer_passes"] == serial.report.counts["transformer_passes"]

@@ -402,7 +402,13 @@ def judge(net, tokens, chosen, table) -> Judge:
     """A target of which only the logits are computed."""
     model = SimpleNamespace(net=net)
     canvas = SimpleNamespace(
-        model=model, values=tokens, settings=chosen, noise=tokens, given=None, watch=lambda *norms: None
+        model=model,
+        values=tokens,
+        settings=chosen,
+        noise=PairedDraws(5, range(len(tokens))),
+        given=None,
+        device=tokens.device,
+        watch=lambda *norms: None,
     )
     return Judge(canvas, PreparedCondition(tokens), table)
 

@@ -5,7 +5,6 @@ single settings, batches, unusual prompts, and the de-tokenizer.
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,10 +15,10 @@ from fastar_nodes.networks.ta_tok import TATokModel
 from fastar_nodes.networks.tar import TarModel
 from fastar_nodes.samplers.conditioning import CodeCondition
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.tokens.draws import PairedDraws, penalised
+from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.prepare import features_of, prepare
-from fastar_nodes.samplers.tokens.sampling import TokenDraw
+from fastar_nodes.samplers.tokens.sampling import Sampling, penalised, sample
 from fastar_nodes.samplers.tokens.settings import DETAILS, LlamaGenSettings, TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
 from qwen_reference import TINY, language_logits, tiny_tar
@@ -110,18 +109,15 @@ def test_repetition_penalty_defaults_to_the_files() -> None:
 
 def test_a_code_is_penalised_behind_its_cell_only() -> None:
     """Neither the guess in a cell nor those behind it count, nor the zero of a cell that holds nothing yet."""
-    model = SimpleNamespace(net=None)
-    settings = TarPromptSettings(temperature=0.0)
-    draw = TokenDraw(
-        SimpleNamespace(model=model, settings=settings, noise=PairedDraws(1, (0,)), given=None), penalty=2.0
-    )
+    how = Sampling(TarPromptSettings(temperature=0.0), images=1, penalty=2.0)
+    noise = PairedDraws(1, (0,)).stream("code", 3, torch.device("cpu"))
 
     # Cells 0, 1 and 2, which hold the codes 0, 1 and 2; padding behind them.
     tokens = torch.tensor([[0, 1, 2, 0]])
     logits = torch.tensor([[[2.0, 1.9, 0.0], [2.0, 1.9, 0.97], [1.9, 1.9, 0.97]]])
     # Halved are no code, then 0, then 0 and 1.
-    assert draw.sample(logits, torch.arange(3), tokens).tolist() == [[0, 1, 2]]
-    assert draw.sample(logits, torch.tensor([[0, 1, 2]]), tokens).tolist() == [[0, 1, 2]]
+    assert sample(how, logits, noise, torch.arange(3), None, tokens).tolist() == [[0, 1, 2]]
+    assert sample(how, logits, noise, torch.tensor([[0, 1, 2]]), None, tokens).tolist() == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize("prompts", [[], (), "a red boat", [3], [["x"]], [None]])

@@ -12,7 +12,7 @@ from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.canvas import blank, given_tokens
 from fastar_nodes.samplers.tokens.draws import PairedDraws
-from fastar_nodes.samplers.tokens.sampling import TokenDraw
+from fastar_nodes.samplers.tokens.sampling import Sampling, sample
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from test_token_contract import start
 
@@ -65,9 +65,9 @@ def test_a_given_token_of_value_0_is_given_like_any_other():
     # Code 1 is the likeliest everywhere.
     logits = torch.tensor([0.0, 1.0, 0.0]).expand(1, 4, 3)
     cells = torch.arange(4)
-    draw = TokenDraw(canvas)
-    assert draw.sample(logits, cells, canvas.values).tolist() == [[0, 2, 1, 1]]
-    assert draw.sample(logits, cells[None], canvas.values).tolist() == [[0, 2, 1, 1]]
+    how, noise = Sampling(settings, images=1), canvas.noise.stream("token", 3, canvas.device)
+    assert sample(how, logits, noise, cells, canvas.given, canvas.values).tolist() == [[0, 2, 1, 1]]
+    assert sample(how, logits, noise, cells[None], canvas.given, canvas.values).tolist() == [[0, 2, 1, 1]]
 
     canvas.values[:] = 1
     assert canvas.shown(canvas.decided).tolist() == [[[0, 2], [0, 0]]]

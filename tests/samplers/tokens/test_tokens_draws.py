@@ -4,7 +4,8 @@ import math
 
 import pytest
 import torch
-from fastar_nodes.samplers.tokens.draws import PairedDraws, allowed, draw, entropy_factor, tempered
+from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.sampling import allowed, draw, entropy_factor, tempered
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -95,7 +96,7 @@ def test_a_number_that_rounds_to_one_stays_below_it():
 @pytest.mark.parametrize("bits", [0, 1, 2**31, 2**32 - 129, 2**32 - 128, 2**32 - 1])
 def test_noise_is_finite_whatever_the_bits(monkeypatch, bits):
     signed = (bits << 32) - (1 << 64 if bits >= 1 << 31 else 0)
-    monkeypatch.setattr("fastar_nodes.samplers.tokens.draws.mix_", lambda x: torch.full_like(x, signed))
+    monkeypatch.setattr("fastar_nodes.samplers.noise.mix_", lambda x: torch.full_like(x, signed))
     uniform = PairedDraws(1, (0,)).uniform("token", torch.tensor([0]), 1)
     assert 0 < float(uniform) < 1 and float(uniform) == pytest.approx((bits + 0.5) / 2**32, rel=1e-7)
     assert PairedDraws(1, (0,)).gumbel("token", torch.tensor([0]), 1).isfinite().all()
