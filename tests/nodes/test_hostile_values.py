@@ -209,6 +209,7 @@ def tensors_of(value: Any) -> Iterator[torch.Tensor]:
 
 
 @pytest.mark.parametrize("name", NODES)
+@pytest.mark.fast_cases(every=3)
 def test_every_node_gives_the_same_whatever_others_left_in_torch(name, given):
     node, inputs = NODES[name], valid_inputs(NODES[name], given)
     plain = [*tensors_of(node.execute(**inputs).result)]

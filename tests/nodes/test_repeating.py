@@ -75,6 +75,7 @@ RUNS |= {
 
 
 @pytest.mark.parametrize("name", RUNS)
+@pytest.mark.fast_cases(every=2)
 def test_a_run_repeats_from_its_report(name, folder):
     sampler, changes = RUNS[name]
     (node,) = [node for node in NODES.values() if node.sampler == sampler]

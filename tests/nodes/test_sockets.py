@@ -344,7 +344,7 @@ DRAWN = {
 
 
 @pytest.mark.parametrize("family", DRAWN)
-@pytest.mark.fast_cases("MAR", "LlamaGen")
+@pytest.mark.fast_cases("MAR")
 def test_model_and_condition_of_a_second_import_draw_the_same_image(copy, family):
     loader, sampler, maker, inputs = DRAWN[family]
 
@@ -432,6 +432,7 @@ def test_other_packs_import_the_copy_that_comfyui_runs():
     assert told == "{'fastar_nodes'} <class 'fastar_nodes.samplers.conditioning.Condition'>\n" and "FastAR" not in log
 
 
+@pytest.mark.slow
 def test_a_name_that_another_copy_has_is_left_to_it():
     told, log = registered(taken="/elsewhere/fastar_nodes/__init__.py")
     assert told == "{'/comfy/custom_nodes/fastar-nodes'} None\n"

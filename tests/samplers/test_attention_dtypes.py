@@ -42,6 +42,7 @@ def masks(monkeypatch):
 
 
 @pytest.mark.parametrize(("contract", "name"), CASES)
+@pytest.mark.fast_cases(every=4)
 def test_masks_have_the_dtype_of_the_queries(contract, name, masks):
     out = finish(contract.start(name, move=in_fp16))
 

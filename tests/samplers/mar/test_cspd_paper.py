@@ -88,7 +88,7 @@ REFERENCES = {
 
 
 @pytest.mark.parametrize("case", REFERENCES)
-@pytest.mark.fast_cases("near", "nearer", "Sigma below 1")
+@pytest.mark.fast_cases("near", "Sigma below 1")
 def test_equals_the_slow_reference(model, case):
     """A batch of three images, each of which the reference draws alone: tokens, outcomes and counts."""
     change, amount, noise, changes = REFERENCES[case]
