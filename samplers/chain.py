@@ -22,10 +22,10 @@ condition's and the null one, or 1 without guidance.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -137,8 +137,7 @@ def step(
 
     Returns the rows after the step, and what the head keeps for later steps, or None.
     """
-    evaluate, *about = evaluation
-    out, kept = net.compiled(evaluate, "diffusion head")(*about, x)
+    out, kept = net.compiled(evaluation.function, "diffusion head")(*evaluation.arguments, x)
     return net.compiled(advance, "diffusion steps")(numbers, cfg, noise, x, out, change), kept
 
 
@@ -302,10 +301,15 @@ class HeadNetwork(Protocol):
         """
 
 
-# An evaluation of a head at a step: a function, and all of its arguments but the last one, the states x fp32 [N, *, c].
-# It returns the output [P, N, *, c or 2 c], and what later evaluations reuse, or None. It can be recorded: steps of one
-# kind have the same function, and arguments that differ in tensors only.
-Evaluation: TypeAlias = tuple[Any, ...]
+class Evaluation(NamedTuple):
+    """The evaluation of a head at a step: ``function(*arguments, x)`` of the states x fp32 [N, *, c].
+
+    It can be recorded: steps of one kind have the same function, and arguments that differ in tensors only.
+    """
+
+    # Returns the output [P, N, *, c or 2 c], and what later evaluations reuse, or None.
+    function: Callable[..., tuple[Tensor, Any]]
+    arguments: tuple[Any, ...]
 
 
 class ChainHead(Protocol):
@@ -356,7 +360,7 @@ class Head:
             of_steps = self._head.modulations(self._times[k : k + self._steps_at_once] + self._condition)
             self._newest = list(zip(*self._net.laid_out(of_steps), strict=True))
         self._report.add(head_calls=1, head_rows=self._rows)
-        return evaluate_in_full, self._head, self._newest[place]
+        return Evaluation(evaluate_in_full, (self._head, self._newest[place]))
 
     def at_states(self, row: Tensor, k: Tensor, x: Tensor) -> Tensor:
         """The head's output [P, M, *, c or 2 c] for M states x fp32 [M, *, c], in calls that fit the budget.

@@ -1,11 +1,15 @@
 """Paired noise: all randomness of an image is drawn from (seed, image index), per token position.
 
-With one seed two samplers start from the same noise, and image i is the same alone or in a batch. Noise is drawn on the
-CPU with generators of its own, so that the image does not depend on the device and the global RNG is not used.
+With one seed two samplers start from the same noise, and image i is the same alone or in a batch.
 
-The number of draws of a verification is not known beforehand (a rejection redraws until one is accepted), so these come
-from a counter-based generator: :class:`CounterRNG`. SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable
-pseudorandom number generators"): counters advance in steps of :data:`GOLDEN` and are hashed by :func:`mix_`.
+- :class:`PairedNoise`: noise for diffusion. It is drawn on the CPU with generators of its own, so the image does not
+  depend on the device, and the global RNG is not used.
+- :class:`CounterRNG`: numbers of a verification. A rejected draft takes as many of them as it needs, which is not known
+  beforehand, so they are computed from a counter.
+- :class:`CellNoise`: numbers of discrete tokens, from a counter too; see ``tokens/draws.py``.
+
+Counters are those of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"): they
+advance in steps of :data:`GOLDEN` and are hashed by :func:`mix_`.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def bitdance(
         condition: what B images show, of the kind that the model reads.
         settings: see :class:`BlockSettings`.
         noise: noise of B images.
-        edit: part of an image to draw again; None for a whole new one. A block is drawn without knowing later ones.
+        edit: part of an image to sample again; None for a whole new one. A block is sampled without knowing later ones.
 
     Yields:
         :class:`Step` after every evaluation of the diffusion head, or with speculation after every window of them.

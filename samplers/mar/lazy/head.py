@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -20,7 +20,7 @@ from ....networks.mar import BUDGET, MAR, DiffusionHead, HeadBlock, modulated
 from ....networks.ops import outputs, to_device
 from ....networks.speed import Recordable
 from ....reports.record import Report
-from ...chain import DiffusionBatch, Evaluation
+from ...chain import DiffusionBatch, Evaluation, Head
 from ..mar import Heads
 from ..settings import CacheSettings
 
@@ -48,7 +48,8 @@ class CachedHeads(Heads):
     def whole(self, steps: int) -> bool:
         return head_period(self.settings, steps) == 1
 
-    def head(self, batch: DiffusionBatch) -> Any:
+    # Speculation, which needs the whole head at any step, is refused beside a cached one.
+    def head(self, batch: DiffusionBatch) -> Head | CachedHead:  # type: ignore[override]
         steps = len(batch.table)
         if steps not in self._plans:
             self._plans[steps] = head_plan(steps, head_period(self.settings, steps), batch.x.device)
@@ -135,11 +136,11 @@ class CachedHead:
         modulations = next(self.modulations[kind])
         if kind == FULL:
             self.report.add(head_calls=1, head_rows=self.branches * self.tokens)
-            return evaluate_full, self.head, self.cfg, self.branches, modulations
+            return Evaluation(evaluate_full, (self.head, self.cfg, self.branches, modulations))
 
         assert self.kept is not None
         self.report.add(head_calls=1, head_rows=self.tokens)
-        return evaluate_from_kept, self.head, self.outer, self.kept, kind == EDGE, modulations
+        return Evaluation(evaluate_from_kept, (self.head, self.outer, self.kept, kind == EDGE, modulations))
 
 
 def step_modulations(

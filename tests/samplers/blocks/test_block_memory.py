@@ -193,6 +193,6 @@ def test_passes_of_a_quarter_of_a_14b_hold_what_is_estimated(monkeypatch):
             rows = chain.DiffusionBatch((hidden + places)[:, None], x, x[:1], x, table)
             head = chain.Head(net, net.denoiser, rows, Report("bitdance", "14B", {}, 0, 1, "meta"), BUDGET)
             for k in range(20):  # the modulations of 14 evaluations are computed at once
-                evaluate, *about = head.at(k)
-                evaluate(*about, x[:1])
+                evaluate, arguments = head.at(k)
+                evaluate(*arguments, x[:1])
         assert live.peak < work[HEAD] < 3 * live.peak

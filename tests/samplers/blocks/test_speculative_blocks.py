@@ -54,7 +54,7 @@ class Affine:
         return self(k, x)
 
     def at(self, k):
-        return (lambda x: (self(k, x), None),)
+        return chain.Evaluation(lambda x: (self(k, x), None), ())
 
 
 def toy_rows(start, noise, made, given=None, dtype=torch.float32):
