@@ -51,7 +51,7 @@ def estimate(
     height, width = model.grid(settings.height, settings.width)
     tokens = height * width
     images = len(condition)
-    branches = images * (1 + (settings.cfg != 1.0))
+    branches = images * (1 + settings.guides)
     prefix = _prefix(model, condition)
     size = next(net.parameters()).element_size()
 

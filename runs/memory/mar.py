@@ -22,7 +22,7 @@ def estimate(
     """
     c = model.net.config
     images = len(condition)
-    branches = 1 + (settings.cfg != 1.0)
+    branches = 1 + settings.guides
     size = next(model.net.parameters()).element_size()
 
     # Rows of the transformer at an AR step.
@@ -37,7 +37,7 @@ def estimate(
     # Kept during the whole generation.
     out = weights_by_part(model)
     if isinstance(condition, PromptCondition):
-        out[PROMPTS] = model.prompt_bytes(condition.prompt_tokens(model, settings.cfg != 1.0))
+        out[PROMPTS] = model.prompt_bytes(condition.prompt_tokens(model, settings.guides))
     out[NOISE] = noise_bytes(images, settings.streams(), c.tokens * c.channels)
     if cache is not None:
         out[FEATURES] = feature_bytes(model, images, settings, cache)
@@ -57,7 +57,7 @@ def feature_bytes(model: MARModel, images: int, settings: MARBase, cache: CacheS
     """Bytes that LazyMAR keeps from one pass to the next, see ``samplers/mar/lazy``; an upper estimate."""
     c = model.net.config
     size = next(model.net.parameters()).element_size()
-    guided = settings.cfg != 1.0
+    guided = settings.guides
     entries = images * (2 if guided and not cache.condition_cache else 1)
     rows = entries * (c.buffer + c.tokens)
     kept = 0

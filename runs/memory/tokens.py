@@ -18,7 +18,7 @@ from ...samplers.tokens.jacobi import padded_rows
 from ...samplers.tokens.mulosd.verification import cells_at_once, neighbours_bytes
 from ...samplers.tokens.prepare import prompt_ids
 from ...samplers.tokens.schedule import Schedule, raster
-from ...samplers.tokens.settings import DETAILS, TarPromptSettings, guides, neighbours_of
+from ...samplers.tokens.settings import DETAILS, TarPromptSettings, neighbours_of
 from . import SAMPLING, weights_by_part
 
 # Buffers of a block of the network, each as large as a fed row or as its inner row. Fed rows: input, norm, queries,
@@ -48,7 +48,7 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
 
     # The target judges all cells, a piece of their logits at once, and resamples fewer of them in the same way.
     vocab = model.net.config.vocab
-    branches = 2 if guides(settings) else 1
+    branches = 2 if settings.guides else 1
     piece = min(model.tokens, cells_at_once(branches * images, vocab))
     whole = prefix + model.tokens
     verifying = decoding_bytes(model, images, settings, whole, piece, rows=whole)
@@ -129,7 +129,7 @@ def decoding_bytes(
         rows: of an image that the largest pass feeds.
         conditional: branches of guidance without that of the null condition.
     """
-    branches = conditional + guides(settings)
+    branches = conditional + settings.guides
 
     cache = cache_bytes(model.net, branches * images * slots)
     hidden = branches * images * rows * _row_bytes(model.net)

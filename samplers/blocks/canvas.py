@@ -127,7 +127,7 @@ def block_canvas(
 
     grid = model.grid(settings.height, settings.width)
     images = len(condition)
-    guided = settings.cfg != 1
+    guided = settings.guides
 
     clock = Clock(device)
     inputs = _inputs(model, condition, guided, grid)
@@ -212,7 +212,7 @@ def expect_suited(model: BlockModel, device: torch.device, settings: BlockSettin
         return
 
     height, width = model.grid(settings.height, settings.width)
-    rows = height * width * (1 + (settings.cfg != 1))
+    rows = height * width * (1 + settings.guides)
     work = 2 * weights * rows * (settings.diffusion_steps + 1)
     raise UserError(
         f"model: {model.name} needs about {work / 1e15:.1f} PFLOP an image for its diffusion head alone; choose a "

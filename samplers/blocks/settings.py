@@ -51,6 +51,11 @@ class BlockSettings(Annealed):
         "*diffusion_steps*, the more drafts are accepted. At 1 it is off too.")
 
     @property
+    def guides(self) -> bool:
+        """Whether guidance is applied, for which the null branch is evaluated."""
+        return self.cfg != 1
+
+    @property
     def window(self) -> int:
         """Diffusion steps that are drafted at once; 1 for none."""
         return max(1, self.speculation)

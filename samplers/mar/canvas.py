@@ -173,7 +173,7 @@ class MARCanvas(Canvas):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.total = self.order.steps
-        self.guided = self.settings.cfg != 1.0  # whether the null branch is evaluated
+        self.guided = self.settings.guides
 
         # The timestep from which every token is denoised, also by a draft model and in DiSA's and FastHybrid's shorter
         # tables.
@@ -279,7 +279,7 @@ def mar_canvas(
     report = start_report(name, model, condition, settings, noise)
 
     clock = Clock(model.device)
-    conditioning = condition.conditioning(model, settings.cfg != 1.0)
+    conditioning = condition.conditioning(model, settings.guides)
 
     tokens = torch.zeros(len(condition), c.tokens, c.channels, device=model.device)
     again = start = None

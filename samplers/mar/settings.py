@@ -59,6 +59,11 @@ class MARBase(Guarantees):
         return {"full": self.diffusion_steps}
 
     @property
+    def guides(self) -> bool:
+        """Whether guidance is applied, for which the null branch is evaluated."""
+        return self.cfg != 1
+
+    @property
     def window(self) -> int:
         """Diffusion steps that the head drafts at once; 1 for none: steps without noise need no draft."""
         return max(1, self.speculation) if self.temperature > 0 else 1

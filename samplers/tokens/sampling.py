@@ -22,7 +22,7 @@ from ..noise import CellNoise
 from .canvas import TokenCanvas
 from .draws import PairedDraws
 from .schedule import Schedule
-from .settings import TokenSettings, guides
+from .settings import TokenSettings
 
 
 class Guidance(NamedTuple):
@@ -35,14 +35,14 @@ class Guidance(NamedTuple):
 def guidance_at(settings: TokenSettings, steps: Tensor) -> Guidance:
     """The guidance of tokens at steps int64 [...], which are counted as the setting ``cfg_interval`` counts."""
     if settings.cfg_interval is None:
-        return Guidance(guides(settings))
-    return Guidance(guides(settings), steps <= settings.cfg_interval)
+        return Guidance(settings.guides)
+    return Guidance(settings.guides, steps <= settings.cfg_interval)
 
 
 def guided_passes(settings: TokenSettings, schedule: Schedule) -> list[bool]:
     """For each pass of a schedule whether guidance is applied."""
     most = settings.cfg_interval
-    return [guides(settings) and (most is None or p.cfg_step <= most) for p in schedule.passes]
+    return [settings.guides and (most is None or p.cfg_step <= most) for p in schedule.passes]
 
 
 class Sampling(NamedTuple):

@@ -40,6 +40,13 @@ class TokenSettings(Guarantees):
         "Guidance ends after this many decoding steps, which halves the work from there on. Usual: as many as the "
         "image has tokens, or more, for guidance to the end.",
         low=0, high=65536, step=1, paper=4096, advanced=True)
+    @property
+    def guides(self) -> bool:
+        """Whether guidance is applied, for which the null branch is evaluated; not if cfg is None, which
+        :func:`.defaults.resolve` replaces.
+        """
+        return self.cfg is not None and self.cfg > 1
+
     # A setting of every sampler. Each declares it as its last one: a saved graph keeps the values of widgets in their
     # order.
     entropy_temperature = 0.0
@@ -51,11 +58,6 @@ class TokenSettings(Guarantees):
             UserError: the settings do not fit the model.
         """
         return raster(model.grid)
-
-
-def guides(settings: TokenSettings) -> bool:
-    """Whether the null branch is evaluated; None, which :func:`.defaults.resolve` replaces, counts as no guidance."""
-    return settings.cfg is not None and settings.cfg > 1
 
 
 def parallel_knob(

@@ -23,7 +23,7 @@ from ..looks import ScheduleLook
 from ..prepare import prepare
 from ..sampling import TokenDraw, guided_passes
 from ..schedule import Schedule, next_token_passes
-from ..settings import MuLoSDSettings, guides, rows_at_once
+from ..settings import MuLoSDSettings, rows_at_once
 from ..zipar import row_groups
 from .upsampling import UpSampling
 
@@ -143,7 +143,7 @@ class Drafter:
         # The null condition is read to the end, so that all blocks have the branches of one cache.
         most = max(table_of(block.schedule, one_by_one=not self.in_windows).slots for block in blocks)
         slots = most if self.in_windows else most - 1
-        last_guided = math.inf if guides(settings) else -1
+        last_guided = math.inf if settings.guides else -1
         self.block = blocks[0]  # the present one
         self.look = ScheduleLook(self.canvas, prepared, self.block.schedule, last_guided, slots=slots)
 

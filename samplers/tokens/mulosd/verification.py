@@ -20,7 +20,6 @@ from ..canvas import TokenCanvas
 from ..looks import CachedTransformer, FedRows, chosen_rows
 from ..prepare import PreparedCondition
 from ..sampling import TokenDraw, guidance_at, tempered
-from ..settings import guides
 from .blocks import Block
 from .islands import Repair, WavePass, wave_passes
 
@@ -45,7 +44,7 @@ class Judge:
         self.transformer = CachedTransformer(canvas, condition)
         self.draw = TokenDraw(canvas)
         self.neighbours = neighbours
-        self.null = guides(canvas.settings)
+        self.null = canvas.settings.guides
         self.pools: list[Tensor] = []  # pooled probabilities fp32 [B * n] of every block
 
     # ------------------------------------------------------------ 3. verification
