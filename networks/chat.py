@@ -11,10 +11,8 @@ from ..errors import UserError
 MOST_TEXT = 20_000
 
 
-def expect_text(text: object, field: str = "text") -> None:
-    """Raise a UserError if a prompt is not a text, or has too many characters to be encoded."""
-    if not isinstance(text, str):
-        raise UserError(f"{field}: a prompt must be text, not {type(text).__name__}.")
+def expect_text(text: str, field: str = "text") -> None:
+    """Raise a UserError if a prompt has too many characters to be encoded."""
     if len(text) > MOST_TEXT:
         raise UserError(f"{field}: it has {len(text)} characters; give at most {MOST_TEXT}.")
 

@@ -264,13 +264,18 @@ class JanusModel(TokenModel):
         """
         expect_text(text)
         t = self.template
-        if t.image_end is None or t.place is None:
-            raise UserError(f"image: the tokenizer of {self.name} has no tokens for an image in a prompt; use its own.")
-
-        image = [t.image, *[t.place] * self.tokens, t.image_end]
+        image = self._image()
         again = [t.image, *[self.net.config.pad] * self.tokens, t.image_end]
         ids = [t.begin, *self._user(": "), *image, *again, *self._assistant(f"{text.rstrip()}\n\n"), t.image]
         return checked(ids, self.net.config.words, MOST_IDS, self.name)
+
+    def _image(self) -> list[int]:
+        """Token ids of an image in a prompt."""
+        t = self.template
+        if t.image_end is None or t.place is None or t.end is None:
+            raise UserError(f"image: the tokenizer of {self.name} has no tokens for an image in a prompt; use its own.")
+
+        return [t.image, *[t.place] * self.tokens, t.image_end]
 
     def question(self, text: Any, images: int = 1) -> list[int]:
         """Token ids of a question about images, which come before it; the answer follows.
@@ -280,10 +285,7 @@ class JanusModel(TokenModel):
         """
         expect_text(text)
         t = self.template
-        if t.image_end is None or t.place is None or t.end is None:
-            raise UserError(f"image: the tokenizer of {self.name} has no tokens for an image in a prompt; use its own.")
-
-        image = [t.image, *[t.place] * self.tokens, t.image_end]
+        image = self._image()
         shown = image + (images - 1) * [*self.tokenize(" "), *image]
         if t.user is None:
             head = self.tokenize(f"{_SYSTEM}\n\nUser: ")

@@ -293,17 +293,15 @@ class TATokModel:
         """See :meth:`TATok.codes`. Images may be on any device; the codes are on the network's.
 
         Raises:
-            UserError: without an image encoder, or if ``images`` or ``pool`` are invalid.
+            UserError: without an image encoder.
         """
         c = self.net.config
         if not c.encoder_depth:
             raise UserError(
                 f"ta_tok: {self.name} has no image encoder, only the part that reads codes; load a complete TA-Tok."
             )
-        if images.ndim != 4 or images.shape[1] != 3 or not images.numel():
-            raise UserError(f"image: images have 3 channels, not a shape of {'x'.join(map(str, images.shape))}.")
-        if not 1 <= pool <= c.side:
-            raise UserError(f"detail: {pool} does not divide a grid of {c.side} x {c.side} codes.")
+        assert images.ndim == 4 and images.shape[1] == 3, "images of 3 channels"
+        assert 1 <= pool <= c.side, "a setting's choices"
 
         device = self.net.bottleneck.out_linear.weight.device
         # One image at a time, so that the codes do not depend on the batch; the codebook is projected once for all.

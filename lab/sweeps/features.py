@@ -134,11 +134,9 @@ class Extractor:
         n = len(pictures)
         features, logits = self.run(torch.from_numpy(np.ascontiguousarray(pictures)))
 
-        if not isinstance(features, Tensor) or features.ndim != 2 or len(features) != n:
-            found = list(features.shape) if isinstance(features, Tensor) else type(features).__name__
-            raise UserError(f"extractor: {self.name} returned {found} for {n} images; return a tensor [{n}, D].")
-        if not features.isfinite().all():
-            raise UserError(f"extractor: {self.name} returned values that are not finite.")
+        if features.ndim != 2 or len(features) != n or not features.isfinite().all():
+            found = f"{list(features.shape)} for {n} images"
+            raise UserError(f"extractor: {self.name} returned {found}; return finite numbers [{n}, D].")
 
         return features.float().cpu().numpy(), None if logits is None else logits.float().cpu().numpy()
 
@@ -149,10 +147,7 @@ def load_extractor(name: str, weights: Path | None, device: torch.device) -> Ext
         return _inception(weights, device)
 
     module, _, function = name.partition(":")
-    try:
-        run = getattr(importlib.import_module(module), function)
-    except Exception as e:  # whatever the user's module does at import
-        raise UserError(f"extractor: {name!r} is not {INCEPTION} and cannot be imported ({first_line(e)}).") from None
+    run = getattr(importlib.import_module(module), function)
 
     return Extractor(name, lambda pictures: (run(pictures), None))
 
@@ -168,18 +163,14 @@ def _inception(weights: Path | None, device: torch.device) -> Extractor:
     # format that torch wrote before 2020, which the loaders refuse.
     try:
         state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as e:  # a damaged file can raise any exception
-        raise UserError(f"inception: {path.name} cannot be read ({first_line(e)}).") from None
+        with tempfile.TemporaryDirectory() as folder:
+            copy = Path(folder) / "inception.pth"
+            torch.save(dict(state), copy)
 
-    with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "inception.pth"
-        torch.save(dict(state), copy)
-
-        layers = ["2048", "logits_unbiased"]
-        try:
+            layers = ["2048", "logits_unbiased"]
             net = package.FeatureExtractorInceptionV3("inception-v3-compat", layers, str(copy)).eval().to(device)
-        except RuntimeError as e:
-            raise UserError(f"inception: {path.name} holds another network ({first_line(e)}).") from None
+    except Exception as e:  # a damaged file can raise any exception
+        raise UserError(f"inception: {path.name} cannot be read, or holds another network ({first_line(e)}).") from None
 
     return Extractor(INCEPTION, lambda pictures: net(pictures.permute(0, 3, 1, 2).contiguous().to(device)))
 
@@ -214,6 +205,10 @@ def open_reference(path: Path) -> Reference:
             moments = (file["mu"], file["sigma"]) if "mu" in file and "sigma" in file else None
             alone = moments is not None and "arr_0" not in file
             pictures = None if alone else file["arr_0"]
+        if pictures is not None:
+            _expect_pictures(pictures)
+        if moments is not None:
+            _expect_moments(*moments)
     except (
         AttributeError,
         KeyError,
@@ -229,36 +224,25 @@ def open_reference(path: Path) -> Reference:
             f"reference: {path.name} is not an npz file of images (arr_0) or statistics (mu, sigma) ({first_line(e)})."
         ) from None
 
-    if pictures is not None:
-        _expect_pictures(path.name, pictures)
-    if moments is not None:
-        _expect_moments(path.name, *moments)
-
     return Reference(path.name, pictures, moments)
 
 
-def _expect_pictures(name: str, pictures: np.ndarray) -> None:
-    """Check the images of a reference."""
+def _expect_pictures(pictures: np.ndarray) -> None:
+    """Raise a ValueError unless these are the images of a reference."""
     if pictures.dtype != np.uint8 or pictures.ndim != 4 or pictures.shape[3] != 3 or not pictures.size:
-        found = f"{pictures.dtype} {list(pictures.shape)}"
-        raise UserError(f"reference: {name} holds {found}, not uint8 images [N, H, W, 3].")
+        raise ValueError(f"{pictures.dtype} {list(pictures.shape)}, not uint8 images [N, H, W, 3]")
 
 
 # Features of Inception.
 _FEATURES = 2048
 
 
-def _expect_moments(name: str, mean: np.ndarray, covariance: np.ndarray) -> None:
-    """Check the statistics of a reference."""
-    shapes = (mean.shape, covariance.shape)
-    if shapes != ((_FEATURES,), (_FEATURES, _FEATURES)):
-        raise UserError(
-            f"reference: mu and sigma of {name} are {list(mean.shape)} and {list(covariance.shape)}, not those of the "
-            f"{_FEATURES} features of Inception."
-        )
-
+def _expect_moments(mean: np.ndarray, covariance: np.ndarray) -> None:
+    """Raise a ValueError unless these are statistics of Inception's features."""
+    if (mean.shape, covariance.shape) != ((_FEATURES,), (_FEATURES, _FEATURES)):
+        raise ValueError(f"mu and sigma are not those of the {_FEATURES} features of Inception")
     if not all(part.dtype.kind == "f" and np.isfinite(part).all() for part in (mean, covariance)):
-        raise UserError(f"reference: mu or sigma of {name} has values that are not finite; get the file again.")
+        raise ValueError("mu or sigma has values that are not finite")
 
 
 def resized(pictures: np.ndarray, size: tuple[int, int]) -> np.ndarray:

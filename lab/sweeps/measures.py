@@ -627,8 +627,7 @@ class _Evaluation:
                 value = figure("fid", rows, other) if name == "fid" else None
                 out[name] = self._estimate(name, frechet(rows, other, self.means.device), n, True, value)
             elif name == "is":
-                if logits is None:
-                    raise UserError(f"is: {extractor.name} has no class logits; it is a measure of {INCEPTION}.")
+                assert logits is not None, "the measure is Inception's alone"
                 out[name] = self._estimate(name, _inception_score(logits), n, True)
             elif name == "kid":
                 blocks = _kid(rows, other)

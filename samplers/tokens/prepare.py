@@ -161,8 +161,7 @@ def _with_images(model: JanusModel, condition: ImagePromptCondition, device: tor
     """Images with prompts for a Janus that edits, each distinct pair once."""
     expect_editor(condition, model)
     ids = prompt_ids(model, condition)
-    if condition.read is None:
-        raise UserError("condition: its images were not read; make it with condition() of a pipeline.")
+    assert condition.read is not None, "nodes and pipeline read the images"
 
     # 1. Images that are read once are one object.
     pairs = [(text, id(read)) for text, read in zip(condition.texts, condition.read, strict=True)]
@@ -199,10 +198,8 @@ def prompt_ids(model: JanusModel, condition: PromptCondition | ImagePromptCondit
 
 def _check_entries(entries: tuple[Tensor, ...]) -> None:
     """Check that there is an image, and that every image has rows."""
-    if not entries:
-        raise UserError("condition: it is empty; ask for at least one image.")
-    if min(map(len, entries)) < 1:
-        raise UserError("condition: an image has no features or codes; make the condition again.")
+    if not all(map(len, entries)) or not entries:
+        raise UserError("condition: it has no image, or one without features or codes; make it again.")
 
 
 def _check_lengths(model: TokenModel, counts: list[int]) -> None:

@@ -85,7 +85,7 @@ def test_a_file_with_code_or_other_weights_is_refused(fake_fidelity, tmp_path):
         load_extractor(INCEPTION, tmp_path / "code.pth", CPU)
     assert not (tmp_path / "canary").exists()
     torch.save({"other": torch.ones(2)}, tmp_path / "other.pth")
-    with pytest.raises(UserError, match="other.pth holds another network"):
+    with pytest.raises(UserError, match="other.pth cannot be read, or holds another network"):
         load_extractor(INCEPTION, tmp_path / "other.pth", CPU)
 
 

@@ -196,9 +196,9 @@ def codes(*images, size: int = 0) -> CodeCondition:
         (codes([0, -1, 2, 3]), "code -1 "),
         (codes([-1], [3]), "code -1 "),
         (codes([0, 1, 2]), "3 codes are not a square"),
-        (codes(), "empty"),
-        (codes([]), "an image has no features or codes"),
-        (codes([0], []), "an image has no features or codes"),
+        (codes(), "no image"),
+        (codes([]), "without features or codes"),
+        (codes([0], []), "without features or codes"),
         (codes([0] * 4, [0] * 16), "4 to 16 codes"),
     ],
 )

@@ -31,8 +31,8 @@ def test_labels_pass_as_they_are():
 @pytest.mark.parametrize(
     ("kind", "condition", "found"),
     [
-        ("text", TextCondition((), ()), "condition: it is empty"),
-        ("text", TextCondition(features(0), ("",)), "condition: .* no features or codes"),
+        ("text", TextCondition((), ()), "condition: it has no image"),
+        ("text", TextCondition(features(0), ("",)), "condition: .* without features or codes"),
         ("text", TextCondition(features(8), ("",)), "condition: .* 8 tokens, and tiny reads 7"),
         ("text", TextCondition(features(3, width=5), ("",)), "condition: .* width 5, and tiny reads width 6"),
         ("text", FeatureCondition(features(3), ("",)), "condition: .* semantic features"),
