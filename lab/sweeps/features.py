@@ -134,9 +134,9 @@ class Extractor:
         n = len(pictures)
         features, logits = self.run(torch.from_numpy(np.ascontiguousarray(pictures)))
 
-        if features.ndim != 2 or len(features) != n or not features.isfinite().all():
-            found = f"{list(features.shape)} for {n} images"
-            raise UserError(f"extractor: {self.name} returned {found}; return finite numbers [{n}, D].")
+        is_matrix = isinstance(features, Tensor) and features.ndim == 2 and len(features) == n
+        if not is_matrix or not features.isfinite().all():
+            raise UserError(f"extractor: {self.name} must return a tensor [{n}, D] of finite numbers for {n} images.")
 
         return features.float().cpu().numpy(), None if logits is None else logits.float().cpu().numpy()
 
@@ -147,7 +147,10 @@ def load_extractor(name: str, weights: Path | None, device: torch.device) -> Ext
         return _inception(weights, device)
 
     module, _, function = name.partition(":")
-    run = getattr(importlib.import_module(module), function)
+    try:
+        run = getattr(importlib.import_module(module), function)
+    except Exception as e:  # whatever the user's module does at import
+        raise UserError(f"extractor: {name!r} is not {INCEPTION} and cannot be imported ({first_line(e)}).") from None
 
     return Extractor(name, lambda pictures: (run(pictures), None))
 
