@@ -281,10 +281,7 @@ def finish(sampler: Generator[Any, None, R]) -> R:
 def start_report(name: str, model: Any, condition: Any, settings: Any, noise: Any) -> Report:
     """The report of a generation of images, before its first pass.
 
-    ``name`` is the sampler's; the other arguments are those of the sampler.
-
-    Raises:
-        UserError: condition and noise are of different numbers of images.
+    ``name`` is the sampler's; the other arguments are those of the sampler. Condition and noise are of as many images.
     """
     assert len(condition) == len(noise), f"{len(condition)} images, and noise for {len(noise)}"
 
