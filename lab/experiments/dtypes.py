@@ -59,8 +59,6 @@ def run(options: argparse.Namespace) -> int:
     for name in dtypes:
         if name not in (*DTYPES, *EIGHT_BITS):
             raise UserError(f"dtypes: {name[:60]!r} is not one of {', '.join((*DTYPES, *EIGHT_BITS))}.")
-    if len(dtypes) < 2:
-        raise UserError("dtypes: one dtype has nothing to be compared with; give at least two, for example fp32,int8.")
     if options.dtype != AUTO:
         raise UserError("dtype: this command compares several; name them all with --dtypes.")
     if options.random:

@@ -57,8 +57,6 @@ def run(options: argparse.Namespace) -> int:
     images = whole(options.images, "images", 1, MOST_IMAGES)
     batch = min(whole(options.batch, "batch", 1, MOST_IMAGES), images)
     seed = whole(options.seed, "seed", 0, 2**63)
-    if len(windows) < 2 and not options.alone:
-        raise UserError("parallel: one value has nothing to be compared with; give at least two, for example 1,8.")
 
     planned, asked = planned_for(options)
     for p in planned:

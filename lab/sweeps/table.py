@@ -95,8 +95,6 @@ def columns_of(text: str | None, sweeps: Sequence[Sweep]) -> list[str]:
     for name in names:
         if name not in WORK and name not in MEASURES:
             raise UserError(f"columns: {name[:60]!r} is not one of {', '.join([*WORK, *MEASURES])}.")
-    if not names:
-        raise UserError("columns: none is named; leave the option out for the usual ones.")
 
     return names
 

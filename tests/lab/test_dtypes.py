@@ -26,7 +26,6 @@ def test_fp32_equals_itself_and_8_bits_do_not(capsys):
 @pytest.mark.parametrize(
     ("options", "says"),
     [
-        (["--dtypes", "fp32"], "dtypes: one dtype has nothing to be compared with; give at least two"),
         (["--dtypes", "fp32,int4"], "dtypes: 'int4' is not one of fp32, "),
         (["--dtype", "int8"], "dtype: this command compares several; name them all with --dtypes."),
         (["--random", "MAR-B"], "random: an official size with random weights has no decoder; choose a model"),
