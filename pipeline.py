@@ -38,11 +38,11 @@ from .reports.record import Report
 from .runs import inpainting, loading
 from .runs.answers import AnswerSettings, answer, expect_reader
 from .runs.choice import Choice
-from .runs.conditions import ENCODER, ConditionBuilder, has_null_prompt
-from .runs.drawing import Drawing
+from .runs.conditions import ConditionBuilder, has_null_prompt
+from .runs.drawing import Drawing, decode
 from .runs.images import AnyImage, batch_of, masks_given, one_for_each, scaled
 from .runs.limits import MOST_IMAGES, SEEDS, whole
-from .runs.loading import AUTO, Drafts, Ready, Source
+from .runs.loading import AUTO, ENCODER, Drafts, Ready, Source
 from .runs.presets import CUSTOM
 from .runs.presets import names as preset_names
 from .runs.presets import values as preset_values
@@ -143,16 +143,19 @@ def load(
     pipe = Pipeline(ready, Drafts(source, str(draft), choice, str(upscale_model)), readers)
 
     # 4. An argument that the model does not use would be ignored without a word.
-    has_draft = any(SAMPLERS[name].needs_draft for name in pipe.samplers)
-    detokenizer = ready.condition == "features"
-    _expect_used(ready, "grid", grid is None or not ready.kind.one_grid, ready.kind.one_grid)
-    _expect_used(ready, "draft", draft == AUTO or has_draft, "no sampler of it has one")
-    enlarges = any(SAMPLERS[name].needs_up_sampler for name in pipe.samplers)
-    _expect_used(ready, "upscale_model", upscale_model == BICUBIC or enlarges, "no sampler of it enlarges a draft")
-    _expect_used(ready, "tar", tar == AUTO or detokenizer, "it is for Tar's de-tokenizers")
-    _expect_used(ready, "ta_tok", ta_tok == AUTO or detokenizer, "it is for Tar's de-tokenizers")
-    reads_text = ready.condition == "text"
-    _expect_used(ready, "encoder", encoder == ENCODER or reads_text, "it is for text-to-image models of LlamaGen")
+    given = {
+        "grid": grid,
+        "draft": str(draft),
+        "upscale_model": str(upscale_model),
+        "tar": str(tar),
+        "ta_tok": str(ta_tok),
+        "encoder": str(encoder),
+    }
+    own = [SAMPLERS[name] for name in pipe.samplers]
+    found = loading.unused(given, own, [ready.condition], [ready.kind.one_grid])
+    if found is not None:
+        argument, whose = found
+        raise UserError(f"{argument}: {ready.model.name} does not use it, {whose}; leave it out.")
 
     return pipe
 
@@ -161,12 +164,6 @@ def _dtype(dtype: str | torch.dtype) -> str:
     """The name of a dtype; one that no weights can have is refused with the others."""
     names = {kind: name for name, kind in DTYPES.items()}
     return names.get(dtype, str(dtype)) if isinstance(dtype, torch.dtype) else dtype
-
-
-def _expect_used(ready: Ready, argument: str, fits: bool, why: str) -> None:
-    """Raise a UserError if an argument of :func:`load` was given that the model does not use."""
-    if not fits:
-        raise UserError(f"{argument}: {ready.model.name} does not use it, {why}; leave it out.")
 
 
 def _takes(other: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
@@ -338,7 +335,7 @@ class Pipeline:
         image, mask = arguments.get("image"), arguments.get("mask")
         if image is None or mask is None or isinstance(image, Tensor):
             result = self.sample(prompt, **arguments)
-            pixels = loading.decode(self.ready, result).numpy()
+            pixels = decode(self.ready, result).numpy()
         else:
             result, pixels = self._in_own_image(prompt, image, mask, arguments)
 
@@ -360,7 +357,7 @@ class Pipeline:
         result = self.sample(prompt, **{**arguments, "image": part, "mask": crop.of(area)})
 
         with own_state(), enough_memory(told):
-            drawn = loading.decode(self.ready, result).movedim(-1, 1).float() / 255
+            drawn = decode(self.ready, result).movedim(-1, 1).float() / 255
             whole = inpainting.put_back(original, drawn, area, crop)
             return result, (whole.movedim(1, -1).clamp(0, 1) * 255).round().to(torch.uint8).numpy()
 

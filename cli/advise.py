@@ -15,8 +15,9 @@ from ..reports.record import Report
 from ..runs import presets
 from ..runs.advice import calibrate, candidates
 from ..runs.choice import PRESET, Choice, choose
+from ..runs.drawing import decode
 from ..runs.limits import MOST_IMAGES, SEEDS
-from ..runs.loading import AUTO, DEMO, decode
+from ..runs.loading import AUTO, DEMO
 from ..runs.measured import AdviceSettings
 from ..runs.registry import find
 from ..samplers.engine import finish

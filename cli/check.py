@@ -23,11 +23,10 @@ from ..networks.speed import PLAIN
 from ..reports.files import Result, as_text, distinct, encoded, image_endings, output, save
 from ..reports.record import VERSION
 from ..reports.table import literal, markdown
-from ..runs.conditions import ENCODER
 from ..runs.limits import SEEDS
-from ..runs.loading import AUTO, models_folder
+from ..runs.loading import AUTO, models_folder, unused
 from ..runs.registry import FAMILIES
-from ..samplers.conditioning import CodeCondition, TextCondition
+from ..samplers.conditioning import TextCondition
 from .checks import LABEL, PROMPT, Check, Line, run_steps
 from .conditions import builder
 from .machine import anonymous, environment, private_folders
@@ -116,21 +115,17 @@ def run(options: argparse.Namespace) -> int:
 
 def _expect_used(what: Subject, options: argparse.Namespace) -> None:
     """Raise a UserError if an option was given that the model does not use: it would be ignored without a word."""
-    reads = FAMILIES[what.family].reads if what.family else ()
-    reads_codes = CodeCondition.kind in reads
+    reads = set(FAMILIES[what.family].reads if what.family else ())
     # What a file reads is not known before it is loaded.
-    reads_text = TextCondition.kind in reads if what.entry is None else what.condition == TextCondition.kind
-    used = {
-        "decoder": (bool(what.family), AUTO, "it is for models that draw"),
-        "tar": (reads_codes, AUTO, "it is for Tar's de-tokenizers"),
-        "ta_tok": (reads_codes, AUTO, "it is for Tar's de-tokenizers"),
-        "encoder": (reads_text, ENCODER, "it is for text-to-image models of LlamaGen"),
-    }
+    if what.entry is not None and what.condition != TextCondition.kind:
+        reads.discard(TextCondition.kind)
 
-    for name, (fits, usual, whose) in used.items():
-        if not fits and getattr(options, name) != usual:
-            option = name.replace("_", "-")
-            raise UserError(f"{option}: {what.name} does not use it, {whose}; leave it out.")
+    given = {name: getattr(options, name) for name in ("decoder", "tar", "ta_tok", "encoder")}
+    found = unused(given, (), reads)
+    if found is not None:
+        name, whose = found
+        option = name.replace("_", "-")
+        raise UserError(f"{option}: {what.name} does not use it, {whose}; leave it out.")
 
 
 def _tell(line: Line) -> None:

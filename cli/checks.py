@@ -33,7 +33,8 @@ from ..reports.timing import shown_seconds
 from ..runs import batches
 from ..runs.answers import answer_bytes
 from ..runs.conditions import ConditionBuilder
-from ..runs.loading import AUTO, Drafts, Ready, Source, beside, decode, load, load_language_model, prompt_settings
+from ..runs.drawing import decode
+from ..runs.loading import AUTO, Drafts, Ready, Source, beside, load, load_language_model, prompt_settings
 from ..runs.memory import WEIGHTS
 from ..runs.memory.tokens import estimate_prompt
 from ..runs.presets import BALANCED

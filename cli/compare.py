@@ -22,8 +22,9 @@ from ..reports.maps import token_map
 from ..reports.record import LONGEST_NOTE, PLAIN, Report, repeated, to_json, to_table
 from ..reports.table import literal
 from ..runs.baseline import qualities
+from ..runs.drawing import decode
 from ..runs.limits import MOST_IMAGES, SEEDS
-from ..runs.loading import DEMO, decode
+from ..runs.loading import DEMO
 from ..samplers.conditioning import AnyCondition
 from .conditions import conditions
 from .options import condition_options, model_options, sampler_options, whole

@@ -9,8 +9,7 @@ from __future__ import annotations
 import argparse
 
 from ..errors import UserError
-from ..runs.conditions import ENCODER
-from ..runs.loading import AUTO, find_file, models_folder
+from ..runs.loading import AUTO, ENCODER, find_file, models_folder
 from .options import models_option
 from .subject import expect_disk, needed, subject
 

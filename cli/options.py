@@ -10,8 +10,7 @@ from ..model_loaders.files.wrappers import WEIGHTS
 from ..model_loaders.kinds import DTYPES, EIGHT_BITS
 from ..networks.speed import SPEEDS
 from ..runs import limits
-from ..runs.conditions import ENCODER
-from ..runs.loading import AUTO, DEMO, Source, choose_device, find_file, models_folder
+from ..runs.loading import AUTO, DEMO, ENCODER, Source, choose_device, find_file, models_folder
 from ..samplers.tokens.mulosd.upsampling import BICUBIC
 
 # Options for models, devices and folders that take text: name to default and help.

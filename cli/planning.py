@@ -146,26 +146,18 @@ def with_draft(planned: Sequence[Planned], options: argparse.Namespace) -> list[
 
 def _expect_used(planned: Sequence[Planned], options: argparse.Namespace) -> None:
     """Raise a UserError if an option was given that no sampler of the run uses: it would be ignored without a word."""
-    read = {p.on.condition for p in planned}
+    given: dict[str, Any] = {}
+    for name in ("draft", "upscale_model", "grid", "tar", "ta_tok", "encoder", "negative"):
+        usual, _ = MODEL_OPTIONS.get(name.replace("_", "-"), (None, ""))
+        given[name] = getattr(options, name, usual)
 
-    uses = {
-        "draft": (any(p.entry.needs_draft for p in planned), "cspd and mulosd have a draft model"),
-        "upscale_model": (any(p.entry.needs_up_sampler for p in planned), "only mulosd enlarges a draft"),
-        "grid": (
-            any(not p.on.kind.one_grid for p in planned),
-            " and ".join(dict.fromkeys(p.on.kind.one_grid for p in planned)),
-        ),
-        "tar": ("features" in read, "it is for Tar's de-tokenizers"),
-        "ta_tok": ("features" in read, "it is for Tar's de-tokenizers"),
-        "encoder": ("text" in read, "it is for text-to-image models of LlamaGen"),
-        "negative": ("prompt" in read, "it is for Harmon and UniPic"),
-    }
-
-    for name, (used, whose) in uses.items():
+    entries = [p.entry for p in planned]
+    models = [p.on for p in planned]
+    found = loading.unused(given, entries, {on.condition for on in models}, [on.kind.one_grid for on in models])
+    if found is not None:
+        name, whose = found
         option = name.replace("_", "-")
-        usual, _ = MODEL_OPTIONS.get(option, (None, ""))
-        if not used and getattr(options, name, usual) != usual:
-            raise UserError(f"{option}: no sampler of this run uses it, {whose}; leave it out.")
+        raise UserError(f"{option}: no sampler of this run uses it, {whose}; leave it out.")
 
 
 def is_settings(variant: str) -> bool:

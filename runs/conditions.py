@@ -41,6 +41,7 @@ from .images import one_for_each
 from .labels import labels_for, split_labels, unknown_words
 from .loading import (
     AUTO,
+    ENCODER,
     Ready,
     Source,
     language_model_for,
@@ -52,9 +53,6 @@ from .loading import (
     read_images,
 )
 from .syntax import read_as_text
-
-# The text encoder of text-to-image models (a catalogue entry).
-ENCODER = "flan-t5-xl"
 
 
 def _finish(sampler: Generator[Any, Any, Any], title: str, unit: str) -> Any:

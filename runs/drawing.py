@@ -1,4 +1,4 @@
-"""A run of a sampler: what decides its images, the checks before it, its memory, and its steps.
+"""A run of a sampler: what decides its images, the checks before it, its memory, its steps, and their decoding.
 
 Nodes, command line and Python make a :class:`Drawing` and show its steps each in their own way.
 """
@@ -8,10 +8,17 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
+from ..errors import not_finite
+from ..memory import enough_memory
+from ..networks.autoencoder import TOO_LITTLE_TO_DECODE, KLModel, VQModel, decode_in_chunks, images_of_a_pass, to_pixels
+from ..networks.precision import is_finite
+from ..networks.torch_state import in_own_state
+from ..reports.record import Clock, Report
 from ..samplers.conditioning import AnyCondition
 from ..samplers.editing import Edit
 from ..samplers.engine import Sampler, Step
@@ -20,6 +27,8 @@ from ..samplers.mar.settings import CacheSettings
 from ..samplers.tokens.mulosd.upsampling import UpSampling
 from .batches import expect_little_noise, in_parts, run_beginning, with_estimate
 from .families import Family
+from .loading import Ready
+from .memory import DECODE
 from .registry import Entry, family_of
 
 
@@ -99,3 +108,38 @@ class Drawing:
         """
         short = replace(self, settings=self.family.short(self.settings))
         run_beginning(short.steps())
+
+
+@in_own_state
+@torch.no_grad()
+def decode(ready: Ready, result: Any) -> Tensor:
+    """Decode a sampler's result to images uint8 [B, H, W, 3] on the CPU.
+
+    The decoder's seconds and passes enter the report.
+
+    Raises:
+        UserError: latents or pixels that are not finite, see :func:`.errors.not_finite`, or insufficient memory.
+    """
+    decoder = cast(VQModel, ready.decoder)
+    report: Report = result.report
+    latents = decoder.net.vectors(result.latents) if ready.kind.codes else result.latents
+    if not is_finite(latents):
+        raise not_finite("model", ready.model.name, "latents")
+
+    clock = Clock(latents.device)
+    scratch = Report("", "", {}, None, len(latents), latents.device.type)
+    if isinstance(ready.decoder, KLModel):
+        net = ready.decoder.net
+        count, _, height, width = latents.shape
+        batch = min(count, images_of_a_pass(net))
+        kept = (count - batch) * net.image_bytes(height, width)  # of the passes before
+        report.memory[DECODE] = net.decode_bytes(batch, height, width) + kept
+
+    with enough_memory(TOO_LITTLE_TO_DECODE):
+        with clock.phase("decoder"):
+            parts = decode_in_chunks(decoder.net, latents)
+
+        clock.stop(scratch)
+        report.phases["decoder"] = scratch.phases["decoder"]
+        report.add(decoder_passes=len(parts))
+        return to_pixels(parts, decoder.name)

@@ -7,15 +7,14 @@ through this module, so they accept the same files and report the same errors.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, cast
 
 import torch
-from torch import Tensor
 
-from ..errors import UserError, not_finite
+from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders import kinds
 from ..model_loaders.autoencoders.loader import expect_same_codes, load_vq
@@ -27,31 +26,36 @@ from ..model_loaders.janus.loader import load_janus_head, load_janus_vision
 from ..model_loaders.janus.squares import squared
 from ..model_loaders.tar.loader import expect_features, load_ta_tok, load_tar
 from ..model_loaders.upscalers import load_upscaler
-from ..networks.autoencoder import TOO_LITTLE_TO_DECODE, KLModel, VQModel, decode_in_chunks, images_of_a_pass, to_pixels
+from ..networks.autoencoder import KLModel, VQModel
 from ..networks.bitdance import BlockModel
 from ..networks.janus import JanusModel, WordHead
 from ..networks.janus_vision import ImageReader, ReadImage
 from ..networks.llama import TokenModel
 from ..networks.mar import MARModel
 from ..networks.ops import Operations
-from ..networks.precision import is_finite
 from ..networks.speed import choose
 from ..networks.ta_tok import TATokModel
 from ..networks.tar import TarModel
-from ..networks.torch_state import in_own_state
 from ..reports.files import typed_path
-from ..reports.record import Clock, Report, fingerprint
-from ..samplers.conditioning import ImagePromptCondition
+from ..reports.record import fingerprint
+from ..samplers.conditioning import (
+    CodeCondition,
+    FeatureCondition,
+    ImagePromptCondition,
+    PromptCondition,
+    TextCondition,
+)
 from ..samplers.settings import knobs, make
 from ..samplers.tokens.mulosd.upsampling import BICUBIC, Enlarge, UpSampling
 from ..samplers.tokens.settings import TarPromptSettings
 from .choice import ModelFacts
 from .families import Family
 from .labels import DEMO_LABELS
-from .memory import DECODE
 from .registry import FAMILIES, Entry, family_of_files
 
 AUTO = "auto"
+# The text encoder of text-to-image models (a catalogue entry).
+ENCODER = "flan-t5-xl"
 DEMO = "demo"
 # The family of what nobody recognises, whose loader says what else a file holds.
 USUAL = next(iter(FAMILIES))
@@ -567,6 +571,50 @@ class Drafts:
         expect_same_codes(target.vq, vq, target.model.name)
 
 
+# What may be named beside a model: its usual value, and who uses it.
+_NAMED_BESIDE: dict[str, tuple[Any, str]] = {
+    "decoder": (AUTO, "it is for models that draw"),
+    "draft": (AUTO, "only CSpD and MuLo-SD have a draft model"),
+    "upscale_model": (BICUBIC, "only MuLo-SD enlarges a draft"),
+    "grid": (None, ""),  # each family says why
+    "tar": (AUTO, "it is for Tar's de-tokenizers"),
+    "ta_tok": (AUTO, "it is for Tar's de-tokenizers"),
+    "encoder": (ENCODER, "it is for text-to-image models of LlamaGen"),
+    "negative": (None, "it is for Harmon and UniPic"),
+}
+
+
+def unused(
+    given: Mapping[str, Any], samplers: Collection[Entry], reads: Collection[str], one_grid: Collection[str] = ()
+) -> tuple[str, str] | None:
+    """The first of the choices beside a model that nothing would use, which would be ignored without a word, and who
+    uses it; None if there is none.
+
+    Args:
+        given: the choices, by the arguments of :func:`fastar_nodes.load`.
+        samplers: those that may run.
+        reads: kinds of conditions that the models read.
+        one_grid: of each model why it takes no grid, see :attr:`.Family.one_grid`; "" if it takes one.
+    """
+    from_codes = not {FeatureCondition.kind, CodeCondition.kind}.isdisjoint(reads)
+    used = {
+        "decoder": bool(reads),
+        "draft": any(entry.needs_draft for entry in samplers),
+        "upscale_model": any(entry.needs_up_sampler for entry in samplers),
+        "grid": not all(one_grid),
+        "tar": from_codes,
+        "ta_tok": from_codes,
+        "encoder": TextCondition.kind in reads,
+        "negative": PromptCondition.kind in reads,
+    }
+
+    for name, value in given.items():
+        usual, whose = _NAMED_BESIDE[name]
+        if value != usual and not used[name]:
+            return name, whose or " and ".join(dict.fromkeys(one_grid))
+    return None
+
+
 def beside(entry: Entry, ready: Ready, drafts: Drafts) -> dict[str, Any]:
     """The draft model and the up-sampler that a sampler takes on a model, by the fields of a :class:`.Drawing`.
 
@@ -620,38 +668,3 @@ def prompt_settings(stated: Mapping[str, Any], values: Mapping[str, Any]) -> Tar
     of_file = {name: value for name, value in stated.items() if name in known}
 
     return make(TarPromptSettings, {**of_file, **values})
-
-
-@in_own_state
-@torch.no_grad()
-def decode(ready: Ready, result: Any) -> Tensor:
-    """Decode a sampler's result to images uint8 [B, H, W, 3] on the CPU.
-
-    The decoder's seconds and passes enter the report.
-
-    Raises:
-        UserError: latents or pixels that are not finite, see :func:`.errors.not_finite`, or insufficient memory.
-    """
-    decoder = cast(VQModel, ready.decoder)
-    report: Report = result.report
-    latents = decoder.net.vectors(result.latents) if ready.kind.codes else result.latents
-    if not is_finite(latents):
-        raise not_finite("model", ready.model.name, "latents")
-
-    clock = Clock(latents.device)
-    scratch = Report("", "", {}, None, len(latents), latents.device.type)
-    if isinstance(ready.decoder, KLModel):
-        net = ready.decoder.net
-        count, _, height, width = latents.shape
-        batch = min(count, images_of_a_pass(net))
-        kept = (count - batch) * net.image_bytes(height, width)  # of the passes before
-        report.memory[DECODE] = net.decode_bytes(batch, height, width) + kept
-
-    with enough_memory(TOO_LITTLE_TO_DECODE):
-        with clock.phase("decoder"):
-            parts = decode_in_chunks(decoder.net, latents)
-
-        clock.stop(scratch)
-        report.phases["decoder"] = scratch.phases["decoder"]
-        report.add(decoder_passes=len(parts))
-        return to_pixels(parts, decoder.name)

@@ -16,7 +16,7 @@ from fastar_nodes.networks.autoencoder import TOO_LITTLE_TO_DECODE, KLAutoencode
 from fastar_nodes.networks.llama import Llama
 from fastar_nodes.networks.mar import MAR as MAR_
 from fastar_nodes.reports.record import Report
-from fastar_nodes.runs import loading
+from fastar_nodes.runs import drawing, loading
 from fastar_nodes.runs.loading import Drafts, Ready, Source, defaults
 from fastar_nodes.runs.memory import DECODE
 from fastar_nodes.runs.registry import FAMILIES, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR
@@ -273,7 +273,7 @@ def _decoded(values: list[float]) -> list[int]:
     ready = loading.Ready("llamagen", SimpleNamespace(name="tiny"), VQModel(_Decoder(values), "tiny vq"))
     codes = torch.arange(len(values)).view(1, 1, -1)
     result = SimpleNamespace(latents=codes, report=Report("llamagen", "tiny", {}, 1, 1, "cpu"))
-    return loading.decode(ready, result)[0, 0, :, 0].tolist()
+    return drawing.decode(ready, result)[0, 0, :, 0].tolist()
 
 
 def test_decoded_pixels_are_rounded_and_not_cut():
@@ -294,14 +294,14 @@ def test_latents_that_are_not_finite_are_not_the_decoders_fault(demo):
     latents[0, 0, 0, 0] = float("nan")
     result = SimpleNamespace(latents=latents, report=Report("mar", "m", {}, 1, 1, "cpu"))
     with pytest.raises(UserError, match=f"^model: {demo.model.name} computed latents that are not finite"):
-        loading.decode(demo, result)
+        drawing.decode(demo, result)
 
 
 def test_the_memory_of_decoding_is_that_of_a_pass_and_of_images_before_it(demo):
     """On a CPU a pass decodes one image; those of 256 pixels have 3 x 256 x 256 numbers of 4 bytes."""
     latents = torch.zeros(3, demo.latent_channels, 8, 8)
     result = SimpleNamespace(latents=latents, report=Report("mar", "demo", {}, 7, 3, "cpu"))
-    loading.decode(demo, result)
+    drawing.decode(demo, result)
     assert result.report.counts == {"decoder_passes": 3}
     assert result.report.memory == {DECODE: demo.decoder.net.decode_bytes(1, 8, 8) + 2 * 3 * 256 * 256 * 4}
 
@@ -310,12 +310,12 @@ def test_insufficient_memory_for_pixels_is_a_sentence(demo, monkeypatch):
     def insufficient(*_: object) -> None:
         raise torch.OutOfMemoryError("out of memory")
 
-    monkeypatch.setattr(loading, "to_pixels", insufficient)
+    monkeypatch.setattr(drawing, "to_pixels", insufficient)
     result = SimpleNamespace(
         latents=torch.zeros(1, demo.latent_channels, 8, 8), report=Report("mar", "demo", {}, 7, 1, "cpu")
     )
     with pytest.raises(UserError, match=TOO_LITTLE_TO_DECODE[:40]):
-        loading.decode(demo, result)
+        drawing.decode(demo, result)
 
 
 def test_the_outline_of_a_janus_needs_no_weights(tmp_path):

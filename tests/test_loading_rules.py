@@ -11,7 +11,7 @@ from fastar_nodes.cli.planning import Planned, assigned, by_key, measured_agains
 from fastar_nodes.errors import UserError
 from fastar_nodes.networks.autoencoder import VQModel
 from fastar_nodes.reports.record import Report
-from fastar_nodes.runs import loading
+from fastar_nodes.runs import drawing, loading
 from fastar_nodes.runs.choice import ModelFacts, parse_choice
 from fastar_nodes.runs.families.masked import MARFamily
 from fastar_nodes.runs.loading import AUTO, Drafts, Ready, Source, defaults, prompt_settings
@@ -83,7 +83,7 @@ def test_pixels_are_rounded():
     values = torch.tensor([-1.5, -1.0, -0.996, -0.9965, 0.0, 0.502, 0.9945, 1.0, 7.0])
     made = SimpleNamespace(latents=values.reshape(1, 1, 3, 3), report=Report("llamagen", "m", {}, 7, 1, "cpu"))
     ready = Ready(LLAMAGEN, mar(), VQModel(Doubled(), "doubled"))
-    pictures = loading.decode(ready, made)
+    pictures = drawing.decode(ready, made)
     assert pictures.dtype == torch.uint8 and pictures.shape == (1, 3, 3, 3)
     assert pictures[0, ..., 0].flatten().tolist() == [0, 0, 1, 0, 128, 192, 254, 255, 255]
     assert made.report.counts == {"decoder_passes": 1} and "decoder" in made.report.phases
@@ -91,7 +91,7 @@ def test_pixels_are_rounded():
 
 def test_a_cpu_decodes_one_image_a_pass():
     made = SimpleNamespace(latents=torch.zeros(9, 1, 2, 2), report=Report("llamagen", "m", {}, 7, 9, "cpu"))
-    assert len(loading.decode(Ready(LLAMAGEN, mar(), VQModel(Doubled(), "doubled")), made)) == 9
+    assert len(drawing.decode(Ready(LLAMAGEN, mar(), VQModel(Doubled(), "doubled")), made)) == 9
     assert made.report.counts == {"decoder_passes": 9}
 
 

@@ -24,7 +24,7 @@ from ...reports.grid import compare_grid
 from ...reports.maps import OUTCOMES, token_map
 from ...reports.record import ACCEPTED, DRAFTED, PLAIN
 from ...reports.timelapse import FPS, time_lapse
-from ...runs.loading import decode
+from ...runs.drawing import decode
 from ...runs.registry import SAMPLERS, TAR
 from .thumbnails import Template, pixels
 

@@ -24,8 +24,8 @@ from ...errors import UserError
 from ...model_loaders.kinds import DTYPES, EIGHT_BITS
 from ...reports.quality import psnr
 from ...reports.table import markdown
+from ...runs.drawing import decode
 from ...runs.limits import MOST_IMAGES
-from ...runs.loading import decode
 from ..work.random_options import planned_for, shared_options
 
 

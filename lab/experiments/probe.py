@@ -28,8 +28,8 @@ from ...reports.files import Result, encoded, image_endings, output, save
 from ...reports.grid import compare_grid, expect_fits
 from ...reports.quality import measure
 from ...reports.table import figure, markdown
+from ...runs.drawing import decode
 from ...runs.limits import MOST_IMAGES, SEEDS
-from ...runs.loading import decode
 from ...samplers.conditioning import MaskedCondition
 from ...samplers.engine import Sampled
 from ...samplers.mar.canvas import Tokens, mar_canvas

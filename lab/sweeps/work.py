@@ -21,8 +21,8 @@ from ...reports.quality import DISTRIBUTION
 from ...reports.record import Report
 from ...runs.baseline import ComparedRun, baselines, is_lossless, likeness
 from ...runs.choice import Choice
-from ...runs.drawing import Drawing
-from ...runs.loading import Drafts, Ready, Source, beside, decode, load
+from ...runs.drawing import Drawing, decode
+from ...runs.loading import Drafts, Ready, Source, beside, load
 from ...runs.registry import ALGORITHM, Entry, find
 from ...samplers.conditioning import AnyCondition, Condition
 from ...samplers.engine import finish
