@@ -21,6 +21,7 @@ from ..networks.bitdance import BlockModel
 from ..networks.speed import COMPILE, SPEEDS
 from ..networks.torch_state import in_own_state
 from ..runs import loading, registry
+from ..runs.families import Family
 from ..runs.loading import AUTO, Source
 from ..runs.registry import family_of
 from . import host
@@ -676,6 +677,27 @@ class LoadBitDance(_Loader):
         return host.text.output([f"Draws {', '.join(sizes)} pixels."])
 
 
+def _node_of(family: Family) -> type[_Loader]:
+    """The loader of a family that has no class here, with the texts of its record."""
+    kind = KINDS[family.files]
+    samplers = [entry.title for entry in registry.SAMPLERS.values() if family.name in entry.families]
+    about = {
+        "node_id": f"FastAR{''.join(kind.loader.split())}",
+        "title": kind.loader,
+        "family": family.name,
+        "usual": family.demo,
+        "description": f"Loads {family.words} and the decoder that turns what it draws into images.",
+        "aliases": [family.name, "load checkpoint"],
+        "widgets": _Loader.widgets if family.one_grid else (*_Loader.widgets, "grid"),
+        "dtypes": (AUTO, *DTYPES, *(EIGHT_BITS if kind.blocks else ())),
+        "tooltips": {"decoder": _KL, **({} if kind.blocks else {"dtype": PRECISION})},
+        "socket": output(io.Custom(family.socket), "model", f"For {' and '.join(samplers)} Sampler."),
+    }
+    return type("".join(kind.loader.split()), (_Loader,), about)
+
+
+# Families with a class above.
+_OWN = {loader.family for loader in _Loader.__subclasses__()}
 NODES: list[type[io.ComfyNode]] = [
     LoadMAR,
     LoadLlamaGen,
@@ -684,4 +706,5 @@ NODES: list[type[io.ComfyNode]] = [
     LoadHybrid,
     LoadJanus,
     LoadBitDance,
+    *(_node_of(family) for family in registry.FAMILIES.values() if family.name not in _OWN),
 ]

@@ -12,7 +12,7 @@ from comfy_api.latest import io
 from ..networks.torch_state import in_own_state
 from ..runs import presets, registry
 from ..runs.labels import unknown_words
-from ..runs.registry import SAMPLERS, plain_sampler
+from ..runs.registry import SAMPLERS, Entry, plain_sampler
 from ..runs.shown import PLAIN, PRESETS, RECOMMENDED, Shown
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.settings import in_words, knobs, make
@@ -487,6 +487,18 @@ class BitDanceSampler(_Sampler):
     }
 
 
+def _node_of(entry: Entry) -> type[io.ComfyNode]:
+    """The node of a sampler that a family brings along, with the text of its function."""
+    description = " ".join((entry.run.__doc__ or "").split("\n\n")[0].split())
+    about = {
+        "sampler": entry.name,
+        "description": description,
+        "aliases": [entry.name, entry.title],
+        "preset": not entry.baseline,
+    }
+    return type(f"{entry.title}Sampler", (_Sampler,), about)
+
+
 NODES: list[type[io.ComfyNode]] = [
     MARSampler,
     FastHybridSampler,
@@ -499,4 +511,5 @@ NODES: list[type[io.ComfyNode]] = [
     ZipARSampler,
     MuLoSDSampler,
     BitDanceSampler,
+    *(_node_of(entry) for family in registry.FAMILIES.values() for entry in family.samplers),
 ]

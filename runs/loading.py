@@ -288,7 +288,7 @@ class Ready:
     @property
     def classes(self) -> int:
         """Number of classes; for text and Tar models the channels of a condition row."""
-        return getattr(self.config, "classes", None) or self.config.condition_size
+        return self.kind.classes(self.model)
 
     @property
     def vq(self) -> VQModel:

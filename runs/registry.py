@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, cast
 
 from ..errors import unknown
 from ..samplers.blocks.bitdance import bitdance
 from ..samplers.blocks.bitdance import check as check_bitdance
 from ..samplers.blocks.settings import BlockSettings
-from ..samplers.engine import Sampler
 from ..samplers.mar.cspd import check as check_cspd
 from ..samplers.mar.cspd import cspd
 from ..samplers.mar.fasthybrid import fasthybrid
@@ -34,9 +32,10 @@ from ..samplers.tokens.mulosd import check as check_mulosd
 from ..samplers.tokens.mulosd import mulosd
 from ..samplers.tokens.par import PARSettings, par
 from ..samplers.tokens.par import check as check_par
-from ..samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings, TokenSettings
+from ..samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings
 from ..samplers.tokens.zipar import ZipARSettings, zipar
 from ..samplers.tokens.zipar import check as check_zipar
+from .entries import Entry
 from .families import Family, families
 
 # Raised when any sampler produces other images from the same model, settings and seed, or counts its work differently,
@@ -70,46 +69,6 @@ def own_values_of(model: Any, settings: Any) -> dict[str, Any]:
     if model.family not in FAMILIES:
         return {"repetition_penalty": model.repetition_penalty}
     return family_of(model).own_values(model, settings)
-
-
-@dataclass(frozen=True)
-class Entry:
-    """A sampler."""
-
-    name: str  # its command-line name
-    title: str
-    # run(model, condition, settings, noise) returns the generator; noise is PairedNoise in the families of latents
-    # and PairedDraws in the others. All but MuLo-SD also take edit, part of an image to sample again.
-    run: Callable[..., Sampler]
-    check: Callable[[Any, Any], None]  # check(model, settings) raises what run would of them, before anything runs
-    settings: type[MARBase] | type[TokenSettings] | type[BlockSettings]
-    families: tuple[str, ...]  # its model families, keys of FAMILIES; reports are compared with those of the first
-    baseline: bool = False  # whether the others of its family are measured against it
-    needs_draft: bool = False  # whether run also takes draft, a second model
-    needs_up_sampler: bool = False  # whether run also takes up_sampler, which enlarges the codes of a draft (MuLo-SD)
-    # The arguments of run that say how a transformer is evaluated: those of LazyMAR's caches are given for them.
-    caches: tuple[str, ...] = ()
-    demo: tuple[str, ...] = ()  # catalogue entries that "demo" means for it, if not its family's
-
-    @property
-    def family(self) -> Family:
-        """The first of its families."""
-        return FAMILIES[self.families[0]]
-
-    @property
-    def models(self) -> str:
-        """Description of its models in messages."""
-        return ", or ".join(FAMILIES[family].words for family in self.families)
-
-    @property
-    def node(self) -> str:
-        """Id of its node, in which saved graphs find it. Combinations have none, and Tar's is LlamaGen's."""
-        return f"FastAR{self.title.replace('-', '')}Sampler"
-
-    def demos(self, family: str) -> tuple[str, ...]:
-        """What "demo" may mean for it in one of its families."""
-        own = self.demo or FAMILIES[family].demo
-        return own[:1] if self.needs_up_sampler else own  # the smaller one is the draft
 
 
 _MASKED = (MAR, HYBRID)
@@ -176,6 +135,7 @@ SAMPLERS: dict[str, Entry] = {
             needs_draft=True,
             needs_up_sampler=True,
         ),
+        *(entry for family in FAMILIES.values() for entry in family.samplers),
     )
 }
 

@@ -50,6 +50,7 @@ class Family(ABC):
     # For a command that names no sampler.
     usual_samplers: tuple[str, ...] = ()
     drafted_samplers: tuple[str, ...] = ()  # further ones with a draft model
+    samplers: tuple[Any, ...] = ()  # entries of samplers of its own, see ``runs/entries.py``
 
     # For nodes and pipeline, which join models, samplers, edits and decoders; the unit also for progress bars.
     kind: ClassVar[str]  # families of one kind have the same samplers
@@ -202,6 +203,10 @@ class Family(ABC):
 
         ``title``: of the sampler.
         """
+
+    def classes(self, model: Any) -> int:
+        """Number of classes of a model; of another one the channels of a condition row."""
+        return int(model.net.config.classes)
 
     # ---------------------------------------------------------------- for decoders, maps and images to start from
 

@@ -35,6 +35,9 @@ class BlockFamily(Family):
     def expect_decoder(self, decoder: BinaryModel, model: BlockModel) -> None:
         expect_bits(decoder, model)
 
+    def classes(self, model: BlockModel) -> int:
+        return model.net.config.condition_size
+
     def grid(self, model: BlockModel, settings: Any = None) -> tuple[int, int]:
         if settings is None:
             return model.grid(None, None)

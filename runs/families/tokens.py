@@ -56,6 +56,9 @@ class TokenFamily(Family):
     def noise(self, seed: int, images: Sequence[int]) -> PairedDraws:
         return PairedDraws(seed, images)
 
+    def classes(self, model: TokenModel) -> int:
+        return model.net.config.condition_size
+
     def grid(self, model: TokenModel, settings: Any = None) -> tuple[int, int]:
         return model.grid, model.grid
 
