@@ -598,6 +598,19 @@ def _in_a_subgraph(saved: dict[str, Any]) -> dict[str, Any]:
     return {**saved, "nodes": [host, save], "links": links, "groups": [], "definitions": {"subgraphs": [definition]}}
 
 
+def _behind_a_reroute(saved: dict[str, Any]) -> dict[str, Any]:
+    """The graph with a Reroute between Sweep and both nodes."""
+    graph = json.loads(json.dumps(saved))
+    sockets = {"inputs": [{"name": "", "type": "*", "link": 1099}], "outputs": [{"name": "", "type": "*", "links": []}]}
+    graph["nodes"].append({"id": 1099, "type": "Reroute", "pos": [0, 0], "size": [75, 26], **sockets})
+    for link in graph["links"]:
+        if link[1:3] == [1004, 0]:
+            link[1] = 1099
+            sockets["outputs"][0]["links"].append(link[0])
+    graph["links"].append([1099, 1004, 0, 1099, 0, "*"])
+    return graph
+
+
 def test_a_graph_with_the_nodes_of_earlier_versions_opens_as_one_of_this(editor: Any) -> None:
     """It was saved when Sweep Grid and Sweep Plot drew a sweep."""
     saved = json.loads(EARLIER.read_text(encoding="utf-8"))
@@ -612,6 +625,8 @@ def test_a_graph_with_the_nodes_of_earlier_versions_opens_as_one_of_this(editor:
 
     again = editor.evaluate(SENT, editor.evaluate("app.graph.serialize()"))
     assert again == sent, "saved and opened again"
+
+    assert editor.evaluate(SENT, _behind_a_reroute(saved)) == again, "the Reroute carries nothing any more"
 
     sent = editor.evaluate(SENT, _in_a_subgraph(saved))
     assert sent["1007"]["inputs"]["images"] == ["1020:1004", 0]

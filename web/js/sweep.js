@@ -28,25 +28,36 @@ const get = (link, part) => link[keyIn(link, part)]
 const set = (link, part, value) => (link[keyIn(link, part)] = value)
 const idOf = (link) => (Array.isArray(link) ? link[0] : link.id)
 
+/** The links from an output of a node with the nodes at their ends, also behind the editor's Reroute nodes: [[link, node], ...]. */
+function takers(graph, id, slot) {
+  const links = graph.links.filter((link) => link && get(link, ORIGIN) === id && get(link, SLOT) === slot)
+  const found = links.map((link) => [link, graph.nodes.find((node) => node.id === get(link, TARGET))])
+  return found.flatMap(([link, node]) => [[link, node], ...(node?.type === "Reroute" ? takers(graph, node.id, 0) : [])])
+}
+
+const remove = (list, entry) => list.splice(list.indexOf(entry), 1)
+
 /** Let what took the image of Sweep Grid or Sweep Plot take it from their Sweep, in a saved graph or subgraph. */
 function convert(graph) {
   for (const sweep of graph.nodes.filter(({ type }) => type === "FastARSweep")) {
     if (sweep.outputs?.[0]?.name !== "sweep") continue
     sweep.outputs = OUTPUTS.map(([name, type], slot) => ({ name, type, links: slot === 1 ? (sweep.outputs[1]?.links ?? []) : [] }))
 
-    for (const given of graph.links.filter((link) => get(link, ORIGIN) === sweep.id && get(link, SLOT) === 0)) {
-      const node = graph.nodes.find(({ id }) => id === get(given, TARGET))
+    for (const [given, node] of takers(graph, sweep.id, 0)) {
+      remove(graph.links, given)
       const earlier = EARLIER[node?.type]
-      graph.links.splice(graph.links.indexOf(given), 1)
-      if (!earlier) continue
+      if (!earlier) {
+        for (const input of node?.inputs ?? []) if (input.link === idOf(given)) input.link = null
+        continue
+      }
 
       if (Array.isArray(sweep.widgets_values)) sweep.widgets_values[earlier.place] = node.widgets_values?.[0]
-      for (const link of graph.links.filter((link) => get(link, ORIGIN) === node.id)) {
+      for (const [link] of takers(graph, node.id, 0).filter(([link]) => get(link, ORIGIN) === node.id)) {
         set(link, ORIGIN, sweep.id)
         set(link, SLOT, earlier.output)
         sweep.outputs[earlier.output].links.push(idOf(link))
       }
-      graph.nodes.splice(graph.nodes.indexOf(node), 1)
+      remove(graph.nodes, node)
     }
   }
 }
