@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 import numpy as np
 from comfy_api.latest import io
@@ -56,17 +56,13 @@ from .latents import BATCH_INDEX, asked, knows_places
 from .metadata import write_reports
 from .preview import Bar, drive
 from .readers import READING, edit_codes, read_codes, read_pictures
-from .schema import (
-    checked_seed,
-    describe,
-)
+from .schema import checked_seed, describe
 from .sent import facts_of
 from .sockets import LabelText, expect_condition, expect_kind_on, kind_on
 from .vae import FastARVAE, mark
 
 # A sampler's generator.
 Steps: TypeAlias = Generator[Any, None, Any]
-C = TypeVar("C", bound=AnyCondition)
 
 # Names of nodes in messages.
 CONDITIONS = "Class Label, Prompt, Image and Prompt, LlamaGen Prompt, Tar Prompt or Image to Codes"
