@@ -183,10 +183,12 @@ def identified(file: ck.Checkpoint, wanted: str = "", weights: str = AUTO) -> tu
     In a training's file a prefix stands in front of all names of the network ("model.", "model.diffusion_model."), and
     other networks may lie beside it. ``wanted`` is the family that is looked for, "" for any.
     """
-    if packed := packed_format(file.state, file.metadata):
-        raise file.error(*packed)
-
     found = identify(file.state)
+    if packed := packed_format(file.state, file.metadata):
+        named = [found, *_inside(file.state).values()]
+        if not any(KINDS[name].remedy for name in named if name in KINDS):  # what has its own remedy is refused later
+            raise file.error(*packed)
+
     if found != "unknown":
         return file, found
 

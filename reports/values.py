@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from decimal import Decimal
 
 from ..errors import UserError
@@ -28,27 +29,11 @@ def parse_values(text: str, field: str, whole: bool = False) -> tuple[str, ...]:
     Raises:
         UserError: no value, more than 256, or a range that is not one.
     """
-    if len(text) > _MOST_TEXT:
-        raise UserError(f"{field}: {len(text)} characters; give at most {_MOST_TEXT}.")
-
     out: list[str] = []
-    for part in re.split(r"[,;\n]", text):
-        part = part.strip()
-        if not part:
-            continue
+    for part in _parts(text, field, ",;"):
+        out += _range(part, field, whole) if ".." in part else [part]
 
-        if ".." in part:
-            out += _range(part, field, whole)
-        else:
-            out.append(part)
-
-        if len(out) > MOST_VALUES:
-            raise UserError(f"{field}: it lists more than {MOST_VALUES} values; give fewer.")
-
-    if not out:
-        raise UserError(f"{field}: it is empty; write values such as 0.8, 0.95 or 0.8..1 x 5.")
-
-    return tuple(dict.fromkeys(out))
+    return _distinct(out, field, "write values such as 0.8, 0.95 or 0.8..1 x 5")
 
 
 def parse_texts(text: str, field: str, separators: str) -> tuple[str, ...]:
@@ -56,15 +41,26 @@ def parse_texts(text: str, field: str, separators: str) -> tuple[str, ...]:
 
     ``separators``: characters between two values, beside lines. Raises UserError: as :func:`parse_values`.
     """
+    return _distinct(_parts(text, field, separators), field, f"write values with {separators} between them")
+
+
+def _parts(text: str, field: str, separators: str) -> list[str]:
+    """The parts of a text between separators or lines, without empty ones."""
     if len(text) > _MOST_TEXT:
         raise UserError(f"{field}: {len(text)} characters; give at most {_MOST_TEXT}.")
 
     parts = [part.strip() for part in re.split(f"[{re.escape(separators)}\n]", text)]
-    out = tuple(dict.fromkeys(filter(None, parts)))
+    return list(filter(None, parts))
+
+
+def _distinct(values: Iterable[str], field: str, remedy: str) -> tuple[str, ...]:
+    """Values without repetitions; a UserError if there are none, or too many."""
+    out = tuple(dict.fromkeys(values))
     if not out:
-        raise UserError(f"{field}: it is empty; write values with {separators} between them.")
+        raise UserError(f"{field}: it is empty; {remedy}.")
     if len(out) > MOST_VALUES:
         raise UserError(f"{field}: it lists more than {MOST_VALUES} values; give fewer.")
+
     return out
 
 

@@ -434,11 +434,11 @@ def parse_json(text: str, where: str, field: str) -> dict[str, Any]:
     """A JSON object; a UserError if the text is none, where ``where`` says where it stands."""
     try:
         value = json.loads(text.removeprefix("\ufeff"))  # the byte order mark of a file that became an entry
+        if not isinstance(value, dict):
+            raise ValueError("it is not a JSON object")
     except (ValueError, RecursionError) as e:
         raise UserError(f"{field}: {where} cannot be read ({first_line(e)}); get the file again") from e
 
-    if not isinstance(value, dict):
-        raise UserError(f"{field}: {where} cannot be read (it is not a JSON object); get the file again")
     return value
 
 

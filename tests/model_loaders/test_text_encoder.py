@@ -219,11 +219,10 @@ def test_the_configuration_beside_a_file_of_its_own_name_is_another_models(copy:
     load_text_encoder(configure(copy, d_kv=8) / "t5xxl.safetensors")
 
 
-def test_prompts(copy: Path) -> None:
+def test_a_prompt_that_is_too_long(copy: Path) -> None:
     encoder = load_text_encoder(copy)
-    for prompt, words in ((3, "must be text, not int"), ("x" * 20_001, "20001 characters")):
-        with pytest.raises(UserError, match=f"^text: .*{words}"):
-            encoder.encode([prompt])
+    with pytest.raises(UserError, match="^text: .*20001 characters"):
+        encoder.encode(["x" * 20_001])
 
 
 def test_an_id_outside_the_table(copy: Path) -> None:
