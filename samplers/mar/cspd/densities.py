@@ -107,7 +107,7 @@ def acceptance_of_proposals(token: Tensor, q: LastStep, p: LastStep, rule: Rule)
     return (1 - torch.exp(-log_ratio(token, q, p, rule._replace(inner_temperature=1.0)))).clamp(min=0)
 
 
-class Judged(NamedTuple):
+class Verified(NamedTuple):
     """The verdict on N drafts. The tokens are on the device, the other fields on the host."""
 
     tokens: Tensor  # fp32 [N, channels]; zero where the draft and all proposals were rejected
@@ -120,7 +120,7 @@ class Judged(NamedTuple):
         return {"redraws": int(self.proposals[rows].sum()), "redraws_exhausted": int((~self.found[rows]).sum())}
 
 
-def verify(drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, draws: RejectionDraws, tokens: Tokens) -> Judged:
+def verify(drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, draws: RejectionDraws, tokens: Tokens) -> Verified:
     """Verify the drafts fp32 [N, channels] of tokens.
 
     Reads from the device once, and twice where some of the first proposals were not enough.
@@ -146,7 +146,7 @@ def verify(drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, draws: Rejectio
 
     found = ok | (number != _NONE)
     proposals = number.masked_fill(ok, 0).masked_fill(~found, TRIES)
-    return Judged(values, ok, proposals, found)
+    return Verified(values, ok, proposals, found)
 
 
 def proposed(

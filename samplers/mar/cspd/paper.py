@@ -12,7 +12,7 @@ for discrete tokens (Leviathan et al. 2023, algorithm 1), in the order of the to
 MAR decides several tokens in an AR step, which are independent given the tokens before it: here gamma counts AR steps,
 and a step is accepted if all of its tokens are. With as many AR steps as tokens it is the algorithm, token by token.
 
-A draft must be a sample of the density that it is judged by, so every diffusion step adds its noise, in both models.
+A draft must be a sample of the density that it is verified by, so every diffusion step adds its noise, in both models.
 MAR's last step adds none; its std is 0.006 of latents of std 1. Steps before the first draft are MAR's.
 
 The paper resamples until a proposal is accepted. Here there are 100 proposals at most; then the token is the target's
@@ -37,7 +37,7 @@ from ...engine import Verdict
 from ...noise import row_keys
 from ..canvas import MARCanvas, TokenNoise, Tokens
 from ..mar import Transformer
-from .densities import AS_PRINTED, Judged, RejectionDraws, last_step, verify
+from .densities import AS_PRINTED, RejectionDraws, Verified, last_step, verify
 from .draft import Drafter, Trace, noisy_last_step_table, target_batches, traced
 
 
@@ -122,30 +122,30 @@ class Paper:
             # 1. Verify all drafts.
             q = last_step(draft.kernel, canvas.settings.temperature)
             p = last_step(path.kernel, canvas.settings.temperature)
-            judged = verify(draft.path[:, -1], q, p, AS_PRINTED, self.draws, Tokens.all(here))
+            verified = verify(draft.path[:, -1], q, p, AS_PRINTED, self.draws, Tokens.all(here))
 
             # 2. The target's own tokens, where they are due or every proposal was rejected.
             own = torch.from_numpy(takes_own).repeat_interleave(here.shape[1])  # bool [B n]
-            of_target = to_device(own | ~judged.found, canvas.device)
-            values = torch.where(of_target[:, None], path.path[:, -1], judged.tokens)
+            of_target = to_device(own | ~verified.found, canvas.device)
+            values = torch.where(of_target[:, None], path.path[:, -1], verified.tokens)
 
-        outcome = self.outcome(here, judged, ~own)
-        rejected = ~judged.accepted & ~own
+        outcome = self.outcome(here, verified, ~own)
+        rejected = ~verified.accepted & ~own
         verdict = Verdict(here, values.view(*here.shape, -1), step, outcome)
         return verdict, rejected.view(here.shape).any(1).numpy()
 
-    def outcome(self, here: Tensor, judged: Judged, drafted: Tensor) -> Tensor:
+    def outcome(self, here: Tensor, verified: Verified, drafted: Tensor) -> Tensor:
         """Count the drafts at positions int64 [B, n], and return the outcome of each token, uint8 [B, n].
 
         ``drafted``: bool [B n] on the host, True for tokens of images that used drafts.
         """
-        rejected = drafted & ~judged.accepted
+        rejected = drafted & ~verified.accepted
         self.canvas.report.add(
-            accepted=int((drafted & judged.accepted).sum()),
+            accepted=int((drafted & verified.accepted).sum()),
             rejected=int(rejected.sum()),
             restarts=int(rejected.view(here.shape).any(1).sum()),
         )
-        self.canvas.report.add(**judged.counts(drafted))
+        self.canvas.report.add(**verified.counts(drafted))
 
-        outcome = torch.where(judged.accepted, ACCEPTED, REJECTED).where(drafted, PLAIN)
+        outcome = torch.where(verified.accepted, ACCEPTED, REJECTED).where(drafted, PLAIN)
         return to_device(outcome.to(torch.uint8).view(here.shape), self.canvas.device)

@@ -79,11 +79,11 @@ class Published:
 
             # 3. Accept drafts, and resample the others.
             p = last_step(target.kernel, canvas.settings.temperature)
-            judged = verify(canvas.values[tokens.index], drafted.of(tokens), p, self.rule, self.draws, tokens)
-            canvas.report.add(**judged.counts())
+            verified = verify(canvas.values[tokens.index], drafted.of(tokens), p, self.rule, self.draws, tokens)
+            canvas.report.add(**verified.counts())
 
-        accepted = judged.accepted.view(here.shape)
+        accepted = verified.accepted.view(here.shape)
         if not accepted.all():
             self.drafter.forget()
         when = [torch.full_like(order.ahead(step), step, dtype=torch.int32) for step in range(first, last + 1)]
-        return Verdict(here, judged.tokens.view(*here.shape, -1), torch.cat(when, 1), outcome_of(canvas, accepted))
+        return Verdict(here, verified.tokens.view(*here.shape, -1), torch.cat(when, 1), outcome_of(canvas, accepted))

@@ -115,7 +115,7 @@ class LazyTransformer(Transformer):
         canvas = self.canvas
         net = canvas.model.net
         known = canvas.order.starts[step]
-        kept = Kept(self.plan.next_refresh[step], step, known, NONE_KEPT, None)
+        kept = Kept(until=self.plan.next_refresh[step], step=step, known=known, encoder=NONE_KEPT, decoder=None)
         if self.prunes[step]:
             kept.decoder = self.memory.decoder
         if self.settings.encoder_cache:

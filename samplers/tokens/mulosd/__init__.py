@@ -51,7 +51,7 @@ from ..settings import MuLoSDSettings, neighbours_of, rows_at_once
 from .blocks import Drafter, blocks_of, enlarge, reduce
 from .islands import Repair, islands_of_all, repair_of
 from .upsampling import UpSampling
-from .verification import Judge, codebook_neighbours
+from .verification import Verifier, codebook_neighbours
 
 
 @in_own_state
@@ -99,7 +99,7 @@ def mulosd(
 
     blocks = blocks_of(settings, draft.grid, ratio)
     drafter = Drafter(canvas, draft, condition, blocks)
-    judge = Judge(canvas, prepared, codebook_neighbours(up_sampler.vq.quantize, nearest, canvas.device))
+    verifier = Verifier(canvas, prepared, codebook_neighbours(up_sampler.vq.quantize, nearest, canvas.device))
     repairs: list[Repair] = []
 
     canvas.total = 2 * canvas.cells  # see Block
@@ -110,8 +110,8 @@ def mulosd(
         # 2. The draft is enlarged.
         enlarge(block, drafter.canvas, canvas, up_sampler)
 
-        # 3. One pass of the target judges every token: R_T.
-        hidden, rejected = judge.verify(block)
+        # 3. One pass of the target verifies every token: R_T.
+        hidden, rejected = verifier.verify(block)
 
         # 4. Rejections are expanded to R_X, and divided into islands and waves.
         repair = repair_of(rejected, settings)
@@ -119,14 +119,14 @@ def mulosd(
         repairs.append(repair)
 
         # 5. All islands are resampled in parallel, one wave per pass.
-        for done, verdict in judge.resample(block, hidden, repair):
+        for done, verdict in verifier.resample(block, hidden, repair):
             canvas.decide(*verdict)
             yield from canvas.show(done)
 
         # 6. The block is final. It is reduced for the draft model.
         reduce(block, canvas, drafter.canvas, up_sampler)
 
-    canvas.report.similarity = torch.cat(judge.pools).cpu().numpy()
+    canvas.report.similarity = torch.cat(verifier.pools).cpu().numpy()
     canvas.report.maps["islands"] = islands_of_all(repairs)
     canvas.report.maps["waves"] = np.concatenate([repair.wave for repair in repairs], axis=1)
     drafter.canvas.expect_finite("draft")

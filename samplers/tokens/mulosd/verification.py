@@ -29,7 +29,7 @@ _PIECE = 1 << 24
 _SCORES = 1 << 24
 
 
-class Judge:
+class Verifier:
     """The target M_p, with the keys and values of all blocks so far.
 
     Args:
@@ -59,7 +59,7 @@ class Judge:
         with canvas.clock.phase("transformer"):
             hidden = self.read(block)
         with canvas.clock.phase("verification"):
-            pool, rejected = self.judge(hidden, block.first)
+            pool, rejected = self.rejections(hidden, block.first)
 
         self.pools.append(pool.flatten())
         return hidden, rejected.cpu().numpy().reshape(canvas.images, -1, canvas.grid[1])
@@ -82,7 +82,7 @@ class Judge:
 
         return hidden[:, -block.cells :]
 
-    def judge(self, hidden: Tensor, first: int) -> tuple[Tensor, Tensor]:
+    def rejections(self, hidden: Tensor, first: int) -> tuple[Tensor, Tensor]:
         """Pooled probabilities fp32 [B, n] of the drafts from cell ``first`` on, and R_T, the rejected ones, bool [B,
         n].
 

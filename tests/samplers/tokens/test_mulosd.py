@@ -19,7 +19,7 @@ from fastar_nodes.samplers.tokens.mulosd import mulosd
 from fastar_nodes.samplers.tokens.mulosd import verification as judging
 from fastar_nodes.samplers.tokens.mulosd.blocks import blocks_of, draft_schedule, enlarge, reduce
 from fastar_nodes.samplers.tokens.mulosd.upsampling import UpSampling
-from fastar_nodes.samplers.tokens.mulosd.verification import Judge
+from fastar_nodes.samplers.tokens.mulosd.verification import Verifier
 from fastar_nodes.samplers.tokens.prepare import PreparedCondition
 from fastar_nodes.samplers.tokens.sampling import TokenDraw
 from fastar_nodes.samplers.tokens.settings import ONE_BY_ONE, SUFFIX, LlamaGenSettings, MuLoSDSettings, neighbours_of
@@ -293,7 +293,7 @@ def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
     """Whatever the waves left behind, the next block is judged as an uncached pass over what is committed would
     judge it.
     """
-    judged, judge_drafts = [], Judge.judge
+    judged, judge_drafts = [], Verifier.rejections
 
     def watched(self, hidden, first):
         canvas = self.canvas
@@ -304,7 +304,7 @@ def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
         judged.append((first, last))
         return judge_drafts(self, hidden, first)
 
-    monkeypatch.setattr(Judge, "judge", watched)
+    monkeypatch.setattr(Verifier, "rejections", watched)
     run(kind, draft_rows=rows)
     step = (rows or 3) * 2 * GRID
     assert judged == [(a, min(a + step, GRID * GRID)) for a in range(0, GRID * GRID, step)]
@@ -398,7 +398,7 @@ def test_the_share_to_accept_holds_for_the_blocks_so_far(rate, rows, kept):
     assert counts["accepted"] == 3 * kept and counts["rejected"] == 3 * (GRID**2 - kept)
 
 
-def judge(net, tokens, chosen, table) -> Judge:
+def judge(net, tokens, chosen, table) -> Verifier:
     """A target of which only the logits are computed."""
     model = SimpleNamespace(net=net)
     canvas = SimpleNamespace(
@@ -410,7 +410,7 @@ def judge(net, tokens, chosen, table) -> Judge:
         device=tokens.device,
         watch=lambda *norms: None,
     )
-    return Judge(canvas, PreparedCondition(tokens), table)
+    return Verifier(canvas, PreparedCondition(tokens), table)
 
 
 def test_a_verification_by_hand():
@@ -442,7 +442,7 @@ def test_a_verification_by_hand():
         # ties the token of cell 9, which is the likelier one.
         (MuLoSDSettings(acceptance_target=0.3, **common), [[1, 1, 1, 0], [1, 1, 1, 0]]),
     ):
-        pool, down = judge(Net, tokens, chosen, table).judge(p, 6)
+        pool, down = judge(Net, tokens, chosen, table).rejections(p, 6)
         torch.testing.assert_close(pool, pooled)
         assert down.tolist() == [[bool(x) for x in row] for row in wanted], chosen
 
@@ -490,7 +490,7 @@ def test_guidance_of_a_verification_by_hand():
 
     chosen = MuLoSDSettings(cfg=2.0, top_k=0, top_p=1.0, cfg_interval=7)
     hidden = torch.cat([p, torch.full_like(p, 0.25)])
-    pool, _ = judge(Net, tokens, chosen, table).judge(hidden, 6)
+    pool, _ = judge(Net, tokens, chosen, table).rejections(hidden, 6)
     torch.testing.assert_close(pool, torch.tensor([[0.02 / 0.52, 0.02 / 0.52, 0.1 / 0.36, 0.7]]))
 
 
