@@ -202,7 +202,7 @@ def written() -> dict[Path, str]:
     texts = {SETTINGS: settings_page()}
     for node in node_classes():
         path = PAGES / f"{node.define_schema().node_id}.md"
-        texts[path] = page(node, path.read_text(encoding="utf-8"))
+        texts[path] = page(node, path.read_text(encoding="utf-8-sig"))
     return texts
 
 
