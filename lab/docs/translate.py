@@ -143,7 +143,7 @@ def messages() -> set[str]:
     """What the scripts of the editor say."""
     said: set[str] = set()
     for script in (ROOT / "web" / "js").glob("*.js"):
-        text = script.read_text(encoding="utf-8")
+        text = script.read_text(encoding="utf-8-sig")
         said |= set(re.findall(r'\bsay\("([^"]+)"', text))
         for name in re.findall(r"\bsay\(([A-Z]+)\)", text):
             said |= set(re.findall(rf'const {name} = "([^"]+)"', text))
