@@ -103,6 +103,10 @@ class _Sampler(ModelFirst):
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
+        # ComfyUI runs a node as a copy of its class with the same attributes, which are locked.
+        if "node_id" in vars(cls):
+            return
+
         entry = SAMPLERS[cls.sampler]
         cls.node_id = entry.node
         family = entry.family

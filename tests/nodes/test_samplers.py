@@ -320,6 +320,19 @@ def test_presets_of_a_cache_follow_the_model_that_is_sampled():
             assert {k: settings[k] for k in meant} == meant
 
 
+@pytest.mark.parametrize("node", samplers.NODES)
+def test_a_node_can_be_copied_with_locked_attributes(node):
+    """As ComfyUI does before it runs one: see lock_class in comfy_api/internal."""
+
+    class Locked(type(node)):
+        def __setattr__(cls, name, value):
+            raise AttributeError(f"{name} of a locked class")
+
+    copied = type(f"{node.__name__}Clone", (node, *node.__bases__), dict(vars(node)))
+    locked = Locked(copied.__name__, copied.__bases__, dict(vars(copied)))
+    assert locked.define_schema().node_id == node.define_schema().node_id
+
+
 def test_cache_settings_are_checked():
     with pytest.raises(UserError, match="^refresh_period: "):
         a_cache(refresh_period=-2)
