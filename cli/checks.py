@@ -19,8 +19,6 @@ from torch import Tensor
 
 from ..errors import UserError, first_line
 from ..model_loaders import kinds
-from ..model_loaders.autoencoders.loader import load_kl, load_vq
-from ..model_loaders.bitdance.loader import load_binary
 from ..model_loaders.catalogue import hub, official
 from ..model_loaders.catalogue.transfer import readable_size
 from ..model_loaders.files.tokenizer import load_tokenizer
@@ -34,11 +32,22 @@ from ..runs import batches
 from ..runs.answers import answer_bytes
 from ..runs.conditions import ConditionBuilder
 from ..runs.drawing import decode
-from ..runs.loading import AUTO, Drafts, Ready, Source, beside, load, load_language_model, prompt_settings
+from ..runs.loading import (
+    AUTO,
+    LANGUAGE,
+    READER,
+    Drafts,
+    Ready,
+    Source,
+    beside,
+    load,
+    load_language_model,
+    prompt_settings,
+)
 from ..runs.memory import WEIGHTS
 from ..runs.memory.tokens import estimate_prompt
 from ..runs.presets import BALANCED
-from ..runs.registry import SAMPLERS, Entry
+from ..runs.registry import FAMILIES, SAMPLERS, Entry
 from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition, TextCondition
 from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.prepare import features_of
@@ -244,15 +253,12 @@ def _load(check: Check) -> list[torch.nn.Module]:
 def _load_part(check: Check) -> Any:
     """Load a decoder, text encoder, language model, TA-Tok or tokenizer."""
     kind = check.subject.files
-    if kind == "kl":
-        return load_kl(check.found, AUTO, check.device)
-    if kind == "vq":
-        return load_vq(check.found, AUTO, check.device)
-    if kind == "bitdance-ae":
-        return load_binary(check.found, AUTO, check.device)
-    if kind == "tar":
+    decoders = {family.decoder: family.load_decoder for family in FAMILIES.values()}
+    if kind in decoders:
+        return decoders[kind](check.found, AUTO, check.device)
+    if kind == LANGUAGE:
         return load_language_model(check.subject.choice, check.files)[0]
-    if kind == "ta-tok":
+    if kind == READER:
         return load_ta_tok(check.found, check.files.dtype, check.device, encoder=False)
     if kind == "t5":
         from ..model_loaders.llamagen.text import load_text_encoder
@@ -473,12 +479,12 @@ def evaluation(check: Check) -> Iterator[Line]:
             found = _pixels(part.decode(codes.to(check.device)))
         elif check.subject.files == "t5":
             found = f"features {_times(part.encode([prompt])[0].shape)}"
-        elif check.subject.files == "tar":
+        elif check.subject.files == LANGUAGE:
             settings = prompt_settings({}, {})
             need = packed_bytes(part.net) + estimate_prompt(part, settings, prompt, 1)
             batches.run_beginning(tar_prompt(part, [prompt], settings, PairedDraws(check.seed, range(1))))
             found = "the first codes of a prompt"
-        elif check.subject.files == "ta-tok":
+        elif check.subject.files == READER:
             codes = torch.randint(part.net.config.codes, (_GRID**2,), generator=generator)
             features = features_of(CodeCondition((codes,), ("",)), part).features[0]
             found = f"features {_times(features.shape)}"

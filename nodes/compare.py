@@ -20,7 +20,7 @@ from ..reports.summary import one_line
 from ..reports.table import literal
 from ..runs.baseline import baselines, no_gain, qualities, run_of_report
 from ..runs.images import to_bytes
-from ..runs.registry import SAMPLERS, TAR
+from ..runs.registry import FAMILIES, SAMPLERS, plain_sampler
 from ..samplers.settings import Settings, knob, knobs, make
 from . import graph, host
 from .host.images import to_image
@@ -374,14 +374,14 @@ def cell_baselines(cell: int, reports: Sequence[Report | None]) -> list[int | No
 def _family(report: Report, reports: Sequence[Report]) -> str:
     """Family of a report's baseline, "" if unknown.
 
-    A sampler of both token families belongs to Tar if a Tar report has the same model.
+    A sampler of several families belongs to the one whose plain sampler has a report of the same model.
     """
     if report.sampler not in SAMPLERS:
         return ""
 
     families = SAMPLERS[report.sampler].families
-    of_tar = any(other.sampler == TAR and other.model == report.model for other in reports)
-    return TAR if of_tar and TAR in families else families[0]
+    of_model = {other.sampler for other in reports if other.model == report.model}
+    return next((name for name in families if plain_sampler(FAMILIES[name]).name in of_model), families[0])
 
 
 @dataclass(frozen=True)

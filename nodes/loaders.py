@@ -120,14 +120,14 @@ def allow_download() -> io.Input:
 
 
 def usual(choices: list[str], *ids: str) -> str:
-    """The first of these entries in a menu, downloaded or not; else the first choice."""
+    """The first of these entries in a menu, downloaded or not; else the first choice, "" where there is none."""
     for name in ids:
         for choice in choices:
             listed_name, _, _ = choice.partition(" (")
             if listed_name == name:
                 return choice
 
-    return choices[0]
+    return choices[0] if choices else ""
 
 
 # Tooltips of networks without weights of 8 bits.

@@ -71,8 +71,8 @@ _PIXELS = 1 << 21
 
 
 def runnable() -> dict[str, Entry]:
-    """The samplers that run here by name: all but the second name of LlamaGen."""
-    return {name: entry for name, entry in SAMPLERS.items() if name != registry.TAR}
+    """The samplers that run here by name: all but second names."""
+    return registry.first_names()
 
 
 # ------------------------------------------------------------------------------------------------ models on sockets

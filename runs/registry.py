@@ -140,6 +140,15 @@ SAMPLERS: dict[str, Entry] = {
 }
 
 
+def first_names() -> dict[str, Entry]:
+    """The samplers by name without the second names of a function, as Tar is one of LlamaGen."""
+    found: dict[Any, str] = {}
+    for name, entry in SAMPLERS.items():
+        found.setdefault(entry.run, name)
+
+    return {name: SAMPLERS[name] for name in found.values()}
+
+
 def plain_sampler(family: Family) -> Entry:
     """The sampler that the others of a family are measured against."""
     return next(entry for entry in SAMPLERS.values() if entry.baseline and family.name in entry.families)

@@ -12,7 +12,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from ...runs.registry import SAMPLERS
+from ...runs.registry import first_names
 from ...samplers.settings import Knob, default_or_paper, knobs, shown
 from ...samplers.tokens.settings import TarPromptSettings
 from .figures import with_block
@@ -154,7 +154,7 @@ class Row:
 def settings_page() -> str:
     """The text of docs/settings.md."""
     samplers: dict[Row, list[str]] = {}
-    kinds = {entry.title: entry.settings for name, entry in SAMPLERS.items() if "+" not in name and name != "tar"}
+    kinds = {entry.title: entry.settings for name, entry in first_names().items() if "+" not in name}
     for title, kind in {**kinds, "Tar Prompt": TarPromptSettings}.items():
         for name, (default, about) in knobs(kind).items():
             row = Row(name, default_in_words(name, default, about), range_in_words(default, about), about.help)

@@ -25,7 +25,7 @@ from ...reports.maps import OUTCOMES, token_map
 from ...reports.record import ACCEPTED, DRAFTED, PLAIN
 from ...reports.timelapse import FPS, time_lapse
 from ...runs.drawing import decode
-from ...runs.registry import SAMPLERS, TAR
+from ...runs.registry import first_names
 from .thumbnails import Template, pixels
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -47,11 +47,11 @@ MAPS = {
 
 def pages() -> dict[str, tuple[str, tuple[str, ...]]]:
     """Help page to the samplers on its image, the plain one first, and the token maps of the last one."""
-    plain = {entry.family.kind: name for name, entry in reversed(SAMPLERS.items()) if entry.baseline and name != TAR}
+    plain = {entry.family.kind: name for name, entry in reversed(first_names().items()) if entry.baseline}
 
     found = {}
-    for name, entry in SAMPLERS.items():
-        if "+" not in name and name != TAR:
+    for name, entry in first_names().items():
+        if "+" not in name:
             shown = dict.fromkeys((plain[entry.family.kind], name))
             found[entry.node] = ",".join(shown), MAPS.get(name, ("fixed at step",))
     return found

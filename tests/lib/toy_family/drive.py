@@ -51,7 +51,8 @@ for command in (
     assert main(command) == 0, command
 assert out.exists()
 
-# 4. Its loader, with its file on the menu; and its sampler.
+# 4. Its loader, whose menu is empty before there is a file, and then has it; and its sampler.
+assert [node.define_schema() for node in loaders.NODES if node.options("checkpoint") == []]
 host.folders.paths = lambda *kinds: [folder]
 host.folders.local_files = lambda *kinds: [path.name]
 nodes = {node.define_schema().node_id: node for node in (*loaders.NODES, *samplers.NODES)}
