@@ -96,7 +96,8 @@ def careless_coupling() -> Iterator[None]:
         none = torch.zeros(len(draft), dtype=torch.bool)
         return coupling.Coupled(drawn, none, ~none)
 
-    with mock.patch.object(speculation, "couple", careless):
+    learned = speculation.LEARNED._replace(function=careless)
+    with mock.patch.object(speculation, "LEARNED", learned), mock.patch.object(speculation, "couple", careless):
         yield
 
 
