@@ -88,7 +88,6 @@ def test_marks_that_are_typed_stay_text(hybrid):
     ("model", "condition", "says"),
     [
         (tiny_hybrid(positions=60), PromptCondition((LONG,)), "reads 41"),
-        (tiny_hybrid(), PromptCondition((5,)), "must be text"),
         (tiny_hybrid(), PromptCondition(()), "no prompt"),
         (tiny_hybrid(), from_ids([0, 1]), "conditioned on prompts"),
         (tiny_mar(), PROMPTS, "conditioned on class labels"),
