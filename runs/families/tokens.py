@@ -41,9 +41,6 @@ class TokenFamily(Family):
     small_draft = "a draft model of a smaller image"
     load_decoder = staticmethod(load_vq)
 
-    def latent_channels(self, model: TokenModel) -> int:
-        raise TypeError("its decoders decode codes")
-
     def expect_decoder(self, decoder: VQModel, model: TokenModel) -> None:
         expect_codes(decoder, model)
 
