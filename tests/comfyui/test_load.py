@@ -176,9 +176,9 @@ def test_many_prompts_leave_nothing_behind(comfy, prompts):
 SLOW = {"steps": 16, "diffusion_steps": 800}  # GtR decides the 64 tokens in at most 20 AR steps
 # Node that is interrupted; the loader of its model and what makes its condition.
 RUNS = {
-    **dict.fromkeys(nodes_of("kl"), ("FastARLoadMAR", "FastARClassLabel")),
-    **dict.fromkeys(nodes_of("vq"), ("FastARLoadLlamaGen", "FastARClassLabel")),
-    **dict.fromkeys(nodes_of("bitdance-ae"), ("FastARLoadBitDance", "FastARClassLabel")),
+    **dict.fromkeys(nodes_of("masked"), ("FastARLoadMAR", "FastARClassLabel")),
+    **dict.fromkeys(nodes_of("tokens"), ("FastARLoadLlamaGen", "FastARClassLabel")),
+    **dict.fromkeys(nodes_of("blocks"), ("FastARLoadBitDance", "FastARClassLabel")),
     "FastARTarPrompt": ("FastARLoadTar", ""),
 }
 DRAFTS = {"FastARLoadMAR": "demo-draft", "FastARLoadLlamaGen": "demo-llamagen-low"}

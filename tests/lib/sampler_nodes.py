@@ -5,31 +5,29 @@ import the nodes.
 import json
 from pathlib import Path
 
-from fastar_nodes.runs.registry import SAMPLERS, TAR, Entry
+from fastar_nodes.runs.registry import Entry, first_names
 
-# A combination has no node, and Tar is the second name of LlamaGen.
-SAMPLER_NODES: dict[str, Entry] = {
-    entry.node: entry for name, entry in SAMPLERS.items() if "+" not in name and name != TAR
-}
+# A combination has no node, and a second name none of its own.
+SAMPLER_NODES: dict[str, Entry] = {entry.node: entry for name, entry in first_names().items() if "+" not in name}
 
 
-def nodes_of(decoder: str) -> tuple[str, ...]:
-    """The nodes of the samplers whose results a kind of decoder decodes, see ``Family.decoder``."""
-    return tuple(name for name, entry in SAMPLER_NODES.items() if entry.family.decoder == decoder)
+def nodes_of(kind: str) -> tuple[str, ...]:
+    """The nodes of the samplers of a kind of families."""
+    return tuple(name for name, entry in SAMPLER_NODES.items() if entry.family.kind == kind)
 
 
 SCHEMAS = json.loads((Path(__file__).parents[1] / "nodes" / "schemas.json").read_text(encoding="utf-8"))
-# By what decodes the results: the loader, and the demo models that a sampler gets alone, as target and as draft.
+# By kind of families: the loader, and the demo models that a sampler gets alone, as target and as draft.
 _DEMO = {
-    "kl": ("FastARLoadMAR", "demo", "demo", "demo-draft"),
-    "vq": ("FastARLoadLlamaGen", "demo-llamagen-low", "demo-llamagen", "demo-llamagen-low"),
-    "bitdance-ae": ("FastARLoadBitDance", "demo-bitdance", "", ""),
+    "masked": ("FastARLoadMAR", "demo", "demo", "demo-draft"),
+    "tokens": ("FastARLoadLlamaGen", "demo-llamagen-low", "demo-llamagen", "demo-llamagen-low"),
+    "blocks": ("FastARLoadBitDance", "demo-bitdance", "", ""),
 }
 
 
 def demo_models(entry: Entry) -> dict[str, tuple[str, str]]:
     """Sockets of a sampler to the loader of a demo model and its checkpoint."""
-    loader, alone, target, draft = _DEMO[entry.family.decoder]
+    loader, alone, target, draft = _DEMO[entry.family.kind]
     if entry.needs_draft:
         return {"target": (loader, target), "draft": (loader, draft)}
     return {"model": (loader, entry.demo[0] if entry.demo else alone)}

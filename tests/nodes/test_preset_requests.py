@@ -19,7 +19,7 @@ from qwen_reference import tiny_tar
 from tiny import LABELS, NODES, a_gpt, a_mar, models
 
 # Models' files recommend other numbers than those of a new node.
-FILES = {"kl": (a_mar, {"steps": 32, "diffusion_steps": 40, "cfg": 2.0}), "vq": (a_gpt, {"cfg": 2.0, "top_k": 9})}
+FILES = {"masked": (a_mar, {"steps": 32, "diffusion_steps": 40, "cfg": 2.0}), "tokens": (a_gpt, {"cfg": 2.0, "top_k": 9})}
 CASES = [(node, preset) for node in NODES.values() for preset in node.options() if preset != "custom"]
 IDS = [f"{node.sampler}-{preset}" for node, preset in CASES]
 
@@ -28,11 +28,11 @@ IDS = [f"{node.sampler}-{preset}" for node, preset in CASES]
 def given(node):
     """Models of the demo's label set. No test here runs them."""
     family = SAMPLERS[node.sampler].family
-    if family.decoder not in FILES:
+    if family.kind not in FILES:
         return models(node)
 
     target = "target" if "target" in node.models else "model"
-    make, file = FILES[family.decoder]
+    make, file = FILES[family.kind]
     return {**models(node), target: make(label_set="picture-book", file=file)}
 
 

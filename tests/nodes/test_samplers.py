@@ -26,8 +26,8 @@ from graphs import WIDGETS, default
 from qwen_reference import tiny_tar
 from tiny import LABELS, NODES, SHORT, TEXT_SIZE, a_drawer, a_gpt, a_mar, a_prompt, a_vq, models, sample
 
-MAR_NODES = [node for node in NODES.values() if SAMPLERS[node.sampler].family.decoder == "kl"]
-TOKEN_NODES = [node for node in NODES.values() if SAMPLERS[node.sampler].family.decoder == "vq"]
+MAR_NODES = [node for node in NODES.values() if SAMPLERS[node.sampler].family.kind == "masked"]
+TOKEN_NODES = [node for node in NODES.values() if SAMPLERS[node.sampler].family.kind == "tokens"]
 TOKEN_NODES = [node for node in TOKEN_NODES if not SAMPLERS[node.sampler].needs_draft]
 FAST = [node for node in NODES.values() if node.preset]
 

@@ -45,9 +45,9 @@ BY_NAME = {"FastARSweep", "FastARAnySampler", "FastARAdvisor"}
 # What has to be equal for two runs to be compared: steps and
 # guidance of a MAR; guidance, temperature and top-k of tokens.
 SAMPLERS = {
-    "MAR": nodes_of("kl"),
-    "tokens": nodes_of("vq"),
-    "blocks": nodes_of("bitdance-ae"),
+    "MAR": nodes_of("masked"),
+    "tokens": nodes_of("tokens"),
+    "blocks": nodes_of("blocks"),
 }
 SHARED = {
     "MAR": ("steps", "diffusion_steps", "cfg"),
