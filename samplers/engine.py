@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import not_finite
+from ..errors import UserError, not_finite
 from ..networks import ops
 from ..networks.torch_state import own_state
 from ..reports.record import GIVEN, PLAIN, Clock, Report, dtype_of
@@ -281,9 +281,13 @@ def finish(sampler: Generator[Any, None, R]) -> R:
 def start_report(name: str, model: Any, condition: Any, settings: Any, noise: Any) -> Report:
     """The report of a generation of images, before its first pass.
 
-    ``name`` is the sampler's; the other arguments are those of the sampler. Condition and noise are of as many images.
+    ``name`` is the sampler's; the other arguments are those of the sampler.
+
+    Raises:
+        UserError: condition and noise are of different numbers of images.
     """
-    assert len(condition) == len(noise), f"{len(condition)} images, and noise for {len(noise)}"
+    if len(condition) != len(noise):
+        raise UserError(f"condition: it asks for {len(condition)} images, the noise was drawn for {len(noise)}.")
 
     report = new_report(name, model, settings, noise)
     report.conditions = condition.digests()
