@@ -19,7 +19,10 @@ from qwen_reference import tiny_tar
 from tiny import LABELS, NODES, a_gpt, a_mar, models
 
 # Models' files recommend other numbers than those of a new node.
-FILES = {"masked": (a_mar, {"steps": 32, "diffusion_steps": 40, "cfg": 2.0}), "tokens": (a_gpt, {"cfg": 2.0, "top_k": 9})}
+FILES = {
+    "masked": (a_mar, {"steps": 32, "diffusion_steps": 40, "cfg": 2.0}),
+    "tokens": (a_gpt, {"cfg": 2.0, "top_k": 9}),
+}
 CASES = [(node, preset) for node in NODES.values() for preset in node.options() if preset != "custom"]
 IDS = [f"{node.sampler}-{preset}" for node, preset in CASES]
 
