@@ -80,6 +80,7 @@ EDITS = ("a label", "a prompt in codes", "tokens", "blocks")
 CASES = [*((wish, False) for wish in WISHES), *((wish, True) for wish in EDITS)]
 
 
+@pytest.mark.fast_cases(every=3)
 @pytest.mark.parametrize(("wish", "edited"), CASES, ids=[f"{wish}, edited" if edit else wish for wish, edit in CASES])
 def test_nodes_and_python_draw_the_same(wish, edited):
     loader, entry, node, condition, widgets, prompt, arguments = WISHES[wish]
