@@ -124,6 +124,13 @@ def dropped(node: Any, **changes: Any) -> dict[str, Any]:
     return {i.id: default(i) for i in node.define_schema().inputs if i.kind in WIDGETS} | changes
 
 
+def node_of(sampler: str) -> Any:
+    """The class of the node of a sampler."""
+    found = [node for node in NODES.values() if node.sampler == sampler]
+    assert found, f"NODES in nodes/samplers.py lacks a class of {sampler}; add one"
+    return found[0]
+
+
 def models(node: Any) -> dict[str, Loaded]:
     """Tiny models for the model sockets of a sampler."""
     if SAMPLERS[node.sampler].needs_up_sampler:

@@ -13,7 +13,7 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from small_settings import BLOCKS, MASKED, TOKENS, small
 from test_samplers import Upscale
-from tiny import LABELS, NODES, SHORT, a_block, a_drawer, a_gpt, a_mar, a_prompt, models
+from tiny import LABELS, SHORT, a_block, a_drawer, a_gpt, a_mar, a_prompt, models, node_of
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +78,7 @@ RUNS |= {
 @pytest.mark.fast_cases(every=2)
 def test_a_run_repeats_from_its_report(name, folder):
     sampler, changes = RUNS[name]
-    (node,) = [node for node in NODES.values() if node.sampler == sampler]
+    node = node_of(sampler)
     used = models(node)
     condition = a_prompt() if SAMPLERS[sampler].needs_up_sampler else LABELS
     given = dict(changes)

@@ -188,7 +188,7 @@ def test_a_cache_is_drawn_with_or_refused_by_every_sampler(name):
     entry = SAMPLERS[name]
     if "+" in name or name == "tar":  # no nodes of their own
         return
-    (node,) = [node for node in tiny.NODES.values() if node.sampler == name]
+    node = tiny.node_of(name)
     ids = [part.id for part in node.define_schema().inputs]
     assert ("cache" in ids) == bool(entry.caches)
     if entry.caches:
