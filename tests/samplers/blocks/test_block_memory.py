@@ -190,7 +190,8 @@ def test_passes_of_a_quarter_of_a_14b_hold_what_is_estimated(monkeypatch):
         times = torch.empty(count + 1, 5120, dtype=torch.bfloat16)
         with counted(monkeypatch) as live:
             table = chain.StepTable(torch.empty(count + 1, 8), times, False)
-            rows = chain.DiffusionBatch((hidden + places)[:, None], x, x[:1], x, table)
+            z = (hidden + places)[:, None].to(torch.bfloat16)
+            rows = chain.DiffusionBatch(z, x, x[:1], x, table)
             head = chain.Head(net, net.denoiser, rows, Report("bitdance", "14B", {}, 0, 1, "meta"), BUDGET)
             for k in range(20):  # the modulations of 14 evaluations are computed at once
                 evaluate, arguments = head.at(k)
