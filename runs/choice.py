@@ -15,6 +15,7 @@ from .registry import FAMILIES, Entry, family_of, find, own_values_of
 
 PRESET = "preset"
 _MOST_TEXT = 8192
+_MOST_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -117,6 +118,11 @@ def parse_choice(text: str, field: str) -> Choice:
     sampler, _, rest = text.strip().partition(":")
     if not sampler.strip():
         raise UserError(f"{field}: no sampler is named; name one, for example fasthybrid: preset=fast.")
+    if len(sampler) > _MOST_NAME:  # a server's event loop looks for it
+        raise UserError(
+            f"{field}: the name of the sampler is too long ({len(sampler)} characters); give for example "
+            "fasthybrid: preset=fast."
+        )
 
     return choose(sampler, parse_settings(rest, field))
 

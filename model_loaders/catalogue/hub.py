@@ -35,6 +35,7 @@ _TEXT_DECODER = "vq16-t2i"
 _TA_TOK = "ta-tok"
 # The remedy of a name that is none, in a menu, on a command line and in Python.
 _GIVE = "choose a catalogue entry or a model file"
+_LONGEST_CHOICE = 4096  # characters, as of a path
 _DOWNLOAD_SUFFIX = re.compile(r" \(download[^()]*\)$")
 # Files of a Hugging Face folder: its weights, or a shard of them.
 _SHARD_OR_MODEL = re.compile(r"[\\/](?:[^\\/]*-of-\d+\.\w+|model\.safetensors|pytorch_model\.bin)$")
@@ -464,6 +465,10 @@ def _entry(choice: str, family: str) -> Entry | None:
     wanted = KINDS[family]
     if not isinstance(choice, str):
         raise UserError(f"{wanted.field}: it got a {type(choice).__name__}, not a name; {_GIVE}")
+    if len(choice) > _LONGEST_CHOICE:  # a server's event loop looks for it
+        raise UserError(
+            f"{wanted.field}: {choice[:80]!a}... is too long for a file name ({len(choice)} characters); {_GIVE}"
+        )
 
     entry = next((e for e in catalogue() if e.id == _id(choice)), None)
     if entry is None or entry.family == family:

@@ -107,7 +107,6 @@ def test_a_line_without_a_sampler_and_a_name_that_is_long() -> None:
     for line in ("", " : threshold=0.9"):
         with pytest.raises(UserError, match="^sampler: no sampler is named; name one, for example fasthybrid: preset"):
             parse_choice(line, "sampler")
-    with pytest.raises(UserError, match="^samplers: there is no sampler") as error:
-        parse_choice("x" * 100_000, "sampler")
-    assert len(str(error.value)) <= 400
+    with pytest.raises(UserError, match="^sampler: the name of the sampler is too long .201 characters.; give"):
+        parse_choice("x" * 201, "sampler")
     assert parse_choice("fasthybrid: preset=fast", "sampler").preset == "fast"
