@@ -2,6 +2,7 @@
 the line and metadata that samplers and Compare leave behind.
 """
 
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -14,7 +15,7 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import advisor, compare, conditioning, loaders, preview, remaking, samplers, sharing
 from fastar_nodes.nodes import sweep as sweep_nodes
-from fastar_nodes.reports import exchange
+from fastar_nodes.reports import exchange, record
 from fastar_nodes.reports.record import Report
 from fastar_nodes.runs import advice, baseline
 from fastar_nodes.runs.advice import Shown
@@ -272,6 +273,13 @@ def test_mistakes_are_one_sentence_before_anything_is_drawn(folder, field, chang
     assert not folder.exists()
 
 
+@pytest.fixture
+def steady(monkeypatch):
+    """A clock that goes on by 1/1024 s whenever it is read: every run of a cell takes the same seconds."""
+    ticks = itertools.count()
+    monkeypatch.setattr(record.time, "perf_counter", lambda: next(ticks) / 1024)
+
+
 def executed(model, prompt=None, **changes):
     """Outputs of the node, what it says, and the image that it shows."""
     node = with_hidden(sweep_nodes.SweepNode, None, prompt)
@@ -279,7 +287,7 @@ def executed(model, prompt=None, **changes):
     return made.result, said(made), (fake_comfy.state.saved[-1][0] * 255).round().numpy()
 
 
-def test_the_node_shows_grid_plot_and_table_and_gives_them():
+def test_the_node_shows_grid_plot_and_table_and_gives_them(steady):
     model = a_mar()
     (grid, table, plot), (told, *lines), shown = executed(model, cell_size=64, measure="passes")
     found, as_table = sweep(model, **{**SMALL, "x_values": "-1, 0.5"})
@@ -297,7 +305,7 @@ def test_the_node_shows_grid_plot_and_table_and_gives_them():
     assert len(executed(model, x_values="-1..0.6 x 7")[1]) == 1 and len(executed(model, x_values="-1..0.6 x 6")[1]) == 8
 
 
-def test_a_measure_that_no_cell_has_is_said_and_the_plot_is_against_another():
+def test_a_measure_that_no_cell_has_is_said_and_the_plot_is_against_another(steady):
     inputs = {"sampler": "mar", "settings": "steps=4, diffusion_steps=4", "x": "cfg", "x_values": "2, 3"}
     model = a_mar()
     (_, _, plot), (warning, *_), _ = executed(model, measure="acceptance", **inputs)
