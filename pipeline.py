@@ -16,7 +16,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import wraps
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ParamSpec, TypeVar, cast
 
 import numpy as np
 import torch
@@ -586,6 +586,8 @@ class Pipeline:
                 f"image: it is a tensor {start.dtype} of the shape {list(start.shape)}; give {form} as sample() "
                 "returns them, or an image."
             )
+        if codes:
+            cast(VQModel, self.ready.decoder).expect_entries(start, "image")
 
         return Edit(start, masks_given(mask))
 

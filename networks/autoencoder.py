@@ -596,8 +596,17 @@ class VQModel:
             shape = list(codes.shape) if isinstance(codes, Tensor) else type(codes).__name__
             raise UserError(f"codes: the decoder reads codes of the shape [batch, height, width], and got {shape}.")
 
+        self.expect_entries(codes, "codes")
+        return self.net.vectors(codes.to(self.net.quantize.embedding.weight.device, torch.int64))
+
+    def expect_entries(self, codes: Tensor, field: str) -> None:
+        """Check that codes int64 [B, h, w] are entries of the codebook.
+
+        Raises:
+            UserError: a code is not; ``field`` names the input.
+        """
         entries = self.net.config.codes
         if int(codes.min()) < 0 or int(codes.max()) >= entries:
-            raise UserError(f"codes: they are outside 0 to {entries - 1}, the entries of the codebook of {self.name}.")
-
-        return self.net.vectors(codes.to(self.net.quantize.embedding.weight.device, torch.int64))
+            raise UserError(
+                f"{field}: its codes are outside 0 to {entries - 1}, the entries of the codebook of {self.name}."
+            )

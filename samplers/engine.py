@@ -7,11 +7,12 @@ A sampler is three functions of a pass k:
   of a diffusion head, or hidden rows from which logits are computed;
 - draw: ``draw(k, cells, z)`` samples the values of the cells from that output.
 
-:func:`decode` is the loop, and every unaccelerated sampler runs it. A method changes one of the three: PAR and ZipAR
+:func:`decode` is the loop that MAR, LlamaGen and Tar run. A method changes one of the three: PAR and ZipAR
 change the plan, LazyMAR the look, DiSA and speculation the draw.
 
-Methods that verify drafts (FastHybrid, CSpD, MuLo-SD, Jacobi decoding) have loops of their own, in which a pass ends
-with the same two calls: :meth:`Canvas.decide`, the only writer of decided cells, and :meth:`Canvas.show`.
+Methods that verify drafts (FastHybrid, CSpD, MuLo-SD, Jacobi decoding) have loops of their own, and so has BitDance,
+which shows progress within a pass. A pass ends with the same two calls everywhere: :meth:`Canvas.decide` and
+:meth:`Canvas.show`.
 
 Shapes: B images of L = h w cells; a cell's value is a token, or a vector of channels.
 """
@@ -154,8 +155,10 @@ class Canvas:
             values: [B, n, ...].
             when: the pass that decides them, or int32 [B, n] where cells differ.
             outcome: uint8 [B, n], what became of their drafts, see ``reports/record.py``; None leaves it as it is.
+                Cells that are the same in every image have none.
         """
         if cells.ndim == 1:
+            assert outcome is None, "cells of drafts are given for each image"
             self.values.index_copy_(1, cells, values)
             self.fixed_at.index_fill_(1, cells, when)
             return

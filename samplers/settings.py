@@ -79,8 +79,8 @@ class Guarantees(Settings):
         return False
 
     def no_gain(self, report: Report) -> str:
-        """Why a run with these settings could not be faster than the unaccelerated sampler, as a sentence; "" if it
-        could. Every part of a combination has its own reasons.
+        """What these settings left unused that was meant to make the run faster, as a sentence; "" if nothing. Every
+        part of a combination has its own reasons.
         """
         return ""
 
@@ -324,6 +324,9 @@ def _checked(name: str, value: Any, default: Any, about: Knob) -> Any:
     low = about.low
     high = about.high
     if low is not None and number < low or high is not None and number > high:
-        raise UserError(f"{name}: {number:g} is outside {low:g} to {high:g}.")
+        shown = f"{number:g}"
+        if float(shown) != number:
+            shown = repr(number)
+        raise UserError(f"{name}: {shown} is outside {low:g} to {high:g}.")
 
     return number

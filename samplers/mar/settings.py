@@ -183,8 +183,8 @@ class FastHybridSettings(DiSASettings):
         return super().streams() | guided
 
     def no_gain(self, report: Report) -> str:
-        if self.lookahead == 0 or self.threshold > 1:
-            return "Nothing was drafted: lookahead 0 and thresholds above 1 are plain MAR."
+        if not self.approximates and self.window == 1:
+            return "Nothing was drafted, so this was plain MAR: check lookahead, lookahead_start and threshold."
         return super().no_gain(report)
 
     def reach(self, step: int) -> int:
@@ -402,6 +402,11 @@ class CSpDSettings(MARBase):
     @property
     def approximates(self) -> bool:
         return not (self.mode == "lossless" or self.all_are_prefill) or super().approximates
+
+    def no_gain(self, report: Report) -> str:
+        if self.all_are_prefill and self.window == 1 and not self.approximates:
+            return "Nothing was drafted, so this was plain MAR: the prefill was all AR steps; lower prefill_ratio."
+        return super().no_gain(report)
 
     def exact(self, side: int) -> bool:
         return self.all_are_prefill and self.window == 1 and not self.approximates

@@ -218,8 +218,8 @@ def test_latents_that_cannot_be_decoded(files, wrong, message):
 @pytest.mark.parametrize(("wrong", "message"), [
     (torch.zeros(4, 4, dtype=torch.int64),
      r"^codes: the decoder reads codes of the shape \[batch, height, width\], and"),
-    (torch.full((1, 2, 2), -1), "^codes: they are outside 0 to"),
-    (torch.full((1, 2, 2), 1 << 40), "^codes: they are outside 0 to"),
+    (torch.full((1, 2, 2), -1), "^codes: its codes are outside 0 to"),
+    (torch.full((1, 2, 2), 1 << 40), "^codes: its codes are outside 0 to"),
     (torch.zeros(1, 99, 2, 2), "^latents: the decoder reads"),
 ])  # fmt: skip
 def test_codes_that_cannot_be_decoded(files, wrong, message):
@@ -253,6 +253,20 @@ def test_an_edit_keeps_what_the_mask_does_not_cover(case, pipeline):
     kept, _ = pipe.sample(**{**call, "seed": 8}, image=images[0], mask=mask)
     assert torch.allclose(kept[..., :half, :].float(), encoded[..., :half, :].float(), atol=1e-5)
     assert pipe.encode(images[0].resize((50, 30))).shape == start.shape, "scaled to the model's size"
+
+
+@pytest.mark.parametrize("code", [-1, 1 << 20])
+def test_an_edit_of_codes_that_the_decoder_has_not(code, pipeline):
+    """Also where the mask does not cover it: a negative code would be sampled again."""
+    named, call, _ = SAME["llamagen"]
+    pipe = pipeline(**named)
+    call = {**call, "prompt": "cat", "images": 1}
+    codes, _ = pipe.sample(**call, seed=7)
+    mask = np.zeros(codes.shape[-2:], bool)
+    mask[0, 0] = True
+    codes[0, 1, 1] = code
+    with pytest.raises(UserError, match="^image: its codes are outside 0 to"):
+        pipe.sample(**{**call, "seed": 8}, image=codes, mask=mask)
 
 
 def test_an_edit_takes_images_from_files_and_lists(pipeline, tmp_path):

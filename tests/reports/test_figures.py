@@ -146,6 +146,14 @@ def test_limits_at_which_nothing_is_gained():
     drafted = {"lookahead": 4, "threshold": 1.0}
     assert no_gain(run("fasthybrid", settings=drafted)) == "", "a similarity of 1 passes a threshold of 1"
     assert no_gain(run("fasthybrid", settings={**drafted, "threshold": 1.01})).startswith("Nothing was drafted")
+    for idle in ({"lookahead": 1}, {"lookahead_start": 64, "steps": 64}):
+        assert no_gain(run("fasthybrid", settings={**drafted, **idle})).startswith("Nothing was drafted"), idle
+    fewer = {"lookahead": 0, "diffusion_steps": 50, "diffusion_steps_end": 10}
+    assert no_gain(run("fasthybrid", settings={**drafted, **fewer})) == "", "later tokens take fewer diffusion steps"
+    beside = run("fasthybrid+lazymar", cached_tokens=10, settings={**drafted, "lookahead": 0, "steps": 64})
+    assert no_gain(beside) == "", "the cache was used"
+    prefilled = {"prefill_ratio": 1.0, "mode": "lossless"}
+    assert no_gain(run("cspd", settings=prefilled)).startswith("Nothing was drafted")
     # Step start_step is the first refresh, so that the step after it is the first to reuse anything.
     cached = {"refresh_period": 4, "steps": 8, "head_cache": False}
     for start, words in ((8, "Nothing came from the cache"), (7, "Nothing came from the cache"), (6, "")):

@@ -53,6 +53,7 @@ BAD = {
     "cfg_schedule": ("cosine", "cfg_schedule: 'cosine' is not one of linear, constant."),
     "order": ("spiral", "order: 'spiral' is not one of random, raster, halton."),
     "temperature": (-1, "temperature: -1 is outside 0 to 2."),
+    "denoise": (1.0000001, "denoise: 1.0000001 is outside 0 to 1."),
     "guided_steps": (0, "guided_steps: 0 is outside 1 to 1000."),
     "lookahead": (-3, "lookahead: -3 is outside 0 to 256."),
     "threshold": (float("nan"), "threshold: nan is not a finite number."),
