@@ -2,7 +2,7 @@
 
 The runs are paired and interleaved (A B B A ...): every repeat runs each sampler on the same noise, one after the
 other, so that other load on the machine affects all of them. The speed-up of a sampler is the median of its ratios to
-the baseline of its family (mar, llamagen, tar) over the repeats, with the smallest and the largest. If some ratios are
+the baseline of its family, the plain sampler, over the repeats, with the smallest and the largest. If some ratios are
 above 1 and others below, there is no measurable difference. Each sampler runs an untimed step first. Models that read a
 prompt draw "a red boat at sunset" unless --prompt gives another.
 """

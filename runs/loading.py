@@ -168,8 +168,8 @@ def resolve(
 
     Args:
         choice: a catalogue entry ("demo", "mar-base", ...) or a file.
-        family: what the file holds: "mar", "hybrid", "llamagen", "janus", "dtok" (a Tar de-tokenizer), "tar" (its
-            language model), "ta-tok", "kl" or "vq" (decoders), "t5" or "tokenizer".
+        family: what the file holds: "mar", "hybrid", "llamagen", "janus", "bitdance", "dtok" (a Tar de-tokenizer),
+            "tar" (its language model), "ta-tok", "kl", "vq" or "bitdance-ae" (decoders), "t5" or "tokenizer".
         folders: folder or folders of weight files; None for ComfyUI's models/fastar or ~/.cache/fastar.
         download_to: folder for downloads; None for the first of ``folders``.
         progress: called with the bytes received and their total (0 if unknown) during a download.
