@@ -1,9 +1,9 @@
 """Run samplers with the same seed and save their images side by side, with their figures.
 
 All samplers of a family start from the same noise, so differences between the images come from the method. Samplers of
-several families can run together: each uses the model of its family and is compared with the baseline of that
-family, its plain sampler. The baseline runs first, after an untimed warm-up step. Seconds do not include decoding. Those of
-a single run vary with what else the machine does: --repeats 5 runs the samplers in turn and gives the speed-up with its
+several families can run together: each uses the model of its family and is compared with the baseline of that family,
+its plain sampler. The baseline runs first, after an untimed warm-up step. Seconds do not include decoding. Those of a
+single run vary with what else the machine does: --repeats 5 runs the samplers in turn and gives the speed-up with its
 spread. PSNR and SSIM compare each image with the baseline's; "same distribution" stands in their place for methods that
 keep only the distribution of the images, and "another image" where fewer steps, for example, draw another one.
 """

@@ -363,9 +363,9 @@ class CSpDSettings(MARBase):
     prefill_ratio: float = knob(0.15, "Share of the AR steps that the target computes alone at the beginning; higher "
         "is slower and closer to the target. Usual: 0.05 to 0.15; 1 is plain MAR.", low=0.0, high=1.0, step=0.01,
         more="Drafts are worst at the beginning.")
-    mode: str = knob("published", "published is the rule of the authors' code, which accepts the most drafts of the "
-        "three and is approximate; paper is the published algorithm 1, which hardly accepts drafts of another model. "
-        "lossless keeps the distribution of the target's images exactly.",
+    mode: str = knob("published", "published is the rule of the authors' code, which accepts the most drafts and is "
+        "approximate; paper is the printed algorithm 1, which hardly accepts drafts of another model. lossless keeps "
+        "the distribution of the target's images exactly.",
         choices=("published", "paper", "lossless"),
         more="Notes, below, compare the three.")
     alignment: bool = knob(True, "With published: draft and target use the same noise for every token, so that they "
