@@ -52,7 +52,7 @@ FAMILY = _BitDance(
     load_file=load_bitdance,
     files="bitdance",
     reads=("class", "prompt"),
-    one_grid="width and height of its sampler set the size",
+    one_grid="width and height set that of a BitDance",
     demo=("demo-bitdance",),
     usual_samplers=("bitdance",),
 )
