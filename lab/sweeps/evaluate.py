@@ -277,6 +277,8 @@ def _measures(text: str | None, reference: bool, extractor: str | None) -> list[
         elif name:
             names.append(name)
 
+    if not names:
+        raise UserError(f"measures: none is named; choose some of {', '.join(MEASURES)} and judge.")
     for name in names:
         if name not in MEASURES:
             raise UserError(f"measures: {name!r} is not one of {', '.join(MEASURES)} and judge.")

@@ -21,6 +21,7 @@ from fastar_nodes.lab.sweeps.sweep import estimates, time_cell
 from fastar_nodes.lab.sweeps.times import paired
 from fastar_nodes.lab.sweeps.work import Worker
 from fastar_nodes.runs import registry
+from fastar_nodes.runs.drawing import Drawing
 from fastar_nodes.runs.labels import PICTURE_BOOK
 from fastar_nodes.sweeps import keys as sweep_keys
 from tiny_sweeps import SETTINGS, begin, command, finish, lasting, table, write_files, write_mar, write_spec
@@ -80,15 +81,16 @@ def test_a_worker_with_other_files_stops(files, tmp_path):
 
 
 def told(monkeypatch):
-    """Records (seed, images of the noise, labels or prompts) of every start of a sampler."""
-    starts, begin_ = [], work.begin
+    """Records (seed, images of the noise, labels or prompts) of every start of a sampler; nothing is warmed up."""
+    starts, begin_ = [], Drawing.begin
 
-    def start(entry, ready, settings, condition, seed, first, part):
-        sampler = begin_(entry, ready, settings, condition, seed, first, part)
-        starts.append((seed, [first + i for i in part], list(condition.of(part).names)))
+    def start(drawing, part):
+        sampler = begin_(drawing, part)
+        starts.append((drawing.seed, [drawing.numbers[i] for i in part], list(drawing.condition.of(part).names)))
         return sampler
 
-    monkeypatch.setattr(work, "begin", start)
+    monkeypatch.setattr(Drawing, "begin", start)
+    monkeypatch.setattr(Worker, "_warm_up", lambda *given: None)
     return starts
 
 
@@ -103,14 +105,14 @@ def test_a_shard_that_begins_at_40_shows_image_40(files, tmp_path, monkeypatch):
     assert store.labels(cells[0], store.shards(cells[0])[0]).tolist() == [7, 5, 9]
     alone = store.pictures(cells[0], store.shards(cells[0])[0])
     starts.clear()
-    begin_ = work.begin
+    begin_ = Drawing.begin
 
-    def little_memory(entry, ready, settings, condition, seed, first, part):
+    def little_memory(drawing, part):
         if len(part) > 2:
             raise MemoryError
-        return begin_(entry, ready, settings, condition, seed, first, part)
+        return begin_(drawing, part)
 
-    monkeypatch.setattr(work, "begin", little_memory)
+    monkeypatch.setattr(Drawing, "begin", little_memory)
     shard = worker.run_shard(cells[0], 40, 3)
     assert starts == [(5, [40, 41], ["boat", "tree"]), (5, [42], ["cat"])] and "2 at a time" in shard.note
     assert np.abs(store.pictures(cells[0], shard).astype(int) - alone).max() <= 1
