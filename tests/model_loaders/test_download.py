@@ -844,7 +844,7 @@ import json, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import checkout  # the package under its name
-from fastar_nodes.model_loaders import hub
+from fastar_nodes.model_loaders.catalogue import hub
 folder, early = Path(sys.argv[2]), "huggingface_hub" in sys.modules
 try:
     found = str(hub.resolve("kl16", "kl", [folder], folder))
