@@ -43,7 +43,7 @@ class Program:
     about: str  # the first lines of its help
     groups: Mapping[str, Commands]  # by headings; "" for no heading
     package: str  # that the modules of its commands are relative to
-    elsewhere: str = ""  # a sentence behind the refusal of an unknown command
+    elsewhere: str = ""  # a sentence after the refusal of an unknown command
 
     @property
     def commands(self) -> dict[str, tuple[str, str]]:

@@ -215,7 +215,7 @@ def identified(file: ck.Checkpoint, wanted: str = "", weights: str = AUTO) -> tu
 
 
 def _inside(state: Mapping[str, Any]) -> dict[str, str]:
-    """Prefixes of names behind which there is a network, to its family; none of them within another."""
+    """Prefix of the names of each network in a file, to its family; no network is within another."""
     beginnings: list[str] = []
     for kind in KINDS.values():
         if kind.prefixes:

@@ -28,7 +28,7 @@ from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED, checked_seed, output, 
 class Advisor(ModelFirst):
     more = {
         "condition": "Its number of images is the batch size that is measured.",
-        "seed": "This seed is that of the first round.",
+        "seed": "The first round uses this seed.",
         "draft": "With a draft model, CSpD or MuLo-SD is tried too.",
     }
     more_of_outputs = {

@@ -166,7 +166,7 @@ class ClassLabel(io.ComfyNode):
             "runs, with similar names that it knows. `{cat|boat}` picks one for every run."
         ),
         "images_per_label": "The images of a label follow each other in the batch, which has at most 256 images.",
-        "add_label": "The list is that of *label_set* if no model is connected. *labels* may be empty.",
+        "add_label": "Without a model, *label_set* decides which labels the list offers. *labels* may be empty.",
     }
 
     @classmethod

@@ -126,7 +126,7 @@ class CropAroundMask(io.ComfyNode):
 class PasteInpaintedArea(io.ComfyNode):
     more_of_outputs = {
         "image": "Pixels outside the mask and its feather are the original's, bit for bit.",
-        "before_after": "The three stand beside each other, or below each other if the image is wide.",
+        "before_after": "The three images are side by side, or one below the other if the image is wide.",
     }
 
     @classmethod

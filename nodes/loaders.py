@@ -510,7 +510,7 @@ class LoadTarDetokenizer(_Loader):
         "decoder": "FastAR refuses one with another number of codes.",
         "grid": "FastAR refuses a value that contradicts the file.",
         "dtype": (
-            "It is the precision of AR-DTok and TA-Tok; bf16 is that of the training. The decoder always uses fp32. "
+            "It is the precision of AR-DTok and TA-Tok, which were trained in bf16. The decoder always uses fp32. "
             "*int8* and *fp8* store the transformer blocks in 8 bits. *int8* changes the image less than *fp8*; see "
             "docs/weights.md in the repository."
         ),

@@ -57,8 +57,9 @@ _IMAGE = (
     "the new content. Part of a batch, from Rebatch Latents or Latent From Batch, is generated as in the whole "
     "batch: each image keeps the noise of its place there. If *condition* or *mask* has more entries than the part, "
     "as for the whole batch, the sampler takes the entries of these places. Without a mask, Empty Latent Image (a "
-    "latent of zeros) must have the model's size: that of the images that it generates, or that which VAE Encode "
-    "gives. Its *batch_size* asks for as many images of a single label or prompt, each with the noise of its place."
+    "latent of zeros) must have the size of the images that the model generates, or of the images that VAE Encode "
+    "encodes. With a single label or prompt, its *batch_size* is the number of images. Each has the noise of its "
+    "place."
 )
 _MASK = (
     "The mask may have any size. Without it, the sampler takes the mask of Set Latent Noise Mask. A token is "

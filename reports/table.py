@@ -68,7 +68,7 @@ def _without_empty(rows: Sequence[Sequence[str]]) -> list[list[str]]:
 
 
 def _aligned(rows: Sequence[Sequence[str]]) -> list[list[str]]:
-    """The rows with spaces behind each cell, to the width of its column."""
+    """The rows, each cell padded with spaces to the width of its column."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [[cell.ljust(width) for cell, width in zip(row, widths, strict=True)] for row in rows]
 

@@ -1,7 +1,7 @@
 """The process that measures: it goes through the parts until the time is over or the device fails.
 
 A wrong CUDA graph can break the device for its process, and can keep it waiting for ever. Then this process ends, and
-``lab.gpu`` starts another, which goes on behind the measurement that broke it.
+``lab.gpu`` starts another, which goes on after the measurement that broke it.
 """
 
 from __future__ import annotations

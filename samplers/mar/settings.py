@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, make_dataclass
 from typing import Any, ClassVar
@@ -269,12 +270,16 @@ class GtRSettings(DiSASettings):
         return self.reconstruction_steps > 0 or super().approximates
 
 
+# Of 100 diffusion steps those from one full evaluation of the head to the next, as in LazyMAR's published code.
+HEAD_PERIOD = 7
+
+
 @dataclass(frozen=True)
 class CacheSettings(Guarantees):
     """LazyMAR (ICCV 2025): which features are kept from one AR step to the next, and for how long."""
 
     # block: which decoder block measures how much a token changed, see usual_block in lazy/plan.py.
-    removed: ClassVar[Mapping[str, Any]] = {"block": None, "head_period": 7}
+    removed: ClassVar[Mapping[str, Any]] = {"block": None, "head_period": HEAD_PERIOD}
     beside_caches: ClassVar[type[MARBase] | None] = None  # the sampler's settings, of with_cache_settings
 
     refresh_period: int = knob(9, "AR steps from one full computation to the next; higher is faster and less exact. "
@@ -340,9 +345,17 @@ class CacheSettings(Guarantees):
         condition = self.condition_cache and run.get("cfg", 0.0) != 1
         transformer = reaches and (tokens or condition or self.encoder_cache)
 
-        # The head is evaluated in full after every 7 % of the diffusion steps, at every AR step.
-        head = self.head_cache and 7 * run.get("diffusion_steps", 100) > 100
-        return transformer or head
+        # The head's cache is used at every AR step.
+        return transformer or head_period(self, run.get("diffusion_steps", 100)) > 1
+
+
+def head_period(settings: CacheSettings, steps: int) -> int:
+    """Diffusion steps from one full evaluation of the head to the next, in proportion to their number ``steps``: the
+    error depends on the period relative to it. 1: every step is in full.
+    """
+    if settings.refresh_period == 1 or not settings.head_cache:
+        return 1
+    return math.ceil(HEAD_PERIOD * steps / 100)
 
 
 @dataclass(frozen=True)

@@ -28,7 +28,7 @@ const get = (link, part) => link[keyIn(link, part)]
 const set = (link, part, value) => (link[keyIn(link, part)] = value)
 const idOf = (link) => (Array.isArray(link) ? link[0] : link.id)
 
-/** The links from an output of a node with the nodes at their ends, also behind the editor's Reroute nodes: [[link, node], ...]. */
+/** The links from an output of a node with the nodes at their ends, also through the editor's Reroute nodes: [[link, node], ...]. */
 function takers(graph, id, slot) {
   const links = graph.links.filter((link) => link && get(link, ORIGIN) === id && get(link, SLOT) === slot)
   const found = links.map((link) => [link, graph.nodes.find((node) => node.id === get(link, TARGET))])

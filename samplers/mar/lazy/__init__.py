@@ -44,8 +44,7 @@ from ...engine import Sampler
 from ...noise import PairedNoise
 from ..mar import check as check_mar
 from ..mar import expect_whole_head, mar
-from ..settings import CacheSettings, LazyMARSettings, MARBase
-from .head import head_period
+from ..settings import CacheSettings, LazyMARSettings, MARBase, head_period
 from .transformer import LazyTransformer
 
 

@@ -8,7 +8,6 @@ Shapes: N tokens, w head width, and P branches of guidance: 2, the condition's a
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple, cast
 
@@ -22,19 +21,7 @@ from ....networks.speed import Recordable
 from ....reports.record import Report
 from ...chain import DiffusionBatch, Evaluation, Head
 from ..mar import Heads
-from ..settings import CacheSettings
-
-# Diffusion steps from one full evaluation of the head to the next, of 100: the published code's.
-HEAD_PERIOD = 7
-
-
-def head_period(settings: CacheSettings, steps: int) -> int:
-    """Diffusion steps from one full evaluation of the head to the next, in proportion to their number ``steps``: the
-    error depends on the period relative to it. 1: every step is in full.
-    """
-    if settings.refresh_period == 1 or not settings.head_cache:
-        return 1
-    return math.ceil(HEAD_PERIOD * steps / 100)
+from ..settings import CacheSettings, head_period
 
 
 class CachedHeads(Heads):

@@ -19,10 +19,10 @@ from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.lazy import LazyTransformer, lazymar, plan
-from fastar_nodes.samplers.mar.lazy.head import CachedHeads, evaluate_from_kept, evaluate_full, head_period, head_plan
+from fastar_nodes.samplers.mar.lazy.head import CachedHeads, evaluate_from_kept, evaluate_full, head_plan
 from fastar_nodes.samplers.mar.lazy.plan import computed_ratios, spare_rows, usual_block
 from fastar_nodes.samplers.mar.mar import Heads, mar
-from fastar_nodes.samplers.mar.settings import CacheSettings, LazyMARSettings, MARBase, MARSettings
+from fastar_nodes.samplers.mar.settings import CacheSettings, LazyMARSettings, MARBase, MARSettings, head_period
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import knobs
