@@ -35,6 +35,7 @@ GROUPS: dict[str, Commands] = {
     },
     "The docs:": {
         "figures": (".docs.figures", "make the tables and plots of the docs"),
+        "headlines": (".docs.headlines", "write the summary tables of README and docs/benchmarks.md"),
         "models-table": (".docs.models_table", "write README's table of models"),
         "pictures": (".docs.pictures", "draw the icon, README's animation and the images of the help pages"),
         "thumbnails": (".docs.thumbnails", "draw the thumbnails of the templates"),

@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from fastar_nodes.cli import checks
-from fastar_nodes.lab.docs import figures, models_table
+from fastar_nodes.errors import UserError
+from fastar_nodes.lab.docs import blocks, headlines, models_table
 from fastar_nodes.lab.work import fits
 from fastar_nodes.model_loaders.catalogue import hub
 from fastar_nodes.runs import presets
@@ -67,7 +68,7 @@ FACTS = [
     ("docs/check.md", r"exceed its estimate by (\d+) MB", lambda: f"{checks.MARGIN / 1e6:g}"),
     ("docs/benchmarks.md", r"cards of (\d[\d, and]+) GB", cards),
     ("docs/benchmarks.md", r"keeps (\d+) GiB for the driver", lambda: f"{fits.TAKEN:g}"),
-    ("docs/benchmarks.md", r"With \*lookahead_start\* (\d+) of", lambda: preset("balanced", "lookahead_start")),
+    ("docs/benchmarks.md", r"With \*lookahead_start\* (\d+), the first", lambda: preset("balanced", "lookahead_start")),
 ]
 
 
@@ -88,7 +89,7 @@ def test_a_template_names_the_size_of_its_download():
 @pytest.mark.slow
 def test_readme_has_the_table_of_models():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    assert figures.with_block(readme, models_table.NAME, models_table.table()) == readme
+    assert blocks.with_block(readme, models_table.NAME, models_table.table()) == readme
 
 
 def test_every_family_that_draws_is_in_the_table_of_models():
@@ -102,7 +103,8 @@ def test_every_family_that_draws_is_in_the_table_of_models():
 def test_readme_names_templates_by_their_numbers():
     """(02) and so on, and those that need a download."""
     readme = text_of("README.md")
-    named = set(re.findall(r"\b(\d\d)\b(?=[,)])", readme[readme.index("## First click") : readme.index("## Models")]))
+    told = readme[readme.index("## First click") : readme.index("## Which model first")]
+    named = set(re.findall(r"\b(\d\d)\b(?=[,)])", told))
     numbers = {name[:2] for name in TEMPLATES}
     needing = [name[:2] for name in TEMPLATES if "download" in name]
     assert f"Only templates {' and '.join(needing)} need a download" in readme
@@ -110,16 +112,16 @@ def test_readme_names_templates_by_their_numbers():
 
 
 def test_readme_is_short():
-    words = re.sub(r"\||-{3,}", " ", (ROOT / "README.md").read_text(encoding="utf-8")).split()
-    assert len(words) <= 700
+    """Without tables."""
+    prose = [line for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines() if not line.startswith("|")]
+    assert len(" ".join(prose).split()) <= 700
 
 
 def test_the_docs_are_short():
-    """Without tables, which grow with samplers, counts and models, the comparison of papers and code, and settings.md,
-    which is written from the settings.
-    """
+    """Without tables, which grow with samplers and models, the comparison of papers and code, and generated pages."""
     words = {}
-    for page in {*(ROOT / "docs").rglob("*.md")} - {ROOT / "docs" / name for name in ("papers.md", "settings.md")}:
+    left_out = {ROOT / "docs" / name for name in ("papers.md", "settings.md", "tables.md", "full_size.md")}
+    for page in {*(ROOT / "docs").rglob("*.md")} - left_out:
         prose = [line for line in page.read_text(encoding="utf-8").splitlines() if not line.startswith("|")]
         words[page.name] = len(" ".join(prose).split())
 
@@ -146,36 +148,21 @@ def test_the_default_preset_of_the_accelerators():
     assert begins == {stated}
 
 
-def measured(figure: str, row: str, column: str) -> str:
-    """A cell of a table in docs/benchmarks.md, without its interval."""
-    page = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
-    begin, end = figures.markers(figure)
-    lines = [line for line in page[page.index(begin) : page.index(end)].splitlines() if line.startswith("|")]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    (found,) = (line for line in cells if line[0] == row)
-    return found[cells[0].index(column)].partition(" (")[0]
+def test_the_summaries_are_the_tables():
+    """Every page has what ``lab headlines`` writes from docs/tables.md."""
+    for path, text in headlines.pages().items():
+        assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python -m fastar_nodes.lab headlines"
 
 
-def test_readme_states_what_the_tables_say():
-    one = "speed-up, batch 1"
-    calls = "head calls, batch 1"
-    passes = measured("llamagen", "LlamaGen, parallel", "passes, batch 1")
-    plain = measured("llamagen", "LlamaGen", "passes, batch 1")
-    faster = float(measured("llamagen", "LlamaGen, parallel", one))
-    readme = text_of("README.md")
-    assert f"LlamaGen needs {passes} passes instead of {plain}, and is {faster:.1f} times as fast" in readme
-
-    hybrid = "FastHybrid, balanced"
-    fewer = f"{measured('mar', hybrid, calls)} times instead of {int(measured('mar', 'MAR', calls)):,}"
-    faster = float(measured("mar", hybrid, one))
-    told = re.search(
-        r"median PSNR of ([\d.]+) dB, and one image in ten is below ([\d.]+);", text_of("docs/benchmarks.md")
+def test_a_summary_of_a_row_that_is_gone_is_an_error():
+    tables = headlines.Tables(
+        headlines.TABLES.read_text(encoding="utf-8").replace("| FastHybrid, balanced ", "| gone ")
     )
-    close, low = (float(number) for number in told.groups())
-    assert f"{fewer}. It is {faster:.1f} times as fast," in readme
-    assert f"most images differ little from MAR's (PSNR {close:.0f} dB; a tenth below {low:.0f})" in readme
+    with pytest.raises(UserError, match="^headlines: the figure mar has no row 'FastHybrid, balanced' with a column"):
+        headlines.summary(tables)
 
-    lazy = "LazyMAR, fast"
-    right = float(measured("mar", lazy, "scene, %"))
-    assert f"{float(measured('mar', lazy, one)):.1f} times as fast, and {right:.0f} % of its images" in readme
-    assert abs(right - float(measured("mar", "MAR", "scene, %"))) < 1, "as many as MAR's"
+
+def test_a_summary_takes_the_row_that_it_names():
+    rows = "| batch | sampler | speed-up |\n|---|---|---|\n| 1 | MAR | |\n| 1 | PAR | 2.5x (2 to 3) |"
+    text = f"<!-- figure a: begin -->\n{rows}\n<!-- figure a: end -->"
+    assert headlines.Tables(text).cell("a", "1 | PAR", "speed-up") == "2.5x"

@@ -283,12 +283,12 @@ def test_the_release_check_names_what_is_open(capsys):
 
 
 def test_only_the_owner_of_the_repository_stands_between_this_checkout_and_a_release(shipped, capsys):
-    """And rows of new presets in docs/choose.md, which one makes for a release."""
+    """And rows of new presets in docs/full_size.md, which one makes for a release."""
     release.run(argparse.Namespace(tag=None))
     found = [line for line in capsys.readouterr().out.splitlines() if line.startswith("open: ")]
     owners = ("[project.urls]", "[tool.comfy]", "README.md: git clone")
     dates = f"CHANGELOG.md: [{PROJECT['project']['version']}] has no date"
-    others = (*owners, dates, "docs/choose.md: its table of presets lacks")
+    others = (*owners, dates, "docs/full_size.md: its table of presets lacks")
     assert [line for line in found if not line.removeprefix("open: ").startswith(others)] == []
 
 

@@ -33,6 +33,8 @@ from ...samplers.settings import knobs
 from ..commands import MODULE
 from ..commands import main as command_line
 from ..sweeps.spec import Spec, from_table, read_spec, read_table
+from . import headlines
+from .blocks import with_block
 
 ROOT = Path(__file__).resolve().parents[2]
 LIST = ROOT / "docs" / "benchmarks" / "figures.toml"
@@ -249,26 +251,6 @@ def _replace(path: Path, text: str) -> None:
 # ---------------------------------------------------------------------------------------------------------- the page
 
 
-def markers(name: str) -> tuple[str, str]:
-    """The lines around a figure in a page."""
-    return f"<!-- figure {name}: begin -->", f"<!-- figure {name}: end -->"
-
-
-def with_block(text: str, name: str, block: str) -> str:
-    """The text of a page with a figure between its markers.
-
-    Raises:
-        UserError: the page does not have both markers once.
-    """
-    begin, end = markers(name)
-    before, found, rest = text.partition(begin)
-    inside, closed, after = rest.partition(end)
-    if not found or not closed or begin in rest or end in after:
-        raise UserError(f"figures: the page of {name} needs the lines {begin} and {end}, once each.")
-
-    return f"{before}{begin}\n{block}\n{end}{after}"
-
-
 def joined(outputs: Sequence[str]) -> str:
     """The Markdown tables in the outputs of commands, the rows of those with the same columns in one table."""
     # Rows by the head and the rule below it.
@@ -422,6 +404,7 @@ def run(options: argparse.Namespace) -> int:
         maker.make(name)
         maker.write(name)
 
+    headlines.write()
     return 0
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from ...model_loaders.catalogue.hub import Entry, entries
 from ...reports.table import markdown
 from ..work.fits import drawing_entries, need
-from .figures import with_block
+from .blocks import with_block
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 NAME = "models"

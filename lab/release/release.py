@@ -131,7 +131,7 @@ def run(options: argparse.Namespace) -> int:
     missing = missing_rows()
     if missing:
         problems.append(
-            f"docs/choose.md: its table of presets lacks {len(missing)} rows ({missing[0]} ...); run make figures "
+            f"docs/full_size.md: its table of presets lacks {len(missing)} rows ({missing[0]} ...); run make figures "
             "ONLY=presets"
         )
     for problem in problems:

@@ -49,7 +49,7 @@ from .operations import PRODUCTS, countable
 from .outlines import SEMANTIC_SIDE, outlined
 from .sizes import AROUND, random_words
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "choose.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "full_size.md"
 # Probability that a draft is accepted. FastHybrid's paper states none; CSpD's is that of MAR-H drafted by MAR-B, 16 AR
 # steps at a time (Table 1).
 ACCEPTED = {"fasthybrid": 0.9, "cspd": 0.26}
@@ -442,7 +442,7 @@ def lines_of(entry: hub.Entry, titles: Collection[str] | None = None) -> list[li
 
 
 def written() -> dict[str, list[dict[str, str]]]:
-    """Rows of the table in docs/choose.md by model, each as column and entry; empty entries are left out."""
+    """Rows of the table in docs/full_size.md by model, each as column and entry; empty entries are left out."""
     page = PAGE.read_text(encoding="utf-8-sig")
     (block,) = re.findall(r"<!-- figure presets: begin -->(.*?)<!-- figure presets: end -->", page, re.S)
     lines = [line for line in block.splitlines() if line.startswith("|")]
@@ -455,7 +455,7 @@ def written() -> dict[str, list[dict[str, str]]]:
 
 
 def missing_rows() -> list[str]:
-    """What the table in docs/choose.md lacks, "ar-dtok-512: ZipAR, fast", of the models that it has."""
+    """What the table in docs/full_size.md lacks, "ar-dtok-512: ZipAR, fast", of the models that it has."""
     page = written()
     missing = []
     for entry in networks():

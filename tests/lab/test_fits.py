@@ -10,7 +10,7 @@ from fastar_nodes.lab.work import fits
 from fastar_nodes.lab.work.fits import GIB, Need, drawing_entries, need, row
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "benchmarks.md"
+PAGE = ROOT / "docs" / "tables.md"
 ENTRIES = {entry.id: entry for entry in drawing_entries()}
 
 
