@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ..errors import OfFastAR, UserError
 from ..runs import registry
-from ..runs.shown import PRESETS, UNKNOWN, Sent, Shown
+from ..runs.shown import PRESETS, Shown
 from ..samplers.mar.lazy import check as check_caches
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.settings import in_words, knobs, make
@@ -26,8 +26,6 @@ class CachePlan(OfFastAR):
     fastar_version: ClassVar[int] = 1  # of its description in docs/sockets.md
     preset: str
     values: Mapping[str, Any]
-    preset_given: bool = False  # whether a prompt named the preset
-    origin: str = UNKNOWN  # of the values, as in Sent
     removed: Mapping[str, Any] = field(default_factory=dict)  # see :func:`take_removed`
 
     def __str__(self) -> str:
@@ -36,8 +34,7 @@ class CachePlan(OfFastAR):
 
     def settings(self, loaded: Loaded[Any], steps: int) -> tuple[Any, str]:
         """The settings for a model and a number of AR steps, and what its sampler says of them."""
-        sent = Sent(self.preset, self.values, self.preset_given, self.origin)
-        made, said = Shown(CacheSettings, PRESETS, facts_of(loaded), steps).settings_sent(sent)
+        made, said = Shown(CacheSettings, PRESETS, facts_of(loaded), steps).settings_sent(self.preset, self.values)
         return made, f"LazyMAR Cache: {said}" if said else ""
 
 

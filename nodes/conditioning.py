@@ -52,6 +52,7 @@ from .schema import (
     TAR,
     TEXT,
     checked_first_image,
+    checked_preset,
     checked_seed,
     expect_image,
     expect_text,
@@ -64,7 +65,7 @@ from .schema import (
     validity,
     widgets,
 )
-from .sent import facts_of, numbers_sent
+from .sent import facts_of
 from .sockets import MOST_IMAGES, LabelText
 
 NONE = "none"
@@ -612,7 +613,7 @@ class TarPrompt(io.ComfyNode):
         tar: Any,
         text: Any = _SUNSET,
         seed: Any = SEED,
-        preset: Any = None,
+        preset: Any = PLAIN[0],
         images: Any = 1,
         first_image: Any = 0,
         **values: Any,
@@ -624,7 +625,7 @@ class TarPrompt(io.ComfyNode):
         count = make(PromptImages, {"images": images}).images
         first = checked_first_image(first_image)
         shown = Shown(TarPromptSettings, PLAIN, facts_of(loaded))
-        settings, warning = shown.settings_sent(numbers_sent(cls, preset, PLAIN, values))
+        settings, warning = shown.settings_sent(checked_preset(preset, PLAIN), values)
 
         load_to_device(loaded, estimate_prompt(model, settings, prompt, count))
 

@@ -46,18 +46,6 @@ def typed(node: Any, name: str) -> Any:
     return inputs_of(graph_of(node).get(_number(node))).get(name)
 
 
-def linked(node: Any, names: Iterable[str]) -> bool:
-    """Whether one of these inputs of the node is connected to another node."""
-    return any(source_of(typed(node, name)) is not None for name in names)
-
-
-def noted_preset(node: Any) -> Any:
-    """The preset whose numbers the editor showed when it made the graph, see web/js/presets.js; None if it did not."""
-    entry = graph_of(node).get(_number(node))
-    about = entry.get("_meta") if isinstance(entry, Mapping) else None
-    return about.get("preset") if isinstance(about, Mapping) else None
-
-
 def maker(node: Any, name: str) -> str:
     """Type of the node that is connected to an input; "" if there is none."""
     source = source_of(typed(node, name))
@@ -72,43 +60,6 @@ def type_of(entry: Any) -> str:
     """Type of a node, by its entry in a graph; "" if it has none."""
     kind = entry.get("class_type") if isinstance(entry, Mapping) else None
     return kind if isinstance(kind, str) else ""
-
-
-# As in web/js/models.js: sockets that lead to the sampled model, and how the types of loaders begin.
-_MODELS = ("model", "target", "tar")
-_LOADER = "FastARLoad"
-
-
-def hides_model(node: Any) -> bool:
-    """Whether the editor could not tell which model the node samples: see web/js/presets.js."""
-    nodes = graph_of(node)
-    return _hides_model(nodes, inputs_of(nodes.get(_number(node))))
-
-
-def _hides_model(nodes: Mapping[str, Any], sampler: Inputs) -> bool:
-    """Whether the model of a sampler with these inputs comes through another node than a loader, such as a switch, or
-    from a loader one of whose widgets is connected.
-    """
-    links = [link for name in _MODELS if (link := source_of(sampler.get(name))) is not None]
-    if not links:
-        return False
-
-    number, _ = links[0]
-    loader = nodes.get(number)
-    if not type_of(loader).startswith(_LOADER):
-        return True
-    return any(source_of(value) is not None for value in inputs_of(loader).values())
-
-
-def hides_models_of_users(node: Any, name: str) -> bool:
-    """:func:`hides_model` of a sampler that takes the first output of the node as ``name``; true also where the output
-    goes to another node first.
-    """
-    if not taken(node, 0):
-        return False
-
-    samplers = users(node, name)
-    return not samplers or any(_hides_model(graph_of(node), sampler) for sampler in samplers)
 
 
 def users(node: Any, name: str) -> list[Inputs]:

@@ -16,7 +16,6 @@ from ..runs.registry import SAMPLERS, Entry, plain_sampler
 from ..runs.shown import PLAIN, PRESETS, RECOMMENDED, Shown
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.settings import in_words, knobs, make
-from . import graph
 from .caches import CachePlan, expect_cache
 from .running import ModelFirst, Sockets, expect_loaded, loaders_of, reported, run, texts_of
 from .schema import (
@@ -25,6 +24,7 @@ from .schema import (
     RECOMMENDS,
     REPORT,
     checked_first_image,
+    checked_preset,
     checked_switch,
     condition_input,
     explained,
@@ -35,7 +35,7 @@ from .schema import (
     seed_widget,
     setting_widgets,
 )
-from .sent import expect_removed_to_hold, facts_of, numbers_sent, take_removed
+from .sent import expect_removed_to_hold, facts_of, take_removed
 
 
 def sampled(vae: str = "the same loader") -> list[io.Output]:
@@ -198,15 +198,15 @@ class _Sampler(ModelFirst):
 
         # 2. The settings, and what the node says of them.
         shown = Shown(entry.settings, cls.options(), facts_of(loaded))
-        sent = numbers_sent(cls, inputs.pop("preset", None), cls.options(), inputs)
-        settings, said = shown.settings_sent(sent)
+        preset = checked_preset(inputs.pop("preset", cls.options()[0]), cls.options())
+        settings, said = shown.settings_sent(preset, inputs)
         expect_removed_to_hold(entry.settings, removed, registry.own_values_of(loaded.model, settings))
         warnings = [said]
         if sockets.cache is not None:
             _, said = expect_cache(sockets.cache).settings(loaded, settings.steps)
             warnings.append(said)
 
-        if sent.option == presets.CUSTOM:
+        if preset == presets.CUSTOM:
             # A method's own settings are a choice of speed or likeness.
             of_model = knobs(plain_sampler(entry.family).settings)
             differing: dict[str, Any] = {}
@@ -377,11 +377,10 @@ class LazyMARCache(io.ComfyNode):
 
     @classmethod
     @in_own_state
-    def execute(cls, preset: Any = None, **values: Any) -> io.NodeOutput:
+    def execute(cls, preset: Any = PRESETS[0], **values: Any) -> io.NodeOutput:
         removed = take_removed(cls, CacheSettings, values)
         make(CacheSettings, values)  # checks them
-        sent = numbers_sent(cls, preset, PRESETS, values, graph.hides_models_of_users(cls, "cache"))
-        return io.NodeOutput(CachePlan(sent.option, sent.values, sent.named, sent.origin, removed))
+        return io.NodeOutput(CachePlan(checked_preset(preset), values, removed))
 
 
 class LlamaGenSampler(_Sampler):

@@ -184,9 +184,7 @@ def preset_widget(options: Sequence[str] = PRESETS) -> io.Input:
         options=list(options),
         default=options[0],
         optional=True,
-        tooltip="Sets the numbers below for the connected model; changing one of them selects custom. Numbers that a "
-        "program sends are used; the preset sets those left out, and all of them if they are just the defaults or "
-        "another preset's.",
+        tooltip="Sets the numbers below for the connected model; changing one of them selects custom.",
     )
 
 

@@ -21,7 +21,7 @@ from ..networks.chat import MOST_TEXT
 from ..networks.precision import is_finite
 from ..reports.record import EXPANDED
 from ..runs.labels import split_labels
-from ..runs.shown import CHOSEN, PRESETS, UNKNOWN, WITHOUT_MODEL
+from ..runs.shown import PRESETS
 from ..samplers.conditioning import (
     FREEDOM,
     MOST_FREEDOM,
@@ -386,8 +386,6 @@ VALUES: dict[str, Kind] = {
         (
             Attribute("preset", _choice(*PRESETS), "what sets the settings that `values` leaves out"),
             Attribute("values", _SETTINGS, "settings of LazyMAR Cache"),
-            _unlisted("preset_given", _SWITCH),
-            _unlisted("origin", _choice(UNKNOWN, CHOSEN, WITHOUT_MODEL)),
             _unlisted("removed", _SETTINGS),
         ),
         "for the MAR samplers",

@@ -42,40 +42,32 @@ class Run(NamedTuple):
     """What the values of a preset depend on."""
 
     demo: bool  # whether the model is the demo's
-    width: int  # of a MAR's transformer; 0 where unknown
-    steps: int  # AR steps
-    fixed_steps: bool  # whether the user named the AR steps: then they stay, whatever a preset sets
+    width: int  # of a MAR's transformer, by which the papers give some values; 0 where unknown
+    steps: int  # AR steps, by which they give others
 
 
 Values: TypeAlias = dict[str, Any]  # setting to its value
 Presets: TypeAlias = Callable[[str, Run], Values]  # what the preset of a name, exact, balanced or fast, sets
 
 
-def values(
-    kind: type, preset: str, demo: bool, width: int = 0, steps: int = 64, fixed_steps: bool = False
-) -> dict[str, Any]:
-    """The values that a preset, one of :func:`names`, sets on settings of class ``kind``; none for *custom*.
-
-    Args:
-        demo: whether the model is the demo's.
-        width: of a MAR's transformer, by which the papers give some values; 0 where unknown.
-        steps: AR steps of the run, by which they give others, unless the preset sets AR steps itself.
-        fixed_steps: whether the user named ``steps``, which then hold even so.
+def values(kind: type, preset: str, demo: bool, width: int = 0, steps: int = 64) -> Values:
+    """The values that a preset, one of :func:`names`, sets on settings of class ``kind``; none for *custom*. The other
+    arguments are those of :class:`Run`.
     """
     if preset not in names(kind):
         only = f" {FEW_STEPS} is a preset of plain MAR." if preset == FEW_STEPS else ""
         raise UserError(f"preset: {preset!r} is not one of {', '.join(names(kind))}.{only}")
 
-    run = Run(demo, width, steps, fixed_steps)
+    run = Run(demo, width, steps)
     if preset == FEW_STEPS:
         return few_steps(run)
     if preset == CUSTOM:
         return {}
 
-    # Beside LazyMAR's caches a sampler has its own presets.
+    # Beside LazyMAR's caches a sampler has its own presets, and sets nothing that the caches set.
     beside = getattr(kind, "beside_caches", None)
     if beside is not None:
-        return with_caches(PRESETS.get(beside, nothing))(preset, run)
+        return {**PRESETS.get(beside, nothing)(preset, run), **caches(preset, run)}
     return PRESETS.get(kind, nothing)(preset, run)
 
 
@@ -93,7 +85,7 @@ def combine(
     kind: type[S],
     recommended: Mapping[str, Any],
     preset: str,
-    asked: Mapping[str, Any],
+    given: Mapping[str, Any],
     demo: bool,
     width: int = 0,
     steps: int | None = None,
@@ -103,7 +95,7 @@ def combine(
 
     Args:
         recommended: by the model's file; names that ``kind`` does not have are ignored.
-        asked: by the user, name by name.
+        given: by the user, name by name.
         preset, demo, width: as :func:`values`.
         steps: of the run, for settings that do not hold it.
 
@@ -111,7 +103,7 @@ def combine(
         UserError: no such preset, or a value out of range.
     """
     # Before what the file recommends, so that the message names the user's setting.
-    make(kind, asked)
+    make(kind, given)
 
     suited = {k: v for k, v in recommended.items() if k in knobs(kind)}
     try:
@@ -119,13 +111,15 @@ def combine(
     except UserError as e:
         raise UserError(f"model: its file recommends a setting that cannot be used ({str(e).rstrip('.')}).") from e
 
-    steps = vars(make(kind, {**suited, **asked})).get("steps", steps or 64)
-    chosen = values(kind, preset, demo, width, steps, fixed_steps="steps" in asked)
+    def settings(steps: int) -> S:
+        chosen = values(kind, preset, demo, width, steps)
+        if preset == BALANCED and "window" in suited:
+            chosen["window"] = suited["window"]  # measured on the model's own grid
+        return make(kind, {**suited, **chosen, **given})
 
-    if preset == BALANCED and "window" in suited:
-        chosen["window"] = suited["window"]  # measured on the model's own grid
-
-    return make(kind, {**suited, **chosen, **asked})
+    # A preset may set the AR steps, on which its other values depend.
+    usual = vars(make(kind, {**suited, **given})).get("steps", steps or 64)
+    return settings(vars(settings(usual)).get("steps", usual))
 
 
 # ------------------------------------------------------------------------------------------------ FastHybrid
@@ -224,20 +218,6 @@ def few_steps(run: Run) -> Values:
     if run.demo:
         return {"order": "halton", "steps": 12, "diffusion_steps": 25, "diffusion_steps_end": 5}
     return {"order": "halton", "steps": 24, "diffusion_steps": 50, "diffusion_steps_end": 10}
-
-
-def with_caches(sampler: Presets) -> Presets:
-    """The values of a sampler and those of LazyMAR's caches beside it, which set nothing in common."""
-
-    def both(preset: str, run: Run) -> Values:
-        chosen = sampler(preset, run)
-
-        # The periods of the caches follow the AR steps that the sampler's preset sets (GtR's does).
-        if "steps" in chosen and not run.fixed_steps:
-            run = run._replace(steps=chosen["steps"])
-        return {**chosen, **caches(preset, run)}
-
-    return both
 
 
 # ------------------------------------------------------------------------------------------------ CSpD

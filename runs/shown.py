@@ -1,9 +1,8 @@
 """The numbers that a node shows for a preset, and the settings of a run from the numbers that arrive with one.
 
-What stands on the screen is what is used: the editor fills in the numbers of a preset for the connected model and
-sends them all, and a number that is changed by hand makes the preset custom. The preset sets the numbers that a program
-leaves out. Only where someone chose a preset and nobody chose the numbers beside it does it set all of them, and the
-node says so: see :meth:`Shown.settings_sent`.
+A number that arrives is used, and the preset sets those that are left out. The editor shows the numbers of a preset for
+the connected model and leaves them out of prompts, see web/js/presets.js: a number that is changed by hand makes the
+preset *custom*, with which all are sent.
 """
 
 from __future__ import annotations
@@ -25,23 +24,6 @@ PLAIN = (RECOMMENDED, presets.CUSTOM)
 # Settings that presets leave alone: parallel, which changes no image, and the detail of Tar's codes.
 FREE = ("parallel", "detail")
 
-# How numbers came into a graph that names a preset beside them, as far as the graph tells. Nothing is known of "".
-UNKNOWN = ""
-# Someone chose them: one arrives over a link, or the editor showed this preset's, so those that differ were changed.
-CHOSEN = "chosen"
-# The editor showed this preset's numbers for a full-size model, because it could not see which model arrives.
-WITHOUT_MODEL = "without model"
-
-
-@dataclass(frozen=True)
-class Sent:
-    """The numbers of a node as they arrived."""
-
-    option: str  # of the preset widget
-    values: Mapping[str, Any]  # setting name to value; any may be left out
-    named: bool = True  # whether the preset was sent; else ``option`` is the first one
-    origin: str = UNKNOWN  # UNKNOWN, CHOSEN or WITHOUT_MODEL
-
 
 @dataclass(frozen=True)
 class Shown:
@@ -61,56 +43,37 @@ class Shown:
         """What the node shows for an option: with the model's own values where a setting is None."""
         return self._numbers_of(self.settings(option))
 
-    def settings_sent(self, sent: Sent) -> tuple[Any, str]:
+    def settings_sent(self, option: str, values: Mapping[str, Any]) -> tuple[Any, str]:
         """The settings of a run from what was sent, and what the node says of them; "" if it has nothing to say.
 
-        Numbers that were sent are used. If the preset alone was chosen, it sets them all.
+        Args:
+            option: of the preset widget.
+            values: setting name to value; any may be left out.
         """
-        whose = self.whose(sent)
-        if whose:
-            free = {name: value for name, value in sent.values.items() if name in FREE}
-            return self.settings(sent.option, free), (
-                f"The preset {sent.option} set all numbers, because the numbers sent were {whose}; name custom to use "
-                "them as sent."
+        if option == presets.CUSTOM:
+            return self.settings(option, values), ""
+
+        if self._are_defaults(values):
+            used = self.settings(option, {name: value for name, value in values.items() if name in FREE})
+            if self._numbers_of(used) == self._numbers_of(make(self.kind, values)):
+                return used, ""
+            return used, (
+                f"The preset {option} set all numbers, because the numbers sent were the node's defaults; name custom "
+                "to use them as sent."
             )
 
-        used = self.settings(sent.option, sent.values)
-        if not sent.named or sent.option == presets.CUSTOM:
-            return used, ""
-        return used, self._differing(sent.option, sent.values, used)
+        used = self.settings(option, values)
+        return used, self._differing(option, values, used)
 
-    def whose(self, sent: Sent) -> str:
-        """Whose numbers were sent, in words, if nobody chose them one by one; "" if they are to be used.
-
-        A program that sends what /object_info lists, or a graph that was exported from the editor, sends every number.
-        If it names another preset and changes none of them, they are all the node's defaults or all those of the other
-        preset. The editor sends a full-size model's where it cannot tell which model arrives.
-        """
+    def _are_defaults(self, values: Mapping[str, Any]) -> bool:
+        """Whether all numbers were sent as /object_info lists them, as a program does that was only given a preset."""
         names = [name for name in knobs(self.kind) if name not in FREE]
-        complete = all(name in sent.values for name in names)
-        if not sent.named or sent.option == presets.CUSTOM or not complete:
-            return ""
+        if not all(name in values for name in names):
+            return False
 
-        found = filled_in(make(self.kind, sent.values), {})
-
-        def are(numbers: Mapping[str, Any]) -> bool:
-            return all(found[name] == numbers[name] for name in names)
-
-        if are(self.numbers(sent.option)):
-            return ""
-
-        if sent.origin == WITHOUT_MODEL:
-            full_size = (Shown(self.kind, self.options, steps=steps) for steps in (self.steps, None))
-            return "for a full-size model" if any(are(one.numbers(sent.option)) for one in full_size) else ""
-        if sent.origin == CHOSEN:
-            return ""
-
-        if are(filled_in(make(self.kind, usual_numbers(self.kind, self.options)), {})):
-            return "the node's defaults"
-        for other in self.options:
-            if other not in (sent.option, presets.CUSTOM) and are(self.numbers(other)):
-                return f"the numbers of {other}"
-        return ""
+        found = filled_in(make(self.kind, values), {})
+        usual = filled_in(make(self.kind, usual_numbers(self.kind, self.options)), {})
+        return all(found[name] == usual[name] for name in names)
 
     def _differing(self, option: str, names: Iterable[str], settings: Any) -> str:
         """What to say of numbers that arrived under a preset and are not its own; "" if all are."""

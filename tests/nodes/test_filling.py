@@ -172,4 +172,4 @@ def test_a_request_is_answered_whatever_it_holds(body):
 def test_the_editor_leaves_alone_what_presets_leave_alone():
     script = (ROOT / "web" / "js" / "presets.js").read_text(encoding="utf-8")
     listed = script.partition("const FREE = [")[2].partition("]")[0]
-    assert {*json.loads(f"[{listed}]")} == {*FREE, "enabled", "preset", "images", "first_image"}
+    assert {*json.loads(f"[{listed}]")} == {*FREE, "enabled", "seed", "preset", "images", "first_image"}

@@ -1,12 +1,12 @@
-"""The numbers of a run for everyone who asks for a preset: the editor, graphs that it exported, and programs that send
-the defaults of /object_info, or a preset alone. tests/comfyui sends the same over HTTP.
+"""The numbers of a run for everyone who asks for a preset: the editor and programs that send a preset alone, and those
+that send all defaults of /object_info with it. tests/comfyui sends the same over HTTP.
 """
 
+from dataclasses import replace
 from functools import cache
-from types import SimpleNamespace
 
 import pytest
-from fastar_nodes.nodes import conditioning, filling, samplers
+from fastar_nodes.nodes import conditioning, samplers
 from fastar_nodes.nodes.host.loaded import Loaded
 from fastar_nodes.runs import conditions
 from fastar_nodes.runs.registry import SAMPLERS, own_values_of
@@ -44,22 +44,15 @@ def listed(node, kind):
     return {i.id: default(i) for i in node.define_schema().inputs if i.kind in WIDGETS and i.id in knobs(kind)}
 
 
-def in_graph(node, linked=(), noted=None):
-    """The node as ComfyUI executes it, with inputs that are connected, and with the preset that the editor noted."""
-    entry = {"inputs": {name: ["9", 0] for name in linked}, "_meta": {"preset": noted}}
-    hidden = SimpleNamespace(unique_id="5", prompt={"5": entry}, extra_pnginfo=None)
-    return type("Executed", (node,), {"hidden": hidden})
-
-
 @pytest.fixture
 def ran(monkeypatch):
     """A function from a node with its widgets to the numbers of the run and what the node says of them."""
 
-    def run(node, linked=(), noted=None, **inputs):
+    def run(node, **inputs):
         found = []
         monkeypatch.setattr(samplers, "run", lambda entry, loaded, settings, seed, sockets: (loaded, settings))
         monkeypatch.setattr(samplers, "reported", lambda node, made, warnings, *rest: found.append((made, warnings)))
-        in_graph(node, linked, noted).execute(**given(node), condition=LABELS, seed=3, **inputs)
+        node.execute(**given(node), condition=LABELS, seed=3, **inputs)
 
         (((loaded, settings), warnings),) = found
         numbers = filled_in(settings, own_values_of(loaded.model, settings))
@@ -79,7 +72,6 @@ def test_the_numbers_that_the_editor_shows_are_those_of_the_preset_alone(ran, no
     numbers, said = ran(node, preset=preset)
     assert "preset" not in said and "custom" not in said
     assert ran(node, preset=preset, **numbers) == (numbers, said)
-    assert ran(node, noted=preset, preset=preset, **numbers) == (numbers, said)
 
 
 @pytest.mark.parametrize(("node", "preset"), CASES, ids=IDS)
@@ -90,42 +82,27 @@ def test_a_program_that_sends_the_defaults_gets_the_preset_that_it_names(ran, no
     assert said.startswith(
         f"The preset {preset} set all numbers, because the numbers sent were the node's defaults"
     ) == (defaults != numbers)
-    # With custom, or without a preset, they are used.
-    assert ran(node, preset="custom", **defaults)[0] == ran(node, **defaults)[0] == defaults
+    assert ran(node, preset="custom", **defaults)[0] == defaults
 
 
 @pytest.mark.parametrize(("node", "preset"), CASES, ids=IDS)
-def test_another_preset_in_an_exported_graph_sets_all_numbers(ran, node, preset):
-    numbers, _ = ran(node, preset=preset)
-    for other in node.options():
-        if other in (preset, "custom"):
-            continue
-        theirs, _ = ran(node, preset=other)
-        for noted in (other, None):
-            found, said = ran(node, noted=noted, preset=preset, **theirs)
-            assert found == numbers and (other in said or "defaults" in said)
-
-
-@pytest.mark.parametrize(("node", "preset"), CASES, ids=IDS)
-def test_a_number_that_was_changed_in_an_exported_graph_is_used(ran, node, preset, defaults):
+def test_a_number_that_was_sent_is_used(ran, node, preset, defaults):
+    """The default too, and the node says which are not the preset's."""
     numbers, _ = ran(node, preset=preset)
     changes = {"cfg": 3.125}
-    # Also the default, and also where all numbers are then another preset's: ZipAR's differ by the window alone.
     changes |= {name: value for name, value in defaults.items() if value != numbers[name]}
     for name, value in changes.items():
         if name == "diffusion_steps_end":  # more than diffusion_steps count as many
             value = min(value, numbers["diffusion_steps"]) - 1
-        found, said = ran(node, noted=preset, preset=preset, **{**numbers, name: value})
-        assert found == {**numbers, name: value}, name
+
+        # Alone, and beside all numbers of the preset.
+        assert ran(node, preset=preset, **{name: value})[0][name] == value
+        changed = {**numbers, name: value}
+        if changed == defaults:
+            continue  # see above
+        found, said = ran(node, preset=preset, **changed)
+        assert found == changed, name
         assert said.startswith("custom: these numbers are not those of") and f" {preset} has " in said
-
-
-def test_a_graph_without_the_editors_note_keeps_a_changed_number_unless_all_are_the_defaults(ran):
-    node = samplers.FastHybridSampler
-    numbers, _ = ran(node, preset="fast")
-    assert ran(node, preset="fast", **{**numbers, "threshold": 0.95})[0]["threshold"] == 0.95
-    # Of two numbers that differ, only one is the default.
-    assert ran(node, preset="fast", **{**numbers, "steps": 64})[0]["steps"] == 64
 
 
 def test_a_few_numbers_are_used_and_the_preset_sets_the_others(ran):
@@ -135,13 +112,6 @@ def test_a_few_numbers_are_used_and_the_preset_sets_the_others(ran):
     usual = listed(node, SAMPLERS[node.sampler].settings)["guided_steps"]
     assert usual != numbers["guided_steps"]
     assert ran(node, preset="fast", guided_steps=usual)[0] == {**numbers, "guided_steps": usual}
-
-
-def test_a_connected_number_is_used(ran):
-    node = samplers.ZipARSampler
-    sent = listed(node, SAMPLERS[node.sampler].settings)
-    assert ran(node, preset="fast", **sent)[0]["window"] == 4
-    assert ran(node, linked=["window"], preset="fast", **sent)[0]["window"] == sent["window"] == 8
 
 
 def test_settings_that_no_preset_sets_stay(ran, monkeypatch):
@@ -160,8 +130,8 @@ def test_a_cache_that_is_sent_with_its_defaults_has_the_numbers_of_its_preset():
     loaded = a_mar(label_set="picture-book")
     sent = listed(samplers.LazyMARCache, CacheSettings)
 
-    def plan(preset, linked=(), noted=None, **values):
-        return in_graph(samplers.LazyMARCache, linked, noted).execute(preset=preset, **values).result[0]
+    def plan(preset, **values):
+        return samplers.LazyMARCache.execute(preset=preset, **values).result[0]
 
     for preset in ("balanced", "fast", "exact"):
         alone, _ = plan(preset).settings(loaded, 32)
@@ -169,10 +139,7 @@ def test_a_cache_that_is_sent_with_its_defaults_has_the_numbers_of_its_preset():
         numbers = filled_in(alone, own_values_of(loaded.model, alone))
         used, said = plan(preset, **numbers).settings(loaded, 32)
         assert filled_in(used, {}) == numbers and said == ""
-        changed = plan(preset, noted=preset, **{**numbers, "refresh_period": sent["refresh_period"]})
-        assert changed.settings(loaded, 32)[0].refresh_period == sent["refresh_period"]
-    connected, _ = plan("exact", linked=["start_step"], **sent).settings(loaded, 32)
-    assert connected == plan("custom", **sent).settings(loaded, 32)[0]
+        assert plan(preset, refresh_period=3).settings(loaded, 32)[0] == replace(alone, refresh_period=3)
 
     _, said = plan("exact", **sent).settings(loaded, 32)
     assert said.startswith(
@@ -199,85 +166,13 @@ def test_a_tar_prompt_that_is_sent_with_its_defaults_has_what_the_file_recommend
     loaded = Loaded.of(tiny_tar(), recommended={"temperature": 0.5})
     sent = listed(node, TarPromptSettings)
 
-    def settings(noted=None, **inputs):
+    def settings(**inputs):
         used.clear()
-        in_graph(node, (), noted).execute(loaded, "a boat", 3, **inputs)
+        node.execute(loaded, "a boat", 3, **inputs)
         return used[0]
 
     alone = settings(preset="recommended")
     assert alone.temperature == 0.5 != sent["temperature"]
     assert settings(preset="recommended", **sent) == alone
     assert settings(preset="recommended", **{**sent, "top_k": 5}).temperature == sent["temperature"]
-    assert settings(noted="recommended", preset="recommended", **sent).temperature == sent["temperature"]
     assert settings(preset="custom", **sent).temperature == sent["temperature"]
-
-
-# A node through which a model arrives, and the loader of the model.
-SWITCH = {"class_type": "Any Switch", "inputs": {"any_01": ["1", 0]}}
-LOADER = {"class_type": "FastARLoadMAR", "inputs": {"checkpoint": "demo"}}
-
-
-def behind(node, source, noted):
-    """The node as ComfyUI executes it, with a model from the first output of ``source``."""
-    known = {part.id for part in node.define_schema().inputs}
-    field = next(name for name in ("target", "model", "tar") if name in known)
-    graph = {"5": {"inputs": {field: ["4", 0]}, "_meta": {"preset": noted}}, "4": source, "1": LOADER}
-    hidden = SimpleNamespace(unique_id="5", prompt=graph, extra_pnginfo=None)
-    return type("Executed", (node,), {"hidden": hidden})
-
-
-@pytest.mark.parametrize(("node", "preset"), CASES, ids=IDS)
-def test_the_numbers_of_a_full_size_model_are_the_presets_where_the_editor_cannot_see_the_model(
-    ran, monkeypatch, node, preset
-):
-    numbers, _ = ran(node, preset=preset)
-    shown = filling.fill(node.node_id, preset)["values"]
-
-    def run(source, noted, **values):
-        monkeypatch.setattr(f"{__name__}.in_graph", lambda node, linked, noted: behind(node, source, noted))
-        return ran(node, noted=noted, preset=preset, **values)
-
-    connected = {"class_type": "FastARLoadMAR", "inputs": {"checkpoint": ["8", 0]}}
-    for source in (SWITCH, connected):
-        found, said = run(source, preset, **shown)
-        assert found == numbers
-        assert said.startswith(f"The preset {preset} set all numbers, because the numbers sent were for a full-size")
-
-    # A number that was changed since, and a loader that the editor sees.
-    assert run(SWITCH, preset, **{**shown, "cfg": 3.125})[0] == {**shown, "cfg": 3.125}
-    found, said = run(LOADER, preset, **shown)
-    assert found == shown and said.startswith("custom: these numbers are not those of")
-
-
-def test_a_tar_prompt_behind_a_switch_has_what_the_file_recommends(monkeypatch):
-    used = settings_used(monkeypatch)
-    loaded = Loaded.of(tiny_tar(), recommended={"temperature": 0.5})
-    shown = filling.fill("FastARTarPrompt", "recommended")["values"]
-    for source in (SWITCH, {**LOADER, "class_type": "FastARLoadTar"}):
-        node = behind(conditioning.TarPrompt, source, "recommended")
-        node.execute(loaded, "a boat", 3, preset="recommended", **shown)
-    assert [settings.temperature for settings in used] == [0.5, shown["temperature"]]
-
-
-def test_a_cache_whose_model_the_editor_cannot_see_has_the_numbers_of_its_preset():
-    """A switch stands before the sampler, whose steps are known, or between the cache and its sampler."""
-    loaded = a_mar(label_set="picture-book")
-    switched = {"class_type": "Any Switch", "inputs": {"any_01": ["5", 0]}}
-    sampler = {"class_type": "FastARMARSampler", "inputs": {"model": ["4", 0], "cache": ["5", 0]}}
-
-    def plan(graph, preset, **values):
-        graph = {"5": {"inputs": {}, "_meta": {"preset": preset}}, **graph}
-        hidden = SimpleNamespace(unique_id="5", prompt=graph, extra_pnginfo=None)
-        node = type("Executed", (samplers.LazyMARCache,), {"hidden": hidden})
-        return node.execute(preset=preset, **values).result[0].settings(loaded, 32)[0]
-
-    for preset in ("balanced", "fast", "exact"):
-        alone = plan({}, preset)
-        for graph, steps in (({"4": SWITCH, "1": LOADER, "6": sampler}, 32), ({"6": switched}, None)):
-            shown = filling.fill("FastARLazyMARCache", preset, None, steps)["values"]
-            assert plan(graph, preset, **shown) == alone
-            assert plan(graph, preset, **{**shown, "start_step": 7}).start_step == 7
-
-        shown = filling.fill("FastARLazyMARCache", preset, None, 32)["values"]
-        seen = plan({"4": LOADER, "6": sampler}, preset, **shown)
-        assert filled_in(seen, {}) == shown

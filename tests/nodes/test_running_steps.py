@@ -522,7 +522,7 @@ def test_a_cache_is_planned_for_the_model_and_its_steps(monkeypatch):
     monkeypatch.setattr(presets, "combine", combine)
     plan = caches.CachePlan("fast", {"start_step": 1})
     checked("mar", a_mar(label_set="picture-book"), FEW, cache=plan, condition=running.LabelText("cat", 1))
-    assert asked == [("fast", {"start_step": 1}, True, 16, 2)]
+    assert asked[0] == ("fast", {"start_step": 1}, True, 16, 2)
 
 
 def test_every_part_of_a_mar_has_a_patcher():

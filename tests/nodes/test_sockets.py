@@ -259,7 +259,6 @@ OF_CACHES = [
     ({"preset": "quick"}, "cache: its attribute preset must be .* is the text 'quick'"),
     ({"values": {"refresh_period": 0}}, "cache: its settings do not fit .*refresh_period: 0 is outside"),
     ({"values": {"period": 3}}, "cache: its settings do not fit .*period"),
-    ({"preset_given": 3}, "cache: its attribute preset_given must be true or false"),
 ]
 
 

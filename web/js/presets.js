@@ -3,11 +3,11 @@
 // Kept because the numbers on the screen are the numbers of a run, and only the server knows those of a preset for a model. It is asked
 // when a preset is chosen, and while one is chosen also when another model arrives, for whatever reason: another checkpoint or link, a name in
 // another pack's Get, a bypassed node. A number that is changed by hand makes the preset custom, which changes nothing else. Opening a graph
-// changes nothing. A run that is queued meanwhile waits for the answer. Prompts do not depend on this file: the server fills in what they
-// leave out.
+// changes nothing. A run that is queued meanwhile waits for the answer.
 //
-// Which model a node that runs hands on, such as a switch, is not known here. The editor then shows the numbers for a full-size model, and the
-// sampler, which knows the model, takes them for the preset: see runs/shown.py.
+// A prompt has the numbers of a preset only where they are custom: the sampler, which knows the model, fills in what is left out (see
+// runs/shown.py). Which model a node that runs hands on, such as a switch, is not known here; the editor then shows the numbers for a full-size
+// model, and the label of the preset says so.
 //
 // All of this holds in subgraphs too. A widget of a node in a subgraph may be promoted to the subgraph's node, which then has a value of its
 // own for it: see graphs.js, which finds the widget that counts.
@@ -20,7 +20,7 @@ import { say } from "./words.js"
 const CUSTOM = "custom"
 const CACHE = "FastARLazyMARCache"
 // Widgets with a place among the settings that no preset sets.
-const FREE = ["enabled", "preset", "images", "first_image", "parallel", "detail"]
+const FREE = ["enabled", "seed", "preset", "images", "first_image", "parallel", "detail"]
 const KINDS = ["INT", "FLOAT", "BOOLEAN", "COMBO"]
 
 const settings = {} // names of the widgets that a preset sets, by node type
@@ -301,10 +301,11 @@ function watchHost(host) {
   look()
 }
 
-/** Note in a prompt which preset the numbers were shown for: in an exported graph, those that differ from it were changed since. */
-function notePresets(prompt) {
-  for (const { class_type, inputs, _meta } of Object.values(prompt)) {
-    if (settings[class_type] && _meta && typeof inputs.preset === "string") _meta.preset = inputs.preset
+/** Leave out of a prompt the numbers that a preset sets. In an exported graph another preset is then enough, and a number that is added counts. */
+function leaveOut(prompt) {
+  for (const { class_type, inputs } of Object.values(prompt)) {
+    if (typeof inputs.preset !== "string" || inputs.preset === CUSTOM) continue
+    for (const name of settings[class_type] ?? []) if (!Array.isArray(inputs[name])) delete inputs[name]
   }
 }
 
@@ -316,7 +317,7 @@ app.registerExtension({
       notice()
       while (waiting.size) await Promise.allSettled([...waiting])
       const made = await toPrompt.apply(this, args)
-      notePresets(made.output)
+      leaveOut(made.output)
       return made
     }
   },
