@@ -30,7 +30,7 @@ COMMANDS: Commands = {
     "bench": (".bench", "time samplers against each other in one interleaved run"),
     "check": (".check", "check a model's files, memory and seconds on this machine, and write a file for an issue"),
     "advise": (".advise", "find the fastest sampler whose images stay close enough, on this machine"),
-    "verify": (".verify", "compare this code with recorded results of the reference implementations"),
+    "verify": (".verify", "verify on a model of yours that methods are exact at their exact settings"),
 }
 LAB = "Sweeps, evaluation, training and other measurements are commands of python -m fastar_nodes.lab, in a checkout."
 

@@ -30,6 +30,9 @@ GROUPS: dict[str, Commands] = {
         "tiles": (".experiments.tiles", "what ComfyUI's tiles change in decoded images"),
         "enlarged": (".experiments.enlarged", "what the demo's decoders gain from drawing larger images"),
     },
+    "The authors' code:": {
+        "parity": (".parity.command", "compare this code with recorded results of the reference implementations"),
+    },
     "The demo:": {
         "train-demo": (".training.command", "train the built-in demo checkpoints and the judge"),
     },

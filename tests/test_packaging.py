@@ -27,7 +27,7 @@ else:
 
 ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-PACKAGES = ("cli", "model_loaders", "networks", "nodes", "parity", "reports", "runs", "samplers", "sweeps")
+PACKAGES = ("cli", "model_loaders", "networks", "nodes", "reports", "runs", "samplers", "sweeps")
 
 
 def test_every_package_is_listed():

@@ -5,7 +5,7 @@ imports (timm, scipy, tqdm, einops) have to be installed. For Janus the checkout
 transformers.
 
 When the results of token models are compared, both programs take the likeliest token. For MAR both start all tokens
-from the same noise and add none afterwards. Results of LazyMAR and CSpD are compared with recorded ones by ``verify``.
+from the same noise and add none afterwards. Results of LazyMAR and CSpD are compared with recorded ones by ``parity``.
 """
 
 from __future__ import annotations

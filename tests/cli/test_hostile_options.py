@@ -3,7 +3,7 @@
 import pytest
 from fastar_nodes.cli.options import choose_device, whole
 from fastar_nodes.errors import UserError
-from fastar_nodes.parity.cases import read_json
+from fastar_nodes.lab.parity.cases import read_json
 
 
 @pytest.mark.parametrize("name", ["meta", "nosuch", "cuda:99", "", "cpu\0", "x" * 10_000, "9" * 5000])

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import pytest
 import tiny_demo as tiny
 import torch
+from fastar_nodes.lab.parity.hybrid import recorded_model
 from fastar_nodes.lab.training import captions, hybrid_recipe, tar_recipes
 from fastar_nodes.lab.training.initialise import initialise_mar
 from fastar_nodes.lab.training.training import generator, seeded
 from fastar_nodes.networks.hybrid import UNCONDITIONAL
 from fastar_nodes.networks.mar import MAR, pick
-from fastar_nodes.parity.hybrid import recorded_model
 from fastar_nodes.samplers.mar.tables import constants
 from safetensors.torch import load_file
 

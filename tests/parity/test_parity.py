@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from fastar_nodes.lab.parity import cspd, hybrid, janus, janus_images, lazymar, llamagen, mar, mulosd, tar, vq
+from fastar_nodes.lab.parity.cases import judge
 from fastar_nodes.networks.autoencoder import VQAutoencoder, VQConfig
 from fastar_nodes.networks.llama import Llama
 from fastar_nodes.networks.ta_tok import TATok
-from fastar_nodes.parity import cspd, hybrid, janus, janus_images, lazymar, llamagen, mar, mulosd, tar, vq
-from fastar_nodes.parity.cases import judge
 from janus_files import FOLDER as JANUS
 from janus_files import in_transformers_layout
 from safetensors.torch import load_file, save_file

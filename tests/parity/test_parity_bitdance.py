@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from fastar_nodes.parity import bitdance
-from fastar_nodes.parity.cases import judge
+from fastar_nodes.lab.parity import bitdance
+from fastar_nodes.lab.parity.cases import judge
 from safetensors.torch import load_file, save_file
 
 HERE = Path(__file__).parent / "bitdance"

@@ -14,19 +14,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..networks.llama import Block, Llama, LlamaConfig, TokenModel, attend
-from ..samplers.conditioning import AnyCondition, TextCondition, from_ids
-from ..samplers.engine import finish
-from ..samplers.tokens.cache_slots import table_of
-from ..samplers.tokens.canvas import token_canvas
-from ..samplers.tokens.draws import PairedDraws
-from ..samplers.tokens.llamagen import decode_schedule
-from ..samplers.tokens.looks import CachedTransformer, DeviceTable, attention_mask
-from ..samplers.tokens.par import par_groups, par_schedule
-from ..samplers.tokens.sampling import allowed
-from ..samplers.tokens.schedule import Schedule, raster
-from ..samplers.tokens.settings import TokenSettings
-from ..samplers.tokens.zipar import windowed
+from ...networks.llama import Block, Llama, LlamaConfig, TokenModel, attend
+from ...samplers.conditioning import AnyCondition, TextCondition, from_ids
+from ...samplers.engine import finish
+from ...samplers.tokens.cache_slots import table_of
+from ...samplers.tokens.canvas import token_canvas
+from ...samplers.tokens.draws import PairedDraws
+from ...samplers.tokens.llamagen import decode_schedule
+from ...samplers.tokens.looks import CachedTransformer, DeviceTable, attention_mask
+from ...samplers.tokens.par import par_groups, par_schedule
+from ...samplers.tokens.sampling import allowed
+from ...samplers.tokens.schedule import Schedule, raster
+from ...samplers.tokens.settings import TokenSettings
+from ...samplers.tokens.zipar import windowed
 from .cases import Case, Check, exact, gathered, read_json, read_tensors, same_shapes
 
 _GREEDY = re.compile(r"(.+)\.greedy\.cfg([\d.]+?)(?:_int(\d+))?\.tokens")

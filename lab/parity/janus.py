@@ -15,19 +15,19 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ..model_loaders.janus import loader
-from ..networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
-from ..networks.janus import TRUNK, Janus, JanusConfig, JanusModel
-from ..networks.janus_vision import JanusVision, VisionConfig
-from ..networks.llama import attend
-from ..networks.ops import shapes_only
-from ..samplers.conditioning import PromptCondition
-from ..samplers.engine import finish
-from ..samplers.tokens.canvas import token_canvas
-from ..samplers.tokens.draws import PairedDraws
-from ..samplers.tokens.llamagen import decode_schedule
-from ..samplers.tokens.schedule import raster
-from ..samplers.tokens.settings import TokenSettings
+from ...model_loaders.janus import loader
+from ...networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
+from ...networks.janus import TRUNK, Janus, JanusConfig, JanusModel
+from ...networks.janus_vision import JanusVision, VisionConfig
+from ...networks.llama import attend
+from ...networks.ops import shapes_only
+from ...samplers.conditioning import PromptCondition
+from ...samplers.engine import finish
+from ...samplers.tokens.canvas import token_canvas
+from ...samplers.tokens.draws import PairedDraws
+from ...samplers.tokens.llamagen import decode_schedule
+from ...samplers.tokens.schedule import raster
+from ...samplers.tokens.settings import TokenSettings
 from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, relative, same_shapes
 from .llamagen import MultinomialDraws, replay
 

@@ -15,21 +15,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..model_loaders.janus import loader
-from ..model_loaders.janus.squares import box_of, squared
-from ..networks.janus import JanusModel, WordHead
-from ..networks.janus_vision import ImageReader, normalised
-from ..runs.answers import Words, answer
-from ..runs.loading import read_images
-from ..samplers.conditioning import ImagePromptCondition
-from ..samplers.engine import finish
-from ..samplers.tokens.cache_slots import table_of
-from ..samplers.tokens.canvas import token_canvas
-from ..samplers.tokens.llamagen import llamagen
-from ..samplers.tokens.looks import CachedTransformer, DeviceTable
-from ..samplers.tokens.prepare import prepare
-from ..samplers.tokens.schedule import raster
-from ..samplers.tokens.settings import LlamaGenSettings, TokenSettings
+from ...model_loaders.janus import loader
+from ...model_loaders.janus.squares import box_of, squared
+from ...networks.janus import JanusModel, WordHead
+from ...networks.janus_vision import ImageReader, normalised
+from ...runs.answers import Words, answer
+from ...runs.loading import read_images
+from ...samplers.conditioning import ImagePromptCondition
+from ...samplers.engine import finish
+from ...samplers.tokens.cache_slots import table_of
+from ...samplers.tokens.canvas import token_canvas
+from ...samplers.tokens.llamagen import llamagen
+from ...samplers.tokens.looks import CachedTransformer, DeviceTable
+from ...samplers.tokens.prepare import prepare
+from ...samplers.tokens.schedule import raster
+from ...samplers.tokens.settings import LlamaGenSettings, TokenSettings
 from .cases import Case, Check, exact, gathered, read_json, read_tensors
 from .janus import Gumbel
 

@@ -14,19 +14,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..model_loaders.autoencoders.loader import load_kl
-from ..networks.autoencoder import KLAutoencoder, KLConfig, KLModel
-from ..networks.mar import MAR, MARConfig, MARModel
-from ..reports.record import Report
-from ..samplers import chain
-from ..samplers.chain import guide
-from ..samplers.conditioning import from_ids
-from ..samplers.engine import finish
-from ..samplers.mar.mar import Heads, mar
-from ..samplers.mar.schedule import masked_after
-from ..samplers.mar.settings import MARSettings
-from ..samplers.mar.tables import constants, respaced_timesteps, tables
-from ..samplers.noise import PairedNoise
+from ...model_loaders.autoencoders.loader import load_kl
+from ...networks.autoencoder import KLAutoencoder, KLConfig, KLModel
+from ...networks.mar import MAR, MARConfig, MARModel
+from ...reports.record import Report
+from ...samplers import chain
+from ...samplers.chain import guide
+from ...samplers.conditioning import from_ids
+from ...samplers.engine import finish
+from ...samplers.mar.mar import Heads, mar
+from ...samplers.mar.schedule import masked_after
+from ...samplers.mar.settings import MARSettings
+from ...samplers.mar.tables import constants, respaced_timesteps, tables
+from ...samplers.noise import PairedNoise
 from . import cspd as parity_cspd
 from . import lazymar as parity_lazymar
 from .cases import Case, Check, Known, exact, from_files, masked_model, read_json, read_tensors, relative, same_shapes

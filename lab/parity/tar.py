@@ -15,19 +15,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..model_loaders.files.checkpoint import read_metadata
-from ..model_loaders.tar.loader import load_detokenizer
-from ..networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
-from ..networks.llama import Llama, LlamaConfig, TokenModel
-from ..networks.ta_tok import TABLE, Bottleneck, TATok, TATokConfig, TATokModel, unused
-from ..samplers.conditioning import CodeCondition, FeatureCondition
-from ..samplers.engine import finish
-from ..samplers.tokens.canvas import token_canvas
-from ..samplers.tokens.llamagen import decode_schedule
-from ..samplers.tokens.prepare import features_of
-from ..samplers.tokens.sampling import allowed
-from ..samplers.tokens.schedule import raster
-from ..samplers.tokens.settings import TokenSettings
+from ...model_loaders.files.checkpoint import read_metadata
+from ...model_loaders.tar.loader import load_detokenizer
+from ...networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
+from ...networks.llama import Llama, LlamaConfig, TokenModel
+from ...networks.ta_tok import TABLE, Bottleneck, TATok, TATokConfig, TATokModel, unused
+from ...samplers.conditioning import CodeCondition, FeatureCondition
+from ...samplers.engine import finish
+from ...samplers.tokens.canvas import token_canvas
+from ...samplers.tokens.llamagen import decode_schedule
+from ...samplers.tokens.prepare import features_of
+from ...samplers.tokens.sampling import allowed
+from ...samplers.tokens.schedule import raster
+from ...samplers.tokens.settings import TokenSettings
 from .cases import Case, Check, exact, gathered, read_json, read_tensors, same_shapes
 from .llamagen import MultinomialDraws, replay
 

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..errors import UserError, first_line
-from ..model_loaders.mar.loader import load_mar
-from ..networks.mar import MARModel
-from ..networks.ops import shapes_only
+from ...errors import UserError, first_line
+from ...model_loaders.mar.loader import load_mar
+from ...networks.mar import MARModel
+from ...networks.ops import shapes_only
 
 ATOL = 1e-4
 

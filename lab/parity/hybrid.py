@@ -13,18 +13,18 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..model_loaders.files import checkpoint as ck
-from ..model_loaders.files.tokenizer import load_tokenizer
-from ..model_loaders.hybrid.loader import config_of, load_network
-from ..networks.hybrid import INSTRUCTION, TABLES, Hybrid, HybridConfig, HybridModel, PromptBatch, PromptConditioning
-from ..reports.record import fingerprint
-from ..samplers import chain
-from ..samplers.annealing import annealed_steps
-from ..samplers.mar.canvas import mar_canvas
-from ..samplers.mar.mar import FullTransformer
-from ..samplers.mar.settings import MARSettings
-from ..samplers.mar.tables import Tables, tables
-from ..samplers.noise import PairedNoise
+from ...model_loaders.files import checkpoint as ck
+from ...model_loaders.files.tokenizer import load_tokenizer
+from ...model_loaders.hybrid.loader import config_of, load_network
+from ...networks.hybrid import INSTRUCTION, TABLES, Hybrid, HybridConfig, HybridModel, PromptBatch, PromptConditioning
+from ...reports.record import fingerprint
+from ...samplers import chain
+from ...samplers.annealing import annealed_steps
+from ...samplers.mar.canvas import mar_canvas
+from ...samplers.mar.mar import FullTransformer
+from ...samplers.mar.settings import MARSettings
+from ...samplers.mar.tables import Tables, tables
+from ...samplers.noise import PairedNoise
 from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, relative, same_shapes
 from .mar import CLIPPED, schedule_cases, table_cases
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..samplers.tokens.mulosd import islands as geometry
-from ..samplers.tokens.mulosd.verification import neighbours
+from ...samplers.tokens.mulosd import islands as geometry
+from ...samplers.tokens.mulosd.verification import neighbours
 from .cases import Case, Check, exact, gathered, read_json, read_tensors, relative
 
 GEOMETRY, NEIGHBOURS = "mulosd_geometry.json", "lantern_neighbours.safetensors"

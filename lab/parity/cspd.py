@@ -12,19 +12,19 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ..networks.mar import MARModel
-from ..samplers.conditioning import from_ids
-from ..samplers.engine import finish
-from ..samplers.mar.canvas import MARCanvas, Tokens, mar_canvas
-from ..samplers.mar.cspd import diffusion, speculate
-from ..samplers.mar.cspd.densities import TRIES, LastStep, RejectionDraws, acceptance_of_proposals, log_ratio
-from ..samplers.mar.cspd.draft import Drafter
-from ..samplers.mar.cspd.published import PUBLISHED_RULE, Published
-from ..samplers.mar.mar import FullTransformer
-from ..samplers.mar.schedule import masked_after
-from ..samplers.mar.settings import CSpDSettings
-from ..samplers.mar.tables import Tables, tables_at
-from ..samplers.noise import PairedNoise
+from ...networks.mar import MARModel
+from ...samplers.conditioning import from_ids
+from ...samplers.engine import finish
+from ...samplers.mar.canvas import MARCanvas, Tokens, mar_canvas
+from ...samplers.mar.cspd import diffusion, speculate
+from ...samplers.mar.cspd.densities import TRIES, LastStep, RejectionDraws, acceptance_of_proposals, log_ratio
+from ...samplers.mar.cspd.draft import Drafter
+from ...samplers.mar.cspd.published import PUBLISHED_RULE, Published
+from ...samplers.mar.mar import FullTransformer
+from ...samplers.mar.schedule import masked_after
+from ...samplers.mar.settings import CSpDSettings
+from ...samplers.mar.tables import Tables, tables_at
+from ...samplers.noise import PairedNoise
 from .cases import Case, Check, exact, masked_model, read_tensors
 
 DATA, DRAFT = "cspd.safetensors", "cspd_draft_f16.safetensors"

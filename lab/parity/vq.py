@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
-from ..model_loaders.autoencoders.loader import load_vq
-from ..networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
+from ...model_loaders.autoencoders.loader import load_vq
+from ...networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
 from .cases import Case, Check, exact, gathered, read_json, read_tensors, same_shapes
 
 _GRID = re.compile(r"indices_(\d+)x(\d+)")

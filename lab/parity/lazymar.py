@@ -14,16 +14,16 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from ..samplers import chain
-from ..samplers.conditioning import from_ids
-from ..samplers.engine import decode
-from ..samplers.mar.canvas import MARCanvas, mar_canvas
-from ..samplers.mar.lazy import LazyTransformer, plan
-from ..samplers.mar.lazy.plan import RowChoice, similarity
-from ..samplers.mar.mar import Diffusion
-from ..samplers.mar.settings import LazyMARSettings
-from ..samplers.mar.tables import tables_at
-from ..samplers.noise import PairedNoise
+from ...samplers import chain
+from ...samplers.conditioning import from_ids
+from ...samplers.engine import decode
+from ...samplers.mar.canvas import MARCanvas, mar_canvas
+from ...samplers.mar.lazy import LazyTransformer, plan
+from ...samplers.mar.lazy.plan import RowChoice, similarity
+from ...samplers.mar.mar import Diffusion
+from ...samplers.mar.settings import LazyMARSettings
+from ...samplers.mar.tables import tables_at
+from ...samplers.noise import PairedNoise
 from .cases import Case, Check, exact, masked_model, read_tensors
 
 DATA, MODEL = "lazymar.safetensors", "lazy_tiny_mar_f16.safetensors"

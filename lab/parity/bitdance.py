@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..model_loaders.bitdance import loader
-from ..model_loaders.files import checkpoint as ck
-from ..model_loaders.files.shards import weight_files
-from ..networks.binary import BinaryAutoencoder, BinaryConfig
-from ..networks.bitdance import (
+from ...model_loaders.bitdance import loader
+from ...model_loaders.files import checkpoint as ck
+from ...model_loaders.files.shards import weight_files
+from ...networks.binary import BinaryAutoencoder, BinaryConfig
+from ...networks.bitdance import (
     CLASS_HEAD_DIM,
     TEXT_HEAD_DIM,
     BitDanceClass,
@@ -32,16 +32,16 @@ from ..networks.bitdance import (
     HeadConfig,
     block_order,
 )
-from ..networks.llama import HEAD, Llama, LlamaConfig, attend
-from ..networks.speed import Recordable
-from ..reports.record import Report
-from ..samplers import chain
-from ..samplers.blocks.bitdance import bitdance
-from ..samplers.blocks.diffusion import BUDGET, Evaluations, evaluations
-from ..samplers.blocks.settings import BlockSettings
-from ..samplers.conditioning import Condition, PromptCondition, from_ids
-from ..samplers.engine import finish
-from ..samplers.noise import PairedNoise
+from ...networks.llama import HEAD, Llama, LlamaConfig, attend
+from ...networks.speed import Recordable
+from ...reports.record import Report
+from ...samplers import chain
+from ...samplers.blocks.bitdance import bitdance
+from ...samplers.blocks.diffusion import BUDGET, Evaluations, evaluations
+from ...samplers.blocks.settings import BlockSettings
+from ...samplers.conditioning import Condition, PromptCondition, from_ids
+from ...samplers.engine import finish
+from ...samplers.noise import PairedNoise
 from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, same_shapes
 
 META = "bitdance_meta.json"
