@@ -287,7 +287,7 @@ def test_the_lab_takes_public_names():
                 if node.level:
                     modules |= {alias.asname or alias.name for alias in node.names}
         for node in ast.walk(tree_of(path)):
-            if isinstance(node, ast.Attribute) and re.match(r"_(?!replace$)[a-zA-Z]", node.attr):  # a NamedTuple has _replace
+            if isinstance(node, ast.Attribute) and re.match(r"_(?!replace$)[a-zA-Z]", node.attr):
                 if isinstance(node.value, ast.Name) and node.value.id in modules:
                     found.append(f"{name_of(path)}: {ast.unparse(node)}")
     assert found == []
