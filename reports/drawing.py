@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
 
 import numpy as np
 from PIL import Image, ImageDraw
 
 from ..errors import UserError
-from .fonts import Font
+from .fonts import fitting
 
 Colour = tuple[int, int, int]
 
@@ -42,12 +41,6 @@ LONGEST = 8192  # pixels of a sheet or map
 _LONGEST_LINE = 1000  # characters; measuring text takes time per character
 
 
-@lru_cache(maxsize=16)
-def font(size: int) -> Font:
-    """The font at ``size`` pixels."""
-    return Font(size)
-
-
 def line_height(size: int) -> int:
     """Height in pixels of a line of text."""
     return round(size * 1.4)
@@ -55,7 +48,8 @@ def line_height(size: int) -> int:
 
 def text_width(text: str, size: int) -> float:
     """Width in pixels of ``text`` at font size ``size``."""
-    return font(size).getlength(text)
+    font, shown = fitting(text, size)
+    return font.getlength(shown)
 
 
 def shorten(text: str, size: int, max_width: float) -> str:
@@ -134,11 +128,14 @@ class Canvas:
             text = shorten(text, size, room)
 
         left = x - before * text_width(text, size)
-        self.draw.text((left, y), text, colour, font=font(size))
+        font, shown = fitting(text, size)
+        # The baseline of Pillow's own font, on which every line stands.
+        self.draw.text((left, y + fitting("", size)[0].getmetrics()[0]), shown, colour, font, "ls")
 
     def outlined(self, centre: tuple[float, float], text: str, size: int) -> None:
         """Write a text with a dark outline around a point."""
-        self.draw.text(centre, text, Ink.TEXT, font(size), "mm", stroke_width=1, stroke_fill=(0, 0, 0))
+        font, shown = fitting(text, size)
+        self.draw.text(centre, shown, Ink.TEXT, font, "mm", stroke_width=1, stroke_fill=(0, 0, 0))
 
     def paste(self, image: np.ndarray, x: int, y: int) -> None:
         """Paste uint8 [H, W, 3] with its top left corner at (x, y)."""
