@@ -120,8 +120,7 @@ class Compare(io.ComfyNode):
         "report_1": "Without a report the cell has no figures.",
         "labels": (
             "The name then includes the settings in which the cells of a method differ. Characters beyond English "
-            "come from the fonts of the machine that runs ComfyUI; one that no font has is shown as its code in a "
-            "box."
+            "come from the fonts of the machine that runs ComfyUI; one that no font has is shown as its code."
         ),
     }
     more_of_outputs = {

@@ -64,16 +64,11 @@ class LabelText(OfFastAR):
 
 @dataclass(frozen=True)
 class Form:
-    """What an attribute holds: in words, one of it and several, and what another value is instead."""
+    """What an attribute holds: in words, one of it and several, and whether a value is one."""
 
     one: str
     several: str
-    fault: Callable[[Any], str]  # a value to "the text 'x'" or "a list with the text 'x'"; to "" if it fits
-
-
-def _form(one: str, several: str, fits: Callable[[Any], bool]) -> Form:
-    """A form of values that have no entries."""
-    return Form(one, several, lambda value: "" if fits(value) else describe(value))
+    fits: Callable[[Any], bool]
 
 
 def _is_whole(value: Any) -> bool:
@@ -88,7 +83,7 @@ def _span(low: float, high: float) -> str:
 def _whole(low: int, high: int = SEED_LIMIT) -> Form:
     """Whole numbers of a range."""
     span = _span(low, high)
-    return _form(
+    return Form(
         f"a whole number {span}", f"whole numbers {span}", lambda value: _is_whole(value) and low <= value <= high
     )
 
@@ -100,74 +95,49 @@ def _number(low: float, high: float = SEED_LIMIT) -> Form:
     def fits(value: Any) -> bool:
         return (isinstance(value, float) or _is_whole(value)) and low <= value <= high
 
-    return _form(f"a number {span}", f"numbers {span}", fits)
-
-
-def _prompt_fault(value: Any) -> str:
-    """What a value is that is no prompt, or too long for one."""
-    if not isinstance(value, str):
-        return describe(value)
-    return f"a text of {len(value)} characters" if len(value) > MOST_TEXT else ""
+    return Form(f"a number {span}", f"numbers {span}", fits)
 
 
 def _choice(*texts: str) -> Form:
     """One of a few texts."""
     listed = ", ".join(texts)
-    return _form(f"one of {listed}", f"of {listed}", lambda value: isinstance(value, str) and value in texts)
+    return Form(f"one of {listed}", f"of {listed}", lambda value: isinstance(value, str) and value in texts)
 
 
 def _or_none(form: Form) -> Form:
     """A form, or None."""
-    return Form(f"{form.one}, or None", form.several, lambda value: "" if value is None else form.fault(value))
+    return Form(f"{form.one}, or None", form.several, lambda value: value is None or form.fits(value))
 
 
 def _list(form: Form) -> Form:
     """A list or tuple of a form."""
 
-    def fault(value: Any) -> str:
-        if not isinstance(value, (list, tuple)):
-            return describe(value)
-        found = next(filter(None, map(form.fault, value)), "")
-        return f"a list with {found}" if found else ""
+    def fits(value: Any) -> bool:
+        return isinstance(value, (list, tuple)) and all(map(form.fits, value))
 
-    return Form(f"a list of {form.several}", f"lists of {form.several}", fault)
+    return Form(f"a list of {form.several}", f"lists of {form.several}", fits)
 
 
 def _by_name(form: Form) -> Form:
     """A dictionary from texts to a form."""
 
-    def fault(value: Any) -> str:
-        if not isinstance(value, Mapping):
-            return describe(value)
-        for name, entry in value.items():
-            found = form.fault(entry)
-            if not isinstance(name, str):
-                return f"a dictionary with the name {describe(name)}"
-            if found:
-                return f"a dictionary with {found} as {name[:60]!r}"
-        return ""
+    def fits(value: Any) -> bool:
+        return isinstance(value, Mapping) and all(isinstance(k, str) and form.fits(v) for k, v in value.items())
 
-    return Form(f"a dictionary of {form.several} by name", f"dictionaries of {form.several}", fault)
+    return Form(f"a dictionary of {form.several} by name", f"dictionaries of {form.several}", fits)
 
 
-def _tensor(dtype: str, shape: str, dtypes: Sequence[torch.dtype], fits: Callable[[Tensor], bool]) -> Form:
-    """Dense tensors with data. ``fits``: what they have to be beside that and their dtype."""
+def _tensor(dtype: str, shape: str, dtypes: Sequence[torch.dtype], shaped: Callable[[Tensor], bool]) -> Form:
+    """Dense tensors with data, whose numbers are finite. ``shaped``: whether one has the shape."""
 
-    def fault(value: Any) -> str:
-        if not isinstance(value, Tensor) or value.is_nested:
-            return describe(value)
+    def fits(value: Any) -> bool:
+        if not isinstance(value, Tensor) or value.is_nested or value.layout != torch.strided or value.is_meta:
+            return False
+        if value.dtype not in dtypes or not shaped(value):
+            return False
+        return not value.is_floating_point() or is_finite(value)
 
-        what = f"{describe(value)} of {str(value.dtype).removeprefix('torch.')}"
-        if value.layout != torch.strided:
-            return f"{what}, which is sparse"
-        if value.is_meta:
-            return f"{what} without data"
-        if value.dtype not in dtypes or not fits(value):
-            return what
-        finite = not value.is_floating_point() or is_finite(value)
-        return "" if finite else f"{what} with NaN or infinity"
-
-    return Form(f"a tensor {dtype} {shape}", f"tensors {dtype} {shape}", fault)
+    return Form(f"a tensor {dtype} {shape}", f"tensors {dtype} {shape}", fits)
 
 
 def _is_setting(value: Any) -> bool:
@@ -177,13 +147,17 @@ def _is_setting(value: Any) -> bool:
     return value is None or isinstance(value, str)
 
 
-_ANY = _form("anything", "anything", lambda value: True)
-_TEXT = _form("a text", "texts", lambda value: isinstance(value, str))
-_NAME = _form("a text that is not empty", "texts", lambda value: isinstance(value, str) and value != "")
-_PROMPT = Form(f"a text of at most {MOST_TEXT} characters", f"texts of at most {MOST_TEXT} characters", _prompt_fault)
-_SWITCH = _form("true or false", "switches", lambda value: isinstance(value, bool))
-_SETTINGS = _by_name(_form("a setting", "numbers, texts, switches or None", _is_setting))
-_VAE = _form("a VAE", "VAEs", lambda value: hasattr(value, "first_stage_model"))
+_ANY = Form("anything", "anything", lambda value: True)
+_TEXT = Form("a text", "texts", lambda value: isinstance(value, str))
+_NAME = Form("a text that is not empty", "texts", lambda value: isinstance(value, str) and value != "")
+_PROMPT = Form(
+    f"a text of at most {MOST_TEXT} characters",
+    f"texts of at most {MOST_TEXT} characters",
+    lambda value: isinstance(value, str) and len(value) <= MOST_TEXT,
+)
+_SWITCH = Form("true or false", "switches", lambda value: isinstance(value, bool))
+_SETTINGS = _by_name(Form("a setting", "numbers, texts, switches or None", _is_setting))
+_VAE = Form("a VAE", "VAEs", lambda value: hasattr(value, "first_stage_model"))
 _PIXELS = _tensor(
     "uint8",
     "[height, width, 3]",
@@ -199,41 +173,26 @@ _MOST_MAPPED = 1 << 20
 _IN_MAPS = {"outcome": (0, EXPANDED), "cached": (0, _MOST_MAPPED), "islands": (0, _MOST_MAPPED)}
 
 
-def _maps_fault(value: Any) -> str:
-    """What a value is that are no maps by name."""
+def _are_maps(value: Any) -> bool:
+    """Whether it is a dictionary of maps in their ranges."""
     if not isinstance(value, Mapping):
-        return describe(value)
+        return False
 
-    for name, one in value.items():
-        found = _map_fault(one, *_IN_MAPS.get(name, (-1, _MOST_MAPPED)))
-        if found:
-            return f"a dictionary with {found} as {str(name)[:60]!r}"
-    return ""
-
-
-def _map_fault(value: Any, low: int, high: int) -> str:
-    """What a value is that is no map of values from ``low`` to ``high``."""
-    if not isinstance(value, np.ndarray):
-        return describe(value)
-
-    what = f"{describe(value)} of {value.dtype}"
-    if value.ndim != 3 or 0 in value.shape or value.dtype.kind not in "iu":
-        return what
-
-    least, most = int(value.min()), int(value.max())
-    return f"{what} with values from {least} to {most}" if least < low or most > high else ""
+    for name, found in value.items():
+        low, high = _IN_MAPS.get(name, (-1, _MOST_MAPPED))
+        if not isinstance(found, np.ndarray) or found.ndim != 3 or 0 in found.shape or found.dtype.kind not in "iu":
+            return False
+        if int(found.min()) < low or int(found.max()) > high:
+            return False
+    return True
 
 
-_MAPS = Form("a dictionary of arrays int32 [images, rows, columns] by name", "dictionaries of arrays", _maps_fault)
-
-
-def _grid_fault(value: Any) -> str:
-    """What a value is that is no grid."""
-    found = _list(_whole(1)).fault(value)
-    return found or ("" if len(value) in (0, 2) else f"a list with {amount(len(value), 'numbers')}")
-
-
-_GRID = Form("a list of two whole numbers from 1, or an empty one", "grids", _grid_fault)
+_MAPS = Form("a dictionary of arrays int32 [images, rows, columns] by name", "dictionaries of arrays", _are_maps)
+_GRID = Form(
+    "a list of two whole numbers from 1, or an empty one",
+    "grids",
+    lambda value: _list(_whole(1)).fits(value) and len(value) in (0, 2),
+)
 
 # ------------------------------------------------------------------------------------------------ the description
 
@@ -247,7 +206,6 @@ class Attribute:
     about: str = ""  # of the page
     needed: bool = True  # False: it may be left out
     per_image: bool = False  # a list with an entry for each image
-    listed: bool = True  # False: checked, but for copies of this pack only; it may change
 
 
 @dataclass(frozen=True)
@@ -262,14 +220,8 @@ class Kind:
     version: int = 1
 
 
-def _unlisted(name: str, form: Form) -> Attribute:
-    """An attribute that the page does not list, and that may be left out."""
-    return Attribute(name, form, needed=False, listed=False)
-
-
 _NAMES = Attribute("names", _list(_TEXT), "captions", per_image=True)
 _TEXTS = Attribute("texts", _list(_PROMPT), "prompts", per_image=True)
-_DIGESTS = _list(_TEXT)
 
 VALUES: dict[str, Kind] = {
     Condition.kind: Kind(
@@ -366,18 +318,6 @@ VALUES: dict[str, Kind] = {
             Attribute("dtype", _TEXT, "of the weights", needed=False),
             Attribute("grid", _GRID, "tokens along the height and the width; empty where it is unknown", needed=False),
             Attribute("maps", _MAPS, "what happened to every token, such as *step*", needed=False),
-            _unlisted("threads", _or_none(_whole(0))),
-            _unlisted("peak_memory_bytes", _or_none(_whole(0))),
-            _unlisted("memory", _by_name(_number(0))),
-            _unlisted("note", _TEXT),
-            _unlisted("prompt", _TEXT),
-            _unlisted("timings", _list(_number(0))),
-            _unlisted("first_run", _SWITCH),
-            _unlisted("process", _TEXT),
-            _unlisted("parameters", _whole(0)),
-            _unlisted("conditions", _DIGESTS),
-            _unlisted("edits", _DIGESTS),
-            _unlisted("subject", _TEXT),
         ),
         "names as in [report.md](report.md); `str(report)` is a text",
     ),
@@ -386,7 +326,6 @@ VALUES: dict[str, Kind] = {
         (
             Attribute("preset", _choice(*PRESETS), "what sets the settings that `values` leaves out"),
             Attribute("values", _SETTINGS, "settings of LazyMAR Cache"),
-            _unlisted("removed", _SETTINGS),
         ),
         "for the MAR samplers",
     ),
@@ -452,10 +391,9 @@ def _expect_attribute(value: Any, attribute: Attribute, field: str) -> None:
             f"{field}: its value of the kind {value.kind} lacks {attribute.name}, {attribute.form.one}; {_ASK}."
         ) from None
 
-    fault = attribute.form.fault(held)
-    if fault:
+    if not attribute.form.fits(held):
         raise UserError(
-            f"{field}: its attribute {attribute.name} must be {attribute.form.one}, but is {fault}; {_ASK}."
+            f"{field}: its attribute {attribute.name} must be {attribute.form.one}, but is {describe(held)}; {_ASK}."
         )
 
 

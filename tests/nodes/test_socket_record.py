@@ -52,8 +52,7 @@ def record(kinds: dict[str, Kind]) -> dict[str, Any]:
     for name, kind in kinds.items():
         attributes: dict[str, Any] = {}
         for one in kind.attributes:
-            if one.listed:
-                attributes[one.name] = [one.form.one, "needed" if one.needed else "may be left out"]
+            attributes[one.name] = [one.form.one, "needed" if one.needed else "may be left out"]
         out[name] = {"version": kind.version, "sockets": list(kind.sockets), "attributes": attributes}
     return out
 
@@ -93,10 +92,9 @@ def table(kinds: dict[str, Kind]) -> str:
         about = ", ".join(part for part in (kind.about, version) if part)
         rows.append(f"| {', '.join(kind.sockets)} | *{name}* | | {about} |")
         for one in kind.attributes:
-            if one.listed:
-                images = ", one for each image" if one.per_image else ""
-                free = "" if one.needed else "; it may be left out"
-                rows.append(f"| | `{one.name}` | {one.form.one}{images}{free} | {one.about} |")
+            images = ", one for each image" if one.per_image else ""
+            free = "" if one.needed else "; it may be left out"
+            rows.append(f"| | `{one.name}` | {one.form.one}{images}{free} | {one.about} |")
     return "\n".join(rows)
 
 
@@ -123,7 +121,6 @@ CHANGES = {
     "another form": with_attribute("class", "labels", form=sockets._TEXT),
     "another range": with_attribute("image prompt", "freedom", form=sockets._number(0, 5)),
     "needed from now on": with_attribute("class", "label_set", needed=True),
-    "not listed any more": with_attribute("report", "maps", listed=False),
     "a new one that is needed": {
         **VALUES,
         "cache": replace(

