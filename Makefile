@@ -1,4 +1,4 @@
-# make demo | test | test-all | check | texts | comfyui | soak | fuzz | dry-run | gpu | figures. Commands run in .venv, which is created and filled if it is missing.
+# make demo | test | test-all | check | texts | comfyui | soak | fuzz | gpu | figures. Commands run in .venv, which is created and filled if it is missing.
 # Another Python: make test PYTHON=python3.12. An existing environment: make test PY=python.
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
 endif
 
-.PHONY: demo test test-all check texts comfyui soak fuzz dry-run gpu figures
+.PHONY: demo test test-all check texts comfyui soak fuzz gpu figures
 
 # In compare.png: exact parallel decoding, whose image is identical in a quarter of the passes, then FastHybrid and LazyMAR beside MAR.
 demo: $(READY)
@@ -48,10 +48,6 @@ comfyui: $(READY)
 soak: $(READY)
 	FASTAR_SOAK=1 $(PY) -m pytest -m "" -rs -s tests/comfyui/test_load.py
 
-# Every sampler on a pretended CUDA device. Needs no GPU, but a CUDA build of PyTorch: several GB in an environment of its own.
-dry-run: .venv-cuda/.ready
-	.venv-cuda/bin/python -m pytest -m "" -rs tests/samplers/test_cuda_dry_run.py tests/cli/test_check_dry_run.py
-
 # Every sampler on a CUDA device with each speed, in at most eight minutes; run it again for what was cut. PARTS=mar,par:
 # those. CHECKOUTS=DIR: the authors' MAR and LlamaGen beside ours, of its folders mar and llamagen.
 gpu: $(READY)
@@ -63,14 +59,6 @@ comma := ,
 # the papers' code that docs/benchmarks.md lists, without which the table beside it is left out.
 figures: $(READY)
 	$(PY) -m fastar_nodes.lab figures $(ONLY) $(if $(CHECKOUTS),--checkouts "$(CHECKOUTS)")
-
-# "===" excludes builds with a local version, such as 2.13.0+cpu.
-CUDA_TORCH ?= 2.13.0
-.venv-cuda/.ready: pyproject.toml
-	$(PYTHON) -m venv .venv-cuda
-	.venv-cuda/bin/python -m pip install --quiet "torch===$(CUDA_TORCH)"
-	.venv-cuda/bin/python -m pip install --quiet --editable ".[standalone,test]"
-	touch $@
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

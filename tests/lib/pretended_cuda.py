@@ -20,7 +20,6 @@ from typing import Any, ClassVar
 from unittest.mock import patch
 
 import torch
-from live_bytes import Live
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.nn.attention import bias
@@ -34,23 +33,6 @@ _MIXED = ("copy_", "_to_copy", "index", "index_put_", "index_put", "_index_put_i
 PINNING = "to_device"
 # Operations that send a value to the host.
 _READS = ("_local_scalar_dense", "nonzero", "masked_select", "is_nonzero", "equal", "_unique2", "unique_dim")
-
-
-class Memory(Live):
-    """Bytes of the pretended device; ``highest``: the most in the whole block of :func:`pretended_cuda`."""
-
-    highest = 0
-
-    def add(self, storage: torch.UntypedStorage, count: int) -> None:
-        super().add(storage, count)
-        self.highest = max(self.highest, self.live)
-
-    def reset(self) -> None:
-        """What ``torch.cuda.reset_peak_memory_stats`` does."""
-        self.peak = self.live
-
-
-MEMORY = Memory()
 
 
 class CUDATensor(torch.Tensor):
@@ -70,7 +52,6 @@ class CUDATensor(torch.Tensor):
             device=cls.pretended,
         )
         out.host = host
-        MEMORY.add(host.untyped_storage(), host.untyped_storage().nbytes())
         return out
 
     def __repr__(self, *, tensor_contents: Any = None) -> str:
@@ -248,8 +229,7 @@ def pretended_cuda(device: torch.device = CUDA) -> Iterator[Counter[str]]:
     """A device in this block, which tensors report as ``device``; yields
     a counter of what makes the host wait for it, by operation and line.
     """
-    MEMORY.peak = MEMORY.highest = MEMORY.live
-    fakes = (_event, lambda *a: None, lambda *a: None, lambda *a: MEMORY.reset(), lambda *a: MEMORY.peak)
+    fakes = (_event, lambda *a: None, lambda *a: None, lambda *a: None, lambda *a: 0)
     cuda = dict(zip(_NAMES, fakes, strict=True))
     mode = _Device()
     owners = (

@@ -1,6 +1,6 @@
 """Every sampler on a real CUDA device: in fp32 the CPU's results, in 16 bits finite ones.
 
-They run where PyTorch finds a GPU. ``test_cuda_dry_run.py`` checks devices and types on a machine without one.
+They run where PyTorch finds a GPU.
 """
 
 import copy
