@@ -1,4 +1,4 @@
-# make demo | test | test-all | check | texts | comfyui | soak | fuzz | gpu | figures. Commands run in .venv, which is created and filled if it is missing.
+# make demo | test | test-all | check | texts | comfyui | soak | gpu | figures. Commands run in .venv, which is created and filled if it is missing.
 # Another Python: make test PYTHON=python3.12. An existing environment: make test PY=python.
 
 PYTHON ?= python3
@@ -10,7 +10,7 @@ READY := $(VENV)/.ready
 TOOLS := $(VENV)/.tools
 endif
 
-.PHONY: demo test test-all check texts comfyui soak fuzz gpu figures
+.PHONY: demo test test-all check texts comfyui soak gpu figures
 
 # In compare.png: exact parallel decoding, whose image is identical in a quarter of the passes, then FastHybrid and LazyMAR beside MAR.
 demo: $(READY)
@@ -35,10 +35,6 @@ texts: $(READY)
 	$(PY) -m fastar_nodes.lab help-pages
 	$(PY) -m fastar_nodes.lab translate
 	$(PY) tests/nodes/test_schemas.py
-
-# 10,000 mutated weight files and model folders, loaded one by one. Linux only; about ten minutes.
-fuzz: $(READY)
-	$(PY) tests/lib/fuzzer.py --cases 10000
 
 # Only the tests in a real ComfyUI; see "Tests" in CONTRIBUTING.md.
 comfyui: $(READY)

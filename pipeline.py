@@ -14,7 +14,6 @@ import operator
 import secrets
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from functools import wraps
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -50,7 +49,7 @@ from .runs.registry import FAMILIES, SAMPLERS, Entry, find
 from .samplers.conditioning import KINDS, AnyCondition
 from .samplers.editing import Edit
 from .samplers.engine import Sampled, Step, finish
-from .samplers.settings import expect_names_here, is_removed, knobs, make, no_setting
+from .samplers.settings import is_removed, knobs, make, no_setting
 from .samplers.tokens.draws import PairedDraws
 from .samplers.tokens.mulosd.upsampling import BICUBIC
 from .samplers.tokens.settings import TarPromptSettings
@@ -66,19 +65,6 @@ Callback = Callable[[Step], object]
 _log = logging.getLogger(__name__)
 
 
-def _names_here(function: Callable[P, R]) -> Callable[P, R]:
-    """Check the names of the arguments by :func:`expect_names_here`."""
-    known = inspect.signature(function).parameters
-
-    @wraps(function)
-    def checked(*args: P.args, **named: P.kwargs) -> R:
-        expect_names_here(named, known)
-        return function(*args, **named)
-
-    return checked
-
-
-@_names_here
 def load(
     model: str | Path = "demo",
     *,
@@ -242,7 +228,6 @@ class Pipeline:
     def __repr__(self) -> str:
         return f"<Pipeline {self.ready.choice!r}: {self.model.name}, {self.decoder.name}, on {self.device}>"
 
-    @_names_here
     def sample(
         self,
         prompt: Prompt,
@@ -403,7 +388,6 @@ class Pipeline:
 
         return out
 
-    @_names_here
     @in_own_state
     def condition(
         self,
@@ -476,7 +460,6 @@ class Pipeline:
         self.readers.unconditional = negative
         return self.readers.prompts(self.ready, [text for text in texts for _ in range(images)], first)
 
-    @_names_here
     @in_own_state
     @enough_memory("image: memory is insufficient to answer; choose another device or a smaller dtype.")
     def ask(self, image: AnyImage, question: str, *, temperature: float = 0.0, limit: int = 512, seed: int = 0) -> str:

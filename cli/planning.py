@@ -17,7 +17,7 @@ from ..runs.drawing import Drawing
 from ..runs.loading import AUTO, DEMO, USUAL, Drafts, Ready, beside, identified
 from ..runs.registry import FAMILIES, Entry, find
 from ..samplers.conditioning import AnyCondition
-from ..samplers.settings import expect_names_here, is_removed, make, no_setting
+from ..samplers.settings import is_removed, make, no_setting
 from ..samplers.tokens.settings import TarPromptSettings
 from .models import choose_models
 from .options import MODEL_OPTIONS, source, whole
@@ -265,7 +265,6 @@ def assigned(
         if name not in known and not any([is_removed(entry.settings, name, value) for entry in concerned]):
             if all(name in entry.settings.refused for entry in concerned):
                 raise no_setting(concerned[0].settings, name, "set", "")
-            expect_names_here([name], known)
             whose = f"{sampler} has no" if dot else "no sampler of this run has a"
             hint = did_you_mean(name, known) or f"choose one of {', '.join(known)}."
             raise UserError(f"set: {whose} setting {name[:60]}; {hint}")

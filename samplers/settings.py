@@ -5,7 +5,7 @@ derived.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from numbers import Real
@@ -202,74 +202,13 @@ def is_removed(kind: type[Settings], name: str, value: Any) -> bool:
     return True
 
 
-# Names in diffusers and in the papers' code to the names here: first of settings, though a sampler may have none of
-# them, then of the arguments of functions.
-_SETTINGS_HERE: dict[str, tuple[str, ...]] = {
-    "cfg_scale": ("cfg",),
-    "cfg_weight": ("cfg",),
-    "guidance": ("cfg",),
-    "guidance_scale": ("cfg",),
-    "num_inference_steps": ("steps", "diffusion_steps"),
-    "num_iter": ("steps",),
-    "num_sampling_steps": ("diffusion_steps",),
-    "num_steps": ("steps", "diffusion_steps"),
-    "topk": ("top_k",),
-    "topp": ("top_p",),
-}
-_ARGUMENTS_HERE = {
-    "batch_size": "images",
-    "cache_dir": "models",
-    "callback_on_step_end": "callback",
-    "device_map": "device",
-    "draft_model": "draft",
-    "generator": "seed",
-    "init_image": "image",
-    "manual_seed": "seed",
-    "mask_image": "mask",
-    "max_new_tokens": "limit",
-    "model_id": "model",
-    "negative_prompt": "negative",
-    "num_images": "images",
-    "num_images_per_prompt": "images",
-    "precision": "dtype",
-    "pretrained_model_name_or_path": "model",
-    "text_encoder": "encoder",
-    "torch_dtype": "dtype",
-    "vae": "decoder",
-}
-
-
-def expect_names_here(given: Iterable[str], known: Collection[str]) -> None:
-    """Check that none of the names that are not ``known`` is the name of a known one in other programs.
-
-    Raises:
-        UserError: one is; the message has its name here.
-    """
-    for name in given:
-        for ours in (*_SETTINGS_HERE.get(name, ()), _ARGUMENTS_HERE.get(name)):
-            if name not in known and ours in known:
-                raise UserError(f"{name}: its name is {ours} here; give {ours} instead.")
-
-
 def no_setting(kind: type[Settings], name: str, field: str, problem: str) -> UserError:
-    """The error for a name that is no setting of ``kind``; see :func:`.errors.unknown` for ``field`` and ``problem``.
-
-    Raises:
-        UserError: one of its settings has that name in other programs.
-    """
+    """The error for a name that is no setting of ``kind``; ``field`` and ``problem`` as for :func:`.errors.unknown`."""
     reason = kind.refused.get(name)
     if reason is not None:
         return UserError(f"{name}: {reason}.")
 
-    known = knobs(kind)
-    expect_names_here([name], known)
-    if name in _SETTINGS_HERE:
-        elsewhere = _SETTINGS_HERE[name][0]
-        return UserError(
-            f"{name}: its name is {elsewhere} here, a setting that this sampler does not have; leave it out."
-        )
-
-    return unknown(field, problem, name, known)
+    return unknown(field, problem, name, knobs(kind))
 
 
 # Words of a switch on a command line.

@@ -3,6 +3,7 @@
 Only those of ``TAKES_MEMORY`` need more than 64 MB beyond the file and a normal load, as SECURITY.md says.
 """
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -15,12 +16,16 @@ if not budget.available():
 import seeds  # noqa: E402
 from attacks import ATTACKS  # noqa: E402
 from budget import measure, problem  # noqa: E402
-from fuzzer import place, size_of  # noqa: E402
 
 pytestmark = pytest.mark.slow
 STEMS = {"llamagen": "gpt"}
 # torch's reader makes as many bytes as the file states.
 TAKES_MEMORY = ("hidden_megabytes", "bytearray_of_megabytes")
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of the files in a folder."""
+    return sum(p.stat().st_size for p in (path.rglob("*") if path.is_dir() else (path,)) if p.is_file())
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +49,8 @@ def test_attack(make, loader: str, words: str, loaders, tmp_path: Path) -> None:
     load, normal = found[stem]
     (tmp_path / "seeds").mkdir()
     for path in folder.glob(f"{stem}*"):
-        place(path, tmp_path / "seeds")
+        copy = shutil.copytree if path.is_dir() else shutil.copyfile
+        copy(path, tmp_path / "seeds" / path.name)
     path = make(tmp_path)
     outcome = measure(lambda: load(path))
     assert normal.kind == "ok"

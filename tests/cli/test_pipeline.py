@@ -1,18 +1,13 @@
 """The pipeline on random weights of every family: the images of the command line, edits, decoding, and mistakes."""
 
-import inspect
-
-import fastar_nodes
 import numpy as np
 import pytest
 import torch
 from fastar_nodes import Edit, PairedNoise, UserError, finish, load, load_kl, load_vq, mar, resolve
 from fastar_nodes.cli import compare as command
-from fastar_nodes.pipeline import Pipeline
 from fastar_nodes.runs import inpainting, loading
-from fastar_nodes.runs.choice import choose
 from fastar_nodes.runs.registry import LLAMAGEN, MAR, SAMPLERS, TAR
-from fastar_nodes.samplers.settings import _ARGUMENTS_HERE, _SETTINGS_HERE, knobs
+from fastar_nodes.samplers.settings import knobs
 from PIL import Image
 from tiny_files import write_gpt
 
@@ -385,39 +380,6 @@ def test_presets_and_settings(pipeline):
     assert pipe.settings().steps == 16, "the demo's 32, at most the number of tokens"
 
 
-def test_names_of_other_programs_are_none_here():
-    """Each stands for a name here, and is no name here itself."""
-    settings = {name for entry in SAMPLERS.values() for name in knobs(entry.settings)}
-    arguments: set[str] = set()
-    for function in (fastar_nodes.load, Pipeline.sample, Pipeline.ask):
-        arguments |= {*inspect.signature(function).parameters}
-
-    names = {**_SETTINGS_HERE, **{name: (ours,) for name, ours in _ARGUMENTS_HERE.items()}}
-    assert not {*names} & (settings | arguments)
-    for name, ours in names.items():
-        assert {*ours} <= settings | arguments, name
-
-
-@pytest.mark.parametrize(
-    ("given", "ours"),
-    {"torch_dtype": "dtype", "cache_dir": "models", "device_map": "device", "vae": "decoder"}.items(),
-)
-def test_load_knows_the_names_of_other_programs(given, ours):
-    with pytest.raises(UserError, match=f"^{given}: its name is {ours} here; give {ours} instead"):
-        fastar_nodes.load("demo", **{given: "x"})
-    with pytest.raises(TypeError, match="unexpected keyword argument 'colour'"):
-        fastar_nodes.load("demo", colour="x")
-
-
-def test_a_name_of_another_program_for_what_a_sampler_does_not_have():
-    with pytest.raises(UserError, match="^num_inference_steps: its name is steps here, a setting that this sampler"):
-        choose("llamagen", {"num_inference_steps": 3})
-    with pytest.raises(UserError, match="^num_inference_steps: its name is diffusion_steps here; give"):
-        choose("bitdance", {"num_inference_steps": 3})
-    with pytest.raises(UserError, match="^guidance_scale: its name is cfg here"):
-        choose("mar", {"guidance_scale": 3})
-
-
 def test_no_setting_has_the_name_of_an_argument():
     own = {"prompt", "sampler", "preset", "seed", "images", "first", "negative", "image", "mask", "callback"}
     for entry in SAMPLERS.values():
@@ -434,12 +396,6 @@ def test_no_setting_has_the_name_of_an_argument():
     ({"preset": None}, "^preset: there is no preset None; choose one of balanced"),
     ({"sampler": "fasthybrid", "threshhold": 1},
      "^threshhold: fasthybrid has no such setting; did you mean threshold. Choose one of"),
-    ({"cfg_scale": 3}, "^cfg_scale: its name is cfg here; give cfg instead"),
-    ({"guidance_scale": 3}, "^guidance_scale: its name is cfg here"),
-    ({"num_inference_steps": 3}, "^num_inference_steps: its name is steps here"),
-    ({"num_images_per_prompt": 3}, "^num_images_per_prompt: its name is images here"),
-    ({"generator": torch.Generator()}, "^generator: its name is seed here"),
-    ({"negative_prompt": "no"}, "^negative_prompt: its name is negative here"),
     ({"window": 4}, "^window: mar has no such setting; choose one of steps, "),
     ({"cfg": "much"}, "^cfg: 'much' is not a number"),
     ({"seed": -1}, "^seed: -1 is outside 0 to 18446744073709551615"),
