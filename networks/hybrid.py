@@ -389,19 +389,27 @@ class PromptConditioning(Conditioning):
         self.net = net
         self.prompts = tuple(prompts)
         self.null = null
-        self._batches: dict[tuple[int, bool], PromptBatch] = {}
-        self._counts = {"llm_rows": 0, "prompt_rows": read}
+        self._batches: dict[bool, PromptBatch] = {}
+        self._part: tuple[Sequence[int], PromptConditioning] | None = None  # the last one, of these images
+        self._counts = {"llm_rows": 0, "prompt_rows": read}  # since the last pass
 
     def __len__(self) -> int:
         return len(self.prompts)
 
-    def vectors(self, guided: bool, count: int = 1) -> Tensor:
-        return self.net.mar.class_rows(None, count * len(self))
+    def of(self, images: Sequence[int]) -> PromptConditioning:
+        if self._part is None or self._part[0] != images:
+            part = PromptConditioning(self.net, [self.prompts[i] for i in images], self.null)
+            part._counts = self._counts
+            self._part = images, part
+        return self._part[1]
+
+    def vectors(self, guided: bool) -> Tensor:
+        return self.net.mar.class_rows(None, len(self))
 
     def fuse(
         self, encoded: Tensor, known: Tensor, guided: bool, padding_mask: Tensor | None = None, cache: Any = None
     ) -> Tensor:
-        prompts = self._batch(len(encoded), guided)
+        prompts = self._batch(guided)
         self._count(prompts, encoded.shape[1])
         return self.net.fuse(encoded, known, prompts, padding_mask, cache)
 
@@ -409,7 +417,7 @@ class PromptConditioning(Conditioning):
         return TokenCache(live, room)
 
     def extend(self, encoded: Tensor, cache: TokenCache, known: int) -> Tensor:
-        prompts = self._batch(len(encoded), cache.live > len(encoded))
+        prompts = self._batch(cache.live > len(encoded))
         self._count(prompts, encoded.shape[1])
         return self.net.extend(encoded, prompts, cache, known)
 
@@ -417,19 +425,18 @@ class PromptConditioning(Conditioning):
         counts = super().counts(encoder, decoder) | self._counts
         counts |= {"encoder_rows": encoder, "decoder_rows": decoder}
         counts["transformer_tokens"] += counts["llm_rows"]
-        self._counts = dict.fromkeys(self._counts, 0)
+        self._counts.update(dict.fromkeys(self._counts, 0))
         return counts
 
-    def _batch(self, images: int, guided: bool) -> PromptBatch:
-        """Prompts of ``images`` rows per branch, the batch repeated as often as needed."""
-        key = images, guided
-        if key not in self._batches:
-            prompts = [*self.prompts] * (images // len(self))
+    def _batch(self, guided: bool) -> PromptBatch:
+        """The prompts, and with guidance the unconditional one as often."""
+        if guided not in self._batches:
+            prompts = [*self.prompts]
             if guided and self.null is not None:
-                prompts += [self.null] * images
-            self._batches[key] = PromptBatch(prompts)
+                prompts += [self.null] * len(self)
+            self._batches[guided] = PromptBatch(prompts)
 
-        return self._batches[key]
+        return self._batches[guided]
 
     def _count(self, prompts: PromptBatch, rows: int) -> None:
         """Count ``rows`` rows of the language model behind each prompt."""

@@ -18,7 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .graphs import State
-from .ops import FAST, Operations, dot_product_attention
+from .ops import FAST, Operations, dot_product_attention, to_device
 from .speed import Recordable, recorded
 from .structure import depth
 
@@ -516,10 +516,14 @@ class Conditioning:
         """Images B."""
         raise NotImplementedError
 
-    def vectors(self, guided: bool, count: int = 1) -> Tensor:
+    def of(self, images: Sequence[int]) -> Conditioning:
+        """The condition of some of the images, in this order; an image may be there several times."""
+        raise NotImplementedError
+
+    def vectors(self, guided: bool) -> Tensor:
         """Vectors [E, C] of the encoder's buffer rows.
 
-        E is ``count`` B, or twice that where the branches of guidance differ in the encoder.
+        E is B, or twice that where the branches of guidance differ in the encoder.
         """
         raise NotImplementedError
 
@@ -528,8 +532,8 @@ class Conditioning:
     ) -> Tensor:
         """The decoder's input rows [D, buffer + K, C], both branches of guidance, the unconditional one last.
 
-        They are made of the encoder's output [E, buffer + K, C] for positions ``known`` int64 [E, K]; D counts images
-        and copies, twice with guidance. ``cache``: of :meth:`feature_cache`, receives what :meth:`extend` reads.
+        They are made of the encoder's output [E, buffer + K, C] for positions ``known`` int64 [E, K]; D is B, or twice
+        that with guidance. ``cache``: of :meth:`feature_cache`, receives what :meth:`extend` reads.
         """
         return encoded
 
@@ -565,8 +569,11 @@ class ClassConditioning(Conditioning):
     def __len__(self) -> int:
         return len(self.labels)
 
-    def vectors(self, guided: bool, count: int = 1) -> Tensor:
-        rows = self.mar.class_emb(self.labels).repeat(count, 1)
+    def of(self, images: Sequence[int]) -> ClassConditioning:
+        return ClassConditioning(self.mar, self.labels[to_device(torch.tensor(images), self.labels.device)])
+
+    def vectors(self, guided: bool) -> Tensor:
+        rows = self.mar.class_emb(self.labels)
         return torch.cat([rows, self.mar.fake_latent.expand_as(rows)]) if guided else rows
 
 

@@ -147,16 +147,30 @@ class Canvas:
             decided |= self.drafted
         return decided
 
-    def decide(self, cells: Tensor, values: Tensor, when: int | Tensor, outcome: Tensor | None = None) -> None:
+    def decide(
+        self,
+        cells: Tensor | tuple[Tensor, Tensor],
+        values: Tensor,
+        when: int | Tensor,
+        outcome: Tensor | None = None,
+    ) -> None:
         """Decide cells.
 
         Args:
-            cells: int64 [B, n], or [n] if they are the same in every image.
+            cells: int64 [B, n], or [n] if they are the same in every image. Where images differ in number, image and
+                cell, int64 [N] each; then the others are of N cells, too.
             values: [B, n, ...].
             when: the pass that decides them, or int32 [B, n] where cells differ.
             outcome: uint8 [B, n], what became of their drafts, see ``reports/record.py``; None leaves it as it is.
                 Cells that are the same in every image have none.
         """
+        if isinstance(cells, tuple):
+            assert outcome is not None, "drafts decide cells of different numbers"
+            self.values[cells] = values
+            self.fixed_at[cells] = when
+            self.outcome[cells] = outcome
+            return
+
         if cells.ndim == 1:
             assert outcome is None, "cells of drafts are given for each image"
             self.values.index_copy_(1, cells, values)

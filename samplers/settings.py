@@ -49,6 +49,8 @@ class Settings:
     refused: ClassVar[Mapping[str, str]] = {}
     # Settings that were removed, with the value that holds in their place. A class names its own; see is_removed.
     removed: ClassVar[Mapping[str, Any]] = {}
+    # What replaces some of them, in words.
+    instead: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
         for name, (default, about) in knobs(self).items():
@@ -196,6 +198,8 @@ def is_removed(kind: type[Settings], name: str, value: Any) -> bool:
     holds = removed[name]
     if _parsed(value, holds) != holds:
         instead = "lets the model decide" if holds is None else f"always uses {shown(holds)}"
+        if name in kind.instead:
+            instead = f"{instead}: {kind.instead[name]}"
         raise UserError(
             f"{name}: {value!r} is not possible, because FastAR removed this setting and {instead}; leave it out."
         )

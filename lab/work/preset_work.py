@@ -40,6 +40,7 @@ from ...runs.loading import Ready, defaults
 from ...samplers.conditioning import AnyCondition, Condition, FeatureCondition, PromptCondition, TextCondition
 from ...samplers.engine import finish
 from ...samplers.mar.cspd import densities
+from ...samplers.mar.mar import FullTransformer
 from ...samplers.tokens import mulosd
 from ...samplers.tokens.mulosd.upsampling import UpSampling
 from ..sweeps.paper_files import Paper, paper_of
@@ -88,7 +89,7 @@ _FAMILIES = ("mar", "hybrid", "llamagen", "dtok", "janus")
 
 @dataclass(frozen=True)
 class Cost:
-    """What one image costs."""
+    """What one image costs, or a batch."""
 
     passes: int  # of the transformer, the draft model's included
     head_calls: int
@@ -465,8 +466,65 @@ def missing_rows() -> list[str]:
     return missing
 
 
+# ----------------------------------------------------------------------------------------------- batches of FastHybrid
+
+BATCHES_HEAD = ["model", "drafts rejected", "images", "head calls, in step", "head calls", "MAR / this", "passes"]
+
+
+def batch_lines(entry: hub.Entry, rejected: Sequence[float], batches: Sequence[int]) -> list[list[str]]:
+    """Rows of the table of batches: FastHybrid's *balanced* for an entry, by the share of rejected drafts.
+
+    *In step* is the control: all images at the same AR step, so that a full pass is made wherever one of them needs it.
+    """
+    network = narrow(entry)
+    settings = Row(entry, "fasthybrid", presets.BALANCED).settings
+    plain = settings.steps * settings.diffusion_steps
+
+    lines = []
+    for share in rejected:
+        for images in batches:
+            in_step, own = (_counts(network, settings, images, 1 - share, pace) for pace in (False, True))
+            calls = own["head_calls"]
+            ratio = f"{plain / calls:.2f}"
+            passes = str(own["transformer_passes"])
+            lines.append(
+                [entry.id, f"{share:.1%}", str(images), f"{in_step['head_calls']:,}", f"{calls:,}", ratio, passes]
+            )
+    return lines
+
+
+def _counts(network: Narrow, settings: Any, images: int, kept: float, own_pace: bool) -> dict[str, int]:
+    """What the report counts of a batch that keeps a share of its drafts."""
+    own = registry.find("fasthybrid")
+    condition = Condition((1,) * images, ("",) * images)
+    noise = own.family.noise(0, range(images))
+    with accepting(kept), mock.patch.object(FullTransformer, "own_pace", own_pace):
+        made: Any = finish(own.run(network.model, condition, settings, noise))
+    return dict(made.report.counts)
+
+
+def _numbers(text: str, name: str, kind: type[float] | type[int]) -> list[Any]:
+    """Numbers above 0, separated by commas."""
+    try:
+        numbers = [kind(part) for part in text.split(",")]
+    except ValueError:
+        numbers = []
+    if not numbers or min(numbers) <= 0:
+        raise UserError(f"{name}: {text[:60]!r} is not a list of numbers above 0; separate them by commas.")
+    return numbers
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
+    parser.add_argument(
+        "--batches", metavar="NUMBERS", help="numbers of images: print what FastHybrid's batches cost instead"
+    )
+    parser.add_argument(
+        "--rejected",
+        metavar="PERCENT",
+        default="0.5,1,2,10",
+        help="with --batches: rejected drafts; default %(default)s",
+    )
     parser.add_argument("--models", metavar="NAMES", help="entries of the catalogue, separated by commas; default all")
 
 
@@ -477,6 +535,16 @@ def run(options: argparse.Namespace) -> int:
     for name in names:
         if name not in every:
             raise UserError(f"models: {name[:60]!r} is not one of {', '.join(every)}.")
+
+    if options.batches is not None:
+        shares = [percent / 100 for percent in _numbers(options.rejected, "rejected", float)]
+        batches = _numbers(options.batches, "batches", int)
+        names = [name for name in names if every[name].family == "mar"]
+        if not names:
+            raise UserError("models: --batches simulates entries that read a class, for example mar-base.")
+        lines = [line for name in names for line in batch_lines(every[name], shares, batches)]
+        print(markdown([BATCHES_HEAD, *lines], empty=False))
+        return 0
 
     table = [HEAD]
     for name in names:

@@ -105,6 +105,21 @@ class Order:
         """int64 [B, K]: positions decided before ``step``, ascending."""
         return self.decision_order[:, : self.starts[step]].sort(dim=1).values
 
+    def decided_before_each(self, images: Tensor, steps: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+        """For rows that are an image at an AR step each, ``images`` int64 [R]: positions decided before it, ascending,
+        int64 [R, K], and which of them are no padding, bool [R, K]; None for all.
+        """
+        counts = [self.starts[step] for step in steps]
+        most = max(counts)
+        known = self.decision_order[images, :most]
+        if min(counts) == most:
+            return known.sort(dim=1).values, None
+
+        last = self.decision_order.shape[1] - 1
+        mask = torch.arange(most, device=known.device) < to_device(torch.tensor(counts), known.device)[:, None]
+        padded_last = torch.where(mask, known, last + 1).sort(dim=1).values
+        return padded_last.clamp(max=last), mask
+
 
 @dataclass(frozen=True, eq=False)
 class Tokens:

@@ -3,12 +3,12 @@
 Source: "FastHybrid: Accelerating Hybrid Autoregressive Image Generation with Lookahead and Guided Decoding" (CVPR
 2026). No code was published; choices that the paper leaves open are settings (see :class:`FastHybridSettings`).
 
-At AR step s, with z the transformer's output for the positions of steps s to s + k - 1:
+At AR step s of an image, with z the transformer's output for the positions of steps s to s + k - 1:
 
 1. *verify*: a token of step s keeps its draft if cos(z', z) >= lambda, where z' is the condition its draft was made
    from;
-2. *lookahead*: all other tokens of step s, and for their images all tokens of the k - 1 following steps, are sampled by
-   a full diffusion pass of T steps; the latter are the drafts x' of these steps, and their z is z';
+2. *lookahead*: all other tokens of step s, and with them all tokens of the k - 1 following steps, are sampled by a full
+   diffusion pass of T steps; the latter are the drafts x' of these steps, and their z is z';
 3. *refine*: accepted tokens are sampled by T_g guided diffusion steps, whose means are mixed with the draft,
    mu'_t = (1 - gamma_t) mu_t + gamma_t x'. A step with gamma_t = 1 does not depend on the head and skips it. With
    ``accepted`` *renoise* noise is added to the draft instead, and removed in the last of T_g steps.
@@ -17,9 +17,10 @@ Guided steps have noise of their own: with entries of the noise that made the dr
 plain MAR's. The transformer runs at every AR step as in plain MAR, so a restarted lookahead costs no further
 transformer pass.
 
-Not in the paper: with ``align_lookaheads`` every lookahead ends at the next multiple of k, so that the images of a
-batch start their next ones together, which halves their sequential head calls. With ``lookahead_start`` the first AR
-steps are plain MAR's.
+Not in the paper: the images of a batch go on at *paces of their own* (:class:`Pace`), which the paper leaves open. An
+image in which a token is rejected waits until the others have to make a full pass too, because the pass costs as many
+sequential head calls for one image as for all. Every image is the one that is drawn alone. With ``lookahead_start`` the
+first AR steps are plain MAR's.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...networks.mar import MARModel, pick
+from ...networks.mar import MARModel
 from ...networks.ops import to_device
 from ...networks.torch_state import in_own_state
 from ...reports.record import ACCEPTED, PLAIN, REDONE
@@ -71,43 +72,134 @@ def fasthybrid(
         yield from decode(canvas, order.plan, transformer, plain)
         return canvas.finish()
 
-    refinement = Refinement(canvas, settings)
-    drafts = Drafts(canvas, settings)
-    reach = [settings.reach(step) for step in range(order.steps)]  # AR steps of a lookahead that starts here
+    # What needs all images at the same AR step: LazyMAR's caches, and diffusion steps that fall with the AR steps.
+    together = "diffusion_steps_end" if len(set(plain.tables)) > 1 else ""
+    if not transformer.own_pace:
+        together = "LazyMAR's caches"
+    if together and canvas.images > 1:
+        canvas.report.remark(f"{together} kept the images at the same AR step, which takes more head calls")
 
-    for step in range(order.steps):
-        here = order.ahead(step)  # [B, n]
-        ahead = order.ahead(step, reach[step])  # [B, m], the n first
-        n = here.shape[1]
+    pace = Pace(canvas, settings)
+    conditions = Conditions(canvas, transformer)
+    drafts = Drafts(canvas, settings)
+    refinement = Refinement(canvas, settings)
+
+    while pace.left.any():
+        # 1. Look: a pass for the images that have gone on, each given its own tokens.
         with canvas.clock.phase("transformer"):
-            z = transformer(step, ahead)  # [P, B, m, C]
+            z = conditions.look(pace)  # [P, B, L, C]
 
         with canvas.clock.phase("head"):
-            # 1. Verify: a draft is accepted if cos(z', z) >= lambda.
-            ok, outcome = drafts.verify(here, z[0, :, :n].float())
+            # 2. Verify: a draft is accepted if cos(z', z) >= lambda.
+            drafted = pace.here & pace.moved & drafts.made
+            drafts.verify(drafted, Tokens.where(drafted, order.decision_order), z[0])
 
-            # 2. Lookahead: full diffusion of the tokens of this step that are not accepted and, in an image that has
-            # one, of all later steps in reach.
-            restarts = (~ok).any(1, keepdim=True)
-            not_accepted = Tokens.where(torch.cat([~ok, restarts.expand(-1, ahead.shape[1] - n)], 1), ahead)
+            # 3. Images whose tokens are all accepted go on now, in few head calls. If there are none, all that are left
+            # go on: a full pass takes as many calls for one image as for all.
+            restarts = (pace.here & ~drafts.accepted).any(1, keepdim=True)
+            ready = pace.left & ~restarts
+            going = ready if ready.any() and not together else pace.left
+
+            # 4. Lookahead: full diffusion of the tokens that are not accepted and, in an image that has one, of all
+            # later steps in reach.
+            missing = pace.ahead & ~drafts.accepted & restarts & going
+            not_accepted = Tokens.where(missing, order.decision_order)
+            step = int(pace.at[going].max())
             full = canvas.batch(plain.tables[step], not_accepted, z, plain.noise)
 
-            # 3. Refine: guided diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
-            accepted = Tokens.where(ok & refinement.refines, here)
+            # 5. Refine: guided diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
+            here = pace.here & going
+            accepted = Tokens.where(here & drafts.accepted & refinement.refines, order.decision_order)
             guided = refinement.batch(accepted, z, drafts.x)
 
-            # 4. Both in one loop.
+            # 6. Both in one loop.
             sampled, refined = heads.sample_both(full, guided)
             drafts.x[not_accepted.index] = sampled
             drafts.z[not_accepted.index] = full.z[0].float()
-            drafts.made[not_accepted.index] = True
+            drafts.made |= missing
             drafts.x[accepted.index] = refined
 
-        canvas.decide(here, pick(drafts.x, here), step, outcome)
-        yield from canvas.show(step + 1)
+        decided = Tokens.where(here, order.decision_order).index
+        when, outcome = (to_device(of[here], z.device) for of in (pace.at.int().expand_as(here), drafts.outcome))
+        canvas.decide(decided, drafts.x[decided], when, outcome)
+        pace.advance(going)
+        yield from canvas.show(int(pace.at.sum()) // len(pace.at))
 
     canvas.report.similarity = drafts.similarity()
     return canvas.finish()
+
+
+class Pace:
+    """At which AR step every image is, on the host.
+
+    Masks are bool [B, L]; column i is the i-th token in the order in which an image decides its tokens. Masks of images
+    are bool [B, 1].
+    """
+
+    left: Tensor  # images that are not at their end
+    moved: Tensor  # images that have gone on since the last pass
+    here: Tensor  # mask of the tokens of the images' AR steps
+    ahead: Tensor  # mask of these, and of the later steps that a lookahead from there drafts
+
+    def __init__(self, canvas: MARCanvas, settings: FastHybridSettings):
+        order = canvas.order
+        steps = order.steps
+        self.order = order
+
+        # Columns: the first one of every AR step, and the first one behind a lookahead from there.
+        firsts = [*order.starts, canvas.cells]
+        self.firsts = torch.tensor(firsts)
+        self.ends = torch.tensor([firsts[min(step + settings.reach(step), steps)] for step in range(steps + 1)])
+
+        self.at = torch.full((canvas.images, 1), -1)  # AR step of every image; order.steps at its end
+        self.advance(self.at < 0)
+
+    def advance(self, going: Tensor) -> None:
+        """Some images go on to their next AR step."""
+        steps = self.order.steps
+        self.at = self.at + going
+        self.left = self.at < steps
+        self.moved = going & self.left
+
+        column = torch.arange(int(self.firsts[-1]))
+        begun = column >= self.firsts[self.at]
+        self.here = begun & (column < self.firsts[(self.at + 1).clamp(max=steps)])
+        self.ahead = begun & (column < self.ends[self.at])
+
+
+class Conditions:
+    """The transformer's output for every token, at the AR step of its image."""
+
+    def __init__(self, canvas: MARCanvas, transformer: Transformer):
+        self.order = canvas.order
+        self.transformer = transformer
+        self._z: Tensor | None = None
+
+    def look(self, pace: Pace) -> Tensor:
+        """z [P, B, L, C] in the columns of :class:`Pace`, as new as those ``ahead`` of every image, after a pass for
+        the images that have moved.
+        """
+        images = pace.moved.flatten().nonzero().flatten()
+        if not len(images):
+            assert self._z is not None, "the first pass is for all images"
+            return self._z
+
+        # The columns ahead of each image. Fewer ones are padded with their neighbours.
+        at = pace.at[images]
+        first = pace.firsts[at]
+        most = int((pace.ends[at] - first).max())
+        columns = first.clamp(max=len(pace.here[0]) - most) + torch.arange(most)
+
+        # Their positions, and a pass.
+        rows = torch.stack([images[:, None].expand_as(columns), columns])
+        image, column = to_device(rows, self.order.decision_order.device)
+        wanted = self.order.decision_order[image, column]
+        z = self.transformer.at(images.tolist(), at.flatten().tolist(), wanted)
+
+        if self._z is None:
+            self._z = z.new_zeros(len(z), *self.order.decision_order.shape, z.shape[-1])
+        self._z[:, image, column] = z
+        return self._z
 
 
 class Drafts:
@@ -115,38 +207,41 @@ class Drafts:
 
     def __init__(self, canvas: MARCanvas, settings: FastHybridSettings):
         images, length, _ = canvas.values.shape
-        device = canvas.device
         self.settings = settings
         self.report = canvas.report
-        self.x = torch.zeros_like(canvas.values)  # x', or the token after it was decided
-        # z', the condition that a draft was made from.
-        self.z = torch.zeros(images, length, canvas.model.net.config.dim, device=device)
-        self.made = torch.zeros(images, length, dtype=torch.bool, device=device)  # whether a token has a draft
 
-        # For each AR step cos(z', z) [B, n] on the device, and bool [B, n] on the host, whether a token had a draft.
-        self._similarities: list[tuple[Tensor, Tensor]] = []
+        # By position: x', or the token after it was decided, and z', the condition that a draft was made from.
+        self.x = torch.zeros_like(canvas.values)
+        self.z = torch.zeros(images, length, canvas.model.net.config.dim, device=canvas.device)
 
-    def verify(self, here: Tensor, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Accept drafts with cos(z', z) >= lambda. Returns which tokens are accepted, bool [B, n] on the host, and the
-        outcome of each token, uint8 [B, n].
+        # In the columns of Pace: tokens that have a draft, those whose draft is accepted, and the outcome of each.
+        self.made = torch.zeros(images, length, dtype=torch.bool)
+        self.accepted = torch.zeros(images, length, dtype=torch.bool)
+        self.outcome = torch.full((images, length), PLAIN, dtype=torch.uint8)
 
-        ``here``: positions of an AR step, int64 [B, n]; ``z``: their conditions, fp32 [B, n, C].
+        self._similarities: list[Tensor] = []  # cos(z', z) of the drafts of each verification, [n] on the device
+
+    def verify(self, drafted: Tensor, tokens: Tokens, z: Tensor) -> None:
+        """Accept drafts with cos(z', z) >= lambda.
+
+        Args:
+            drafted: mask of the drafts.
+            tokens: those of the mask.
+            z: conditions [B, L, C].
         """
-        drafted = self.made.gather(1, here)
-        cosine = F.cosine_similarity(pick(self.z, here), z, dim=-1)
-        ok = drafted & (cosine >= self.settings.threshold)
+        image, _ = tokens.index
+        cosine = F.cosine_similarity(self.z[tokens.index], z[image, tokens.column].float(), dim=-1)
+        self._similarities.append(cosine)
+        kept = (cosine >= self.settings.threshold).cpu()  # the host waits for the device here, and nowhere else
 
-        outcome = torch.where(ok, ACCEPTED, torch.where(drafted, REDONE, PLAIN)).to(torch.uint8)
-        ok, drafted = torch.stack([ok, drafted]).cpu()  # the host waits for the device here, and nowhere else
-        self._similarities.append((cosine, drafted))
-
-        redone = drafted & ~ok
-        self.report.add(accepted=int(ok.sum()), rejected=int(redone.sum()), restarts=int(redone.any(1).sum()))
-        return ok, outcome
+        self.accepted[drafted] = kept
+        self.outcome[drafted] = torch.where(kept, ACCEPTED, REDONE).to(torch.uint8)
+        redone = drafted & ~self.accepted
+        self.report.add(accepted=int(kept.sum()), rejected=int(redone.sum()), restarts=int(redone.any(1).sum()))
 
     def similarity(self) -> np.ndarray:
         """cos(z', z) of all verified drafts, fp32 [n]."""
-        return np.concatenate([cosine.cpu()[drafted].numpy() for cosine, drafted in self._similarities])
+        return torch.cat(self._similarities).cpu().numpy()
 
 
 class Refinement:

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from ...errors import UserError
-from ...networks.mar import BUDGET, MAR, MARModel
+from ...networks.mar import BUDGET, MAR, Conditioning, MARModel
 from ...networks.ops import to_device
 from ...networks.torch_state import in_own_state
 from ...reports.record import Report
@@ -56,6 +56,8 @@ class Transformer:
     """
 
     heads: Heads  # how the diffusion head is evaluated beside it
+    # Whether the images of a pass may be at different AR steps.
+    own_pace = False
 
     def __init__(self, canvas: MARCanvas):
         self.canvas = canvas
@@ -67,6 +69,14 @@ class Transformer:
 
     def forget(self) -> None:
         """Discard features of tokens that were resampled since they were computed."""
+
+    def at(self, images: Sequence[int], steps: Sequence[int], wanted: Tensor) -> Tensor:
+        """z [P, R, M, C] of R rows at positions ``wanted`` int64 [R, M]. A row is an image at an AR step, given the
+        tokens decided before it.
+
+        Here the rows are all images at one AR step.
+        """
+        return self(steps[0], wanted)
 
     def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
         """z of ``count`` AR steps from ``step`` on, each given the tokens of all steps before it, drafts included.
@@ -82,66 +92,79 @@ class Transformer:
 class FullTransformer(Transformer):
     """Encoder and decoder from scratch at every AR step, both branches of guidance in one batch."""
 
+    own_pace = True
+
     def __init__(self, canvas: MARCanvas):
         super().__init__(canvas)
         self.vectors = canvas.conditioning.vectors(canvas.guided)  # of the encoder's buffer rows, [E, C]
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
-        return self._pass(self.canvas.order.decided_before(step), wanted, self.vectors)
+        canvas = self.canvas
+        return self._pass(canvas.conditioning, self.vectors, canvas.values, canvas.order.decided_before(step), wanted)
 
-    def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
-        """All ``count`` AR steps in one pass; equal to :meth:`__call__` step by step, up to the rounding of padded
-        attention.
-        """
+    def at(self, images: Sequence[int], steps: Sequence[int], wanted: Tensor) -> Tensor:
+        """One pass for any rows; equal to :meth:`__call__` row by row, up to the rounding of padded attention."""
         canvas = self.canvas
         order = canvas.order
-        if count == 1:
-            yield [self(step, order.ahead(step))]
-            return
+        if len(set(steps)) == 1 and len(images) == canvas.images:
+            return self(steps[0], wanted)
 
-        # 1. The batch holds every AR step with all images. Steps know different numbers of tokens: the shorter rows are
-        # padded.
-        starts = order.starts[step : step + count]
-        longest = starts[-1]
-        known = order.decision_order[:, :longest].repeat(count, 1)
-        lengths = to_device(torch.tensor(starts), known.device).repeat_interleave(canvas.images)
-        mask = torch.arange(longest, device=known.device) < lengths[:, None]  # False for padding
+        rows = to_device(torch.tensor(images), canvas.device)
+        known, mask = order.decided_before_each(rows, steps)
+        conditioning = canvas.conditioning.of(images)
+        vectors = conditioning.vectors(canvas.guided)
+        return self._pass(conditioning, vectors, canvas.values[rows], known, wanted, mask)
+
+    def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
+        """All ``count`` AR steps in one pass."""
+        images = self.canvas.images
+        order = self.canvas.order
+
+        # 1. The rows, in the order AR step, image.
+        steps = range(step, step + count)
+        row_images = [*range(images)] * count
+        row_steps = [s for s in steps for _ in range(images)]
 
         # 2. The positions that each step decides, padded with the first of them.
         sizes = order.sizes[step : step + count]
         wanted = []
-        for s in range(step, step + count):
+        for s in steps:
             here = order.ahead(s)
             padding = here[:, :1].expand(-1, max(sizes) - here.shape[1])
             wanted.append(torch.cat([here, padding], 1))
 
-        # 3. One pass, whose batch rows are in the order AR step, image.
-        vectors = canvas.conditioning.vectors(canvas.guided, count)
-        z = self._pass(known, torch.cat(wanted), vectors, mask)
+        # 3. One pass, and the conditions of each step without the padding.
+        z = self.at(row_images, row_steps, torch.cat(wanted))
+        yield [part[:, :, :n] for part, n in zip(z.split(images, 1), sizes, strict=True)]
 
-        # 4. The conditions of each step, without the padding.
-        yield [part[:, :, :n] for part, n in zip(z.split(canvas.images, 1), sizes, strict=True)]
-
-    def _pass(self, known: Tensor, wanted: Tensor, vectors: Tensor, mask: Tensor | None = None) -> Tensor:
+    def _pass(
+        self,
+        conditioning: Conditioning,
+        vectors: Tensor,
+        tokens: Tensor,
+        known: Tensor,
+        wanted: Tensor,
+        mask: Tensor | None = None,
+    ) -> Tensor:
         """z [P, R, M, C] of R batch rows, each of which is an image at one AR step.
 
         Args:
+            conditioning: the condition of the rows.
+            vectors: [R or 2 R, C], which the encoder's buffer rows hold.
+            tokens: [R, L, channels].
             known: int64 [R, K], the positions that are read.
             wanted: int64 [R, M], the positions whose z is returned.
-            vectors: [R or 2 R, C], which the encoder's buffer rows hold.
             mask: bool [R, K], False for padding in ``known``; None if there is none.
         """
         canvas = self.canvas
         net = canvas.model.net
-        conditioning = canvas.conditioning
         branches = 1 + canvas.guided
 
         # 1. The encoder, of both branches where they differ in it: 2 copies of the rows, else 1.
         copies = len(vectors) // len(known)
         encoder_known = known.repeat(copies, 1)
         encoder_mask = None if mask is None else mask.repeat(copies, 1)
-        tokens = canvas.values.repeat(len(vectors) // len(canvas.values), 1, 1)
-        encoded = net.encode(tokens, encoder_known, vectors, encoder_mask)
+        encoded = net.encode(tokens.repeat(copies, 1, 1), encoder_known, vectors, encoder_mask)
 
         # 2. The decoder, of both branches.
         fused = conditioning.fuse(encoded, encoder_known, canvas.guided, encoder_mask)

@@ -144,6 +144,11 @@ class MARSettings(SpeculationSettings, DiSASettings):
 class FastHybridSettings(DiSASettings):
     """FastHybrid (CVPR 2026): lookahead drafts, verification by similarity, guided few-step refinement."""
 
+    removed: ClassVar[Mapping[str, Any]] = {"align_lookaheads": False}
+    instead: ClassVar[Mapping[str, str]] = {
+        "align_lookaheads": "the images of a batch go on at paces of their own, in fewer head calls",
+    }
+
     lookahead: int = knob(8, "Draft this many AR steps together; more is faster, but fewer drafts are accepted. Usual: "
         "7 to 9 for 64 AR steps; 0 is plain MAR.", low=0, high=256, step=1, symbol="k",
         more="Usual for 32 AR steps is half of that number; the presets of full-size models keep this ratio.")
@@ -168,12 +173,6 @@ class FastHybridSettings(DiSASettings):
         advanced=True,
         more="The first tokens decide what the image shows. With 8 of 32 steps the image is usually MAR's with "
         "small differences. At 0 it often shows the subject in a different image.")
-    align_lookaheads: bool = knob(False, "End the lookaheads of all images at the same AR steps, so that a batch makes "
-        "fewer calls of the diffusion head; after a rejection fewer steps are drafted than in the paper. Usual: off "
-        "for one image, on for a batch.", advanced=True,
-        more="In the paper an image drafts *lookahead* steps from where a draft was rejected. Images of a batch "
-        "reject at different steps, and the batch makes a full pass whenever one of them does. When this is on, a "
-        "batch makes about half the calls. A single image makes as many calls as before, or a few more.")
     denoise: float = knob(0.9, "With accepted renoise: share of the guided steps that are run, after as much noise was "
         "added; lower is faster and stays closer to the draft. Usual: 0.9, as in the paper.",
         low=0.0, high=1.0, step=0.01, advanced=True,
@@ -190,16 +189,12 @@ class FastHybridSettings(DiSASettings):
 
     def reach(self, step: int) -> int:
         """AR steps of a lookahead that starts at AR step ``step``, itself included; 1 where nothing is drafted."""
-        if not self.lookahead or step < self.lookahead_start:
-            return 1
-
-        passed = step % self.lookahead if self.align_lookaheads else 0
-        return self.lookahead - passed
+        return self.lookahead if self.lookahead and step >= self.lookahead_start else 1
 
     @property
     def approximates(self) -> bool:
         # After the last AR step there is nothing to draft.
-        drafts = any(self.reach(step) > 1 for step in range(self.steps - 1))
+        drafts = self.lookahead > 1 and self.lookahead_start < self.steps - 1
         return (drafts and self.threshold <= 1) or super().approximates
 
 

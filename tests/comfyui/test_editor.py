@@ -174,6 +174,9 @@ def test_malformed_graphs_raise_nothing_in_our_scripts(editor):
 _CURVE = [7, "fixed", "custom", 11, 12, 2.5, "linear", 0.8, "raster", 950, 13, "cosine", 4, 5]
 _CACHES = ["custom", 3, 2, 0.25, "constant", "random", False, True, False, True, 2, 7]
 _PERIOD = ["custom", 3, 2, 0.25, "constant", "random", False, True, False, True, 4, 9]
+# Of FastHybrid the curve went first: the values before it, and those after it.
+_FASTHYBRID = [7, "fixed", True, "custom", 11, 12, 2.5, 4, 0.95, 5, "linear", 0.8, "raster", 950, 13]
+_LATER = ["square", "keep", 2, True, 0.5, 5]
 VALUES_OF = "id => Object.fromEntries(app.graph.getNodeById(id).widgets.map(w => [w.name, w.value]))"
 
 
@@ -188,6 +191,8 @@ def test_a_graph_from_before_a_widget_was_removed_opens(editor):
         _node(1, "FastARMARSampler", widgets_values=_CURVE, inputs=[socket]),
         _node(2, "FastARLazyMARCache", widgets_values=_CACHES),
         _node(3, "FastARLazyMARCache", widgets_values=_PERIOD),
+        _node(4, "FastARFastHybridSampler", widgets_values=[*_FASTHYBRID, *_LATER]),
+        _node(5, "FastARFastHybridSampler", widgets_values=[*_FASTHYBRID, "linear", *_LATER]),
     ]
     graph = {"last_node_id": 9, "last_link_id": 9, "nodes": nodes, "links": [], "groups": [], "extra": {}}
     editor.evaluate("graph => app.loadGraphData(graph)", {**graph, "config": {}, "version": 0.4})
@@ -200,10 +205,16 @@ def test_a_graph_from_before_a_widget_was_removed_opens(editor):
     assert not editor.evaluate("app.graph.getNodeById(1).inputs.some(i => i.name === 'diffusion_steps_curve')")
     found = editor.evaluate(VALUES_OF, 2)
     assert (found["refresh_period"], found["selection"], found["encoder_cache"]) == (3, "random", True)
+    wanted = {"threshold": 0.95, "diffusion_steps_end": 13, "guidance_schedule": "square", "accepted": "keep"}
+    wanted |= {"lookahead_start": 2, "denoise": 0.5, "first_image": 5}
+    for number in (4, 5):
+        found = editor.evaluate(VALUES_OF, number)
+        assert {name: found[name] for name in wanted} == wanted and "align_lookaheads" not in found
 
     # What was set to another value is said once; a saved graph is then one of today.
     (told,) = editor.evaluate("[...document.querySelectorAll('.fastar-message')].map(m => m.innerText)")
-    assert "diffusion_steps_curve cosine (MAR Sampler), head_period 9 (LazyMAR Cache)." in told and "block" not in told
+    assert "diffusion_steps_curve cosine (MAR Sampler), head_period 9 (LazyMAR Cache)" in told and "block" not in told
+    assert told.count("align_lookaheads true (FastHybrid Sampler; the images of a batch go on at paces of") == 2
     saved = editor.evaluate("app.graph.serialize()")
     editor.evaluate("graph => app.loadGraphData(graph)", saved)
     editor.wait_for_timeout(1500)

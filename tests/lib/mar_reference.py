@@ -138,7 +138,7 @@ def reference(model, labels, settings, noise, timesteps, few=(), gamma=()) -> tu
                 more = drafts[p][0], gamma
                 made[p] = draw(p, z, scale, "guided", few, *more) if s.accepted != "keep" else drafts[p][0]
             outcomes[b, kept], outcomes[b, [p for p in had if p not in kept]] = 1, 2
-            end = (at // k + 1) * k if few and s.align_lookaheads else at + k
+            end = at + k
             starts = few and len(kept) < len(now) and at >= s.lookahead_start
             for first, last, ahead in plan[at + 1 : end] if starts else []:
                 for p in reveal[first:last]:

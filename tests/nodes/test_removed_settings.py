@@ -28,6 +28,7 @@ OTHERS = {
     "head_period": (1, samplers.LazyMARSampler, {}),
     "block": (3, samplers.LazyMARSampler, {}),
     "mask_undecoded": (False, samplers.ZipARSampler, {}),
+    "align_lookaheads": (True, samplers.FastHybridSampler, {"model": tiny.a_mar()}),
     "group": (16, samplers.PARSampler, {"grouping": ADJACENT, "model": tiny.a_gpt()}),
 }
 # The second of two decoder blocks never measures: usual_block is 1 in the tiny model.
@@ -114,12 +115,15 @@ def test_the_editor_has_the_same_names_and_values(root):
     found = json.loads(re.sub(r"(\w+):", r'"\1":', values))
     assert found == {name: value for kind in KINDS for name, value in removed_from(kind).items() if name != "block"}
 
-    for node, names in re.findall(r"^  (FastAR\w+): \{(.+)\},$", script, re.MULTILINE):
+    instead = dict(re.findall(r'(\w+): \(\) => say\("(.+?)"\)', script))
+    assert instead == {name: words for kind in KINDS for name, words in kind.instead.items()}
+
+    for node, names in re.findall(r"^  (FastAR\w+): \[(.+)\],$", script, re.MULTILINE):
         (taken,) = [n for n in samplers.NODES if n.define_schema().node_id == node]
         kind = SAMPLERS[taken.sampler].settings if hasattr(taken, "sampler") else CacheSettings
         assert set(re.findall(r'"(\w+)"', names)) == set(removed_from(kind)), node
     # A sampler that came after the settings went was never saved with them.
-    assert len(re.findall(r"^  FastAR\w+: \{", script, re.MULTILINE)) == 8
+    assert len(re.findall(r"^  FastAR\w+: \[", script, re.MULTILINE)) == 8
 
     blocks = json.loads(re.search(r"const DEMO_BLOCKS = (\{.+\})", script)[1])
     assert blocks.keys() == {"demo", "demo-draft", "demo-hybrid"}

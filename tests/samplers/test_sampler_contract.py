@@ -40,7 +40,7 @@ CASES |= of("mar", "speculation", speculation=3)
 CASES |= of("fasthybrid", "no guidance", cfg=1.0)
 CASES |= of("fasthybrid", "keep", accepted="keep")
 CASES |= of("fasthybrid", "renoise", accepted="renoise")
-CASES |= of("fasthybrid", "aligned", align_lookaheads=True)
+CASES |= of("fasthybrid", "annealed", diffusion_steps_end=4)
 CASES |= of("cspd", "speculation", speculation=3)
 CASES |= of("cspd", "no guidance", cfg=1.0)
 CASES |= of("cspd", "paper", mode="paper")
@@ -144,10 +144,18 @@ def test_the_settings_declare_the_noise_that_is_drawn(case):
         canvas.draws("no such")
 
 
+def own_pace(case):
+    """Whether the images of a case may be at different AR steps: after a step some have gone on, others have not."""
+    return case.startswith("fasthybrid") and "lazymar" not in case
+
+
 def test_yields_after_every_step(case):
     seen, _ = whole(case)
     steps = FEW["steps"]
-    assert [s.done for s in seen] == list(range(1, steps + 1)) and all(s.total == steps for s in seen)
+    done = [s.done for s in seen]
+    assert sorted(set(done)) == list(range(1, steps + 1)) and done == sorted(done) and done.count(steps) == 1
+    assert len(done) == steps or own_pace(case)
+    assert all(s.total == steps for s in seen)
     assert all(s.latents.shape == (3, 4, 4, 4) and s.decided.shape == (3, 4, 4) for s in seen)
     counts = [int(s.decided.sum()) for s in seen]
     assert counts == sorted(counts) and counts[-1] == 48 and counts[0] < 48
@@ -160,7 +168,7 @@ def test_report_adds_up(case):
     if "draft_passes" in report.counts:
         assert 1 < report.counts["transformer_passes"] - report.counts["draft_passes"] <= settings.steps
     else:
-        assert report.counts["transformer_passes"] == settings.steps
+        assert report.counts["transformer_passes"] == settings.steps or own_pace(case)
     assert set(report.counts) <= set(COUNTS), "add what is missing to COUNTS, and explain it in docs/report.md"
     step, outcome = report.maps["step"], report.maps["outcome"]
     assert step.shape == outcome.shape == (3, 4, 4)

@@ -48,7 +48,7 @@ def test_an_ar_step_waits_at_most_so_often(name):
     with counted_waits() as waits:
         found, _ = waits_of_steps(start(name), waits)
     middle = found[1:-2]
-    assert len(middle) == FEW["steps"] - 2
+    assert len(middle) == FEW["steps"] - 2 or (masked.own_pace(name) and len(middle) >= FEW["steps"] - 2)
     assert max(waits.total() for waits in middle) <= MOST[name], (
         f"an AR step of {name} waits for the device at {middle}; leave the values on it, or state the waits in MOST"
     )

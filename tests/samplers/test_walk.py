@@ -16,7 +16,8 @@ BASE = {"steps": 8, "diffusion_steps": 20, "cfg": 2.0}
 # the loop of all families (engine.py) and the chain of all diffusion heads (chain.py), which a reader learns once.
 WALKS = {
     "mar": ({}, 48, 9),
-    "fasthybrid": ({"lookahead": 4, "threshold": 0.97, "guided_steps": 4}, 52, 10),
+    # Three of these are of images that go on at paces of their own: what moves them, their pass, and its rows.
+    "fasthybrid": ({"lookahead": 4, "threshold": 0.97, "guided_steps": 4}, 55, 10),
     "lazymar": ({"refresh_period": 3, "start_step": 1, "ratio_schedule": "stretched"}, 55, 12),
 }
 

@@ -13,26 +13,31 @@ const DEMO_BLOCKS = { "demo": 2, "demo-hybrid": 2, "demo-draft": 1 }
 const USUAL_BLOCK = 4
 
 // Names and the values that hold now, as in the settings classes; block depends on the model.
-const HOLDS = { diffusion_steps_curve: "linear", inner_temperature: 42, head_period: 7, mask_undecoded: true, group: 4 }
-// Of each node, where removed widgets stand in a saved list of values.
+const HOLDS = { diffusion_steps_curve: "linear", inner_temperature: 42, head_period: 7, mask_undecoded: true, group: 4, align_lookaheads: false }
+// What replaces some of them, in words.
+const INSTEAD = { align_lookaheads: () => say("the images of a batch go on at paces of their own, in fewer head calls") }
+// Of each node, where removed widgets stand in a saved list of values; of several lists, those that were saved last come first.
 const REMOVED = {
-  FastARMARSampler: { 11: "diffusion_steps_curve" },
-  FastARFastHybridSampler: { 15: "diffusion_steps_curve" },
-  FastARGtRSampler: { 14: "diffusion_steps_curve" },
-  FastARLazyMARSampler: { 15: "diffusion_steps_curve", 22: "block", 23: "head_period" },
-  FastARLazyMARCache: { 10: "block", 11: "head_period" },
-  FastARCSpDSampler: { 14: "inner_temperature" },
-  FastARPARSampler: { 10: "group" },
-  FastARZipARSampler: { 10: "mask_undecoded" },
+  FastARMARSampler: [{ 11: "diffusion_steps_curve" }],
+  FastARFastHybridSampler: [{ 18: "align_lookaheads" }, { 15: "diffusion_steps_curve", 19: "align_lookaheads" }],
+  FastARGtRSampler: [{ 14: "diffusion_steps_curve" }],
+  FastARLazyMARSampler: [{ 15: "diffusion_steps_curve", 22: "block", 23: "head_period" }],
+  FastARLazyMARCache: [{ 10: "block", 11: "head_period" }],
+  FastARCSpDSampler: [{ 14: "inner_temperature" }],
+  FastARPARSampler: [{ 10: "group" }],
+  FastARZipARSampler: [{ 10: "mask_undecoded" }],
 }
 
 /** What was saved of a node, without its removed widgets, whose values the node keeps until the graph is complete. */
-function convert(node, removed, saved) {
+function convert(node, lists, saved) {
   const values = saved.widgets_values
-  const names = Object.values(removed)
-  const widgets = node.widgets.filter(({ serialize }) => serialize !== false)
-  if (!Array.isArray(values) || values.length !== widgets.length + names.length) return saved
+  if (!Array.isArray(values)) return saved
 
+  const widgets = node.widgets.filter(({ serialize }) => serialize !== false)
+  const removed = lists.find((list) => values.length === widgets.length + Object.keys(list).length)
+  if (!removed) return saved
+
+  const names = Object.values(removed)
   node.removedValues = Object.fromEntries(Object.entries(removed).map(([position, name]) => [name, values[position]]))
   const isUnused = ({ name, link }) => names.includes(name) && link == null
   return { ...saved, widgets_values: values.filter((_, position) => !removed[position]), inputs: saved.inputs?.filter((input) => !isUnused(input)) }
@@ -50,7 +55,8 @@ function blocksOf(instance) {
 function lostBy(instance) {
   const { removedValues = {}, title } = instance.node
   const holds = ([name, value]) => (name === "block" ? blocksOf(instance).includes(value) : value === HOLDS[name])
-  return Object.entries(removedValues).filter((entry) => !holds(entry)).map(([name, value]) => `${name} ${value} (${title})`)
+  const instead = (name) => (INSTEAD[name] ? `; ${INSTEAD[name]()}` : "")
+  return Object.entries(removedValues).filter((entry) => !holds(entry)).map(([name, value]) => `${name} ${value} (${title}${instead(name)})`)
 }
 
 app.registerExtension({

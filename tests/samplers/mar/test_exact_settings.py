@@ -37,8 +37,6 @@ CASES = [
     ("fasthybrid", {"threshold": 0.5, "lookahead_start": 6}, EXACT),
     ("fasthybrid", {"threshold": 0.5, "lookahead_start": 5}, EXACT),
     ("fasthybrid", {"threshold": 0.5, "lookahead_start": 4}, NEITHER),
-    ("fasthybrid", {"threshold": 0.5, "lookahead_start": 4, "lookahead": 5, "align_lookaheads": True}, EXACT),
-    ("fasthybrid", {"threshold": 0.5, "lookahead_start": 3, "lookahead": 5, "align_lookaheads": True}, NEITHER),
     ("fasthybrid", {"threshold": 0.5, "lookahead": 1, **ANNEALED}, NEITHER),
     ("fasthybrid", {"lookahead": 0, **ANNEALED}, NEITHER),
     ("lazymar", {"refresh_period": 1}, EXACT),

@@ -9,6 +9,7 @@ import pytest
 import torch
 from fastar_nodes.reports.record import ACCEPTED, PLAIN, REDONE
 from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.fasthybrid import Refinement, fasthybrid, guidance_weights
@@ -16,6 +17,7 @@ from fastar_nodes.samplers.mar.mar import FullTransformer, annealed_tables, mar
 from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from mar_reference import cosine_tables, reference
+from stepping import stepped
 from tiny_models import tiny_mar
 
 BASE = {"steps": 8, "diffusion_steps": 12, "cfg": 2.0}
@@ -59,8 +61,7 @@ def test_guidance_weights_in_full(schedule, steps):
         {"accepted": "keep", "cfg_schedule": "constant"},
         {"lookahead_start": 2, "lookahead": 4, "threshold": 0.98, "guidance_schedule": "linear-up"},
         {"lookahead": 4, "threshold": 0.99},
-        {"lookahead": 4, "threshold": 0.99, "align_lookaheads": True},
-        {"align_lookaheads": True, "lookahead_start": 1, "lookahead": 4, "threshold": 0.98},
+        {"lookahead": 4, "threshold": 0.98, "lookahead_start": 1, "diffusion_steps_end": 6},
         {"accepted": "renoise"},
         {"accepted": "renoise", "denoise": 0.5, "temperature": 0.7, "cfg": 1.0},
         {"accepted": "renoise", "denoise": 1.0},
@@ -88,57 +89,127 @@ def test_annealed_steps_are_kept(model, changes):
     torch.testing.assert_close(found, annealed, rtol=1e-4, atol=1e-4)
 
 
-# Lookahead, its first AR step, whether lookaheads are aligned, and the AR steps that are sampled in full.
+# Lookahead, its first AR step, and the AR steps that are sampled in full.
 SEGMENTS = [
-    (2, 0, False, [0, 2, 4, 6]),
-    (3, 0, False, [0, 3, 6]),
-    (8, 0, False, [0]),
-    (4, 1, False, [0, 1, 5]),
-    (4, 3, False, [0, 1, 2, 3, 7]),
-    (4, 8, False, [0, 1, 2, 3, 4, 5, 6, 7]),
-    (4, 1, True, [0, 1, 4]),
-    (3, 2, True, [0, 1, 2, 3, 6]),
+    (2, 0, [0, 2, 4, 6]),
+    (3, 0, [0, 3, 6]),
+    (8, 0, [0]),
+    (4, 1, [0, 1, 5]),
+    (4, 3, [0, 1, 2, 3, 7]),
+    (4, 8, [0, 1, 2, 3, 4, 5, 6, 7]),
 ]
 
 
-@pytest.mark.parametrize(("lookahead", "start", "align", "full"), SEGMENTS)
-def test_accepting_everything_costs_what_the_paper_says(model, lookahead, start, align, full):
+@pytest.mark.parametrize(("lookahead", "start", "full"), SEGMENTS)
+def test_accepting_everything_costs_what_the_paper_says(model, lookahead, start, full):
     """Sequential head calls: T a segment, T_g for each of its other steps (paper: Q T + Q T_g (K - 1)), less one where
     the weight is 1. AR steps before the first lookahead are plain MAR's.
     """
-    settings = {"lookahead": lookahead, "lookahead_start": start, "align_lookaheads": align}
-    result = run(model, **settings, threshold=-1.0, guided_steps=4)
+    result = run(model, lookahead=lookahead, lookahead_start=start, threshold=-1.0, guided_steps=4)
     step, outcome = result.report.maps["step"], result.report.maps["outcome"]
     assert [at for at in range(8) if (outcome[step == at] == PLAIN).any()] == full
     assert result.report.counts["head_calls"] == len(full) * 12 + (8 - len(full)) * 3
+    assert result.report.counts["transformer_passes"] == 8, "no image waits"
     assert result.report.counts["rejected"] == result.report.counts["restarts"] == 0
     assert (result.report.counts["accepted"] == 0) == (start >= 8)
 
 
-def test_lookaheads_of_a_batch_start_together(model):
-    """A full pass at every multiple of k, and one more for each AR step at which any image restarts."""
-    settings = {"lookahead": 4, "threshold": 0.97, "guided_steps": 4, "accepted": "keep", "align_lookaheads": True}
-    together, parts = run(model, **settings), [run(model, (i,), **settings) for i in range(3)]
-    assert max(part.report.counts["head_calls"] // 12 for part in parts) > 2, "an image must restart"
-    maps = [part.report.maps for part in parts]
-    restarts = {int(s) for m in maps for s in np.unique(m["step"][m["outcome"] == REDONE]) if s % 4}
-    assert together.report.counts["head_calls"] == 12 * (2 + len(restarts))
-    for count in ("restarts", "head_rows"):
-        assert together.report.counts[count] == sum(part.report.counts[count] for part in parts), count
+# ------------------------------------------------------------------------------------------------ paces of their own
 
 
-@pytest.mark.parametrize("align", [False, True])
-@pytest.mark.parametrize("accepted", ["refine", "renoise"])
-@pytest.mark.fast_cases(2)
-def test_images_of_a_batch_are_those_drawn_alone(model, align, accepted):
-    """The same outcomes, and the same latents up to rounding; an image in a batch restarts as it does alone."""
-    settings = {"lookahead": 4, "threshold": 0.98, "guided_steps": 4, "accepted": accepted, "align_lookaheads": align}
-    together, parts = run(model, **settings), [run(model, (i,), **settings) for i in range(3)]
+class InStep(FullTransformer):
+    """All images at the same AR step, as with LazyMAR's caches."""
+
+    own_pace = False
+
+
+def many(model, images, make_transformer=FullTransformer, edit=None, **settings):
+    """Images with labels by their numbers; the steps, and the result with its outcome and step of every token."""
+    labels, noise = from_ids([i % 5 for i in images]), PairedNoise(5, images)
+    chosen = FastHybridSettings(**{**BASE, "lookahead": 4, "guided_steps": 4, **settings})
+    return stepped(fasthybrid(model, labels, chosen, noise, make_transformer, edit))
+
+
+def part_of_an_image(model):
+    """An edit that draws ten of sixteen tokens again."""
+    mask = torch.zeros(1, 4, 4)
+    mask.view(-1)[3:13] = 1
+    start = torch.randn(1, model.net.config.channels, 4, 4, generator=torch.Generator().manual_seed(1))
+    return Edit(start, mask)
+
+
+ALONE = {
+    "few rejections": {"threshold": 0.95},
+    "some": {"threshold": 0.97},
+    "many": {"threshold": 0.985},
+    "all": {"threshold": 1.01},
+    "keep": {"threshold": 0.98, "accepted": "keep"},
+    "renoise": {"threshold": 0.98, "accepted": "renoise"},
+    "annealed diffusion steps": {"threshold": 0.98, "diffusion_steps_end": 3},
+    "more guided steps than annealed ones": {"threshold": 0.98, "diffusion_steps_end": 3, "guided_steps": 6},
+    "a later start, no guidance": {"threshold": 0.98, "lookahead_start": 2, "cfg": 1.0},
+    "an edit": {"threshold": 0.98, "edit": True},
+}
+
+
+@pytest.mark.parametrize("case", ALONE)
+@pytest.mark.fast_cases("some", "many", "annealed diffusion steps", "an edit")
+def test_images_of_a_batch_are_those_drawn_alone(model, case):
+    """The same outcomes, and the same latents up to rounding, whatever the other images do; the same rows."""
+    settings = dict(ALONE[case])
+    if settings.pop("edit", False):
+        settings["edit"] = part_of_an_image(model)
+    _, together = many(model, range(8), **settings)
+    parts = [many(model, (i,), **settings)[1] for i in range(8)]
+
     for i, part in enumerate(parts):
         torch.testing.assert_close(together.latents[i : i + 1], part.latents, rtol=1e-4, atol=1e-4)
-        np.testing.assert_array_equal(together.report.maps["outcome"][i], part.report.maps["outcome"][0])
+        for name in ("outcome", "step"):
+            np.testing.assert_array_equal(together.report.maps[name][i], part.report.maps[name][0])
     for count in ("restarts", "accepted", "rejected", "head_rows"):
-        assert together.report.counts[count] == sum(part.report.counts[count] for part in parts) > 0, count
+        assert together.report.counts[count] == sum(part.report.counts[count] for part in parts), count
+    if case in ("some", "many"):
+        assert 1 < together.report.counts["restarts"] and together.report.counts["transformer_passes"] > BASE["steps"]
+
+
+@pytest.mark.parametrize("images", [(0, 1, 2, 3), range(8)], ids=len)
+@pytest.mark.parametrize("threshold", [0.97, 0.985])
+def test_a_batch_makes_as_many_full_passes_as_the_image_that_needs_most(model, images, threshold):
+    """In *keep* all head calls are those of full passes, of 12 steps each. In step there is a full pass at every AR
+    step at which an image needs one.
+    """
+    settings = {"threshold": threshold, "accepted": "keep"}
+    passes = [many(model, (i,), **settings)[1].report.counts["head_calls"] // 12 for i in images]
+    _, together = many(model, images, **settings)
+    _, in_step = many(model, images, InStep, **settings)
+    needed = {int(s) for m in [in_step.report.maps] for s in np.unique(m["step"][m["outcome"] != ACCEPTED])}
+    assert together.report.counts["head_calls"] == 12 * max(passes) < 12 * len(needed)
+    assert in_step.report.counts["head_calls"] == 12 * len(needed)
+
+
+def test_one_image_is_drawn_as_in_step(model):
+    """Bit for bit, in the same calls and passes; so is a batch in which nothing is rejected."""
+    for images, threshold in (((0,), 0.97), ((2,), 0.985), (range(3), -1.0)):
+        (_, own), (_, in_step) = (many(model, images, kind, threshold=threshold) for kind in (FullTransformer, InStep))
+        assert torch.equal(own.latents, in_step.latents)
+        assert own.report.counts == in_step.report.counts
+
+
+def test_steps_show_every_image_at_its_own_ar_step(model):
+    """What is decided only grows, as does the number of AR steps that are done; at some step images differ."""
+    steps, result = many(model, range(8), threshold=0.985)
+    decided = torch.stack([step.decided.flatten(1) for step in steps])
+    assert (decided[1:] >= decided[:-1]).all() and decided[-1].all()
+    assert (decided.sum(2).float().std(1) > 0).any(), "the images are at different AR steps"
+
+    done = [step.done for step in steps]
+    assert done == sorted(done) and done[-1] == steps[-1].total == BASE["steps"]
+    assert all(d < BASE["steps"] for d in done[:-1])
+
+    # Each step shows the latents of the result where they are decided, and zeros elsewhere.
+    for step in steps:
+        shown = step.decided[:, None].expand_as(result.latents)
+        assert torch.equal(step.latents, torch.where(shown, result.latents, 0.0))
 
 
 @pytest.mark.parametrize(
@@ -196,7 +267,7 @@ def test_two_guided_steps_by_hand():
 
 def test_guided_steps_run_beside_the_full_ones(model):
     """An AR step with rejected and accepted tokens has the head calls of its full diffusion, not the sum."""
-    report = run(model, lookahead=4, threshold=0.97, guided_steps=4).report
+    report = run(model, (2,), lookahead=4, threshold=0.97, guided_steps=4).report
     step, outcome = report.maps["step"], report.maps["outcome"]
     full = [bool((outcome[step == s] != ACCEPTED).any()) for s in range(8)]
     assert any(f and (outcome[step == s] == ACCEPTED).any() for s, f in enumerate(full)), "both in one AR step"
@@ -211,15 +282,16 @@ SETTINGS = {"steps": 4, "diffusion_steps": 3, "guided_steps": 2, "lookahead": 4,
 
 
 class Prescribed(FullTransformer):
-    """Gives ``z(step, position)`` instead of the transformer's output: int64 [B, M] positions to fp32 [B, M, 16]."""
+    """Gives ``z(image, step, positions)`` instead of the transformer's output: int64 [M] positions to fp32 [M, 16]."""
 
     def __init__(self, canvas, z):
         super().__init__(canvas)
         self.z = z
 
-    def __call__(self, step, wanted):
-        out = super().__call__(step, wanted)
-        out[0].copy_(self.z(step, wanted))
+    def at(self, images, steps, wanted):
+        out = super().at(images, steps, wanted)
+        for row, step in enumerate(steps):
+            out[0, row] = self.z(images[row], step, wanted[row])
         return out
 
 
@@ -231,8 +303,8 @@ def outcomes(model, z, **settings):
 
 
 def test_a_draft_at_the_threshold_is_kept(model):
-    def z(step, wanted):
-        return (ONE if step == 0 else HALF).expand(*wanted.shape, -1)
+    def z(image, step, wanted):
+        return (ONE if step == 0 else HALF).expand(len(wanted), -1)
 
     outcome, step, report = outcomes(model, z, threshold=0.5)
     assert (outcome[step == 0] == PLAIN).all() and (outcome[step > 0] == ACCEPTED).all()
@@ -252,12 +324,12 @@ def test_one_rejected_token_restarts_the_lookahead_of_its_image_alone(model):
     positions 10 to 15 again.
     """
 
-    def z(step, wanted):
-        out = ONE.repeat(*wanted.shape, 1)
+    def z(image, step, wanted):
+        out = ONE.repeat(len(wanted), 1)
         if step >= 1:
             out[wanted >= 5] = HALF
-        if step == 1:
-            out[0, wanted[0] == 2] = HALF
+        if step == 1 and image == 0:
+            out[wanted == 2] = HALF
         return out
 
     outcome, step, report = outcomes(model, z, threshold=0.9)
@@ -269,23 +341,23 @@ def test_one_rejected_token_restarts_the_lookahead_of_its_image_alone(model):
     # Three full steps for 16 tokens of both images, then 1 + 11 of image 0 and 5 + 6 of image 1; one guided step of
     # two, as the first has the weight 1; two branches of guidance.
     assert report.counts["head_rows"] == 2 * (3 * (32 + 12 + 11) + 22)
-    # AR steps 0, 1 and 2 have a full pass; step 3 has guided steps alone.
-    assert report.counts["head_calls"] == 3 * 3 + 1
+    # A full pass of both; a guided step of image 1, while image 0 waits; a full pass of both at AR steps 1 and 2; a
+    # guided step of both, after which image 1 is at its end, and one of image 0.
+    assert report.counts["head_calls"] == 3 + 1 + 3 + 1 + 1
+    assert report.counts["transformer_passes"] == 5
 
 
-@pytest.mark.parametrize(("align", "full"), [(False, [0, 1, 4]), (True, [0, 1, 3])])
-def test_a_restart_drafts_k_steps_from_the_rejected_one(model, align, full):
+def test_a_restart_drafts_k_steps_from_the_rejected_one(model):
     """k = 3 of 6 AR steps. The conditions change at AR step 1, so that the drafts of the first lookahead are rejected.
 
-    The paper's restart drafts AR steps 1 to 3, and AR step 4 begins the next lookahead; an aligned one ends before 3.
+    The restart drafts AR steps 1 to 3, and AR step 4 begins the next lookahead.
     """
 
-    def z(step, wanted):
-        return (ONE if step == 0 else HALF).expand(*wanted.shape, -1)
+    def z(image, step, wanted):
+        return (ONE if step == 0 else HALF).expand(len(wanted), -1)
 
-    settings = {"steps": 6, "lookahead": 3, "threshold": 0.9, "align_lookaheads": align}
-    outcome, step, report = outcomes(model, z, **settings)
+    outcome, step, report = outcomes(model, z, steps=6, lookahead=3, threshold=0.9)
     found = [at for at in range(6) if (outcome[step == at] != ACCEPTED).any()]
-    assert found == full
-    assert (outcome[step == 1] == REDONE).all() and (outcome[step == full[2]] == PLAIN).all()
+    assert found == [0, 1, 4]
+    assert (outcome[step == 1] == REDONE).all() and (outcome[step == 4] == PLAIN).all()
     assert report.counts["head_calls"] == 3 * 3 + 3 * 1
