@@ -1,13 +1,8 @@
-"""The files of a sweep: a local folder, or any address that fsspec opens (s3://..., gs://..., memory://...).
-
-A folder may come from someone else. A name is read only if it is a regular file of a bounded size that lies in the
-folder, links followed.
-"""
+"""The files of a sweep: a local folder, or any address that fsspec opens (s3://..., gs://..., memory://...)."""
 
 from __future__ import annotations
 
 import json
-import os
 import platform
 import posixpath
 import uuid
@@ -56,14 +51,7 @@ class Folder:
 
     def _path(self, name: str) -> str:
         """The whole path of a name."""
-        path = posixpath.join(self.root, name)
-
-        if self.local:
-            real = Path(os.path.realpath(path))
-            if not real.is_relative_to(os.path.realpath(self.root)):
-                raise UserError(f"folder: {name} leads out of {self.address}; remove it.")
-
-        return path
+        return posixpath.join(self.root, name)
 
     def sizes(self, inside: str = "") -> dict[str, int]:
         """Bytes of the regular files directly inside a folder, by name and sorted; {} if it does not exist.
@@ -83,34 +71,24 @@ class Folder:
 
         return dict(sorted(sizes.items()))
 
-    def read(self, name: str, most: int) -> bytes | None:
+    def read(self, name: str) -> bytes | None:
         """Content of a file; None if there is none."""
         try:
-            path = self._path(name)
-            about = self._fs.info(path)
-
-            if about["type"] != "file":
-                raise ValueError("it is not a file")
-            if about["size"] > most:
-                raise ValueError(f"it has {about['size']:,} bytes, and {most:,} are possible")
-
-            content: bytes = self._fs.cat_file(path)
+            content: bytes = self._fs.cat_file(self._path(name))
             self._in_use = True
             return content
         except (FileNotFoundError, NotADirectoryError):
             return None
-        except UserError:
-            raise
         except (OSError, ValueError) as e:
             raise UserError(f"folder: {name[:200]} in {self.address} cannot be read ({first_line(e)}).") from None
 
-    def read_json(self, name: str, most: int) -> dict[str, Any] | None:
-        """An object in a JSON file of at most ``most`` bytes; None if there is no such file.
+    def read_json(self, name: str) -> dict[str, Any] | None:
+        """An object in a JSON file; None if there is no such file.
 
         Raises:
             UserError: it holds something else.
         """
-        data = self.read(name, most)
+        data = self.read(name)
         if data is None:
             return None
 
@@ -134,8 +112,8 @@ class Folder:
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file, unless it has this content already: under a temporary name, which is replaced at the end."""
-        with suppress(UserError):  # of another size: it is replaced
-            if self.read(name, len(data)) == data:
+        with suppress(UserError):
+            if self.read(name) == data:
                 return
 
         self._expect_still_there()

@@ -47,7 +47,6 @@ from .store import Store, work_of
 from .times import Time, paired
 
 PAPER = "paper.json"
-_MOST_PAPER = 1 << 20  # bytes
 
 
 @dataclass(frozen=True)
@@ -273,7 +272,7 @@ def keep(folder: Folder, paper: Paper) -> None:
 
 def stored(folder: Folder) -> Paper | None:
     """The paper whose sweeps a folder holds; None if it holds none."""
-    found = folder.read_json(PAPER, _MOST_PAPER)
+    found = folder.read_json(PAPER)
     return None if found is None else paper_of(found)
 
 

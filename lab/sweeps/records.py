@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import io
-import math
 import re
 import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from tokenize import TokenError
 from typing import Any
 
 import numpy as np
@@ -112,24 +110,13 @@ def to_npz(**arrays: np.ndarray) -> bytes:
 
 
 def from_npz(data: bytes, name: str) -> np.ndarray:
-    """An array of an uncompressed npz file. Its memory is bounded by the file's size."""
+    """An array of an npz file. Raises ValueError if it is damaged, which the checksums of the file tell."""
     try:
-        with zipfile.ZipFile(io.BytesIO(data)) as file:
-            about = file.getinfo(f"{name}.npy")
-            if about.compress_type != zipfile.ZIP_STORED:
-                raise ValueError(name)
-            stream = io.BytesIO(file.read(about))
-
-        version = np.lib.format.read_magic(stream)
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(stream)
-    except (KeyError, EOFError, MemoryError, OSError, RuntimeError, SyntaxError, TokenError, zipfile.BadZipFile) as e:
+        with np.load(io.BytesIO(data), allow_pickle=False) as file:
+            found: np.ndarray = file[name]
+            return found
+    except (KeyError, EOFError, OSError, zipfile.BadZipFile) as e:
         raise ValueError(name) from e
-
-    rest = stream.getbuffer()[stream.tell() :]
-    if version != (1, 0) or fortran or dtype.hasobject or math.prod(shape) * dtype.itemsize != len(rest):
-        raise ValueError(name)
-
-    return np.frombuffer(bytearray(rest), dtype).reshape(shape)
 
 
 def whole(value: Any, low: int, high: int) -> bool:

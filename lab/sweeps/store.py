@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,11 +31,8 @@ from ...reports.reading import read
 from ...reports.table import figure, markdown, percent
 from ...reports.work import Work
 from ...runs.batches import SPLIT
-from ...sweeps.plan import MOST_CELLS
 from .folder import Folder
 from .records import (
-    ID,
-    MOST_BATCH,
     Cell,
     Shard,
     from_npz,
@@ -46,17 +42,12 @@ from .records import (
     shard_key,
     stem,
     to_npz,
-    whole,
 )
 from .spec import Spec, from_table
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 RESULTS = "results"
-# Bytes of a record, of the manifest with its prompts, and of the images of a shard.
-_MOST_RECORD = 1 << 20
-_MOST_MANIFEST = 1 << 24
-_MOST_SHARD = 1 << 30
 
 
 class Store:
@@ -69,7 +60,7 @@ class Store:
 
     def manifest(self) -> dict[str, Any] | None:
         """What was asked; None if the folder holds no sweep."""
-        found = self.folder.read_json(MANIFEST, _MOST_MANIFEST)
+        found = self.folder.read_json(MANIFEST)
 
         if found is not None and found.get("format") != FORMAT:
             form = str(found.get("format"))[:40]
@@ -91,32 +82,19 @@ class Store:
             if found is None:
                 raise UserError(f"folder: {self.folder.address} holds no sweep; draw one with the command sweep.")
 
-            names: Any = found.get("cells")
-            batch: Any = found.get("batch")
-            if not isinstance(names, list) or not 0 < len(names) <= MOST_CELLS or not whole(batch, 1, MOST_BATCH):
-                raise self.folder.damaged(MANIFEST)
-            if not all(isinstance(name, str) and ID.fullmatch(name) for name in names):
-                raise self.folder.damaged(MANIFEST)
-
-            self._batch = batch
-            self._cells = {name: self._cell(name, names) for name in names}
+            self._batch = found["batch"]
+            self._cells = {name: self._cell(name) for name in found["cells"]}
 
         return list(self._cells.values())
 
-    def _cell(self, name: str, names: Sequence[str]) -> Cell:
-        """The record of a cell; its id is the name of its folder, and its baseline one of the cells."""
+    def _cell(self, name: str) -> Cell:
+        """The record of a cell, whose id is the name of its folder."""
         path = f"cells/{name}/cell.json"
-        found = self.folder.read_json(path, _MOST_RECORD) or {}
 
         try:
-            cell = read(Cell, found)
+            return read(Cell, self.folder.read_json(path) or {})
         except ValueError:
             raise self.folder.damaged(path) from None
-
-        if cell.id != name or cell.baseline not in (None, *names):
-            raise self.folder.damaged(path)
-
-        return cell
 
     def cell(self, name: str) -> Cell:
         """The cell with that id."""
@@ -130,7 +108,7 @@ class Store:
     def shard(self, cell: Cell, first: int, count: int) -> Shard | None:
         """A finished shard; None if it is missing, damaged, or belongs to another cell."""
         try:
-            found = self.folder.read_json(f"cells/{cell.id}/{stem(first, count)}.json", _MOST_RECORD) or {}
+            found = self.folder.read_json(f"cells/{cell.id}/{stem(first, count)}.json") or {}
             shard = read(Shard, found)
         except ValueError:  # a UserError for a damaged file among them
             return None
@@ -139,10 +117,7 @@ class Store:
         return shard if (shard.key, shard.first, shard.count) == wanted else None
 
     def shards(self, cell: Cell) -> list[Shard]:
-        """The finished shards of a cell, sorted.
-
-        The names are those in the folder: a stranger's cell may ask for any number of images.
-        """
+        """The finished shards of a cell, sorted."""
         self.cells()
         parts = [range_of(name) for name in self.folder.sizes(f"cells/{cell.id}")]
 
@@ -180,7 +155,7 @@ class Store:
     def _array(self, cell: Cell, shard: Shard, name: str) -> np.ndarray:
         """An array of a shard's npz file."""
         path = f"cells/{cell.id}/{shard.stem}.npz"
-        data = self.folder.read(path, min(shard.bytes, _MOST_SHARD))
+        data = self.folder.read(path)
 
         try:
             return from_npz(data or b"", name)
@@ -188,18 +163,11 @@ class Store:
             raise self.folder.damaged(path) from None
 
     def times(self, cell: Cell) -> dict[int, dict[str, Any]]:
-        """What a worker recorded of each shard that was drawn at once, with its count, by first image.
-
-        Impossible seconds are left out.
-        """
+        """What a worker recorded of each shard that was drawn at once, with its count, by first image."""
         out = {}
         for shard in self.shards(cell):
-            found = self.folder.read_json(f"cells/{cell.id}/{shard.stem}.time.json", _MOST_RECORD) or {}
-
-            at_once = SPLIT not in shard.note
-            seconds: Any = found.get("seconds")
-            possible = type(seconds) in (int, float) and 0 < seconds < math.inf
-            if at_once and possible and isinstance(found.get("worker"), str):
+            found = self.folder.read_json(f"cells/{cell.id}/{shard.stem}.time.json")
+            if found is not None and SPLIT not in shard.note:
                 out[shard.first] = {**found, "count": shard.count}
 
         return out
@@ -214,7 +182,7 @@ class Store:
     def results(self) -> Iterator[Any]:
         """The lines of all results, oldest first."""
         for name in self.folder.sizes(RESULTS):
-            data = self.folder.read(f"{RESULTS}/{name}", _MOST_RECORD) or b""
+            data = self.folder.read(f"{RESULTS}/{name}") or b""
 
             try:
                 lines = [json.loads(line) for line in data.splitlines() if line.strip()]

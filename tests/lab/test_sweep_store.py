@@ -4,8 +4,6 @@ import errno
 import io
 import json
 import os
-import tracemalloc
-import zipfile
 from pathlib import Path
 
 import numpy as np
@@ -33,7 +31,7 @@ def test_what_is_written_is_read_again(address):
         assert np.array_equal(found, pictures(shard.first, shard.count)) and shard.sha256 == sha256(found)
         assert store.labels(CELL, shard).tolist() == list(range(shard.first, shard.first + shard.count))
         assert store.complete(CELL, shard)
-        with np.load(io.BytesIO(store.folder.read(f"cells/{CELL.id}/{shard.stem}.npz", 1 << 20))) as file:
+        with np.load(io.BytesIO(store.folder.read(f"cells/{CELL.id}/{shard.stem}.npz"))) as file:
             assert np.array_equal(file["arr_0"], found), "the ADM evaluator's form"
     assert {first: t["count"] for first, t in store.times(CELL).items()} == {0: 2, 2: 2, 4: 1}
     sizes = store.folder.sizes(f"cells/{CELL.id}")
@@ -43,36 +41,15 @@ def test_what_is_written_is_read_again(address):
     assert [c.strip() for c in row[1:3] + row[4:8]] == [CELL.id, "5", "3.00", "", "4.00", "50.00 %"]
 
 
-def hostile(shape: str, kind: int = zipfile.ZIP_STORED, data: bytes = b"\0" * 288) -> bytes:
-    """An npz file whose header states a shape."""
-    out = io.BytesIO()
-    header = f"{{'descr': '|u1', 'fortran_order': False, 'shape': {shape}, }}".ljust(117).encode() + b"\n"
-    with zipfile.ZipFile(out, "w", kind) as file:
-        file.writestr("arr_0.npy", b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header + data)
-    return out.getvalue()
-
-
-SHAPES = ("(1000000000000, 8, 6, 3)", "(-1, 8, 6, 3)", "(-2, -8, 6, 3)", "(True, 8, 6, 3)", "(" * 90)
-HOSTILE = [*map(hostile, SHAPES), hostile("(2, 8, 6, 3)", zipfile.ZIP_DEFLATED), hostile("(2, 8, 6, 3)", data=b"")]
-HOSTILE += [hostile("(2, 8, 6, 3)").replace(b"|u1", b"|O1")]
-
-
-@pytest.mark.parametrize("data", HOSTILE, ids=range(8))
-def test_hostile_files_take_no_memory(tmp_path, data):
+@pytest.mark.parametrize("cut", [0, 100, 400])
+def test_images_that_are_cut_short_are_damaged(tmp_path, cut):
     store = filled(tmp_path)
     shard = store.shards(CELL)[0]
     path = tmp_path / "cells" / CELL.id / f"{shard.stem}.npz"
-    path.write_bytes(data)
-    record = path.with_suffix(".json")
-    record.write_text(json.dumps({**json.loads(record.read_text()), "bytes": 1 << 30}))
-    shard = store.shards(CELL)[0]
-    tracemalloc.start()
+    path.write_bytes(path.read_bytes()[:cut])
+    assert not store.complete(CELL, shard)
     with pytest.raises(UserError, match="missing or damaged"):
         store.pictures(CELL, shard)
-    assert tracemalloc.get_traced_memory()[1] < shard.bytes >> 10
-    tracemalloc.stop()
-    path.write_bytes(hostile("(2, 8, 6, 3)"))
-    assert not store.pictures(CELL, shard).any(), "the form itself is read"
 
 
 @pytest.mark.parametrize("record", [b"", b"{", b"[]", b"{}", b'{"key": 1}', b"null", b"\xff"])
@@ -113,7 +90,7 @@ def test_a_writer_that_is_overtaken_does_not_fail(tmp_path, monkeypatch):
 
     monkeypatch.setattr(folder._fs, "mv", overtaken)
     folder.write("x", b"1234")
-    assert len(calls) == 2 and folder.read("x", 99) == b"1234" and os.listdir(tmp_path) == ["x"]
+    assert len(calls) == 2 and folder.read("x") == b"1234" and os.listdir(tmp_path) == ["x"]
 
 
 def test_parts_of_killed_writers_are_removed_with_the_next_shard(tmp_path):
@@ -136,16 +113,16 @@ def test_png_holds_one_file_an_image(address):
     name, pictures = export(store, CELL), pictures_of(store)
     assert list(store.folder.sizes(name)) == [f"{i:07d}.png" for i in range(5)]
     for i, picture in enumerate(pictures):
-        assert np.array_equal(Image.open(io.BytesIO(store.folder.read(f"{name}/{i:07d}.png", 1 << 20))), picture)
+        assert np.array_equal(Image.open(io.BytesIO(store.folder.read(f"{name}/{i:07d}.png"))), picture)
 
 
 def test_prompts_go_to_genevals_folders(address):
     prompts = [{"tag": "colors", "prompt": "a red boat"}, {"tag": "counting", "prompt": "two cats"}]
     store = filled(address, [prompts[i % 2]["prompt"] for i in range(5)])
     name, pictures = export(store, CELL, prompts), pictures_of(store)
-    assert json.loads(store.folder.read(f"{name}/00001/metadata.jsonl", 999)) == prompts[1]
+    assert json.loads(store.folder.read(f"{name}/00001/metadata.jsonl")) == prompts[1]
     assert list(store.folder.sizes(f"{name}/00000/samples")) == ["00000.png", "00001.png", "00002.png"]
-    drawn = io.BytesIO(store.folder.read(f"{name}/00001/samples/00001.png", 9999))
+    drawn = io.BytesIO(store.folder.read(f"{name}/00001/samples/00001.png"))
     assert np.array_equal(Image.open(drawn), pictures[3])
 
 
@@ -179,7 +156,7 @@ def test_of_a_folder_only_what_was_made_for_it_is_removed(tmp_path):
     folder.check("out")
     folder.write("x", b"1")
     folder.remove_made()
-    assert folder.read("x", 9) == b"1"
+    assert folder.read("x") == b"1"
 
 
 def test_a_folder_below_a_file_is_refused(tmp_path):
@@ -216,7 +193,7 @@ def test_a_folder_that_is_moved_while_it_is_used_is_not_made_anew(tmp_path):
     folder.check("out")
     folder.write("cells/a", b"1")
     reader = Folder(tmp_path / "sweep")
-    assert reader.read("cells/a", 9) == b"1"
+    assert reader.read("cells/a") == b"1"
 
     (tmp_path / "sweep").rename(tmp_path / "moved")
     for used in (folder, reader):
@@ -227,7 +204,7 @@ def test_a_folder_that_is_moved_while_it_is_used_is_not_made_anew(tmp_path):
 
     (tmp_path / "moved").rename(tmp_path / "sweep")
     folder.write("cells/b", b"2")
-    assert reader.read("cells/b", 9) == b"2", "the remedy"
+    assert reader.read("cells/b") == b"2", "the remedy"
 
 
 def test_a_folder_that_fails_keeps_what_it_holds_and_says_so_only_then(tmp_path, monkeypatch):
