@@ -38,14 +38,6 @@ _BEGINNINGS: dict[bytes, tuple[str, str]] = {
         "if you trust it, load it with pickle.load and save its weights with torch.save",
     ),
     b"\x1f\x8b": ("is a gzip archive", _UNPACK),
-    b"7z\xbc\xaf": ("is a 7z archive", _UNPACK),
-    b"Rar!": ("is a RAR archive", _UNPACK),
-    b"BZh": ("is a bzip2 archive", _UNPACK),
-    b"\xfd7zXZ": ("is an xz archive", _UNPACK),
-    b"\x28\xb5\x2f\xfd": ("is a Zstandard archive", _UNPACK),
-    b"\x93NUMPY": ("is a NumPy array", "save the weights of the model as .safetensors"),
-    b"\x89HDF": ("is an HDF5 file, for example of Keras", _CHOOSE),
-    b"\x89PNG": ("is an image", _CHOOSE),
 }
 _TAR = slice(257, 262)  # where a tar archive says "ustar"
 

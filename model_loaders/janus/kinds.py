@@ -7,12 +7,6 @@ from ..files.kind import Kind
 _JANUS = ("gen_head.vision_head.", "model.generation_head.vision_head.")
 
 KINDS = {
-    "janusflow": Kind(
-        noun="a JanusFlow, which draws by another method",
-        field="checkpoint",
-        prefixes=("vision_gen_",),
-        remedy="choose another file",
-    ),
     "janus": Kind(
         noun="a Janus",
         field="checkpoint",

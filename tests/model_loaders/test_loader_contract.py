@@ -46,8 +46,8 @@ LOADERS: dict[str, tuple[Callable[..., Any], str]] = {
     "bitdance": (load_bitdance, "bitdance"),
     "binary": (load_binary, "bitdance-ae"),
 }
-# A JanusFlow and a diffusion head alone are not loaded; the others have tests of their own.
-NOT_HERE = {"janusflow", "t5", "tokenizer", "bitdance-head", "bitdance-fp8"}
+# A diffusion head alone is not loaded; the others have tests of their own.
+NOT_HERE = {"t5", "tokenizer", "bitdance-head", "bitdance-fp8"}
 FP32 = ("diffloss.net.final_layer.linear.", "quantize.")
 
 

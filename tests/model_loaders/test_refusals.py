@@ -243,8 +243,6 @@ ROWS = (
     Row("GGUF", lambda: b"GGUF\3\0\0\0\0\0", "is a GGUF file", "get the .safetensors file of the same model (fp32, "),
     Row("noise", lambda: bytes(range(256)), "is not a weight file of a known format", CHOOSE),
     Row("gzip", lambda: gzip.compress(VALID), "is a gzip archive", UNPACK, gunzip, "x.safetensors.gz"),
-    Row("7z", lambda: b"7z\xbc\xaf\x27\x1c" + bytes(64), "is a 7z archive", UNPACK),
-    Row("RAR", lambda: b"Rar!\x1a\x07\x01\0" + bytes(64), "is a RAR archive", UNPACK),
     Row("tar", tarred, "is a tar archive", UNPACK, untar, "x.tar"),
     Row("zip", zipped, "is a zip archive without a checkpoint", UNPACK, unzip, "x.zip"),
     # 2. Damaged files.
