@@ -16,7 +16,7 @@ from ..reports.grid import cell_order, compare_grid
 from ..reports.maps import WHAT, token_map
 from ..reports.quality import explain_quality
 from ..reports.record import Qualities, Report, explain, to_csv, to_json, to_table, to_text
-from ..reports.summary import one_line
+from ..reports.summary import one_line, same_seed
 from ..reports.table import literal
 from ..runs.baseline import baselines, no_gain, qualities, run_of_report
 from ..runs.images import to_bytes
@@ -25,6 +25,7 @@ from ..samplers.settings import Settings, knob, knobs, make
 from . import graph, host
 from .host.images import to_image
 from .metadata import write_reports
+from .preview import result_shown
 from .schema import HIDDEN, REPORT, expect_image, output, schema, widgets
 from .sockets import expect_own
 
@@ -124,7 +125,7 @@ class Compare(io.ComfyNode):
         ),
     }
     more_of_outputs = {
-        "image": "Connect it to Save Image or Preview Image.",
+        "image": "If nothing is connected, the node shows it itself. Connect Save Image to keep it.",
         "table": "Connect it to Preview as Text.",
     }
 
@@ -162,6 +163,7 @@ class Compare(io.ComfyNode):
             "acceptance, PSNR and SSIM. The figures are also given as a table.",
             search_aliases=["side by side", "image grid", "xy plot", "speed-up", "benchmark", "compare images"],
             is_input_list=True,
+            is_output_node=True,
             hidden=HIDDEN,
             sockets=pairs,
             widgets=[labels, *widgets(CompareSettings)],
@@ -199,8 +201,9 @@ class Compare(io.ComfyNode):
             )
             image = to_image(grid[None])
 
-        table, figures, without_gain = _tell(cls, reports, names, base, quality)
-        return io.NodeOutput(image, table, ui=host.text.output(figures, without_gain))
+        table, figures, warnings = _tell(cls, reports, names, base, quality)
+        said = host.text.output(figures, warnings)
+        return io.NodeOutput(image, table, ui={**said, **result_shown(cls, image)})
 
 
 ELSEWHERE = "(timed in another run)"
@@ -259,7 +262,7 @@ def _tell(
     """Write all reports to the metadata of saved images.
 
     Returns the table of the cells that have a report with a line that explains its columns; and what the node shows:
-    lines of figures, and a sentence for each run without a gain.
+    lines of figures, and warnings: a sentence for each run without a gain, and what to do about different seeds.
     """
     # 1. The cells that have a report, in the order in which they are drawn.
     order: list[int] = []
@@ -284,9 +287,10 @@ def _tell(
     meanings = "; ".join(filter(None, [explain(reports, within), explain_quality(found)]))
     write_reports(node, reports, labels, within, found, meanings)
 
-    # 3. A sentence for each run without a gain, and the figures of each run that has a baseline.
+    # 3. What to do about different seeds, a sentence for each run without a gain, and the figures of each run that has
+    # a baseline.
     figures: list[str] = []
-    without_gain: list[str] = []
+    warnings: list[str] = []
     for k, base in enumerate(within):
         if base is None or base == k:
             continue
@@ -294,15 +298,18 @@ def _tell(
         figures.append(f"{labels[k]}: {one_line(reports[k], reports[base], found[k])}")
         sentence = no_gain(reports[k], reports[base])
         if sentence:
-            without_gain.append(f"{labels[k]}: {sentence}")
+            warnings.append(f"{labels[k]}: {sentence}")
+        remedy = same_seed(reports[k], reports[base], found[k])
+        if remedy and remedy not in warnings:
+            warnings.append(remedy)
 
     # A table that is connected has the same figures.
     shown = [] if graph.taken(node, 1) else figures
 
     # 4. The table and what its columns mean.
     table = to_table(reports, labels, within, found)
-    text = "\n\n".join([table, f"{meanings}.", *map(literal, without_gain)])
-    return text, shown, without_gain
+    text = "\n\n".join([table, f"{meanings}.", *map(literal, warnings)])
+    return text, shown, warnings
 
 
 def cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | None]]:
@@ -416,7 +423,7 @@ class TokenMapSettings(Settings):
 
 class TokenMap(io.ComfyNode):
     more_of_outputs = {
-        "image": "A legend stands below each.",
+        "image": "A legend stands below each. If nothing is connected, the node shows the maps itself.",
     }
 
     @classmethod
@@ -431,6 +438,8 @@ class TokenMap(io.ComfyNode):
             description="Colours every token by what happened to it: when it was decided, whether its draft was "
             "accepted, how often it came from a cache. A legend is drawn below.",
             search_aliases=["acceptance map", "heat map", "overlay", "token overlay", "visualise tokens"],
+            is_output_node=True,
+            hidden=HIDDEN,
             sockets=[report, image],
             widgets=widgets(TokenMapSettings),
             outputs=[output(io.Image, "image", "One map per image.")],
@@ -450,8 +459,8 @@ class TokenMap(io.ComfyNode):
                 _, _, width, _ = backdrop.shape
                 side = max(LEAST_MAP, min(LARGEST_MAP, width))
 
-            drawn = token_map(checked, settings.what, backdrop, settings.opacity, side)
-            return io.NodeOutput(to_image(drawn))
+            drawn = to_image(token_map(checked, settings.what, backdrop, settings.opacity, side))
+            return io.NodeOutput(drawn, ui=result_shown(cls, drawn))
 
 
 @dataclass(frozen=True)

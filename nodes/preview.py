@@ -1,4 +1,4 @@
-"""Running a sampler in ComfyUI: progress bar, cancellation and live preview."""
+"""Running a sampler in ComfyUI: progress bar, cancellation and live preview. And the result that a node shows."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
+from comfy_api.latest import ui
 from PIL import Image
 from torch import Tensor
 
 from ..memory import out_of_memory
 from ..reports.drawing import contact_sheet
 from ..runs.images import to_bytes
-from . import host
+from . import graph, host
 from .host.loaded import MOST_IMAGES
 from .vae import FastARVAE
 
@@ -74,6 +75,14 @@ def show_images(images: np.ndarray) -> None:
     if host.queue.previews_wanted():
         sheet, _ = _enlarged(images[:MOST_IMAGES])
         host.progress.ProgressBar(1).update_absolute(1, 1, ("JPEG", Image.fromarray(sheet), host.queue.preview_size()))
+
+
+def result_shown(node: Any, images: Tensor) -> dict[str, Any]:
+    """The first output of an output node, an IMAGE, as a preview on that node: a part of its ``ui``.
+
+    Empty if the output is connected: the node that takes it shows it.
+    """
+    return {} if graph.taken(node, 0) else ui.PreviewImage(images, cls=node).as_dict()
 
 
 def _enlarged(images: np.ndarray) -> tuple[np.ndarray, int]:

@@ -298,7 +298,7 @@ class Run:
             edit = edit_codes(edit, self.loaded.vae)
 
         up_sampler = self._up_sampling(place) if self.enlarges else None
-        return replace(drawing, condition=condition, edit=edit, up_sampler=up_sampler).steps(), vae
+        return replace(drawing, condition=condition, edit=edit, up_sampler=up_sampler).steps(warm=True), vae
 
     def _up_sampling(self, place: Callable[[], Any]) -> UpSampling:
         """What enlarges the draft; ``place`` loads the run's networks again after an upscale model."""

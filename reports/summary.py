@@ -57,7 +57,7 @@ def headline(
         quality: of each run against it, None where there is none.
 
     Returns:
-        "" if there is no run to compare, or if all drew different things.
+        "" if there is no run to compare, or if all drew different things; if only their seeds differ, what to do.
     """
     baseline = reports[base]
     results: list[tuple[Gain, str]] = []
@@ -73,10 +73,23 @@ def headline(
         results.append((gain, ": ".join(parts) if len(reports) == 2 else f"{label}: {', '.join(parts)}"))
 
     if not results:
-        return ""
+        remedies = [same_seed(report, baseline, found) for report, found in zip(reports, quality, strict=True)]
+        return next(filter(None, remedies), "").capitalize()
 
     _, best = max(results, key=lambda result: result[0].ratio)
     return best[:1].upper() + best[1:]
+
+
+def same_seed(report: Report | None, baseline: Report | None, quality: Quality | None) -> str:
+    """What to do if a run is not compared with its baseline because their seeds differ; "" if that is not so.
+
+    Two runs that differ in nothing but the seed show what it changes, and stay as they are.
+    """
+    if report is None or baseline is None or quality is None or quality.word != OTHER_SEED:
+        return ""
+
+    alike = (report.sampler, report.settings) == (baseline.sampler, baseline.settings)
+    return "" if alike else "different seeds: give both samplers the same"
 
 
 def gained(report: Report, baseline: Report, quality: Quality | None = None) -> Gain:

@@ -78,7 +78,7 @@ def run_beginning(steps: Generator[Any, None, Any]) -> None:
 
 
 def in_parts(
-    start: Callable[[range], Generator[Step, None, R]], images: int, net: nn.Module
+    start: Callable[[range], Generator[Step, None, R]], images: int, net: nn.Module, warm: bool = False
 ) -> Generator[Step, None, R]:
     """Sample a batch at once; if memory is insufficient, in parts of half the size, again halved until a part fits.
 
@@ -88,6 +88,10 @@ def in_parts(
     without attempts that ran out of memory. It also says whether the network had not run before. A small network
     ``net`` on a CPU takes one thread, see :func:`.suited_threads`.
 
+    With ``warm`` a network that has not run takes the sampler's first step twice, the first time untimed, because that
+    initialises libraries: ``done`` and ``total`` count it. It would not help a compiled network, which compiles also
+    later, nor one whose weights are copied to the device at every call.
+
     Raises:
         UserError: memory is insufficient for a single image.
     """
@@ -96,6 +100,7 @@ def in_parts(
 
     results: list[R] = []
     batch = _BatchSteps(images)
+    batch.warms = warm and ran_before is None and _gains_by_warming(net)
     size = images
     first = 0
     while first < images:
@@ -110,6 +115,8 @@ def in_parts(
         batch.clear(first)
         size = _smaller(len(part))
 
+    if batch.warms:
+        ran_before = set()
     for result in results:
         _complete_reports(result, net, ran_before)
     if len(results) == 1:
@@ -128,6 +135,10 @@ def _attempt(
     """
     suited = suited_threads(net)
     try:
+        if batch.warms and net not in _RAN:
+            with closing(start(part)) as sampler, threads(suited):
+                next(sampler, None)
+
         with closing(start(part)) as sampler:
             while True:
                 # At every step the caller has its threads again.
@@ -144,6 +155,13 @@ def _attempt(
             raise
 
     return None
+
+
+def _gains_by_warming(net: nn.Module) -> bool:
+    """Whether one step of a network takes out of its later ones what happens once."""
+    operations = getattr(net, "operations", None)
+    moves = operations is not None and operations.moves(net)
+    return not moves and getattr(net, "speed", "") != COMPILE
 
 
 def _smaller(size: int) -> int:
@@ -183,11 +201,15 @@ class _BatchSteps:
 
     def __init__(self, images: int):
         self.images = images
+        self.warms = False  # whether each part begins with a step that is not timed
         self.latents: Tensor | None = None  # of all images, zero where a part has not begun
         self.decided: Tensor | None = None
 
     def step(self, step: Step, part: range) -> Step:
         """A step of some images as one of all: that of the whole batch is itself."""
+        if self.warms:
+            step.done += 1
+            step.total += 1
         if len(part) == self.images:
             return step
 

@@ -80,9 +80,9 @@ class Drawing:
         """What else the memory estimate depends on, see :meth:`.Family.memory`."""
         return {"edited": self.edit is not None, "cache": self.cache, "draft": self.draft}
 
-    def steps(self) -> Generator[Step, None, Any]:
+    def steps(self, warm: bool = False) -> Generator[Step, None, Any]:
         """Draw all images, in parts if memory is insufficient for all at once: see :func:`.batches.in_parts`."""
-        return in_parts(self.begin, self.images, self.model.net)
+        return in_parts(self.begin, self.images, self.model.net, warm)
 
     def begin(self, part: Sequence[int]) -> Sampler:
         """Begin the sampler on some of the images, by their place in the batch."""

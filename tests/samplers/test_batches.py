@@ -196,6 +196,27 @@ def test_the_first_run_of_a_network_is_marked():
     assert [first_run(compiled), first_run(compiled)] == [True, False]
 
 
+def test_a_warm_up_takes_the_first_step_of_a_network_twice():
+    """Counted in the progress, and once a network. Not if it compiles, or if its weights move."""
+
+    def begun(net, most=9):
+        sampler = Limited(most)
+        steps, (codes, report) = stepped(in_parts(sampler, 4, net, warm=True))
+        assert codes.tolist() == [[0], [1], [2], [3]] and report.counts["head_calls"] == 3 * (4 // min(most, 4))
+        return sampler.parts, [(step.done, step.total) for step in steps][-1], report.first_run
+
+    net = torch.nn.Linear(1, 1)
+    assert begun(net) == ([4, 4], (4, 4), False)
+    assert begun(net) == ([4], (3, 3), False)
+    assert begun(torch.nn.Linear(1, 1), most=2) == ([4, 4, 2, 2], (16, 16), False), "in parts too"
+
+    compiled = torch.nn.Linear(1, 1)
+    compiled.speed = speed.COMPILE
+    moving = torch.nn.Linear(1, 1)
+    moving.operations = SimpleNamespace(moves=lambda net: True)
+    assert begun(compiled) == begun(moving) == ([4], (3, 3), True)
+
+
 def test_the_parts_of_a_batch_have_the_labels_of_the_whole():
     whole = finish(CASES["mar"](range(2))).report
     parts = [finish(CASES["mar"](range(i, i + 1))).report for i in range(2)]

@@ -1,4 +1,5 @@
-// Sockets of Compare and Time-lapse in the editor: two pairs of image and report, and one free pair after the last connected one.
+// Sockets of Compare and Time-lapse in the editor: two pairs of image and report, and one free pair after the last connected one. And room for
+// the animation on a new Time-lapse, which the editor would show at the size of a thumbnail.
 //
 // Kept because the nodes would otherwise show eight and sixteen sockets, which leave little room for the animation, and Compare's table as
 // plain text. ComfyUI's own growing input moves the later links when one is removed, which would pair an image with the report of another
@@ -10,6 +11,7 @@ import { behind, instances, instancesOf, widgetOf } from "./graphs.js"
 // The pairs of each node in the server's schema.
 const PAIRS = { FastARCompare: 8, FastARTimeLapse: 4 }
 const KINDS = [["image", "IMAGE"], ["report", "FASTAR_REPORT"]]
+const ANIMATION = { width: 340, height: 240 } // pixels
 const OPTIONAL = 7 // LiteGraph's shape of optional inputs
 
 const pairOf = (input) => Number(/^(?:image|report)_(\d+)$/.exec(input.name)?.[1] ?? 0)
@@ -86,6 +88,8 @@ app.registerExtension({
     if (!(node.comfyClass in PAIRS)) return
     fitPairs(node)
     onLinks(node, fitPairs)
+    // A node of a saved graph gets its own size afterwards.
+    if (node.comfyClass === "FastARTimeLapse") node.setSize([Math.max(ANIMATION.width, node.size[0]), node.size[1] + ANIMATION.height])
   },
   loadedGraphNode: (node) => node.comfyClass in PAIRS && fitPairs(node),
   afterConfigureGraph: () => tables().forEach(showMarkdown),

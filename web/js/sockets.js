@@ -1,10 +1,11 @@
 // Colours of our socket types, and the nodes that are offered for a link that is dropped on the canvas.
 //
-// Kept because the editor draws the sockets of packs in one grey, would offer every node that makes a condition, whatever the connected model
-// reads, and none for the link of a condition, because it compares the whole text of types.
+// Kept because the editor draws the sockets of packs in one grey, and because of what it offers. Its search box sorts nodes that fit equally by
+// the lengths of their names, so the Advisor comes before every sampler, and Tar Prompt before Class Label, whatever the connected model reads.
+// Its menu, which those have who installed ComfyUI before frontend 1.24, compares the whole text of types, and has none for a condition.
 import { app } from "../../../scripts/app.js"
-import { instancesOf, valueOf } from "./graphs.js"
-import { loaderOf } from "./models.js"
+import { instances, instancesOf, valueOf } from "./graphs.js"
+import { isLoader, loaderOf } from "./models.js"
 
 const COLOURS = {
   FASTAR_MAR: "#8fb8de",
@@ -39,6 +40,51 @@ const MADE = {
 }
 // Samplers by the type of a condition that they take, in the order of the menu.
 const takers = {}
+// The unaccelerated sampler of the model of a loader.
+const SAMPLERS = {
+  FastARLoadMAR: "FastARMARSampler",
+  FastARLoadHarmon: "FastARMARSampler",
+  FastARLoadLlamaGen: "FastARLlamaGenSampler",
+  FastARLoadJanus: "FastARLlamaGenSampler",
+  FastARLoadTarDetokenizer: "FastARLlamaGenSampler",
+  FastARLoadBitDance: "FastARBitDanceSampler",
+}
+const USUAL = ["FastARLoadMAR", "FastARLoadLlamaGen", "FastARLoadBitDance", ...new Set(Object.values(SAMPLERS))]
+// For who knows the samplers.
+const LATE = ["FastARAnySampler", "FastARSweep", "FastARAdvisor"]
+const BEFORE_ALL = 1e9 // a rank above every node of ComfyUI, which have numbers of uses
+
+let dragged = null // what is offered first for the node at which the pointer went down; null for a node of others
+
+/** The place of a node among those that fit equally well, the lowest first; ``usual`` is the editor's. */
+function rankOf(name, usual) {
+  if (!dragged) return usual
+  if (LATE.includes(name)) return 1 + LATE.indexOf(name)
+  const place = dragged.indexOf(name)
+  return place < 0 ? usual : place - BEFORE_ALL
+}
+
+/** The sampler for the model of a loader. */
+function samplerFor(loader) {
+  // A PAR is a LlamaGen that was trained for another sampler; the files of both have the same loader.
+  const isPAR = loader.node.comfyClass === "FastARLoadLlamaGen" && /par-/i.test(`${valueOf(loader, "checkpoint")}-`)
+  return isPAR ? "FastARPARSampler" : SAMPLERS[loader.node.comfyClass]
+}
+
+/** What is offered first for the links of a node of ours. */
+function offersOf(node) {
+  const [instance] = instancesOf(node)
+  const types = conditionOf(node)
+  const makers = types ? makersFor(node, types) : []
+  const sampler = instance && isLoader(instance) ? [samplerFor(instance)] : instances().filter(isLoader).map(samplerFor)
+  return [...makers, ...sampler, ...USUAL]
+}
+
+/** The types of condition that a node takes; "" if it takes none. */
+function conditionOf(node) {
+  const types = String(node?.inputs?.find(({ name }) => name === "condition")?.type)
+  return types.startsWith("FASTAR_") ? types : ""
+}
 
 /** The nodes that make a condition of one of these types for a sampler. */
 function makersFor(sampler, types) {
@@ -65,7 +111,10 @@ function nodeAt(event) {
 app.registerExtension({
   name: "FastAR.Sockets",
   addCustomNodeDefs(definitions) {
-    for (const [name, { output, input }] of Object.entries(definitions)) {
+    for (const [name, definition] of Object.entries(definitions)) {
+      const { output, input } = definition
+      // The editor copies it to its own record of the node. Its scores: how well the text fits, uses, lengths.
+      if (name.startsWith("FastAR")) definition.postProcessSearchScores = ([fit, ...rest]) => [fit, rankOf(name, 0), ...rest]
       const types = String(input?.required?.condition?.[0])
       if (!types.startsWith("FASTAR_") || !output.includes("LATENT")) continue
       for (const type of types.split(",")) (takers[type] ??= []).push(name)
@@ -79,8 +128,9 @@ app.registerExtension({
     // Before a link is dragged.
     const prepare = (event) => {
       const node = app.canvas.graph && nodeAt(event)
-      const types = String(node?.inputs?.find(({ name }) => name === "condition")?.type)
-      if (types.startsWith("FASTAR_")) LiteGraph.slot_types_default_in[types] = makersFor(node, types)
+      const types = conditionOf(node)
+      dragged = node?.comfyClass?.startsWith("FastAR") ? offersOf(node) : null
+      if (types) LiteGraph.slot_types_default_in[types] = makersFor(node, types)
       Object.assign(LiteGraph.slot_types_default_out, takers)
     }
     document.addEventListener("pointerdown", prepare, { capture: true })

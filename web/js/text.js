@@ -167,10 +167,13 @@ function rememberRuns() {
   }
 }
 
+/** Whether the graph of a run is the one that is open. */
+export const isOpen = (run) => (graphs.get(run) ?? openGraph()) === openGraph()
+
 /** Show what nodes of the graph of a run said, now or when it is opened. */
 function tellGraph(run, all) {
-  const graph = graphs.get(run) ?? openGraph()
-  if (graph !== openGraph()) {
+  if (!isOpen(run)) {
+    const graph = graphs.get(run)
     const before = waiting.get(graph) ?? []
     waiting.set(graph, [...before, ...all.map((said) => [run, said])])
     return
