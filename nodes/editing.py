@@ -126,7 +126,6 @@ class CropAroundMask(io.ComfyNode):
 class PasteInpaintedArea(io.ComfyNode):
     more_of_outputs = {
         "image": "Pixels outside the mask and its feather are the original's, bit for bit.",
-        "before_after": "The three images are side by side, or one below the other if the image is wide.",
     }
 
     @classmethod
@@ -147,7 +146,7 @@ class PasteInpaintedArea(io.ComfyNode):
             widgets=widgets(PasteSettings),
             outputs=[
                 output(io.Image, "image", "The original with the inpainted area."),
-                output(io.Image, "before_after", "Before, the mask, and after, in one image."),
+                output(io.Image, "before_after", "Before, the mask, and after, side by side in one image."),
             ],
         )
 

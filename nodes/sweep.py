@@ -22,14 +22,15 @@ from ..reports.values import parse_texts, parse_values
 from ..runs import presets
 from ..runs.baseline import quality_word
 from ..runs.choice import PRESET, Choice, choose, names_of_settings, parse_settings
+from ..runs.registry import find
 from ..runs.syntax import read_as_text
-from ..samplers.settings import Settings, default_or_paper, knob, knobs, make, no_setting
+from ..samplers.settings import Settings, default_or_paper, in_words, knob, knobs, make, no_setting, setting_in_words
 from ..sweeps.images import AUTO, MEASURES, measured_by, side_by_side, sweep_grid, sweep_plot
 from ..sweeps.keys import cell_key, cell_name, digest
 from ..sweeps.plan import CHECKPOINT, LABEL, MOST_CELLS, PROMPT, SUBJECTS, combinations, distinct
 from ..sweeps.store import CellStore, completed
 from ..sweeps.sweep import Axis, Sweep, sweep_lines, sweep_table
-from . import graph, host
+from . import graph, host, samplers
 from .host.images import to_image
 from .host.loaded import Loaded
 from .preview import Bar
@@ -49,6 +50,7 @@ from .running import (
 )
 from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED_LIMIT, expect_text, output, schema, widgets
 from .sent import facts_of
+from .sharing import line_of
 from .sockets import LabelText, expect_condition
 
 NONE = "none"
@@ -151,8 +153,8 @@ class SweepNode(ModelFirst):
         settings = _text(
             "settings",
             "",
-            "Settings that all cells share, as name=value, separated by commas, such as preset=balanced, steps=32. "
-            "All others come from the preset, the model's file and the paper.",
+            "Settings that all cells share, as name=value, separated by commas, such as preset=fast, steps=32. All "
+            "others come from the preset, balanced if none is named, the model's file and the paper.",
             multiline=True,
         )
         folder = _text(
@@ -218,9 +220,11 @@ class SweepNode(ModelFirst):
         lines = [] if graph.taken(cls, 1) else sweep_lines(sweep)
         if len(lines) >= host.text.MOST_LINES:
             lines = []
-        said = host.text.output([told, *lines], [*warnings, read_as_text(_prompts(sweep))])
+        shared = in_words(find(sweep.cells[0].report.sampler).settings, _shared(sweep))
+        said = host.text.output([told, *lines], [*warnings, read_as_text(_prompts(sweep))], f"all cells: {shared}.")
 
-        return io.NodeOutput(grid, sweep_table(sweep), plot, ui={**said, **images})
+        told_of_cells = {CELLS: as_samplers(sweep)}
+        return io.NodeOutput(grid, sweep_table(sweep), plot, ui={**said, **images, **told_of_cells})
 
 
 def run(
@@ -256,7 +260,7 @@ def run(
     if found:
         told = f"{found} of {len(names)} cells {'was' if found == 1 else 'were'} in the folder {store.name} already"
 
-    return Sweep(_title(base), store, x_axis, y_axis, tuple(seeds), tuple(cells)), told
+    return Sweep(_title(base, runs), store, x_axis, y_axis, tuple(seeds), tuple(cells)), told
 
 
 class _Drawer:
@@ -384,10 +388,55 @@ def _runs(base: Choice, subjects: Mapping[_Key, _Subject], x: Axis, y: Axis, see
     return runs
 
 
-def _title(base: Choice) -> str:
-    """The sampler's title and the settings that all cells share."""
-    _, _, settings = base.text.partition(": ")
-    return f"{base.entry.title}: {settings}" if settings else base.entry.title
+def _title(base: Choice, runs: Sequence[_Run]) -> str:
+    """The sampler's title, the preset, and the numbers that the preset and the user set for all cells."""
+    cells = [run for run in runs if not run.plain]
+    facts = facts_of(cells[0].subject.loaded)
+    used = vars(cells[0].choice.settings(facts))
+    set_here = presets.values(base.entry.settings, base.preset, facts.demo, facts.width)
+
+    names = [name for name in {**set_here, **base.values} if used.get(name) is not None]
+    varied = {name for run in cells for name in run.choice.values} - set(base.values)
+    numbers = ", ".join(setting_in_words(name, used[name]) for name in names if name not in varied)
+
+    preset = f", {base.preset}" if set_here else ""
+    return f"{base.entry.title}{preset}: {numbers}" if numbers else base.entry.title
+
+
+def _shared(sweep: Sweep) -> dict[str, Any]:
+    """The settings in which no two cells differ."""
+    first, *others = [cell.report.settings for cell in sweep.cells]
+    return {name: value for name, value in first.items() if all(other.get(name) == value for other in others)}
+
+
+# Name in the output of the node for the editor: its cells as samplers, see web/js/sweep.js.
+CELLS = "fastar_cells"
+_SAMPLERS = {node.node_id for node in samplers.NODES if hasattr(node, "node_id")}
+
+
+def as_samplers(sweep: Sweep) -> list[dict[str, Any]]:
+    """Each cell of the first seed as a node that samples it again on the sweep's inputs, where they are no axis.
+
+    Returns:
+        "label" says which cell it is, "node" is the type of a node, and "widgets" holds the values of its widgets.
+    """
+    found: list[dict[str, Any]] = []
+    for cell in sweep.cells:
+        if cell.seed != sweep.seeds[0]:
+            continue
+
+        values = [(sweep.x, cell.x), (sweep.y, cell.y)]
+        label = ", ".join(f"{axis.name} {axis.values[k]}" for axis, k in values if axis.name)
+        node = find(cell.report.sampler).node
+        given = {name: value for name, value in cell.report.settings.items() if value is not None}
+        widgets: dict[str, Any] = {PRESET: presets.CUSTOM, **given}
+        if node not in _SAMPLERS:  # a combination of two methods, or Tar, which is LlamaGen's
+            node = "FastARAnySampler"
+            line, _ = line_of(cell.report)
+            widgets = {"sampler": line}
+        found.append({"label": label, "node": node, "widgets": {**widgets, "seed": cell.seed}})
+
+    return found
 
 
 def _folder_name(text: str) -> str:
@@ -410,7 +459,7 @@ def _plan(
         expect_text(text, field)
 
     chosen = make(SweepSettings, {"sampler": sampler, "x": x, "y": y})
-    base = choose(chosen.sampler, parse_settings(settings, "settings"))
+    base = _base(chosen, parse_settings(settings, "settings"))
 
     if x == y:
         raise UserError(f"y: {y} is on the other axis too; choose another setting, or none.")
@@ -436,6 +485,14 @@ def _plan(
         raise UserError(f"x_values: {cells} cells are more than {MOST_CELLS}; give fewer values or seeds.")
 
     return base, x_axis, y_axis, numbers
+
+
+def _base(chosen: SweepSettings, settings: Mapping[str, str]) -> Choice:
+    """The choice that all cells share: without a preset, that with which a new node of the sampler begins."""
+    kind = find(chosen.sampler).settings
+    has_presets = bool(presets.values(kind, presets.BALANCED, demo=True))
+    usual = {PRESET: presets.BALANCED} if has_presets and PRESET not in (chosen.x, chosen.y) else {}
+    return choose(chosen.sampler, {**usual, **settings})
 
 
 def _axis(base: Choice, field: str, name: str, text: str) -> Axis:

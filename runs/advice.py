@@ -215,7 +215,8 @@ def _judged(plain: Choice, measured: Sequence[Measured], settings: AdviceSetting
     ranked = sorted(measured, key=lambda m: (not m.within_limit(settings), len(m.cells) < 2, -m.ratio))
     won = next((m for m in ranked if m.within_limit(settings) and m.always_faster), None)
 
-    answer = answer_of(plain, won, settings)
+    rivals = [m for m in ranked if won and m is not won and m.within_limit(settings) and m.may_be_as_fast_as(won)]
+    answer = answer_of(plain, won, settings, rivals)
     return Advice(
         measured=tuple(ranked),
         best=won.choice if won else plain,

@@ -14,8 +14,11 @@ from .measured import ACCEPTANCE, DECIMALS, EXACT, LOSSLESS, AdviceSettings, Mea
 _LONGEST = 400  # characters of a reason in the table
 
 
-def answer_of(plain: Choice, won: Measured | None, settings: AdviceSettings) -> str:
-    """The sentence about ``won``, the fastest candidate within the limit; None if there is none."""
+def answer_of(plain: Choice, won: Measured | None, settings: AdviceSettings, rivals: Sequence[Measured] = ()) -> str:
+    """What is said of ``won``, the fastest candidate within the limit; None if there is none.
+
+    ``rivals``: candidates within the limit whose repeats overlap with those of ``won``.
+    """
     limit = limit_of(settings)
     if won is None:
         return f"No candidate is measurably faster than {plain.entry.title} with {limit}: keep it."
@@ -24,7 +27,12 @@ def answer_of(plain: Choice, won: Measured | None, settings: AdviceSettings) -> 
     spread = speedup.range if speedup is not None else ""
     if not spread:
         spread = "one run each; raise repeats to measure it in turn"
-    return f"Fastest with {limit}: {won.choice.text}, {times_as_fast(won.ratio)} as {plain.entry.title} ({spread})."
+    answer = f"Fastest with {limit}: {won.choice.text}, {times_as_fast(won.ratio)} as {plain.entry.title} ({spread})."
+    if not rivals:
+        return answer
+
+    names = "; ".join(f"{m.choice.text}, {times_as_fast(m.ratio)}" for m in rivals)
+    return f"{answer} Not measurably slower: {names}. More repeats may tell them apart."
 
 
 def time_left(seconds: float | None) -> str:

@@ -214,8 +214,7 @@ _OPACITY = 0.6
 
 
 def before_mask_after(original: Tensor, mask: Tensor, image: Tensor) -> Tensor:
-    """Before, the mask over it, and after, in one image [B, 3, ...]: beside each other, or of wide images one below the
-    other.
+    """Before, the mask over it, and after, side by side in one image [B, 3, H, ...].
 
     Args:
         original: [1 or B, 3, H, W].
@@ -227,8 +226,5 @@ def before_mask_after(original: Tensor, mask: Tensor, image: Tensor) -> Tensor:
     paint = torch.tensor(_PAINT).view(1, 3, 1, 1)
     painted = before + mask[:, None] * _OPACITY * (paint - before)
 
-    along = 2 if width > 1.2 * height else 3
-    gap_shape = list(image.shape)
-    gap_shape[along] = max(1, round(max(height, width) / 80))
-    gap = image.new_ones(gap_shape)
-    return torch.cat([before, gap, painted, gap, image], along)
+    gap = image.new_ones(images, 3, height, max(1, round(max(height, width) / 80)))
+    return torch.cat([before, gap, painted, gap, image], 3)

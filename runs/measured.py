@@ -104,6 +104,14 @@ class Measured:
         found = self.speedup
         return found is not None and found.low is not None and round(found.low, 2) > 1
 
+    def may_be_as_fast_as(self, other: Measured) -> bool:
+        """Whether the repeats of both overlap: another calibration may find this one the faster of the two."""
+        own = self.speedup
+        others = other.speedup
+        if len(self.cells) < 2 or own is None or others is None or own.high is None or others.low is None:
+            return False
+        return own.high >= others.low
+
     def within_limit(self, settings: AdviceSettings, margin: float = 0.0) -> bool:
         """Whether its loss is within the limit, or at most ``margin`` beyond it."""
         if not self.cells:

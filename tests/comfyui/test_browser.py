@@ -550,6 +550,75 @@ def test_a_dropped_condition_is_offered_what_the_model_reads(editor: Any, artifa
     assert {"#8fb8de", "#7fd1ae", "#e08fa8", "#f2b263"} <= {*colours}
 
 
+# Loaders with the nodes that are offered first for their model, and then for its condition.
+FIRST = {
+    ("FastARLoadMAR", "demo"): ("FastARMARSampler", "FastARClassLabel"),
+    ("FastARLoadHarmon", "demo-hybrid"): ("FastARMARSampler", "FastARPrompt"),
+    ("FastARLoadLlamaGen", "demo-llamagen"): ("FastARLlamaGenSampler", "FastARClassLabel"),
+    ("FastARLoadLlamaGen", "demo-par"): ("FastARPARSampler", "FastARClassLabel"),
+    ("FastARLoadJanus", "Janus-Pro-1B"): ("FastARLlamaGenSampler", "FastARPrompt"),
+    ("FastARLoadTarDetokenizer", "demo-dtok"): ("FastARLlamaGenSampler", "FastARTarPrompt"),
+    ("FastARLoadBitDance", "demo-bitdance"): ("FastARBitDanceSampler", "FastARClassLabel"),
+}
+A_LOADER = """async ([loader, checkpoint]) => {
+    await app.loadGraphData({nodes: [], links: [], version: 0.4})
+    const node = LiteGraph.createNode(loader)
+    app.graph.add(node)
+    node.pos = [100, 300]
+    node.widgets.find(w => w.name === 'checkpoint').value = checkpoint
+    app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]
+}"""
+# Where on the screen a socket of the newest node is: its first output, or its input of a name.
+SOCKET = """name => {
+    const node = app.graph._nodes.at(-1), box = app.canvas.canvas.getBoundingClientRect()
+    if (name) node.pos = [700, 150]
+    const [x, y] = name ? node.getInputPos(node.inputs.findIndex(i => i.name === name)) : node.getOutputPos(0)
+    return [x + box.x, y + box.y]
+}"""
+FINISH = """() => {
+    const [loader, sampler] = app.graph._nodes
+    const [decode, shown] = ['VAEDecode', 'PreviewImage'].map(type => LiteGraph.createNode(type))
+    for (const node of [decode, shown]) app.graph.add(node)
+    sampler.connect(0, decode, 0)
+    loader.connect(1, decode, 1)
+    decode.connect(0, shown, 0)
+}"""
+
+
+def _drop(page: Any, socket: str, across: int) -> None:
+    """Drag the link of a socket of the newest node on the empty canvas, and take what is offered first."""
+    x, y = page.evaluate(SOCKET, socket)
+    page.wait_for_timeout(800)
+    x, y = page.evaluate(SOCKET, socket)
+    page.mouse.move(x, y)
+    page.mouse.down()
+    page.mouse.move(x + across / 2, y + 40, steps=5)
+    page.mouse.move(x + across, y + 80, steps=5)
+    page.mouse.up()
+    page.locator("[role=dialog]").last.wait_for(timeout=10_000)
+    page.wait_for_timeout(500)
+    page.keyboard.press("Enter")
+    page.wait_for_timeout(800)
+
+
+def test_enter_takes_the_right_node_for_a_dropped_model_and_condition(comfy: Comfy, editor: Any) -> None:
+    """In the search box, which those have who installed ComfyUI since frontend 1.24. What comes of it runs."""
+    editor.evaluate("app.extensionManager.setting.set('Comfy.LinkRelease.Action', 'search box')")
+    for loader, (sampler, maker) in FIRST.items():
+        editor.evaluate(A_LOADER, list(loader))
+        _drop(editor, "", 250)
+        _drop(editor, "condition", -250)
+        found = editor.evaluate("app.graph._nodes.map(node => node.type)")
+        assert found == [loader[0], sampler, maker], loader
+        linked = editor.evaluate("app.graph._nodes[1].inputs.filter(i => i.link != null).map(i => i.name)")
+        assert sorted(linked) == ["condition", "model"], loader
+
+        if editor.renderer == "litegraph" and loader[1] in ("demo", "demo-llamagen"):
+            editor.evaluate(FINISH)
+            assert not comfy.failure(_run(comfy, editor))
+    _no_complaint(editor)
+
+
 AXES = """sampler => {
     const node = LiteGraph.createNode('FastARSweep'), [own, ...axes] = ['sampler', 'x', 'y'].map(
         name => node.widgets.find(w => w.name === name))
@@ -634,6 +703,16 @@ def test_a_graph_with_the_nodes_of_earlier_versions_opens_as_one_of_this(editor:
     _no_complaint(editor)
 
 
+PROMPT = "async () => (await app.graphToPrompt()).output"
+# Takes the last cell in the menu of a Sweep; the id of the sampler that it makes, and what the menu offers.
+CARRIED = """id => {
+    const extension = app.extensions.find(({name}) => name === 'FastAR.Sweep')
+    const menus = extension.getNodeMenuItems(app.graph.getNodeById(id)).map(({submenu}) => submenu.options)
+    menus[0].at(-1).callback()
+    return [app.graph._nodes.at(-1).id, menus.map(menu => menu.map(({content}) => content))]
+}"""
+
+
 def test_a_sweep_shows_its_grid_and_plot_when_it_has_run(editor: Any, comfy: Comfy, artifacts: Path) -> None:
     """And not the preview of a cell, which the editor would show in their place."""
     graph = load_workflow("10 Sweep")
@@ -654,6 +733,79 @@ def test_a_sweep_shows_its_grid_and_plot_when_it_has_run(editor: Any, comfy: Com
         editor.wait_for_function(f"{images}?.length === 1", timeout=30_000)
         assert editor.evaluate(f"{images}[0].naturalWidth") > 2 * 256 + 720
     editor.screenshot(path=str(artifacts / f"sweep_{editor.renderer}.png"))
+
+    # A sampler for a cell, by the node's menu.
+    made, (menu,) = editor.evaluate(CARRIED, sweep["id"])
+    assert menu == ["threshold 0.5", "threshold 0.9"]
+    inputs = editor.evaluate(PROMPT)[str(made)]["inputs"]
+    (sent,) = [node["inputs"] for node in editor.evaluate(PROMPT).values() if node["class_type"] == "FastARSweep"]
+    assert {name: inputs[name] for name in ("model", "condition")} == {
+        name: sent[name] for name in ("model", "condition")
+    }
+    assert (inputs["preset"], inputs["threshold"], inputs["steps"], inputs["seed"]) == ("custom", 0.9, 4, 7)
+    _no_complaint(editor)
+
+
+# A new Compare, Token Map and Time-lapse on one run of a few steps; their ids.
+SHOWING = """async () => {
+    await app.loadGraphData({nodes: [], links: [], version: 0.4})
+    const add = (type, values, ...links) => {
+        const node = LiteGraph.createNode(type)
+        app.graph.add(node)
+        for (const widget of node.widgets ?? []) if (widget.name in values) widget.value = values[widget.name]
+        for (const [from, slot, name] of links) from.connect(slot, node, node.inputs.findIndex(i => i.name === name))
+        return node
+    }
+    const loader = add('FastARLoadMAR', {}), label = add('FastARClassLabel', {labels: 'cat'})
+    const sampler = add('FastARMARSampler', {preset: 'custom', steps: 4, diffusion_steps: 6}, [loader, 0, 'model'],
+        [label, 0, 'condition'])
+    const image = add('VAEDecode', {}, [sampler, 0, 'samples'], [loader, 1, 'vae'])
+    const pair = [[image, 0, 'image_1'], [sampler, 1, 'report_1']]
+    const shown = [add('FastARCompare', {}, ...pair), add('FastARTokenMap', {}, [sampler, 1, 'report']),
+        add('FastARTimeLapse', {}, ...pair)]
+    app.graph._nodes.forEach((node, k) => node.pos = [60 + 420 * Math.floor(k / 2), 60 + 460 * (k % 2)])
+    app.canvas.ds.scale = 0.7; app.canvas.ds.offset = [0, 0]
+    return shown.map(node => node.id)
+}"""
+# Pixels of the image on a node, in units of the graph.
+IMAGE_ON = """id => {
+    const found = document.querySelector(`[data-node-id="${id}"] img`)?.getBoundingClientRect()
+    if (found) return [found.width / app.canvas.ds.scale, found.height / app.canvas.ds.scale]
+    const node = app.graph.getNodeById(id), widget = node.widgets.find(w => /preview/.test(w.name))
+    return node.imgs?.length ? [node.size[0], widget.computedHeight ?? widget.element?.clientHeight] : null
+}"""
+
+
+def test_new_nodes_show_their_results_themselves(comfy: Comfy, editor: Any, artifacts: Path) -> None:
+    ids = editor.evaluate(SHOWING)
+    entry = _run(comfy, editor)
+    assert not comfy.failure(entry)
+    assert {str(number) for number in ids} <= entry["outputs"].keys()
+    editor.wait_for_timeout(2500)
+    editor.screenshot(path=str(artifacts / f"shown themselves_{editor.renderer}.png"))
+    for number in ids:
+        width, height = editor.evaluate(IMAGE_ON, number)
+        assert width >= 150 and height >= 150, number
+    assert editor.evaluate("id => app.graph.getNodeById(id).size[1]", ids[-1]) >= 300
+    _no_complaint(editor)
+
+
+SIZES = "app.graph._nodes.map(node => [...node.size])"
+
+
+def test_a_sampler_in_a_subgraph_shows_a_live_preview(comfy: Comfy, editor: Any, artifacts: Path) -> None:
+    """On the subgraph's node, in its first run, until the end."""
+    editor.set_viewport_size(LAPTOP)
+    editor.evaluate(OPEN_TEMPLATE, [load_workflow("02 Identical"), "02"])
+    editor.wait_for_timeout(2000)
+    before = editor.evaluate(SIZES)
+    comfy.post("/free", {"unload_models": True, "free_memory": True})
+    editor.get_by_role("button", name="Run", exact=True).first.click()
+    editor.wait_for_function("document.querySelector('.fastar-live')?.naturalWidth > 0", timeout=120_000)
+    editor.screenshot(path=str(artifacts / f"live in a subgraph_{editor.renderer}.png"))
+    editor.wait_for_function("!document.querySelector('.fastar-live')", timeout=120_000)
+    if editor.renderer == "litegraph":
+        assert editor.evaluate(SIZES)[-1] == before[-1]
     _no_complaint(editor)
 
 

@@ -154,6 +154,45 @@ def test_cells_are_counted_from_one():
     assert len(images) == 64 and reports == [None] * 64
 
 
+def as_connected(node, monkeypatch, output=None):
+    """Let a node run with number 7 in a graph, its output of that number connected."""
+    taker = {"8": {"class_type": "SaveImage", "inputs": {"images": ["7", output]}}}
+    graph = {"7": {"class_type": "FastARCompare", "inputs": {}}, **({} if output is None else taker)}
+    monkeypatch.setattr(node, "hidden", SimpleNamespace(unique_id="7", extra_pnginfo={}, prompt=graph), raising=False)
+
+
+def test_a_result_that_goes_nowhere_else_is_shown_on_the_node(monkeypatch):
+    """Both are output nodes: Run would skip them otherwise."""
+    report = a_report("mar")
+    report.maps["step"] = np.zeros((1, 4, 4), np.int32)
+    runs = {
+        compare.Compare: lambda: compare.Compare.execute(**cells([a_report("mar"), a_report("fasthybrid")])),
+        compare.TokenMap: lambda: compare.TokenMap.execute(report=report, what="fixed at step", opacity=0.5),
+    }
+    for node, run in runs.items():
+        assert node.define_schema().is_output_node
+        for output, is_shown in ((None, True), (1, True), (0, False)):
+            as_connected(node, monkeypatch, output)
+            before = len(state.saved)
+            made = run()
+            assert ("images" in (made.ui or {})) == is_shown
+            assert len(state.saved) - before == is_shown
+
+
+def test_different_seeds_are_told_with_the_remedy():
+    """A new sampler has a random seed of its own. Two runs that differ in nothing else show what the seed changes."""
+    plain, fast = a_report("mar", 4.0), a_report("fasthybrid", 2.0)
+    fast.seed = plain.seed + 1
+    made = compare.Compare.execute(**cells([plain, fast]))
+    remedy = "different seeds: give both samplers the same"
+    assert remedy in made.ui["fastar_text"][0] and remedy in made.result[1]
+
+    again = a_report("mar", 4.0)
+    again.seed = plain.seed + 1
+    made = compare.Compare.execute(**cells([plain, again]))
+    assert remedy not in made.ui["fastar_text"][0] + made.result[1]
+
+
 def test_a_map_is_as_wide_as_its_image_within_limits():
     record = a_report("mar")
     record.maps["step"] = np.zeros((1, 4, 4), np.int32)

@@ -29,7 +29,7 @@ from fastar_nodes.sweeps.sweep import sweep_table
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from tiny import LABELS as WHAT
-from tiny import a_gpt, a_mar, a_report, dropped
+from tiny import a_gpt, a_mar, a_report, dropped, sample
 
 SWEEP = {
     "condition": WHAT,
@@ -297,12 +297,54 @@ def test_the_node_shows_grid_plot_and_table_and_gives_them(steady):
     assert np.array_equal(shown[: grid.shape[1], :width], (grid[0] * 255).round())
     assert np.array_equal(shown[:400, width:], (plot[0] * 255).round())
     assert table.splitlines()[0] == as_table.splitlines()[0] and told.startswith("3 cells sampled")
-    assert [line.split()[0] for line in lines] == ["threshold", "-1", "0.5"] and "passes  head calls" in lines[0]
+    assert [line.split()[0] for line in lines[:-1]] == ["threshold", "-1", "0.5"] and "passes  head calls" in lines[0]
+    assert lines[-1].startswith("all cells: 4 AR steps, ") and "lookahead 2" in lines[-1]
+    assert "threshold" not in lines[-1]
 
     # A table that is connected has the same figures, and a long one does not fit.
     nodes = {"5": {"class_type": "FastARSweep", "inputs": {}}, "6": {"inputs": {"source": ["5", 1]}}}
     assert len(executed(model, nodes)[1]) == 1
     assert len(executed(model, x_values="-1..0.6 x 7")[1]) == 1 and len(executed(model, x_values="-1..0.6 x 6")[1]) == 8
+
+
+def test_a_sweep_starts_where_a_new_sampler_stands():
+    """At the preset of a new node, whose numbers are in the title of the grid."""
+    few = {"steps": 4, "diffusion_steps": 12}
+    text = ", ".join(f"{name}={value}" for name, value in few.items())
+    model = a_mar()
+
+    found, _ = sweep(model, **{**SMALL, "settings": text})
+    (cell,) = found.cells
+    values = {**few, "threshold": 0.5}
+    _, report = sample(samplers.FastHybridSampler, model=model, preset="balanced", **values)
+    assert cell.report.settings == report.settings
+    assert found.title.startswith("FastHybrid, balanced: lookahead ") and "threshold" not in found.title
+    assert "4 AR steps" in found.title
+
+    named, _ = sweep(model, **{**SMALL, "settings": f"preset=custom, {text}"})
+    assert named.title == "FastHybrid: 4 AR steps, 12 diffusion steps"
+    plain, _ = sweep(model, **{**SMALL, "sampler": "mar", "x": "cfg", "x_values": "2", "settings": text})
+    assert plain.title == "MAR: 4 AR steps, 12 diffusion steps"
+
+
+def test_a_cell_becomes_a_sampler_that_generates_its_image():
+    """What the node sends to the editor for its menu."""
+    model = a_mar()
+    found, _ = sweep(model)
+    first, *_, last = sweep_nodes.as_samplers(found)
+    assert (first["label"], last["label"]) == ("threshold -1, lookahead_start 0", "threshold 1.01, lookahead_start 2")
+    assert len(sweep_nodes.as_samplers(found)) == 6, "of the first seed"
+
+    assert last["node"] == "FastARFastHybridSampler"
+    cell = next(cell for cell in found.cells if (cell.x, cell.y, cell.seed) == (2, 1, 7))
+    _, report = samplers.FastHybridSampler.execute(model=model, condition=WHAT, **last["widgets"]).result
+    assert (report.settings, report.seed) == (cell.report.settings, 7)
+
+    both, _ = sweep(model, **{**SMALL, "sampler": "fasthybrid+lazymar"})
+    (of_two,) = sweep_nodes.as_samplers(both)
+    assert of_two["node"] == "FastARAnySampler" and of_two["widgets"]["seed"] == 7
+    _, report = sharing.AnySampler.execute(model, WHAT, **of_two["widgets"]).result
+    assert report.settings == both.cells[0].report.settings
 
 
 def test_a_measure_that_no_cell_has_is_said_and_the_plot_is_against_another(steady):

@@ -1,5 +1,7 @@
 """The result of a comparison in one line: what it gained and what became of the image."""
 
+from dataclasses import replace
+
 import pytest
 from fastar_nodes.reports.quality import DISTRIBUTION, IDENTICAL, OTHER_IMAGE, OTHER_MODEL, OTHER_SEED, Quality
 from fastar_nodes.reports.record import Report, repeated
@@ -87,6 +89,12 @@ LINES = {
     "images without figures": (run(4.0), run(1.0), None, "About 4.0 times as fast"),
     "another seed": (run(4.0), run(1.0), Quality(word=OTHER_SEED), ""),
 }
+
+
+def test_different_seeds_are_told_with_the_remedy():
+    """Unless the runs differ in nothing else: they show what a seed changes."""
+    other = replace(run(1.0), sampler="fasthybrid")
+    assert told(run(4.0), other, Quality(word=OTHER_SEED)) == "Different seeds: give both samplers the same"
 
 
 @pytest.mark.parametrize("name", LINES)

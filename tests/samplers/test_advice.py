@@ -110,6 +110,24 @@ def test_a_difference_within_the_spread_is_none(name):
     assert ("no measurable difference" in found.table) == (low <= 1 <= high)
 
 
+@pytest.mark.parametrize(("slower", "is_rival"), [([2.0, 2.4, 1.9], True), ([2.0, 2.6, 2.7], False)])
+def test_the_answer_names_those_that_may_be_as_fast(slower, is_rival):
+    """Their repeats overlap with the winner's, 1.60 to 2.50: another calibration may answer otherwise."""
+    bench, seconds = Bench(), {"lazymar: preset=balanced": [2.0, 1.6, 2.5], "lazymar: preset=fast": slower}
+
+    def varying(choice, seed):
+        images, report = bench(choice, seed)
+        if choice is not PLAIN:
+            report.seconds = seconds[choice.text][seed - 7]
+        return images, report
+
+    tried = [a.parse_choice(line, "sampler") for line in seconds]
+    _, found = stepped(a.calibrate(PLAIN, tried, varying, AdviceSettings(measure="identical"), 7))
+    assert found.best.text == "lazymar: preset=balanced"
+    rival = "Not measurably slower: lazymar: preset=fast, about 1.9 times as fast. More repeats may tell them apart."
+    assert found.sentence.endswith(rival) == is_rival and ("Not measurably" in found.sentence) == is_rival
+
+
 def test_a_single_repeat_is_said_to_be_one():
     found, _, _ = advise(measure="identical", repeats=1)
     assert found.sentence.endswith(

@@ -1,9 +1,14 @@
-// The lists x and y of Sweep: the settings of the chosen sampler. And graphs of earlier versions, in which Sweep Grid and Sweep Plot drew it.
+// The lists x and y of Sweep: the settings of the chosen sampler. A sampler for a cell, in the node's menu. And graphs of earlier versions, in
+// which Sweep Grid and Sweep Plot drew it.
 //
 // Kept because the lists would otherwise hold the fifty settings of all samplers, most of which the chosen one does not have. The server
 // takes every setting of the list and names those that the sampler lacks.
 // The graphs: ComfyUI's own replacement of nodes puts one node in the place of one, and here two join a third.
+import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
+import { nodeOf } from "./graphs.js"
+import { isOpen } from "./text.js"
+import { say } from "./words.js"
 
 const settings = {} // by node, in lower case
 
@@ -62,8 +67,50 @@ function convert(graph) {
   }
 }
 
+// In the output of the node, and in its properties: a saved graph keeps its menu. See nodes/sweep.py.
+const CELLS = "fastar_cells"
+// The inputs of Sweep and those of a sampler for the same.
+const SAME = [["model", "model"], ["model", "target"], ["draft", "draft"], ["condition", "condition"]]
+const APART = 40 // pixels
+
+const inputOf = (node, name) => node.inputs.findIndex((input) => input.name === name)
+
+/** Keep the cells of a sweep that has run. */
+function keepCells({ detail }) {
+  const node = detail?.output?.[CELLS] && isOpen(detail.prompt_id) && nodeOf(detail.display_node ?? detail.node)
+  if (node) node.properties[CELLS] = detail.output[CELLS]
+}
+
+/** Put a sampler with the settings of a cell beside its sweep, on the same model and condition. */
+function addSampler(sweep, { label, node: type, widgets }) {
+  const made = LiteGraph.createNode(type)
+  const [x, y] = sweep.pos
+  made.pos = [x + sweep.size[0] + APART, y]
+  sweep.graph.add(made)
+  made.title = `${made.title}, ${label}`
+
+  for (const widget of made.widgets) {
+    if (widget.name in widgets) widget.value = widgets[widget.name]
+    if (widget.name.includes("control_after_generate") || widget.name.includes("control after generate")) widget.value = "fixed"
+  }
+  for (const [from, to] of SAME) {
+    const link = sweep.graph.getLink(sweep.inputs[inputOf(sweep, from)]?.link)
+    const origin = link && sweep.graph.getNodeById(link.origin_id)
+    if (inputOf(made, to) >= 0) origin?.connect(link.origin_slot, made, inputOf(made, to))
+  }
+  app.canvas.select?.(made)
+  sweep.graph.setDirtyCanvas?.(true, true)
+}
+
 app.registerExtension({
   name: "FastAR.Sweep",
+  setup: () => api.addEventListener("executed", keepCells),
+  getNodeMenuItems(node) {
+    const cells = node.comfyClass === "FastARSweep" ? (node.properties[CELLS] ?? []) : []
+    if (!cells.length) return []
+    const options = cells.map((cell) => ({ content: cell.label, callback: () => addSampler(node, cell) }))
+    return [{ content: say("New sampler with the settings of"), has_submenu: true, submenu: { options } }]
+  },
   beforeConfigureGraph(saved) {
     for (const graph of [saved, ...(saved?.definitions?.subgraphs ?? [])]) if (graph?.nodes && graph.links) convert(graph)
   },
