@@ -411,6 +411,7 @@ def _shared(sweep: Sweep) -> dict[str, Any]:
 
 # Name in the output of the node for the editor: its cells as samplers, see web/js/sweep.js.
 CELLS = "fastar_cells"
+_MOST_IN_MENU = 64
 _SAMPLERS = {node.node_id for node in samplers.NODES if hasattr(node, "node_id")}
 
 
@@ -418,8 +419,12 @@ def as_samplers(sweep: Sweep) -> list[dict[str, Any]]:
     """Each cell of the first seed as a node that samples it again on the sweep's inputs, where they are no axis.
 
     Returns:
-        "label" says which cell it is, "node" is the type of a node, and "widgets" holds the values of its widgets.
+        "label" says which cell it is, "node" is the type of a node, and "widgets" holds the values of its widgets. None
+        of a sweep with more cells than a menu can list.
     """
+    if len(sweep.cells) > _MOST_IN_MENU * len(sweep.seeds):
+        return []
+
     found: list[dict[str, Any]] = []
     for cell in sweep.cells:
         if cell.seed != sweep.seeds[0]:

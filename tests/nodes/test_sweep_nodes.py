@@ -303,8 +303,8 @@ def test_the_node_shows_grid_plot_and_table_and_gives_them(steady):
 
     # A table that is connected has the same figures, and a long one does not fit.
     nodes = {"5": {"class_type": "FastARSweep", "inputs": {}}, "6": {"inputs": {"source": ["5", 1]}}}
-    assert len(executed(model, nodes)[1]) == 1
-    assert len(executed(model, x_values="-1..0.6 x 7")[1]) == 1 and len(executed(model, x_values="-1..0.6 x 6")[1]) == 8
+    assert len(executed(model, nodes)[1]) == 2
+    assert len(executed(model, x_values="-1..0.6 x 7")[1]) == 2 and len(executed(model, x_values="-1..0.6 x 6")[1]) == 8
 
 
 def test_a_sweep_starts_where_a_new_sampler_stands():
@@ -445,7 +445,7 @@ def test_samplers_show_a_line_and_write_their_report():
     report = made.result[1]
     first, second = said(made)
     work = f"4 passes, {report.counts['head_calls']} head calls, {100 * report.acceptance:.0f} % of drafts kept"
-    assert first.startswith(f"{work}, ") and first.endswith(" s (first run)") and second.startswith("4 AR steps, ")
+    assert first.startswith(f"{work}, ") and first.endswith(" s (one run)") and second.startswith("4 AR steps, ")
     assert not fake_comfy.state.said, "the editor removes progress texts when a run ends"
     (run,) = metadata[exchange.KEY]["runs"]
     assert run["node"] == "5" and run["settings"] == report.settings and metadata["workflow"] == {"nodes": []}

@@ -91,7 +91,7 @@ function addSampler(sweep, { label, node: type, widgets }) {
 
   for (const widget of made.widgets) {
     if (widget.name in widgets) widget.value = widgets[widget.name]
-    if (widget.name.includes("control_after_generate") || widget.name.includes("control after generate")) widget.value = "fixed"
+    if (widget.name === "control_after_generate") widget.value = "fixed" // of the seed
   }
   for (const [from, to] of SAME) {
     const link = sweep.graph.getLink(sweep.inputs[inputOf(sweep, from)]?.link)
