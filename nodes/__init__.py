@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import first_line
 
 if TYPE_CHECKING:
-    from comfy_api.latest import ComfyExtension, io
+    from comfy_api.v0_0_2 import ComfyExtension, io
 
     from ..reports.record import Report
 
@@ -23,7 +23,7 @@ def make_extension(module: str = __name__) -> ComfyExtension:
     Args:
         module: the name under which ComfyUI has imported this pack.
     """
-    from comfy_api.latest import ComfyExtension
+    from comfy_api.v0_0_2 import ComfyExtension
 
     from . import host
 
@@ -37,6 +37,7 @@ def make_extension(module: str = __name__) -> ComfyExtension:
         filling,
         loaders,
         metadata,
+        renamed,
         samplers,
         sharing,
         sweep,
@@ -50,6 +51,7 @@ def make_extension(module: str = __name__) -> ComfyExtension:
     _try(serve, "prompts do not show which words a demo knows")
 
     def prepare(request: Any) -> None:
+        renamed.convert(request)
         sweep.convert(request)
         metadata.prepare(request)
 
@@ -70,6 +72,7 @@ def make_extension(module: str = __name__) -> ComfyExtension:
             for group in groups:
                 nodes += group.NODES
 
+            await renamed.register(nodes)
             for node in nodes:
                 _let_scripts_call(node, module)
             return nodes

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
-from comfy_api.latest import io
+from comfy_api.v0_0_2 import io
 
 from ..memory import enough_memory
 from ..networks.torch_state import in_own_state

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from comfy_api.latest import io
+from comfy_api.v0_0_2 import io
 
 from ..memory import enough_memory
 from ..model_loaders.janus.loader import load_janus_head

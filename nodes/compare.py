@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from comfy_api.latest import io
+from comfy_api.v0_0_2 import io
 
 from ..errors import UserError
 from ..memory import enough_memory

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from comfy_api.latest import io
+from comfy_api.v0_0_2 import io
 from torch import Tensor
 
 from ..errors import UserError

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from comfy_api.latest import io
+from comfy_api.v0_0_2 import io
 from torch import Tensor
 
 from ..errors import OfFastAR, UserError

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar, cast
 
-from comfy_api.latest import io
+from comfy_api.v0_0_2 import io
 
 from ..errors import UserError
 from ..memory import enough_memory

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 import numpy as np
-from comfy_api.latest import io
+from comfy_api.v0_0_2 import io
 from torch import Tensor
 
 from ..errors import UserError

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar
 
-from comfy_api.latest import io
+from comfy_api.v0_0_2 import io
 
 from ..networks.torch_state import in_own_state
 from ..runs import presets, registry

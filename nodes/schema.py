@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
-from comfy_api.latest import io
+from comfy_api.v0_0_2 import io
 from torch import Tensor
 
 from ..errors import UserError

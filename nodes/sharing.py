@@ -6,7 +6,7 @@ import os
 from typing import Any
 
 import numpy as np
-from comfy_api.latest import io
+from comfy_api.v0_0_2 import io
 
 from ..errors import UserError
 from ..networks.torch_state import in_own_state

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import numpy as np
-from comfy_api.latest import io, ui
+from comfy_api.v0_0_2 import io, ui
 
 from ..errors import UserError
 from ..networks.torch_state import in_own_state

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from comfy_api.latest import io, ui
+from comfy_api.v0_0_2 import io, ui
 from torch import Tensor
 
 from ..errors import UserError, first_line

@@ -253,7 +253,7 @@ def install() -> None:
     modules = {
         "comfy": {},
         "comfy_api": {},
-        "comfy_api.latest": {
+        "comfy_api.v0_0_2": {
             "io": io,
             "ui": SimpleNamespace(ImageSaveHelper=_Saver, PreviewImage=Preview),
             "ComfyExtension": object,

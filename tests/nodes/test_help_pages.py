@@ -4,7 +4,7 @@ import dataclasses
 from types import SimpleNamespace
 
 import pytest
-from comfy_api.latest import io
+from comfy_api.v0_0_2 import io
 from fastar_nodes.lab.docs import help_pages
 from fastar_nodes.lab.docs.help_pages import emphasised, item, one_of_each, range_in_words, wrapped
 from fastar_nodes.nodes.schema import explained, widget
