@@ -41,6 +41,7 @@ GROUPS: dict[str, Commands] = {
         "headlines": (".docs.headlines", "write the summary tables of README and docs/benchmarks.md"),
         "models-table": (".docs.models_table", "write README's table of models"),
         "pictures": (".docs.pictures", "draw the icon, README's animation and the images of the help pages"),
+        "gallery": (".docs.gallery", "draw the forty images of docs/gallery.md, each with its graph inside"),
         "thumbnails": (".docs.thumbnails", "draw the thumbnails of the templates"),
         "help-pages": (".docs.help_pages", "write inputs and outputs of the help pages, and the table of settings"),
         "translate": (".docs.translate", "write the translated texts of nodes, menu groups and messages"),

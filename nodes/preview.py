@@ -8,7 +8,7 @@ from operator import attrgetter
 from typing import Any, TypeVar
 
 import numpy as np
-from comfy_api.latest import ui
+from comfy_api.v0_0_2 import ui
 from PIL import Image
 from torch import Tensor
 

@@ -31,6 +31,7 @@ from .thumbnails import Template, pixels
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "web" / "docs" / "images"
 ICON = ROOT / "docs" / "icon.png"
+BANNER = ROOT / "docs" / "banner.png"
 ANIMATION = ROOT / "docs" / "time_lapse.webp"
 ANIMATION_WIDTH = 480
 SEED, MAP, WIDTH, QUALITY = 7, 512, 580, 55
@@ -70,7 +71,7 @@ TEMPLATES = {
 }
 PAGES = pages()
 PAGES = pages()
-EVERY = ["icon", "animation", *PAGES, *TEMPLATES]
+EVERY = ["icon", "banner", "animation", *PAGES, *TEMPLATES]
 
 
 def sheet(samplers: str, maps: Sequence[str], seed: int) -> np.ndarray:
@@ -160,6 +161,22 @@ def icon(side: int = 256) -> Image.Image:
     return out
 
 
+def banner(height: int = 360) -> Image.Image:
+    """The registry's banner of 21:9: the icon, and squares of the templates' thumbnails in two rows."""
+    out = Image.new("RGB", (height * 21 // 9, height), Ink.BACKGROUND)
+    mark = icon(height * 2 // 3 // 64 * 64)
+    out.paste(mark, ((height - mark.width) // 2, (height - mark.height) // 2))
+
+    side = height // 2
+    columns = (out.width - height) // side
+    for k, path in enumerate(sorted((ROOT / "workflows").glob("*.jpg"))[: 2 * columns]):
+        with Image.open(path) as picture:
+            square = picture.convert("RGB").resize((side - 8, side - 8), Image.Resampling.LANCZOS)
+        out.paste(square, (height + k % columns * side + 4, k // columns * side + 4))
+
+    return out
+
+
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("names", nargs="*", metavar="NAME", help=f"what to draw; default all: {', '.join(EVERY)}")
@@ -175,6 +192,8 @@ def run(options: argparse.Namespace) -> int:
     for name in options.names or EVERY:
         if name == "icon":
             icon().save(ICON, optimize=True)
+        elif name == "banner":
+            banner().save(BANNER, optimize=True)
         elif name == "animation":
             first, *others = animation()
             first.save(ANIMATION, save_all=True, append_images=others, duration=1000 // FPS, loop=0, quality=QUALITY)

@@ -8,6 +8,7 @@ import argparse
 import re
 import subprocess
 import sys
+import zipfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,10 @@ from ..work.preset_work import missing_rows
 ROOT = Path(__file__).resolve().parents[2]
 MOST_BYTES = 45_000_000
 MOST_CHECKPOINT_BYTES = 40_000_000
-# The pack's image in the registry, drawn by lab/docs/pictures.py: square, at most 400 x 400 pixels.
+# The pack's images in the registry, drawn by lab/docs/pictures.py: square, at most 400 x 400 pixels, and 21:9.
 ICON = "docs/icon.png"
+BANNER = "docs/banner.png"
+PROJECT, README, CHANGELOG = "pyproject.toml", "README.md", "CHANGELOG.md"
 # First parts of paths that must not be shipped.
 DEVELOPMENT = ("lab", "tests", ".github", ".ci")
 
@@ -60,10 +63,32 @@ def size(files: Sequence[Path], root: Path = ROOT) -> tuple[int, int]:
     return sum((root / f).stat().st_size for f in files), lines
 
 
-def icon_address(repository: str) -> str:
-    """Address of :data:`ICON` in a public repository on GitHub; the registry reads addresses only."""
+def by_folder(files: Sequence[Path]) -> dict[str, list[Path]]:
+    """The files by the first part of their paths, "." for those of the root."""
+    found: dict[str, list[Path]] = {}
+    for file in files:
+        found.setdefault(file.parts[0] if len(file.parts) > 1 else ".", []).append(file)
+    return found
+
+
+def write_archive(files: Sequence[Path], path: Path) -> None:
+    """Write files of the repository as a zip archive. tests/comfyui/test_archive.py runs a template from one."""
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        for file in files:
+            archive.write(ROOT / file, file.as_posix())
+
+
+def address(repository: str, image: str) -> str:
+    """Address of an image in a public repository on GitHub; the registry reads addresses only."""
     owner_and_name = repository.rstrip("/").removesuffix(".git").removeprefix("https://github.com/")
-    return f"https://raw.githubusercontent.com/{owner_and_name}/HEAD/{ICON}"
+    return f"https://raw.githubusercontent.com/{owner_and_name}/HEAD/{image}"
+
+
+def line_of(file: str, text: str) -> str:
+    """The file and the line in it that begins with a text, "pyproject.toml:45"; the file alone if none does."""
+    lines = (ROOT / file).read_text(encoding="utf-8-sig").splitlines()
+    found = [number for number, line in enumerate(lines, 1) if line.startswith(text)]
+    return f"{file}:{found[0]}" if found else file
 
 
 def owner_fields(project: dict[str, Any], readme: str) -> list[str]:
@@ -74,15 +99,16 @@ def owner_fields(project: dict[str, Any], readme: str) -> list[str]:
     urls = project["project"].get("urls", {})
     comfy = project["tool"]["comfy"]
     repository = urls.get("Repository") or "https://github.com/OWNER/NAME"
-    icon = icon_address(repository)
+    icon, banner = address(repository, ICON), address(repository, BANNER)
     clone = f"git clone --depth 1 {repository} fastar-nodes"
-    required = {
-        "[project.urls] Repository: the address of the public repository": urls.get("Repository"),
-        "[tool.comfy] PublisherId: the id of the publisher at registry.comfy.org": comfy.get("PublisherId"),
-        f"[tool.comfy] Icon: {icon}": comfy.get("Icon") == icon,
-        f"README.md: {clone}": clone in readme,
-    }
-    return [what for what, value in required.items() if not value]
+    todo = (
+        (PROJECT, "# Empty fields", "[project.urls] Repository: the address of the repository", urls.get("Repository")),
+        (PROJECT, "PublisherId", "[tool.comfy] PublisherId: your id at registry.comfy.org", comfy.get("PublisherId")),
+        (PROJECT, "Icon", f"[tool.comfy] Icon: {icon}", comfy.get("Icon") == icon),
+        (PROJECT, "Banner", f"[tool.comfy] Banner: {banner}", comfy.get("Banner") == banner),
+        (README, "- **Git**", clone, clone in readme),
+    )
+    return [f"{line_of(file, at)} {what}" for file, at, what, done in todo if not done]
 
 
 def version_problems(version: str, changelog: str, tag: str | None) -> list[str]:
@@ -92,7 +118,7 @@ def version_problems(version: str, changelog: str, tag: str | None) -> list[str]
     if heading is None or heading[1] != version:
         problems.append(f"CHANGELOG.md: the first entry is not [{version}], the version in pyproject.toml")
     elif not re.fullmatch(r"\d{4}-\d{2}-\d{2}", heading[2].strip()):
-        problems.append(f"CHANGELOG.md: [{version}] has no date (YYYY-MM-DD)")
+        problems.append(f"{line_of(CHANGELOG, '## [')} [{version}] has no date (YYYY-MM-DD)")
 
     if tag is not None and tag != f"v{version}":
         problems.append(f"tag: {tag} is not v{version}, the version in pyproject.toml")
@@ -115,16 +141,21 @@ def archive_problems(files: Sequence[Path], root: Path = ROOT) -> list[str]:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("--tag", help="the git tag of the release, for example v0.1.0")
+    parser.add_argument("--archive", metavar="FILE", type=Path, help="also write the shipped archive as a zip file")
 
 
 def run(options: argparse.Namespace) -> int:
     """Print the report and return the exit code."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8-sig"))
+    project = tomllib.loads((ROOT / PROJECT).read_text(encoding="utf-8-sig"))
     version, files = project["project"]["version"], shipped()
     volume, lines = size(files)
     print(f"{version}: {len(files)} files, {volume / 1e6:.1f} MB, {lines} lines of Python")
-    problems = owner_fields(project, (ROOT / "README.md").read_text(encoding="utf-8-sig"))
-    problems += version_problems(version, (ROOT / "CHANGELOG.md").read_text(encoding="utf-8-sig"), options.tag)
+    for folder, part in by_folder(files).items():
+        print(f"  {folder}: {len(part)} files, {size(part)[0] / 1e6:.1f} MB")
+    if options.archive is not None:
+        write_archive(files, options.archive)
+    problems = owner_fields(project, (ROOT / README).read_text(encoding="utf-8-sig"))
+    problems += version_problems(version, (ROOT / CHANGELOG).read_text(encoding="utf-8-sig"), options.tag)
     if volume > MOST_BYTES:
         problems.append(f"archive: {volume / 1e6:.1f} MB is more than {MOST_BYTES / 1e6:.0f} MB")
     problems += archive_problems(files)

@@ -452,9 +452,7 @@ def test_samplers_show_a_line_and_write_their_report():
     json.dumps(metadata)
     warning, figures, settings = said(node.execute(model=a_mar(), condition=WHAT, seed=7, **{**PLAIN, "lookahead": 0}))
     assert (
-        warning.startswith("Nothing was drafted")
-        and " s (one run)" in figures
-        and settings.startswith("4 AR steps, ")
+        warning.startswith("Nothing was drafted") and " s (one run)" in figures and settings.startswith("4 AR steps, ")
     )
     plain = with_hidden(samplers.MARSampler, None)  # a prompt that holds no graph
     figures, settings = said(plain.execute(model=a_mar(), condition=WHAT, seed=7, **PLAIN))
