@@ -23,7 +23,7 @@ from ..runs import loading, presets, registry
 from ..runs.choice import ModelFacts
 from ..runs.loading import AUTO
 from ..runs.registry import SAMPLERS
-from ..runs.shown import FREE, PLAIN, PRESETS, Shown
+from ..runs.shown import PLAIN, PRESETS, Shown, free_of
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.tokens.settings import TarPromptSettings
 from . import host, loaders, samplers
@@ -84,8 +84,8 @@ def fill(node: Any, preset: Any, loader: Any = None, steps: Any = None) -> dict[
 
     known_steps = steps if isinstance(steps, int) else None
     values = Shown(kind, options, about, known_steps).numbers(name)
-    for name in FREE:
-        values.pop(name, None)
+    for free in free_of(kind, name):
+        values.pop(free, None)
     return {"values": values, "model": about.words}
 
 

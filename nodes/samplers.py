@@ -14,7 +14,8 @@ from ..runs import presets, registry
 from ..runs.labels import unknown_words
 from ..runs.registry import SAMPLERS, Entry, plain_sampler
 from ..runs.shown import PLAIN, PRESETS, RECOMMENDED, Shown
-from ..samplers.mar.settings import CacheSettings
+from ..samplers.mar.schedule import QUARTERS
+from ..samplers.mar.settings import CacheSettings, GtRSettings
 from ..samplers.settings import in_words, knobs, make
 from .caches import CachePlan, expect_cache
 from .running import ModelFirst, Sockets, expect_loaded, loaders_of, reported, run, texts_of
@@ -261,7 +262,9 @@ class FastHybridSampler(_Sampler):
     more = {
         "preset": (
             "*exact* is plain MAR up to rounding; *balanced* and *fast* are faster and less similar to it. They "
-            "were measured on the demo; for full-size models the values come from the paper."
+            "were measured on the demo. For full-size models *balanced* has the paper's values; *fast* has its "
+            "lower threshold and twice its *lookahead*. Both make fewer calls of the diffusion head, but compute "
+            "more operations than MAR (docs/full_size.md)."
         ),
         "cache": (
             "FastHybrid makes fewer calls of the diffusion head, and the cache makes every pass and call smaller. "
@@ -328,11 +331,12 @@ class GtRSampler(_Sampler):
         "preset": (
             "It sets *steps*, *diffusion_steps*, *diffusion_steps_end* and *t_max* too. *exact* is plain MAR. For "
             "full-size models *balanced* has the paper's values; *fast* has half its AR steps, which nobody "
-            "measured. On the demo, with a quarter of the tokens, they have 16 and 8 AR steps."
+            "measured. On the demo, with a quarter of the tokens, they have 9 and 6 AR steps."
         ),
         "steps": (
-            "The paper generates 256 tokens in 32 AR steps: 24 for the first quarter of the tokens, 6 for the "
-            "second and 2 for the other half. Each of the three stages needs at least as many tokens as AR steps."
+            "The paper generates 256 tokens in 17 or 18 AR steps: 12 for the first eighth of the tokens, 3 for the "
+            "second eighth, 1 for the next quarter, and 1 or 2 for the other half. Each stage needs at least as many "
+            "tokens as AR steps."
         ),
         "diffusion_steps": (
             "Here these are the steps of the first tokens, and of those with most detail. The paper has 50."
@@ -343,10 +347,20 @@ class GtRSampler(_Sampler):
         "order": "Here the order holds within each stage.",
         "cache": "It makes every pass of the transformer smaller, and with *head_cache* most head calls.",
         "mask": (
-            "The tokens to generate are divided into the same shares, a quarter, a quarter and a half. A "
-            "stage of fewer tokens than AR steps decides one per step."
+            "Every token to generate keeps the stage of its place. A stage of fewer tokens than AR steps decides one "
+            "per step. The masks of a batch must cover the same number of tokens of each stage."
         ),
     }
+
+    @classmethod
+    def execute(
+        cls, condition: Any, seed: Any, enabled: Any = True, first_image: Any = 0, **inputs: Any
+    ) -> io.NodeOutput:
+        others = [name for name in knobs(GtRSettings) if name != "stages"]
+        if "stages" not in inputs and all(name in inputs for name in others):
+            inputs["stages"] = QUARTERS  # a prompt that was saved with all numbers before this one came
+
+        return super().execute(condition, seed, enabled, first_image, **inputs)
 
 
 class LazyMARCache(io.ComfyNode):
@@ -422,12 +436,18 @@ class ZipARSampler(_Sampler):
     more = {
         "preset": (
             "*exact* uses a window of a whole row, which is plain decoding. *balanced* and *fast* were measured on "
-            "the demo; for full-size models the values come from the paper."
+            "the demo; for full-size models the values come from the paper, and they compute 1 to 5 % more "
+            "operations than plain decoding, in fewer passes. *PJD* is Parallel Jacobi Decoding (CVPR 2026): the "
+            "images of *balanced*, with *parallel* 16 in fewer passes still, each of more rows."
         ),
         "cfg": _GUIDED_BY_IMAGE,
         "model": "A PAR is refused because it decides tokens in another order.",
         "cfg_interval": "Here it counts the steps after the first row, as published.",
     }
+
+    @classmethod
+    def options(cls) -> tuple[str, ...]:
+        return presets.names(SAMPLERS[cls.sampler].settings)
 
 
 class MuLoSDSampler(_Sampler):
@@ -449,7 +469,8 @@ class MuLoSDSampler(_Sampler):
         "preset": (
             "*exact* uses no draft and gives the target's own image. For full-size models *balanced* accepts 95 % "
             "of the drafted tokens and *fast* 98 %. *balanced* is the paper's loop in two cycles; *fast* drafts the "
-            "whole image first, which the paper's text does not do. On the demo both draft the whole image first, "
+            "whole image first, which the paper's text does not do. Both make far fewer passes than the target alone "
+            "and compute about twice its operations (docs/full_size.md). On the demo both draft the whole image first, "
             "with *tau* 0.3 and *expansion* 0, and *fast* generates the same image with *draft_parallel* 8."
         ),
         "condition": "Both models use it.",

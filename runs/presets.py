@@ -6,7 +6,8 @@ sets the accelerator's own settings, not seed or guidance, and *exact* costs wha
 
 Every accelerator has a function of its name below, which returns what a preset sets; :data:`PRESETS` is the table of
 these functions. PAR has none: its groups are fixed by training. Plain MAR has one preset, *few steps*: the order and
-the numbers of steps of LazyMAR's *fast* alone, so that the gain of the caches can be told from theirs.
+the numbers of steps of LazyMAR's *fast* alone, so that the gain of the caches can be told from theirs. ZipAR has one
+more, *PJD*.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ..errors import UserError
+from ..samplers.mar.schedule import PAPER
 from ..samplers.mar.settings import (
     CacheSettings,
     CSpDSettings,
@@ -35,7 +37,10 @@ FAST = "fast"
 EXACT = "exact"
 CUSTOM = "custom"
 NAMES = (BALANCED, FAST, EXACT, CUSTOM)
-FEW_STEPS = "few steps"  # of plain MAR only
+FEW_STEPS = "few steps"
+PJD = "PJD"
+# Presets of one sampler only, by name: its settings class and its title.
+SPECIAL: dict[str, tuple[type, str]] = {FEW_STEPS: (MARSettings, "plain MAR"), PJD: (ZipARSettings, "ZipAR")}
 
 
 class Run(NamedTuple):
@@ -55,7 +60,7 @@ def values(kind: type, preset: str, demo: bool, width: int = 0, steps: int = 64)
     arguments are those of :class:`Run`.
     """
     if preset not in names(kind):
-        only = f" {FEW_STEPS} is a preset of plain MAR." if preset == FEW_STEPS else ""
+        only = f" {preset} is a preset of {SPECIAL[preset][1]}." if preset in SPECIAL else ""
         raise UserError(f"preset: {preset!r} is not one of {', '.join(names(kind))}.{only}")
 
     run = Run(demo, width, steps)
@@ -78,7 +83,7 @@ def nothing(preset: str, run: Run) -> Values:
 
 def names(kind: type) -> tuple[str, ...]:
     """Names of the presets of settings of class ``kind``; those of accelerators set nothing on a plain sampler."""
-    return (*NAMES, FEW_STEPS) if kind is MARSettings else NAMES
+    return (*NAMES, *(name for name, (own, _) in SPECIAL.items() if own is kind))
 
 
 def combine(
@@ -129,7 +134,9 @@ _LOOKAHEAD = {768: 7, 1024: 8, 1280: 9}
 
 
 def fasthybrid(preset: str, run: Run) -> Values:
-    """At full size the paper's thresholds and its k, see :func:`lookahead`."""
+    """At full size the paper's thresholds, and its k for *balanced*, see :func:`lookahead`; *fast* has twice this k, as
+    on the demo.
+    """
     if preset == EXACT:
         return {"lookahead": 0}
 
@@ -139,7 +146,7 @@ def fasthybrid(preset: str, run: Run) -> Values:
     else:
         k = lookahead(run.width, run.steps)
         balanced = {"threshold": 0.8, "lookahead": k, "guided_steps": 10, "lookahead_start": 0}
-        fast = {"threshold": 0.6, "lookahead": k, "guided_steps": 10, "lookahead_start": 0}
+        fast = {"threshold": 0.6, "lookahead": min(256, 2 * k), "guided_steps": 10, "lookahead_start": 0}
     return balanced if preset == BALANCED else fast
 
 
@@ -158,21 +165,22 @@ def lookahead(width: int, steps: int) -> int:
 def gtr(preset: str, run: Run) -> Values:
     """The numbers of steps are the method, so presets set them.
 
-    At full size *balanced* has the paper's 32 AR steps, half of the usual 64. The demo's has half of its usual 32.
+    At full size *balanced* has the paper's 17 AR steps: 12, 3, 1 and 1. The demo has a quarter of the tokens:
+    *balanced* has the same share of plain MAR's steps, 6, 1, 1 and 1, and *fast* as many tokens a step as the
+    paper, 3, 1, 1 and 1.
     """
     if preset == EXACT:
         return {"reconstruction_steps": 0}
 
     if run.demo:
-        balanced = {"steps": 16, "reconstruction_steps": 1}
-        fast = {"steps": 8, "reconstruction_steps": 1}
+        steps = 9 if preset == BALANCED else 6
     else:
-        balanced = {"steps": 32, "reconstruction_steps": 2}
-        fast = {"steps": 16, "reconstruction_steps": 1}
+        steps = 17 if preset == BALANCED else 9
 
     # t_max: where a run with so few diffusion steps starts anyway; written out so that the node shows it.
     diffusion = {"diffusion_steps": 50, "diffusion_steps_end": 20, "detail_share": 0.1, "t_max": 950}
-    return {**diffusion, **(balanced if preset == BALANCED else fast), "first_share": 0.75}
+    plan = {"steps": steps, "reconstruction_steps": 1, "first_share": 0.75, "stages": PAPER}
+    return {**diffusion, **plan}
 
 
 # ------------------------------------------------------------------------------------------------ LazyMAR
@@ -238,9 +246,15 @@ def cspd(preset: str, run: Run) -> Values:
 
 
 def zipar(preset: str, run: Run) -> Values:
-    """The same for all: the demo's grid has the width of the smallest official files."""
+    """The same for all: the demo's grid has the width of the smallest official files.
+
+    *PJD* is Parallel Jacobi Decoding (CVPR 2026, arXiv 2606.05703) in ZipAR's terms: several rows at once, Jacobi
+    iteration in each, and a row attends to the rows above. Its images are those of *balanced*.
+    """
     if preset == EXACT:
         return {"window": 256}  # no grid is wider
+    if preset == PJD:
+        return {"window": 8, "parallel": 16}
     return {"window": 8 if preset == BALANCED else 4}
 
 

@@ -21,8 +21,15 @@ RECOMMENDED = "recommended"
 # Options of the preset widget: of an accelerator, and of a node that has no presets.
 PRESETS = presets.NAMES
 PLAIN = (RECOMMENDED, presets.CUSTOM)
-# Settings that presets leave alone: parallel, which changes no image, and the detail of Tar's codes.
+# Settings that presets leave alone: parallel, which changes no image, and the detail of Tar's codes. ZipAR's PJD alone
+# sets one of them.
 FREE = ("parallel", "detail")
+
+
+def free_of(kind: type, option: str) -> tuple[str, ...]:
+    """The settings of FREE that an option of the preset widget leaves alone, of settings of class ``kind``."""
+    sets = {} if option == RECOMMENDED else presets.values(kind, option, demo=False)
+    return tuple(name for name in FREE if name not in sets)
 
 
 @dataclass(frozen=True)
@@ -54,7 +61,8 @@ class Shown:
             return self.settings(option, values), ""
 
         if self._are_defaults(values):
-            used = self.settings(option, {name: value for name, value in values.items() if name in FREE})
+            left_alone = free_of(self.kind, option)
+            used = self.settings(option, {name: value for name, value in values.items() if name in left_alone})
             if self._numbers_of(used) == self._numbers_of(make(self.kind, values)):
                 return used, ""
             return used, (

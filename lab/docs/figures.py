@@ -313,6 +313,7 @@ def _relative(path: str, page: str) -> str:
 TINY_IMAGES = 2
 # The full-size model whose presets are counted fastest.
 _TINY_MODEL = "llamagen-b-256"
+_TINY_PUBLISHED = "par-xxl-4x"
 _TINY_SETTINGS = {"steps": 6, "diffusion_steps": 5}
 
 
@@ -349,6 +350,8 @@ def _tiny_words(words: Sequence[str], folder: Path) -> list[str]:
         out += ["--repeats", "1", "--batch", "1"]
     elif out[0] == "presets":
         out[out.index("--models") + 1] = _TINY_MODEL
+    elif out[0] == "published":
+        out += ["--models", _TINY_PUBLISHED]
 
     return out
 

@@ -41,6 +41,7 @@ AUTHORS = "authors"
 _MAR = "--random MAR-L --dtype fp16 --samplers mar"
 _MAR_H = "--random MAR-H --dtype fp16 --samplers mar"
 _LAZY = "--random MAR-L --dtype fp16 --samplers lazymar"
+_GTR = "--set steps=17 --set diffusion_steps=50 --set diffusion_steps_end=20 --set t_max=950"
 _FASTHYBRID = "--random MAR-L --dtype fp16 --samplers fasthybrid"
 _LLAMAGEN = "--random LlamaGen-XL --dtype bf16 --samplers llamagen"
 _PAR = "--random LlamaGen-XL --dtype bf16 --samplers par"
@@ -77,7 +78,8 @@ PARTS: tuple[Part, ...] = (
             Case("MAR-L, FastHybrid, every draft accepted", f"{_FASTHYBRID} --set threshold=-1"),
             Case("MAR-L, CSpD", "--random MAR-L --dtype fp16 --samplers cspd"),
             Case("MAR-L, MAR with DiSA", f"{_MAR} --set diffusion_steps_end=10"),
-            Case("MAR-L, GtR", "--random MAR-L --dtype fp16 --samplers gtr"),
+            Case("MAR-L, GtR, 17 AR steps", f"--random MAR-L --dtype fp16 --samplers gtr {_GTR}"),
+            Case("MAR-L, MAR with GtR's numbers of steps", f"{_MAR} {_GTR}"),
             Case("MAR-L, FastHybrid", _FASTHYBRID),
         ),
     ),
@@ -119,7 +121,7 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         AUTHORS,
-        60,
+        120,
         (
             Case("the authors' MAR-L", "MAR-L", theirs="mar"),
             Case("the authors' LlamaGen-XL", "LlamaGen-XL", theirs="llamagen"),

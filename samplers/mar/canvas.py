@@ -5,6 +5,7 @@ Source: Li et al. 2024 (arXiv 2406.11838), section 3. Shapes: B images, L tokens
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -50,7 +51,7 @@ class Order:
     def __init__(self, reversed_orders: Tensor, settings: MARBase, again: Tensor | None = None):
         tokens = reversed_orders.shape[1]
         given = 0 if again is None else tokens - int(again[0].sum())
-        left = settings.left(tokens - given, part=given > 0)
+        left = settings.left(math.isqrt(tokens), again if given else None)
         self.steps = len(left)
         self.ends = [tokens - masked for masked in left]
         self.starts = [given, *self.ends[:-1]]

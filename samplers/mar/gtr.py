@@ -4,9 +4,9 @@ Source: Yan et al., "Generation then Reconstruction: Accelerating Masked Autoreg
 (ICLR 2026, arXiv 2510.17171). No code was published; what the paper leaves open is chosen here and named in
 docs/papers.md.
 
-1. *order and sizes*: cells of even row + column give the structure, first those of even row, then those of odd row; the
-   other cells are reconstructed from them. On 256 tokens these stages decide 2.67, 10.67 and 64 tokens an AR step:
-   :meth:`GtRSettings.orders` and :meth:`GtRSettings.left`, which are the plan.
+1. *order and sizes*: cells of even row + column give the structure. They are bisected into stages of 32, 32 and 64 of
+   128 tokens, which 12, 3 and 1 AR steps decide: 2.67, 10.67 and 64 tokens each. The other 128 are reconstructed from
+   them in one or two AR steps. :meth:`GtRSettings.orders` and :meth:`GtRSettings.left` are this plan.
 2. *diffusion steps*: they fall over the structure, to as few as the reconstruction takes.
 3. *frequency-weighted token selection* (FTS): the tokens of an AR step whose conditions have most energy in high
    frequencies take as many diffusion steps as the first AR step. The others take the AR step's own number.
@@ -49,8 +49,9 @@ def gtr(
     canvas = mar_canvas("gtr", model, condition, settings, noise, edit)
     transformer = make_transformer(canvas)
 
-    drawn = canvas.cells - canvas.order.starts[0]
-    reconstruction = min(settings.reconstruction_steps, drawn - drawn // 2)  # an edit may have fewer
+    # An edit may have fewer tokens to reconstruct.
+    *_, last = settings.stage_sizes(model.net.config.grid, canvas.again)
+    reconstruction = min(settings.reconstruction_steps, last)
     tables = annealed_tables(canvas, settings, level=max(1, reconstruction))
     draw = FrequencyWeighted(canvas, transformer.heads, tables, settings.detail_share)
     yield from decode(canvas, canvas.order.plan, transformer, draw)

@@ -34,43 +34,59 @@ def masked_after(tokens: int, steps: int) -> list[int]:
     return [*out, 0]
 
 
-def stage_tokens(tokens: int) -> tuple[int, int, int]:
-    """Tokens of GtR's three stages: a quarter, a quarter and half of them, as on a checkerboard with an even side."""
-    return tokens // 4, tokens // 2 - tokens // 4, tokens - tokens // 2
+# How GtR divides the cells of a checkerboard into stages: as in the paper, or as in graphs of FastAR's first months.
+PAPER = "paper"
+QUARTERS = "quarters"
 
 
-def staged_after(tokens: int, steps: Sequence[int]) -> list[int]:
-    """Masked tokens left after each AR step of GtR's stages. Each stage is cut evenly into its number of ``steps``.
+def stages_of_cells(grid: int, stages: str) -> Tensor:
+    """GtR's stage of every cell of a ``grid`` x ``grid`` image, int64 [L]; the last stage is the reconstruction.
 
-    A stage with fewer tokens than steps takes one step for each token, so an edit may have fewer steps.
+    The cells whose row + column is even are the structure. The paper bisects them, and one half again: an eighth, an
+    eighth and a quarter of the cells. Stages of an 8 x 8 grid, PAPER to the left, QUARTERS to the right::
+
+        0 3 1 3 0 3 1 3      0 2 0 2 0 2 0 2
+        3 2 3 2 3 2 3 2      2 1 2 1 2 1 2 1
+        1 3 0 3 1 3 0 3      0 2 0 2 0 2 0 2
+        3 2 3 2 3 2 3 2      2 1 2 1 2 1 2 1
+        0 3 1 3 0 3 1 3      0 2 0 2 0 2 0 2
+        3 2 3 2 3 2 3 2      2 1 2 1 2 1 2 1
+        1 3 0 3 1 3 0 3      0 2 0 2 0 2 0 2
+        3 2 3 2 3 2 3 2      2 1 2 1 2 1 2 1
     """
-    left = tokens
-    out = []
-    for size, most in zip(stage_tokens(tokens), steps, strict=True):
+    cell = torch.arange(grid * grid)
+    row = cell // grid
+    diagonal = row + cell % grid
+
+    stage = torch.full_like(cell, 3)
+    stage[diagonal % 2 == 0] = 2
+    even = (diagonal % 2 == 0) & (row % 2 == 0)
+    stage[even] = diagonal[even] % 4 // 2
+    return stage if stages == PAPER else (stage - 1).clamp(min=0)
+
+
+def staged_after(sizes: Sequence[int], steps: Sequence[int]) -> list[int]:
+    """Masked tokens left after each AR step of GtR's stages.
+
+    Each stage of ``sizes`` tokens is cut evenly into its number of ``steps``. A stage with fewer tokens than steps
+    takes one step for each token, so an edit may have fewer steps.
+    """
+    left = sum(sizes)
+    out: list[int] = []
+    for size, most in zip(sizes, steps, strict=True):
         count = min(size, most)
         out += [left - size * (s + 1) // count for s in range(count)]
         left -= size
     return out
 
 
-def checkerboard(orders: Tensor) -> Tensor:
-    """Orders of GtR, int64 [B, L]: first the cells of even row and even column, then the cells of odd row and odd
-    column, and last the other colour of the checkerboard. Within each kind the cells keep their given order.
+def in_stages(orders: Tensor, stages: Tensor) -> Tensor:
+    """Orders int64 [B, L] that decide one stage after the other, ``stages`` int64 [L] of :func:`stages_of_cells`.
 
-    Kinds of the cells of a 4 x 4 grid::
-
-        0 2 0 2
-        2 1 2 1
-        0 2 0 2
-        2 1 2 1
+    Within a stage the cells keep their given order.
     """
-    grid = math.isqrt(orders.shape[1])
-    row = orders // grid % 2
-    column = orders % grid % 2
-    stage = torch.where(row == column, row, 2)
-
     # An order's last position is decided first.
-    return orders.gather(1, stage.argsort(dim=1, descending=True, stable=True))
+    return orders.gather(1, stages[orders].argsort(dim=1, descending=True, stable=True))
 
 
 def raster(random: Tensor) -> Tensor:

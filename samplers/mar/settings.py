@@ -13,7 +13,7 @@ from ...errors import UserError
 from ...reports.record import Report
 from ..annealing import Annealed
 from ..settings import Guarantees, knob
-from .schedule import ORDERS, checkerboard, masked_after, stage_tokens, staged_after
+from .schedule import ORDERS, PAPER, QUARTERS, in_stages, masked_after, staged_after, stages_of_cells
 
 # If the last tokens take fewer than FEW_STEPS diffusion steps and a run does not set t_max, all tables start at t = 950
 # or below, as in the authors' code: from 999 the first step multiplies the head's error by thousands (tables.py).
@@ -88,17 +88,20 @@ class MARBase(Guarantees):
         """The images' orders, int64 [B, L], made from their random orders; the last position is decided first."""
         return ORDERS[self.order](random)
 
-    def left(self, tokens: int, part: bool = False) -> list[int]:
-        """Masked tokens left after each AR step, for ``tokens`` tokens to decide.
+    def left(self, grid: int, again: Tensor | None = None) -> list[int]:
+        """Masked tokens left after each AR step, for an image of ``grid`` x ``grid`` tokens.
 
-        ``part``: whether they are part of an image, in an edit. With fewer tokens than AR steps, an edit decides one
-        token per step.
+        ``again``: of an edit the tokens to decide, bool [B, L], equally many in every image. With fewer tokens than AR
+        steps, an edit decides one token per step.
 
         Raises:
             UserError: more AR steps than tokens of a whole image.
         """
-        steps = min(self.steps, tokens) if part else self.steps
-        return masked_after(tokens, steps)
+        if again is None:
+            return masked_after(grid * grid, self.steps)
+
+        tokens = int(again[0].sum())
+        return masked_after(tokens, min(self.steps, tokens))
 
 
 @dataclass(frozen=True)
@@ -209,8 +212,10 @@ class GtRSettings(DiSASettings):
     fewest_steps: ClassVar[int] = 4
     another_image: ClassVar[bool] = True  # the order is a checkerboard's
 
-    reconstruction_steps: int = knob(2, "AR steps at the end that decide half of the tokens, the other colour of the "
-        "checkerboard; more is slower and finer. Usual: 2 of 32 AR steps, 1 of 16 or fewer; 0 is plain MAR.",
+    steps: int = knob(17, "Number of AR steps, of which reconstruction_steps decide half of the tokens; more is slower "
+        "and finer. Usual: 17 for 256 tokens, as in the paper, 6 to 9 for the demo.", low=1, high=4096, step=1)
+    reconstruction_steps: int = knob(1, "AR steps at the end that decide half of the tokens, the other colour of the "
+        "checkerboard; more is slower and finer. Usual: 1; the paper allows 1 or 2, and 0 is plain MAR.",
         low=0, high=256, step=1, unit="AR steps",
         more="At 0 the order and the numbers of tokens are those of plain MAR too.")
     detail_share: float = knob(0.1, "Share of an AR step's tokens, those of most detail, that keep all diffusion_steps "
@@ -219,46 +224,87 @@ class GtRSettings(DiSASettings):
         more="These are the tokens whose conditions have most energy in high frequencies. Their number is rounded "
         "down: 0.1 chooses one of ten tokens and none of nine. The setting has no effect if the diffusion steps do "
         "not fall.")
-    first_share: float = knob(0.75, "Share of the AR steps that decide the first quarter of the tokens; higher draws "
-        "the layout more slowly and the second quarter faster. Usual: 0.75, 24 of 32.",
-        low=0.01, high=0.99, step=0.01, advanced=True)
+    first_share: float = knob(0.75, "Share of the AR steps before the reconstruction that decide the first stage; "
+        "higher draws the layout more slowly and the rest faster. Usual: 0.75, 12 of 16.",
+        low=0.01, high=0.99, step=0.01, advanced=True,
+        more="The second stage takes the same share of the steps that are left, 3 of 4. With *stages* quarters it is "
+        "the share of all AR steps.")
+    stages: str = knob(PAPER, "Tokens of the stages before the reconstruction: 1/8, 1/8 and 1/4 of all with paper, 1/4 "
+        "and 1/4 with quarters. Usual: paper; quarters is for graphs from before this setting.",
+        choices=(PAPER, QUARTERS), advanced=True,
+        more="*quarters* was a misreading of the paper; it needs about twice the AR steps, 32 for 256 tokens.")
 
     @property
-    def stage_steps(self) -> tuple[int, int, int]:
-        """AR steps of the three stages.
+    def stage_steps(self) -> tuple[int, ...]:
+        """AR steps of the stages, the reconstruction last.
 
         Raises:
-            UserError: the reconstruction leaves fewer than two for the others.
+            UserError: the reconstruction leaves fewer than one for each of the others.
         """
         last = self.reconstruction_steps
-        if self.steps < last + 2:
+        before = 3 if self.stages == PAPER else 2
+        if self.steps < last + before:
             raise UserError(
-                f"reconstruction_steps: {last} of {self.steps} AR steps leave fewer than 2 for the first half of the "
-                f"tokens; use at least {last + 2} steps, or fewer reconstruction_steps."
+                f"reconstruction_steps: {last} of {self.steps} AR steps leave fewer than {before} for the first half "
+                f"of the tokens; use at least {last + before} steps, or fewer reconstruction_steps."
             )
-        first = min(max(1, round(self.first_share * self.steps)), self.steps - last - 1)
-        return first, self.steps - last - first, last
+
+        left = self.steps - last
+        if self.stages == QUARTERS:
+            first = min(max(1, round(self.first_share * self.steps)), left - 1)
+            return first, left - first, last
+
+        first = min(max(1, round(self.first_share * left)), left - 2)
+        left -= first
+        second = min(max(1, round(self.first_share * left)), left - 1)
+        return first, second, left - second, last
+
+    def stage_sizes(self, grid: int, again: Tensor | None = None) -> tuple[int, ...]:
+        """Tokens of the stages, the reconstruction last, counted on the grid; see :meth:`left`.
+
+        Raises:
+            UserError: an edit whose images have stages of different sizes.
+        """
+        stages = stages_of_cells(grid, self.stages)
+        count = 4 if self.stages == PAPER else 3
+        if again is None:
+            return tuple(stages.bincount(minlength=count).tolist())
+
+        sizes = [stages[cells].bincount(minlength=count).tolist() for cells in again.cpu()]
+        if any(of_image != sizes[0] for of_image in sizes):
+            raise UserError(
+                "mask: the images' masks cover different numbers of tokens of GtR's stages; use one mask for the "
+                "batch, or run the images separately."
+            )
+        return tuple(sizes[0])
 
     def orders(self, random: Tensor) -> Tensor:
         orders = super().orders(random)
-        return checkerboard(orders) if self.reconstruction_steps else orders
+        if not self.reconstruction_steps:
+            return orders
 
-    def left(self, tokens: int, part: bool = False) -> list[int]:
+        grid = math.isqrt(random.shape[1])
+        return in_stages(orders, stages_of_cells(grid, self.stages))
+
+    def left(self, grid: int, again: Tensor | None = None) -> list[int]:
         """See :meth:`MARBase.left`. In an edit, a stage with fewer tokens than AR steps decides one token per step.
 
         Raises:
-            UserError: more AR steps than tokens, in a whole image or in one of its stages; too few for the stages.
+            UserError: more AR steps than tokens, in a whole image or in one of its stages; too few for the stages; an
+                edit whose images have stages of different sizes.
         """
         if not self.reconstruction_steps:
-            return super().left(tokens, part)
+            return super().left(grid, again)
 
-        for name, size, steps in zip(("first", "second", "last"), stage_tokens(tokens), self.stage_steps, strict=True):
-            if steps > size and not part:
+        names = ("first", "second", "third")[: len(self.stage_steps) - 1]
+        sizes = self.stage_sizes(grid, again)
+        for name, size, steps in zip((*names, "last"), sizes, self.stage_steps, strict=True):
+            if steps > size and again is None:
                 remedy = "reconstruction_steps" if name == "last" else "steps, or change first_share"
                 raise UserError(
                     f"steps: GtR's {name} stage has {steps} AR steps for {size} tokens; lower {remedy}."
                 )
-        return staged_after(tokens, self.stage_steps)
+        return staged_after(sizes, self.stage_steps)
 
     @property
     def approximates(self) -> bool:

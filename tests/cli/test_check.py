@@ -81,7 +81,7 @@ def test_a_tiny_model_of_every_family(cli, files, tmp_path, kind, options, sampl
     assert lines["dtype"]["figures"] == {"stored": stored, "loaded": "fp32"}
     for name in samplers:
         line = lines[f"seconds of {name}"]
-        # No draft model; and 16 tokens are too few for GtR's 16 AR steps.
+        # No draft model; and 16 tokens are too few for GtR's 17 AR steps.
         (entry, *_) = [entry for entry in SAMPLERS.values() if entry.title == name]
         absent = entry.needs_draft or "GtR" in name
         assert line["result"] == (NOT_MEASURED if absent else MEASURED), line

@@ -177,6 +177,7 @@ _PERIOD = ["custom", 3, 2, 0.25, "constant", "random", False, True, False, True,
 # Of FastHybrid the curve went first: the values before it, and those after it.
 _FASTHYBRID = [7, "fixed", True, "custom", 11, 12, 2.5, 4, 0.95, 5, "linear", 0.8, "raster", 950, 13]
 _LATER = ["square", "keep", 2, True, 0.5, 5]
+_BEFORE_STAGES = [7, "fixed", True, "custom", 32, 50, 3.0, 2, 0.1, "linear", 1.0, "random", 950, 20, 0.6, 5]
 VALUES_OF = "id => Object.fromEntries(app.graph.getNodeById(id).widgets.map(w => [w.name, w.value]))"
 
 
@@ -193,6 +194,8 @@ def test_a_graph_from_before_a_widget_was_removed_opens(editor):
         _node(3, "FastARLazyMARCache", widgets_values=_PERIOD),
         _node(4, "FastARFastHybridSampler", widgets_values=[*_FASTHYBRID, *_LATER]),
         _node(5, "FastARFastHybridSampler", widgets_values=[*_FASTHYBRID, "linear", *_LATER]),
+        _node(6, "FastARGtRSampler", widgets_values=_BEFORE_STAGES),
+        _node(7, "FastARGtRSampler", widgets_values=[*_BEFORE_STAGES[:14], "linear", *_BEFORE_STAGES[14:]]),
     ]
     graph = {"last_node_id": 9, "last_link_id": 9, "nodes": nodes, "links": [], "groups": [], "extra": {}}
     editor.evaluate("graph => app.loadGraphData(graph)", {**graph, "config": {}, "version": 0.4})
@@ -210,6 +213,10 @@ def test_a_graph_from_before_a_widget_was_removed_opens(editor):
     for number in (4, 5):
         found = editor.evaluate(VALUES_OF, number)
         assert {name: found[name] for name in wanted} == wanted and "align_lookaheads" not in found
+    for gtr in (6, 7):  # saved before the setting stages came, and before another one went
+        found = editor.evaluate(VALUES_OF, gtr)
+        assert (found["steps"], found["first_share"], found["first_image"]) == (32, 0.6, 5)
+        assert found["stages"] == "quarters"
 
     # What was set to another value is said once; a saved graph is then one of today.
     (told,) = editor.evaluate("[...document.querySelectorAll('.fastar-message')].map(m => m.innerText)")
@@ -219,6 +226,7 @@ def test_a_graph_from_before_a_widget_was_removed_opens(editor):
     editor.evaluate("graph => app.loadGraphData(graph)", saved)
     editor.wait_for_timeout(1500)
     assert editor.evaluate(VALUES_OF, 1)["first_image"] == 5
+    assert editor.evaluate(VALUES_OF, 7)["stages"] == "quarters"
     assert not editor.evaluate("document.querySelectorAll('.fastar-message').length")
     _no_complaint(editor)
 

@@ -15,9 +15,10 @@ from fastar_nodes.nodes import samplers
 from fastar_nodes.runs.choice import choose, parse_choice
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.mar.lazy.plan import usual_block
-from fastar_nodes.samplers.mar.settings import CacheSettings
-from fastar_nodes.samplers.settings import knobs, make, removed_from
+from fastar_nodes.samplers.mar.settings import CacheSettings, GtRSettings
+from fastar_nodes.samplers.settings import default_or_paper, knobs, make, removed_from
 from fastar_nodes.samplers.tokens.par import ADJACENT
+from graphs import WIDGETS
 from tiny import sample
 
 KINDS = {CacheSettings: None} | {entry.settings: None for entry in SAMPLERS.values()}
@@ -129,3 +130,21 @@ def test_the_editor_has_the_same_names_and_values(root):
     assert blocks.keys() == {"demo", "demo-draft", "demo-hybrid"}
     for name, block in blocks.items():
         assert usual_block(load(name).model.net.config.decoder_depth) == block
+
+
+def test_gtr_from_before_its_stages(root):
+    """A graph or prompt with all other numbers keeps the stages it was saved with; others get the preset's."""
+    script = (root / "web" / "js" / "removed.js").read_text(encoding="utf-8")
+    position = int(re.search(r'FastARGtRSampler: \{ (\d+): "quarters" \}', script)[1])
+    widgets = [i.id for i in samplers.GtRSampler.define_schema().inputs if i.kind in WIDGETS]
+    widgets.insert(1, "control_after_generate")
+    assert widgets[position] == "stages"
+
+    values = {"steps": 5, "diffusion_steps": 4, "diffusion_steps_end": 3, "first_share": 0.5, "t_max": 950}
+    saved = {name: default_or_paper(default, about) for name, (default, about) in knobs(GtRSettings).items()} | values
+    del saved["stages"]
+
+    def stages(**sent):
+        return sample(samplers.GtRSampler, preset="custom", **sent)[1].settings["stages"]
+
+    assert (stages(**saved), stages(**saved, stages="paper"), stages(**values)) == ("quarters", "paper", "paper")

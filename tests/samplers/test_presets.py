@@ -52,14 +52,14 @@ def test_what_presets_may_also_set_is_set_by_one(kind):
 
 
 def test_gtrs_full_size_preset_is_the_papers():
-    """32 AR steps of 2.67, 10.67 and 64 tokens; 50 to 20 diffusion steps, and 50 for a tenth."""
+    """17 AR steps of 2.67, 10.67, 64 and 128 tokens; 50 to 20 diffusion steps, and 50 for a tenth."""
     made = applied(GtRSettings(), "balanced", demo=False)
-    assert (made.stage_steps, made.detail_share) == ((24, 6, 2), 0.1)
+    assert (made.stages, made.stage_steps, made.detail_share) == ("paper", (12, 3, 1, 1), 0.1)
     assert (made.diffusion_steps, made.diffusion_steps_end) == (50, 20)
     # Half of these AR steps, and the demo's quarter of the tokens.
-    assert applied(GtRSettings(), "fast", demo=False).stage_steps == (12, 3, 1)
-    assert applied(GtRSettings(), "balanced").stage_steps == (12, 3, 1)
-    assert applied(GtRSettings(), "fast").stage_steps == (6, 1, 1)
+    assert applied(GtRSettings(), "fast", demo=False).stage_steps == (6, 1, 1, 1)
+    assert applied(GtRSettings(), "balanced").stage_steps == (6, 1, 1, 1)
+    assert applied(GtRSettings(), "fast").stage_steps == (3, 1, 1, 1)
 
 
 @pytest.mark.parametrize("name", [name for name in SAMPLERS if "+" in name])
@@ -100,8 +100,8 @@ def test_few_steps_are_plain_mars(kind):
 
 @pytest.mark.parametrize("width, k", [(768, 7), (1024, 8), (1280, 9), (0, 8)])
 def test_lookahead_follows_the_papers_model_sizes(width, k):
-    for name in ("balanced", "fast"):
-        assert presets.values(FastHybridSettings, name, False, width)["lookahead"] == k
+    for name, times in (("balanced", 1), ("fast", 2)):
+        assert presets.values(FastHybridSettings, name, False, width)["lookahead"] == times * k
         assert presets.values(FastHybridSettings, name, True, width) == presets.values(FastHybridSettings, name, True)
 
 
@@ -132,11 +132,11 @@ def test_draft_length_is_a_share_of_the_ar_steps(steps, balanced, fast):
 )
 def test_lookahead_is_a_share_of_the_ar_steps(width, steps, k):
     """The paper's k is for 64 AR steps. It follows those of the run, whoever names them; a k that is named stays."""
-    for name in ("balanced", "fast"):
-        assert presets.values(FastHybridSettings, name, False, width, steps)["lookahead"] == k
+    for name, times in (("balanced", 1), ("fast", 2)):
+        assert presets.values(FastHybridSettings, name, False, width, steps)["lookahead"] == times * k
         asked = presets.combine(FastHybridSettings, {}, name, {"steps": steps}, False, width)
         of_file = presets.combine(FastHybridSettings, {"steps": steps}, name, {}, False, width)
-        assert asked.lookahead == of_file.lookahead == k
+        assert asked.lookahead == of_file.lookahead == times * k
         own = presets.combine(FastHybridSettings, {}, name, {"steps": steps, "lookahead": 3}, False, width)
         assert own.lookahead == 3
     assert presets.values(FastHybridSettings, "exact", False, width, steps)["lookahead"] == 0
@@ -179,6 +179,6 @@ def test_exact_is_exact_and_fast_is_not(kind, demo):
 
 @pytest.mark.parametrize(("asked", "periods"), [({}, (5, 4)), ({"steps": 64}, (9, 5)), ({"steps": 32}, (5, 4))])
 def test_periods_of_the_caches_follow_the_steps_that_run(asked, periods):
-    """GtR's preset sets 32 AR steps; a user's number replaces it."""
+    """GtR's preset sets 17 AR steps; a user's number replaces it."""
     found = presets.combine(SAMPLERS["gtr+lazymar"].settings, {}, "balanced", asked, False)
-    assert found.steps == asked.get("steps", 32) and (found.refresh_period, found.start_step) == periods
+    assert found.steps == asked.get("steps", 17) and (found.refresh_period, found.start_step) == periods

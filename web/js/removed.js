@@ -1,7 +1,7 @@
-// Widgets that nodes no longer have, in graphs that were saved with them.
+// Widgets that nodes no longer have, in graphs that were saved with them, and widgets that came after a graph was saved.
 //
-// Kept because the editor gives saved values to widgets by position: what follows a removed widget would get its neighbour's value. What the
-// widget was set to is said, if it is not what always holds now.
+// Kept because the editor gives saved values to widgets by position: what follows such a widget would get its neighbour's value. What a
+// removed widget was set to is said, if it is not what always holds now. A widget that came later gets the value that held before.
 import { app } from "../../../scripts/app.js"
 import { idOf, instances, valueOf } from "./graphs.js"
 import { tell } from "./messages.js"
@@ -28,19 +28,42 @@ const REMOVED = {
   FastARZipARSampler: [{ 10: "mask_undecoded" }],
 }
 
-/** What was saved of a node, without its removed widgets, whose values the node keeps until the graph is complete. */
-function convert(node, lists, saved) {
+// Of each node, where widgets that came later stand today, and the value that held before.
+const ADDED = {
+  FastARGtRSampler: { 15: "quarters" },
+}
+
+/** What was saved of a node, as it would be saved today. */
+function convert(node, lists, added, saved) {
   const values = saved.widgets_values
-  if (!Array.isArray(values)) return saved
-
   const widgets = node.widgets.filter(({ serialize }) => serialize !== false)
-  const removed = lists.find((list) => values.length === widgets.length + Object.keys(list).length)
-  if (!removed) return saved
+  if (!Array.isArray(values) || isOfToday(values, widgets)) return saved
 
+  const before = widgets.length - Object.keys(added).length
+  const removed = lists.find((list) => values.length === before + Object.keys(list).length)
+  if (removed) return withAdded(added, withoutRemoved(node, removed, saved))
+  return values.length === before ? withAdded(added, saved) : saved
+}
+
+/** Whether saved values fit the widgets of today, by their number and types. */
+function isOfToday(values, widgets) {
+  return values.length === widgets.length && values.every((value, position) => typeof value === typeof widgets[position].value)
+}
+
+/** What was saved, without removed widgets, whose values the node keeps until the graph is complete. */
+function withoutRemoved(node, removed, saved) {
+  const values = saved.widgets_values
   const names = Object.values(removed)
   node.removedValues = Object.fromEntries(Object.entries(removed).map(([position, name]) => [name, values[position]]))
   const isUnused = ({ name, link }) => names.includes(name) && link == null
   return { ...saved, widgets_values: values.filter((_, position) => !removed[position]), inputs: saved.inputs?.filter((input) => !isUnused(input)) }
+}
+
+/** What was saved, with the widgets that came later. */
+function withAdded(added, saved) {
+  const values = [...saved.widgets_values]
+  for (const [position, value] of Object.entries(added)) values.splice(position, 0, value)
+  return { ...saved, widgets_values: values }
 }
 
 /** The blocks that measure changes in the decoders of the models that an instance samples; all of them, if no model is known. */
@@ -65,7 +88,7 @@ app.registerExtension({
     if (!REMOVED[name]) return
     const configure = nodeType.prototype.configure
     nodeType.prototype.configure = function (saved, ...rest) {
-      return configure.call(this, convert(this, REMOVED[name], saved), ...rest)
+      return configure.call(this, convert(this, REMOVED[name], ADDED[name] ?? {}, saved), ...rest)
     }
   },
   // After that of messages.js, which takes back what was said about the graph before.

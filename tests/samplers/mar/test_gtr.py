@@ -13,7 +13,7 @@ from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.gtr import gtr, high_frequency_energy
 from fastar_nodes.samplers.mar.mar import check
-from fastar_nodes.samplers.mar.schedule import checkerboard, staged_after
+from fastar_nodes.samplers.mar.schedule import in_stages, staged_after, stages_of_cells
 from fastar_nodes.samplers.mar.settings import GtRSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from hypothesis import given
@@ -22,8 +22,8 @@ from mar_reference import diffuse, full_z
 from stepping import stepped
 from tiny_models import tiny_mar
 
-# 16 tokens: stages of 4, 4 and 8 in 3, 1 and 1 AR steps.
-BASE = {"steps": 5, "diffusion_steps": 6, "diffusion_steps_end": 3, "cfg": 2.0, "reconstruction_steps": 1}
+# 16 tokens: stages of 2, 2, 4 and 8 in 2, 1, 1 and 1 AR steps.
+BASE = {"steps": 5, "diffusion_steps": 6, "diffusion_steps_end": 3, "cfg": 2.0, "first_share": 0.5}
 # Timesteps of 3 to 6 diffusion steps from 950 down: 999 k / (T - 1), by hand.
 TIMESTEPS = {
     6: (0, 200, 400, 599, 799, 950),
@@ -41,16 +41,31 @@ def run(model, settings, images=(0, 1, 2), **more):
 # ------------------------------------------------------------------------------------------------ the slow reference
 
 
-def paper_order(grid: int, random: list[int]) -> list[list[int]]:
-    """Positions of the three stages: the checkerboard's first colour in two halves, then its other colour."""
-    stages: list[list[int]] = [[], [], []]
-    for position in random:
-        row, column = divmod(position, grid)
-        if (row + column) % 2 == 0:
-            stages[row % 2].append(position)
-        else:
-            stages[2].append(position)
-    return stages
+def paper_stages(grid: int) -> list[set[int]]:
+    """Positions of the stages, as the text has them: the cells with (i + j) mod 2 = 0, bisected into an eighth, an
+    eighth and a quarter of the image, then the others. A bisection keeps every second cell of a square lattice, which
+    is a lattice again, turned by 45 degrees.
+    """
+    cells = {(i, j) for i in range(grid) for j in range(grid)}
+    structure = {(i, j) for i, j in cells if (i + j) % 2 == 0}
+    half = {(i, j) for i, j in structure if (i % 2, j % 2) == (0, 0)}
+    quarter = {(i, j) for i, j in half if (i // 2 + j // 2) % 2 == 0}
+    stages = [quarter, half - quarter, structure - half, cells - structure]
+    return [{i * grid + j for i, j in stage} for stage in stages]
+
+
+def quarter_stages(grid: int) -> list[set[int]]:
+    """Positions of the stages *quarters*: even rows and columns, odd rows and columns, the others."""
+    first, second, *others = paper_stages(grid)
+    return [first | second, *others]
+
+
+STAGES = {"paper": paper_stages, "quarters": quarter_stages}
+
+
+def paper_order(grid: int, random: list[int], stages: str = "paper") -> list[list[int]]:
+    """Positions of the stages in random order."""
+    return [[position for position in random if position in stage] for stage in STAGES[stages](grid)]
 
 
 def paper_groups(stages: list[list[int]], counts: tuple[int, ...]) -> list[list[int]]:
@@ -88,7 +103,7 @@ def reference(model, labels, settings, noise, counts, diffusion_steps):
         tokens = torch.zeros(c.tokens, c.channels)
         classes = [net.class_emb.weight[labels[b]]] + [net.fake_latent[0]] * (s.cfg != 1)
         known: list[int] = []
-        for step, group in enumerate(paper_groups(paper_order(c.grid, random), counts)):
+        for step, group in enumerate(paper_groups(paper_order(c.grid, random, s.stages), counts)):
             left = c.tokens - len(known) - len(group)
             scale = 1 + (s.cfg - 1) * (c.tokens - max(1, left)) / c.tokens if s.cfg_schedule == "linear" else s.cfg
             z = [full_z(net, tokens, known, row) for row in classes]
@@ -111,18 +126,23 @@ def reference(model, labels, settings, noise, counts, diffusion_steps):
     return torch.cat(pictures), decided, taken
 
 
-# Settings, AR steps of the three stages, and diffusion steps of every AR step: 3 + 3 (1 - u), rounded down, with u = 0,
-# 1/4 .. 1 up to the reconstruction's first AR step.
+# Settings, AR steps of the stages, and diffusion steps of every AR step: 3 + 3 (1 - u), rounded down, with u = 0, 1/4
+# .. 1 up to the reconstruction's first AR step.
 CASES = {
     # Half of the tokens of two, four and eight keep six diffusion steps.
-    "half": ({"detail_share": 0.5}, (3, 1, 1), [6, 5, 4, 3, 3]),
-    "none, no guidance": ({"detail_share": 0.0, "cfg": 1.0, "temperature": 0.7}, (3, 1, 1), [6, 5, 4, 3, 3]),
+    "half": ({"detail_share": 0.5}, (2, 1, 1, 1), [6, 5, 4, 3, 3]),
+    "none, no guidance": ({"detail_share": 0.0, "cfg": 1.0, "temperature": 0.7}, (2, 1, 1, 1), [6, 5, 4, 3, 3]),
     "two last steps": (
-        {"steps": 6, "reconstruction_steps": 2, "first_share": 0.5, "detail_share": 0.25, "cfg_schedule": "constant"},
+        {"steps": 6, "reconstruction_steps": 2, "detail_share": 0.25, "cfg_schedule": "constant"},
+        (2, 1, 1, 2),
+        [6, 5, 4, 3, 3, 3],
+    ),
+    "quarters": (
+        {"steps": 6, "reconstruction_steps": 2, "stages": "quarters", "detail_share": 0.25},
         (3, 1, 2),
         [6, 5, 4, 3, 3, 3],
     ),
-    "all": ({"detail_share": 1.0}, (3, 1, 1), [6, 5, 4, 3, 3]),
+    "all": ({"detail_share": 1.0}, (2, 1, 1, 1), [6, 5, 4, 3, 3]),
 }
 
 
@@ -169,46 +189,84 @@ def sizes(left: list[int], tokens: int) -> list[int]:
     return [a - b for a, b in zip([tokens, *left], left, strict=False)]
 
 
-def test_the_paper_s_numbers_of_tokens():
-    """256 tokens: {2.67, 10.67, 64} an AR step, in 24, 6 and 2 of them."""
-    found = sizes(GtRSettings(steps=32).left(256), 256)
-    assert [sum(found[:24]) / 24, sum(found[24:30]) / 6, sum(found[30:]) / 2] == pytest.approx([8 / 3, 32 / 3, 64])
-    assert set(found[:24]) == {2, 3} and set(found[24:30]) == {10, 11} and found[30:] == [64, 64]
+@pytest.mark.parametrize("last, counts", [(1, (12, 3, 1, 1)), (2, (12, 3, 1, 2))])
+def test_the_papers_numbers_of_tokens(last, counts):
+    """256 tokens: {2.67, 10.67, 64} an AR step in 12, 3 and 1 of them, then 128 in one or two: 17 or 18 in all."""
+    made = GtRSettings(steps=16 + last, reconstruction_steps=last)
+    found = sizes(made.left(16), 256)
+    assert made.stage_steps == counts and len(found) == 16 + last
+    assert [sum(found[:12]) / 12, sum(found[12:15]) / 3, found[15]] == pytest.approx([8 / 3, 32 / 3, 64])
+    assert set(found[:12]) == {2, 3} and set(found[12:15]) == {10, 11} and found[16:] == [128 // last] * last
 
 
+def test_quarters_are_the_numbers_of_tokens_of_graphs_from_before():
+    found = sizes(GtRSettings(steps=32, reconstruction_steps=2, stages="quarters").left(16), 256)
+    assert [sum(found[:24]), sum(found[24:30]), found[30:]] == [64, 64, [64, 64]]
+    assert set(found[:24]) == {2, 3} and set(found[24:30]) == {10, 11}
+
+
+@pytest.mark.parametrize("stages", STAGES)
 @pytest.mark.parametrize("grid", range(1, 17))
-def test_a_checkerboard_is_a_permutation(grid):
+def test_stages_are_those_of_the_definition(grid, stages):
+    """Orders are permutations; within a stage the tokens keep their random order."""
+    found = stages_of_cells(grid, stages)
+    for number, cells in enumerate(STAGES[stages](grid)):
+        assert set((found == number).nonzero().flatten().tolist()) == cells
+
     orders = PairedNoise(3, (0, 1)).orders(grid * grid)
-    assert torch.equal(checkerboard(orders).sort(1).values, torch.arange(grid * grid).expand(2, -1))
-    for order, random in zip(checkerboard(orders).flip(1).tolist(), orders.flip(1).tolist(), strict=True):
-        assert order == sum(paper_order(grid, random), []), "and in a stage the tokens keep their random order"
+    made = in_stages(orders, found)
+    assert torch.equal(made.sort(1).values, torch.arange(grid * grid).expand(2, -1))
+    for order, random in zip(made.flip(1).tolist(), orders.flip(1).tolist(), strict=True):
+        assert order == sum(paper_order(grid, random, stages), [])
 
 
-@pytest.mark.parametrize("grid", [4, 8, 16])
+@pytest.mark.parametrize("grid", [4, 8, 9, 16])
 def test_no_two_tokens_of_the_structure_touch(grid):
-    (order,) = checkerboard(PairedNoise(3, (0,)).orders(grid * grid)).flip(1)
-    at = {divmod(p, grid) for p in order[: grid * grid // 2].tolist()}
+    made = GtRSettings()
+    (order,) = made.orders(PairedNoise(3, (0,)).orders(grid * grid)).flip(1)
+    structure = sum(made.stage_sizes(grid)[:-1])
+    at = {divmod(p, grid) for p in order[:structure].tolist()}
     assert not any((row + 1, column) in at or (row, column + 1) in at for row, column in at)
+    assert structure == (grid * grid + 1) // 2
 
 
-@given(st.integers(1, 300), st.tuples(st.integers(1, 99), st.integers(1, 99), st.integers(1, 99)))
-def test_stages_decide_every_token_once(tokens, steps):
-    found = sizes(staged_after(tokens, steps), tokens)
-    assert sum(found) == tokens and min(found) >= 1
-    quarter, half = tokens // 4, tokens // 2
-    counts = [min(quarter, steps[0]), min(half - quarter, steps[1]), min(tokens - half, steps[2])]
-    assert len(found) == sum(counts)
-    assert sum(found[: counts[0]]) == quarter and sum(found[: counts[0] + counts[1]]) == half
+@pytest.mark.parametrize("stages, wanted", [("paper", (13, 12, 16, 40)), ("quarters", (25, 16, 40))])
+def test_an_odd_grid_has_stages_of_whole_kinds_of_cells(stages, wanted):
+    """9 x 9: 25 cells of even row and column, 16 of odd ones, and 40 others."""
+    made = GtRSettings(stages=stages)
+    assert made.stage_sizes(9) == wanted == tuple(len(stage) for stage in STAGES[stages](9))
+
+    (order,) = made.orders(PairedNoise(3, (0,)).orders(81)).flip(1).tolist()
+    ends = [0, *(81 - left for left in made.left(9))]
+    decided = [{*order[a:b]} for a, b in zip(ends, ends[1:], strict=False)]
+    for stage in STAGES[stages](9):
+        inside = [group for group in decided if group & stage]
+        assert set().union(*inside) == stage, "no AR step decides tokens of two stages"
+
+
+@given(st.lists(st.integers(0, 150), min_size=3, max_size=4), st.tuples(*[st.integers(1, 99)] * 4))
+def test_stages_decide_every_token_once(cells, steps):
+    steps = steps[: len(cells)]
+    found = sizes(staged_after(cells, steps), sum(cells))
+    assert sum(found) == sum(cells) and min(found, default=1) >= 1
+    for size, count in zip(cells, steps, strict=True):
+        own, found = found[: min(size, count)], found[min(size, count) :]
+        assert sum(own) == size and max(own, default=0) - min(own, default=0) <= 1
+    assert not found
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 2}, "^reconstruction_steps: 1 of 2 AR steps leave fewer than 2 .* use at least 3 steps, or fewer"),
-        ({"steps": 8}, "^steps: GtR's first stage has 6 AR steps for 4 tokens; lower steps, or change first_share"),
-        ({"steps": 8, "first_share": 0.2}, "^steps: GtR's second stage has 5 AR steps for 4 tokens; lower steps"),
+        ({"steps": 3}, "^reconstruction_steps: 1 of 3 AR steps leave fewer than 3 .* use at least 4 steps, or fewer"),
         (
-            {"steps": 12, "reconstruction_steps": 9},
+            {"steps": 2, "stages": "quarters"},
+            "^reconstruction_steps: 1 of 2 AR steps leave fewer than 2 .* use at least 3 steps, or fewer",
+        ),
+        ({"steps": 8}, "^steps: GtR's first stage has 4 AR steps for 2 tokens; lower steps, or change first_share"),
+        ({"steps": 11, "first_share": 0.2}, "^steps: GtR's third stage has 6 AR steps for 4 tokens; lower steps"),
+        (
+            {"steps": 13, "reconstruction_steps": 9},
             "^steps: GtR's last stage has 9 AR steps for 8 tokens; lower reconstruction",
         ),
         ({"steps": 17, "reconstruction_steps": 0}, "^steps: 17 is outside 1 to 16"),
@@ -237,24 +295,27 @@ def picture(images: int) -> torch.Tensor:
 
 
 def masks() -> torch.Tensor:
-    """The left half, and of another image seven tokens of one colour and one of the other."""
-    left, colour = torch.zeros(4, 4), torch.zeros(4, 4)
-    left[:, :2] = 1
-    colour[::2, ::2] = colour[1::2, 1::2] = 1
-    colour[0, 0], colour[0, 1] = 0, 1
-    return torch.stack([left, colour])
+    """The left half, and of another image the upper half."""
+    left, upper = torch.zeros(4, 4), torch.zeros(4, 4)
+    left[:, :2] = upper[:2] = 1
+    return torch.stack([left, upper])
 
 
 def test_an_edit_keeps_what_is_given_and_does_not_depend_on_its_batch(model):
-    """Eight tokens are drawn: stages of 2, 2 and 4 in at most 3, 1 and 1 AR steps. Masks may differ in colours."""
+    """Eight tokens are drawn: stages of 1, 1, 2 and 4 in at most 2, 1, 1 and 1 AR steps."""
     s, start, drawn = GtRSettings(**BASE, detail_share=0.5), picture(2), masks()
     seen, together = stepped(gtr(model, from_ids((1, 4)), s, PairedNoise(5, (0, 1)), edit=Edit(start, drawn)))
     kept = (drawn == 0)[:, None].expand_as(start)
     assert torch.equal(together.latents[kept], start[kept])
     assert bool((together.latents[~kept] != start[~kept]).all())
-    assert len(seen) == 2 + 1 + 1 and seen[-1].done == seen[-1].total == 4
+    assert len(seen) == 1 + 1 + 1 + 1 and seen[-1].done == seen[-1].total == 4
     decided = torch.from_numpy(together.report.maps["step"]).flatten(1)
     assert [[int((row == step).sum()) for step in range(-1, 4)] for row in decided] == [[8, 1, 1, 2, 4]] * 2
+
+    for image, mask in zip(decided.tolist(), drawn.flatten(1).bool().tolist(), strict=True):
+        for number, stage in enumerate(paper_stages(4)):
+            again = {p for p in stage if mask[p]}
+            assert {p for p in range(16) if image[p] == number} == again
 
     for i, label in enumerate((1, 4)):
         edit = Edit(start[i : i + 1], drawn[i : i + 1])
@@ -268,9 +329,20 @@ def test_an_edit_of_everything_is_a_new_picture_bit_for_bit(model):
     assert torch.equal(anew.latents, plain.latents) and anew.report.counts == plain.report.counts
 
 
+def test_masks_with_stages_of_other_sizes_are_refused(model):
+    """Of one image two tokens of the first stage are drawn, of the other one."""
+    drawn = torch.zeros(2, 4, 4)
+    drawn[0, 0, 0] = drawn[0, 2, 2] = drawn[1, 0, 0] = drawn[1, 0, 1] = 1
+    with pytest.raises(UserError, match="^mask: the images' masks cover different numbers of tokens of GtR's stages"):
+        run(model, GtRSettings(**BASE), (0, 1), edit=Edit(picture(2), drawn))
+
+
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5])
-def test_edits_of_few_tokens(model, tokens):
-    mask = (torch.arange(16) < tokens).float().view(1, 4, 4)
+@pytest.mark.parametrize("first", [0, 1])
+def test_edits_of_few_tokens(model, tokens, first):
+    """Also of the reconstruction's alone."""
+    cells = torch.arange(16)
+    mask = ((cells >= first) & (cells < first + tokens)).float().view(1, 4, 4)
     result = run(model, GtRSettings(**BASE | {"reconstruction_steps": 2}), (0,), edit=Edit(picture(1), mask))
     assert (result.report.maps["step"] >= 0).sum() == tokens and bool(result.latents.isfinite().all())
 
