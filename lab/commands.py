@@ -20,6 +20,7 @@ GROUPS: dict[str, Commands] = {
         "against": (".experiments.against", "time reference implementations beside ours, from checkouts of them"),
         "operations": (".work.operations", "count the operations of samplers and the minimum time for them"),
         "presets": (".work.preset_work", "calls, rows and operations of the presets of full-size models"),
+        "published": (".work.published", "the papers' speed-ups beside counts of the same configurations"),
         "fits": (".work.fits", "print the GPU memory that every model needs, in 16 and in 8 bits"),
     },
     "Single experiments:": {

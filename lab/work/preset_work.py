@@ -51,27 +51,22 @@ from .outlines import SEMANTIC_SIDE, outlined
 from .sizes import AROUND, random_words
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "full_size.md"
-# Probability that a draft is accepted. FastHybrid's paper states none; CSpD's is that of MAR-H drafted by MAR-B, 16 AR
-# steps at a time (Table 1).
-ACCEPTED = {"fasthybrid": 0.9, "cspd": 0.26}
+# Probability that a draft is accepted. FastHybrid's paper states none; its seconds at a batch of 8 imply about 18 full
+# passes of 64, and so about 99 % (0.8 % rejected, if a batch restarts together). CSpD's is that of MAR-H drafted by
+# MAR-B, 16 AR steps at a time (Table 1).
+ACCEPTED = {"fasthybrid": 0.99, "cspd": 0.26}
 # Drafts of the paper, where the catalogue names none.
 _DRAFTS = {"mar-large": "mar-base-ema", "mar-huge": "mar-base-ema"}
-# Rows of the papers' files (lab/papers) that a preset is of, by entry, sampler and preset. A paper's own numbers of
-# AR steps may differ: CSpD's are of 256.
+# Rows of the papers' files (lab/papers) that a preset is of, by entry, sampler and preset: of the same AR steps, and
+# with a figure of a kind that is counted here. Speed-ups in seconds stand beside counts in :mod:`.published`.
 _IN_PAPERS = {
     ("mar-huge", "gtr", presets.BALANCED): ("gtr", "GtR"),
     ("llamagen-xxl-384", "llamagen", presets.CUSTOM): ("par", "LlamaGen-XXL"),
     ("par-xxl-4x", "par", presets.CUSTOM): ("par", "PAR-XXL (4×)"),
-    ("llamagen-t2i-xl-512", "mulosd", presets.BALANCED): ("mulosd", "LlamaGen-XL (512p): MuLo-SD (2×)"),
-    ("ar-dtok-512", "mulosd", presets.BALANCED): ("mulosd", "Tar-1.5B (512p): MuLo-SD (2×)"),
-    ("ar-dtok-1024", "mulosd", presets.BALANCED): ("mulosd", "Tar-1.5B (1024p): MuLo-SD (4×)"),
 }
 for _entry, _size in (("mar-base", "B"), ("mar-large", "L"), ("mar-huge", "H")):
     _IN_PAPERS[_entry, "mar", presets.CUSTOM] = ("lazymar", f"MAR-{_size}, 64")
     _IN_PAPERS[_entry, "lazymar", presets.BALANCED] = ("lazymar", f"LazyMAR-{_size}, 64")
-    _IN_PAPERS[_entry, "fasthybrid", presets.BALANCED] = ("fasthybrid", f"FastHybrid-{_size}-64")
-    if _size != "B":
-        _IN_PAPERS[_entry, "cspd", presets.BALANCED] = ("cspd", f"MAR-{_size}, MAR-B, 16")
 # Papers whose speed-ups are ratios of operations; those of the others are of seconds.
 _OF_OPERATIONS = ("lazymar", "gtr")
 # Width of a head of a narrow network: of a MAR and of a language model, of a target and of its draft. All differ, so
@@ -281,8 +276,11 @@ def accepting(share: float) -> Iterator[None]:
         yield
 
 
-def cost(entry: hub.Entry, sampler: str, settings: Any) -> Cost:
-    """What an image of a catalogue entry costs with a sampler of the registry at its settings."""
+def cost(entry: hub.Entry, sampler: str, settings: Any, accepted: float | None = None) -> Cost:
+    """What an image of a catalogue entry costs with a sampler of the registry at its settings.
+
+    ``accepted``: probability that a draft is accepted; None: that of ACCEPTED.
+    """
     own = registry.find(sampler)
     network = narrow(entry)
     networks = [network]
@@ -295,7 +293,7 @@ def cost(entry: hub.Entry, sampler: str, settings: Any) -> Cost:
         more["up_sampler"] = UpSampling(_tokenizer())
 
     noise = own.family.noise(0, range(1))
-    share = ACCEPTED.get(sampler.partition("+")[0], 1.0)
+    share = ACCEPTED.get(sampler.partition("+")[0], 1.0) if accepted is None else accepted
     with countable(), accepting(share), tokenizer_not_counted(), _Counter(networks) as counter:
         made: Any = finish(own.run(network.model, network.condition, settings, noise, **more))
 
@@ -392,7 +390,9 @@ def _paper(name: str) -> Paper:
 
 
 def in_paper(row: Row) -> str:
-    """The paper's own figures for a row: operations, passes and speed-up, those that it states; "" if none."""
+    """The paper's own figures for a row: operations, passes and a ratio of operations, those that it states; "" if
+    none.
+    """
     found = _IN_PAPERS.get((row.entry.id, row.sampler, row.preset))
     if found is None:
         return ""
@@ -407,8 +407,8 @@ def in_paper(row: Row) -> str:
     if "passes" in figures:
         parts.append(f"{figures['passes']} passes")
     speedup = figures.get("speedup")
-    if speedup is not None and float(speedup) != 1:
-        parts.append(speedup if file in _OF_OPERATIONS else f"{speedup} in s")
+    if file in _OF_OPERATIONS and speedup is not None and float(speedup) != 1:
+        parts.append(speedup)
     return ", ".join(parts)
 
 
@@ -421,13 +421,13 @@ def line(row: Row, own: Cost, plain: Cost) -> list[str]:
         f"{own.head_calls:,}" if own.head_calls else "",
         f"{own.rows:,}",
         f"{own.head_rows:,}" if own.head_rows else "",
-        _short(own.flops / 1e12),
+        short(own.flops / 1e12),
         f"{plain.flops / own.flops:.2f}",
         in_paper(row),
     ]
 
 
-def _short(number: float) -> str:
+def short(number: float) -> str:
     """A number with three digits, from 1,000 on with all digits before the point."""
     return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
 

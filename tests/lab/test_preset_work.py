@@ -1,11 +1,13 @@
 """What presets of full-size models cost: counts against formulas and the papers' figures, and the table of the docs."""
 
+import re
 from dataclasses import asdict, replace
 
 import pytest
 from fastar_nodes.lab.sweeps.paper_files import title_of
 from fastar_nodes.lab.sweeps.spec import expand
 from fastar_nodes.lab.work import preset_work as w
+from fastar_nodes.lab.work import published
 from fastar_nodes.lab.work.outlines import outlined
 from fastar_nodes.model_loaders.catalogue.official import official
 from fastar_nodes.runs import presets
@@ -108,7 +110,7 @@ def test_every_preset_of_every_network_has_a_row():
 
 
 def test_the_papers_figures_are_of_a_presets_settings():
-    """CSpD's draft lengths are the same share of the AR steps. GtR's runs start at t = 950 either way."""
+    """GtR's runs start at t = 950 either way."""
     free = {"cfg", "top_k", "t_max"}
     found = {}
     for row in (row for entry in ENTRIES.values() for row in w.rows_of(entry)):
@@ -124,16 +126,37 @@ def test_the_papers_figures_are_of_a_presets_settings():
         ready = outlined(row.entry)
         theirs = asdict(cell.choice.settings(replace(ready.facts, demo=False)))
         ours = asdict(row.settings)
-        if row.sampler == "cspd":
-            assert ours.pop("draft_length") / ours.pop("steps") == theirs.pop("draft_length") / theirs.pop("steps")
         assert {name for name in ours if ours[name] != theirs[name]} <= free, key
         found[key] = w.in_paper(row)
 
     assert found.keys() == w._IN_PAPERS.keys()
     assert found["mar-base", "lazymar", presets.BALANCED] == "5.54 TFLOP, 2.80"
-    assert found["mar-large", "fasthybrid", presets.BALANCED] == "1.92 in s"
     assert found["mar-huge", "gtr", presets.BALANCED] == "3.72"
     assert found["par-xxl-4x", "par", presets.CUSTOM] == "147 passes"
+
+
+def test_published_speedups_are_those_of_the_papers():
+    """Copied by hand from lab/papers, whose seconds of PAR are 12.41, 3.46 and 1.31."""
+    found = [row.paper.partition(" ")[0] for row in published.ROWS if row.paper]
+    assert found == "1.97 1.92 1.69 2.83 3.72 3.72 2.33 2.20 1.96 3.6 9.5 3.90".split()
+    assert (round(12.41 / 3.46, 1), round(12.41 / 1.31, 1)) == (3.6, 9.5)
+
+
+def test_the_page_has_a_row_of_every_published_speedup():
+    page = w.PAGE.read_text(encoding="utf-8")
+    (block,) = re.findall(r"<!-- figure published: begin -->(.*?)<!-- figure published: end -->", page, re.S)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in block.splitlines() if line[:1] == "|"]
+    nothing = w.Cost(1, 1, 1, 1, 1.0)
+    wanted = [published.line(row, nothing, nothing)[:3] for row in published.ROWS]
+    assert rows[0] == list(published.HEAD) and [row[:3] for row in rows[2:]] == wanted, "make figures ONLY=published"
+
+
+def test_passes_of_published_rows():
+    """PAR's are the formula's; the plain sampler is the LlamaGen of its size and grid."""
+    (row,) = [row for row in published.ROWS if row.entry == "par-xxl-4x"]
+    own, plain = published.costs_of(row)
+    assert (own.passes, plain.passes) == (147, 576)
+    assert published.line(row, own, plain)[3:7] == ["147", "3.92", "", ""]
 
 
 # Models that are counted again, some of each kind: all of them take ten minutes.
