@@ -1,8 +1,8 @@
 // The live preview of a sampler in a subgraph, on the subgraph's node, while it runs.
 //
-// Kept because the classic renderer shows none there, and Nodes 2.0 only those of ComfyUI's own samplers, and of others from their second run
-// on: a template whose samplers are in a subgraph would be grey until its end. The preview goes when the run ends, so the node keeps its size
-// and saved graphs do not depend on this file.
+// Kept because the classic renderer shows none there, and Nodes 2.0 only those of ComfyUI's own samplers and of nodes that had one when the
+// subgraph was made: a template whose samplers are in a subgraph would be grey until its end. The preview goes when the run ends, so the node
+// keeps its size and saved graphs do not depend on this file.
 import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
 import { nodeOf, shownOf, widgetOf } from "./graphs.js"
@@ -13,8 +13,13 @@ const LEAST = 160 // pixels of its height
 
 const shown = new Map() // the size of a node before it had a preview, by node
 
-/** Whether the editor shows the previews of nodes inside on this node itself. */
-const isExposing = (host) => LiteGraph.vueNodesMode && Boolean(host.serialize().properties?.previewExposures?.length)
+/** Whether the editor itself shows the previews of the node with this id in a prompt on the subgraph's node. */
+function isExposed(host, id) {
+  if (!LiteGraph.vueNodesMode) return false
+  const path = String(id).split(":")
+  const inner = path[path.indexOf(String(host.id)) + 1]
+  return Boolean(host.serialize().properties?.previewExposures?.some(({ sourceNodeId }) => String(sourceNodeId) === inner))
+}
 
 function addPreview(host) {
   shown.set(host, [...host.size])
@@ -29,7 +34,7 @@ function addPreview(host) {
 function show({ detail: { blob, displayNodeId, jobId } }) {
   const host = shownOf(displayNodeId)
   const isOurs = nodeOf(displayNodeId)?.comfyClass?.startsWith("FastAR")
-  if (!isOurs || !host?.subgraph || !isOpen(jobId) || isExposing(host)) return
+  if (!isOurs || !host?.subgraph || !isOpen(jobId) || isExposed(host, displayNodeId)) return
 
   const { element } = widgetOf(host, NAME) ?? addPreview(host)
   URL.revokeObjectURL(element.src)
