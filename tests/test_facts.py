@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
 TEMPLATES = sorted(path.stem for path in (ROOT / "workflows").glob("*.json"))
 NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten", "eleven", "twelve")
-NUMBERS += ("thirteen", "fourteen", "fifteen", "sixteen")
+NUMBERS += ("thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen")
 
 
 def text_of(page: str) -> str:

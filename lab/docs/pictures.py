@@ -64,9 +64,9 @@ SEEDS = dict.fromkeys(("FastARLlamaGenSampler", "FastARZipARSampler", "FastARMuL
 TEMPLATES = {
     "FastARCompare": "06",
     "FastARPasteInpaintedArea": "05",
-    "FastARSweep": "10",
-    "FastARSweepPlot": "10",
-    "FastARAdvisor": "11",
+    "FastARSweep": "15",
+    "FastARSweepPlot": "15",
+    "FastARAdvisor": "16",
     "FastARTimeLapse": "03",
 }
 PAGES = pages()

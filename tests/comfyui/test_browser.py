@@ -718,7 +718,7 @@ CARRIED = """id => {
 
 def test_a_sweep_shows_its_grid_and_plot_when_it_has_run(editor: Any, comfy: Comfy, artifacts: Path) -> None:
     """And not the preview of a cell, which the editor would show in their place."""
-    graph = load_workflow("10 Sweep")
+    graph = load_workflow("15 Sweep")
     (sweep,) = [node for node in graph["nodes"] if node["type"] == "FastARSweep"]
     sweep["widgets_values"][3] = "0.5, 0.9"
     sweep["widgets_values"][6] = "steps=4, diffusion_steps=6"

@@ -17,12 +17,15 @@ WIDTHS = f"""() => [...document.querySelectorAll("{CARDS}")].map(
     card => [...card.querySelectorAll('img')].map(image => image.complete ? image.naturalWidth : 0)[0])"""
 # Words to numbers of the templates that they must find.
 SEARCHES = {
-    "janus": {13, 14},
-    "edit an image": {14},
+    "janus": {17, 18},
+    "edit": {18},
     "inpaint": {5},
     "MAR": {1, 5, 6, 7},
     "FastAR": {1, 2, 3},
-    "BitDance": {12},
+    "compare": {6, 7, 8},
+    "negative": {4},
+    "upscale": {9},
+    "BitDance": {14},
 }
 
 

@@ -1,5 +1,5 @@
 """An image and a prompt in, and a question about an image, in a real ComfyUI with the recorded tiny Janus: over HTTP,
-and in the editor. Template 14 is opened and run in test_browser.py.
+and in the editor. Template 18 is opened and run in test_browser.py.
 """
 
 import html

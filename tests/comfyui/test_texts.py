@@ -103,7 +103,7 @@ def test_the_node_of_a_subgraph_shows_what_the_nodes_inside_said(comfy: Comfy, e
 
 def test_a_prompt_keeps_what_it_says_itself_beside_what_its_sampler_says(comfy: Comfy, editor: Any) -> None:
     """Notations that are read as text; the words that the demo does not know stand in a list of their own."""
-    graph = load_workflow("04 Text prompt")
+    graph = load_workflow("04 Text")
     prompt = next(node for node in graph["nodes"] if node["type"] == "FastARPrompt")
     prompt["widgets_values"][0] = f"a (red:1.2) zzyx boat {editor.renderer}"
     editor.evaluate("graph => app.loadGraphData(graph)", graph)

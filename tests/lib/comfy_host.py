@@ -382,7 +382,7 @@ TEN |= {"settings": "steps=4, diffusion_steps=6, guided_steps=3"}
 
 def sweep_workflow(folder: str) -> dict[str, Any]:
     """The shared sweep with :data:`TEN`."""
-    workflow = load_workflow("10 Sweep")
+    workflow = load_workflow("15 Sweep")
     values = {"FastARSweep": {**TEN, "folder": folder}, "FastARClassLabel": {"labels": "cat"}}
     inside = [node for about in workflow.get("definitions", {}).get("subgraphs", []) for node in about["nodes"]]
     for node in [*workflow["nodes"], *inside]:
