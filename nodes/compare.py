@@ -127,6 +127,7 @@ class Compare(io.ComfyNode):
     more_of_outputs = {
         "image": "If nothing is connected, the node shows it itself. Connect Save Image to keep it.",
         "table": "Connect it to Preview as Text.",
+        "images": "Connect it to Save Image: every image gets a file of its own, without captions.",
     }
 
     @classmethod
@@ -161,7 +162,9 @@ class Compare(io.ComfyNode):
             category="FastAR/compare",
             description="Shows images side by side, each with its label and its figures: speed-up, seconds, passes, "
             "acceptance, PSNR and SSIM. The figures are also given as a table.",
-            search_aliases=["side by side", "image grid", "xy plot", "speed-up", "benchmark", "compare images"],
+            search_aliases=[
+                *("side by side", "image grid", "contact sheet", "xy plot", "speed-up", "benchmark", "compare images")
+            ],
             is_input_list=True,
             is_output_node=True,
             hidden=HIDDEN,
@@ -170,6 +173,7 @@ class Compare(io.ComfyNode):
             outputs=[
                 output(io.Image, "image", "All cells as one image."),
                 output(io.String, "table", "The figures of all reports as a Markdown table."),
+                output(io.Image, "images", "The images alone, one per cell, to be saved.", is_output_list=True),
             ],
         )
 
@@ -203,7 +207,7 @@ class Compare(io.ComfyNode):
 
         table, figures, warnings = _tell(cls, reports, names, base, quality)
         said = host.text.output(figures, warnings)
-        return io.NodeOutput(image, table, ui={**said, **result_shown(cls, image)})
+        return io.NodeOutput(image, table, given_images(lists), ui={**said, **result_shown(cls, image)})
 
 
 ELSEWHERE = "(timed in another run)"
@@ -339,6 +343,11 @@ def cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | 
             f"image_1: {len(images)} images are more than the {MOST_CELLS} cells of one grid; compare fewer."
         )
     return images, reports
+
+
+def given_images(pairs: dict[str, list[Any]]) -> list[Any]:
+    """The images of all cells as they were connected, in socket order."""
+    return [image for i in range(1, PAIRS + 1) for image in _connected(pairs, f"image_{i}")]
 
 
 def _connected(pairs: dict[str, list[Any]], name: str) -> list[Any]:

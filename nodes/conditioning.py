@@ -387,7 +387,10 @@ class Prompt(io.ComfyNode):
             "as plain text, and `(red:1.2)`, `<lora:...>`, `embedding:...`, `__wildcard__` and BREAK too; the node "
             "names those after a run. The prompts of the authors' benchmarks end with a full stop."
         ),
-        "negative": ("It has no effect at *cfg* 1. Other texts than the default are an experiment."),
+        "negative": (
+            "It has no effect at *cfg* 1. The editor hides the field for models that do not read it: Janus and BitDance "
+            "have a null prompt of their own."
+        ),
     }
 
     @classmethod
@@ -403,14 +406,13 @@ class Prompt(io.ComfyNode):
         )
         negative = io.String.Input(
             "negative",
-            default=UNCONDITIONAL,
+            default="",
             optional=True,
             multiline=True,
             dynamic_prompts=True,
-            advanced=True,
-            tooltip="For Harmon and UniPic, the instruction that guidance moves away from: a whole sentence, not a "
-            "list of words. Usual: the default, with which they were trained; Janus and BitDance accept only the "
-            "default.",
+            placeholder="what the image should not show; may be empty",
+            tooltip="What the image should not show, such as red or night: guidance moves away from it. For Harmon and "
+            "UniPic; usual: empty.",
         )
         condition = output(
             PROMPT,
@@ -425,14 +427,14 @@ class Prompt(io.ComfyNode):
             description="Describes in words what Harmon, UniPic, Janus or BitDance draws. The model of the sampler "
             "reads the prompt, so one prompt can serve several models.",
             search_aliases=["text prompt", "harmon prompt", "unipic prompt", "janus prompt", "positive", "negative"],
-            widgets=[text, negative, *widgets(PromptLines)],
+            widgets=[text, *widgets(PromptImages), negative, *widgets(PromptLines)[1:]],
             outputs=[condition],
             hidden=[io.Hidden.unique_id],
         )
 
     @classmethod
     @in_own_state
-    def execute(cls, text: Any = _SUNSET, negative: Any = UNCONDITIONAL, **values: Any) -> io.NodeOutput:
+    def execute(cls, text: Any = _SUNSET, negative: Any = "", **values: Any) -> io.NodeOutput:
         settings = make(PromptLines, values)
 
         typed = expect_text(text, "text")
@@ -447,7 +449,8 @@ class Prompt(io.ComfyNode):
             texts += [prompt] * settings.images
 
         # The sampler's model reads the prompt: what it does not know is said here after the run, see running.reported.
-        condition = PromptCondition(tuple(texts), expect_text(negative, "negative"))
+        avoided = expect_text(negative, "negative")
+        condition = PromptCondition(tuple(texts), avoided if avoided.strip() else UNCONDITIONAL)
         return io.NodeOutput(condition, ui=host.text.output([], [read_as_text([*texts, negative])]))
 
 

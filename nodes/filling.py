@@ -117,6 +117,16 @@ def _families() -> dict[str, str]:
     return {**found, loaders.LoadTar.node_id: _LANGUAGE}
 
 
+def reads_negatives(loader: Any) -> bool | None:
+    """Whether the models of a loader read a negative prompt; None if it is no loader of ours."""
+    kind = loader.get("class_type") if isinstance(loader, Mapping) else None
+    family = _families().get(kind) if isinstance(kind, str) else None
+    if family is None:
+        return None
+
+    return family != _LANGUAGE and registry.FAMILIES[family].reads_negatives
+
+
 def model_of(loader: Any) -> Model:
     """The model that a loader would load."""
     if loader is None:

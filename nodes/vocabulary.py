@@ -1,4 +1,4 @@
-"""What the models behind a prompt or a label know: which words of a prompt, and the names of classes.
+"""What the models behind a prompt or a label know: words of a prompt, a negative prompt, the names of classes.
 
 The editor asks ``POST /fastar/words`` (web/js/vocabulary.js) while one types. As for presets, only the header of a
 model's file is read, which holds the demo's tokenizer.
@@ -43,11 +43,17 @@ def known(loaders: Any, text: Any = "", label_set: Any = AUTO) -> dict[str, Any]
     Returns:
         ``labels``: the names of classes that a Class Label may hold; None where that is not known. ``words``: the words
         of the text that the first model with a vocabulary of words ``reads``, those that it does not know, ``strange``,
-        each with the subject that may be meant, and all ``subjects``; None if there is no such model.
+        each with the subject that may be meant, and all ``subjects``; None if there is no such model. ``negative``:
+        False if none of the models reads a negative prompt, else True.
     """
     listed = list(loaders)[:_MOST_LOADERS] if isinstance(loaders, list) else []
+    reading = [filling.reads_negatives(loader) for loader in listed]
 
-    return {"labels": _names(listed, label_set), "words": _words(listed, str(text or ""))}
+    return {
+        "labels": _names(listed, label_set),
+        "words": _words(listed, str(text or "")),
+        "negative": not reading or any(reads is not False for reads in reading),
+    }
 
 
 def _names(loaders: Iterable[Any], label_set: Any) -> list[str] | None:

@@ -135,7 +135,7 @@ def _refuse_unknown(unknown: Sequence[str], sets: Mapping[str, Sequence[str]], f
     for word in words[:_MOST_SHOWN]:
         for where, names in sets.items():
             for name in _closest(_key(word), names):
-                close.append(f"{name} ({where})" if len(sets) > 1 else name)
+                close.append(f"{name} ({_in_words(where)})" if len(sets) > 1 else name)
     hint = f"; the closest: {', '.join(dict.fromkeys(close))}" if close else ""
 
     # 2. What the sets have.
@@ -144,11 +144,16 @@ def _refuse_unknown(unknown: Sequence[str], sets: Mapping[str, Sequence[str]], f
         if names:
             numbers = any(word.isdigit() for word in words)
             if len(names) <= _MOST_LISTED and not numbers:
-                have.append(f"{where} has {', '.join(names)}")
+                have.append(f"{_in_words(where)} has {', '.join(names)}")
             else:
-                have.append(f"{where} has the ids 0 to {len(names) - 1}")
+                have.append(f"{_in_words(where)} has the ids 0 to {len(names) - 1}")
     remedy = " and ".join(have) or "this model's class names are unknown, so give class ids from 0"
     raise UserError(f"{field}: there is no class {_first_few(words, repr)}{hint}; {remedy}.")
+
+
+def _in_words(label_set: str) -> str:
+    """A label set in messages."""
+    return "the demo" if label_set == DEMO_LABELS else label_set
 
 
 def _closest(key: str, names: Sequence[str]) -> list[str]:

@@ -47,7 +47,7 @@ def demo() -> Ready:
 def test_a_model_comes_with_its_decoder(demo):
     assert demo.family == MAR and demo.demo and demo.condition == "class"
     assert (
-        demo.decoder.name == "picture book KL, stride 8, enlarges 4 x"
+        demo.decoder.name == "demo KL, stride 8, enlarges 4 x"
         and demo.latent_channels == demo.decoder.net.config.z_channels
     )
     assert demo.tokens == demo.model.net.config.tokens and demo.classes == demo.model.net.config.classes

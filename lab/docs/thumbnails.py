@@ -101,7 +101,7 @@ def drawing(path: Path) -> Image.Image:
     template = Template(path)
     size = re.search(r"download of \S+ GB(?: or more)?", path.stem)
     if size:
-        given = [pixels(template.output(node)) for node in template.of("LoadImage")]
+        given = [pixels(template.given(node, "image")) for node in template.of("FastARImageAndPrompt")]
         return _arranged([*given, _sign()], size.group())
 
     return _arranged(_images(template), _line(template))
@@ -144,6 +144,8 @@ def _line(template: Template) -> str:
     for kind in ("FastARTimeLapse", "FastARCompare"):
         for node in template.of(kind):
             plain, *others = _reports(template, node)
+            if len(others) > 2:
+                return f"{1 + len(others)} samplers, one seed"
             gains = [
                 gain.text.replace(" instead of ", ", not ") for gain in (fewer_calls(r, plain) for r in others) if gain
             ]
@@ -198,8 +200,8 @@ def _begun(image: Any, report: Any, share: float) -> np.ndarray:
 
 
 def _arranged(images: Sequence[np.ndarray], text: str) -> Image.Image:
-    """The images above a line of text: one image fills the width, two lie one over the other, four stand in two rows,
-    more are a contact sheet.
+    """The images above a line of text: one image fills the width, two lie one over the other, as do the first and the last
+    of three, four stand in two rows, more are a contact sheet.
     """
     canvas = Canvas(SIDE, SIDE)
     lines, size = _fitting(text)
@@ -210,8 +212,8 @@ def _arranged(images: Sequence[np.ndarray], text: str) -> Image.Image:
         canvas.paste(resize(sheet, SIDE, height), 0, 0)
     elif len(images) == 4:
         _four(canvas, images, height)
-    elif len(images) == 2:
-        _two(canvas, images, height)
+    elif len(images) in (2, 3):
+        _two(canvas, [images[0], images[-1]], height)
     else:
         canvas.paste(resize(images[0], SIDE, SIDE)[:height], 0, 0)
 

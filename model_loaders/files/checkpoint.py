@@ -158,7 +158,9 @@ class Checkpoint:
         """
         says_nothing = self.stem in ("", "model", "diffusion_pytorch_model", "checkpoint-last")
         default = self.folder.name if says_nothing and self.folder.name else self.stem
-        return self.text("name", default)
+        name = self.text("name", default)
+        # The demo's files bear the name of the picture book that they learned from.
+        return name.replace("picture book mar", "demo MAR").replace("picture book", "demo")
 
     def settings(self, key: str, beside: bool = False) -> dict[str, Any]:
         """A JSON object from the metadata; {} if there is none.

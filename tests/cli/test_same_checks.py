@@ -256,7 +256,7 @@ REMEDIES = [
      f"compare {MAR} --samplers mar,fasthybrid --set fasthybrid.threshold=0.9"),
     (f"compare {MAR} --samplers mar --set temperature", "is not of the form name=value",
      f"compare {MAR} --samplers mar --set temperature=1"),
-    (f"compare {MAR} --samplers mar --label dragon", "picture-book has sunset",
+    (f"compare {MAR} --samplers mar --label dragon", "the demo has sunset",
      f"compare {MAR} --samplers mar --label sunset"),
     (f"compare {MAR} --samplers mar --device abacus", "choose one of cpu",
      f"compare {MAR} --samplers mar --device cpu"),

@@ -304,7 +304,7 @@ def test_a_message_stays_while_another_output_of_the_graph_runs(comfy: Comfy, ed
     editor.wait_for_timeout(1000)
     editor.screenshot(path=str(artifacts / f"mistake beside a result_{editor.renderer}.png"))
     (told,) = editor.locator(MESSAGE).all_inner_texts()
-    assert "labels: there is no class 'dog'; picture-book has sunset, " in told
+    assert "labels: there is no class 'dog'; the demo has sunset, " in told
 
 
 # What is wrong: node type, widget and value; and the sentence. The first two are ComfyUI's own checks.

@@ -201,7 +201,7 @@ def test_preview_as_text_of_our_values_is_a_sentence(comfy):
     texts = {name: outputs[name]["text"][0] for name in sources}
     assert texts["labels"] == "Class labels for 2 images: cat, boat."
     assert texts["a prompt"] == "Prompts for 1 image: a red boat."
-    assert texts["a model"].startswith("The model picture book mar, with ")
+    assert texts["a model"].startswith("The model demo MAR, with ")
     for text in texts.values():
         assert text.endswith(".") and len(text) < 300 and "\n" not in text, text
 

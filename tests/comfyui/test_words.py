@@ -100,7 +100,7 @@ def test_an_app_tells_which_words_are_unknown(comfy: Comfy, editor: Any, artifac
     message.filter(has_text="does not know: elephant").wait_for(timeout=30000)
     message.click()
     assert not comfy.failure(_run(comfy, editor))
-    message.filter(has_text="Words that picture book hybrid does not know: elephant.").wait_for(timeout=10000)
+    message.filter(has_text="Words that demo hybrid does not know: elephant.").wait_for(timeout=10000)
     editor.wait_for_timeout(1500)
     editor.screenshot(path=str(artifacts / f"words in an App after a run_{editor.renderer}.png"))
 

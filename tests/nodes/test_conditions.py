@@ -66,7 +66,7 @@ def test_unknown_labels_are_named_before_the_run():
     check = conditioning.ClassLabel.validate_inputs
     assert check("cat, 281\ntabby") is True and check("") is True and check(None) is True
     words = check("catt, boat, golden retriver, 1000")
-    assert "cat (picture-book)" in words and "golden retriever (imagenet-1k)" in words and "'1000'" in words
+    assert "cat (the demo)" in words and "golden retriever (imagenet-1k)" in words and "'1000'" in words
     assert "boat'" not in words and "labels:" not in words
     words = check("word1, word2, word3, word4, word5")
     assert all(f"'word{i}'" in words for i in (1, 2, 3)) and "'word4'" not in words and "2 more" in words
@@ -95,7 +95,7 @@ def test_before_a_run_too_only_names_that_the_connected_models_know_are_suggeste
         return copy_context().run(checked, *about, **more)
 
     told = refused("dog", "demo")
-    assert told.startswith("there is no class 'dog'; picture-book has sunset, mountains, ")
+    assert told.startswith("there is no class 'dog'; the demo has sunset, mountains, ")
     assert "'tabby'" in refused("tabby", "demo") and refused("tabby", "mar-base-ema") is True
     assert "Maltese dog, " in refused("dog", "mar-base-ema") and "sunset" not in refused("dog", "mar-base-ema")
     assert "Maltese dog (imagenet-1k)" in refused("dog", "mine.safetensors")
@@ -103,7 +103,7 @@ def test_before_a_run_too_only_names_that_the_connected_models_know_are_suggeste
     assert "imagenet" not in refused("dog", "mar-base-ema", label_set="picture-book")
     assert "'tabby'" in refused("tabby", "demo", label_set=["8", 0])
     # What was chosen in the menu before another model was connected.
-    assert refused("cat", "demo", add_label="tabby").startswith("add_label: there is no class 'tabby'; picture-book")
+    assert refused("cat", "demo", add_label="tabby").startswith("add_label: there is no class 'tabby'; the demo")
     assert refused("cat", "demo", add_label="boat") is True and refused("cat", "demo", add_label=["8", 0]) is True
     # A node that the graph does not have, and requests that are no graph.
     assert refused("tabby", "demo", node="9") is True

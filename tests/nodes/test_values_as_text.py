@@ -19,12 +19,12 @@ def label(**about):
 
 ROWS = (torch.zeros(2, 3),)
 VALUES = {
-    "a MAR": (lambda: loaded(loaders.LoadMAR, "demo")[0], "The model picture book mar, with "),
+    "a MAR": (lambda: loaded(loaders.LoadMAR, "demo")[0], "The model demo MAR, with "),
     "its decoder": (
         lambda: loaded(loaders.LoadMAR, "demo")[1],
-        "The autoencoder picture book KL, stride 8, enlarges 4 x; it decodes latents to images of 256 x 256 pixels.",
+        "The autoencoder demo KL, stride 8, enlarges 4 x; it decodes latents to images of 256 x 256 pixels.",
     ),
-    "a language model": (lambda: loaded(loaders.LoadTar, "demo-tar")[0], "The model picture book Tar, with "),
+    "a language model": (lambda: loaded(loaders.LoadTar, "demo-tar")[0], "The model demo Tar, with "),
     "a token model": (a_gpt, "The model tiny, with "),
     "a de-tokenizer": (a_drawer, "The model tiny large, with "),
     "labels of any model": (

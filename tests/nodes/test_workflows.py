@@ -38,8 +38,8 @@ CORE = {
     *("MarkdownNote", "SolidMask", "MaskComposite", "EmptyImage", "ImageCompositeMasked", "ImageCompare"),
     *("PrimitiveStringMultiline", "ImageScale", "ImageFromBatch", "ComfySwitchNode"),
 }
-# Files of Load Image: what every ComfyUI has in its input folder, or none.
-IMAGES = {"example.png", ""}
+# Files of Load Image: none, because no folder has to hold one.
+IMAGES = {""}
 # Nodes that run samplers by name, with the settings of the model's file.
 BY_NAME = {"FastARSweep", "FastARAnySampler", "FastARAdvisor"}
 # What has to be equal for two runs to be compared: steps and
@@ -73,7 +73,7 @@ CHARACTER, BADGE = 9, 80
 # Room of the canvas at 1366 x 768, in which a template is as large as the editor draws it; and of the two that show all
 # wires at 60 %, below which the classic renderer draws no text.
 WIDTH, HEIGHT = 1300, 740
-WIDTH_OF_ALL, HEIGHT_OF_ALL = 1690, 930
+WIDTH_OF_ALL, HEIGHT_OF_ALL = 1706, 930
 
 
 class Graph:

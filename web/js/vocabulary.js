@@ -1,5 +1,5 @@
-// While one types: the words of a prompt that the connected demo reads, and those that it does not know. And the names in the menu of
-// Class Label, those of the connected model.
+// While one types: the words of a prompt that the connected demo reads, and those that it does not know. The negative prompt, where a connected
+// model reads one. And the names in the menu of Class Label, those of the connected model.
 //
 // Kept because a demo knows a few dozen words and draws something else for any other, which one would only see after a run; and because the
 // menu would otherwise hold the names of all label sets, most of which the connected model does not know. The server tells both from the
@@ -19,11 +19,13 @@ const PAUSE = 250 // milliseconds after the last key
 // Known words that are not shown.
 const LITTLE = /^(..?|and|the|with|that|some|one)$/i
 const LINE = 17 // pixels
-const CHARACTER = 6.2
+const LINES = 4 // that always have room, so the node keeps its size; more are scrolled
+const ROOM = LINES * LINE + 4
+const MARGIN = 4 // around it in the classic renderer
 
 const STYLE = `
-.fastar-words { box-sizing: border-box; padding: 2px 8px; overflow: auto; font: 12px/${LINE}px sans-serif; color: var(--input-text, #ddd);
-  overflow-wrap: anywhere; }
+.fastar-words { box-sizing: border-box; min-height: ${ROOM}px; max-height: ${ROOM}px; padding: 2px 8px; overflow: auto;
+  font: 12px/${LINE}px sans-serif; color: var(--input-text, #ddd); overflow-wrap: anywhere; }
 .fastar-words b { font-weight: normal; opacity: 0.7; }
 .fastar-words i { font-style: normal; color: #e69f00; }`
 
@@ -74,7 +76,6 @@ function show(instance, words) {
 
   widget ??= addLines(node)
   widget.element.replaceChildren(...lines.map(elementOf))
-  widget.fastarText = lines.map(textOf)
   const [width, height] = node.computeSize()
   node.setSize([Math.max(width, node.size[0]), Math.max(height, node.size[1])])
   node.setDirtyCanvas(true, true)
@@ -93,21 +94,34 @@ function elementOf([name, words]) {
   return line
 }
 
-/** Pixels that the lines take at the node's width. */
-function heightOf(node, widget) {
-  const perLine = Math.max(20, (node.size[0] - 50) / CHARACTER)
-  const lines = (widget.fastarText ?? []).map((text) => Math.ceil(text.length / perLine))
-  return lines.reduce((sum, count) => sum + count, 0) * LINE + 6
-}
-
 function addLines(node) {
   const element = document.createElement("div")
   element.className = "fastar-words"
   element.setAttribute("role", "status")
-  const height = () => heightOf(node, widget)
-  const widget = node.addDOMWidget(NAME, "fastar_words", element, { serialize: false, getMinHeight: height, getMaxHeight: height })
+  const height = () => ROOM + 2 * MARGIN
+  const size = { margin: MARGIN, getMinHeight: height, getMaxHeight: height }
+  const widget = node.addDOMWidget(NAME, "fastar_words", element, { serialize: false, ...size })
   widget.serialize = false // not among the values of widgets
   return widget
+}
+
+const NEGATIVE = "negative"
+const NOTHING = ["", "Generate an image."] // of it; the second was the default of earlier versions
+
+/** Show or hide the negative prompt. A text in it stays on the screen: a model that reads none refuses it. */
+function offerNegative(node, isRead) {
+  const widget = widgetOf(node, NEGATIVE)
+  if (!widget) return
+  const hidden = !isRead && NOTHING.includes(widget.value)
+  if (Boolean(widget.hidden) === hidden) return
+  widget.hidden = hidden
+  widget.options.hidden = hidden
+
+  // Nodes 2.0 notices a change of the value alone.
+  const { value } = widget
+  widget.value = `${value} `
+  widget.value = value
+  node.setDirtyCanvas(true, true)
 }
 
 /** The names of the menu of a Class Label; all of them where it is not known which the model knows. */
@@ -134,7 +148,10 @@ async function ask(instance) {
   }
   if (answered.get(node) !== asked) return
   if (node.comfyClass === LABEL) list(node, answer.labels)
-  else show(instance, answer.words)
+  else {
+    show(instance, answer.words)
+    offerNegative(node, answer.negative ?? true)
+  }
 }
 
 const isAsking = ({ node }) => PROMPTS.includes(node.comfyClass) || node.comfyClass === LABEL
@@ -150,7 +167,10 @@ function askLater() {
 app.registerExtension({
   name: "FastAR.Vocabulary",
   nodeCreated(node) {
-    if (isAsking({ node })) askLater()
+    if (!isAsking({ node })) return
+    const negative = widgetOf(node, NEGATIVE)
+    if (negative) negative.label = say("negative prompt")
+    askLater()
   },
   afterConfigureGraph: askLater,
   setup() {
