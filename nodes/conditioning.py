@@ -388,8 +388,8 @@ class Prompt(io.ComfyNode):
             "names those after a run. The prompts of the authors' benchmarks end with a full stop."
         ),
         "negative": (
-            "It has no effect at *cfg* 1. The editor hides the field for models that do not read it: Janus and BitDance "
-            "have a null prompt of their own."
+            "It has no effect at *cfg* 1. The editor hides the field for models that do not read it: Janus and "
+            "BitDance have a null prompt of their own."
         ),
     }
 

@@ -458,7 +458,17 @@ class MuLoSDSampler(_Sampler):
         "Drafts a small image, enlarges it and redraws only what the large model finds unlikely (MuLo-SD, CVPR 2026). "
         "Lossy: the image differs from the large model's own."
     )
-    aliases = ["mulo-sd", "mulosd", "multi-scale", "upscale", "speculative decoding", "accelerated tar", "accelerated llamagen"]
+    aliases = [
+        *(
+            "mulo-sd",
+            "mulosd",
+            "multi-scale",
+            "upscale",
+            "speculative decoding",
+            "accelerated tar",
+            "accelerated llamagen",
+        )
+    ]
     models = {
         "target": "The large model whose image you want: Tar's de-tokenizer of 512 or 1024 pixels, or a LlamaGen.",
         "draft": "A model of the same kind and decoder whose images have half, a third or a quarter of the target's "

@@ -163,7 +163,7 @@ def _line(template: Template) -> str:
     if template.of("FastARCropAroundMask"):
         return "before, and after"
 
-    (prompt,) = template.of("FastARPrompt")
+    (prompt,) = [*template.of("FastARPrompt"), *template.of("FastARTarPrompt")]
     return prompt["widgets_values"][0]
 
 
@@ -200,7 +200,7 @@ def _begun(image: Any, report: Any, share: float) -> np.ndarray:
 
 
 def _arranged(images: Sequence[np.ndarray], text: str) -> Image.Image:
-    """The images above a line of text: one image fills the width, two lie one over the other, as do the first and the last
+    """The images above a line of text: one image fills the width, two lie one over the other, as do the first and last
     of three, four stand in two rows, more are a contact sheet.
     """
     canvas = Canvas(SIDE, SIDE)

@@ -51,6 +51,20 @@ HIDDEN = """boxes => {
             || y + box.h * scale > innerHeight
     }).map(box => box.type)
 }"""
+# Nodes and groups that lie under the editor's button "Graph"; their titles.
+UNDER_BUTTON = """boxes => {
+    const isIt = b => b.innerText.trim() === 'Graph' && b.checkVisibility()
+    const button = [...document.querySelectorAll('button')].find(isIt)
+    if (!button) return []
+    const {scale, offset} = app.canvas.ds, canvas = app.canvas.canvas.getBoundingClientRect()
+    const about = button.getBoundingClientRect()
+    const boxOf = ({title, pos: [x, y], size: [w, h]}) => ({type: title, x, y, w, h})
+    const groups = app.graph._groups.map(boxOf)
+    return [...boxes, ...groups].filter(box => {
+        const x = (box.x + offset[0]) * scale + canvas.x, y = (box.y + offset[1]) * scale + canvas.y
+        return x < about.right && x + box.w * scale > about.left && y < about.bottom && y + box.h * scale > about.top
+    }).map(box => box.type)
+}"""
 # Nodes of which the editor's minimap covers more than the border, which is at most 16 pixels; their titles.
 UNDER_MINIMAP = """boxes => {
     const map = document.querySelector('.minimap-main-container')?.getBoundingClientRect()
@@ -113,6 +127,7 @@ def editor(request: Any, comfy: Comfy, browser: Any) -> Iterator[Any]:
 # What many have. The zoom at which the editor opens a template
 # depends on it: the nodes take three quarters of the window.
 LAPTOP = {"width": 1366, "height": 768}
+WIDER = {"width": 1600, "height": 900}
 DESKTOP = {"width": 1920, "height": 1080}
 # Texts of nodes that stand on the screen.
 SEEN = """() => [...document.querySelectorAll('textarea')].filter(
@@ -202,6 +217,7 @@ def _looks_well(page: Any) -> None:
     boxes = page.evaluate(BOXES)
     assert page.evaluate(HIDDEN, boxes) == []
     assert _overlaps(boxes) == []
+    assert page.evaluate(UNDER_BUTTON, boxes) == []
     assert page.evaluate(UNDER_MINIMAP, boxes) == []
 
 
@@ -231,8 +247,8 @@ def _sends_what_the_file_says(page: Any, workflow: dict[str, Any], info: dict[st
 
 
 def _comparison(workflow: dict[str, Any]) -> int | None:
-    """Id of the node that shows a comparison's image; None if the graph compares nothing."""
-    compares = "FastARCompare" in {node["type"] for node in flat(workflow)["nodes"]}
+    """Id of the node that shows a comparison's image; None if the graph compares nothing, or shows all its wires."""
+    compares = "FastARCompare" in {node["type"] for node in flat(workflow)["nodes"]} and "definitions" in workflow
     shown = [node for node in workflow["nodes"] if node["type"] in ("SaveImage", "PreviewImage")]
     return max(shown, key=lambda node: node["size"][0])["id"] if compares and shown else None
 
@@ -242,6 +258,8 @@ def test_a_template_reads_on_a_laptop_and_runs(comfy, editor, info, name, artifa
     workflow = load_workflow(name)
     _open(editor, name, DESKTOP)
     editor.screenshot(path=str(artifacts / f"{name}_{editor.renderer}_1920.png"))
+    _open(editor, name, WIDER)
+    editor.screenshot(path=str(artifacts / f"{name}_{editor.renderer}_1600.png"))
     _open(editor, name, LAPTOP)
     editor.screenshot(path=str(artifacts / f"{name}_{editor.renderer}_1366.png"))
     opened = editor.evaluate("app.graph._nodes.map(node => String(node.id))")

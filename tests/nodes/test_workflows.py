@@ -70,6 +70,8 @@ TITLE_BAR = 30
 COLLAPSED = 84
 # Mean width of a character of a group's title, and width of the name of the pack over a node.
 CHARACTER, BADGE = 9, 80
+# Mean width of a character of a node's title, and room of a sub-graph's icon and button beside it.
+CHARACTER_OF_NODE, BUTTONS = 8.5, 55
 # Room of the canvas at 1366 x 768, in which a template is as large as the editor draws it; and of the two that show all
 # wires at 60 %, below which the classic renderer draws no text.
 WIDTH, HEIGHT = 1300, 740
@@ -123,7 +125,6 @@ class Graph:
 
     def groups(self):
         return [(group["title"], group["bounding"]) for group in self.saved["groups"]]
-
 
 
 @pytest.fixture(params=TEMPLATES, ids=lambda path: path.stem)
@@ -349,6 +350,28 @@ def test_a_badge_does_not_cover_the_title_of_a_group(graph):
             at_top = within((x, y, width, height), group) and y - group[1] < 2 * TITLE_BAR
             if name in ours and at_top:
                 assert group[0] + CHARACTER * len(title) < x + width - BADGE, (title, name)
+
+
+def test_no_title_is_cut(graph):
+    """The classic renderer writes twenty characters of a collapsed node. A sub-graph has an icon and a button, too."""
+    hosts = {definition["id"] for definition in graph.definitions}
+    for node in graph.saved["nodes"]:
+        about = NODES.get(node["type"])
+        title = node.get("title", about.display_name if about else node["type"])
+        if node["flags"].get("collapsed"):
+            assert len(title) <= 20, title
+        elif node["type"] in hosts:
+            assert CHARACTER_OF_NODE * len(title) <= node["size"][0] - BUTTONS, title
+
+
+def test_images_are_saved_beside_the_sheet(graph):
+    """A sheet has captions; who wants to go on with an image needs it alone. Sweep keeps its images itself."""
+    sheets = graph.of("FastARCompare", "FastARTimeLapse")
+    for sheet in sheets:
+        saved = [into for node in graph.of("SaveImage") for into in graph.sources(node).values()]
+        plain = [node for node in saved if node["type"] == "VAEDecode"]
+        alone = [link for link in graph.links.values() if link[1] == sheet["id"] and link[2] == 2]
+        assert plain or any(graph.nodes[link[3]]["type"] == "SaveImage" for link in alone)
 
 
 def test_the_result_of_a_comparison_is_large(graph):
