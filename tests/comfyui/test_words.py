@@ -15,6 +15,7 @@ from test_browser import (  # noqa: F401  fixtures
     MESSAGE,
     OPEN_TEMPLATE,
     _no_complaint,
+    _overlaps,
     _run,
     browser,
     editor,
@@ -51,8 +52,7 @@ def test_a_prompt_shows_which_words_it_reads(editor: Any, artifacts: Path) -> No
     wait_for(editor, "reads: yellow, house, night")
     editor.wait_for_timeout(1000)
     boxes = {box["type"]: box for box in editor.evaluate(BOXES)}
-    prompt, note = boxes["Prompt (FastAR)"], boxes["Read me"]
-    assert prompt["y"] + prompt["h"] <= note["y"] + 1, "the prompt with its line has a place"
+    assert _overlaps([*boxes.values()]) == [], "the prompt with its lines has a place"
     before = editor.evaluate(SAVED)
 
     type_prompt(editor, "a purple boats and the small cat at night")
@@ -63,6 +63,8 @@ def test_a_prompt_shows_which_words_it_reads(editor: Any, artifacts: Path) -> No
     type_prompt(editor, "an elephant")
     wait_for(editor, "does not know: elephant", f"draws: {', '.join(PICTURE_BOOK)}")
     editor.screenshot(path=str(artifacts / f"words unknown_{editor.renderer}.png"))
+    now = {box["type"]: box for box in editor.evaluate(BOXES)}
+    assert now == boxes, "more lines are scrolled: no node grows over its neighbour"
 
     # It is neither sent nor saved.
     assert "words" not in editor.evaluate(SENT)
@@ -76,6 +78,26 @@ def test_a_prompt_shows_which_words_it_reads(editor: Any, artifacts: Path) -> No
     editor.evaluate("() => app.graph.remove(app.graph._nodes.find(n => n.type === 'FastARLoadHarmon'))")
     type_prompt(editor, "house")
     wait_for(editor)
+    _no_complaint(editor)
+
+
+BOXES_OF_TEXT = "textarea:visible:not([readonly])"
+
+
+@pytest.mark.parametrize("name, boxes", [(PROMPTED, 2), ("17 Prompt", 1)])
+def test_a_negative_prompt_is_shown_where_the_model_reads_one(
+    editor: Any, artifacts: Path, name: str, boxes: int
+) -> None:
+    """Harmon does; Janus has a null prompt of its own."""
+    editor.set_viewport_size(LAPTOP)
+    editor.evaluate(OPEN_TEMPLATE, [load_workflow(name), name])
+    shown = editor.locator(BOXES_OF_TEXT)
+    for _ in range(60):
+        if shown.count() == boxes:
+            break
+        editor.wait_for_timeout(500)
+    editor.screenshot(path=str(artifacts / f"negative {name[:2]}_{editor.renderer}.png"))
+    assert shown.count() == boxes
     _no_complaint(editor)
 
 
@@ -165,6 +187,8 @@ SEARCHES = {
     "inpaint": ("Inpaint (MAR)", 2),
     "compare": ("Compare (FastAR)", 3),
     "label": ("Class Label", 1),
+    "negative": ("Prompt (FastAR)", 3),
+    "contact sheet": ("Compare (FastAR)", 2),
 }
 RESULTS = {
     "default": "[data-testid=result-item]",

@@ -33,7 +33,8 @@ def cells(reports) -> dict:
 def test_compare_measures_against_the_plain_sampler():
     pairs = {f"image_{i}": [torch.rand(1, 8, 8, 3)] for i in (1, 2, 3)}
     pairs |= {"report_2": [a_report("mar", 4.0)], "report_3": [a_report("x", 2.0)]}
-    grid, table = compared(**pairs)
+    grid, table, images = compared(**pairs)
+    assert all(one is pairs[f"image_{k}"][0] for k, one in enumerate(images, 1)) and len(images) == 3
     assert grid.shape[0] == 1 and grid.shape[3] == 3 and 0 <= grid.min() and grid.max() <= 1
     lines, below = (part.splitlines() for part in table.split("\n\n"))
     assert len(lines) == 4 and "MAR" in lines[2] and "baseline" in lines[2] and "2.00x" in lines[3]
@@ -45,8 +46,8 @@ def test_compare_measures_against_the_plain_sampler():
 
 
 def test_compare_without_reports_and_with_none_in_lists():
-    grid, table = compared(image_1=[torch.rand(2, 8, 8, 1)], image_2=[None], report_2=[None], labels=["one\n"])
-    assert grid.ndim == 4 and table.startswith("No reports")
+    grid, table, images = compared(image_1=[torch.rand(2, 8, 8, 1)], image_2=[None], report_2=[None], labels=["one\n"])
+    assert grid.ndim == 4 and table.startswith("No reports") and len(images) == 1
 
 
 def test_figures_of_an_earlier_run_are_marked(monkeypatch):
@@ -139,7 +140,7 @@ def test_a_saved_comparison_says_what_its_figures_mean(monkeypatch):
     metadata = {}
     hidden = SimpleNamespace(unique_id="7", extra_pnginfo=metadata, prompt={})
     monkeypatch.setattr(compare.Compare, "hidden", hidden, raising=False)
-    _, table = compared(**cells([a_report("mar", 4.0), a_report("x", 2.0)]))
+    _, table, _ = compared(**cells([a_report("mar", 4.0), a_report("x", 2.0)]))
     explained = metadata["fastar"]["explained"]
     assert len(metadata["fastar"]["runs"]) == 2
     assert explained in table and explained.startswith("passes: sequential evaluations of the large network")

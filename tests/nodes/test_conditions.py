@@ -13,6 +13,7 @@ import torch
 from counting import statements
 from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
+from fastar_nodes.networks.hybrid import UNCONDITIONAL
 from fastar_nodes.nodes import conditioning, host, loaders, running, samplers, sharing
 from fastar_nodes.nodes import graph as graph_of_nodes
 from fastar_nodes.nodes.host.loaded import Loaded, ModelCache
@@ -380,6 +381,12 @@ def test_a_prompt_of_megabytes_is_refused_before_it_is_read() -> None:
         for call in calls:
             with pytest.raises(UserError, match=f"^{field}: it has 1000000 characters"):
                 call()
+
+
+def test_an_empty_negative_prompt_is_the_one_that_a_model_was_trained_with():
+    for empty in ("", " \n", UNCONDITIONAL):
+        assert conditioning.Prompt.execute("a boat", empty).result[0].unconditional == UNCONDITIONAL
+    assert conditioning.Prompt.execute("a boat", "red").result[0].unconditional == "red"
 
 
 def test_an_empty_text_names_no_class():

@@ -505,7 +505,7 @@ def test_compare_does_not_measure_an_edit():
 
     def words(reports, baseline):
         pairs = {f"report_{i}": [report] for i, report in enumerate(reports, 1)}
-        _, table = compare.Compare.execute(**widgets, **images, **pairs, baseline=[baseline]).result
+        _, table, _ = compare.Compare.execute(**widgets, **images, **pairs, baseline=[baseline]).result
         assert ("other edit: not compared" in table) == ("other edit" in table.split("\n\n")[0])
         return {line.split("|")[1].strip(): line for line in table.splitlines()[2:5]}
 
@@ -692,7 +692,7 @@ def test_a_strangers_picture_adds_no_markup(tmp_path, monkeypatch):
     image, reports, table, lines = sharing.LoadReport.execute("a.png").result
     texts = [compare.ReportToText.execute(report, format="text").result[0] for report in reports]
     pair = {"image_1": [image] * 3, "report_1": reports, "columns": [0], "baseline": [1]}
-    _, compared = compare.Compare.execute([f"{BAD_PICTURE}\n\nhttps://three.example"], **pair).result
+    _, compared, _ = compare.Compare.execute([f"{BAD_PICTURE}\n\nhttps://three.example"], **pair).result
 
     assert "one.example" in compared
     for text in (table, compared, *texts, *lines):

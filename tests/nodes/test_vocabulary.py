@@ -48,6 +48,14 @@ def test_only_a_model_with_a_vocabulary_of_words_reads_words():
     assert words_of(object(), ["boat"]) is None
 
 
+def test_a_negative_prompt_is_offered_where_a_model_reads_one():
+    """Also where no model is connected, or one that is not known."""
+    janus, bitdance = ("FastARLoadJanus", "janus-pro-1b"), ("FastARLoadBitDance", "bitdance-14b-64x")
+    assert asked(HARMON)["negative"] and asked(janus, HARMON)["negative"] and asked()["negative"]
+    assert asked(("OtherLoader", "x"))["negative"]
+    assert not asked(janus)["negative"] and not asked(janus, bitdance)["negative"] and not asked(TAR)["negative"]
+
+
 def test_names_for_the_menu_of_class_label():
     imagenet = list(label_sets()["imagenet-1k"])
     assert asked(DEMO)["labels"] == asked(DEMO, ("FastARLoadLlamaGen", "demo-par"))["labels"] == list(PICTURE_BOOK)
