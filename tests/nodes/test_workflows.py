@@ -75,7 +75,7 @@ CHARACTER_OF_NODE, BUTTONS = 8.5, 55
 # Room of the canvas at 1366 x 768, in which a template is as large as the editor draws it; and of the two that show all
 # wires at 60 %, below which the classic renderer draws no text.
 WIDTH, HEIGHT = 1300, 740
-WIDTH_OF_ALL, HEIGHT_OF_ALL = 1706, 930
+WIDTH_OF_ALL, HEIGHT_OF_ALL = 1500, 975
 
 
 class Graph:
