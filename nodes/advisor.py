@@ -27,32 +27,39 @@ from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED, checked_seed, output, 
 
 class Advisor(ModelFirst):
     more = {
-        "condition": "Its number of images is the batch size that is measured.",
+        "condition": "The number of images in it is the batch size that is measured.",
         "seed": "The first round uses this seed.",
-        "draft": "With a draft model, CSpD or MuLo-SD is tried too.",
+        "draft": "If a draft model is connected, Advisor also tries CSpD or MuLo-SD.",
     }
     more_of_outputs = {
         "sampler": (
-            "An example is *fasthybrid: preset=fast*. If nothing is faster within the limit, it is the plain sampler."
+            "An example is *fasthybrid: preset=fast*. If nothing is faster within the limit, it is the "
+            "unaccelerated sampler."
         ),
-        "table": "It has the median speed-up and the lowest and highest of the repeats.",
-        "image": "Both are of the first repeat. The preview on the node is the answer's too.",
+        "table": "It has the median speed-up, and the lowest and the highest speed-up of the repeats.",
+        "image": "Both images are from the first repeat. The preview on the node also shows the recommended "
+        "sampler's image.",
     }
 
     @classmethod
     def define_schema(cls) -> io.Schema:
         outputs = [
-            output(io.String, "sampler", "The answer as text for Any Sampler."),
-            output(io.String, "table", "The answer and all candidates as a Markdown table."),
-            output(io.Image, "image", "The plain sampler beside the answer, with the figures of the table."),
+            output(io.String, "sampler", "The recommended sampler as text for Any Sampler."),
+            output(io.String, "table", "The recommendation and all candidates as a Markdown table."),
+            output(
+                io.Image,
+                "image",
+                "The unaccelerated sampler's image next to the recommended sampler's image, "
+                "with the numbers of the table.",
+            ),
         ]
 
         return schema(
             node_id="FastARAdvisor",
             display_name="Advisor",
             category="FastAR/compare",
-            description="Tries the accelerators that suit the model on your computer and finds the fastest one whose "
-            "images stay close enough to the plain sampler's. All use the same seeds.",
+            description="Tries the accelerators that work with the model on your computer, and finds the fastest "
+            "one whose images stay close enough to the images without acceleration. All use the same seeds.",
             search_aliases=["recommend settings", "calibrate", "auto tune", "which sampler", "fastest"],
             hidden=HIDDEN,
             sockets=ANY_SOCKETS,

@@ -46,20 +46,22 @@ class AskAboutImage(io.ComfyNode):
         "image": "An image is scaled so that its longer side has 384 pixels, and padded with grey.",
         "seed": "The seed matters only if *temperature* is above 0.",
         "temperature": (
-            "At 0 an answer repeats exactly. Above 0 the words are sampled from the likeliest that together reach a "
-            "probability of 0.95; the published demo uses 0.1."
+            "At 0, the same question always gets the same answer. Above 0, words are sampled from the likeliest "
+            "words that together reach a probability of 0.95; the published demo uses 0.1."
         ),
     }
     more_of_outputs = {
         "answer": (
-            "A following node runs once for each. The blueprint *Describe and Draw (Janus)* connects it to *text* "
-            "of Prompt (FastAR)."
+            "A node that follows runs once for each answer. The blueprint *Describe and Draw (Janus)* connects it "
+            "to *text* of Prompt (FastAR)."
         ),
     }
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        image = io.Image.Input("image", tooltip="Images of any size; each is asked about on its own.")
+        image = io.Image.Input(
+            "image", tooltip="Images of any size; the question is asked about each image separately."
+        )
         question = io.String.Input(
             "question",
             default=_QUESTION,
@@ -78,7 +80,7 @@ class AskAboutImage(io.ComfyNode):
             search_aliases=["caption", "describe", "interrogate", "image to text", "vision", "vqa", "janus"],
             sockets=[TOKEN_MODEL.Input("model", tooltip="A Janus, from Load Janus."), image],
             widgets=[question, seed_widget(), *widgets(AnswerSettings)],
-            outputs=[output(io.String, "answer", "The answer, one for each image.", is_output_list=True)],
+            outputs=[output(io.String, "answer", "One answer for each image.", is_output_list=True)],
             hidden=[io.Hidden.unique_id],
         )
 

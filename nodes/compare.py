@@ -52,25 +52,25 @@ class CompareSettings(Settings):
         low=0,
         high=MOST_CELLS,
         step=1,
-        more="Four cells are two by two.",
+        more="Four cells are shown two by two.",
     )
     baseline: int = knob(
         0,
-        "Number of the cell that speed-ups are measured against, from 1; it is shown first. Usual: 0, the plain "
-        "sampler.",
+        "Number of the cell that the others are compared with, counted from 1; it is shown first. Usual: 0, the "
+        "unaccelerated sampler.",
         low=0,
         high=MOST_CELLS,
         step=1,
-        more="If there is no plain sampler (MAR, LlamaGen, Tar), the baseline is an accelerator at its exact setting, "
-        "else the cell with the most work. At 0, MAR, LlamaGen and Tar each have a baseline of their own, because "
-        "their networks and image sizes differ, and their cells are grouped. So do two models or sizes of one "
-        "family. A cell that no other cell is compared with is no baseline. A number makes that cell the baseline of "
-        "all.",
+        more="At 0, FastAR chooses: the unaccelerated sampler (MAR, LlamaGen, Tar) if there is one, otherwise an "
+        "accelerator at its exact setting, otherwise the cell with the most work. MAR, LlamaGen and Tar then "
+        "each get their own baseline, because their networks and image sizes differ, and their cells are "
+        "grouped; the same holds for two models or sizes of one family. A cell that no other cell is compared "
+        "with is no baseline. Any other number makes that cell the baseline for all.",
     )
     differences: bool = knob(
         False,
         "Also show, below each image, its difference from the baseline's image, amplified four times. Black means "
-        "equal.",
+        "that the pixels are equal.",
     )
 
 
@@ -118,7 +118,7 @@ class Compare(io.ComfyNode):
 
     more = {
         "image_1": "The editor shows two pairs of sockets and adds a pair when the last one is connected.",
-        "report_1": "Without a report the cell has no figures.",
+        "report_1": "Without a report, the cell has no numbers.",
         "labels": (
             "The name then includes the settings in which the cells of a method differ. Characters beyond English "
             "come from the fonts of the machine that runs ComfyUI; one that no font has is shown as its code."
@@ -143,7 +143,7 @@ class Compare(io.ComfyNode):
             report = REPORT.Input(
                 f"report_{i}",
                 optional=True,
-                tooltip=f"The report of the sampler that made image_{i}; its figures are shown below the image.",
+                tooltip=f"The report of the sampler that made image_{i}; its numbers are shown below the image.",
             )
             pairs += [image, report]
 
@@ -160,8 +160,8 @@ class Compare(io.ComfyNode):
             node_id="FastARCompare",
             display_name="Compare (FastAR)",
             category="FastAR/compare",
-            description="Shows images side by side, each with its label and its figures: speed-up, seconds, passes, "
-            "acceptance, PSNR and SSIM. The figures are also given as a table.",
+            description="Shows images side by side, each with its label and its numbers: speed-up, seconds, passes, "
+            "accepted drafts, PSNR and SSIM. It also outputs them as a table.",
             search_aliases=[
                 *("side by side", "image grid", "contact sheet", "xy plot", "speed-up", "benchmark", "compare images")
             ],
@@ -172,7 +172,7 @@ class Compare(io.ComfyNode):
             widgets=[labels, *widgets(CompareSettings)],
             outputs=[
                 output(io.Image, "image", "All cells as one image."),
-                output(io.String, "table", "The figures of all reports as a Markdown table."),
+                output(io.String, "table", "The numbers of all reports as a Markdown table."),
                 output(io.Image, "images", "The images alone, one per cell, to be saved.", is_output_list=True),
             ],
         )
@@ -445,7 +445,7 @@ class TokenMap(io.ComfyNode):
             display_name="Token Map",
             category="FastAR/compare",
             description="Colours every token by what happened to it: when it was decided, whether its draft was "
-            "accepted, how often it came from a cache. A legend is drawn below.",
+            "accepted, how often it came from a cache. A legend is shown below the image.",
             search_aliases=["acceptance map", "heat map", "overlay", "token overlay", "visualise tokens"],
             is_output_node=True,
             hidden=HIDDEN,
@@ -478,7 +478,8 @@ class ReportSettings(Settings):
 
     format: str = knob(
         "text",
-        "text is for reading, json for programs, csv one line for a spreadsheet. The help page explains the names.",
+        "text is for reading, json is for programs, and csv is one line for a spreadsheet. The help page explains "
+        "the names.",
         choices=("text", "json", "csv"),
         more='\n  - *json*: the same as the command line writes. `{"version", "device", "runs": '
         '[{"sampler", "model", "settings", "seed", "images", "seconds", "repeats", "counts", '

@@ -95,7 +95,7 @@ class LabelSettings(Settings):
     label_set: str = knob(
         AUTO,
         "The list of class names. Usual: auto, the list of the connected model; picture-book is the demo's list, "
-        "imagenet-1k that of the official models.",
+        "imagenet-1k is the list of the official models.",
         choices=(AUTO, *label_sets()),
         more="\n  - *picture-book* (the demo): 0 sunset, 1 mountains, 2 flower, 3 fish, 4 house, 5 tree, 6 planet, "
         "7 boat, 8 balloon, 9 cat.\n  - *imagenet-1k* (the official models): 1000 classes, for example 1 goldfish, "
@@ -167,7 +167,7 @@ class ClassLabel(io.ComfyNode):
             "runs, with similar names that it knows. `{cat|boat}` picks one for every run."
         ),
         "images_per_label": "The images of a label follow each other in the batch, which has at most 256 images.",
-        "add_label": "Without a model, *label_set* decides which labels the list offers. *labels* may be empty.",
+        "add_label": "Without a model, *label_set* determines which labels the list offers. *labels* may be empty.",
     }
 
     @classmethod
@@ -187,8 +187,8 @@ class ClassLabel(io.ComfyNode):
             options=[NONE, *_names()],
             default=NONE,
             optional=True,
-            tooltip="One more label, added after those in labels. The list holds the names that the connected model "
-            "knows; open it and type a part of one.",
+            tooltip="One more label, added after the entries of labels. The list holds the names that the connected "
+            "model knows; open it and type a part of a name.",
         )
 
         return schema(
@@ -309,8 +309,8 @@ class TextPrompt(io.ComfyNode):
             node_id="FastARLlamaGenPrompt",
             display_name="LlamaGen Prompt",
             category="FastAR/condition",
-            description="Describes in words what LlamaGen's text-to-image models draw. The Flan-T5-XL encoder, with "
-            "which they were trained, reads the text.",
+            description="Describes in words what LlamaGen's text-to-image models generate. The Flan-T5-XL encoder, "
+            "with which they were trained, reads the text.",
             search_aliases=["text to image", "prompt", "t5", "flan-t5", "llamagen t2i", "clip text encode"],
             widgets=[text, encoder, allow_download(), *widgets(PromptSettings)],
             outputs=[output(TEXT, "condition", "For the samplers of LlamaGen's text-to-image models.")],
@@ -372,7 +372,8 @@ class PromptLines(PromptImages):
 
     lines: bool = knob(
         False,
-        "Read every line as a prompt of its own and draw all of them in one batch. Off: the whole text is one prompt.",
+        "Read every line as a separate prompt and generate all of them in one batch. Off: the whole text is one "
+        "prompt.",
         advanced=True,
         more="Each line gets *images* images. Empty lines are left out.",
     )
@@ -382,10 +383,11 @@ class Prompt(io.ComfyNode):
     more = {
         "text": (
             "The text is used as typed and has at most 20,000 characters. `{red|blue}` picks one for every run, as "
-            "in CLIP Text Encode. Harmon and UniPic read it after *Generate an image:*. Janus reads it alone, "
-            "without spaces around it, and BitDance as the turn of a user. The model reads names of special tokens "
-            "as plain text, and `(red:1.2)`, `<lora:...>`, `embedding:...`, `__wildcard__` and BREAK too; the node "
-            "names those after a run. The prompts of the authors' benchmarks end with a full stop."
+            "in CLIP Text Encode. Harmon and UniPic get the prompt after the words *Generate an image:*. Janus gets "
+            "only the prompt, without spaces at its ends. BitDance gets it as the user's message in a chat. The "
+            "model reads names of special tokens as plain text. It also reads `(red:1.2)`, `<lora:...>`, "
+            "`embedding:...`, `__wildcard__` and BREAK as plain text; the node lists them after a run. The prompts "
+            "of the authors' benchmarks end with a full stop."
         ),
         "negative": (
             "It has no effect at *cfg* 1. The editor hides the field for models that do not read it: Janus and "
@@ -417,15 +419,15 @@ class Prompt(io.ComfyNode):
         condition = output(
             PROMPT,
             "condition",
-            "For the samplers of a Harmon, a UniPic, a Janus or a BitDance of prompts.",
+            "For the samplers of Harmon, UniPic, Janus and BitDance 14B.",
         )
 
         return schema(
             node_id="FastARPrompt",
             display_name="Prompt (FastAR)",
             category="FastAR/condition",
-            description="Describes in words what Harmon, UniPic, Janus or BitDance draws. The model of the sampler "
-            "reads the prompt, so one prompt can serve several models.",
+            description="Describes in words what Harmon, UniPic, Janus or BitDance generates. The model of the "
+            "sampler reads the prompt, so one prompt can serve several models.",
             search_aliases=["text prompt", "harmon prompt", "unipic prompt", "janus prompt", "positive", "negative"],
             widgets=[text, *widgets(PromptImages), negative, *widgets(PromptLines)[1:]],
             outputs=[condition],
@@ -471,15 +473,16 @@ _CHANGE = "make it night"
 class ImageAndPrompt(io.ComfyNode):
     more = {
         "image": (
-            "The longer side of an image gets 384 pixels, and grey fills the square. The model reads two copies of "
-            "it: what it shows, by its vision tower, and its pixels, as 576 tokens."
+            "The longer side of an image gets 384 pixels, and grey fills the square. The model reads the image "
+            "twice: its content by the vision tower, and its pixels as 576 tokens."
         ),
-        "text": "Special tokens in it are plain text.",
+        "text": "The model reads names of special tokens as plain text.",
     }
     more_of_outputs = {
         "condition": (
-            "Connect it to LlamaGen Sampler or ZipAR Sampler. Janus-Pro is refused: it was not trained to edit, and "
-            "ignores the image. If the name of a model does not tell which one it is, the report says so."
+            "Connect it to LlamaGen Sampler or ZipAR Sampler. FastAR refuses Janus-Pro, which was not trained to "
+            "edit and ignores the image. It decides by the model's name; if the name does not tell, the report says "
+            "so."
         ),
     }
 
@@ -487,8 +490,8 @@ class ImageAndPrompt(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         image = io.Image.Input(
             "image",
-            tooltip="Images of any size; each is an entry of the condition. They are scaled and padded to a square of "
-            "384 pixels, so a square one keeps most of its detail.",
+            tooltip="Images of any size, each an entry of the condition. They are scaled and padded to a square of "
+            "384 pixels, so a square image keeps the most detail.",
         )
         text = io.String.Input(
             "text",
@@ -504,12 +507,12 @@ class ImageAndPrompt(io.ComfyNode):
             node_id="FastARImageAndPrompt",
             display_name="Image and Prompt",
             category="FastAR/condition",
-            description="Changes an image as a prompt says, with Janus-4o. The image is drawn anew as a whole; connect "
-            "a mask to the sampler to change only a part of it.",
+            description="Changes an image according to a prompt, with Janus-4o. The model regenerates the whole "
+            "image; connect a mask to the sampler to change only a part of it.",
             search_aliases=["edit image", "image to image", "instruct", "janus-4o", "kontext", "img2img"],
             sockets=[image],
             widgets=[text, *widgets(ImagePromptSettings)],
-            outputs=[output(IMAGE_PROMPT, "condition", "For the samplers of a Janus-4o.")],
+            outputs=[output(IMAGE_PROMPT, "condition", "For the samplers of Janus-4o.")],
             hidden=[io.Hidden.unique_id],
         )
 
@@ -566,9 +569,10 @@ class TarPrompt(io.ComfyNode):
             "own seed only changes how the codes are turned into pixels."
         ),
         "preset": RECOMMENDS,
-        "images": "Each image has codes of its own.",
+        "images": "Each image gets its own codes.",
         "first_image": (
-            "For the codes of the fourth image of a batch alone, set 3 here and on the sampler, and set *images* to 1."
+            "To get only the codes of the fourth image of a batch, set 3 here and on the sampler, and set *images* "
+            "to 1."
         ),
     }
 
@@ -588,8 +592,8 @@ class TarPrompt(io.ComfyNode):
             node_id="FastARTarPrompt",
             display_name="Tar Prompt",
             category="FastAR/condition",
-            description="Describes in words what Tar draws: its language model writes the semantic codes of the "
-            "image. Several samplers can draw from the same codes, at any size.",
+            description="Describes in words what Tar generates: its language model writes the semantic codes of the "
+            "image. Several samplers can generate images from the same codes, at any size.",
             search_aliases=["text to image", "prompt", "tar", "semantic codes", "clip text encode"],
             sockets=[
                 TAR.Input(
@@ -646,7 +650,7 @@ class ImageToCodesSettings(Settings):
         "Number of semantic codes that describe the image; fewer keeps less of it. Usual: 729, on which Tar was "
         "trained most.",
         choices=DETAILS,
-        more="A TA-Tok with another grid replaces the three numbers by its own.",
+        more="A TA-Tok with a different grid replaces the three numbers by its own.",
     )
     images: int = _images("Number of variants of every image")
     dtype: str = knob(
@@ -692,8 +696,8 @@ class ImageToCodes(io.ComfyNode):
             node_id="FastARImageToCodes",
             display_name="Image to Codes",
             category="FastAR/condition",
-            description="Reads the content of an image as Tar's semantic codes, from which a de-tokenizer draws new "
-            "images. They show the same content but are not copies.",
+            description="Reads the content of an image as Tar's semantic codes, from which a de-tokenizer generates "
+            "new images. They show the same content but are not copies.",
             search_aliases=["ta-tok", "image to tokens", "semantic codes", "variation", "reconstruct", "vae encode"],
             sockets=[image],
             widgets=[ta_tok, allow_download(), *widgets(ImageToCodesSettings)],

@@ -26,12 +26,12 @@ class CropSettings(Settings):
 
     context: float = knob(
         inpainting.CONTEXT,
-        "Side of the crop in sides of the mask; more shows the model more of the image and leaves less room for its "
-        "subject. Usual: 1.25.",
+        "Side of the crop as a multiple of the mask's side; more shows the model more of the image and leaves less "
+        "room for its subject. Usual: 1.25.",
         low=inpainting.LEAST_CONTEXT,
         high=8.0,
         step=0.05,
-        more="The mask counts as its bounding box.",
+        more="The mask's side is the longer side of its bounding box.",
     )
 
 
@@ -50,10 +50,9 @@ class PasteSettings(Settings):
     )
     match_colours: bool = knob(
         True,
-        "Gives the background that was drawn the colours around the mask, so that no edge shows. Off: the colours of "
-        "the model.",
-        more="A model continues an image in colours of its own, for example a sunset in a blue sky. What is unlike "
-        "the background, such as a boat before it, keeps its colours.",
+        "Gives the new background the colours around the mask, so that no edge shows. Off: the colours of the model.",
+        more="A model continues an image in its own colours, for example a sunset in a blue sky. Whatever does not "
+        "look like the background, such as a boat in front of it, keeps its colours.",
     )
 
 
@@ -70,7 +69,7 @@ class Cropped(OfFastAR):
 
 class CropAroundMask(io.ComfyNode):
     more = {
-        "mask": "A soft stroke counts as a part of the mask. Masks of a batch share one crop.",
+        "mask": "A soft stroke counts as part of the mask. All masks of a batch share one crop.",
     }
     more_of_outputs = {
         "image": "VAE Encode scales it to the model's size.",
@@ -79,14 +78,14 @@ class CropAroundMask(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         image = io.Image.Input("image", tooltip="The image to change, of any size.")
-        mask = io.Mask.Input("mask", tooltip="Where to draw, of any size; white is replaced.")
+        mask = io.Mask.Input("mask", tooltip="The area to replace (white), in any size.")
 
         return schema(
             node_id="FastARCropAroundMask",
             display_name="Crop around Mask",
             category="FastAR/sample",
-            description="Cuts a square around the mask out of your own image, so that a model draws its subject as "
-            "large as the mask. Paste Inpainted Area puts the result back.",
+            description="Crops a square around the mask from your own image, so the model generates its subject at "
+            "the size of the mask. Paste Inpainted Area puts the result back.",
             search_aliases=["inpaint", "inpainting", "crop", "own image", "edit", "mask"],
             sockets=[image, mask],
             widgets=widgets(CropSettings),
@@ -125,7 +124,7 @@ class CropAroundMask(io.ComfyNode):
 
 class PasteInpaintedArea(io.ComfyNode):
     more_of_outputs = {
-        "image": "Pixels outside the mask and its feather are the original's, bit for bit.",
+        "image": "Pixels outside the mask and its feather are bit-identical to the original.",
     }
 
     @classmethod
@@ -139,8 +138,8 @@ class PasteInpaintedArea(io.ComfyNode):
             node_id="FastARPasteInpaintedArea",
             display_name="Paste Inpainted Area",
             category="FastAR/sample",
-            description="Puts what was drawn in a crop back into your own image, at its size. Pixels outside the mask "
-            "and its feather stay the original's.",
+            description="Puts the inpainted crop back into your own image, at the image's size. Pixels outside the "
+            "mask and its feather stay as in the original.",
             search_aliases=["inpaint", "composite", "feather", "blend", "stitch", "put back", "keep original"],
             sockets=[crop, inpainted],
             widgets=widgets(PasteSettings),

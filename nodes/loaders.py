@@ -114,8 +114,8 @@ def allow_download() -> io.Input:
         default=False,
         advanced=True,
         optional=True,
-        tooltip="Download missing files once, into models/fastar, when the graph runs. Off: the run stops and shows "
-        "what it would download; files below 100 MB are always downloaded.",
+        tooltip="Download missing files once, into models/fastar, when the workflow runs. Off: the run stops before "
+        "a download of 100 MB or more and shows its size and source.",
     )
 
 
@@ -132,8 +132,8 @@ def usual(choices: list[str], *ids: str) -> str:
 
 # Tooltips of networks without weights of 8 bits.
 PRECISION = (
-    "Precision of the weights; auto uses bf16 on GPUs that support it, else fp32. fp32 is the most exact and takes "
-    "twice the memory."
+    "Precision of the weights; auto uses bf16 on GPUs that support it, otherwise fp32. fp32 is the most exact and "
+    "takes twice the memory."
 )
 
 # Tooltips of the widgets that several loaders have; a loader's own replace them.
@@ -144,16 +144,19 @@ _TOOLTIPS = {
     "another one gives wrong images.",
     "ta_tok": "The TA-Tok that reads the semantic codes for the de-tokenizer. Usual: auto, the one that the "
     "de-tokenizer was trained with; another one gives wrong images.",
-    "dtype": "Precision of the weights; auto uses bf16 on GPUs that support it, else fp32. fp32 is the most exact and "
-    "takes twice the memory of bf16; int8 and fp8 take half of bf16's, are usually slower, and change the image.",
+    "dtype": "Precision of the weights; auto uses bf16 on GPUs that support it, otherwise fp32. fp32 is the most "
+    "exact and takes twice the memory of bf16; int8 and fp8 take half the memory of bf16, are usually slower, "
+    "and change the image.",
     "grid": "Tokens along one side of the image; a wrong number gives noise. Usual: auto, which reads it from the "
     "file, or else 16 for 256 pixels, 24 for 384, 32 for 512, 64 for 1024.",
     "size": "Side of the image in pixels. Usual: auto, the trained size (512 for Harmon, 1024 for UniPic); other "
     "sizes usually look worse.",
-    "weights": "Which weights to read from a training checkpoint that also holds averaged (EMA) weights. auto and ema "
-    "use the averaged weights (ema refuses a file without them), trained uses the others.",
-    "speed": "auto uses CUDA graphs on an NVIDIA card, and is plain elsewhere; the image is the same. compile also "
-    "uses torch.compile, which needs a compiler and about a minute at first, and rounds differently.",
+    "weights": "Which weights to read from a training checkpoint that also holds averaged (EMA) weights. auto and "
+    "ema use the averaged weights (ema refuses a file without them), trained uses the weights that are not "
+    "averaged.",
+    "speed": "auto uses CUDA graphs on an NVIDIA GPU and gives the same image as plain; on other devices it does "
+    "the same as plain. compile also uses torch.compile, which needs a compiler and about a minute at first, "
+    "and rounds differently.",
 }
 
 
@@ -370,9 +373,9 @@ class LoadMAR(_Loader):
     aliases = ["autoregressive", "mar loader", "masked autoregressive", "load checkpoint", "fastar demo"]
     tooltips = {
         "decoder": _KL,
-        "dtype": "Precision of the weights; auto uses fp16 on GPUs with fast fp16, else fp32. fp32 is the most exact "
-        "and takes twice the memory of fp16; int8 and fp8 take half of fp16's, are usually slower, and change the "
-        "image.",
+        "dtype": "Precision of the weights; auto uses fp16 on GPUs with fast fp16, otherwise fp32. fp32 is the most "
+        "exact and takes twice the memory of fp16; int8 and fp8 take half the memory of fp16, are usually "
+        "slower, and change the image.",
     }
     socket = _MAR_OUTPUT
     more = {
@@ -380,19 +383,19 @@ class LoadMAR(_Loader):
             "*demo* and the smaller *demo-draft* generate simple scenes of ten classes. Your files may be "
             "`.safetensors` or the official `.pth`. Press *R* in the editor to refresh the list."
         ),
-        "decoder": "Another one must use the same latents.",
+        "decoder": "Another autoencoder must use the same latents.",
         "dtype": (
             "*bf16* is less precise than fp16 for this model, which may be visible. Sums and norms in the blocks, "
             "the last layer, the diffusion arithmetic and the decoder always use fp32. *int8* and *fp8* store the "
-            "transformer blocks in 8 bits. *int8* changes the image less than *fp8*; see docs/weights.md in the "
+            "transformer blocks in 8 bits. *int8* changes the image less than *fp8*; see docs/precision.md in the "
             "repository."
         ),
     }
     more_of_outputs = {
         "vae": (
-            "It works in VAE Encode (for Inpainting) and VAESave too; ComfyUI's nodes for videos, sounds and meshes "
-            "stop with a sentence. VAE Encode scales any image to the size that the model encodes. The demo's "
-            "decoder makes images four times larger than that, 256 x 256, and refuses tiles, see Notes."
+            "It also works in VAE Encode (for Inpainting) and VAESave; ComfyUI's nodes for videos, sounds and "
+            "meshes stop with an error. VAE Encode scales any image to the size that the model encodes. The demo's "
+            "decoder makes images with four times the side, 256 x 256, and refuses tiles, see Notes."
         ),
     }
 
@@ -403,8 +406,8 @@ class LoadHybrid(_Loader):
     family = registry.HYBRID
     usual = ("demo-hybrid", "harmon-0.5b")
     description = (
-        "Loads Harmon or UniPic, a MAR with a language model inside: it draws from a prompt, with the same samplers "
-        "as Load MAR. The official weights may not be used commercially."
+        "Loads Harmon or UniPic, a MAR with a language model inside, which generates images from a prompt with "
+        "MAR's samplers. The official weights may not be used commercially."
     )
     aliases = ["harmon", "unipic", "skywork", "text to image", "hybrid loader", "load checkpoint"]
     widgets = ("checkpoint", "decoder", "dtype", "allow_download", "size", "speed")
@@ -426,7 +429,7 @@ class LoadHybrid(_Loader):
         "dtype": (
             "fp16 is not offered because the language model overflows in it. The last layer, the diffusion "
             "arithmetic and the decoder always use fp32. *int8* and *fp8* store the transformer blocks in 8 bits. "
-            "*int8* changes the image less than *fp8*; see docs/weights.md in the repository."
+            "*int8* changes the image less than *fp8*; see docs/precision.md in the repository."
         ),
         "size": "For another size the position tables are resized, and the report says so.",
     }
@@ -450,9 +453,9 @@ class LoadLlamaGen(_Loader):
     aliases = ["llamagen loader", "par loader", "autoregressive", "vqgan", "load checkpoint", "fastar demo"]
     widgets = ("checkpoint", "decoder", "dtype", "allow_download", "grid", "speed")
     tooltips = {
-        "dtype": "Precision of the weights; auto uses bf16 on GPUs that support it, else fp16 or fp32. fp32 is the "
-        "most exact and takes twice the memory of bf16; int8 and fp8 take half of bf16's, are usually slower, and "
-        "change the image."
+        "dtype": "Precision of the weights; auto uses bf16 on GPUs that support it, otherwise fp16 or fp32. fp32 is "
+        "the most exact and takes twice the memory of bf16; int8 and fp8 take half the memory of bf16, are "
+        "usually slower, and change the image."
     }
     socket = output(TOKEN_MODEL, "model", "For LlamaGen Sampler and the samplers that accelerate it.")
     more = {
@@ -463,23 +466,23 @@ class LoadLlamaGen(_Loader):
             "*par-...*: models that were trained to decide 4 or 16 tokens per pass. Only PAR Sampler can run them."
         ),
         "decoder": (
-            "FastAR refuses a tokenizer with another number of codes. If the file does not name its tokenizer, the "
-            "report says that the match is unknown."
+            "FastAR refuses a tokenizer with a different number of codes. If the file does not name its tokenizer, "
+            "the report says that the match is unknown."
         ),
         "grid": (
-            "FastAR reads it from the file's metadata, its training arguments or a stored RoPE table. If these are "
-            "missing, it takes the size in the file's name (*c2i_B_256.pt*), and the report says so."
+            "FastAR reads the number from the file's metadata, its training arguments or a stored RoPE table. If "
+            "these are missing, it takes the size in the file's name (*c2i_B_256.pt*), and the report says so."
         ),
         "dtype": (
             "bf16 is the training precision. The decoder always uses fp32. *int8* and *fp8* store the transformer "
-            "blocks in 8 bits. *int8* changes the image less than *fp8*; see docs/weights.md in the repository."
+            "blocks in 8 bits. *int8* changes the image less than *fp8*; see docs/precision.md in the repository."
         ),
     }
     more_of_outputs = {
         "vae": (
-            "A latent of these models holds the vector of one code at each position. Decoding replaces every vector "
-            "with the nearest code, so a modified latent is moved to valid codes first. VAE Decode (Tiled) changes "
-            "colours and contrast and says so; the demo's decoder refuses tiles."
+            "A latent of these models holds the vector of one code at each position. VAE Decode replaces every "
+            "vector with the nearest code, so a modified latent becomes valid codes first. VAE Decode (Tiled) "
+            "changes colours and contrast and says so; the demo's decoder refuses tiles."
         ),
     }
 
@@ -506,13 +509,13 @@ class LoadTarDetokenizer(_Loader):
             "256, 512 or 1024 pixels take 256, 1024 or 4096 tokens. Your files may be `.safetensors` or the "
             "official `.pth`."
         ),
-        "ta_tok": "FastAR refuses one with another feature width. Only the part that reads codes is loaded.",
-        "decoder": "FastAR refuses one with another number of codes.",
+        "ta_tok": "FastAR refuses a TA-Tok with a different feature width. Only the part that reads codes is loaded.",
+        "decoder": "FastAR refuses a decoder with a different number of codes.",
         "grid": "FastAR refuses a value that contradicts the file.",
         "dtype": (
             "It is the precision of AR-DTok and TA-Tok, which were trained in bf16. The decoder always uses fp32. "
             "*int8* and *fp8* store the transformer blocks in 8 bits. *int8* changes the image less than *fp8*; see "
-            "docs/weights.md in the repository."
+            "docs/precision.md in the repository."
         ),
     }
     more_of_outputs = {
@@ -533,8 +536,8 @@ class LoadTar(_Loader):
     widgets = ("checkpoint", "dtype", "allow_download")
     tooltips = {
         "checkpoint": "The model: demo models are built in, your own go into models/fastar as a folder with "
-        "config.json and a tokenizer, and entries with a size are downloads. 7b follows prompts better than 1.5b, but "
-        "is slower and takes five times the memory.",
+        "config.json and a tokenizer, and entries with a size are downloads. 7b follows prompts better than "
+        "1.5b, but is slower and takes five times the memory.",
     }
     socket = output(TAR, "tar", "For Tar Prompt.")
     decodes = False
@@ -543,7 +546,7 @@ class LoadTar(_Loader):
         "checkpoint": "Press *R* in the editor to refresh the list.",
         "dtype": (
             "bf16 is the training precision. *int8* and *fp8* store the transformer blocks in 8 bits. *int8* "
-            "changes the codes less than *fp8*; see docs/weights.md in the repository."
+            "changes the codes less than *fp8*; see docs/precision.md in the repository."
         ),
     }
 
@@ -579,15 +582,15 @@ class LoadJanus(_Loader):
     family = registry.JANUS
     usual = ("janus-pro-1b",)
     description = (
-        "Loads a Janus-Pro model (1B or 7B), which draws images of 384 pixels from a prompt. The VQ tokenizer that "
-        "turns its tokens into images is in the same file."
+        "Loads a Janus-Pro model (1B or 7B), which generates images of 384 pixels from a prompt. The VQ tokenizer "
+        "that turns its tokens into images is in the same file."
     )
     aliases = ["janus pro", "deepseek", "text to image", "autoregressive prompt model", "load checkpoint"]
     widgets = ("checkpoint", "dtype", "allow_download", "speed")
     tooltips = {
-        "checkpoint": "The model: your own go into models/fastar as a folder with tokenizer.json, and entries with a "
-        "size are downloads. In bf16, 1B needs 3.6 GB of memory and 7B 14.2 GB; with less, a part of 7B stays in main "
-        "memory, which is slower.",
+        "checkpoint": "The model: your own go into models/fastar as a folder with tokenizer.json, and entries with "
+        "a size are downloads. In bf16, 1B needs 3.6 GB of GPU memory and 7B 14.2 GB; with less, a part of 7B "
+        "stays in system memory, which is slower.",
     }
     socket = output(
         TOKEN_MODEL,
@@ -600,16 +603,16 @@ class LoadJanus(_Loader):
             "It may be Janus-Pro-1B or 7B, the fine-tunes Janus-4o-7B and Janus-Pro-R1-7B, or Janus 1.3B. FastAR "
             "reads the layouts of deepseek-ai and of transformers, as `.safetensors` or the official `.bin`, in one "
             'file or in shards; `config.json` may be in the folder. A folder with "1.3b" in its name is read as '
-            "first-generation Janus, which uses another prompt template."
+            "first-generation Janus, which uses a different prompt template."
         ),
         "dtype": (
             "bf16 is the precision of the published weights. The decoder always uses fp32. *int8* and *fp8* store "
-            "the transformer blocks in 8 bits. *int8* changes the image less than *fp8*; see docs/weights.md in the "
+            "the transformer blocks in 8 bits. *int8* changes the image less than *fp8*; see docs/precision.md in the "
             "repository."
         ),
     }
     more_of_outputs = {
-        "model": "Advisor, Any Sampler and Sweep take it too.",
+        "model": "Advisor, Any Sampler and Sweep also accept it.",
         "vae": "VAE Decode (Tiled) changes colours and contrast and says so.",
     }
 
@@ -627,14 +630,16 @@ class LoadBitDance(_Loader):
     family = registry.BITDANCE
     usual = ("demo-bitdance", "bitdance-b-4x")
     description = (
-        "Loads a BitDance, which draws an image block by block: an ImageNet model (B, L, H) for class labels, or a "
-        "14B for prompts, in sizes around 1024 pixels. After a run the node lists the sizes of the model."
+        "Loads a BitDance model, which generates an image block by block: an ImageNet model (B, L, H) for class "
+        "labels, or a 14B model for prompts, in sizes around 1024 pixels. After a run, the node lists the sizes of "
+        "the model."
     )
     aliases = ["bitdance loader", "binary tokens", "text to image", "autoregressive", "load checkpoint"]
     dtypes = (AUTO, "fp32", "bf16", *EIGHT_BITS)
     tooltips = {
-        "checkpoint": "The model: your own go into models/fastar, a 14B as a folder with all its parts, and entries "
-        "with a size are downloads. A 14B needs about 21 GB of graphics memory in 8 bits and 34 GB in bf16.",
+        "checkpoint": "The model: your own files go into models/fastar, a 14B model as a folder with all its parts, "
+        "and entries with a size are downloads. A 14B model needs about 21 GB of GPU memory in 8 bits and 34 GB "
+        "in bf16.",
         "decoder": "The binary autoencoder that turns bits into images. Usual: auto, the one that the model was "
         "trained with, which often lies in or beside its file.",
     }
@@ -648,23 +653,23 @@ class LoadBitDance(_Loader):
             "reads the language model's output layer."
         ),
         "decoder": (
-            "If there is none, *auto* takes the official one. FastAR refuses another one if its tokens have other "
-            "bits or another size."
+            "If there is none, *auto* uses the official autoencoder. FastAR refuses an autoencoder whose tokens "
+            "have a different number of bits or a different size."
         ),
         "dtype": (
-            "fp16 is not offered, because it was never tried. The states of the diffusion, the positions and the "
-            "autoencoder always use fp32. *int8* and *fp8* hold the weights of the transformer blocks in 8 bits and "
-            "everything else, the diffusion network too, as with *auto*. A file that is already int8 or scaled fp8 "
-            "keeps its 8 bits with *auto*; any other choice converts it."
+            "fp16 is not offered because it was never tried. The states of the diffusion, the positions and the "
+            "autoencoder always use fp32. *int8* and *fp8* store the weights of the transformer blocks in 8 bits; "
+            "everything else, including the diffusion network, is the same as with *auto*. A file that is already "
+            "int8 or scaled fp8 keeps its 8 bits with *auto*; any other choice converts it."
         ),
     }
     more_of_outputs = {
-        "model": "Any Sampler, Sweep and Advisor take it too.",
+        "model": "Any Sampler, Sweep and Advisor also accept it.",
         "vae": (
-            "A latent has one channel for each bit, -1 or +1; for other numbers the sign counts. VAE Encode keeps "
-            "an image whose size the model generates, and scales every other one to the size of the most similar "
-            "shape. **Tiles are refused**: the decoder normalises by statistics of the whole image, so tiles would "
-            "change it."
+            "A latent has one channel for each bit, -1 or +1; for other numbers the sign counts. If the model "
+            "generates images of this size, VAE Encode keeps the size; otherwise it scales the image to the size "
+            "with the most similar shape. **Tiles are refused**: the decoder normalises over the whole image, so "
+            "tiles would change it."
         ),
     }
 

@@ -43,34 +43,28 @@ def sampled(vae: str = "the same loader") -> list[io.Output]:
     """Outputs of a sampler; ``vae`` is the loader whose VAE decodes the latent."""
     return [
         output(io.Latent, "latent", f"Decode it with VAE Decode and the vae of {vae}."),
-        output(REPORT, "report", "What the sampler did, for Compare, Token Map and Report."),
+        output(
+            REPORT,
+            "report",
+            "What the sampler did: time, passes, accepted drafts, settings. For Compare, Token Map and Report.",
+        ),
     ]
 
 
 _CACHE = CACHE.Input(
     "cache",
     optional=True,
-    tooltip="From LazyMAR Cache: reuses most of the transformer's work from one step to the next. Unconnected, "
-    "everything is computed.",
-)
-_IMAGE = (
-    "VAE Encode scales any image to the model's size; the latent of another sampler fits too. *condition* describes "
-    "the new content. Part of a batch, from Rebatch Latents or Latent From Batch, is generated as in the whole "
-    "batch: each image keeps the noise of its place there. If *condition* or *mask* has more entries than the part, "
-    "as for the whole batch, the sampler takes the entries of these places. Without a mask, Empty Latent Image (a "
-    "latent of zeros) must have the size of the images that the model generates, or of the images that VAE Encode "
-    "encodes. With a single label or prompt, its *batch_size* is the number of images. Each has the noise of its "
-    "place."
+    tooltip="From LazyMAR Cache: reuses most of the transformer's work from one step to the next. If nothing is "
+    "connected, everything is computed.",
 )
 _MASK = (
-    "The mask may have any size. Without it, the sampler takes the mask of Set Latent Noise Mask. A token is "
-    "regenerated even if it is masked lightly, so soft edges are regenerated too."
+    "The mask may have any size. If it is not connected, the sampler uses the mask of Set Latent Noise Mask. A "
+    "token is resampled even if the mask covers it only faintly, so soft edges of a mask are resampled too."
 )
 
 _GUIDED_BY_IMAGE = (
-    "With Image and Prompt, guidance leads away from a prompt without words and image, towards a mean of two "
-    "versions of the image that *freedom* of that node weighs. This takes three branches, but two at *freedom* 0 or "
-    "*cfg* 1."
+    "With Image and Prompt, guidance moves away from an empty prompt and towards a mean of two versions of the "
+    "image, which *freedom* of that node weighs. This takes three branches, or two at *freedom* 0 or *cfg* 1."
 )
 
 
@@ -79,11 +73,11 @@ def _edit(mask: str, more: str = "") -> list[io.Input]:
     latent_image = io.Latent.Input(
         "latent_image",
         optional=True,
-        tooltip="The image to inpaint, from VAE Encode with the vae of the same loader, with a mask here or on the "
-        "latent. Empty Latent Image is no image but a size, the model's, and a number of images.",
+        tooltip="The image to inpaint: VAE Encode with the vae of the same loader, and a mask here or on the "
+        "latent. Empty Latent Image only sets the number of images; its size must be the model's.",
     )
     where = io.Mask.Input("mask", optional=True, tooltip=mask)
-    return [explained(latent_image, f"{_IMAGE} {more}".strip()), explained(where, _MASK)]
+    return [explained(latent_image, more), explained(where, _MASK)]
 
 
 _LABEL_OR_TEXT = (
@@ -139,8 +133,8 @@ class _Sampler(ModelFirst):
                 "enabled",
                 default=True,
                 optional=True,
-                tooltip=f"Off runs {family.unaccelerated} with the same seed and settings, as the "
-                "baseline. Use this switch instead of bypassing the node, which breaks the graph.",
+                tooltip=f"Off runs {family.unaccelerated} without acceleration, with the same seed and the shared "
+                "settings. Do not bypass the node for this: a bypassed sampler breaks the workflow.",
             )
             main.append(switch)
 
@@ -232,18 +226,17 @@ class MARSampler(_Sampler):
     sampler = "mar"
     preset = False
     description = (
-        "Draws an image with plain MAR, as published. It is the baseline that the accelerated MAR samplers are "
-        "compared with."
+        "Generates an image with MAR as published, without acceleration. The accelerated MAR samplers are compared "
+        "with it."
     )
     aliases = ["masked autoregressive", "mar", "autoregressive sampler", "baseline sampler", "disa", "inpaint"]
 
     more = {
         "preset": (
-            "*recommended* takes what the model's file recommends, or else the paper's values. *few steps* sets "
-            "*steps*, *diffusion_steps*, *diffusion_steps_end* and *order*: 12 AR steps in Halton order on the "
-            "demo, with 25 diffusion steps that fall to 5; 24 AR steps for full-size models, with 50 that fall to "
-            "10, which was not measured. It gives a different image, much sooner. LazyMAR's *fast* has the same "
-            "steps, and caches."
+            "*recommended* uses the values that the model's file recommends, or else the paper's values. *few "
+            "steps* gives a different image, much sooner: it sets 12 AR steps in Halton order on the demo, with 25 "
+            "diffusion steps that fall to 5. For full-size models, it sets 24 AR steps, with 50 diffusion steps "
+            "that fall to 10; this was not measured. LazyMAR's *fast* has the same steps and adds caches."
         ),
     }
 
@@ -276,18 +269,18 @@ class FastHybridSampler(_Sampler):
 class LazyMARSampler(_Sampler):
     sampler = "lazymar"
     description = (
-        "Plain MAR with feature caching: what hardly changes from one step to the next is reused (LazyMAR, ICCV 2025). "
-        "Every step takes less work; the image may differ from MAR's."
+        "Runs MAR with feature caching: it reuses features that hardly change from one step to the next (LazyMAR, "
+        "ICCV 2025). Every step takes less work; the image may differ from MAR's."
     )
     aliases = ["lazy mar", "feature cache", "token cache", "condition cache", "accelerated mar"]
     more = {
         "preset": (
-            "*exact* is plain MAR. *balanced* is the configuration that the paper measured; for the demo it is the "
-            "paper's configuration for 32 AR steps. *fast* stretches the shares of computed tokens. It also lowers "
-            "*steps*, *diffusion_steps* and *diffusion_steps_end* and sets *order* (on the demo 12 AR steps in "
-            "Halton order, with 25 diffusion steps that fall to 5), and most of what it saves comes from that: "
-            "compare it with MAR Sampler's *few steps*, which has no caches. For full-size models it scales the "
-            "demo's values. Neither was measured on full-size models here."
+            "*exact* gives plain MAR. *balanced* is the configuration measured in the paper; for the demo, it is "
+            "the paper's configuration for 32 AR steps. *fast* also takes fewer steps (on the demo 12 AR steps in "
+            "Halton order, with 25 diffusion steps that fall to 5) and sets *ratio_schedule* to *stretched*. Most "
+            "of its speed-up comes from the steps; to see how much, compare it with MAR Sampler's preset *few "
+            "steps*, which has the same steps and no caches. For full-size models, *fast* scales the demo's values. "
+            "We have not measured *balanced* or *fast* on full-size models."
         ),
         "speculation": "*speculation* needs *head_cache* off.",
     }
@@ -296,35 +289,35 @@ class LazyMARSampler(_Sampler):
 class CSpDSampler(_Sampler):
     sampler = "cspd"
     description = (
-        "A small MAR drafts several AR steps and a large one verifies them together (CSpD, 2024). The mode lossless "
-        "keeps the large model's distribution exactly; published and paper are approximate."
+        "A small MAR drafts several AR steps, and a large MAR verifies them together (CSpD, 2024). The mode "
+        "lossless keeps the large model's distribution exactly; published and paper are approximate."
     )
     aliases = ["continuous speculative decoding", "speculative", "draft model", "cspd", "accelerated mar"]
     models = {
         "target": "The MAR whose images you want; it verifies the drafts.",
-        "draft": "A small MAR that drafts the tokens, from its own Load MAR. It must have the tokens, grid and "
-        "classes of the target.",
+        "draft": "A small MAR that drafts the tokens, loaded by a second Load MAR. It must have the same tokens, "
+        "grid and classes as the target.",
     }
     more = {
         "preset": (
-            "*balanced* and *fast* use the mode *published*; they were measured on the demo. For full-size models "
-            "they have the paper's draft lengths as shares of the AR steps: a sixteenth and an eighth, 4 and 8 of "
-            "64. *exact* uses no drafts and is plain MAR."
+            "*balanced* and *fast* use the mode *published*; they were measured on the demo. For full-size models, "
+            "they draft the same shares of the AR steps as in the paper: a sixteenth (*balanced*) and an eighth "
+            "(*fast*), which is 4 and 8 of 64. *exact* uses no drafts and gives the target's own image."
         ),
         "draft": (
-            "For the demo, use *demo-draft*. The closer its distribution is to the target's, the more drafts are "
-            "accepted."
+            "For the demo, choose *demo-draft*. The closer its distribution is to the target's distribution, the "
+            "more drafts are accepted."
         ),
         "t_max": "*t_max* applies to both models.",
-        "cache": "LazyMAR then caches in the networks of target and draft.",
+        "cache": "LazyMAR then caches features of both the target and the draft model.",
     }
 
 
 class GtRSampler(_Sampler):
     sampler = "gtr"
     description = (
-        "Draws one colour of a checkerboard of tokens slowly, then the other in one or two AR steps (GtR, ICLR 2026). "
-        "Fewer AR steps and diffusion steps than MAR; the image is another one."
+        "Decides one colour of a checkerboard of tokens slowly, then the other colour in one or two AR steps (GtR, "
+        "ICLR 2026). It takes fewer AR steps and diffusion steps than MAR and gives a different image."
     )
     aliases = ["gtr", "generation then reconstruction", "checkerboard", "two-stage", "accelerated mar"]
     more = {
@@ -339,13 +332,15 @@ class GtRSampler(_Sampler):
             "tokens as AR steps."
         ),
         "diffusion_steps": (
-            "Here these are the steps of the first tokens, and of those with most detail. The paper has 50."
+            "In GtR, the first tokens and the most detailed tokens get this many steps. The paper uses 50."
         ),
         "diffusion_steps_end": (
-            "Here these are the steps of the reconstruction, to which the numbers before fall. The paper has 20."
+            "In GtR, the number of diffusion steps falls to this value, which the reconstruction uses. The paper "
+            "uses 20."
         ),
-        "order": "Here the order holds within each stage.",
-        "cache": "It makes every pass of the transformer smaller, and with *head_cache* most head calls.",
+        "order": "In GtR, the order applies within each stage.",
+        "cache": "It makes every pass of the transformer smaller, and with *head_cache* also most calls of the "
+        "diffusion head.",
         "mask": (
             "Every token to generate keeps the stage of its place. A stage of fewer tokens than AR steps decides one "
             "per step. The masks of a batch must cover the same number of tokens of each stage."
@@ -366,14 +361,14 @@ class GtRSampler(_Sampler):
 class LazyMARCache(io.ComfyNode):
     more = {
         "preset": (
-            "*exact* caches nothing. *balanced* is the configuration that the paper measured; for the demo it is "
-            "the paper's configuration for 32 AR steps. *fast* stretches the shares of computed tokens, which "
-            "differs below 64 AR steps; for the demo it also has a longer *refresh_period*. Neither was measured on "
-            "full-size models here."
+            "*exact* caches nothing. *balanced* is the configuration measured in the paper; for the demo, it is the "
+            "paper's configuration for 32 AR steps. *fast* sets *ratio_schedule* to *stretched*, which makes a "
+            "difference below 64 AR steps; for the demo, it also has a longer *refresh_period*. We have not "
+            "measured *balanced* or *fast* on full-size models."
         ),
     }
     more_of_outputs = {
-        "cache": "One node can be connected to several samplers; each has its own caches.",
+        "cache": "You can connect one node to several samplers; each sampler has its own caches.",
     }
 
     @classmethod
@@ -402,8 +397,8 @@ class LlamaGenSampler(_Sampler):
     sampler = "llamagen"
     preset = False
     description = (
-        "Draws an image with plain LlamaGen, as published: one token after another, row by row. It also runs Janus and "
-        "Tar, and is the baseline of the samplers that accelerate them."
+        "Generates an image as published, one token after another, row by row, with LlamaGen, Janus or Tar. The "
+        "accelerated samplers are compared with it."
     )
     aliases = ["llamagen", "tar", "autoregressive sampler", "token sampler", "raster", "baseline sampler"]
     more = {"preset": RECOMMENDS, "cfg": _GUIDED_BY_IMAGE}
@@ -413,24 +408,24 @@ class PARSampler(_Sampler):
     sampler = "par"
     preset = False
     description = (
-        "Divides the image into regions and decides one token per region in parallel (PAR, CVPR 2025). It needs a PAR "
-        "model; with a plain LlamaGen it runs the paper's ablations."
+        "Divides the image into regions and decides one token per region in parallel (PAR, CVPR 2025). It needs a "
+        "PAR model; with a LlamaGen, it runs the paper's ablations."
     )
     aliases = ["par", "parallelized autoregressive", "parallel decoding", "accelerated llamagen"]
     condition = _LABEL_OR_TEXT
-    models = {"model": "A PAR model from Load LlamaGen / PAR, or a plain LlamaGen for the ablations of grouping."}
+    models = {"model": "A PAR model from Load LlamaGen / PAR, or a LlamaGen for the ablations of grouping."}
     more = {
         "preset": RECOMMENDS,
-        "model": "The training of a PAR fixes the number of tokens per pass.",
-        "cfg_interval": "Here it counts the steps after the first tokens, as published.",
+        "model": "The training of a PAR model fixes the number of tokens per pass.",
+        "cfg_interval": "In PAR, it counts the steps after the first tokens, as published.",
     }
 
 
 class ZipARSampler(_Sampler):
     sampler = "zipar"
     description = (
-        "Starts a row as soon as the row above is a window of tokens ahead, so that several rows are drawn at once "
-        "(ZipAR, ICML 2025). Works with LlamaGen, Janus and Tar, without training."
+        "Starts a row as soon as the row above is a window of tokens ahead, so several rows are decided at once "
+        "(ZipAR, ICML 2025). It works with LlamaGen, Janus and Tar, without training."
     )
     aliases = ["zipar", "parallel decoding", "spatial locality", "accelerated llamagen", "accelerated tar"]
     more = {
@@ -441,8 +436,8 @@ class ZipARSampler(_Sampler):
             "images of *balanced*, with *parallel* 16 in fewer passes still, each of more rows."
         ),
         "cfg": _GUIDED_BY_IMAGE,
-        "model": "A PAR is refused because it decides tokens in another order.",
-        "cfg_interval": "Here it counts the steps after the first row, as published.",
+        "model": "FastAR refuses a PAR model, because it decides tokens in a different order.",
+        "cfg_interval": "In ZipAR, it counts the steps after the first row, as published.",
     }
 
     @classmethod
@@ -455,8 +450,8 @@ class MuLoSDSampler(_Sampler):
     vae = "the target's loader"
     condition = f"{_LABEL_OR_TEXT} For Tar from Tar Prompt or Image to Codes."
     description = (
-        "Drafts a small image, enlarges it and redraws only what the large model finds unlikely (MuLo-SD, CVPR 2026). "
-        "Lossy: the image differs from the large model's own."
+        "Drafts a small image, enlarges it and resamples only the tokens that the large model finds unlikely "
+        "(MuLo-SD, CVPR 2026). The image differs from the image of the large model alone."
     )
     aliases = [
         *(
@@ -470,9 +465,9 @@ class MuLoSDSampler(_Sampler):
         )
     ]
     models = {
-        "target": "The large model whose image you want: Tar's de-tokenizer of 512 or 1024 pixels, or a LlamaGen.",
-        "draft": "A model of the same kind and decoder whose images have half, a third or a quarter of the target's "
-        "side. Usual for Tar: the de-tokenizer of 256 pixels.",
+        "target": "The large model whose image you want: Tar's de-tokenizer for 512 or 1024 pixels, or a LlamaGen.",
+        "draft": "A model of the same kind with the same decoder, for images with a half, a third or a quarter of "
+        "the target's side. Usual for Tar: the de-tokenizer for 256 pixels.",
     }
 
     more = {
@@ -493,8 +488,8 @@ class MuLoSDSampler(_Sampler):
         upscale_model = io.UpscaleModel.Input(
             "upscale_model",
             optional=True,
-            tooltip="Enlarges the draft, from Load Upscale Model; a sharper draft keeps more tokens. Unconnected, the "
-            "draft is enlarged bicubically.",
+            tooltip="Enlarges the draft, from Load Upscale Model; with a sharper draft, more tokens are accepted. "
+            "If nothing is connected, the draft is enlarged bicubically.",
         )
 
         return [upscale_model]
@@ -504,19 +499,20 @@ class BitDanceSampler(_Sampler):
     sampler = "bitdance"
     preset = False
     description = (
-        "Draws an image with BitDance: block after block, all bits of a block together by diffusion. Fewer "
-        "diffusion_steps, for all blocks or for the later ones (DiSA), are faster."
+        "Generates an image with BitDance: block after block, all bits of a block together by diffusion. Fewer "
+        "diffusion_steps, for all blocks or for the later blocks (DiSA), are faster."
     )
     aliases = ["bitdance", "binary tokens", "block autoregressive", "text to image", "disa", "inpaint"]
     more = {
         "preset": f"{RECOMMENDS} *recommended* also sets the model's usual size.",
-        "condition": "A negative prompt is refused, because the model has its own null prompt.",
-        "seed": "The noise belongs to the tokens of the grid, so models with other blocks start from the same noise.",
+        "condition": "FastAR refuses a negative prompt, because the model has its own null prompt.",
+        "seed": "The noise belongs to the tokens of the grid, so models with different blocks start from the same "
+        "noise.",
         "latent_image": (
-            "The image needs the size that *width* and *height* say. Decoding still changes pixels outside the mask "
+            "The image must have the size of *width* and *height*. Decoding still changes pixels outside the mask "
             "slightly; Paste Inpainted Area restores them."
         ),
-        "mask": ("Blocks are decided in raster order; a new token also follows the tokens of its own block that stay."),
+        "mask": ("Blocks are decided in raster order; a new token also matches the tokens of its own block that stay."),
     }
     more_of_outputs = {
         "latent": "Tiles are refused.",

@@ -99,27 +99,37 @@ def _last(widget: Any) -> bool:
 # What the help pages say of inputs and outputs of many nodes, beyond their tooltips.
 MORE_OF_MANY = {
     "allow_download": (
-        "FastAR uses files in the Hugging Face cache where they are, without a download. If you cancel, the download "
-        "stops after the current 10 MB, and the next run resumes it."
+        "FastAR uses files that are already in the Hugging Face cache. Cancelling takes effect after the current 10 "
+        "MB, and the next run resumes the download."
     ),
     "speed": (
-        "*plain* launches every step by itself, which takes two to eight times as long on an NVIDIA GPU. With *auto* "
-        "the first two images of a size and a batch are slower. Where ComfyUI keeps weights in system memory, *auto* "
-        "is *plain*; on a GPU the report says why. *compile* compiles the transformer blocks, and the diffusion "
-        "steps of MAR and BitDance. It needs Triton on a GPU or a C++ compiler on a CPU. The report lists parts that "
-        "ran plain."
+        "*plain* launches every operation separately, which takes two to eight times as long on an NVIDIA GPU. With "
+        "*auto*, the first two images of each image size and batch size are slower. If ComfyUI keeps weights in "
+        "system memory, *auto* does the same as *plain*; on a GPU, the report says why. *compile* compiles the "
+        "transformer blocks, and the diffusion steps of MAR and BitDance. It needs Triton on a GPU or a C++ "
+        "compiler on a CPU. The report lists parts that ran without compilation."
     ),
-    "weights": "The official `checkpoint-last.pth` of MAR is such a file. With *auto* the report says what was read.",
-    "seed": "Image *i* of a batch is the same as when it is generated alone.",
+    "weights": "The official `checkpoint-last.pth` of MAR is such a file. With *auto*, the report says which "
+    "weights were read.",
+    "seed": "Image *i* of a batch is the same as when you generate it alone.",
     "first_image": (
-        "Image *i* of a batch has the noise of *seed* and *i*. The latent notes the number as *batch_index*, so a "
-        "sampler that inpaints it goes on with the same noise."
+        "Image *i* of a batch uses the noise of *seed* and *i*. The latent stores the number as *batch_index*, so a "
+        "sampler that inpaints it uses the same noise."
     ),
     "images": "Usual: 1 to 4.",
+    "latent_image": (
+        "VAE Encode scales any image to the model's size; the latent of another sampler fits too. *condition* "
+        "describes the new content. You can also pass part of a batch, from Rebatch Latents or Latent From Batch. "
+        "Each image then keeps the noise of its position in the whole batch, and uses the entry of that position if "
+        "*condition* or *mask* has entries for the whole batch. Without a mask, Empty Latent Image (a latent of "
+        "zeros) sets the number of images, as it does for ComfyUI's own samplers; *batch_size* generates that many "
+        "images from a single label or prompt, each with its own noise. Its size must be the size of the images that "
+        "the model generates or that VAE Encode encodes; for any other size, an error tells you which size to set."
+    ),
 }
 
 
-RECOMMENDS = "*recommended* takes what the model's file recommends, or else the published values."
+RECOMMENDS = "*recommended* uses the values that the model's file recommends, or else the published values."
 
 
 def explained(part: Any, more: str) -> Any:
@@ -221,8 +231,8 @@ def seed_widget(optional: bool = True) -> io.Input:
         min=0,
         max=SEED_LIMIT,
         control_after_generate=True,
-        tooltip="Decides all random choices. Samplers of one model share the noise of a seed, so their images can be "
-        "compared pixel by pixel.",
+        tooltip="Controls all randomness. With the same seed, all samplers of a model use the same noise, so you "
+        "can compare their images pixel by pixel.",
     )
 
 
@@ -239,8 +249,8 @@ def first_image_widget() -> io.Input:
         max=_MOST_NUMBERS,
         optional=True,
         advanced=True,
-        tooltip="Number of the first image, from 0: with 3 and one image, the fourth image of a batch is drawn alone, "
-        "if the condition is its label or prompt. Usual: 0.",
+        tooltip="Index of the first image, counted from 0; to regenerate only the fourth image of a batch, set 3 "
+        "and connect its label or prompt alone. Usual: 0.",
     )
 
 

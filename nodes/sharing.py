@@ -29,15 +29,15 @@ class LoadReport(io.ComfyNode):
         "image": "The file may be in ComfyUI's input, output or temp folder.",
     }
     more_of_outputs = {
-        "image": "Of an animation it is the first frame.",
+        "image": "For an animation, it is the first frame.",
         "reports": "They fit Compare, Report and other nodes.",
         "table": (
-            "If the runs were compared, it has the PSNR, SSIM and speed-ups against their baseline. Times are not "
-            "compared between different models, sizes, edits, devices or processes."
+            "If the runs were compared, the table has PSNR, SSIM and speed-ups relative to their baseline. It does "
+            "not compare times of different models, sizes, edits, devices or processes."
         ),
         "samplers": (
-            "With the same model, condition and seed a line generates the same image. The node names what a line "
-            "cannot hold: an edit, an upscale model, settings of another version."
+            "With the same model, condition and seed, a line generates the same image. If a line cannot hold "
+            "something (an edit, an upscale model, settings of a different version), the node says so."
         ),
     }
 
@@ -56,7 +56,7 @@ class LoadReport(io.ComfyNode):
         outputs = [
             output(io.Image, "image", "The image."),
             output(REPORT, "reports", "One report per run, without token maps.", is_output_list=True),
-            output(io.String, "table", "The figures of all runs as a Markdown table."),
+            output(io.String, "table", "The numbers of all runs as a Markdown table."),
             output(
                 io.String,
                 "samplers",
@@ -70,7 +70,7 @@ class LoadReport(io.ComfyNode):
             display_name="Load Report",
             category="FastAR/compare",
             description="Reads the reports of the samplers from an image that ComfyUI saved: seconds, passes, "
-            "acceptance, settings. Nothing is sampled.",
+            "accepted drafts, settings. It generates nothing.",
             search_aliases=["png info", "read metadata", "image metadata", "drop image"],
             widgets=[saved_image],
             outputs=outputs,
@@ -161,8 +161,8 @@ class AnySampler(ModelFirst):
             default=_SAMPLER,
             optional=True,
             multiline=True,
-            tooltip="Name of a sampler, then settings as name=value, separated by commas; preset is exact, balanced "
-            "or fast. All others come from the preset, the model's file and the paper.",
+            tooltip="Name of a sampler, then settings as name=value, separated by commas; preset can be exact, "
+            "balanced or fast. Settings that you leave out come from the preset, the model's file or the paper.",
         )
 
         return schema(

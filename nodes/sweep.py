@@ -66,16 +66,17 @@ class SweepSettings(Settings):
     """Choices of the node Sweep."""
 
     sampler: str = knob(
-        "fasthybrid", "The sampler of all cells. A plus combines two methods.", choices=tuple(runnable())
+        "fasthybrid", "The sampler for all cells. A plus combines two methods.", choices=tuple(runnable())
     )
     x: str = knob(
         "threshold",
         "What changes from column to column: a setting of the chosen sampler, its preset, or the checkpoint, label or "
         "prompt.",
         choices=_AXES,
-        more="For *checkpoint* the loader of *model* is run again with each value, and for *label* or *prompt* the "
-        "node that makes *condition*: Class Label, Prompt (FastAR), LlamaGen Prompt or Tar Prompt, connected directly. "
-        "Their other inputs stay. The models of all checkpoints are in system memory at once.",
+        more="For *checkpoint*, the sweep runs the loader connected to *model* again with each value. For *label* "
+        "or *prompt*, it runs the node connected to *condition* again; this must be Class Label, Prompt "
+        "(FastAR), LlamaGen Prompt or Tar Prompt, connected directly. The other inputs of these nodes stay as "
+        "they are. The models of all checkpoints are in system memory at the same time.",
     )
     y: str = knob(
         NONE,
@@ -90,8 +91,8 @@ class ViewSettings(Settings):
 
     cell_size: int = knob(
         256,
-        "Width of a cell of the grid in pixels. Usual: 256; it is reduced if the grid would be larger than 4096 "
-        "pixels.",
+        "Width of a cell of the grid in pixels. Usual: 256; the sweep reduces it if the grid would be larger than "
+        "4096 pixels.",
         low=32,
         high=1024,
         step=8,
@@ -100,8 +101,9 @@ class ViewSettings(Settings):
     )
     measure: str = knob(
         AUTO,
-        "The horizontal axis of the plot: closeness to the plain sampler's image (PSNR, SSIM), the share of drafts "
-        "that were accepted, or transformer passes. Usual: auto, the first of them that the cells have.",
+        "The horizontal axis of the plot: closeness to the unaccelerated sampler's image (PSNR, SSIM), the share of "
+        "drafts that were accepted, or transformer passes. Usual: auto, the first of these measures that the cells "
+        "have.",
         choices=(AUTO, *MEASURES),
         advanced=True,
     )
@@ -120,8 +122,9 @@ def _text(name: str, default: str, tooltip: str, **about: Any) -> io.Input:
 class SweepNode(ModelFirst):
     more = {
         "x_values": (
-            "Equal values, such as *0.5, 0.50*, count once. For a setting with choices, write their names. Checkpoints "
-            "are names of the loader's menu without the size, such as *demo, mar-base*, or files."
+            "Equal values, such as *0.5, 0.50*, count once. For a setting with choices, write the names of the "
+            "choices. For checkpoints, write the names in the loader's menu without the size, such as *demo, "
+            "mar-base*, or files."
         ),
         "seeds": "Times and PSNR are medians, not means.",
         "folder": (
@@ -140,15 +143,17 @@ class SweepNode(ModelFirst):
         x_values = _text(
             "x_values",
             _X_VALUES,
-            "Values of x, one column each, separated by commas, prompts by semicolons. 0.8..1 x 5 means five evenly "
-            "spaced values, 4..8 whole numbers in steps of 1.",
+            "Values of x, one column each, separated by commas (prompts by semicolons). 0.8..1 x 5 means five "
+            "evenly spaced values, and 4..8 means whole numbers in steps of 1.",
         )
         y_values = _text(
             "y_values",
             "",
             "Values of y, one row each, written as in x_values. Leave it empty if y is none.",
         )
-        seeds = _text("seeds", _SEEDS, "Seeds, such as 7, or 7..9 for three. The figures are means over them.")
+        seeds = _text(
+            "seeds", _SEEDS, "Seeds, such as 7, or 7..9 for three seeds. The numbers are means over the seeds."
+        )
 
         settings = _text(
             "settings",
@@ -160,7 +165,7 @@ class SweepNode(ModelFirst):
         folder = _text(
             "folder",
             _FOLDER,
-            "Folder for the cells, in output/fastar_sweeps. Finished cells in it are not drawn again.",
+            "Folder for the cells, in output/fastar_sweeps. The sweep does not generate finished cells in it again.",
             advanced=True,
         )
 
@@ -168,8 +173,8 @@ class SweepNode(ModelFirst):
             node_id="FastARSweep",
             display_name="Sweep (FastAR)",
             category="FastAR/compare",
-            description="Runs a sampler for every combination of seeds and of values of one or two axes, and shows all "
-            "images with their figures. Finished cells are saved, so a stopped sweep goes on there.",
+            description="Runs a sampler for every combination of seeds and of values on one or two axes, and shows "
+            "all images with their numbers. Finished cells are saved, so a stopped sweep resumes there.",
             search_aliases=["xy plot", "x/y plot", "image grid", "parameter sweep", "grid search", "benchmark"],
             is_output_node=True,
             hidden=HIDDEN,
@@ -177,8 +182,8 @@ class SweepNode(ModelFirst):
             widgets=[*widgets(SweepSettings), x_values, y_values, seeds, settings, folder, *widgets(ViewSettings)],
             optional=[ANY_DRAFT],
             outputs=[
-                output(io.Image, "image", "All cells as one image, with their figures below them."),
-                output(io.String, "table", "The figures as a Markdown table."),
+                output(io.Image, "image", "All cells as one image, with their numbers below them."),
+                output(io.String, "table", "The numbers as a Markdown table."),
                 output(io.Image, "plot", "Speed-up against quality, one dot for each combination of values."),
             ],
         )

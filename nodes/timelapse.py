@@ -33,20 +33,20 @@ class TimeLapseSettings(Settings):
 
     duration: float = knob(
         4.0,
-        "Seconds that the slowest run takes in the animation; the others take less in proportion. Usual: 4; longer "
-        "shows more of the steps.",
+        "Seconds that the slowest run takes in the animation; the other runs take proportionally less. Usual: 4; "
+        "longer shows more of the steps.",
         low=1.0,
         high=10.0,
         step=0.5,
-        more="The finished images stay for two more seconds.",
+        more="The animation shows the finished images for two more seconds.",
     )
 
 
 class TimeLapse(io.ComfyNode):
     more = {
-        "image_1": "All runs are shown equally large.",
-        "report_1": "A report from Load Report does not work, because it has no steps.",
-        "filename_prefix": "ComfyUI replaces *%year%*, *%month%* and *%day%* too, also for programs.",
+        "image_1": "All runs are shown at the same size.",
+        "report_1": "A report from Load Report does not work, because it does not hold the steps.",
+        "filename_prefix": "ComfyUI also replaces *%year%*, *%month%* and *%day%*, for programs too.",
     }
     more_of_outputs = {
         "frames": "For an MP4, set *fps* of Create Video to 12.",
@@ -72,7 +72,7 @@ class TimeLapse(io.ComfyNode):
             "filename_prefix",
             default=_PREFIX,
             optional=True,
-            tooltip="Name of the file in the output folder, to which a number is added; a slash makes a folder. "
+            tooltip="Name of the file in the output folder; FastAR adds a number, and a slash makes a folder. "
             "%date:yyyy-MM-dd% and %Node.widget% stand for a date and a value, as in Save Image.",
         )
 
@@ -80,8 +80,8 @@ class TimeLapse(io.ComfyNode):
             node_id="FastARTimeLapse",
             display_name="Time-lapse",
             category="FastAR/compare",
-            description="Makes an animated WebP of up to four runs, in which the tokens appear in the order and at the "
-            "speed of each run. It is saved in the output folder.",
+            description="Makes an animated WebP of up to four runs, in which the tokens appear in the order and at "
+            "the speed of each run. The file is saved in the output folder.",
             search_aliases=["animation", "gif", "animated webp", "race", "timelapse", "video"],
             is_output_node=True,
             hidden=HIDDEN,

@@ -37,16 +37,16 @@ class AnswerSettings(Settings):
 
     limit: int = knob(
         512,
-        "Most tokens of an answer, of about four letters each; more allows longer ones, which end when they are "
-        "complete. Usual: 512.",
+        "Largest number of tokens of an answer, with about four letters each; more allows longer answers, which end "
+        "when they are complete. Usual: 512.",
         low=1,
         high=2048,
         step=1,
     )
     temperature: float = knob(
         0.0,
-        "Randomness of every word; higher is more varied and less reliable. Usual: 0, always the likeliest one, or "
-        "0.1.",
+        "Randomness of every word; higher is more varied and less reliable. Usual: 0, which always takes the "
+        "likeliest word, or 0.1.",
         low=0.0,
         high=2.0,
         step=0.01,

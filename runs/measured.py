@@ -29,25 +29,25 @@ DECIMALS = {SSIM: 3, PSNR: 1, ACCEPTANCE: 1}
 class AdviceSettings(Settings):
     """How a calibration is made. Each measure has a limit of its own, because their units differ."""
 
-    measure: str = knob(SSIM, "How closeness is measured: SSIM and PSNR compare with the plain sampler's image, "
-        "acceptance is the share of drafts that were accepted. identical allows only equal images, same distribution "
-        "also lossless methods.",
+    measure: str = knob(SSIM, "How closeness is measured: SSIM and PSNR compare with the unaccelerated sampler's "
+        "image, acceptance is the share of drafts that were accepted. identical allows only identical images, same "
+        "distribution also allows lossless methods.",
         choices=(SSIM, PSNR, ACCEPTANCE, EXACT, LOSSLESS),
-        more="Identical images always pass; for *SSIM* and *PSNR*, lossless methods pass too. A run that is meant "
-        "to generate *another image*, with fewer steps for example, passes a limit of 0 only.")
-    least_ssim: float = knob(0.9, "Lowest SSIM to accept, from 0 to 1, if measure is SSIM; higher is slower and closer "
-        "to plain sampling. Usual: 0.9.", low=0.0, high=1.0, step=0.01)
-    least_psnr: float = knob(25.0, "Lowest PSNR to accept, in dB, if measure is PSNR; higher is slower and closer to "
-        "plain sampling. Usual: 20 to 40.", low=0.0, high=100.0, step=0.5, unit="dB")
+        more="Identical images always pass; for *SSIM* and *PSNR*, lossless methods pass too. A sampler that is "
+            "meant to give a *different image*, for example with fewer steps, passes only if the limit is 0.")
+    least_ssim: float = knob(0.9, "Lowest SSIM to accept, from 0 to 1, if measure is SSIM; higher is slower and "
+        "closer to the unaccelerated image. Usual: 0.9.", low=0.0, high=1.0, step=0.01)
+    least_psnr: float = knob(25.0, "Lowest PSNR to accept, in dB, if measure is PSNR; higher is slower and closer "
+        "to the unaccelerated image. Usual: 20 to 40.", low=0.0, high=100.0, step=0.5, unit="dB")
     least_acceptance: float = knob(80.0, "Lowest share of accepted drafts, in percent, if measure is acceptance; "
-        "higher is slower and closer to plain sampling. Usual: 80.",
+        "higher is slower and closer to the unaccelerated image. Usual: 80.",
         low=0.0, high=100.0, step=1.0, unit="%")
     repeats: int = knob(2, "Number of repeats, each with its own seed, after a first round that tries every candidate "
         "once; more takes longer and gives steadier results. Usual: 2.",
         low=1, high=100, step=1,
-        more="The first round leaves out the candidates that cannot win. In a repeat each of the others runs beside "
-        "the plain sampler, before and after it in turn. After the first round the node tells how many minutes are "
-        "left at most.")
+        more="The first round drops the candidates that cannot win. In each repeat, every remaining candidate runs "
+            "next to the unaccelerated sampler, alternately before and after it. After the first round, the node "
+            "shows the maximum number of minutes left.")
 
 
     @property

@@ -173,14 +173,14 @@ class EditSettings(Settings):
 
     freedom: float = knob(
         FREEDOM,
-        "How much more the guidance counts what the image shows than its very pixels; higher changes more. Usual: 5, "
-        "as published; at 0 the pixels count most, and a third of the work is saved.",
+        "How freely the model may change the image; higher follows what the image shows, lower stays closer to its "
+        "pixels. Usual: 5, as published; 0 stays closest and saves a third of the work.",
         low=0.0,
         high=MOST_FREEDOM,
         step=0.1,
         symbol="w",
-        more="Guidance weighs two versions of the condition, one with the tokens of the image and one without, as 1 "
-        "to *freedom*. Guidance itself is *cfg* of the sampler, 5 as published.",
+        more="Guidance weighs two versions of the condition as 1 to *freedom*: one with the tokens of the image, "
+        "and one without them. The strength of guidance is *cfg* of the sampler, 5 as published.",
     )
 
 

@@ -8,6 +8,7 @@ import argparse
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -15,15 +16,17 @@ from typing import Any
 from ...runs.registry import first_names
 from ...samplers.settings import Knob, default_or_paper, knobs, shown
 from ...samplers.tokens.settings import TarPromptSettings
-from .figures import with_block
+from .blocks import with_block
 from .translate import SYMBOL, node_classes
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = ROOT / "web" / "docs"
 SETTINGS = ROOT / "docs" / "settings.md"
 COLUMNS = 140
-# Sockets have a kind of their own, as opposed to widgets.
 HERE = re.compile(r" The help page explains [^.]+\.")  # what a tooltip says of this page
+# Words from which on a text stands on one page only.
+LONG = 18
+# Sockets have a kind of their own, as opposed to widgets.
 WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")
 
 
@@ -44,7 +47,7 @@ def inputs(node: Any, about: Any) -> str:
     for name, part in one_of_each(about.inputs):
         is_socket = part.kind not in WIDGETS
         group = "Optional:" if is_socket and part.optional else "Advanced:" if part.about.get("advanced") else ""
-        groups[group].append(item(name, part, more_of(node, part), names))
+        groups[group].append(item(name, part, more_of(node, part, about.display_name), names))
 
     blocks: list[str] = []
     for title, items in groups.items():
@@ -59,11 +62,37 @@ def outputs(node: Any, about: Any) -> str:
     return "\n".join(item(part.id, part, more_of_output(node, part), names) for part in about.outputs)
 
 
-def more_of(node: Any, part: Any) -> str:
-    """The longer text of a node's input: that of the setting or socket, or of many nodes, and what its node adds."""
-    shared = getattr(part, "more", "") or of_many().get(part.id, "")
-    own = getattr(node, "more", {}).get(part.id, "")
-    return f"{shared} {own}".strip(" ")
+def more_of(node: Any, part: Any, title: str = "") -> str:
+    """The longer text of an input: that of many nodes, that of the setting or socket, and what its node adds.
+
+    A long text stands on the first page that has it; other pages name that page. ``title``: of the node, "" for all
+    of the text.
+    """
+    parts = []
+    for text in longer_texts(node, part):
+        home = homes()[part.id, text] if title else ""
+        parts.append(f"More: the help of {home}." if home != title and len(text.split()) >= LONG else text)
+
+    return " ".join(dict.fromkeys(parts))
+
+
+def longer_texts(node: Any, part: Any) -> list[str]:
+    """The pieces of the longer text of an input."""
+    texts = (of_many().get(part.id, ""), getattr(part, "more", ""), getattr(node, "more", {}).get(part.id, ""))
+    return [text for text in texts if text]
+
+
+@cache
+def homes() -> dict[tuple[str, str], str]:
+    """Name of an input and piece of its longer text to the title of the first node that has it."""
+    found: dict[tuple[str, str], str] = {}
+    # A sampler's page before that of a prompt.
+    abouts = [(node, node.define_schema()) for node in node_classes()]
+    for node, about in sorted(abouts, key=lambda one: one[1].category != "FastAR/sample"):
+        for part in about.inputs:
+            for text in longer_texts(node, part):
+                found.setdefault((part.id, text), about.display_name)
+    return found
 
 
 def of_many() -> dict[str, str]:

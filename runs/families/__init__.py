@@ -63,7 +63,7 @@ class Family(ABC):
     condition_help: ClassVar[str] = "What to draw, one entry per image."
     image_help: ClassVar[str] = ""  # what the help says of the image to change
     mask_help: ClassVar[str] = "Where the image is drawn again; the rest stays unchanged."
-    unaccelerated: ClassVar[str] = "the plain sampler"  # what a switched-off accelerator runs
+    unaccelerated: ClassVar[str] = "the model"  # what a switched-off accelerator runs
 
     # Words of messages: about a sampler of another kind, and about a missing draft.
     nature: ClassVar[str] = ""  # what is behind the name of one of its models

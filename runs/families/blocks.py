@@ -25,8 +25,8 @@ class BlockFamily(Family):
         "What to draw, one entry per image: from Class Label for an ImageNet model, from Prompt (FastAR) for a 14B."
     )
     mask_help = (
-        "Where the image is drawn again; the tokens of the rest are kept bit for bit. New tokens follow the blocks "
-        "above them and to their left, not those below."
+        "The area to regenerate; all other tokens stay bit-identical. New tokens match the blocks above and to the "
+        "left of them, but not the blocks below."
     )
     decoder = "bitdance-ae"
     load_decoder = staticmethod(load_binary)

@@ -28,10 +28,10 @@ class MARFamily(Family):
         "What to draw, one entry per image: from Class Label for a MAR, from Prompt (FastAR) for Harmon and UniPic."
     )
     mask_help = (
-        "Where the image is drawn again; the rest of the latent stays unchanged. A token is redrawn if any part of it "
-        "is masked."
+        "The area to regenerate; everything else in the latent stays unchanged. A token is resampled if the mask "
+        "covers any part of it."
     )
-    unaccelerated = "plain MAR"
+    unaccelerated = "MAR"
 
     def latent_channels(self, model: MARModel) -> int:
         return model.net.config.channels // model.patch**2

@@ -33,11 +33,11 @@ class TokenFamily(Family):
         "models. For Janus from Prompt (FastAR) or Image and Prompt, for Tar from Tar Prompt or Image to Codes."
     )
     mask_help = (
-        "Where the image is drawn again; the other tokens are kept. New tokens fit what is above and to the left of "
-        "them, not what is below or to the right."
+        "The area to regenerate; the other tokens stay. New tokens match the image above and to the left of them, "
+        "but not below or to the right."
     )
-    image_help = "The VQ tokenizer encodes the rest, so small details may change."
-    unaccelerated = "plain decoding"
+    image_help = "The VQ tokenizer also encodes the rest of the image, so small details may change."
+    unaccelerated = "the model"
     small_draft = "a draft model of a smaller image"
     load_decoder = staticmethod(load_vq)
 

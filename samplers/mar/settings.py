@@ -34,10 +34,10 @@ class MARBase(Guarantees):
     speculation = 0
     lookahead = 0
 
-    steps: int = knob(64, "Number of AR steps in which the image is drawn; more is slower and finer. Usual: 64 for "
-        "full-size models, 16 to 64 for the demo.", low=1, high=4096, step=1)
-    diffusion_steps: int = knob(100, "Denoising steps of every token; more is slower and cleaner. Usual: 100; below "
-        "about 30 set t_max to 950.", low=1, high=1000, step=1)
+    steps: int = knob(64, "Number of AR steps in which the image is generated; more is slower and finer. Usual: 64 "
+        "for full-size models, 16 to 64 for the demo.", low=1, high=4096, step=1)
+    diffusion_steps: int = knob(100, "Denoising steps for every token; more is slower and cleaner. Usual: 100; "
+        "below about 30, set t_max to 950.", low=1, high=1000, step=1)
     cfg: float = knob(3.0, "How closely the image follows the class or prompt; higher is more typical and less "
         "varied. Usual: 2.9 to 3.3; 1 turns guidance off and halves the work.",
         low=1.0, high=20.0, step=0.1)
@@ -110,10 +110,11 @@ class DiSASettings(Annealed, MARBase):
 
     removed: ClassVar[Mapping[str, Any]] = {"diffusion_steps_curve": "linear"}
 
-    diffusion_steps_end: int | None = knob(None, "Diffusion steps of the last tokens, which need fewer than the first "
-        "ones (DiSA); lower is faster. Usual: a tenth of diffusion_steps; as many as diffusion_steps is plain MAR.",
+    diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last tokens, which need fewer than the "
+        "first tokens (DiSA); lower is faster. Usual: a tenth of diffusion_steps; set it to diffusion_steps to turn "
+        "it off.",
         low=1, high=1000, step=1, paper=100, advanced=True,
-        more="Below 30, set *t_max* to at most 950, as the authors' code does.")
+        more="If it is below 30, set *t_max* to at most 950, as the authors' code does.")
 
     @property
     def clips(self) -> bool:
@@ -125,11 +126,12 @@ class DiSASettings(Annealed, MARBase):
 class SpeculationSettings(MARBase):
     """Speculation in the diffusion head: a part of other settings."""
 
-    speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the diffusion "
-        "head: another image, but exactly MAR's distribution. Usual: 8 on a GPU; 0 is off.",
+    speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the "
+        "diffusion head; you get a different image, sampled from exactly MAR's distribution. Usual: 8 on a GPU; 0 "
+        "turns it off.",
         low=0, high=64, step=1, symbol="L",
         advanced=True,
-        more="More means fewer, larger calls, which are slower on a CPU.")
+        more="A higher number means fewer, larger calls, which are slower on a CPU.")
 
     def exact(self, side: int) -> bool:
         return self.window == 1 and not self.approximates
@@ -152,14 +154,15 @@ class FastHybridSettings(DiSASettings):
         "align_lookaheads": "the images of a batch go on at paces of their own, in fewer head calls",
     }
 
-    lookahead: int = knob(8, "Draft this many AR steps together; more is faster, but fewer drafts are accepted. Usual: "
-        "7 to 9 for 64 AR steps; 0 is plain MAR.", low=0, high=256, step=1, symbol="k",
-        more="Usual for 32 AR steps is half of that number; the presets of full-size models keep this ratio.")
-    threshold: float = knob(0.8, "Lowest cosine similarity at which a draft is accepted; higher is slower and closer "
-        "to plain MAR. Usual: 0.8 for full-size models, 0.9 to 0.99 for the demo; above 1 is plain MAR.",
+    lookahead: int = knob(8, "Draft this many AR steps together; more is faster, but fewer drafts are accepted. "
+        "Usual: 7 to 9 for 64 AR steps; 0 turns drafts off.", low=0, high=256, step=1, symbol="k",
+        more="For 32 AR steps, use half of that; the presets for full-size models keep this ratio.")
+    threshold: float = knob(0.8, "Lowest cosine similarity at which a draft is accepted; higher is slower and "
+        "closer to MAR's image. Usual: 0.8 for full-size models, 0.9 to 0.99 for the demo; above 1, no draft is "
+        "accepted.",
         low=-1.0, high=1.01, step=0.01, symbol="lambda",
-        more="The conditions of the demo change little, so the demo needs a higher threshold.")
-    guided_steps: int = knob(10, "Denoising steps of an accepted draft; more is slower and finer. Usual: 10.",
+        more="The demo's conditions change little from step to step, so the demo needs a higher threshold.")
+    guided_steps: int = knob(10, "Denoising steps for an accepted draft; more is slower and finer. Usual: 10.",
         low=1, high=1000, step=1, symbol="T_g")
     guidance_schedule: str = knob("cos", "How the draft's influence changes over the guided steps: it decreases with "
         "cos, linear-down and square, increases with linear-up, and none turns it off. Usual: cos, as in the paper.",
@@ -168,16 +171,17 @@ class FastHybridSettings(DiSASettings):
         "adds noise to it and denoises it again; keep uses it as it is, which is faster but leaves artefacts in "
         "textures.",
         choices=("refine", "renoise", "keep"), advanced=True,
-        more="After *renoise* the draft has no further influence. The paper finds it a little worse and slower than "
-        "*refine*.")
-    lookahead_start: int = knob(0, "AR steps of plain MAR before the first draft; more is slower and closer to MAR's "
+        more="After *renoise*, the draft has no further influence. In the paper's comparison, *renoise* is a little "
+            "worse and slower than *refine*.")
+    lookahead_start: int = knob(0, "Number of first AR steps without drafts; more is slower and closer to MAR's "
         "image. Usual: 0, as in the paper, or an eighth to a third of the AR steps.",
         low=0, high=4096, step=1, unit="AR steps",
         advanced=True,
-        more="The first tokens decide what the image shows. With 8 of 32 steps the image is usually MAR's with "
-        "small differences. At 0 it often shows the subject in a different image.")
-    denoise: float = knob(0.9, "With accepted renoise: share of the guided steps that are run, after as much noise was "
-        "added; lower is faster and stays closer to the draft. Usual: 0.9, as in the paper.",
+        more="The first tokens determine what the image shows. If this is 8 of 32 steps, the image usually differs "
+            "little from MAR's. At 0, as in the paper, the sampler is faster and often gives a different image of "
+            "the same subject.")
+    denoise: float = knob(0.9, "With accepted renoise: how much noise is added to the draft, and the share of the "
+        "guided steps that remove it; lower is faster and stays closer to the draft. Usual: 0.9, as in the paper.",
         low=0.0, high=1.0, step=0.01, advanced=True,
         more="The paper's comparison has 15 guided steps.")
 
@@ -217,13 +221,13 @@ class GtRSettings(DiSASettings):
     reconstruction_steps: int = knob(1, "AR steps at the end that decide half of the tokens, the other colour of the "
         "checkerboard; more is slower and finer. Usual: 1; the paper allows 1 or 2, and 0 is plain MAR.",
         low=0, high=256, step=1, unit="AR steps",
-        more="At 0 the order and the numbers of tokens are those of plain MAR too.")
-    detail_share: float = knob(0.1, "Share of an AR step's tokens, those of most detail, that keep all diffusion_steps "
-        "where the others take fewer; higher is slower and finer. Usual: 0.1; 0 is off.",
+        more="At 0, the order and the number of tokens per step are the same as in MAR.")
+    detail_share: float = knob(0.1, "Share of each AR step's tokens, the most detailed ones, that get all "
+        "diffusion_steps while the rest get fewer; higher is slower and finer. Usual: 0.1; 0 turns it off.",
         low=0.0, high=1.0, step=0.01,
-        more="These are the tokens whose conditions have most energy in high frequencies. Their number is rounded "
-        "down: 0.1 chooses one of ten tokens and none of nine. The setting has no effect if the diffusion steps do "
-        "not fall.")
+        more="The most detailed tokens are those whose conditions have the most energy in high frequencies. Their "
+            "number is rounded down: 0.1 chooses one of ten tokens and none of nine. The setting has no effect if "
+            "the number of diffusion steps does not fall.")
     first_share: float = knob(0.75, "Share of the AR steps before the reconstruction that decide the first stage; "
         "higher draws the layout more slowly and the rest faster. Usual: 0.75, 12 of 16.",
         low=0.01, high=0.99, step=0.01, advanced=True,
@@ -324,45 +328,47 @@ class CacheSettings(Guarantees):
     beside_caches: ClassVar[type[MARBase] | None] = None  # the sampler's settings, of with_cache_settings
 
     refresh_period: int = knob(9, "AR steps from one full computation to the next; higher is faster and less exact. "
-        "Usual: 9 for 64 AR steps, 5 for 32; 1 is plain MAR.", low=1, high=4096, step=1, symbol="tau",
+        "Usual: 9 for 64 AR steps, 5 for 32; at 1, nothing is cached.", low=1, high=4096, step=1, symbol="tau",
         unit="AR steps")
-    start_step: int = knob(5, "AR steps at the beginning in which the transformer computes everything, because they "
-        "decide the content; higher is slower and more exact. Usual: 5 for 64 AR steps, 4 for 32.",
+    start_step: int = knob(5, "Number of first AR steps in which the transformer computes everything, because they "
+        "determine the content; higher is slower and more exact. Usual: 5 for 64 AR steps, 4 for 32.",
         low=0, high=4096, step=1, unit="AR steps",
         more="The head cache works from the first step on.")
-    computed_ratio: float = knob(0.05, "Lowest share of the tokens that the decoder still computes between full steps; "
-        "lower is faster and less exact. Usual: 0.05; 1 computes all.",
+    computed_ratio: float = knob(0.05, "The smallest share of the tokens that the decoder computes between two full "
+        "computations; lower is faster and less exact. Usual: 0.05; 1 computes all tokens.",
         low=0.0, high=1.0, step=0.01,
-        more="*ratio_schedule* says when this share is reached.")
-    ratio_schedule: str = knob("published", "published decreases to computed_ratio by the authors' table: all tokens "
-        "in the first 20 AR steps, the fewest from the 41st on. stretched spreads it over all AR steps, below 64 "
-        "faster and less exact; constant is computed_ratio at once.",
+        more="The share falls to this value at the pace set by *ratio_schedule*.")
+    ratio_schedule: str = knob("published", "published follows the authors' table: all tokens in the first 20 AR "
+        "steps, then fewer, and computed_ratio from step 41 on. stretched spreads it over all AR steps (faster and "
+        "less exact below 64); constant uses computed_ratio from the start.",
         choices=("published", "stretched", "constant"), advanced=True,
-        more="\n  - *published*: all tokens in AR steps 1 to 20, then shares of 0.6, 0.5, 0.4, 0.15 and 0.12, and "
-        "*computed_ratio* from step 41 on, also after step 64, where the authors' table ends. With 20 AR steps or "
-        "fewer the token cache skips nothing.\n  - *stretched*: with 32 AR steps, MAR-H takes 10 % fewer operations "
-        "than with *published*. With 64 AR steps both are the same.\n  - *constant*: as in the paper's Figure 6.")
-    selection: str = knob("least-similar", "Which tokens the decoder computes, beside those of this step and "
-        "the last. Usual: least-similar, those that changed most, as in the paper; the others are its comparisons "
-        "(Table 3, IV to I), undecided and decided without computed_ratio.",
+        more="\n  - *published*: all tokens in AR steps 1 to 20, then shares of 0.6, 0.5, 0.4, 0.15 and 0.12, then "
+            "*computed_ratio* from step 41 on. The authors' table ends at step 64; after that, *computed_ratio* "
+            "still applies. With 20 AR steps or fewer, the token cache skips nothing.\n  - *stretched*: with 32 AR "
+            "steps, MAR-H takes 10% fewer operations than with *published*. With 64 AR steps, both are the same.\n  "
+            "- *constant*: as in the paper's Figure 6.")
+    selection: str = knob("least-similar", "Which tokens the decoder computes, in addition to the tokens decided in "
+        "this step or the last one. Usual: least-similar, the tokens that changed most, as in the paper; the other "
+        "choices are the paper's comparisons.",
         choices=("least-similar", "most-similar", "random", "undecided", "decided"), advanced=True,
-        more="The paper's comparisons gave worse images there. The paper names them by what is cached, but these "
-        "names say what is computed: *most-similar* (IV), *random* (III), *undecided* (II) and *decided* (I). The "
-        "last two compute no class rows.")
+        more="In the paper (Table 3), the comparisons gave worse images: *most-similar* (IV), *random* (III), "
+            "*undecided* (II) and *decided* (I). The paper names them after the tokens that are cached; our names "
+            "say which tokens are computed. *undecided* and *decided* ignore *computed_ratio*: they compute all "
+            "tokens of that kind, and no class rows.")
     condition_cache: bool = knob(True, "Reuse the unguided prediction between full steps, which halves the "
         "transformer's work. Off is slower and more exact.", advanced=True,
-        more="Only the conditional branch of guidance is computed; the difference to the other branch comes from "
-        "the last full step. The cache has no effect at *cfg* 1.")
+        more="Only the conditional branch of guidance is computed; its difference from the other branch is taken "
+            "from the last full step. The cache has no effect at *cfg* 1.")
     token_cache: bool = knob(True, "Skip tokens that hardly change and use their cached values. Off is slower and "
         "more exact.", advanced=True)
     head_cache: bool = knob(True, "Reuse most of the diffusion head from one diffusion step to the next, as the "
         "published code does. Off is slower and more exact.", advanced=True,
         more="The paper does not describe this cache, but its speed-ups include it.")
-    encoder_cache: bool = knob(True, "Keep what the encoder computed for tokens decided earlier, as the published "
-        "code does. Off is slower and more exact.",
+    encoder_cache: bool = knob(True, "Reuse the encoder's results for tokens decided earlier, as the published code "
+        "does. Off is slower and more exact.",
         advanced=True,
-        more="These are keys and values, of the language model of Harmon and UniPic too. The paper does not mention "
-        "them.")
+        more="It keeps keys and values, for Harmon and UniPic also those of the language model. The paper does not "
+            "mention this cache.")
 
     @property
     def approximates(self) -> bool:
@@ -410,25 +416,26 @@ class CSpDSettings(MARBase):
 
     removed: ClassVar[Mapping[str, Any]] = {"inner_temperature": 42.0}
 
-    draft_length: int = knob(8, "AR steps to draft before the target verifies them; more needs fewer passes of the "
-        "target, but more drafts are rejected. Usual: a sixteenth to an eighth of the AR steps.",
+    draft_length: int = knob(8, "AR steps that are drafted before the target verifies them; more needs fewer passes "
+        "of the target, but more drafts are rejected. Usual: a sixteenth to an eighth of the AR steps.",
         low=1, high=256, step=1, symbol="gamma", unit="AR steps",
-        more="The paper has 4 to 32 for 256 AR steps.")
-    prefill_ratio: float = knob(0.15, "Share of the AR steps that the target computes alone at the beginning; higher "
-        "is slower and closer to the target. Usual: 0.05 to 0.15; 1 is plain MAR.", low=0.0, high=1.0, step=0.01,
-        more="Drafts are worst at the beginning.")
+        more="The paper drafts 4 to 32 of 256 AR steps.")
+    prefill_ratio: float = knob(0.15, "Share of the AR steps, at the beginning, that the target computes alone; "
+        "higher is slower and closer to the target. Usual: 0.05 to 0.15; at 1, nothing is drafted.",
+        low=0.0, high=1.0, step=0.01,
+        more="The first AR steps have the worst drafts.")
     mode: str = knob("published", "published is the rule of the authors' code, which accepts the most drafts and is "
-        "approximate; paper is the printed algorithm 1, which hardly accepts drafts of another model. lossless keeps "
-        "the distribution of the target's images exactly.",
+        "approximate; paper is the printed algorithm 1, which hardly ever accepts a draft. lossless keeps the "
+        "distribution of the target's images exactly.",
         choices=("published", "paper", "lossless"),
-        more="Notes, below, compare the three.")
+        more="The notes below compare the three modes.")
     alignment: bool = knob(True, "With published: draft and target use the same noise for every token, so that they "
-        "tend to agree. Off rejects more drafts.", advanced=True,
-        more="The paper calls it trajectory alignment. The other modes always use the same noise.")
-    speculation: int = knob(0, "With lossless: diffusion steps that the target drafts for itself and verifies in one "
-        "call, without changing the distribution. Usual: 8; 0 is off.",
+        "tend to agree. When this is off, more drafts are rejected.", advanced=True,
+        more="The paper calls it trajectory alignment. The modes *paper* and *lossless* always use the same noise.")
+    speculation: int = knob(0, "With lossless: diffusion steps that the target drafts for itself and verifies in "
+        "one call, without changing the distribution. Usual: 8; 0 turns it off.",
         low=0, high=64, step=1, symbol="L", advanced=True,
-        more="More means fewer, larger calls, which are slower on a CPU.")
+        more="A higher number means fewer, larger calls, which are slower on a CPU.")
 
     @property
     def verified_at_once(self) -> int:

@@ -145,15 +145,15 @@ class PARSettings(TokenSettings):
     removed: ClassVar[Mapping[str, Any]] = {"group": ABLATION_GROUP}
 
     grouping: str = knob(TRAINED,
-        "Which tokens are decided together. Usual: from checkpoint, as the PAR was trained; the paper's two ablations "
-        "run on a plain LlamaGen, non-local with PAR's groups and adjacent with neighbours in a row.",
+        "Which tokens are decided together. Usual: from checkpoint, as the PAR model was trained; the paper's two "
+        "ablations run on a LlamaGen, non-local with PAR's groups and adjacent with neighbours in a row.",
         choices=(TRAINED, NON_LOCAL, ADJACENT),
-        more="A plain LlamaGen was trained for neither ablation. The paper finds neighbours in a row much worse.")
+        more="A LlamaGen was trained for neither ablation. The paper finds neighbours in a row much worse.")
     sequential_start: bool = knob(True,
-        "Decide the first token of every region one after another, so that the regions fit together. Off decides them "
-        "all at once, the paper's ablation.",
+        "Decide the first token of every region one after another, so that the regions fit together. Off decides "
+        "all first tokens at once, as in the paper's ablation.",
         advanced=True,
-        more="Off saves a few passes, but the regions fit together less well.")
+        more="When this is off, a few passes are saved, but the regions fit together less well.")
     parallel: int = parallel_knob("passes", SIDE, OF_PASSES)
     entropy_temperature: float = entropy_temperature_knob("token")
 

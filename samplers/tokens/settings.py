@@ -22,23 +22,23 @@ class TokenSettings(Guarantees):
         "How closely the image follows the condition; higher is more typical and less varied. Usual: 4 for classes "
         "and Tar, 5 for Janus, 7.5 for text, 1.3 to 1.5 for PAR; 1 turns guidance off and halves the work.",
         low=1.0, high=20.0, step=0.05, paper=4.0,
-        more="Usual for the demo: 1.5. With classes, 1.5 to 2 gives more variety.")
+        more="For the demo, use 1.5. With classes, 1.5 to 2 gives more variety.")
     temperature: float = knob(1.0,
         "Randomness of every token; lower is safer and less varied. Usual: 1; 0 always takes the likeliest token.",
         low=0.0, high=2.0, step=0.01)
     top_k: int | None = knob(None,
-        "Draw only from this many of the likeliest values of a token; fewer is cleaner and less varied. Usual: 2000 "
-        "for classes, 1000 for text; 0 allows all, as for Tar, Janus and PAR.",
+        "Sample only from this many of the likeliest values of a token; fewer is cleaner and less varied. Usual: "
+        "2000 for classes, 1000 for text; 0 allows all values, as for Tar, Janus and PAR.",
         low=0, high=65536, step=1, paper=2000,
-        more="At 1 it takes the likeliest value.")
+        more="At 1, it always takes the likeliest value.")
     top_p: float = knob(1.0,
-        "Draw only from the likeliest values that together reach this probability; lower is cleaner and less varied. "
-        "Usual: 1, which allows all.",
+        "Sample only from the likeliest values that together reach this probability; lower is cleaner and less "
+        "varied. Usual: 1, which allows all values.",
         low=0.0, high=1.0, step=0.01, advanced=True,
-        more="Usual for the demo: 0.8.")
+        more="For the demo, use 0.8.")
     cfg_interval: int | None = knob(None,
-        "Guidance ends after this many decoding steps, which halves the work from there on. Usual: as many as the "
-        "image has tokens, or more, for guidance to the end.",
+        "Guidance ends after this many decoding steps, which halves the work from there on. Usual: the number of "
+        "tokens of the image, or more, for guidance to the end.",
         low=0, high=65536, step=1, paper=4096, advanced=True)
     @property
     def guides(self) -> bool:
@@ -61,14 +61,15 @@ class TokenSettings(Guarantees):
 
 
 def parallel_knob(
-    what: str, usual: str, more: str = "", same: str = "the same image (in half precision, that of 1)"
+    what: str, usual: str, more: str = "", same: str = "identical image (in half precision, the image of 1)"
 ) -> Any:
     """The setting of Jacobi decoding: ``what`` it predicts, its usual value, the longer text of its help, and which
     image is the ``same``.
     """
     return knob(
         0,
-        f"Predict this many {what} in one call and verify them: fewer calls, {same}. Usual: {usual}; 0 is off.",
+        f"Guess this many {what} ahead and verify the guesses in one pass: fewer passes, {same}. Usual: {usual}; 0 "
+        "turns it off.",
         low=0,
         high=4096,
         step=1,
@@ -79,8 +80,8 @@ def parallel_knob(
 
 # The longer text of a method whose passes are predicted.
 OF_PASSES = (
-    "In fp32 the image is the one that this sampler generates without it. In half precision it is the image of 1, for "
-    "values up to the side of the grid."
+    "In fp32, this sampler gives the same image with and without it. In half precision, every value from 1 to the "
+    "side of the grid gives the image of 1."
 )
 
 
@@ -88,16 +89,16 @@ def entropy_temperature_knob(what: str) -> Any:
     """The setting of the temperature by entropy (``draws.py``); ``what`` is drawn with it."""
     return knob(
         0.0,
-        f"Raises the temperature of a {what} of which the model is certain and lowers that of an uncertain one; higher "
-        f"has more effect. Usual: 0, the same temperature for every {what}; 1 is the published strength.",
+        f"Raises the temperature where the model is certain of a {what} and lowers it where the model is uncertain; "
+        f"higher has more effect. Usual: 0, the same temperature for every {what}; 1 is the published strength.",
         low=0.0,
         high=1.0,
         step=0.05,
         advanced=True,
-        more="Plain areas get more variety. At 1, *temperature* is multiplied by 2.5 exp(-H / 3) + 0.6, where H is the "
-        f"entropy in nats of the values that may be sampled: by 3.1 for a certain {what}, by less than 1 above 5.5 "
-        "nats. On the demo it needs a lower *temperature*; see docs/benchmarks.md in the repository. The paper has no "
-        "figures for Tar.",
+        more="Even areas get more variety. At 1, *temperature* is multiplied by 2.5 exp(-H / 3) + 0.6, where H is "
+            f"the entropy in nats of the values that may be sampled: by 3.1 if the model is certain of a {what}, by "
+            "less than 1 above 5.5 nats. On the demo, it needs a lower *temperature*; see docs/benchmarks.md in the "
+            "repository. The paper has no results for Tar.",
     )
 
 
@@ -114,11 +115,11 @@ class LlamaGenSettings(TokenSettings):
     """Plain LlamaGen: one token after another, row by row."""
 
     parallel: int = parallel_knob("tokens", SIDE,
-        "A call predicts the next tokens from guesses, and those that come out the same are confirmed (Jacobi "
-        "iteration). In half precision, values from 1 to the side of the grid give one image, and 0 gives a different "
-        "image of the same distribution: compare with 1, or choose *dtype* fp32 in the loader. On the demo, 16 takes "
-        "about 65 calls instead of 256. For a single image on a GPU, twice the side may be faster. On a CPU it gains "
-        "little from 4 images on.")
+        "A pass predicts the next tokens from guesses and confirms every guess that it predicts itself (Jacobi "
+        "iteration). In half precision, every value from 1 to the side of the grid gives the same image, and 0 "
+        "gives a different image from the same distribution: compare with 1, or choose *dtype* fp32 in the loader. "
+        "On the demo, 16 takes about 65 passes instead of 256. For a single image on a GPU, twice the side may be "
+        "faster. On a CPU, it gains little from 4 images on.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def no_gain(self, report: Report) -> str:
@@ -137,25 +138,25 @@ class TarPromptSettings(Settings):
         "Number of semantic codes that describe the image; fewer is faster and vaguer. Usual: 729, on which Tar was "
         "trained most.",
         choices=DETAILS,
-        more="A model with another grid replaces the three numbers by its own.")
+        more="A model with a different grid replaces the three numbers by its own.")
     temperature: float = knob(1.0,
         "Randomness of every code; lower is safer and less varied. Usual: 1; 0 always takes the likeliest code.",
         low=0.0, high=2.0, step=0.01)
     top_p: float = knob(0.95,
-        "Draw only from the likeliest codes that together reach this probability; lower is safer and less varied. "
-        "Usual: 0.95; 1 allows all.",
+        "Sample only from the likeliest codes that together reach this probability; lower is safer and less varied. "
+        "Usual: 0.95; 1 allows all codes.",
         low=0.0, high=1.0, step=0.01)
     top_k: int = knob(1200,
-        "Draw only from this many of the likeliest codes; fewer is safer and less varied. Usual: 1200; 0 allows all, "
-        "1 takes the likeliest.",
+        "Sample only from this many of the likeliest codes; fewer is safer and less varied. Usual: 1200; 0 allows "
+        "all codes, 1 always takes the likeliest.",
         low=0, high=65536, step=1)
     repetition_penalty: float | None = knob(None,
-        "Makes codes that already occurred less likely; higher repeats less. Usual: what the model's file recommends; "
-        "1 is off.",
+        "Makes codes that already occurred less likely; higher repeats less. Usual: the value that the model's file "
+        "recommends; 1 turns it off.",
         low=0.01, high=2.0, step=0.01, paper=1.0, advanced=True)
     parallel: int = parallel_knob("codes", "32 on a GPU",
-        "In half precision, 0 gives other codes of the same distribution.",
-        "the same codes (in half precision, those of 1)")
+        "In half precision, 0 gives different codes from the same distribution.",
+        "identical codes (in half precision, the codes of 1)")
     entropy_temperature: float = entropy_temperature_knob("code")
 
 
@@ -178,54 +179,56 @@ class MuLoSDSettings(TokenSettings):
     another_image: ClassVar[bool] = True
 
     tau: float = knob(0.3,
-        "Minimum probability for keeping a drafted token; higher is slower and closer to the large model. Start with "
-        "0.3; 0 keeps the whole draft, above 1 everything is redrawn.",
+        "Lowest probability at which a draft token is accepted; higher is slower and closer to the large model. "
+        "Start with 0.3; 0 accepts the whole draft, above 1 everything is resampled.",
         low=0.0, high=1.01, step=0.01,
         more="The probability is summed over similar codes (*neighbours*). The right value depends on the models: "
-        "read *acceptance* in the report, then adjust it.")
+            "read *drafts accepted* in the report, then adjust it.")
     expansion: int = knob(1,
-        "Radius in tokens around a rejected token that is redrawn too; more is slower and hides seams better. Usual: "
-        "1; 0 redraws rejected tokens only.",
+        "Radius in tokens around a rejected token that is resampled too; more is slower and hides seams better. "
+        "Usual: 1; 0 resamples rejected tokens only.",
         low=0, high=16, step=1, symbol="l", unit="tokens",
-        more="The paper finds 0 worse; on the demo it is better.")
+        more="In the paper, 0 is worse; on the demo, it is better.")
     acceptance_target: float = knob(0.0,
-        "Share of the drafted tokens to keep, in place of tau; higher is faster and less like the large model. Usual: "
-        "0.9 to 0.98; 0 uses tau.",
+        "Share of the draft tokens to accept, instead of tau; higher is faster and less like the large model. "
+        "Usual: 0.9 to 0.98; 0 uses tau.",
         low=0.0, high=1.0, step=0.01, advanced=True,
-        more="Neighbours are resampled too: in a grid of 32 x 32 tokens, 0.7 resamples 95 % of them and 0.95 "
-        "resamples 35 %, if rejections are independent.")
+        more="Neighbours are resampled too. On a 32 x 32 grid with independent rejections, 0.7 resamples 95% of the "
+            "tokens, and 0.95 resamples 35%.")
     neighbours: int | None = knob(None,
-        "Number of similar codes whose probability is added to the drafted code's; more keeps more of the draft. "
-        "Usual: 1000 of 16,384 codes, or the same share; 0 needs a much lower tau.",
+        "Number of similar codes whose probability is added to the probability of the draft code; more accepts more "
+        "of the draft. Usual: 1000 of 16,384 codes, or the same share; 0 needs a much lower tau.",
         low=0, high=65536, step=1, paper=PUBLISHED_NEIGHBOURS, symbol="k", advanced=True,
-        more="This share is 31 of the demo's 512 codes.")
+        more="For the demo's 512 codes, this share is 31.")
     draft_rows: int = knob(4,
-        "Rows of the small image that are drafted before the large model verifies them; then the draft goes on from "
-        "the result, and fewer is slower. Usual: 4 to 8, as the paper gives no number; 0 drafts the whole image first.",
+        "Rows of the small image that are drafted before the large model verifies them; the next rows are drafted "
+        "from the result, and fewer rows are slower. Usual: 4 to 8, as the paper gives no number; 0 drafts the "
+        "whole image first.",
         low=0, high=256, step=1, advanced=True,
-        more="With fewer rows, fewer drafts are accepted too, because a row is enlarged without the rows below it.")
+        more="With fewer rows, the sampler also accepts fewer drafts, because a row is enlarged before the rows "
+            "below it exist.")
     draft_window: int = knob(8,
         "Tokens of a row that the draft model decides before its next row starts; fewer is faster and less coherent. "
         "Usual: 8; 0 drafts one token after another.",
         low=0, high=256, step=1, advanced=True,
-        more="It works as *window* of ZipAR Sampler.")
+        more="It works like *window* of ZipAR Sampler.")
     resample_window: int = knob(8,
-        "The same as draft_window, for the areas that the large model redraws. Usual: 4 to 16; 0 redraws the tokens of "
-        "an area one after another, but separate areas still at the same time, and is slower.",
+        "The same as draft_window, for the areas that the large model resamples. Usual: 4 to 16; 0 is slower and "
+        "resamples the tokens of an area one after another, but separate areas still at the same time.",
         low=0, high=256, step=1, advanced=True)
     resample_order: str = knob(AT_ONCE,
-        "islands at once redraws separate areas at the same time, as in the paper. one by one redraws one token after "
-        "another, whatever resample_window, which is slower.",
+        "islands at once resamples separate areas at the same time, as in the paper. one by one is slower: it "
+        "ignores resample_window and resamples one token after another.",
         choices=(AT_ONCE, ONE_BY_ONE), advanced=True)
     repair: str = knob(LOCAL,
-        "What is redrawn after a rejection. Usual: local, the area around the rejected token; suffix redraws "
+        "What is resampled after a rejection. Usual: local, the area around the rejected token; suffix resamples "
         "everything after it, for comparison as in the paper.",
         choices=(LOCAL, SUFFIX), advanced=True,
         more="Earlier speculative decoding works like *suffix*.")
     draft_parallel: int = parallel_knob("tokens of the draft", "the draft's side in tokens",
-        "In half precision it is a different draft of the same distribution. On the demo at *tau* 0, 8 takes about 28 "
-        "passes in all instead of 65.",
-        "the same draft in fp32")
+        "In half precision, it gives a different draft from the same distribution. On the demo at *tau* 0, 8 takes "
+        "about 28 passes in all instead of 65.",
+        "identical draft in fp32")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def exact(self, side: int) -> bool:

@@ -73,11 +73,11 @@ class ZipARSettings(TokenSettings):
     removed: ClassVar[Mapping[str, Any]] = {"mask_undecoded": True}
 
     window: int = knob(8,
-        "Tokens of a row that must be decided before the next row starts; fewer is faster and less coherent. Usual: 8 "
-        "for 256 and 384 pixels, 16 for more; a whole row is plain LlamaGen.",
+        "Tokens of a row that must be decided before the next row starts; fewer is faster and less coherent. Usual: "
+        "8 for 256 and 384 pixels, 16 for more; a whole row gives LlamaGen's image.",
         low=1, high=256, step=1, symbol="s")
     parallel: int = parallel_knob("passes", SIDE,
-        f"{OF_PASSES} On the demo, a window of 8 takes about 40 calls instead of 144.")
+        f"{OF_PASSES} On the demo, a window of 8 takes about 40 passes instead of 144.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     # fmt: on

@@ -44,6 +44,16 @@ def test_a_text_of_many_nodes_stands_once_in_the_code():
     assert "batch_index" in help_pages.more_of(SimpleNamespace(), part)
 
 
+def test_a_long_text_stands_on_the_page_of_one_node(monkeypatch):
+    """The other pages name that node; a short text stands on each."""
+    long = "A text of many words. " * 5
+    for text, shown in ((long, "More: the help of MAR Sampler."), ("Short.", "Short.")):
+        part = explained(io.Int.Input("what", tooltip="A number."), text)
+        monkeypatch.setattr(help_pages, "homes", lambda text=text: {("what", text): "MAR Sampler"})
+        assert help_pages.more_of(SimpleNamespace(), part, "MAR Sampler") == text
+        assert help_pages.more_of(SimpleNamespace(), part, "GtR Sampler") == shown
+
+
 def test_a_tooltip_does_not_send_a_reader_to_the_page_that_he_reads():
     part = io.Int.Input("what", tooltip="What it shows. The help page explains the others.")
     assert item("what", part, "", []) == "- **what**: What it shows."
