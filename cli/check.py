@@ -18,7 +18,7 @@ from typing import Any
 
 from ..errors import UserError
 from ..model_loaders.files.wrappers import WEIGHTS
-from ..model_loaders.kinds import DTYPES, EIGHT_BITS
+from ..model_loaders.kinds import ALL_DTYPES
 from ..networks.speed import PLAIN
 from ..reports.files import Result, as_text, distinct, encoded, image_endings, output, save
 from ..reports.record import VERSION
@@ -44,7 +44,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         default, about = MODEL_OPTIONS[name]
         add(f"--{name}", default=default, help=about)
 
-    add("--dtype", default=AUTO, choices=(AUTO, *DTYPES, *EIGHT_BITS), help="precision of the weights; default auto")
+    add("--dtype", default=AUTO, choices=(AUTO, *ALL_DTYPES), help="precision of the weights; default auto")
     add(
         "--weights",
         default=AUTO,

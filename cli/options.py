@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from ..model_loaders.files.wrappers import WEIGHTS
-from ..model_loaders.kinds import DTYPES, EIGHT_BITS
+from ..model_loaders.kinds import ALL_DTYPES
 from ..networks.speed import SPEEDS
 from ..runs import limits
 from ..runs.loading import AUTO, DEMO, ENCODER, Source, choose_device, find_file, models_folder
@@ -44,9 +44,9 @@ def model_options(parser: argparse.ArgumentParser) -> None:
     add(
         "--dtype",
         default=AUTO,
-        choices=(AUTO, *DTYPES, *EIGHT_BITS),
-        help="precision of the weights; default auto; int8 and fp8 store the transformer blocks in 8 bits, which "
-        "changes the image",
+        choices=(AUTO, *ALL_DTYPES),
+        help="precision of the weights; default auto; int8 and fp8 store the transformer blocks in 8 bits, int4 and "
+        "int4-g64 in fewer, which changes the image",
     )
     add(
         "--weights",

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from ..errors import UserError
-from ..networks.eight_bits import FP8, INT8
+from ..networks.quantized import EIGHT_BITS, FEWER_BITS, FP8, INT8, QUANTISED
 from .families import FAMILIES
 from .files import checkpoint as ck
 from .files.formats import packed_format
@@ -23,15 +23,15 @@ from .files.wrappers import AUTO, EMA, TRAINED, is_averaged, listed
 _MOST_PREFIXES = 32
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Of models: 8 bits for the weights in the blocks, see networks/ops.py; everything else is as with "auto".
-EIGHT_BITS = (INT8, FP8)
+# All that a command may be given. Quantised are the weights in the blocks; everything else is as with "auto".
+ALL_DTYPES = (*DTYPES, *QUANTISED)
 
 
 class Precision(NamedTuple):
     """A dtype that was chosen for a device."""
 
-    compute: torch.dtype  # of the computation, and of the weights that have not 8 bits
-    bits: str = ""  # weights in the blocks: "int8" or "fp8", "auto": as the file holds them, "": as ``compute``
+    compute: torch.dtype  # of the computation, and of the weights that are not quantised
+    bits: str = ""  # weights in the blocks: a key of QUANTISED, "auto": as the file holds them, "": as ``compute``
 
 
 def _all_kinds() -> dict[str, Kind]:
@@ -51,14 +51,14 @@ def choose_dtype(name: str | Precision, device: str | torch.device, family: str)
     """The compute dtype of a network of ``family``, a key of :data:`KINDS`, on a device.
 
     ``name`` is "fp32", "bf16", "fp16"; "auto": a 16-bit dtype in which the family was checked, where a GPU computes it
-    at full speed, else fp32; "int8" or "fp8": as "auto", and the loaders round the blocks, see :func:`choose_bits`; or
-    what was chosen already. For a MAR "auto" is fp16, in which it was evaluated under autocast, not bf16: the first
-    diffusion step multiplies a denoiser's rounding error by hundreds (316 at 100 diffusion steps), to 0.15 in fp16 and
-    about 1 in bf16.
+    at full speed, else fp32; a key of ``QUANTISED``: as "auto", and the loaders round the blocks, see
+    :func:`choose_bits`; or what was chosen already. For a MAR "auto" is fp16, in which it was evaluated under autocast,
+    not bf16: the first diffusion step multiplies a denoiser's rounding error by hundreds (316 at 100 diffusion steps),
+    to 0.15 in fp16 and about 1 in bf16.
 
     Raises:
-        UserError: for an unknown name, fp16 where it overflows, 8 bits for a network without such blocks, and fp8 on
-            a device without it.
+        UserError: for an unknown name, fp16 where it overflows, a network without blocks that can be quantised, or that
+            was not measured in 4 bits, and fp8 on a device without it.
     """
     if isinstance(name, Precision):
         return name.compute
@@ -72,9 +72,9 @@ def choose_dtype(name: str | Precision, device: str | torch.device, family: str)
     if isinstance(name, str) and name in DTYPES:
         return DTYPES[name]
 
-    known = [AUTO, *DTYPES, *(EIGHT_BITS if kind.blocks else ())]
-    if kind.overflows or kind.untested:
-        known.remove("fp16")
+    known = dtypes_of(kind)
+    if name in FEWER_BITS and kind.blocks and name not in known:
+        raise UserError(f"dtype: {kind.noun} was not measured in 4 bits; choose {INT8}")
     if name not in known:
         raise UserError(f"dtype: {name!r} is not known for {kind.noun}; choose {', '.join(known)}")
     if name == FP8 and not holds_fp8(device):
@@ -86,6 +86,13 @@ def choose_dtype(name: str | Precision, device: str | torch.device, family: str)
             return DTYPES[half]
 
     return torch.float32
+
+
+def dtypes_of(kind: Kind) -> tuple[str, ...]:
+    """The dtypes of a kind of files, as menus list them."""
+    plain = [name for name in DTYPES if name != "fp16" or not (kind.overflows or kind.untested)]
+    quantised = (EIGHT_BITS if kind.blocks else ()) + (FEWER_BITS if kind.four_bits else ())
+    return (AUTO, *plain, *quantised)
 
 
 def fast_halves(device: torch.device) -> tuple[str, ...]:
@@ -104,13 +111,13 @@ def fast_halves(device: torch.device) -> tuple[str, ...]:
 
 
 def choose_bits(name: str | Precision, device: str | torch.device) -> str:
-    """The 8 bits of a network's blocks on a device by the name of its dtype, see :class:`Precision`."""
+    """How a network's blocks are quantised on a device by the name of its dtype, see :class:`Precision`."""
     if isinstance(name, Precision):
         return name.bits
     if name == AUTO:
         return AUTO if holds_fp8(torch.device(device)) else ""
 
-    return name if name in EIGHT_BITS else ""
+    return name if name in QUANTISED else ""
 
 
 def holds_fp8(device: torch.device) -> bool:

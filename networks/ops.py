@@ -1,4 +1,4 @@
-"""The layers that networks are built of, :class:`Operations`: fast products on a CPU, and weights of 8 bits.
+"""The layers that networks are built of, :class:`Operations`: fast products on a CPU, and quantised weights.
 
 On a CPU a step multiplies large matrices by a handful of rows, and its time goes into reading the weights. The library
 call that reads them best follows from the number of rows and the processor's vendor, see :func:`linear`, and never from
@@ -11,7 +11,7 @@ weight off the device, or in another form, and make a copy for every call.
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache, partial
 from pathlib import Path
@@ -23,9 +23,30 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from .eight_bits import Quantized, kind_of, round_to
+from ..errors import UserError
+from .quantized import (
+    INT4,
+    INT8,
+    QUANTISED,
+    UNPACKED,
+    Format,
+    FourBits,
+    Quantized,
+    arranged,
+    format_of,
+    four_bit_product,
+    from_tiles,
+    has_product,
+    kind_of,
+    pays_as_planes,
+    planes,
+    round_to,
+    round_to_four,
+    takes,
+    unpacked_product,
+)
 
-# Containers whose linear layers may have weights of 8 bits: the blocks of the transformers, nearly all of a model's
+# Containers whose linear layers may have quantised weights: the blocks of the transformers, nearly all of a model's
 # weights. Embeddings, norms, input and output layers keep their dtype, because their errors are visible first, and so
 # does MAR's diffusion head: few weights, which run for every diffusion step.
 _BLOCKS = frozenset(("encoder_blocks", "decoder_blocks", "layers"))
@@ -237,19 +258,31 @@ class Operations:
         """Whether weights of a network may be moved or replaced between two of its calls."""
         return False
 
-    def eight_bit(self, dtype: torch.dtype) -> Operations:
-        """The operations of a network some of whose linear layers get weights of 8 bits, and that computes in
-        ``dtype``.
-        """
+    def quantised(self, dtype: torch.dtype, weights: int) -> Operations:
+        """The operations of a network with quantised layers that computes in ``dtype``; ``weights``: bytes of all."""
         return self
 
-    def make_room(self, net: nn.Module, layers: Iterable[str]) -> None:
-        """Prepare the linear layers of these names for weights of 8 bits, before the weights are loaded."""
-        for name in layers:
-            replace_layer(net, name, EightBitLinear.like)
+    def format(self, wanted: Format, shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Format:
+        """How a layer stores a weight [N, K] for products on a device: int8 as planes where these are faster."""
+        if wanted == Format(INT8) and pays_as_planes(device, dtype):
+            return format_of(QUANTISED[INT4], "attention", shape)
 
-    def entries(self, name: str, weight: Quantized) -> Mapping[str, Tensor]:
+        return wanted
+
+    def make_room(self, net: nn.Module, formats: Mapping[str, Format]) -> None:
+        """Prepare the linear layers of these names for their weights, before the weights are loaded."""
+        for name, format in formats.items():
+            replace_layer(net, name, partial(layer_for, format=format))
+
+    def round(self, weight: Tensor, format: Format) -> Quantized | FourBits:
+        """A weight [N, K] in a format of :meth:`format`."""
+        return rounded(weight, format)
+
+    def entries(self, name: str, weight: Quantized | FourBits) -> Mapping[str, Tensor]:
         """What such a layer loads in the place of its weight ``name``."""
+        if isinstance(weight, FourBits):
+            return {name: _as_kind(weight.codes, weight.format), f"{name}_scale": weight.scales}
+
         return {name: weight.stored, f"{name}_scale": weight.scale}
 
 
@@ -306,7 +339,7 @@ def offloaded_bytes(net: nn.Module, operations: Operations = FAST) -> int:
 
 
 def remark(*nets: nn.Module, operations: Operations = FAST) -> str:
-    """What a report says about networks with weights of 8 bits, or with weights off the device; "" for others.
+    """What a report says about networks with quantised weights, or with weights off the device; "" for others.
 
     ``operations``: of which they are built.
     """
@@ -316,6 +349,8 @@ def remark(*nets: nn.Module, operations: Operations = FAST) -> str:
     kinds = sorted({kind_of(parameter) for parameter in together.parameters()} - {""})
     if kinds:
         remarks.append(f"{' and '.join(kinds)} weights: the images differ, see docs/weights.md")
+    if lacking := _without_product(together):
+        remarks.append(f"{lacking} has no product of 4-bit weights: each is unpacked for every pass, which is slower")
 
     offloaded = offloaded_bytes(together, operations)
     if offloaded:
@@ -327,9 +362,27 @@ def remark(*nets: nn.Module, operations: Operations = FAST) -> str:
     return "; ".join(remarks)
 
 
+def _without_product(net: nn.Module) -> str:
+    """Device and dtype of layers of 4 bits that are unpacked for every product, for example "cuda:0 in fp16"; or ""."""
+    for layer in net.modules():
+        if isinstance(layer, PackedLinear) and not has_product(layer.weight.device, layer.compute):
+            return f"{layer.weight.device} in {str(layer.compute).removeprefix('torch.')}"
+
+    return ""
+
+
 def unpacking_bytes(net: nn.Module) -> int:
-    """Most working memory in which the weight of a layer of 8 bits is converted for a product: twice in fp32."""
-    largest = max((weight.numel() for weight in net.parameters() if kind_of(weight)), default=0)
+    """Most working memory in which a quantised weight is converted for a product: twice in fp32, and of 4 bits a part
+    at a time.
+    """
+    largest = 0
+    for layer in net.modules():
+        if isinstance(layer, PackedLinear):
+            largest = max(largest, min(layer.in_features * layer.out_features, UNPACKED))
+        else:
+            own = (weight.numel() for weight in layer.parameters(recurse=False) if kind_of(weight))
+            largest = max(largest, *own, 0)
+
     return 2 * torch.float32.itemsize * largest
 
 
@@ -387,6 +440,80 @@ class EightBitLinear(nn.Module):
         return out.to(x.dtype)
 
 
+class PackedLinear(nn.Module):
+    """A linear layer with a weight of 4 bits, or of 8 as planes, see :mod:`.quantized`. Its input is not rounded.
+
+    The first product on a kind of device arranges the codes for it, in place.
+    """
+
+    def __init__(self, layer: Any, format: Format, compute: torch.dtype, device: torch.device):
+        """A layer like another, for a weight that is loaded later; ``compute``: dtype of the input."""
+        super().__init__()
+        self.in_features = layer.in_features
+        self.out_features = layer.out_features
+        self.format = format
+        self.compute = compute
+        self.arranged = ""  # the type of device in whose order the codes are; "": as FourBits has them
+
+        rows = format.planes * self.out_features
+        codes = torch.empty(rows, self.in_features // 2, dtype=torch.uint8, device=device)
+        scales = torch.empty(self.in_features // format.group, rows, 2, dtype=torch.bfloat16, device=device)
+        # Two codes in a byte, [P N, K / 2] of P planes: uint8 of one, int8 of two, which tells them apart.
+        self.weight = nn.Parameter(_as_kind(codes, format), requires_grad=False)
+        self.weight_scale = nn.Parameter(scales, requires_grad=False)  # bf16 [K / G, P N, 2]: scale and zero
+        self.register_parameter("bias", layer.bias)  # [N], in the dtype of the computation
+
+    def hold(self, weight: FourBits) -> None:
+        """Take a weight."""
+        self.weight = nn.Parameter(_as_kind(weight.codes, self.format), requires_grad=False)
+        self.weight_scale = nn.Parameter(weight.scales, requires_grad=False)
+        self.arranged = ""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] to [..., out]."""
+        flat = x.flatten(0, -2)
+        if takes(x.device, x.dtype, len(flat)):
+            out = self._product(flat.contiguous())
+        else:
+            out = unpacked_product(flat, self._plain_codes(), self.weight_scale, self.format.planes)
+
+        if self.bias is not None:
+            out = out + self.bias
+        return out.view(*x.shape[:-1], self.out_features)
+
+    def _product(self, x: Tensor) -> Tensor:
+        """x [R, K] times the packed weight, to [R, N]."""
+        if self.arranged != x.device.type:
+            codes = arranged(self._plain_codes())
+            with torch.inference_mode():  # which may write tensors that were made in it, and all others
+                self.weight.copy_(codes.view(self.weight.dtype))
+            self.arranged = x.device.type
+
+        codes = self.weight.view(torch.uint8)
+        out = four_bit_product(x, codes, self.format.group, self.weight_scale.to(x.dtype))
+        if self.format.planes == 1:
+            return out
+        return out[:, : self.out_features] + out[:, self.out_features :]
+
+    def _plain_codes(self) -> Tensor:
+        """The codes in the order of FourBits."""
+        codes = self.weight.view(torch.uint8)
+        if not self.arranged:
+            return codes
+        if self.arranged == "cuda":
+            return from_tiles(codes)
+
+        raise UserError(
+            f"device: an image was drawn on {self.arranged} with these int4 weights, which lie in its order now; load "
+            f"the model again for {self.weight.device}."
+        )
+
+
+def _as_kind(codes: Tensor, format: Format) -> Tensor:
+    """Codes in the dtype that tells their kind: int8 of planes."""
+    return codes.view(torch.int8) if format.kind == INT8 else codes
+
+
 def blocks_layers(net: nn.Module) -> list[str]:
     """Names of the linear layers in a network's blocks, whose weights may have 8 bits."""
     found = []
@@ -404,12 +531,30 @@ def replace_layer(net: nn.Module, name: str, make: Callable[[Any], nn.Module]) -
     setattr(parent, last, make(getattr(parent, last)))
 
 
-def quantize(net: N, kind: str) -> N:
-    """Round the weights in the blocks of a network to INT8 or FP8, in place; return ``net``."""
+def quantize(net: N, dtype: str) -> N:
+    """Quantise the blocks of a network, in place; return ``net``. ``dtype``: a key of :data:`.quantized.QUANTISED`."""
     for name in blocks_layers(net):
-        replace_layer(net, name, partial(EightBitLinear.of, kind=kind))
+        layer: Any = net.get_submodule(name)
+        format = format_of(QUANTISED[dtype], name, layer.weight.shape)
+        made = layer_for(layer, format)
+        made.hold(rounded(layer.weight.detach(), format))
+        replace_layer(net, name, lambda _, made=made: made)
 
     return net
+
+
+def rounded(weight: Tensor, format: Format) -> Quantized | FourBits:
+    """A weight [N, K] in a format."""
+    if not format.group:
+        return round_to(weight, format.kind)
+    return planes(weight, format.group) if format.kind == INT8 else round_to_four(weight, format.group)
+
+
+def layer_for(layer: nn.Linear, format: Format) -> EightBitLinear | PackedLinear:
+    """A layer of the same shape and with the same bias, for a weight in a format that is loaded later."""
+    if not format.group:
+        return EightBitLinear.like(layer)
+    return PackedLinear(layer, format, layer.weight.dtype, layer.weight.device)
 
 
 def outputs(layer: nn.Linear, start: int, stop: int) -> Callable[[Tensor], Tensor]:

@@ -15,7 +15,7 @@ from ..memory import enough_memory
 from ..model_loaders.catalogue import hub
 from ..model_loaders.files import checkpoint
 from ..model_loaders.files.wrappers import WEIGHTS
-from ..model_loaders.kinds import DTYPES, EIGHT_BITS, KINDS
+from ..model_loaders.kinds import KINDS, dtypes_of
 from ..networks.autoencoder import KLModel, VQModel
 from ..networks.bitdance import BlockModel
 from ..networks.speed import COMPILE, SPEEDS
@@ -212,7 +212,6 @@ class _Loader(io.ComfyNode):
     family: ClassVar[str]  # of the registry
     usual: ClassVar[tuple[str, ...]]  # the first of these entries that is on the menu is the default
     widgets: ClassVar[tuple[str, ...]] = ("checkpoint", "decoder", "dtype", "allow_download", "speed", "weights")
-    dtypes: ClassVar[tuple[str, ...]] = (AUTO, *DTYPES, *EIGHT_BITS)
     tooltips: ClassVar[dict[str, str]] = {}  # where they differ from those of other loaders
     socket: ClassVar[io.Output]  # of the model
     decodes: ClassVar[bool] = True  # whether it also loads a decoder
@@ -232,7 +231,7 @@ class _Loader(io.ComfyNode):
             return menu(*files[widget])
 
         menus: dict[str, list[str]] = {
-            "dtype": list(cls.dtypes),
+            "dtype": list(dtypes_of(KINDS[files["checkpoint"][0]])),
             "grid": [AUTO, *map(str, GRIDS)],
             "size": [AUTO, *map(str, SIZES)],
             "speed": list(SPEEDS),
@@ -411,7 +410,6 @@ class LoadHybrid(_Loader):
     )
     aliases = ["harmon", "unipic", "skywork", "text to image", "hybrid loader", "load checkpoint"]
     widgets = ("checkpoint", "decoder", "dtype", "allow_download", "size", "speed")
-    dtypes = (AUTO, "fp32", "bf16", *EIGHT_BITS)
     tooltips = {
         "checkpoint": "The model: demo models are built in, and your own files go into models/fastar with a Qwen2.5 "
         "tokenizer beside them. Entries with a size are downloads; the official ones are for non-commercial use.",
@@ -635,7 +633,6 @@ class LoadBitDance(_Loader):
         "the model."
     )
     aliases = ["bitdance loader", "binary tokens", "text to image", "autoregressive", "load checkpoint"]
-    dtypes = (AUTO, "fp32", "bf16", *EIGHT_BITS)
     tooltips = {
         "checkpoint": "The model: your own files go into models/fastar, a 14B model as a folder with all its parts, "
         "and entries with a size are downloads. A 14B model needs about 21 GB of GPU memory in 8 bits and 34 GB "
@@ -694,7 +691,6 @@ def _node_of(family: Family) -> type[_Loader]:
         "description": f"Loads {family.words} and the decoder that turns what it draws into images.",
         "aliases": [family.name, "load checkpoint"],
         "widgets": _Loader.widgets if family.one_grid else (*_Loader.widgets, "grid"),
-        "dtypes": (AUTO, *DTYPES, *(EIGHT_BITS if kind.blocks else ())),
         "tooltips": {"decoder": _KL, **({} if kind.blocks else {"dtype": PRECISION})},
         "socket": output(io.Custom(family.socket), "model", f"For {' and '.join(samplers)} Sampler."),
     }

@@ -331,12 +331,14 @@ _DTYPE_NAMES = {
 
 
 def dtype_of(net: torch.nn.Module) -> str:
-    """Name of the dtype of most of a network's weights: "fp32", "bf16", "fp16", "int8", "fp8"."""
+    """Name of the dtype of most of a network's weights: "fp32", "bf16", "fp16", "int8", "fp8", "int4"."""
     return dtype_of_weights(net.parameters())
 
 
 def dtype_of_weights(weights: Iterable[torch.Tensor]) -> str:
-    """Name of the dtype in which most of these weights are stored; "" if there are none."""
+    """Name of the dtype in which most of these weights are stored, "int4" where some of them have 4 bits; "" if there
+    are none.
+    """
     numbers: dict[torch.dtype, int] = {}
     for weight in weights:
         dtype = getattr(weight, "storage_dtype", weight.dtype)  # of a quantised weight
@@ -344,6 +346,8 @@ def dtype_of_weights(weights: Iterable[torch.Tensor]) -> str:
     if not numbers:
         return ""
 
+    if torch.uint8 in numbers:
+        return "int4"
     most = max(numbers, key=lambda dtype: numbers[dtype])
     name = str(most).removeprefix("torch.")
     return _DTYPE_NAMES.get(name, name)

@@ -33,6 +33,7 @@ from ..networks.janus_vision import ImageReader, ReadImage
 from ..networks.llama import TokenModel
 from ..networks.mar import MARModel
 from ..networks.ops import Operations
+from ..networks.quantized import QUANTISED
 from ..networks.speed import choose
 from ..networks.ta_tok import TATokModel
 from ..networks.tar import TarModel
@@ -81,7 +82,7 @@ class Source:
 
     find: Callable[[str, str], Path]  # (choice, file family) to the path; downloads the file if necessary
     device: torch.device  # device of the weights
-    dtype: str = AUTO  # "auto", "fp32", "bf16", "fp16", "int8" or "fp8"
+    dtype: str = AUTO  # "auto" or one of kinds.ALL_DTYPES
     compute: torch.device | None = None  # device for which "auto" selects the dtype; None for ``device``
     speed: str = AUTO  # how the networks run, see speed.SPEEDS
     operations: Operations | None = None  # a host's, of which the networks are built; None for their own
@@ -103,10 +104,10 @@ class Source:
         return kinds.Precision(dtype, kinds.choose_bits(self.dtype, device))
 
     def precision_name(self, family: str) -> str:
-        """The name of :meth:`precision`: "fp32", "bf16", "fp16", "int8" or "fp8"."""
+        """The name of :meth:`precision`: one of kinds.ALL_DTYPES."""
         dtype = self.precision(family).compute
 
-        return self.dtype if self.dtype in kinds.EIGHT_BITS else dtype_name(dtype)
+        return self.dtype if self.dtype in QUANTISED else dtype_name(dtype)
 
 
 def choose_device(name: str) -> torch.device:

@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...model_loaders.catalogue.hub import Entry, entries
+from ...model_loaders.kinds import KINDS, dtypes_of
+from ...networks.quantized import INT4, INT8
 from ...reports.table import markdown
 from ..work.fits import drawing_entries, need
 from .blocks import with_block
@@ -90,6 +92,13 @@ def download(row: Row, known: Mapping[str, Entry]) -> str:
     return spread(totals) if complete else f"more than {min(totals):.1f}"
 
 
+def memory(models: Sequence[Entry], dtype: str) -> str:
+    """GB of an image of each of some models, or that they do not have the dtype."""
+    if dtype not in dtypes_of(KINDS[models[0].family]):
+        return "no"
+    return spread([need(entry, dtype).total / 1e9 for entry in models])
+
+
 def licence_of(models: Sequence[Entry]) -> str:
     """The licence of the weights in words."""
     stated = {entry.licence for entry in models}
@@ -108,8 +117,7 @@ def cells(row: Row, known: Mapping[str, Entry]) -> list[str]:
         row.reads,
         row.pixels,
         download(row, known),
-        spread([need(entry, eight=False).total / 1e9 for entry in models]),
-        spread([need(entry, eight=True).total / 1e9 for entry in models]),
+        *(memory(models, dtype) for dtype in ("bf16", INT8, INT4)),
         licence_of(models),
         row.checked,
     ]
@@ -123,7 +131,8 @@ def table() -> str:
         "pixels",
         "download, GB",
         "bf16, GB",
-        "8 bits, GB",
+        "int8, GB",
+        "int4, GB",
         "licence of the weights",
         "checked",
     ]

@@ -21,7 +21,7 @@ from ...cli.options import AUTO, whole
 from ...cli.planning import Planned
 from ...cli.running import draw
 from ...errors import UserError
-from ...model_loaders.kinds import DTYPES, EIGHT_BITS
+from ...model_loaders.kinds import ALL_DTYPES
 from ...reports.quality import psnr
 from ...reports.table import markdown
 from ...runs.drawing import decode
@@ -57,8 +57,8 @@ def run(options: argparse.Namespace) -> int:
     seed = whole(options.seed, "seed", 0, 2**63)
 
     for name in dtypes:
-        if name not in (*DTYPES, *EIGHT_BITS):
-            raise UserError(f"dtypes: {name[:60]!r} is not one of {', '.join((*DTYPES, *EIGHT_BITS))}.")
+        if name not in ALL_DTYPES:
+            raise UserError(f"dtypes: {name[:60]!r} is not one of {', '.join(ALL_DTYPES)}.")
     if options.dtype != AUTO:
         raise UserError("dtype: this command compares several; name them all with --dtypes.")
     if options.random:

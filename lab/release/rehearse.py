@@ -36,7 +36,7 @@ from torch import Tensor
 from ...cli.subject import Subject, all_entries, needed, parameters
 from ...model_loaders import kinds
 from ...model_loaders.catalogue import hub, official
-from ...networks.eight_bits import INT8
+from ...networks.quantized import INT8
 from ...networks.ta_tok import TATok
 from ...reports.files import as_text, output, replace_file
 from ...reports.table import markdown

@@ -23,7 +23,7 @@ from typing import Any
 from ...cli.models import choose_models
 from ...cli.planning import PROMPT, assigned, by_key, settings_of, split_samplers, variant_words
 from ...errors import UserError, first_line
-from ...model_loaders.kinds import DTYPES, EIGHT_BITS
+from ...model_loaders.kinds import ALL_DTYPES
 from ...reports.files import typed_path
 from ...runs.loading import AUTO, DEMO, Source
 from ...samplers.settings import make
@@ -95,7 +95,7 @@ LIMITS = {
     "grid": (2, 128),
     "threads": (0, 1024),
 }
-_DTYPES = (AUTO, *DTYPES, *EIGHT_BITS)
+_DTYPES = (AUTO, *ALL_DTYPES)
 _NAMES = ("dtype", "model", "decoder", "draft", "upscale_model", "tar", "ta_tok", "encoder")
 
 

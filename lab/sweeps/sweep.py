@@ -31,7 +31,7 @@ from PIL import Image
 from ...cli.options import models_folder, models_option, source, whole
 from ...cli.progress import Bar
 from ...errors import UserError, amount
-from ...model_loaders.kinds import DTYPES, EIGHT_BITS
+from ...model_loaders.kinds import ALL_DTYPES
 from ...networks.speed import PLAIN
 from ...reports.files import typed_path
 from ...reports.table import markdown
@@ -77,7 +77,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
 
     add("--device", default=AUTO, help="auto (default), cpu, cuda, cuda:1 or mps")
-    add("--dtype", choices=(AUTO, *DTYPES, *EIGHT_BITS), help="precision of the weights; default the spec's, or auto")
+    add("--dtype", choices=(AUTO, *ALL_DTYPES), help="precision of the weights; default the spec's, or auto")
     add("--threads", metavar="N", help="threads of a worker on a CPU; default this process's")
 
     add(

@@ -1,6 +1,6 @@
 """Print the GPU memory that one image needs with every model of the catalogue, and the cards that it fits.
 
-Everything is computed from shapes: the weights of the network that draws, in 16 bits or with blocks of 8 bits, and the
+Everything is computed from shapes: the weights of the network that draws, in 16 bits or with quantised blocks, and the
 working memory of one image with guidance.
 """
 
@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...model_loaders.catalogue import hub
-from ...networks.eight_bits import INT8
+from ...model_loaders.kinds import KINDS, dtypes_of
 from ...networks.ops import quantize
+from ...networks.quantized import INT4, INT4_SMALL, INT8, QUANTISED
 from ...reports.table import markdown
 from ...runs.loading import LANGUAGE
 from ...runs.memory import tokens as token_memory
@@ -24,8 +25,10 @@ from ...samplers.tokens.par import PARSettings
 from ...samplers.tokens.settings import LlamaGenSettings
 from .outlines import SEMANTIC_SIDE, outlined
 
+# dtypes of the table.
+DTYPES = ("bf16", INT8, INT4, INT4_SMALL)
 # Memory of the cards, GiB, of which the driver, PyTorch and a desktop take about one.
-CARDS = (8, 12, 16, 24)
+CARDS = (6, 8, 12, 16, 24)
 TAKEN = 1.0
 GIB = 1 << 30
 # Kinds of files of networks that draw an image, or write the codes of one.
@@ -55,19 +58,19 @@ class Need:
         return self.total + TAKEN * GIB <= card * GIB
 
 
-def need(entry: hub.Entry, eight: bool) -> Need:
+def need(entry: hub.Entry, dtype: str) -> Need:
     """What a generation of one image of an entry needs.
 
     Args:
         entry: of a kind in :data:`DRAWING`.
-        eight: whether the blocks have 8 bits; all weights have 16 otherwise.
+        dtype: of the blocks, a key of :data:`.quantized.QUANTISED`; all weights have 16 bits otherwise.
     """
     ready = outlined(entry)
     model: Any = ready.model
     family = family_of_files(entry.family)  # None: Tar's language model
     net = model.net if family is None else family.network(model)
-    if eight:
-        quantize(net, INT8)
+    if dtype in QUANTISED:
+        quantize(net, dtype)
     weights = sum(parameter.nbytes for parameter in net.parameters())
 
     if family is not None and not family.codes:
@@ -98,10 +101,13 @@ def drawing_entries() -> list[hub.Entry]:
 
 
 def row(entry: hub.Entry) -> list[str]:
-    """An entry's row of the table: all memory in both precisions, and the smallest card for each."""
+    """An entry's row of the table: all memory in every dtype, and the smallest card for each."""
     cells = [entry.id]
-    for eight in (False, True):
-        needed = need(entry, eight)
+    for dtype in DTYPES:
+        if dtype not in dtypes_of(KINDS[entry.family]):
+            cells += ["", ""]
+            continue
+        needed = need(entry, dtype)
         cells += [f"{needed.total / 1e9:.2f}", smallest_card(needed)]
 
     return cells
@@ -118,7 +124,7 @@ def smallest_card(needed: Need) -> str:
 
 def table() -> str:
     """The table as Markdown."""
-    head = ["model", "bf16, GB", "card, GB", "8 bits, GB", "card, GB"]
+    head = ["model", *(cell for dtype in DTYPES for cell in (f"{dtype}, GB", "card, GB"))]
     return markdown([head, *(row(entry) for entry in drawing_entries())], markup=True)
 
 

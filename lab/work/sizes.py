@@ -23,13 +23,14 @@ from ...model_loaders.catalogue.official import (
     official_hybrid,
     official_janus,
 )
-from ...model_loaders.kinds import EIGHT_BITS, choose_dtype
+from ...model_loaders.kinds import choose_dtype
 from ...networks.bitdance import BitDanceText, BlockModel, Marks
 from ...networks.hybrid import Hybrid, HybridModel
 from ...networks.janus import Janus, JanusModel, Template
 from ...networks.llama import Llama, LlamaConfig, TokenModel
 from ...networks.mar import MAR, MARModel
 from ...networks.ops import quantize
+from ...networks.quantized import QUANTISED
 from ...runs.loading import Ready
 from ...runs.registry import BITDANCE, HYBRID, JANUS, LLAMAGEN, Entry
 from ...runs.registry import MAR as MAR_FAMILY
@@ -138,7 +139,7 @@ def random_model(size: str, dtype: str, device: torch.device, special: int = 0) 
     compute = choose_dtype(dtype, device, family)
 
     made = _random_model(size, family, compute, device, special)
-    if dtype in EIGHT_BITS:
+    if dtype in QUANTISED:
         quantize(made.kind.network(made.model), dtype)
     return made
 

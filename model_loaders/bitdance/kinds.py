@@ -15,6 +15,7 @@ KINDS = {
         decoder="bitdance-ae",
         checked=("bf16",),
         blocks=True,
+        four_bits=True,
         untested=True,
     ),
     "bitdance-fp8": Kind(

@@ -27,9 +27,9 @@ from torch import Tensor, nn
 
 from ...errors import UserError, first_line
 from ...networks.autoencoder import STATED_GROUPS
-from ...networks.eight_bits import Quantized, kind_of, round_to
 from ...networks.ops import FAST, TORCH, Operations, blocks_layers, limit_packing, shapes_only
 from ...networks.precision import is_finite
+from ...networks.quantized import QUANTISED, Format, FourBits, Quantized, format_of, kind_of
 from . import archive, mapped
 from .formats import INSTEAD, other_format
 from .wrappers import AUTO, WEIGHTS, NoWeights, unpack, unwrapped
@@ -500,21 +500,26 @@ def load_strictly(
         net = make(operations if own else TORCH)
         _expect_same_weights(file, net.state_dict())
 
-        layers = _eight_bit_layers(file, net, bits)
-        kinds = {weight: kind for weight, kind in layers.values()}
-        if kinds:
-            operations = operations.eight_bit(dtype)
+        layers = _quantised_layers(file, net, bits)
+        if layers:
+            operations = operations.quantised(dtype, _bytes(net, layers, dtype))
         if not own:  # a host's layers may have no weights before they are loaded
             net = make(operations)
-        operations.make_room(net, layers)
+
+        formats = {}
+        room = {}
+        for layer, (weight, format) in layers.items():
+            room[layer] = operations.format(format, file.state[weight].shape, torch.device(device), dtype)
+            formats[weight] = room[layer]
+        operations.make_room(net, room)
 
     loaded: dict[str, Tensor] = {}
     made: dict[tuple[int, torch.dtype], Tensor] = {}  # a weight with two names stays one
     for name, tensor in file.state.items():
         _expect_plain(file, name, tensor)
-        if name in kinds:
+        if name in formats:
             _expect_finite(file, name, tensor)
-            loaded.update(operations.entries(name, _rounded(tensor, kinds[name], device)))
+            loaded.update(operations.entries(name, _rounded(tensor, formats[name], device, operations)))
             continue
 
         target = torch.float32 if name.startswith(tuple(fp32)) else dtype
@@ -530,8 +535,8 @@ def load_strictly(
     return net.eval().requires_grad_(False)
 
 
-def _eight_bit_layers(file: Checkpoint, net: nn.Module, bits: str) -> dict[str, tuple[str, str]]:
-    """The layers of a network that get weights of 8 bits: by name the weight in the file, and INT8 or FP8."""
+def _quantised_layers(file: Checkpoint, net: nn.Module, bits: str) -> dict[str, tuple[str, Format]]:
+    """The layers of a network that get quantised weights: by name the weight in the file, and its format."""
     if not bits:
         return {}
 
@@ -539,17 +544,29 @@ def _eight_bit_layers(file: Checkpoint, net: nn.Module, bits: str) -> dict[str, 
     found = {}
     for layer in blocks_layers(net):
         weight = names[id(net.get_submodule(layer).weight)]
-        kind = kind_of(file.state[weight]) if bits == AUTO else bits
-        if kind:
-            found[layer] = weight, kind
+        held = file.state[weight]
+        if bits != AUTO:
+            found[layer] = weight, format_of(QUANTISED[bits], layer, held.shape)
+        elif kind_of(held):
+            found[layer] = weight, Format(kind_of(held))
 
     return found
 
 
-def _rounded(tensor: Tensor, kind: str, device: str | torch.device) -> Quantized:
-    """A weight in INT8 or FP8, on a device: as the file holds it, or rounded."""
-    if kind_of(tensor) != kind:
-        return round_to(tensor.to(device), kind)
+def _bytes(net: nn.Module, layers: Mapping[str, tuple[str, Format]], dtype: torch.dtype) -> int:
+    """Bytes of the weights of a network with quantised layers."""
+    numbers = {name: parameter.numel() for name, parameter in net.named_parameters()}
+    bits = dict.fromkeys(numbers, 8.0 * dtype.itemsize)
+    bits |= {f"{layer}.weight": format.bits for layer, (_, format) in layers.items()}
+    return int(sum(numbers[name] * bits[name] for name in numbers) / 8)
+
+
+def _rounded(
+    tensor: Tensor, format: Format, device: str | torch.device, operations: Operations
+) -> Quantized | FourBits:
+    """A weight in a format, on a device: as the file holds it, or rounded."""
+    if format.group or kind_of(tensor) != format.kind:
+        return operations.round(tensor.to(device), format)
     if isinstance(tensor, Quantized):
         return tensor.placed(device)
 

@@ -7,15 +7,19 @@ The latter are told by the names of the weights. Every answer is a pair: what wa
 from __future__ import annotations
 
 import codecs
+import json
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 # What the names of weight files end with.
 SUFFIXES = (".safetensors", ".pth", ".pt", ".ckpt", ".bin")
 
 _CHOOSE = "choose a .safetensors file or a torch checkpoint"
 # What to get in the place of weights that cannot be read.
-INSTEAD = "get the fp32, bf16 or fp16 file of the same model; ComfyUI also loads its own fp8 and int8 files"
+INSTEAD = (
+    "get the fp32, bf16 or fp16 file of the same model; ComfyUI also loads its own fp8, int8 and asym_w4a8_int8 files"
+)
 _SHORTEST = 8  # bytes; fewer than any file of weights has
 _UNPACK = "unpack it and choose the file inside"
 # First bytes of a file, without a byte order mark and blanks in front.
@@ -26,8 +30,8 @@ _BEGINNINGS: dict[bytes, tuple[str, str]] = {
     ),
     b"<": ("is a web page, not weights", "open the address in a browser, log in if it asks, and get the file there"),
     b"GGUF": (
-        "is a GGUF file",
-        "get the .safetensors file of the same model (fp32, bf16 or fp16)",
+        "is a GGUF file, whose weights would be unpacked for every product",
+        "get the .safetensors file of the same model (fp32, bf16 or fp16); its dtype int4 takes as little memory",
     ),
     b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.": (
         "is a checkpoint in torch's format of before 2020, which may hold code",
@@ -68,6 +72,11 @@ _PACKED: dict[str, re.Pattern[str]] = {
 }
 _MLX = re.compile(r"\.scales$")
 _MLX_TOO = re.compile(r"\.biases$")
+_STATED = ".comfy_quant"  # beside a weight: its format as JSON
+# Why a format that ComfyUI reads is refused.
+_REASONS = {
+    "convrot_w4a4": "weights in convrot_w4a4, which rounds the inputs of products to 4 bits as well, an error of 20 %",
+}
 _LORA = re.compile(r"(^|[._])lora_?(A|B|up|down|E|magnitude_vector)([._]|$)|\.(hada_w1_a|lokr_w1|oft_blocks)$")
 _NAMED = ("quantization_config", "_quantization_metadata")
 
@@ -113,12 +122,16 @@ def printable(text: bytes) -> str:
     return f"'{words[:80]}'" if words and words.isprintable() else ""
 
 
-def packed_format(names: Iterable[str], metadata: Mapping[str, str]) -> tuple[str, str] | None:
+def packed_format(state: Mapping[str, Any], metadata: Mapping[str, str]) -> tuple[str, str] | None:
     """What a file holds whose weights need another program: quantised weights, or the changes of a LoRA.
 
-    None for anything else.
+    ``state``: its tensors by name. None for anything else.
     """
-    names = list(names)
+    names = list(state)
+    for name in names:
+        reason = _REASONS.get(_stated(state[name])) if name.endswith(_STATED) else None
+        if reason is not None:
+            return f"holds {reason} ({name[:80]})", INSTEAD
 
     for kind, pattern in _PACKED.items():
         found = next((name for name in names if pattern.search(name)), None)
@@ -138,3 +151,11 @@ def packed_format(names: Iterable[str], metadata: Mapping[str, str]) -> tuple[st
         return f"holds a LoRA, which changes a model but is not one ({changed[:80]})", "merge it into the model first"
 
     return None
+
+
+def _stated(tensor: Any) -> str:
+    """The format that a tensor beside a weight states; "" if it states none."""
+    try:
+        return str(json.loads(bytes(tensor.tolist())).get("format"))
+    except (AttributeError, TypeError, ValueError, RecursionError):
+        return ""

@@ -22,6 +22,7 @@ class Kind(NamedTuple):
     # networks/precision.py.
     checked: tuple[str, ...] = ()
     overflows: bool = False  # whether it overflows in fp16
-    blocks: bool = False  # whether it has blocks whose weights may have 8 bits
+    blocks: bool = False  # whether it has blocks whose weights may be quantised
+    four_bits: bool = False  # whether its images were measured with weights of 4 bits
     untested: bool = False  # whether it was trained in bf16 and never tried in fp16
     remedy: str = ""  # what to choose in place of a file of the kind where another one is expected

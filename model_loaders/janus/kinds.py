@@ -15,5 +15,6 @@ KINDS = {
         loader="Load Janus",
         checked=("bf16",),
         blocks=True,
+        four_bits=True,
     ),
 }

@@ -13,6 +13,7 @@ KINDS = {
         decoder="vq16-c2i",
         checked=("bf16", "fp16"),
         blocks=True,
+        four_bits=True,
     ),
     "t5": Kind(
         noun="a T5 text encoder",

@@ -16,6 +16,7 @@ KINDS = {
         decoder="vq16-t2i",
         checked=("bf16",),
         blocks=True,
+        four_bits=True,
     ),
     "ta-tok": Kind(
         noun="a TA-Tok",
@@ -32,5 +33,6 @@ KINDS = {
         loader="Load Tar",
         checked=("bf16",),
         blocks=True,
+        four_bits=True,
     ),
 }

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
+from functools import partial
 from typing import Any
 
 import comfy.model_management as mm
@@ -16,8 +17,8 @@ from torch import Tensor, nn
 
 from ...errors import UserError
 from ...networks import graphs
-from ...networks.eight_bits import FORMATS, INT8, Quantized, statement
-from ...networks.ops import Operations
+from ...networks.ops import Operations, PackedLinear, replace_layer
+from ...networks.quantized import FORMATS, INT4, INT8, Format, FourBits, Quantized, statement
 from .devices import get_compute_device
 
 
@@ -65,31 +66,107 @@ class _CoreOperations(Operations):
 
         return False
 
-    def eight_bit(self, dtype: torch.dtype) -> Operations:
-        return _EightBitOperations(dtype)
+    def quantised(self, dtype: torch.dtype, weights: int) -> Operations:
+        return _QuantisedOperations(dtype, weights)
 
 
-class _EightBitOperations(_CoreOperations):
-    """ComfyUI's operations for networks with quantised weights, some of whose linear layers have 8 bits.
+class _QuantisedOperations(_CoreOperations):
+    """ComfyUI's operations for networks with quantised weights.
 
     ComfyUI multiplies int8 weights by an input that it rounds row by row, and fp8 weights by an input that is not
     rounded, unless the file has a measured scale for it and the device a product of fp8 matrices.
+
+    Layers of 4 bits are the network's own, whose weights stay on the device. If they do not fit, they are ComfyUI's in
+    its own format of 4 bits, which it streams.
     """
 
-    def __init__(self, dtype: torch.dtype) -> None:
-        disabled = _without_products(get_compute_device())
-        self.Linear = comfy.ops.mixed_precision_ops({}, dtype, disabled=disabled).Linear
+    def __init__(self, dtype: torch.dtype, weights: int) -> None:
+        self.device = get_compute_device()
+        self.dtype = dtype
+        self.streams = weights + _working_memory() > mm.get_total_memory(self.device)
+        self.Linear = comfy.ops.mixed_precision_ops({}, dtype, disabled=_without_products(self.device)).Linear
 
-    def make_room(self, net: nn.Module, layers: Iterable[str]) -> None:
-        pass  # these layers take weights of any form
+    def format(self, wanted: Format, shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Format:
+        if not wanted.group or not self.streams:
+            return wanted
+        if wanted.kind == INT4 and _w4a8_layout() and shape[1] % _ROTATED == 0:
+            return Format(INT4)
+        return Format(INT8)
 
-    def entries(self, name: str, weight: Quantized) -> Mapping[str, Tensor]:
+    def make_room(self, net: nn.Module, formats: Mapping[str, Format]) -> None:
+        for name, format in formats.items():
+            if format.group:  # ComfyUI's layers take weights of any other form
+                make = partial(PackedLinear, format=format, compute=self.dtype, device=torch.device("meta"))
+                replace_layer(net, name, make)
+
+    def round(self, weight: Tensor, format: Format) -> Quantized | FourBits:
+        if format == Format(INT4):
+            return _CoreWeight.rounded(weight)
+        return super().round(weight, format)
+
+    def entries(self, name: str, weight: Quantized | FourBits) -> Mapping[str, Tensor]:
+        if isinstance(weight, FourBits):
+            return super().entries(name, weight)
         if weight.kind == INT8:
-            _expect_int8(get_compute_device())
+            _expect_int8(self.device)
 
         beside = weight.beside or {"weight_scale": weight.scale, "comfy_quant": statement(weight)}
         layer = name.removesuffix("weight")
         return {name: weight.stored} | {f"{layer}{part}": tensor for part, tensor in beside.items()}
+
+
+# ComfyUI's format of 4 bits, since 0.31, and the columns that it rotates together.
+W4A8 = "asym_w4a8_int8"
+_ROTATED = 256
+
+
+def _w4a8_layout() -> str:
+    """ComfyUI's name of how it stores :data:`W4A8`; "" of a version without it."""
+    known: Mapping[str, Any] = getattr(comfy.ops, "QUANT_ALGOS", {})
+    return str(known[W4A8]["comfy_tensor_layout"]) if W4A8 in known else ""
+
+
+class _CoreWeight(Quantized):
+    """A weight in :data:`W4A8`, which ComfyUI alone unpacks, with all that a file holds beside it."""
+
+    @staticmethod
+    def __new__(cls, stored: Tensor, beside: Mapping[str, Tensor]) -> _CoreWeight:
+        shape = (len(stored), 2 * stored.shape[1])
+        made = Tensor._make_wrapper_subclass(cls, shape, dtype=torch.float32, device=stored.device)
+        made.stored = stored
+        made.beside = beside
+        return made
+
+    @classmethod
+    def rounded(cls, weight: Tensor) -> _CoreWeight:
+        """The nearest of its numbers to a weight [N, K]."""
+        made = comfy.ops.QuantizedTensor.from_float(weight.float(), _w4a8_layout())
+        held = made.state_dict("weight")
+        text = torch.tensor([*json.dumps({"format": W4A8}).encode()], dtype=torch.uint8)
+        return cls(held.pop("weight"), {**held, "comfy_quant": text})
+
+    @property
+    def storage_dtype(self) -> torch.dtype:
+        return torch.uint8
+
+    @property
+    def kind(self) -> str:
+        return INT4
+
+    def numbers(self) -> Tensor:
+        n, k = self.shape
+        layer = comfy.ops.mixed_precision_ops({}, torch.float32).Linear(k, n, bias=False)
+        layer.load_state_dict({"weight": self.stored, **(self.beside or {})}, strict=False, assign=True)
+        return layer.weight.dequantize()
+
+    def placed(self, device: str | torch.device) -> _CoreWeight:
+        beside = {name: tensor.clone() for name, tensor in (self.beside or {}).items()}
+        return _CoreWeight(self.stored.to(device, copy=True).contiguous(), beside)
+
+
+def _working_memory() -> float:
+    """Bytes that ComfyUI keeps free for a run, at least."""
+    return mm.minimum_inference_memory() + mm.extra_reserved_memory()
 
 
 # Devices without a product of int8 matrices: Apple's, Intel's and those of DirectML.
@@ -119,7 +196,7 @@ def _expect_int8(device: torch.device) -> None:
 
 
 def gather_quantised(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Tensor]:
-    """The weights of a file, with a Quantized in the place of each that has 8 bits in a format of ComfyUI.
+    """The weights of a file, with a Quantized in the place of each in a format of ComfyUI of 8 bits, or in its W4A8.
 
     ComfyUI brings older forms to the newest, and its layers read what this leaves beside each weight. Weights in its
     other formats stay as they are in the file, and are refused as those of other programs.
@@ -137,12 +214,16 @@ def gather_quantised(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -
 
     for name in [name for name in weights if name.endswith(".comfy_quant")]:
         layer = name.removesuffix("comfy_quant")
-        parts = [part for part in ("weight_scale", "comfy_quant", "input_scale") if layer + part in weights]
+        parts = [part for part in _BESIDE if layer + part in weights]
         beside = {part: weights[layer + part] for part in parts}
         about = json.loads(beside["comfy_quant"].numpy().tobytes())
 
         weight, scale = weights.get(f"{layer}weight"), beside.get("weight_scale")
-        if weight is not None:
+        if weight is not None and about.get("format") == W4A8 and _w4a8_layout():
+            made = _CoreWeight(weight, beside)
+            made.numbers()  # raises what ComfyUI would
+            weights[f"{layer}weight"] = made
+        elif weight is not None:
             is_rotated = about.get("convrot") or about.get("params")
             if scale is None or is_rotated or FORMATS.get(about.get("format")) != weight.dtype:
                 continue
@@ -158,6 +239,9 @@ def gather_quantised(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -
 
     return weights
 
+
+# What ComfyUI's layers read beside a weight.
+_BESIDE = ("weight_scale", "weight_s_rel", "weight_s_channel", "weight_codebook", "comfy_quant", "input_scale")
 
 _CORE_OPERATIONS = _CoreOperations()
 graphs.allowed = not getattr(args, "disable_cuda_graphs", False)

@@ -17,7 +17,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.catalogue import hub, official
 from fastar_nodes.model_loaders.files import checkpoint
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
-from fastar_nodes.networks.eight_bits import round_to, statement
+from fastar_nodes.networks.quantized import round_to, statement
 from fastar_nodes.reports.table import literal
 from fastar_nodes.runs import loading
 from fastar_nodes.runs.registry import BITDANCE, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR

@@ -36,15 +36,15 @@ def test_weights_are_those_of_the_released_shapes(name, keys):
     shapes = recorded["keys"]
     whole = sum(math.prod(shape) for shape in shapes.values())
     blocks = [shape for key, shape in shapes.items() if key.startswith("layers.") and len(shape) == 2]
-    assert need(ENTRIES[name], False).weights == 2 * whole == 2 * recorded["total_elements"]
+    assert need(ENTRIES[name], "bf16").weights == 2 * whole == 2 * recorded["total_elements"]
     saved = sum(math.prod(shape) - 4 * shape[0] for shape in blocks)
-    assert need(ENTRIES[name], True).weights == 2 * whole - saved
+    assert need(ENTRIES[name], "int8").weights == 2 * whole - saved
 
 
 def test_the_image_of_a_token_model_has_guidance():
     """LlamaGen-B: keys and values of 12 layers of width 768, for 256 tokens of both branches, in 16 bits."""
     keys_and_values = 2 * 12 * 768 * 256 * 2
-    assert need(ENTRIES["llamagen-b-256"], False).working > 2 * keys_and_values
+    assert need(ENTRIES["llamagen-b-256"], "bf16").working > 2 * keys_and_values
 
 
 @pytest.mark.parametrize("name", ["mar-base", "llamagen-b-256", "harmon-0.5b", "bitdance-14b-64x"])
@@ -55,7 +55,9 @@ def test_the_page_has_the_figures_of_the_command(name):
 
 
 def test_the_smallest_card_is_named(monkeypatch):
-    needs = {False: Need(9 * GIB, GIB), True: Need(5 * GIB, GIB)}
-    monkeypatch.setattr(fits, "need", lambda entry, eight: needs[eight])
-    assert row(ENTRIES["mar-base"]) == ["mar-base", "10.74", "12", "6.44", "8"]
+    needs = {"bf16": Need(9 * GIB, GIB), "int8": Need(5 * GIB, GIB), "int4": Need(4 * GIB, GIB)}
+    needs["int4-g64"] = Need(3 * GIB, GIB)
+    monkeypatch.setattr(fits, "need", lambda entry, dtype: needs[dtype])
+    assert row(ENTRIES["mar-base"]) == ["mar-base", "10.74", "12", "6.44", "8", "", "", "", ""]
+    assert row(ENTRIES["llamagen-b-256"])[5:] == ["5.37", "6", "4.29", "6"]
     assert fits.smallest_card(Need(23 * GIB, 1)) == "none"

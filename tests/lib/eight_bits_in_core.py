@@ -26,7 +26,7 @@ host, loaders, samplers = (module(f"nodes.{name}") for name in ("host", "loaders
 host.folders.register_folders()
 run_without_previews()
 ops = module("networks.ops")
-eight_bits = module("networks.eight_bits")
+eight_bits = module("networks.quantized")
 kinds = module("model_loaders.kinds")
 record = module("reports.record")
 LOADERS = {

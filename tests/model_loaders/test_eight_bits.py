@@ -20,9 +20,9 @@ from fastar_nodes.model_loaders.kinds import Precision
 from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
 from fastar_nodes.model_loaders.mar.loader import load_mar
 from fastar_nodes.model_loaders.tar.loader import load_detokenizer, load_tar
-from fastar_nodes.networks.eight_bits import FP8, INT8, Quantized, kind_of, round_to
 from fastar_nodes.networks.llama import Llama, LlamaConfig
 from fastar_nodes.networks.ops import EightBitLinear, quantize, remark, unpacking_bytes
+from fastar_nodes.networks.quantized import FP8, INT8, Quantized, kind_of, round_to
 from fastar_nodes.reports.record import dtype_of
 from fastar_nodes.runs.registry import find
 from fastar_nodes.samplers.conditioning import from_ids
@@ -247,7 +247,7 @@ def test_files_for_comfyui_are_refused_elsewhere(tmp_path, monkeypatch, form):
         UserError, match="^checkpoint: x.safetensors holds .*quantised.*which FastAR cannot read"
     ) as error:
         load_llamagen(save(tmp_path, state, **metadata))
-    assert str(error.value).endswith("model; ComfyUI also loads its own fp8 and int8 files")
+    assert str(error.value).endswith("model; ComfyUI also loads its own fp8, int8 and asym_w4a8_int8 files")
 
 
 def gathered(state, metadata):

@@ -10,7 +10,7 @@ import torch
 from comfy_host import offline_option
 from fastar_nodes.errors import UserError
 from fastar_nodes.memory import enough_memory, out_of_memory
-from fastar_nodes.networks.eight_bits import FP8, INT8, round_to
+from fastar_nodes.networks.quantized import FP8, INT8, round_to
 from fastar_nodes.nodes import host
 from tiny import a_vae
 from torch import nn
@@ -43,7 +43,7 @@ def core(monkeypatch):
 
         if newer:
             monkeypatch.setattr(host.operations.comfy.ops, "get_disabled_quant_formats", disabled, raising=False)
-        return host.operations._CORE_OPERATIONS.eight_bit(torch.float16)
+        return host.operations._CORE_OPERATIONS.quantised(torch.float16, 0)
 
     return of
 

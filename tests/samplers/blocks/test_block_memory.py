@@ -8,8 +8,8 @@ import torch
 from block_models import bits, text_bitdance, tiny_bitdance
 from fastar_nodes.model_loaders.catalogue.official import official_bitdance
 from fastar_nodes.networks.bitdance import BitDanceText, BlockModel
-from fastar_nodes.networks.eight_bits import INT8
 from fastar_nodes.networks.ops import quantize
+from fastar_nodes.networks.quantized import INT8
 from fastar_nodes.reports.record import Report
 from fastar_nodes.runs.batches import with_estimate
 from fastar_nodes.runs.memory import HEAD, KV_CACHE, NOISE, POSITIONS, TRANSFORMER, WEIGHTS, total
