@@ -44,7 +44,7 @@ comfyui: $(READY)
 soak: $(READY)
 	FASTAR_SOAK=1 $(PY) -m pytest -m "" -rs -s tests/comfyui/test_load.py
 
-# Every sampler on a CUDA device with each speed, in at most eight minutes; run it again for what was cut. PARTS=mar,par:
+# Every sampler on a CUDA device with each speed, in at most ten minutes; run it again for what was cut. PARTS=mar,par:
 # those. CHECKOUTS=DIR: the authors' MAR and LlamaGen beside ours, of its folders mar and llamagen.
 gpu: $(READY)
 	$(PY) -m fastar_nodes.lab gpu --out gpu-results $(if $(CHECKOUTS),--checkouts "$(CHECKOUTS)") $(subst $(comma), ,$(PARTS))

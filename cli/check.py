@@ -25,6 +25,7 @@ from ..reports.record import VERSION
 from ..reports.table import literal, markdown
 from ..runs.limits import SEEDS
 from ..runs.loading import AUTO, models_folder, unused
+from ..runs.memory.fitting import DRAWING, card_of, dtypes_for, need, seconds
 from ..runs.registry import FAMILIES
 from ..samplers.conditioning import TextCondition
 from .checks import LABEL, PROMPT, Check, Line, run_steps
@@ -54,6 +55,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     models_option(parser)
     add("--label", help=f"class of the image, for models of class labels; default {LABEL}")
     add("--prompt", metavar="TEXT", help=f"prompt of the image, for models that read one; default {PROMPT!r}")
+    add(
+        "--memory",
+        metavar="GB",
+        help="only say which dtypes of an entry fit a card of so much memory, and about how long an image takes",
+    )
     add("--seed", default="7", help="seed of the noise; default 7")
     add("--quick", action="store_true", help="take one AR step in place of the images")
     add("--out", default="check.png", metavar="FILE", help="the image; default check.png")
@@ -71,6 +77,9 @@ def run(options: argparse.Namespace) -> int:
     distinct(out=out, json=numbers)
 
     what = subject(options.model, options.models)
+    if options.memory is not None:
+        print(fitting(what, whole(options.memory, "memory", 4, 1024)))
+        return 0
     _expect_used(what, options)
     files = source(options)
     wanted = needed(what, options.decoder, options.tar, options.ta_tok, options.encoder, prompts=not options.quick)
@@ -126,6 +135,28 @@ def _expect_used(what: Subject, options: argparse.Namespace) -> None:
         name, whose = found
         option = name.replace("_", "-")
         raise UserError(f"{option}: {what.name} does not use it, {whose}; leave it out.")
+
+
+def fitting(what: Subject, memory: int) -> str:
+    """Which dtypes of a published model fit a card of so many GB, and about how many seconds an image takes.
+
+    Raises:
+        UserError: it is no download that draws.
+    """
+    entry = what.entry
+    if entry is None or entry.built_in or entry.family not in DRAWING or not entry.network:
+        raise UserError(f"memory: {what.name} is no download that draws images; name one, for example janus-pro-7b.")
+
+    card = card_of(memory)
+    rows = [["dtype", "GB", f"{memory} GB", "seconds an image, about"]]
+    for dtype in dtypes_for(entry):
+        needed = need(entry, dtype)
+        taken = seconds(entry, dtype, card)
+        fits = "fits" if needed.fits(memory) else "streams a part, with speed plain"
+        rows.append([dtype, f"{needed.total / 1e9:.1f}", fits, "" if taken is None else f"{taken:.2g}"])
+
+    about = f"{entry.id}, one image, without its decoder. Arithmetic for {card.name}, which no card has confirmed."
+    return f"{markdown(rows, empty=False)}\n{about}"
 
 
 def _tell(line: Line) -> None:

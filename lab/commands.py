@@ -21,7 +21,7 @@ GROUPS: dict[str, Commands] = {
         "operations": (".work.operations", "count the operations of samplers and the minimum time for them"),
         "presets": (".work.preset_work", "calls, rows and operations of the presets of full-size models"),
         "published": (".work.published", "the papers' speed-ups beside counts of the same configurations"),
-        "fits": (".work.fits", "print the GPU memory that every model needs, in 16 and in 8 bits"),
+        "fits": (".work.fits", "print the GPU memory that every model needs, in 16, 8 and 4 bits"),
     },
     "Single experiments:": {
         "equal": (".experiments.equal", "count the images of parallel decoding that equal serial decoding's, by dtype"),

@@ -535,7 +535,9 @@ def quantize(net: N, dtype: str) -> N:
     """Quantise the blocks of a network, in place; return ``net``. ``dtype``: a key of :data:`.quantized.QUANTISED`."""
     for name in blocks_layers(net):
         layer: Any = net.get_submodule(name)
-        format = format_of(QUANTISED[dtype], name, layer.weight.shape)
+        shape = layer.weight.shape
+        wanted = format_of(QUANTISED[dtype], name, shape)
+        format = FAST.format(wanted, shape, layer.weight.device, layer.weight.dtype)
         made = layer_for(layer, format)
         made.hold(rounded(layer.weight.detach(), format))
         replace_layer(net, name, lambda _, made=made: made)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ...model_loaders.catalogue.hub import Entry, entries
-from ...model_loaders.kinds import KINDS, dtypes_of
 from ...networks.quantized import INT4, INT8
 from ...reports.table import markdown
-from ..work.fits import drawing_entries, need
+from ...runs.memory.fitting import dtypes_for, need
+from ..work.fits import drawing_entries
 from .blocks import with_block
 
 README = Path(__file__).resolve().parents[2] / "README.md"
@@ -94,7 +94,7 @@ def download(row: Row, known: Mapping[str, Entry]) -> str:
 
 def memory(models: Sequence[Entry], dtype: str) -> str:
     """GB of an image of each of some models, or that they do not have the dtype."""
-    if dtype not in dtypes_of(KINDS[models[0].family]):
+    if dtype not in dtypes_for(models[0]):
         return "no"
     return spread([need(entry, dtype).total / 1e9 for entry in models])
 

@@ -1,6 +1,8 @@
 """Measure all samplers on a GPU, part by part, and print a table.
 
-For every model and sampler: the seconds of an image with each of --speeds, how many operations and graphs the host
+In the order of their importance: whether all samplers and the products of quantised weights are right, the headlines,
+then the others; a row takes a minute at most, and one that nothing measures yet says "not built". For every model and
+sampler: the seconds of an image with each of --speeds, how many operations and graphs the host
 launches for it, the memory, and whether tokens or latents equal those of plain, bit for bit, from the same seed. Of
 auto and compile the last of three images counts, behind those that recorded or compiled. The floor is the bytes of
 weights that all passes and head calls read, over the rate at which the card copies; the share is the floor over the
@@ -32,7 +34,8 @@ from ...errors import UserError, unknown
 from ...reports.files import as_text, replace_file, typed_path
 from ...reports.table import markdown
 from ...runs.loading import choose_device
-from .cases import AUTHORS, PARTS
+from . import products
+from .cases import AUTHORS, NOT_BUILT, PARTS, PRODUCTS
 from .measure import PLAIN_AGAIN
 from .store import BROKEN, PROBLEM, STUCK, PartFile, machine_of, write_machine
 
@@ -50,7 +53,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("parts", nargs="*", metavar="PART", help=f"default all: {', '.join(_NAMES)}")
     add("--out", required=True, metavar="FOLDER", help="folder of the results")
     add("--speeds", default="plain,auto", metavar="A,B", help="values of speed to compare; default plain,auto")
-    add("--seconds", type=float, default=420.0, help="most that this run may take; default 420")
+    add("--seconds", type=float, default=560.0, help="most that this run may take; default 560")
     add("--device", default="cuda", help="default cuda")
     add(
         "--checkouts",
@@ -78,7 +81,7 @@ def run(options: argparse.Namespace) -> int:
 
     rows = collected(out)
     about = machine_of(out)
-    text = f"{_heading(about)}\n\n{table(rows, about)}\n"
+    text = "\n\n".join([_heading(about), table(rows, about), *_products(rows)]) + "\n"
     replace_file(out / "gpu.json", as_text(json.dumps({"machine": about, "rows": rows}, indent=1) + "\n"))
     replace_file(out / "gpu.md", as_text(text))
     print(text)
@@ -171,6 +174,17 @@ def table(rows: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> str:
     return markdown(out, empty=False)
 
 
+def _products(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """The tables of products, and what is right of them."""
+    texts = []
+    for row in rows:
+        found = row["measured"].get(PRODUCTS, {})
+        if "microseconds" in found:
+            checks = [f"{name}: {'yes' if right else 'NO'}" for name, right in found["right"].items()]
+            texts += ["Products, microseconds: " + "; ".join(checks), markdown(products.table(found), empty=False)]
+    return texts
+
+
 def _last(found: Mapping[str, Any]) -> float | None:
     """Seconds of the image that counts: the fastest of plain ones is the last one too, on a card that is warm."""
     seconds = found.get("seconds")
@@ -204,7 +218,9 @@ def _remarks(measured: Mapping[str, Any]) -> str:
     """What went wrong, and how many images a speed has drawn if the last one is missing."""
     remarks = []
     for name, found in measured.items():
-        if found.get(PROBLEM):
+        if name == NOT_BUILT:
+            remarks.append(NOT_BUILT)
+        elif found.get(PROBLEM):
             remarks.append(f"{name}: {found[PROBLEM]}")
         elif not found.get("done"):
             remarks.append(f"{name}: cut")

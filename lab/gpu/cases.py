@@ -1,4 +1,4 @@
-"""What is measured on a card: parts in the order of their importance, each with the most seconds it may take."""
+"""What is measured on a card: parts in the order of their importance, and how long a row may take."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ class Case:
     name: str
     arguments: str  # of the command bench; of a program of others, the official size
     batch: int = 1
-    goal: float | None = None  # seconds on an H100
+    goal: float | None = None  # seconds on an H200
     # Of a program of others: "static" or "dynamic", transformers' cache of keys and values; "mar" or "llamagen", the
-    # authors' checkout.
+    # authors' checkout. PRODUCTS: products alone. NOT_BUILT: what nothing measures yet.
     theirs: str = ""
+    speeds: str = ""  # those that are measured, as of the command's option; "": the option's
 
     @property
     def command(self) -> str:
@@ -26,80 +27,52 @@ class Case:
         return f"python -m fastar_nodes.lab bench {self.arguments}{batch} --device cuda"
 
 
+# Most seconds of a row; one that is cut goes on when the command is run again.
+ROW_SECONDS = 60.0
+PRODUCTS = "products"
+NOT_BUILT = "not built"
+
+
 @dataclass(frozen=True)
 class Part:
     """Rows that are measured one after another."""
 
     name: str
-    seconds: float  # most it may take; a part that is cut goes on when the command is run again
     cases: tuple[Case, ...]
+
+    @property
+    def seconds(self) -> float:
+        """Most that it may take."""
+        return ROW_SECONDS * len(self.cases)
 
 
 # The part that is left out without checkouts.
 AUTHORS = "authors"
 
-_MAR = "--random MAR-L --dtype fp16 --samplers mar"
-_MAR_H = "--random MAR-H --dtype fp16 --samplers mar"
-_LAZY = "--random MAR-L --dtype fp16 --samplers lazymar"
-_GTR = "--set steps=17 --set diffusion_steps=50 --set diffusion_steps_end=20 --set t_max=950"
-_FASTHYBRID = "--random MAR-L --dtype fp16 --samplers fasthybrid"
-_LLAMAGEN = "--random LlamaGen-XL --dtype bf16 --samplers llamagen"
-_PAR = "--random LlamaGen-XL --dtype bf16 --samplers par"
-_ZIPAR = "--random LlamaGen-XL --dtype bf16 --samplers zipar"
+_MAR_L = "--random MAR-L --dtype fp16 --samplers"
+_MAR_H = "--random MAR-H --dtype fp16 --samplers"
+_LLAMAGEN = "--random LlamaGen-XL --dtype bf16 --samplers"
 _JANUS_7B = "--random Janus-Pro-7B --samplers llamagen --dtype"
 _JANUS_1B = "--random Janus-Pro-1B --samplers llamagen --dtype"
+_BITDANCE = "--random BitDance-14B-64x"
+_ALL_ACCEPTED = "fasthybrid --set threshold=-1"
+_GTR = "--set steps=17 --set diffusion_steps=50 --set diffusion_steps_end=20 --set t_max=950"
+_FREE = "--set align_lookaheads=false"
+_LONG = "cspd --set steps=256"
+_DTYPES = ("bf16", "int8", "fp8", "int4")
+# Where plain alone takes longer than a row may.
+_FAST = "auto"
+_COMPILED = "auto,compile"
 
 PARTS: tuple[Part, ...] = (
-    Part("mar", 75, (Case("MAR-L, MAR", _MAR, goal=1.5),)),
-    Part("llamagen", 60, (Case("LlamaGen-XL, LlamaGen", _LLAMAGEN, goal=0.9),)),
-    Part("janus-7b", 80, (Case("Janus-Pro-7B, bf16", f"{_JANUS_7B} bf16", goal=3.3),)),
-    Part(
-        "par",
-        45,
-        (
-            Case("PAR-XL, PAR, 4 regions", _PAR, goal=0.3),
-            Case("LlamaGen-XL, ZipAR", _ZIPAR),
-        ),
-    ),
-    Part("lazymar", 60, (Case("MAR-L, LazyMAR", _LAZY),)),
-    Part(
-        "batch-64",
-        120,
-        (
-            Case("MAR-L, MAR", _MAR, batch=64),
-            Case("MAR-L, LazyMAR", _LAZY, batch=64),
-        ),
-    ),
-    Part("bitdance-14b", 110, (Case("BitDance-14B-64x, 1,024 pixels", "--random BitDance-14B-64x", goal=8),)),
-    Part(
-        "mar-methods",
-        150,
-        (
-            Case("MAR-L, FastHybrid, every draft accepted", f"{_FASTHYBRID} --set threshold=-1"),
-            Case("MAR-L, CSpD", "--random MAR-L --dtype fp16 --samplers cspd"),
-            Case("MAR-L, MAR with DiSA", f"{_MAR} --set diffusion_steps_end=10"),
-            Case("MAR-L, GtR, 17 AR steps", f"--random MAR-L --dtype fp16 --samplers gtr {_GTR}"),
-            Case("MAR-L, MAR with GtR's numbers of steps", f"{_MAR} {_GTR}"),
-            Case("MAR-L, FastHybrid", _FASTHYBRID),
-        ),
-    ),
-    Part("mar-h", 90, (Case("MAR-H, MAR", _MAR_H),)),
-    Part("batch-8", 75, (Case("MAR-L, MAR", _MAR, batch=8),)),
-    Part(
-        "parallel",
-        90,
-        (Case("LlamaGen-XL, LlamaGen, parallel 24", f"{_LLAMAGEN} --set parallel=24"),),
-    ),
-    Part("janus-7b-int8", 110, (Case("Janus-Pro-7B, int8", f"{_JANUS_7B} int8", goal=2.2),)),
-    Part("janus-7b-fp8", 110, (Case("Janus-Pro-7B, fp8", f"{_JANUS_7B} fp8", goal=2.2),)),
-    Part("harmon", 120, (Case("Harmon-1.5B, MAR", "--random Harmon-1.5B --samplers mar"),)),
-    Part("bitdance-b", 40, (Case("BitDance-B-16x", "--random BitDance-B-16x"),)),
+    # 1. Whether what is fast is right.
     Part(
         "demo",
-        60,
         (
             Case("demo's LlamaGen", "--model demo-llamagen --samplers llamagen"),
             Case("demo's LlamaGen, parallel 16", "--model demo-llamagen --samplers llamagen --set parallel=16"),
+            Case("demo's LlamaGen, int4", "--model demo-llamagen --samplers llamagen --dtype int4"),
+            Case("demo's LlamaGen, int8", "--model demo-llamagen --samplers llamagen --dtype int8"),
             Case("demo's LlamaGen, ZipAR", "--model demo-llamagen --samplers zipar"),
             Case("demo's PAR", "--model demo-par --samplers par"),
             Case("demo's MAR", "--model demo --samplers mar"),
@@ -111,9 +84,96 @@ PARTS: tuple[Part, ...] = (
             Case("demo's BitDance, speculation 8", "--model demo-bitdance --samplers bitdance --set speculation=8"),
         ),
     ),
+    Part("products", (Case("products of quantised weights", "", theirs=PRODUCTS),)),
+    # 2. Headlines.
+    Part(
+        "janus-7b",
+        (
+            Case("Janus-Pro-7B, bf16", f"{_JANUS_7B} bf16", goal=3.3),
+            Case("Janus-Pro-7B, int8", f"{_JANUS_7B} int8", goal=3.3),
+            Case("Janus-Pro-7B, int4", f"{_JANUS_7B} int4", goal=2.8),
+            Case("Janus-Pro-7B, int8 in ComfyUI", "Janus-Pro-7B", theirs=NOT_BUILT),
+        ),
+    ),
+    Part(
+        "fasthybrid-8",
+        (
+            Case("MAR-L, MAR", f"{_MAR_L} mar", batch=8),
+            Case("MAR-L, FastHybrid, every draft accepted", f"{_MAR_L} {_ALL_ACCEPTED}", batch=8),
+        ),
+    ),
+    Part(
+        "lazymar",
+        (
+            Case("MAR-L, MAR", f"{_MAR_L} mar", goal=1.2),
+            Case("MAR-L, LazyMAR", f"{_MAR_L} lazymar", goal=0.75),
+        ),
+    ),
+    Part(
+        "cspd-8",
+        (
+            Case("MAR-L, MAR, 256 AR steps", f"{_MAR_L} mar --set steps=256", batch=8, speeds=_FAST),
+            Case("MAR-L, CSpD, 256 AR steps", f"{_MAR_L} {_LONG}", batch=8, speeds=_FAST),
+        ),
+    ),
+    # 3. The others.
+    Part(
+        "fasthybrid-paces",
+        (
+            Case("MAR-L, FastHybrid, own paces", f"{_MAR_L} fasthybrid {_FREE}"),
+            Case("MAR-L, FastHybrid, own paces", f"{_MAR_L} fasthybrid {_FREE}", batch=8),
+            Case("MAR-L, FastHybrid, own paces, every draft accepted", f"{_MAR_L} {_ALL_ACCEPTED} {_FREE}", batch=8),
+        ),
+    ),
+    Part(
+        "cspd-mar-h",
+        (
+            Case("MAR-H, MAR, 256 AR steps", f"{_MAR_H} mar --set steps=256", speeds=_FAST),
+            Case("MAR-H, CSpD, 256 AR steps", f"{_MAR_H} {_LONG}", speeds=_FAST),
+            Case("MAR-H, MAR, 256 AR steps", f"{_MAR_H} mar --set steps=256", batch=64, speeds=_FAST),
+            Case("MAR-H, CSpD, 256 AR steps", f"{_MAR_H} {_LONG}", batch=64, speeds=_FAST),
+        ),
+    ),
+    Part(
+        "gtr",
+        (
+            Case("MAR-L, GtR, 17 AR steps", f"{_MAR_L} gtr {_GTR}"),
+            Case("MAR-L, MAR with GtR's numbers of steps", f"{_MAR_L} mar {_GTR}"),
+        ),
+    ),
+    Part(
+        "batch-64",
+        (
+            Case("MAR-L, MAR", f"{_MAR_L} mar", batch=64),
+            Case("MAR-L, LazyMAR", f"{_MAR_L} lazymar", batch=64),
+        ),
+    ),
+    Part(
+        "parallel",
+        (
+            Case("LlamaGen-XL, ZipAR", f"{_LLAMAGEN} zipar"),
+            Case("LlamaGen-XL, ZipAR, parallel 24", f"{_LLAMAGEN} zipar --set parallel=24"),
+            Case("LlamaGen-XL, LlamaGen, parallel 24", f"{_LLAMAGEN} llamagen --set parallel=24"),
+            Case("PAR-XL, PAR, 4 regions", f"{_LLAMAGEN} par", goal=0.3),
+        ),
+    ),
+    Part(
+        "janus-dtypes",
+        (
+            *(Case(f"Janus-Pro-7B, {dtype}", f"{_JANUS_7B} {dtype}", speeds=_COMPILED) for dtype in _DTYPES),
+            *(Case(f"Janus-Pro-1B, {dtype}", f"{_JANUS_1B} {dtype}", speeds=_COMPILED) for dtype in _DTYPES),
+        ),
+    ),
+    Part("llamagen", (Case("LlamaGen-XL, LlamaGen", f"{_LLAMAGEN} llamagen", goal=0.9, speeds="plain,auto,compile"),)),
+    Part(
+        "bitdance-14b",
+        (
+            Case("BitDance-14B-64x, 1,024 pixels, int4", f"{_BITDANCE} --dtype int4"),
+            Case("BitDance-14B-64x, 1,024 pixels", _BITDANCE, goal=8),
+        ),
+    ),
     Part(
         "transformers",
-        120,
         (
             Case("transformers' Janus-Pro-7B, static cache", "Janus-Pro-7B", theirs="static"),
             Case("transformers' Janus-Pro-7B, dynamic cache", "Janus-Pro-7B", theirs="dynamic"),
@@ -121,27 +181,25 @@ PARTS: tuple[Part, ...] = (
     ),
     Part(
         AUTHORS,
-        120,
         (
             Case("the authors' MAR-L", "MAR-L", theirs="mar"),
             Case("the authors' LlamaGen-XL", "LlamaGen-XL", theirs="llamagen"),
         ),
     ),
     Part(
-        "janus-1b",
-        90,
+        "mar-methods",
         (
-            Case("Janus-Pro-1B, bf16", f"{_JANUS_1B} bf16"),
-            Case("Janus-Pro-1B, int8", f"{_JANUS_1B} int8"),
-            Case("Janus-Pro-1B, fp8", f"{_JANUS_1B} fp8"),
+            Case("MAR-L, CSpD", f"{_MAR_L} cspd"),
+            Case("MAR-L, MAR with DiSA", f"{_MAR_L} mar --set diffusion_steps_end=10"),
+            Case("MAR-L, FastHybrid", f"{_MAR_L} fasthybrid"),
+            Case("MAR-H, MAR", f"{_MAR_H} mar"),
         ),
     ),
     Part(
-        "mar-h-batches",
-        150,
+        "further-models",
         (
-            Case("MAR-H, MAR", _MAR_H, batch=8),
-            Case("MAR-H, MAR", _MAR_H, batch=64),
+            Case("Harmon-1.5B, MAR", "--random Harmon-1.5B --samplers mar"),
+            Case("BitDance-B-16x", "--random BitDance-B-16x"),
         ),
     ),
 )

@@ -11,6 +11,7 @@ from ...model_loaders.catalogue import official
 from ...networks import bitdance, speed
 from ...networks.bitdance import BitDanceClass, BitDanceText, BlockNetwork
 from ...networks.hybrid import HybridConfig
+from ...networks.quantized import QUANTISED
 from ...runs.registry import find
 from ...samplers.settings import knobs
 from ..work import sizes
@@ -73,6 +74,6 @@ def shorter(case: Case) -> str:
     entry = find(words[words.index("--samplers") + 1]) if "--samplers" in words else find("bitdance")
     known = knobs(entry.settings)
     sets = [f"--set {name}={value}" for name, value in _SHORT.items() if name in known]
-    dtype = [] if "int8" in words or "fp8" in words else ["--dtype fp32"]
+    dtype = [] if not QUANTISED.keys().isdisjoint(words) else ["--dtype fp32"]
     grid = ["--grid 4"] if "demo-llamagen" in words else []
     return " ".join([*sets, *dtype, *grid])

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ import torch
 from ...errors import UserError, first_line
 from ...networks.speed import COMPILE, PLAIN
 from ...reports.record import Report
-from . import measure, rehearsal, theirs
-from .cases import PARTS, Case, Part
+from . import measure, products, rehearsal, theirs
+from .cases import NOT_BUILT, PARTS, PRODUCTS, ROW_SECONDS, Case, Part
 from .measure import PLAIN_AGAIN, Prepared, TimeUp
 from .store import BEGAN, BROKEN, DONE, PROBLEM, STUCK, PartFile, missing, write_machine
 
@@ -81,24 +82,37 @@ def _watched(limit: float) -> Iterator[None]:
 
 
 def _measure(part: Part, file: PartFile, options: argparse.Namespace, device: torch.device, limit: float) -> None:
-    """The rows of a part."""
-    speeds = options.speeds.split(",")
+    """The rows of a part, each with the time of a row."""
     checkouts = {name: options.checkouts / name for name in CHECKOUTS} if options.checkouts else {}
     for i, case in enumerate(part.cases):
         if case.theirs in CHECKOUTS and not checkouts:
             continue
         row = file.row(i, case)
+        own = "" if options.rehearse else case.speeds
+        speeds = (own or options.speeds).split(",")
+        of_part, limit = limit, min(limit, time.monotonic() + ROW_SECONDS)
         try:
-            if case.theirs:
+            if case.theirs == NOT_BUILT:
+                row["measured"].setdefault(NOT_BUILT, {PROBLEM: "nothing measures it yet"})
+                file.save()
+                print(f"{case.name}: {NOT_BUILT}", flush=True)
+            elif case.theirs == PRODUCTS:
+                _measured(case, row, file, PRODUCTS, partial(_products, device, options.rehearse), device, limit)
+            elif case.theirs:
                 _measure_theirs(case, row, file, device, limit, COMPILE in speeds, checkouts.get(case.theirs))
             else:
                 more = rehearsal.shorter(case) if options.rehearse else ""
                 _measure_ours(case, row, file, speeds, more, device, limit, i)
         except TimeUp:
-            print(f"{part.name}: cut at its time", flush=True)
-            return
+            print(f"{case.name}: cut at its time", flush=True)
         finally:
+            limit = of_part
             measure.release(device)
+
+
+def _products(device: torch.device, rehearse: bool, found: dict[str, Any]) -> None:
+    """Products of quantised weights."""
+    found.update(products.measured(device, rehearse))
 
 
 def _measure_ours(

@@ -40,9 +40,9 @@ from ...networks.quantized import INT8
 from ...networks.ta_tok import TATok
 from ...reports.files import as_text, output, replace_file
 from ...reports.table import markdown
+from ...runs.memory.fitting import DRAWING, need
 from ...samplers.blocks import canvas as block_canvas
 from ..training.captions import word_level
-from ..work.fits import DRAWING, need
 
 ROOT = Path(__file__).resolve().parents[2]
 RECORDED = ROOT / "tests" / "parity"
@@ -443,7 +443,7 @@ def _dtype_that_fits(entry: hub.Entry, most: float, device: str) -> str:
         return "auto"
     if 2 * count <= most * 1e9:
         return "bf16"
-    if entry.family in DRAWING and need(entry, eight=True).weights <= most * 1e9:
+    if entry.family in DRAWING and need(entry, INT8).weights <= most * 1e9:
         return INT8
     return ""
 

@@ -12,8 +12,8 @@ from ...model_loaders.catalogue import hub
 from ...model_loaders.catalogue.transfer import readable_size
 from ...reports.table import markdown
 from ...runs.loading import Ready, Source
+from ...runs.outlines import STRIDE, outlined
 from ...runs.registry import FAMILIES
-from ..work.outlines import STRIDE, outlined
 from .spec import Spec, expand, models_of
 
 

@@ -37,6 +37,7 @@ from ...reports.table import markdown
 from ...runs import presets, registry
 from ...runs.choice import Choice, ModelFacts
 from ...runs.loading import Ready, defaults
+from ...runs.outlines import SEMANTIC_SIDE, outlined
 from ...samplers.conditioning import AnyCondition, Condition, FeatureCondition, PromptCondition, TextCondition
 from ...samplers.engine import finish
 from ...samplers.mar.cspd import densities
@@ -47,7 +48,6 @@ from ..sweeps.paper_files import Paper, paper_of
 from ..sweeps.spec import read_table
 from ..training.initialise import initialise_hybrid, initialise_llama, initialise_mar
 from .operations import PRODUCTS, countable
-from .outlines import SEMANTIC_SIDE, outlined
 from .sizes import AROUND, random_words
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "full_size.md"

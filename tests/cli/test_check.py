@@ -518,3 +518,13 @@ def test_every_download_names_its_network():
     # Weights of the language models of the paper (test_qwen_network.py), and of MAR-B's recorded keys.
     known = {"tar-1.5b": 1_643_969_024, "tar-7b": 8_082_554_368, "mar-base": 207_924_768}
     assert {e.id: subject.parameters(e) for e in subject.all_entries() if e.id in known} == known
+
+
+def test_what_fits_a_card_is_said_before_a_download(cli, sentence):
+    answer = cli("check --model llamagen-b-256 --memory 8")
+    assert answer.code == 0, answer.err
+    lines = answer.out.splitlines()
+    assert [line.split("|")[1].strip() for line in lines[2:6]] == ["bf16", "int8", "int4", "int4-g64"]
+    assert all("fits" in line for line in lines[2:6]) and "RTX 4060" in lines[-1]
+    said = "memory: demo is no download that draws images; name one, for example janus-pro-7b."
+    assert sentence(cli("check --model demo --memory 8")) == said

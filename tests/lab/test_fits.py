@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 from fastar_nodes.lab.work import fits
-from fastar_nodes.lab.work.fits import GIB, Need, drawing_entries, need, row
+from fastar_nodes.lab.work.fits import drawing_entries, row
+from fastar_nodes.runs.memory.fitting import GIB, Need, card_of, need, seconds
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "tables.md"
@@ -61,3 +62,17 @@ def test_the_smallest_card_is_named(monkeypatch):
     assert row(ENTRIES["mar-base"]) == ["mar-base", "10.74", "12", "6.44", "8", "", "", "", ""]
     assert row(ENTRIES["llamagen-b-256"])[5:] == ["5.37", "6", "4.29", "6"]
     assert fits.smallest_card(Need(23 * GIB, 1)) == "none"
+
+
+def test_janus_7b_on_small_cards():
+    """A card of 8 GB holds it in int4 and one of 6 GB in int4-g64, in seconds; in bf16 it streams for minutes."""
+    entry = ENTRIES["janus-pro-7b"]
+    needs = {dtype: need(entry, dtype) for dtype in ("bf16", "int8", "int4", "int4-g64")}
+    assert [dtype for dtype, needed in needs.items() if needed.fits(8)] == ["int4", "int4-g64"]
+    assert [dtype for dtype, needed in needs.items() if needed.fits(6)] == ["int4-g64"]
+
+    card = card_of(8)
+    assert (card.name, card.memory) == ("RTX 4060", 8) and card_of(7).rate == card_of(6).rate and card_of(4).memory == 4
+    assert seconds(entry, "int4", card) < 20 and seconds(entry, "bf16", card) > 200
+    assert seconds(entry, "int4-g64", card) < seconds(entry, "int4", card)
+    assert seconds(ENTRIES["mar-base"], "bf16", card) is None

@@ -11,7 +11,7 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.lab import gpu
 from fastar_nodes.lab.gpu import measure, worker
-from fastar_nodes.lab.gpu.cases import PARTS, Case, Part
+from fastar_nodes.lab.gpu.cases import NOT_BUILT, PARTS, PRODUCTS, Case, Part
 from fastar_nodes.lab.gpu.store import PROBLEM, PartFile, missing
 from fastar_nodes.model_loaders.catalogue import official
 from fastar_nodes.networks import speed
@@ -36,7 +36,14 @@ def test_a_rehearsal_measures_every_part_once(lab, tmp_path):
     assert held["machine"]["rehearsal"] and held["machine"]["copy_rate"] > 0
     assert [row["name"] for row in held["rows"]] == [case.name for part in OURS for case in part.cases]
     for row in held["rows"]:
+        if NOT_BUILT in row["measured"]:
+            assert list(row["measured"]) == [NOT_BUILT] and "not built" in answer.out
+            continue
         assert all(found["done"] and PROBLEM not in found for found in row["measured"].values()), row
+        if PRODUCTS in row["measured"]:
+            assert all(row["measured"][PRODUCTS]["right"].values()), row
+            assert len(row["measured"][PRODUCTS]["microseconds"]) == 10 and "| int8 as planes |" in answer.out
+            continue
         assert row["measured"]["plain"]["seconds"] and row["floor_bytes"] > 0
         if row["batch"] == 1:
             counted = row["measured"]["launches, plain"]
@@ -44,11 +51,11 @@ def test_a_rehearsal_measures_every_part_once(lab, tmp_path):
     assert answer.out.rstrip().endswith((tmp_path / "out" / "gpu.md").read_text().rstrip())
 
     # A second run measures only what was cut.
-    file = tmp_path / "out" / "parts" / "par.json"
+    file = tmp_path / "out" / "parts" / "lazymar.json"
     first = json.loads(file.read_text())
     del first["1"]["measured"]["plain"]["done"]
     file.write_text(json.dumps(first))
-    assert lab(f"{run} par").code == 0
+    assert lab(f"{run} lazymar").code == 0
 
     second = json.loads(file.read_text())
     assert second["0"] == first["0"]

@@ -8,9 +8,9 @@ from fastar_nodes.lab.sweeps.paper_files import title_of
 from fastar_nodes.lab.sweeps.spec import expand
 from fastar_nodes.lab.work import preset_work as w
 from fastar_nodes.lab.work import published
-from fastar_nodes.lab.work.outlines import outlined
 from fastar_nodes.model_loaders.catalogue.official import official
 from fastar_nodes.runs import presets
+from fastar_nodes.runs.outlines import outlined
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.mar.schedule import masked_after
 from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, LazyMARSettings, MARSettings

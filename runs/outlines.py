@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from ...model_loaders.catalogue import hub
-from ...networks.llama import TokenModel
-from ...runs.families import network_of
-from ...runs.loading import LANGUAGE, Ready
-from ...runs.registry import family_of_files
+from ..model_loaders.catalogue import hub
+from ..networks.llama import TokenModel
+from .families import network_of
+from .loading import LANGUAGE, Ready
+from .registry import family_of_files
 
 # Semantic codes along a side of an image of Tar at the finest of its scales.
 SEMANTIC_SIDE = 27
