@@ -309,13 +309,15 @@ def limit_packing(net: nn.Module) -> None:
 
 
 def packed_bytes(net: nn.Module) -> int:
-    """Bytes that the products of a network on a CPU take for packed copies of its weights, at most.
+    """Bytes that the products of a network on a CPU take for packed copies of its weights, at most, also of 4 bits.
 
     A weight that may not be packed for good is packed for every product.
     """
     kept = 0
     largest = 0
     for layer in net.modules():
+        if isinstance(layer, PackedLinear) and layer.weight.is_cpu:
+            kept += layer.weight.nbytes
         if not isinstance(layer, Linear) or layer.weight.numel() < LARGE_WEIGHT:
             continue
         if not layer.weight.is_cpu or layer.weight.dtype is not torch.float32:
@@ -443,7 +445,7 @@ class EightBitLinear(nn.Module):
 class PackedLinear(nn.Module):
     """A linear layer with a weight of 4 bits, or of 8 as planes, see :mod:`.quantized`. Its input is not rounded.
 
-    The first product on a kind of device arranges the codes for it, in place.
+    The first product on a graphics card arranges the codes for it, in place; a CPU keeps a copy that is arranged.
     """
 
     def __init__(self, layer: Any, format: Format, compute: torch.dtype, device: torch.device):
@@ -454,6 +456,7 @@ class PackedLinear(nn.Module):
         self.format = format
         self.compute = compute
         self.arranged = ""  # the type of device in whose order the codes are; "": as FourBits has them
+        self.copy: Tensor | None = None  # the codes in a CPU's order
 
         rows = format.planes * self.out_features
         codes = torch.empty(rows, self.in_features // 2, dtype=torch.uint8, device=device)
@@ -468,6 +471,11 @@ class PackedLinear(nn.Module):
         self.weight = nn.Parameter(_as_kind(weight.codes, self.format), requires_grad=False)
         self.weight_scale = nn.Parameter(weight.scales, requires_grad=False)
         self.arranged = ""
+        self.copy = None
+
+    def _apply(self, *args: Any, **more: Any) -> Any:
+        self.copy = None  # the weight may move
+        return super()._apply(*args, **more)
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out]."""
@@ -483,17 +491,25 @@ class PackedLinear(nn.Module):
 
     def _product(self, x: Tensor) -> Tensor:
         """x [R, K] times the packed weight, to [R, N]."""
-        if self.arranged != x.device.type:
-            codes = arranged(self._plain_codes())
-            with torch.inference_mode():  # which may write tensors that were made in it, and all others
-                self.weight.copy_(codes.view(self.weight.dtype))
-            self.arranged = x.device.type
-
-        codes = self.weight.view(torch.uint8)
+        codes = self._arranged_codes(x.device.type)
         out = four_bit_product(x, codes, self.format.group, self.weight_scale.to(x.dtype))
         if self.format.planes == 1:
             return out
         return out[:, : self.out_features] + out[:, self.out_features :]
+
+    def _arranged_codes(self, device_type: str) -> Tensor:
+        """The codes in the order of the product on a type of device."""
+        if device_type == "cpu":
+            if self.copy is None:
+                self.copy = arranged(self._plain_codes())
+            return self.copy
+
+        if self.arranged != device_type:
+            codes = arranged(self._plain_codes())
+            with torch.inference_mode():  # which may write tensors that were made in it, and all others
+                self.weight.copy_(codes.view(self.weight.dtype))
+            self.arranged = device_type
+        return self.weight.view(torch.uint8)
 
     def _plain_codes(self) -> Tensor:
         """The codes in the order of FourBits."""

@@ -258,7 +258,7 @@ def planes(weight: Tensor, group: int) -> FourBits:
 
 # ------------------------------------------------------------------------------------------------ products of 4 bits
 
-# Most rows that the product on CUDA devices takes; for more the weight is unpacked, which many rows repay.
+# Most rows that take the product; for more the weight is unpacked, which many rows repay.
 FEW = 32
 # Numbers that are unpacked at once.
 UNPACKED = 1 << 24
@@ -278,8 +278,8 @@ def has_product(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def takes(device: torch.device, dtype: torch.dtype, rows: int) -> bool:
-    """Whether that product takes an input of so many rows, or the weight is unpacked."""
-    return has_product(device, dtype) and (rows <= FEW or device.type != "cuda")
+    """Whether an input of so many rows takes that product, or the weight is unpacked."""
+    return has_product(device, dtype) and (rows <= FEW or device.type == "mps")
 
 
 def pays_as_planes(device: torch.device, dtype: torch.dtype) -> bool:

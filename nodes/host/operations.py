@@ -83,11 +83,11 @@ class _QuantisedOperations(_CoreOperations):
     def __init__(self, dtype: torch.dtype, weights: int) -> None:
         self.device = get_compute_device()
         self.dtype = dtype
-        self.streams = weights + _working_memory() > mm.get_total_memory(self.device)
+        self.weights = weights
         self.Linear = comfy.ops.mixed_precision_ops({}, dtype, disabled=_without_products(self.device)).Linear
 
     def format(self, wanted: Format, shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Format:
-        if not wanted.group or not self.streams:
+        if not wanted.group or self.weights + _working_memory() <= mm.get_total_memory(self.device):
             return wanted
         if wanted.kind == INT4 and _w4a8_layout() and shape[1] % _ROTATED == 0:
             return Format(INT4)

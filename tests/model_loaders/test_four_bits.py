@@ -155,8 +155,9 @@ def test_the_product_is_that_of_the_numbers(form, dtype, rows):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("form", FORMS)
-def test_a_row_does_not_depend_on_the_others(form, dtype):
+def test_a_row_does_not_depend_on_the_others(form, dtype, monkeypatch):
     """The product of 1, 2, 3, 8 and 16 rows is that of 64, bit for bit."""
+    monkeypatch.setattr(quantized, "FEW", 64)
     layer = layer_of(FORMS[form], dtype, n=256, k=512)
     x = torch.randn(64, 512).to(dtype)
     whole = layer(x)
@@ -182,12 +183,23 @@ def test_the_rule_of_rows(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (8, 0))
     cuda, cpu = torch.device("cuda"), torch.device("cpu")
     assert quantized.takes(cuda, torch.bfloat16, FEW) and not quantized.takes(cuda, torch.bfloat16, FEW + 1)
-    assert quantized.takes(cpu, torch.float32, 999) and not quantized.takes(cuda, torch.float16, 1)
+    assert quantized.takes(cpu, torch.float32, FEW) and not quantized.takes(cpu, torch.float32, FEW + 1)
+    assert quantized.takes(torch.device("mps"), torch.float32, 999) and not quantized.takes(cuda, torch.float16, 1)
     assert quantized.pays_as_planes(cuda, torch.bfloat16) and not quantized.pays_as_planes(cpu, torch.bfloat16)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (7, 5))
     assert not quantized.has_product(cuda, torch.bfloat16) and not quantized.has_product(
         torch.device("xpu"), torch.bfloat16
     )
+
+
+def test_a_cpu_keeps_a_copy_in_its_order():
+    """Beside the codes as they are, which many rows and other devices need; it goes when the weights move."""
+    layer = layer_of(FORMS["int4"])
+    before = layer.weight.clone()
+    assert ops.packed_bytes(nn.Sequential(layer)) == layer.weight.nbytes
+    layer(torch.zeros(1, 128))
+    assert torch.equal(layer.weight, before) and not torch.equal(layer.copy, before) and not layer.arranged
+    assert layer.to(torch.float32).copy is None
 
 
 def test_codes_in_another_devices_order_are_one_sentence():
