@@ -20,10 +20,11 @@ from torch import Tensor
 
 from ..errors import UserError, first_line
 from ..model_loaders.catalogue import hub, official
-from ..model_loaders.kinds import DTYPES, EIGHT_BITS, KINDS
+from ..model_loaders.kinds import DTYPES, KINDS
 from ..networks import speed
 from ..networks.hybrid import UNCONDITIONAL, HybridModel
 from ..networks.llama import TokenModel
+from ..networks.quantized import EIGHT_BITS
 from ..pipeline import Pipeline, load
 from ..runs.drawing import Drawing
 from ..runs.presets import EXACT

@@ -1,6 +1,6 @@
 """Weights of 4 bits and planes: how they are rounded, packed and multiplied, the dtypes int4 and int4-g64, samplers.
 
-What ComfyUI makes of them is in tests/comfyui/test_eight_bits_in_core.py.
+What ComfyUI makes of them is in tests/comfyui/test_four_bits_in_core.py.
 """
 
 import json
