@@ -27,7 +27,7 @@ from ...networks.janus import Janus, JanusConfig
 from ...networks.janus_vision import JanusVision, VisionConfig
 from ...networks.llama import CLASS, FEATURES, TEXT, Llama, LlamaConfig, qwen_config
 from ...networks.mar import MAR, MARConfig
-from ...networks.ops import shapes_only
+from ...networks.ops import PackedLinear, shapes_only
 from ...networks.ta_tok import TATok, TATokConfig
 
 # Li et al. 2024, table of models: width, depth of encoder and of decoder, attention heads, head depth and width.
@@ -323,10 +323,18 @@ NETWORKS: dict[str, Callable[[str], nn.Module]] = {
 
 
 def shapes_of(net: nn.Module) -> dict[str, tuple[int, ...]]:
-    """Shapes of the weights and stored buffers of a network by name; those with two names are listed once."""
+    """Shapes of the weights and stored buffers of a network by name; those with two names are listed once.
+
+    Packed weights have the shapes of their numbers.
+    """
+    packed = {}
+    for layer in net.modules():
+        if isinstance(layer, PackedLinear):
+            packed[id(layer.weight)] = layer.out_features, layer.in_features
+
     found: dict[int, tuple[str, tuple[int, ...]]] = {}
     for name, tensor in net.state_dict(keep_vars=True).items():
-        found.setdefault(id(tensor), (name, tuple(tensor.shape)))
+        found.setdefault(id(tensor), (name, packed.get(id(tensor), tuple(tensor.shape))))
 
     return dict(found.values())
 

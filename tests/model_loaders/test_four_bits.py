@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.bitdance.loader import load_bitdance
+from fastar_nodes.model_loaders.catalogue.official import shapes_of
 from fastar_nodes.model_loaders.files.formats import packed_format
 from fastar_nodes.model_loaders.hybrid.loader import load_hybrid
 from fastar_nodes.model_loaders.kinds import choose_dtype
@@ -266,6 +267,8 @@ def test_the_demo_in_int4(root):
     assert not kind_of(net.output.weight) and dtype_of(net) == INT4
 
     plain = load_llamagen(root / "demo" / "checkpoints" / "llamagen-low.safetensors", "fp32").net
+    shapes = {name: shape for name, shape in shapes_of(net).items() if not name.endswith("weight_scale")}
+    assert shapes == shapes_of(plain), "those of the numbers"
     same = quantize(deepcopy(plain), INT4)
     for name, weight in net.named_parameters():
         assert torch.equal(weight, dict(same.named_parameters())[name]), name
