@@ -147,7 +147,6 @@ def _is_setting(value: Any) -> bool:
     return value is None or isinstance(value, str)
 
 
-_ANY = Form("anything", "anything", lambda value: True)
 _TEXT = Form("a text", "texts", lambda value: isinstance(value, str))
 _NAME = Form("a text that is not empty", "texts", lambda value: isinstance(value, str) and value != "")
 _PROMPT = Form(

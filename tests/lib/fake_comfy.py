@@ -27,6 +27,7 @@ class Part:
     def __init__(self, id: str = "", **about: Any):
         self.id, self.about = id, about
         self.optional, self.advanced = bool(about.get("optional")), about.get("advanced")
+        self.control_after_generate = about.get("control_after_generate")
 
 
 def _type(kind: str) -> Any:
