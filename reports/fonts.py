@@ -13,6 +13,7 @@ from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from PIL import ImageFont
 
@@ -72,10 +73,11 @@ def _has(file: Path | None, character: str) -> bool:
     """Whether a font draws a character; a damaged font, or one of pictures, draws none."""
     try:
         font = _opened(file, 16)
-        drawn = font.getmask(character)
+        drawn: Any = font.getmask(character)
+        absent: Any = font.getmask(_NO_CHARACTER)
         if drawn.getbbox() is None:
             return unicodedata.category(character)[0] in "CMZ"
-        return list(drawn) != list(font.getmask(_NO_CHARACTER))
+        return list(drawn) != list(absent)
     except (OSError, ValueError):
         return False
 

@@ -64,7 +64,7 @@ def graph(model: Model, sampler: str, seed: int) -> dict[str, Any]:
         condition = {"class_type": "FastARPrompt", "inputs": {"text": text}}
 
     drawn = {"model": ["1", 0], "condition": ["2", 0], "seed": seed}
-    nodes = {
+    nodes: dict[str, Any] = {
         "1": {"class_type": model.loader, "inputs": {"checkpoint": model.checkpoint}},
         "2": condition,
         "3": {"class_type": SAMPLERS[sampler].node, "inputs": drawn},
