@@ -261,7 +261,7 @@ def planes(weight: Tensor, group: int) -> FourBits:
 # Most rows that take the product; for more the weight is unpacked, which many rows repay.
 FEW = 32
 # Numbers that are unpacked at once.
-UNPACKED = 1 << 24
+UNPACKED = 1 << 23
 _INNER_TILES = (8, 4, 2)  # of 16 columns each, that the products on CUDA and MPS read together
 
 

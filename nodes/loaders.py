@@ -356,6 +356,11 @@ class _Loader(io.ComfyNode):
         return None
 
 
+# The end of a sentence on dtypes, of families that have those of 4 bits.
+_FOUR_BITS = (
+    "*int4* their feed-forward layers in 4 bits and attention in 8, and *int4-g64* all in 4 bits, for the smallest "
+    "cards. *int8* changes the image least; see docs/precision.md in the repository."
+)
 _KL = "The autoencoder that turns latents into images. Usual: auto, the one that the model was trained with."
 _MAR_OUTPUT = output(MAR, "model", "For MAR Sampler and the samplers that accelerate it.")
 
@@ -473,7 +478,7 @@ class LoadLlamaGen(_Loader):
         ),
         "dtype": (
             "bf16 is the training precision. The decoder always uses fp32. *int8* and *fp8* store the transformer "
-            "blocks in 8 bits. *int8* changes the image less than *fp8*; see docs/precision.md in the repository."
+            f"blocks in 8 bits, {_FOUR_BITS}"
         ),
     }
     more_of_outputs = {
@@ -512,8 +517,7 @@ class LoadTarDetokenizer(_Loader):
         "grid": "FastAR refuses a value that contradicts the file.",
         "dtype": (
             "It is the precision of AR-DTok and TA-Tok, which were trained in bf16. The decoder always uses fp32. "
-            "*int8* and *fp8* store the transformer blocks in 8 bits. *int8* changes the image less than *fp8*; see "
-            "docs/precision.md in the repository."
+            f"*int8* and *fp8* store the transformer blocks in 8 bits, {_FOUR_BITS}"
         ),
     }
     more_of_outputs = {
@@ -543,8 +547,7 @@ class LoadTar(_Loader):
     more = {
         "checkpoint": "Press *R* in the editor to refresh the list.",
         "dtype": (
-            "bf16 is the training precision. *int8* and *fp8* store the transformer blocks in 8 bits. *int8* "
-            "changes the codes less than *fp8*; see docs/precision.md in the repository."
+            f"bf16 is the training precision. *int8* and *fp8* store the transformer blocks in 8 bits, {_FOUR_BITS}"
         ),
     }
 
@@ -605,8 +608,7 @@ class LoadJanus(_Loader):
         ),
         "dtype": (
             "bf16 is the precision of the published weights. The decoder always uses fp32. *int8* and *fp8* store "
-            "the transformer blocks in 8 bits. *int8* changes the image less than *fp8*; see docs/precision.md in the "
-            "repository."
+            f"the transformer blocks in 8 bits, {_FOUR_BITS}"
         ),
     }
     more_of_outputs = {

@@ -65,11 +65,11 @@ def test_the_smallest_card_is_named(monkeypatch):
 
 
 def test_janus_7b_on_small_cards():
-    """A card of 8 GB holds it in int4 and int4-g64, in seconds; in bf16 it streams for minutes."""
+    """A card of 8 GB holds it in int4 and one of 6 GB in int4-g64, in seconds; in bf16 it streams for minutes."""
     entry = ENTRIES["janus-pro-7b"]
     needs = {dtype: need(entry, dtype) for dtype in ("bf16", "int8", "int4", "int4-g64")}
     assert [dtype for dtype, needed in needs.items() if needed.fits(8)] == ["int4", "int4-g64"]
-    assert needs["int4-g64"].total < 5.5e9
+    assert [dtype for dtype, needed in needs.items() if needed.fits(6)] == ["int4-g64"]
 
     card = card_of(8)
     assert (card.name, card.memory) == ("RTX 4060", 8) and card_of(7).rate == card_of(6).rate and card_of(4).memory == 4
