@@ -5,7 +5,7 @@ Inception score, KID, precision and recall from the features of all images and o
 images if there is no reference. Figures have a 95 % bootstrap interval. Figures that can be compared with the plain
 sampler's also have the interval of the paired difference. Seconds of the sweep stand beside them, and with tflop among
 --measures the operations of an image, for which the first shard of every cell is sampled again. Results are added to
-the folder.
+the folder. With --npz the images of every cell are also joined into one file, which the ADM evaluator takes.
 
 In the folder of a paper (lab/papers) every sweep is measured, and the paper's tables are printed with our figures
 beside the paper's.
@@ -27,11 +27,25 @@ from ...reports.table import markdown
 from ...runs.loading import AUTO, Source
 from ...runs.registry import FAMILIES
 from . import paper_files
+from .clip import CLIP, Clip
 from .dry_run import NotHere, here_only
 from .features import INCEPTION, load_extractor, open_reference
 from .folder import Folder
+from .joined import write_joined
 from .judging import PictureBookJudge
-from .measures import FEATURES, JUDGE, MEASURES, OF_PICTURES, WORK, Means, Result, check, evaluate, results_table
+from .measures import (
+    FEATURES,
+    JUDGE,
+    MEASURES,
+    OF_PICTURES,
+    PROMPT,
+    WORK,
+    Means,
+    Result,
+    check,
+    evaluate,
+    results_table,
+)
 from .paper_files import Paper
 from .statistics import RESAMPLES
 from .store import Store
@@ -64,6 +78,8 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--inception", metavar="FILE", help="weights of Inception; default in the folder of torch.hub")
 
+    parser.add_argument("--clip", default=CLIP, metavar="MODEL", help="model of the measure clip; default %(default)s")
+    parser.add_argument("--npz", metavar="FOLDER", help="join the shards of every cell into FOLDER/CELL.npz")
     parser.add_argument(
         "--resamples",
         default=str(RESAMPLES),
@@ -80,6 +96,10 @@ def run(options: argparse.Namespace) -> int:
     paper = paper_files.stored(folder)
     stores = {"": Store(options.folder)} if paper is None else paper_files.stores(folder, paper)
     measures = _measures_of(paper, stores, options)
+    if options.npz is not None:
+        for name, store in stores.items():
+            for path in write_joined(store, typed_path(options.npz, "npz"), f"{name}-" if name else ""):
+                print(f"written: {path}", file=sys.stderr)
 
     resamples = whole(options.resamples, "resamples", 10, 100_000)
     device = choose_device(options.device)
@@ -102,6 +122,8 @@ def run(options: argparse.Namespace) -> int:
     if FEATURES in kinds:
         weights = None if options.inception is None else typed_path(options.inception, "inception")
         means.extractor = load_extractor(options.extractor or INCEPTION, weights, device)
+    if PROMPT in kinds:
+        means.clip = Clip(options.clip, device)
     if JUDGE in kinds:
         means.judge = PictureBookJudge()
 

@@ -19,6 +19,7 @@ from ...reports.quality import IDENTICAL, OTHER_SIZE
 from ...reports.table import figure as figure_text
 from ...reports.table import markdown
 from ..training.quality import nearest
+from .clip import CLIP, Clip
 from .features import INCEPTION, Extractor, Reference, figure, resized
 from .records import Cell, Shard
 from .statistics import (
@@ -38,10 +39,11 @@ from .statistics import (
 from .store import Store
 from .times import baselines_of, paired
 
-# Kinds of measures: of pairs of a cell's image and its baseline's, of an extractor's features, of the demo's judge, of
-# the sampler's work.
+# Kinds of measures: of pairs of a cell's image and its baseline's, of an extractor's features, of an image and its
+# prompt, of the demo's judge, of the sampler's work.
 PAIR = "pair"
 FEATURES = "features"
+PROMPT = "prompt"
 JUDGE = "judge"
 WORK = "work"
 
@@ -77,6 +79,7 @@ MEASURES: dict[str, Measure] = {
     "kid": Measure("KID x 1000", FEATURES, False, ".3f", 1000),
     "precision": Measure("precision, %", FEATURES, True, ".1f", 100, share=True),
     "recall": Measure("recall, %", FEATURES, True, ".1f", 100, share=True),
+    "clip": Measure("CLIP score", PROMPT, True, ".2f", least=0),
     "judge-class": Measure("class, %", JUDGE, True, ".1f", 100, share=True),
     "judge-scene": Measure("scene, %", JUDGE, True, ".1f", 100, share=True),
     "judge-prompt": Measure("prompt, %", JUDGE, True, ".1f", 100, share=True),
@@ -116,7 +119,7 @@ class Result:
     def title(self) -> str:
         """Name of its column."""
         name = MEASURES[self.measure].title
-        return name if self.extractor in ("", INCEPTION, JUDGE) else f"{name} ({self.extractor})"
+        return name if self.extractor in ("", INCEPTION, JUDGE, CLIP) else f"{name} ({self.extractor})"
 
     def show(self) -> str:
         """The figure with its interval, or its word."""
@@ -189,6 +192,7 @@ class Means:
     extractor: Extractor | None = None
     reference: Reference | None = None  # that features are compared with; None for the baseline's images
     resize: bool = False  # whether images get the reference's size before features are extracted
+    clip: Clip | None = None
     judge: Any = None  # a sweeps.judging.PictureBookJudge
     operations: Callable[[Cell, Shard], float] | None = None  # floating-point operations of an image of a shard
     absent: dict[str, str] = field(default_factory=dict)  # models that are not here, with the reason
@@ -373,6 +377,9 @@ class _Evaluation:
         if kind == FEATURES and _other_size(cell, self.means):
             return _other_size(cell, self.means).rstrip(".")
 
+        if kind == PROMPT and self.store.labels(cell, self._shards[cell.id][0]).dtype.kind != "U":
+            return "its images were drawn from classes, not from prompts"
+
         plain = self._baseline(cell)
         of_plain = needs_plain(measure, self.means)
         if of_plain and plain is None:
@@ -404,6 +411,8 @@ class _Evaluation:
             return JUDGE, "picture book" if measure == "judge-frechet" else ""
         if kind == WORK:
             return "", ""
+        if kind == PROMPT:
+            return "" if self.means.clip is None else self.means.clip.name, ""
 
         extractor = self.means.extractor
         if kind == PAIR or extractor is None:
@@ -434,7 +443,7 @@ class _Evaluation:
         counts = {name: self._of_work(cell) for name in names if MEASURES[name].kind == WORK}
 
         # Measures of a set of images, and of the plain sampler's set if it holds the same images.
-        of_sets = [name for name in names if MEASURES[name].kind in (FEATURES, JUDGE)]
+        of_sets = [name for name in names if MEASURES[name].kind in (FEATURES, PROMPT, JUDGE)]
         own = self._estimates(cell, of_sets)
         base: dict[str, Estimate] = {}
         if plain is not None and len(self._pairs(cell, plain)) == len(self._shards[cell.id]):
@@ -534,13 +543,16 @@ class _Evaluation:
         return known
 
     def _estimates(self, cell: Cell, measures: Sequence[str]) -> dict[str, Estimate]:
-        """Figures of features and of the judge."""
+        """Figures of features, of prompts and of the judge."""
         features = [name for name in measures if MEASURES[name].kind == FEATURES]
         judged = [name for name in measures if MEASURES[name].kind == JUDGE]
 
         out: dict[str, Estimate] = {}
         if features:
             out |= self._of_features(cell, features)
+        if "clip" in measures:
+            scores = self._of_prompts(cell)
+            out["clip"] = self._estimate("clip", mean(scores), len(scores))
         if judged:
             out |= self._of_judge(cell, judged)
 
@@ -617,6 +629,16 @@ class _Evaluation:
                 out[name] = Estimate(figure(name, rows, other), np.empty(0), images)
 
         return out
+
+    def _of_prompts(self, cell: Cell) -> np.ndarray:
+        """CLIP scores of the images of a cell, float64 [N]."""
+        clip = self.means.clip
+        assert clip is not None
+
+        scores = []
+        for shard in self._shards[cell.id]:
+            scores.append(clip.scores(self.store.pictures(cell, shard), self.store.labels(cell, shard)))
+        return np.concatenate(scores)
 
     def _of_judge(self, cell: Cell, measures: Sequence[str]) -> dict[str, Estimate]:
         """Figures of the demo's judge."""
