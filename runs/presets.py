@@ -141,8 +141,8 @@ def fasthybrid(preset: str, run: Run) -> Values:
         return {"lookahead": 0}
 
     if run.demo:
-        balanced = {"threshold": 0.95, "lookahead": 4, "guided_steps": 5, "lookahead_start": 8}
-        fast = {"threshold": 0.8, "lookahead": 8, "guided_steps": 5, "lookahead_start": 0}
+        balanced = {"threshold": 0.99, "lookahead": 8, "guided_steps": 5, "lookahead_start": 4}
+        fast = {"threshold": 0.95, "lookahead": 8, "guided_steps": 5, "lookahead_start": 2}
     else:
         k = lookahead(run.width, run.steps)
         balanced = {"threshold": 0.8, "lookahead": k, "guided_steps": 10, "lookahead_start": 0}

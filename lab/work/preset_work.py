@@ -38,10 +38,11 @@ from ...runs import presets, registry
 from ...runs.choice import Choice, ModelFacts
 from ...runs.loading import Ready, defaults
 from ...runs.outlines import SEMANTIC_SIDE, outlined
+from ...samplers.chain import DiffusionBatch
 from ...samplers.conditioning import AnyCondition, Condition, FeatureCondition, PromptCondition, TextCondition
 from ...samplers.engine import finish
 from ...samplers.mar.cspd import densities
-from ...samplers.mar.mar import FullTransformer
+from ...samplers.mar.mar import FullTransformer, Heads
 from ...samplers.tokens import mulosd
 from ...samplers.tokens.mulosd.upsampling import UpSampling
 from ..sweeps.paper_files import Paper, paper_of
@@ -494,13 +495,36 @@ def batch_lines(entry: hub.Entry, rejected: Sequence[float], batches: Sequence[i
 
 
 def _counts(network: Narrow, settings: Any, images: int, kept: float, own_pace: bool) -> dict[str, int]:
-    """What the report counts of a batch that keeps a share of its drafts."""
+    """What the report counts of a batch that keeps a share of its drafts. No network is evaluated."""
     own = registry.find("fasthybrid")
     condition = Condition((1,) * images, ("",) * images)
     noise = own.family.noise(0, range(images))
-    with accepting(kept), mock.patch.object(FullTransformer, "own_pace", own_pace):
+    with ExitStack() as stack:
+        stack.enter_context(accepting(kept))
+        for owner, name, instead in (
+            (FullTransformer, "own_pace", own_pace),
+            (FullTransformer, "_pass", _pass),
+            (Heads, "sample", _sample),
+        ):
+            stack.enter_context(mock.patch.object(owner, name, instead))
         made: Any = finish(own.run(network.model, condition, settings, noise))
     return dict(made.report.counts)
+
+
+def _pass(
+    look: FullTransformer, conditioning: Any, vectors: Tensor, tokens: Tensor, known: Tensor, wanted: Tensor, *_: Any
+) -> Tensor:
+    """A pass of the transformer that is only counted."""
+    canvas = look.canvas
+    canvas.report.add(transformer_passes=1, transformer_tokens=0)
+    return torch.zeros(1 + canvas.guided, *wanted.shape, canvas.model.net.config.dim)
+
+
+def _sample(heads: Heads, batch: DiffusionBatch) -> Tensor:
+    """A chain of diffusion steps that is only counted."""
+    if len(batch.x) and len(batch.noise):
+        heads.report.add(head_calls=len(batch.noise), head_rows=0)
+    return batch.x
 
 
 def _numbers(text: str, name: str, kind: type[float] | type[int]) -> list[Any]:

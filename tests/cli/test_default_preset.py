@@ -9,12 +9,12 @@ from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARSettings
     ("sets", "wanted"),
     [
         # The demo's balanced values, as README and the node show them.
-        ([], {"lookahead": 4, "threshold": 0.95, "guided_steps": 5, "lookahead_start": 8}),
+        ([], {"lookahead": 8, "threshold": 0.99, "guided_steps": 5, "lookahead_start": 4}),
         (
             ["fasthybrid.threshold=0.5", "steps=12"],
-            {"lookahead": 4, "threshold": 0.5, "guided_steps": 5, "lookahead_start": 8, "steps": 12},
+            {"lookahead": 8, "threshold": 0.5, "guided_steps": 5, "lookahead_start": 4, "steps": 12},
         ),
-        (["preset=fast"], {"lookahead": 8, "threshold": 0.8, "guided_steps": 5, "lookahead_start": 0}),
+        (["preset=fast"], {"lookahead": 8, "threshold": 0.95, "guided_steps": 5, "lookahead_start": 2}),
         (["preset=custom"], {}),
     ],
 )

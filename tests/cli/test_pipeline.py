@@ -374,9 +374,9 @@ def test_presets_and_settings(pipeline):
     pipe = pipeline(**SAME["mar"][0])
     found = pipe.presets("fasthybrid")
     assert {*found} == {"exact", "balanced", "fast"} and found["exact"] == {"lookahead": 0}
-    assert found["balanced"] == {"threshold": 0.95, "lookahead": 4, "guided_steps": 5, "lookahead_start": 8}
+    assert found["balanced"] == {"threshold": 0.99, "lookahead": 8, "guided_steps": 5, "lookahead_start": 4}
     settings = pipe.settings("fasthybrid", "balanced", threshold=0.5)
-    assert (settings.threshold, settings.lookahead) == (0.5, 4)
+    assert (settings.threshold, settings.lookahead) == (0.5, 8)
     assert pipe.settings().steps == 16, "the demo's 32, at most the number of tokens"
 
 

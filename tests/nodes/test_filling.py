@@ -36,7 +36,7 @@ LLAMAGEN, TAR, HARMON = "FastARLoadLlamaGen", "FastARLoadTarDetokenizer", "FastA
                 "cfg": 2.0,
                 "t_max": 950,
                 "diffusion_steps_end": 50,
-                "lookahead": 4,
+                "lookahead": 8,
             },
             "demo MAR",
         ),
