@@ -57,7 +57,7 @@ def _fasthybrid(entry: str, k: int, paper: str) -> Published:
 
 ROWS = (
     _fasthybrid("mar-base", 7, "1.97"),
-    Published("mar-base", "mar", "MAR, 23 diffusion steps", "", {**_MAR, "diffusion_steps": 23, "t_max": 950}, _MAR),
+    Published("mar-base", "mar", "MAR, 24 diffusion steps", "", {**_MAR, "diffusion_steps": 24, "t_max": 950}, _MAR),
     _fasthybrid("mar-large", 8, "1.92"),
     _fasthybrid("mar-huge", 9, "1.69"),
     Published("mar-huge", "lazymar", "LazyMAR, 64 AR steps", "2.83 in operations", _LAZY, _MAR),

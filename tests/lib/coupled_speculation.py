@@ -10,12 +10,12 @@ from fastar_nodes.samplers.tokens.sampling import tempered
 from torch import Tensor
 
 
-def distributions(model: TokenModel, label: int, tokens: Tensor, settings) -> Tensor:
-    """Sampling distributions fp32 [n + 1, V] of the cells 0 .. n, given the tokens int64 [n] before each."""
+def distributions(model: TokenModel, label: int, tokens: Tensor, settings, first: int = 0) -> Tensor:
+    """Sampling distributions fp32 [n + 1 - first, V] of the cells first .. n, given the tokens int64 [n]."""
     net = model.net
     classes = net.cls_embedding.embedding_table.weight[[label, net.config.condition_size]][:, None]
     x = torch.cat([classes, net.tok_embeddings.weight[tokens].expand(2, -1, -1)], 1)
-    given, null = net(x, torch.arange(-1, len(tokens)), net.positions(model.grid, 1))
+    given, null = net(x, torch.arange(-1, len(tokens)), net.positions(model.grid, 1))[:, first:]
     return tempered(null + settings.cfg * (given - null), settings).softmax(-1)
 
 
@@ -35,7 +35,7 @@ def coupled_decoding(model: TokenModel, label: int, settings, window: int, seed:
         end = min(done + window, count)
 
         # 2. One pass gives the distributions of the window's cells, given the drafts before each.
-        p = distributions(model, label, tokens[: end - 1], settings)[done:]
+        p = distributions(model, label, tokens[: end - 1], settings, done)
         passes += 1
 
         # 3. Verify the drafts in order: accept with min(1, p / q); the first rejected one is resampled from (p - q)+.
