@@ -153,7 +153,7 @@ def fitting(what: Subject, memory: int) -> str:
         needed = need(entry, dtype)
         taken = seconds(entry, dtype, card)
         fits = "fits" if needed.fits(memory) else "streams a part, with speed plain"
-        rows.append([dtype, f"{needed.total / 1e9:.1f}", fits, "" if taken is None else f"{taken:.2g}"])
+        rows.append([dtype, f"{needed.total / 1e9:.1f}", fits, "" if taken is None else f"{taken:.0f}"])
 
     about = f"{entry.id}, one image, without its decoder. Arithmetic for {card.name}, which no card has confirmed."
     return f"{markdown(rows, empty=False)}\n{about}"
