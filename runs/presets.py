@@ -134,9 +134,7 @@ _LOOKAHEAD = {768: 7, 1024: 8, 1280: 9}
 
 
 def fasthybrid(preset: str, run: Run) -> Values:
-    """At full size the paper's thresholds, and its k for *balanced*, see :func:`lookahead`; *fast* has twice this k, as
-    on the demo.
-    """
+    """At full size the paper's thresholds, and its k for *balanced*, see :func:`lookahead`; *fast* has twice this k."""
     if preset == EXACT:
         return {"lookahead": 0}
 
