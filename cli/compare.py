@@ -5,7 +5,8 @@ several families can run together: each uses the model of its family and is comp
 its plain sampler. The baseline runs first, after an untimed warm-up step. Seconds do not include decoding. Those of a
 single run vary with what else the machine does: --repeats 5 runs the samplers in turn and gives the speed-up with its
 spread. PSNR and SSIM compare each image with the baseline's; "same distribution" stands in their place for methods that
-keep only the distribution of the images, and "another image" where fewer steps, for example, draw another one.
+keep only the distribution of the images, and "different image" for runs that are meant to give one, for example by
+fewer steps.
 """
 
 from __future__ import annotations

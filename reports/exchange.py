@@ -11,13 +11,14 @@ import json
 import re
 import struct
 from collections.abc import Iterable, Mapping, MutableMapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from PIL import Image
 
 from ..errors import UserError, first_line
-from .quality import WORDS, Quality
+from .quality import SAVED_AS, WORDS, Quality
 from .reading import read
 from .record import COUNTS, VERSION, Baseline, Qualities, Report, against, fingerprint
 
@@ -286,9 +287,9 @@ def _quality(value: Any) -> Quality | None:
         found = read(Quality, value if isinstance(value, Mapping) else {"word": value})  # a word may stand alone
     except ValueError:
         found = None
-    if found is None or found.word not in ("", *WORDS):
+    if found is None or found.word not in ("", *WORDS, *SAVED_AS):
         raise ValueError("quality")
-    return found
+    return replace(found, word=SAVED_AS.get(found.word, found.word))
 
 
 def _words(run: Mapping[str, Any], name: str) -> str:

@@ -280,8 +280,8 @@ def _numbers(report: Report | None, baseline: Report | None, quality: Quality | 
 
     work = [
         ("passes", counted(report, "transformer_passes")),
-        ("head calls", counted(report, "head_calls")),
-        ("drafts kept", percent(report.acceptance)),
+        ("diffusion calls", counted(report, "head_calls")),
+        (report.judged, percent(report.acceptance)),
     ]
 
     seconds = shown_seconds(report.seconds) if report.seconds else ""

@@ -2,7 +2,7 @@
 
 PSNR and SSIM compare images pixel by pixel. They are defined only between runs that should draw the same image: one
 model, one seed, one prompt, one edit, one size, one set of steps. For methods that keep the distribution of images but
-not the image, or that work towards another image, a word replaces the numbers.
+not the image, or that are meant to give a different image, a word replaces the numbers.
 
 Source of SSIM: Wang, Bovik, Sheikh, Simoncelli, "Image quality assessment: from error visibility to structural
 similarity", IEEE TIP 2004: Gaussian window of 11 x 11 pixels with standard deviation 1.5, K1 = 0.01, K2 = 0.03, windows
@@ -34,18 +34,20 @@ LOW = 0.1  # the low quantile of several images
 
 IDENTICAL = "identical"
 DISTRIBUTION = "same distribution"
-OTHER_IMAGE = "another image"
+OTHER_IMAGE = "different image"
 OTHER_SEED = "other seed"
 OTHER_MODEL = "other model"
 OTHER_CONDITION = "other prompt"
 OTHER_EDIT = "other edit"
 OTHER_SIZE = "other size"
+# The word of reports that were saved before it was "different image".
+SAVED_AS = {"another image": OTHER_IMAGE}
 # Words in place of figures, with their meaning.
 WORDS = {
-    IDENTICAL: "every pixel equals the baseline's",
-    DISTRIBUTION: "the method keeps the distribution of images, not the image",
-    OTHER_IMAGE: "not compared, because the method or its settings (steps, order, guidance, temperature) work towards "
-    "another image",
+    IDENTICAL: "every pixel is equal to the baseline's",
+    DISTRIBUTION: "a different image, sampled from exactly the same distribution",
+    OTHER_IMAGE: "not compared, because the method or its settings (steps, order, guidance, temperature) are meant to "
+    "give a different image",
     OTHER_SEED: "not compared, because the seeds differ",
     OTHER_MODEL: "not compared, because the models differ",
     OTHER_CONDITION: "not compared, because the labels or prompts differ",

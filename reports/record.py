@@ -53,7 +53,7 @@ PLAIN, ACCEPTED, REDONE, DRAFTED, CACHED, REJECTED, GIVEN, EXPANDED = range(8)
 COUNTS = {
     "transformer_passes": "passes",
     "transformer_tokens": "",
-    "head_calls": "head calls",
+    "head_calls": "diffusion calls",
     "head_rows": "head rows",
     "decoder_passes": "",
     "accepted": "accepted",
@@ -213,6 +213,11 @@ class Report(OfFastAR):
     def acceptance(self) -> float | None:
         """Accepted drafts as a fraction of verified drafts, 0..1; None if no draft was verified."""
         return Work(counts=self.counts).acceptance
+
+    @property
+    def judged(self) -> str:
+        """What ``acceptance`` is the share of: guesses of *parallel*, which do not change the image, or drafts."""
+        return "guesses confirmed" if self.settings.get("parallel") else "drafts accepted"
 
     def own(self, count: str) -> int | None:
         """A count of work without the draft model's part of it; None if the sampler does not have it."""
@@ -522,12 +527,12 @@ def counted(report: Report, count: str, form: str = ",", units: str = "") -> str
 
 # Names of figures, as grids and tables show them, to what they mean.
 EXPLAINED = {
-    "passes": "sequential evaluations of the large network",
-    "head calls": "sequential evaluations of the small diffusion network",
-    "draft": "those of the draft model",
-    "head rows": "tokens that these evaluations computed",
-    "acceptance": "drafts that were kept",
-    "speed-up": "the baseline's seconds an image, divided by this run's",
+    "passes": "how often the large network ran, one run after another",
+    "diffusion calls": "how often the small diffusion network ran, one run after another",
+    "draft": "passes and calls of the draft model",
+    "head rows": "tokens that these calls computed",
+    "acceptance": "the share of the verified drafts that were accepted",
+    "speed-up": "the baseline's seconds per image divided by this run's seconds per image",
 }
 
 
@@ -544,7 +549,7 @@ def explain(reports: Sequence[Report | None], baseline: Baseline = 0) -> str:
     if any("transformer_passes" in report.counts for report in known):
         shown.append("passes")
     if any("head_calls" in report.counts for report in known):
-        shown.append("head calls")
+        shown.append("diffusion calls")
     if any(report.of_draft("transformer_passes") for report in known):
         shown.append("draft")
     if any("head_rows" in report.counts for report in known):

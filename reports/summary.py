@@ -21,7 +21,7 @@ from .record import Report, counted
 from .table import percent
 from .timing import BASELINE, FIRST_RUN, how_timed, shown_seconds, times_as_fast
 
-# PSNR in dB from which an image is called the same but for rounding, nearly the same, and a similar one. Rounding
+# PSNR in dB from which an image is called the same within rounding, nearly the same, and a similar one. Rounding
 # changes a few pixels by one level of 256; a change of every pixel by one level is 48 dB.
 ROUNDED = 60.0
 NEARLY = 30.0
@@ -35,7 +35,7 @@ _OTHER_TASKS = (OTHER_SEED, OTHER_CONDITION, OTHER_EDIT, OTHER_SIZE)
 
 
 # Counts that say what a run does one after another, and their units.
-_WORK = (("transformer_passes", "passes"), ("head_calls", "head calls"))
+_WORK = (("transformer_passes", "passes"), ("head_calls", "diffusion calls"))
 
 
 class Gain(NamedTuple):
@@ -48,7 +48,7 @@ class Gain(NamedTuple):
 def headline(
     labels: Sequence[str], reports: Sequence[Report | None], base: int, quality: Sequence[Quality | None]
 ) -> str:
-    """The result of runs that have one baseline, in one line: "57 passes instead of 256: identical".
+    """The result of runs that have one baseline, in one line: "57 passes instead of 256, identical image".
 
     Of several runs it is the one with the largest gain, with its label.
 
@@ -70,7 +70,8 @@ def headline(
         gain = gained(report, baseline, found)
         outcome = outcome_of(report, found)
         parts = [gain.text, outcome] if outcome else [gain.text]
-        results.append((gain, ": ".join(parts) if len(reports) == 2 else f"{label}: {', '.join(parts)}"))
+        text = ", ".join(parts)
+        results.append((gain, text if len(reports) == 2 else f"{label}: {text}"))
 
     if not results:
         remedies = [same_seed(report, baseline, found) for report, found in zip(reports, quality, strict=True)]
@@ -96,9 +97,9 @@ def gained(report: Report, baseline: Report, quality: Quality | None = None) -> 
     """What a run saves against its baseline, told by what is surest. The first of these that there is:
 
     1. the speed-up of repeats in turn;
-    2. of another image, a clear ratio of seconds, because its passes may be others than the baseline's;
+    2. of a different image, a clear ratio of seconds, because its passes may be others than the baseline's;
     3. fewer passes, which are the same on every machine;
-    4. fewer head calls;
+    4. fewer calls of the diffusion head;
     5. the ratio of the seconds of two single runs.
     """
     speedup = report.speedup(baseline)
@@ -119,7 +120,7 @@ def gained(report: Report, baseline: Report, quality: Quality | None = None) -> 
 
 
 def fewer_calls(report: Report, baseline: Report) -> Gain | None:
-    """The passes that a run saves, else the head calls, which are the same on every machine; None if it saves none."""
+    """The passes or diffusion calls that a run saves, which are the same on every machine; None if it saves none."""
     for count, unit in _WORK:
         own = report.own(count)
         plain = baseline.own(count)
@@ -143,17 +144,18 @@ def outcome_of(report: Report, quality: Quality | None) -> str:
     """What became of the baseline's image, in words; "" if that is not known."""
     if quality is None:
         return ""
-    if quality.word in (IDENTICAL, DISTRIBUTION):
-        return quality.word
-
     several = report.images > 1
+    if quality.word == IDENTICAL:
+        return "identical images" if several else "identical image"
+    if quality.word == DISTRIBUTION:
+        return DISTRIBUTION
     if quality.word or quality.psnr is None or quality.psnr < SIMILAR:
-        return "other images" if several else f"another {_named(report.subject)}"
+        return "different images" if several else f"a different {_named(report.subject)}"
 
     if quality.psnr < NEARLY:
         return "similar images" if several else "a similar image"
     same = "images" if several else "image"
-    return f"the same {same} but for rounding" if quality.psnr >= ROUNDED else f"nearly the same {same}"
+    return f"the same {same} within rounding" if quality.psnr >= ROUNDED else f"nearly the same {same}"
 
 
 def _named(subject: str) -> str:
@@ -162,15 +164,15 @@ def _named(subject: str) -> str:
 
 
 def one_line(report: Report, baseline: Report | None = None, quality: Quality | None = None) -> str:
-    """Work, distance from the baseline and seconds: "32 passes, 97 % of drafts kept, 0.861 s (one run)".
+    """Work, distance from the baseline and seconds: "32 passes, 97 % of drafts accepted, 0.861 s (one run)".
 
     The work comes first, because it does not depend on the machine. What is not known is left out.
     """
-    kept = percent(report.acceptance)
+    accepted = percent(report.acceptance)
     parts = [
         counted(report, "transformer_passes", units="passes"),
-        counted(report, "head_calls", units="head calls"),
-        f"{kept} of drafts kept" if kept else "",
+        counted(report, "head_calls", units="diffusion calls"),
+        f"{accepted} of {report.judged}" if accepted else "",
     ]
 
     if quality is not None:

@@ -203,7 +203,7 @@ def _figures(sweep: Sweep, cell: Cell) -> list[list[str]]:
             out.append([f"{count} {unit}", count])
 
     if report.acceptance is not None:
-        out.append([f"{percent(report.acceptance)} kept", percent(report.acceptance)])
+        out.append([f"{percent(report.acceptance)} accepted", percent(report.acceptance)])
 
     for name, value in (cell.quality.lines() if cell.quality else [])[:1]:
         out.append([value] if name == "image" else [f"{name} {value}", value])
@@ -219,7 +219,7 @@ def _figures(sweep: Sweep, cell: Cell) -> list[list[str]]:
 
 def _varying(sweep: Sweep) -> list[tuple[str, str]]:
     """The counts of work in which cells differ, with their units; if there is none, the first that they have."""
-    counts = {"transformer_passes": "passes", "head_calls": "head calls"}
+    counts = {"transformer_passes": "passes", "head_calls": "diffusion calls"}
     found = {name: {cell.report.counts.get(name, 0) for cell in sweep.cells} for name in counts}
     varying = [(name, unit) for name, unit in counts.items() if len(found[name]) > 1]
     return varying or [(name, unit) for name, unit in counts.items() if any(found[name])][:1]
@@ -279,7 +279,7 @@ _MEASURES = {
     "PSNR": _Measure("PSNR, dB (right is closer)", lambda point: point.psnr),
     "SSIM": _Measure("SSIM (right is closer)", lambda point: point.ssim),
     "acceptance": _Measure(
-        "drafts kept, %", lambda point: None if point.acceptance is None else 100 * point.acceptance
+        "drafts accepted, %", lambda point: None if point.acceptance is None else 100 * point.acceptance
     ),
     "passes": _Measure("transformer passes", lambda point: point.passes),
 }

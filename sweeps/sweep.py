@@ -54,7 +54,9 @@ def sweep_lines(sweep: Sweep) -> list[str]:
 def _rows(sweep: Sweep, brief: bool = False) -> list[list[str]]:
     """The table, the head first: the values of the axes, and the figures."""
     axes = [axis for axis in (sweep.x, sweep.y) if axis.name]
-    rows = [[*(axis.name for axis in axes), "passes", "head calls", "accepted", "PSNR", "SSIM", "seconds", "speed-up"]]
+    rows = [
+        [*(axis.name for axis in axes), "passes", "diffusion calls", "accepted", "PSNR", "SSIM", "seconds", "speed-up"]
+    ]
 
     for point in sweep.points():
         values = [sweep.x.values[point.x], sweep.y.values[point.y]]

@@ -748,7 +748,7 @@ def test_a_sweep_shows_its_grid_and_plot_when_it_has_run(editor: Any, comfy: Com
     editor.wait_for_function("Object.values(app.nodeOutputs).some(o => o.images?.length)", timeout=120_000)
     editor.wait_for_timeout(2000)
     assert editor.evaluate("Object.values(app.nodePreviewImages ?? {}).filter(shown => shown?.length)") == []
-    assert "threshold  passes  head calls" in editor.evaluate(SEEN)
+    assert "threshold  passes  diffusion calls" in editor.evaluate(SEEN)
     if editor.renderer == "litegraph":
         images = f"app.graph.getNodeById({sweep['id']}).imgs"
         editor.wait_for_function(f"{images}?.length === 1", timeout=30_000)

@@ -80,7 +80,7 @@ def test_the_node_of_a_subgraph_shows_what_the_nodes_inside_said(comfy: Comfy, e
     editor.wait_for_timeout(1500)
     editor.screenshot(path=str(artifacts / f"texts of a subgraph_{editor.renderer}.png"))
     figures = editor.evaluate(TEXT_OF_SUBGRAPH)
-    assert figures.startswith("FastHybrid: 32 passes, 436 head calls") and "PSNR" in figures
+    assert figures.startswith("FastHybrid: 32 passes, 436 diffusion calls") and "PSNR" in figures
     assert figures in editor.evaluate(SEEN)
 
     editor.evaluate(SET_IN_SUBGRAPH, ["threshold", 1.01])
@@ -89,7 +89,7 @@ def test_the_node_of_a_subgraph_shows_what_the_nodes_inside_said(comfy: Comfy, e
     said = editor.evaluate(TEXT_OF_SUBGRAPH)
     warning, figures = said.split("\n")
     assert warning.startswith("FastHybrid: No draft was accepted")
-    assert figures.startswith("FastHybrid: 32 passes, 1,536 head calls")
+    assert figures.startswith("FastHybrid: 32 passes, 1,536 diffusion calls")
 
     assert "last run" not in editor.evaluate(SENT)
     saved = editor.evaluate(SAVED)

@@ -297,7 +297,11 @@ def test_the_node_shows_grid_plot_and_table_and_gives_them(steady):
     assert np.array_equal(shown[: grid.shape[1], :width], (grid[0] * 255).round())
     assert np.array_equal(shown[:400, width:], (plot[0] * 255).round())
     assert table.splitlines()[0] == as_table.splitlines()[0] and told.startswith("3 cells sampled")
-    assert [line.split()[0] for line in lines[:-1]] == ["threshold", "-1", "0.5"] and "passes  head calls" in lines[0]
+    assert [line.split()[0] for line in lines[:-1]] == [
+        "threshold",
+        "-1",
+        "0.5",
+    ] and "passes  diffusion calls" in lines[0]
     assert lines[-1].startswith("all cells: 4 AR steps, ") and "lookahead 2" in lines[-1]
     assert "threshold" not in lines[-1]
 
@@ -444,7 +448,9 @@ def test_samplers_show_a_line_and_write_their_report():
     made = node.execute(model=a_mar(), condition=WHAT, seed=7, **FAST)
     report = made.result[1]
     first, second = said(made)
-    work = f"4 passes, {report.counts['head_calls']} head calls, {100 * report.acceptance:.0f} % of drafts kept"
+    work = (
+        f"4 passes, {report.counts['head_calls']} diffusion calls, {100 * report.acceptance:.0f} % of drafts accepted"
+    )
     assert first.startswith(f"{work}, ") and first.endswith(" s (one run)") and second.startswith("4 AR steps, ")
     assert not fake_comfy.state.said, "the editor removes progress texts when a run ends"
     (run,) = metadata[exchange.KEY]["runs"]

@@ -49,7 +49,7 @@ def test_the_result_of_the_runs_is_that_of_compare():
     slow, fast = a_report("llamagen"), a_report("llamagen", parallel=16)
     slow.counts["transformer_passes"], fast.counts["transformer_passes"] = 256, 64
 
-    assert timelapse.result_of([picture] * 2, ["a", "b"], [slow, fast]) == "64 passes instead of 256: identical"
+    assert timelapse.result_of([picture] * 2, ["a", "b"], [slow, fast]) == "64 passes instead of 256, identical image"
     assert timelapse.result_of([picture], ["a"], [slow]) == ""
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports import exchange
-from fastar_nodes.reports.quality import Quality
+from fastar_nodes.reports.quality import OTHER_IMAGE, Quality
 from fastar_nodes.reports.record import Report
 from fastar_nodes.reports.summary import one_line
 from fastar_nodes.runs.baseline import no_gain
@@ -188,9 +188,9 @@ def test_pictures_without_a_report_and_files_that_are_none(tmp_path):
 
 def test_one_line():
     fast = report(accepted=97, rejected=3, transformer_passes=8)
-    assert one_line(fast) == "8 passes, 97 % of drafts kept, 1.50 s (one run)"
+    assert one_line(fast) == "8 passes, 97 % of drafts accepted, 1.50 s (one run)"
     line = one_line(fast, report("mar", 3.0), Quality(31.04, 0.93))
-    work = "8 passes, 97 % of drafts kept, PSNR 31.0 dB, SSIM 0.930"
+    work = "8 passes, 97 % of drafts accepted, PSNR 31.0 dB, SSIM 0.930"
     assert line == f"{work}, 1.50 s (one run), about 2.00x (one run each)"
     assert one_line(fast, None, Quality(word="identical")).endswith(", identical, 1.50 s (one run)")
 
@@ -272,3 +272,14 @@ def test_a_report_of_another_format_is_not_read(tmp_path, version):
     text = json.dumps({**GOOD, "version": version})
     with pytest.raises(UserError, match="^image: the report of a.png is of the format .*, and this version reads 1"):
         exchange.read_runs(write(tmp_path / "a.png", text))
+
+
+def test_the_word_of_an_older_report_is_todays():
+    assert exchange._quality({"identical": False, "word": "another image"}) == Quality(word=OTHER_IMAGE)
+
+
+def test_what_parallel_decoding_confirms_are_guesses():
+    run = report("llamagen", accepted=3, rejected=1)
+    assert "75 % of drafts accepted" in one_line(run)
+    run.settings["parallel"] = 16
+    assert "75 % of guesses confirmed" in one_line(run)

@@ -104,10 +104,10 @@ def test_the_work_of_a_draft_model_is_shown_apart():
     assert report.own("restarts") is None
     assert _numbers(report, None) == [
         ("passes", "12 (draft 27)"),
-        ("head calls", "576 (draft 1,296)"),
+        ("diffusion calls", "576 (draft 1,296)"),
         ("seconds", "1.00"),
     ]
-    assert one_line(report) == "12 passes (draft 27), 576 head calls (draft 1,296), 1.00 s (one run)"
+    assert one_line(report) == "12 passes (draft 27), 576 diffusion calls (draft 1,296), 1.00 s (one run)"
     assert "| 12 (draft 27) | 576 (draft 1296) |" in to_table([report])
     head, row = to_csv([report]).split()
     found = dict(zip(head.split(","), row.split(","), strict=True))
@@ -261,8 +261,8 @@ def test_figures_under_a_cell():
     axis = Axis("threshold", ("0.9", "0.95"))
     sweep = Sweep("t", CellStore(Path("nowhere")), axis, Axis("", ("",)), (7,), (one, other))
     assert sweep_images._figures(sweep, one) == [
-        ["1,200 head calls", "1,200"],
-        ["90 % kept", "90 %"],
+        ["1,200 diffusion calls", "1,200"],
+        ["90 % accepted", "90 %"],
         ["PSNR 31.0 dB", "31.0 dB"],
         ["about 4.00x", "1.00 s"],
     ]
@@ -284,7 +284,7 @@ def test_baselines_come_before_their_cells_and_cells_without_one_last():
 
 def test_numbers_of_a_cell():
     lines = dict(_numbers(run(seconds=2.0, images=2, accepted=1, rejected=7), run(seconds=5.0)))
-    assert lines == {"drafts kept": "12 %", "seconds": "2.00", "speed-up": "about 5.00x"}
+    assert lines == {"drafts accepted": "12 %", "seconds": "2.00", "speed-up": "about 5.00x"}
     assert list(lines)[-1] == "speed-up", "the work first"
     plain = run(seconds=5.0)
     assert dict(_numbers(plain, plain)) == {"seconds": "5.00"}, "a baseline has no speed-up"

@@ -97,7 +97,7 @@ def test_numbers_appear_only_where_known():
     assert bare.shape[0] < some.shape[0] < full.shape[0]
     assert _ink(bare) < _ink(some) < _ink(full)
     lines = p._numbers(whole, report(seconds=5.0))
-    names = ("passes", "head calls", "drafts kept", "seconds", "speed-up")
+    names = ("passes", "diffusion calls", "drafts accepted", "seconds", "speed-up")
     values = ("32", "3,200", "75 %", "2.00", "about 2.50x")
     assert lines == list(zip(names, values, strict=True))
     assert p._numbers(report(), None) == [("seconds", "2.00")]

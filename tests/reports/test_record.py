@@ -59,7 +59,7 @@ def test_json_is_the_documented_form(root):
 def test_table_leaves_out_what_nobody_has():
     lines = to_table(runs(), ["MAR", "FastHybrid"]).splitlines()
     heads = [cell.strip() for cell in lines[0].strip("|").split("|")]
-    assert heads == ["sampler", "passes", "head calls", "accepted", "restarts", "seconds", "speed-up"]
+    assert heads == ["sampler", "passes", "diffusion calls", "accepted", "restarts", "seconds", "speed-up"]
     assert "about 4.00x (one run each)" in lines[3] and "83.3 %" in lines[3] and "MAR" in lines[2]
     assert len({len(line) for line in lines}) == 1
     assert "accepted" not in to_table(runs()[:1])
@@ -112,12 +112,14 @@ def test_only_figures_that_are_shown_are_explained():
     judged.add(transformer_passes=1, head_calls=2, accepted=1, rejected=1)
     judged.add(head_rows=3)
     plain.seconds = judged.seconds = 1.0
-    assert explain([plain]) == "passes: sequential evaluations of the large network" == explain([None, plain])
+    assert (
+        explain([plain]) == "passes: how often the large network ran, one run after another" == explain([None, plain])
+    )
     names = [line.split(":")[0] for line in explain([plain, judged]).split("; ")[:5]]
     assert names == [name for name in EXPLAINED if name != "draft"]
     drafted = Report("cspd", "m", {}, 1, 1, "cpu")
     drafted.add(transformer_passes=3, draft_passes=2)
-    assert explain([drafted]).endswith("; draft: those of the draft model")
+    assert explain([drafted]).endswith("; draft: passes and calls of the draft model")
     assert explain([plain, judged]).endswith("one run each: the ratio of two single runs, which varies from run to run")
     assert explain([None]) == ""
 

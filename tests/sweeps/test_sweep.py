@@ -93,9 +93,9 @@ def test_a_cell_whose_image_holds_no_whole_images_is_made_again(tmp_path):
 
 
 def test_a_figure_that_does_not_fit_is_shortened():
-    forms = ["480 head calls", "480"]
+    forms = ["480 diffusion calls", "480"]
     widths = [round(text_width(text, 20)) for text in forms]
-    for width, text in ((widths[0] + 1, "480 head calls"), (widths[0] - 1, "480"), (widths[1] - 1, "")):
+    for width, text in ((widths[0] + 1, "480 diffusion calls"), (widths[0] - 1, "480"), (widths[1] - 1, "")):
         assert _fitting(forms, width, 20) == text
 
 
@@ -291,7 +291,7 @@ def test_names_are_beside_their_rows_and_above_their_columns(tmp_path, pen):
     rows = [texts[f"lookahead {a}, seed {seed}"][0][1] for a in (2, 4) for seed in (7, 8)]
     assert rows == [y for _, y in pasted]
     assert texts["0.8"][0][0] < texts["0.9"][0][0] < texts["0.99"][0][0]
-    for line in ("90 % kept", "80 % kept", "70 % kept", "about 4.00x", "about 2.00x", "identical"):
+    for line in ("90 % accepted", "80 % accepted", "70 % accepted", "about 4.00x", "about 2.00x", "identical"):
         assert len(texts[line]) == 4
     assert len(texts["8 passes"]) == 12
     sweep_grid(sweep, 40)
@@ -377,7 +377,7 @@ def test_without_a_baseline_a_plot_shows_seconds(tmp_path, pen):
     bare = replace(sweep, cells=tuple(replace(c, baseline=None) for c in sweep.cells))
     sweep_plot(bare, "acceptance")
     texts = pen().texts
-    assert "seconds (one run each)" in texts and "identical" not in texts and "drafts kept, %" in texts
+    assert "seconds (one run each)" in texts and "identical" not in texts and "drafts accepted, %" in texts
     of_first = sorted(centres(pen())[:3])  # by drafts kept, of which the slowest run has fewest
     assert of_first[0][1] < of_first[1][1] < of_first[2][1], "more seconds are higher"
 
