@@ -59,6 +59,8 @@ from .samplers.noise import PairedNoise as PairedNoise
 from .samplers.tokens.draws import PairedDraws as PairedDraws
 from .samplers.tokens.llamagen import llamagen as llamagen
 from .samplers.tokens.mulosd import mulosd as mulosd
+from .samplers.tokens.mulosd.upsampling import LatentUpSampling as LatentUpSampling
+from .samplers.tokens.mulosd.upsampling import PixelUpSampling as PixelUpSampling
 from .samplers.tokens.mulosd.upsampling import UpSampling as UpSampling
 from .samplers.tokens.par import PARSettings as PARSettings
 from .samplers.tokens.par import par as par

@@ -152,7 +152,8 @@ def _top(program: Program) -> Parser:
     lines = [program.about]
     for heading, commands in program.groups.items():
         lines += ["", heading or "Commands:"]
-        lines += [f"  {name:<14}{about}" for name, (_, about) in commands.items()]
+        width = max(14, *(len(name) + 2 for name in commands))
+        lines += [f"  {name:<{width}}{about}" for name, (_, about) in commands.items()]
     lines += ["", "Each has its own --help.", program.elsewhere]
 
     parser = Parser(program.name, description="\n".join(lines), formatter_class=argparse.RawDescriptionHelpFormatter)

@@ -34,7 +34,8 @@ GROUPS: dict[str, Commands] = {
     "The authors' code:": {
         "parity": (".parity.command", "compare this code with recorded results of the reference implementations"),
     },
-    "The demo:": {
+    "Trainings:": {
+        "train-latent-samplers": (".training.latent_command", "train MuLo-SD's latent samplers for a tokenizer"),
         "train-demo": (".training.command", "train the built-in demo checkpoints and the judge"),
     },
     "The docs:": {

@@ -12,6 +12,7 @@ from comfy_api.v0_0_2 import io
 
 from ..errors import UserError
 from ..memory import enough_memory
+from ..model_loaders.autoencoders.latent_samplers import load_latent_samplers
 from ..model_loaders.catalogue import hub
 from ..model_loaders.files import checkpoint
 from ..model_loaders.files.wrappers import WEIGHTS
@@ -26,7 +27,7 @@ from ..runs.loading import AUTO, Source
 from ..runs.registry import family_of
 from . import host
 from .host.loaded import TA_TOK, Loaded
-from .schema import BLOCK_MODEL, MAR, TAR, TOKEN_MODEL, checked_switch, output, schema
+from .schema import BLOCK_MODEL, LATENT_SAMPLERS, MAR, TAR, TOKEN_MODEL, checked_switch, output, schema
 from .vae import BITS, VQ, FastARVAE
 
 # Model folders of each file family; the first takes downloads.
@@ -577,6 +578,39 @@ class LoadTar(_Loader):
         return io.NodeOutput(Loaded.of(model, recommended=stated))
 
 
+class LoadLatentSamplers(_Loader):
+    node_id = "FastARLoadLatentSamplers"
+    title = "Load Latent Samplers"
+    family = registry.LLAMAGEN
+    usual = ("demo-latent-samplers",)
+    description = (
+        "Loads the trained networks with which MuLo-SD enlarges a draft and reduces the result again, without "
+        "decoding it. They belong to one VQ tokenizer and to one ratio of sides."
+    )
+    aliases = ["mulo-sd", "up-sampler", "down-sampler", "upscale draft", "latent upscale"]
+    widgets = ("checkpoint",)
+    tooltips = {
+        "checkpoint": "The latent samplers; your own files go into models/fastar. The lab's train-latent-samplers "
+        "trains them for a tokenizer, from a folder of images.",
+    }
+    socket = output(LATENT_SAMPLERS, "latent_samplers", "For MuLo-SD Sampler.")
+    decodes = False
+
+    more = {"checkpoint": "Press *R* in the editor to refresh the list."}
+
+    @classmethod
+    def files(cls) -> dict[str, tuple[str, ...]]:
+        return {"checkpoint": ("latent-samplers",)}
+
+    @classmethod
+    @in_own_state
+    def execute(cls, checkpoint: Any) -> io.NodeOutput:  # type: ignore[override]
+        find = finder(cls, False)
+        path = find(listed(checkpoint, "latent-samplers"), "latent-samplers")
+        operations = host.operations.suited(host.devices.get_compute_device())
+        return io.NodeOutput(Loaded.of(load_latent_samplers(path, host.devices.get_offload_device(), operations)))
+
+
 class LoadJanus(_Loader):
     node_id = "FastARLoadJanus"
     title = "Load Janus"
@@ -707,6 +741,7 @@ NODES: list[type[io.ComfyNode]] = [
     LoadTar,
     LoadTarDetokenizer,
     LoadHybrid,
+    LoadLatentSamplers,
     LoadJanus,
     LoadBitDance,
     *(_node_of(family) for family in registry.FAMILIES.values() if family.name not in _OWN),

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -20,8 +21,10 @@ from torch import Tensor
 
 from ..errors import UserError
 from ..memory import enough_memory
+from ..model_loaders.autoencoders.latent_samplers import expect_fitting
 from ..model_loaders.kinds import KINDS
 from ..model_loaders.upscalers import enlarges_rgb, upscaler_name
+from ..networks.latent_samplers import LatentSamplersModel
 from ..networks.tar import TarModel
 from ..networks.torch_state import in_own_state
 from ..reports.record import Report
@@ -33,6 +36,7 @@ from ..runs.choice import Choice, choose
 from ..runs.drawing import Drawing
 from ..runs.images import to_bytes
 from ..runs.labels import labels_for
+from ..runs.loading import Source, find_file, shipped_latent_samplers
 from ..runs.memory import DECODE, WEIGHTS
 from ..runs.registry import SAMPLERS, Entry, family_of
 from ..samplers.conditioning import (
@@ -48,7 +52,8 @@ from ..samplers.conditioning import (
     expect_null_prompt,
 )
 from ..samplers.settings import in_words, knobs
-from ..samplers.tokens.mulosd.upsampling import UpSampling
+from ..samplers.tokens.mulosd import check_grids
+from ..samplers.tokens.mulosd.upsampling import LatentUpSampling, PixelUpSampling, UpSampling
 from . import graph, host
 from .caches import checked_cache
 from .host.loaded import Loaded, to_device
@@ -234,6 +239,7 @@ class Sockets:
     latent_image: Any = None
     mask: Any = None
     upscale_model: Any = None
+    latent_samplers: Any = None
     first_image: int = 0
 
 
@@ -253,7 +259,9 @@ class Run:
     drawing: Drawing  # its edit starts from latents
     loaded: Loaded[Any]
     draft: Loaded[Any] | None = None
-    upscale_model: Any = None  # what enlarges a draft; None: bicubically
+    # What enlarges a draft, at most one of them; without both bicubic interpolation does.
+    upscale_model: Any = None
+    latent_samplers: Loaded[LatentSamplersModel] | None = None
 
     @property
     def enlarges(self) -> bool:
@@ -271,7 +279,9 @@ class Run:
         vae = self.loaded.vae
         height, width = drawing.family.latents(drawing.model, drawing.settings)
         others = [] if self.draft is None else list(self.draft.patchers)
-        if self.enlarges:
+        if self.latent_samplers is not None:
+            others += self.latent_samplers.patchers
+        elif self.enlarges:
             # The draft is enlarged between the decoder and the encoder.
             side = height * vae.downscale_ratio
             at_once = max(1, min(drawing.images, _PIXELS // side**2))
@@ -303,11 +313,13 @@ class Run:
     def _up_sampling(self, place: Callable[[], Any]) -> UpSampling:
         """What enlarges the draft; ``place`` loads the run's networks again after an upscale model."""
         tokenizer = self.loaded.vae.tokenizer
+        if self.latent_samplers is not None:
+            return LatentUpSampling(tokenizer, self.latent_samplers.model)
         if self.upscale_model is None:
-            return UpSampling(tokenizer)
+            return PixelUpSampling(tokenizer)
 
         enlarge = host.images.upscaler(self.upscale_model, place)
-        return UpSampling(tokenizer, enlarge, upscaler_name(self.upscale_model))
+        return PixelUpSampling(tokenizer, enlarge, upscaler_name(self.upscale_model))
 
     def latents(self, step: Any) -> Tensor:
         """Latents [B, C, h, w] of a step or of the result, a LATENT; of codes their vectors."""
@@ -347,13 +359,46 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
             "with a model for colour images."
         )
 
+    samplers = latent_samplers_of(sockets, loaded, draft) if entry.needs_up_sampler else None
+
     drawing = replace(
         drawing,
         settings=family.complete(model, settings),
         draft=None if draft is None else draft.model,
         cache=cache,
     )
-    return Run(drawing, loaded, draft, upscale_model)
+    return Run(drawing, loaded, draft, upscale_model, samplers)
+
+
+def latent_samplers_of(
+    sockets: Sockets, loaded: Loaded[Any], draft: Loaded[Any] | None
+) -> Loaded[LatentSamplersModel] | None:
+    """The latent samplers of a run of MuLo-SD: those on the socket, or this pack's if they fit and nothing else is to
+    enlarge the draft.
+    """
+    assert draft is not None, "a sampler that enlarges a draft has one"
+    tokenizer = loaded.vae.tokenizer
+    ratio = check_grids(loaded.model, draft.model)
+
+    value = sockets.latent_samplers
+    if value is None:
+        if sockets.upscale_model is not None:
+            return None
+        operations = host.operations.suited(host.devices.get_compute_device())
+        find = partial(find_file, folder=None)
+        source = Source(find, host.devices.get_offload_device(), operations=operations)
+        shipped = shipped_latent_samplers(tokenizer, ratio, source)
+        return None if shipped is None else Loaded.of(shipped)
+
+    if sockets.upscale_model is not None:
+        raise UserError("latent_samplers: the draft is enlarged once; disconnect upscale_model or latent_samplers.")
+    samplers: Loaded[LatentSamplersModel] = expect_kind_on(
+        value, (Loaded.kind,), "latent_samplers", "Load Latent Samplers"
+    )
+    if samplers.model.family != LatentSamplersModel.family:
+        raise UserError(f"latent_samplers: it got {describe(samplers)}; connect the output of Load Latent Samplers.")
+    expect_fitting(samplers.model, tokenizer, ratio)
+    return samplers
 
 
 # ------------------------------------------------------------------------------------------------ 3. run

@@ -22,6 +22,7 @@ from .running import ModelFirst, Sockets, expect_loaded, loaders_of, reported, r
 from .schema import (
     CACHE,
     HIDDEN,
+    LATENT_SAMPLERS,
     RECOMMENDS,
     REPORT,
     checked_first_image,
@@ -488,11 +489,18 @@ class MuLoSDSampler(_Sampler):
         upscale_model = io.UpscaleModel.Input(
             "upscale_model",
             optional=True,
-            tooltip="Enlarges the draft, from Load Upscale Model; with a sharper draft, more tokens are accepted. "
-            "If nothing is connected, the draft is enlarged bicubically.",
+            tooltip="Enlarges the draft, from Load Upscale Model; with a sharper draft, more tokens are accepted. If "
+            "nothing is connected, latent samplers of FastAR enlarge it where they fit the decoder, otherwise bicubic "
+            "interpolation does.",
+        )
+        latent_samplers = LATENT_SAMPLERS.Input(
+            "latent_samplers",
+            optional=True,
+            tooltip="Enlarges the draft and reduces the result again, from Load Latent Samplers. They are trained for "
+            "the decoder, so most tokens are accepted. Use them instead of upscale_model.",
         )
 
-        return [upscale_model]
+        return [upscale_model, latent_samplers]
 
 
 class BitDanceSampler(_Sampler):

@@ -29,6 +29,7 @@ MAR = io.Custom("FASTAR_MAR")
 TOKEN_MODEL = io.Custom("FASTAR_TOKEN_MODEL")
 BLOCK_MODEL = io.Custom("FASTAR_BITDANCE")
 TAR = io.Custom("FASTAR_TAR")
+LATENT_SAMPLERS = io.Custom("FASTAR_LATENT_SAMPLERS")
 ANY_MODEL = io.Custom(",".join(dict.fromkeys(family.socket for family in FAMILIES.values())))
 # A condition has a type by its kind, so that a sampler that no model reads it with cannot be connected.
 _OF_KIND = {
@@ -338,6 +339,7 @@ _SEEN_AS: dict[str, str] = {
     # Models that are of no family.
     "TarModel": "the language model of Tar",
     "TATokModel": "a TA-Tok",
+    "LatentSamplersModel": "latent samplers",
     "FastARVAE": "a VAE",
     # Core's.
     "VAE": "a VAE",

@@ -287,14 +287,23 @@ VALUES: dict[str, Kind] = {
         "for Tar's de-tokenizers",
     ),
     "model": Kind(
-        ("FASTAR_MAR", "FASTAR_TOKEN_MODEL", "FASTAR_BITDANCE", "FASTAR_TAR"),
+        ("FASTAR_MAR", "FASTAR_TOKEN_MODEL", "FASTAR_BITDANCE", "FASTAR_TAR", "FASTAR_LATENT_SAMPLERS"),
         (
             Attribute("model.name", _TEXT, "its name in messages and reports"),
-            Attribute("model.family", _TEXT, "*mar*, *hybrid*, *llamagen*, *tar*, *janus*, *bitdance* or *language*"),
             Attribute(
-                "model.condition", _TEXT, "the kind of condition that it reads; *language* has none", needed=False
+                "model.family",
+                _TEXT,
+                "*mar*, *hybrid*, *llamagen*, *tar*, *janus*, *bitdance*, *language* or *latent samplers*",
             ),
-            Attribute("model.label_set", _TEXT, "the list of its classes; *language* has none", needed=False),
+            Attribute(
+                "model.condition",
+                _TEXT,
+                "the kind of condition that it reads; models that draw nothing have none",
+                needed=False,
+            ),
+            Attribute(
+                "model.label_set", _TEXT, "the list of its classes; models that draw nothing have none", needed=False
+            ),
             Attribute("vae", _or_none(_VAE), "the VAE of the same loader", needed=False),
             Attribute("recommended", _SETTINGS, "settings of its file", needed=False),
         ),

@@ -17,6 +17,7 @@ import torch
 from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders import kinds
+from ..model_loaders.autoencoders.latent_samplers import expect_fitting, fits, load_latent_samplers
 from ..model_loaders.autoencoders.loader import expect_same_codes, load_vq
 from ..model_loaders.catalogue import hub
 from ..model_loaders.catalogue.known import entry_of
@@ -30,6 +31,7 @@ from ..networks.autoencoder import KLModel, VQModel
 from ..networks.bitdance import BlockModel
 from ..networks.janus import JanusModel, WordHead
 from ..networks.janus_vision import ImageReader, ReadImage
+from ..networks.latent_samplers import LatentSamplersModel
 from ..networks.llama import TokenModel
 from ..networks.mar import MARModel
 from ..networks.ops import Operations
@@ -47,7 +49,8 @@ from ..samplers.conditioning import (
     TextCondition,
 )
 from ..samplers.settings import knobs, make
-from ..samplers.tokens.mulosd.upsampling import BICUBIC, Enlarge, UpSampling
+from ..samplers.tokens.mulosd import check_grids
+from ..samplers.tokens.mulosd.upsampling import BICUBIC, LatentUpSampling, PixelUpSampling, UpSampling
 from ..samplers.tokens.settings import TarPromptSettings
 from .choice import ModelFacts
 from .families import Family
@@ -64,6 +67,7 @@ USUAL = next(iter(FAMILIES))
 # Kinds of files that are no model of a family.
 LANGUAGE = "tar"  # language models of Tar
 READER = "ta-tok"  # what reads and writes their codes
+LATENT_SAMPLERS = "latent-samplers"  # what enlarges MuLo-SD's drafts in latents
 # Language models of Tar: the demo's, and the one for all other de-tokenizers.
 DEMO_TAR = "demo-tar"
 OFFICIAL_TAR = "tar-1.5b"
@@ -495,35 +499,48 @@ class Drafts:
     """Draft models of the samplers of a run, each loaded once.
 
     ``choice``: "auto" (the catalogue's), a catalogue entry or a file; ``target_name``: what the user called the target;
-    ``upscale_model``: what enlarges drafts of a smaller image, "bicubic" or the file of a super-resolution model.
+    ``upscale_model``: what enlarges drafts of a smaller image: "bicubic", the file of latent samplers or of a
+    super-resolution model, or "auto", which takes the pack's latent samplers where they fit, else "bicubic".
     """
 
-    def __init__(self, source: Source, choice: str, target_name: str, upscale_model: str = BICUBIC):
+    def __init__(self, source: Source, choice: str, target_name: str, upscale_model: str = AUTO):
         self._source = source
         self._choice = choice
         self._name = target_name
         self._upscale_model = upscale_model
-        self._upscaler: tuple[Enlarge, str] | None = None
+        self._up_sampling: UpSampling | None = None
         self._loaded: dict[tuple[str, str], Model] = {}
 
-    def up_sampling(self, target: Ready) -> UpSampling:
+    def up_sampling(self, target: Ready, draft: Any) -> UpSampling:
         """What enlarges the codes of a draft.
 
         Raises:
             UserError: the file does not fit; see :func:`load_upscaler`.
         """
+        if self._up_sampling is None or self._up_sampling.model is not target.decoder:
+            self._up_sampling = self._make_up_sampling(target.vq, check_grids(cast(TokenModel, target.model), draft))
+        return self._up_sampling
+
+    def _make_up_sampling(self, vq: VQModel, ratio: int) -> UpSampling:
         if self._upscale_model == BICUBIC:
-            return UpSampling(target.vq)
-        if self._upscaler is None:
-            path = typed_path(self._upscale_model, "upscale_model")
-            self._upscaler = load_upscaler(path, self._source.device)
-        return UpSampling(target.vq, *self._upscaler)
+            return PixelUpSampling(vq)
+        if self._upscale_model == AUTO:
+            samplers = shipped_latent_samplers(vq, ratio, self._source)
+            return PixelUpSampling(vq) if samplers is None else LatentUpSampling(vq, samplers)
+
+        path = typed_path(self._upscale_model, "upscale_model")
+        if not holds_latent_samplers(path):
+            return PixelUpSampling(vq, *load_upscaler(path, self._source.device))
+
+        samplers = load_latent_samplers(path, self._source.device, **self._source.about)
+        expect_fitting(samplers, vq, ratio)
+        return LatentUpSampling(vq, samplers)
 
     def use(self, source: Source) -> None:
         """Load draft models from another source, on another device for example; loaded ones are freed."""
         self._source = source
         self._loaded.clear()
-        self._upscaler = None
+        self._up_sampling = None
 
     def load(self, sampler: str, target: Ready) -> Model:
         """The draft model of a sampler.
@@ -572,11 +589,30 @@ class Drafts:
         expect_same_codes(target.vq, vq, target.model.name)
 
 
+def shipped_latent_samplers(vq: VQModel, ratio: int, source: Source) -> LatentSamplersModel | None:
+    """The latent samplers of this pack for a tokenizer and the ratio of two grids; None if it has none."""
+    for entry in hub.entries(LATENT_SAMPLERS):
+        if not entry.built_in or entry.missing:
+            continue
+
+        samplers = load_latent_samplers(source.find(entry.id, LATENT_SAMPLERS), source.device, **source.about)
+        if fits(samplers, vq, ratio):
+            return samplers
+    return None
+
+
+def holds_latent_samplers(path: Path) -> bool:
+    """Whether a file holds latent samplers; False also for a file that does not exist or that others read."""
+    if path.suffix != ".safetensors" or not path.is_file():
+        return False
+    return kinds.identify(ck.read(path, "upscale_model").state) == LATENT_SAMPLERS
+
+
 # What may be named beside a model: its usual value, and who uses it.
 _NAMED_BESIDE: dict[str, tuple[Any, str]] = {
     "decoder": (AUTO, "it is for models that draw"),
     "draft": (AUTO, "only CSpD and MuLo-SD have a draft model"),
-    "upscale_model": (BICUBIC, "only MuLo-SD enlarges a draft"),
+    "upscale_model": (AUTO, "only MuLo-SD enlarges a draft"),
     "grid": (None, ""),  # each family says why
     "tar": (AUTO, "it is for Tar's de-tokenizers"),
     "ta_tok": (AUTO, "it is for Tar's de-tokenizers"),
@@ -631,7 +667,7 @@ def beside(entry: Entry, ready: Ready, drafts: Drafts) -> dict[str, Any]:
     if entry.needs_draft:
         found["draft"] = drafts.load(entry.name, ready)
     if entry.needs_up_sampler:
-        found["up_sampler"] = drafts.up_sampling(ready)
+        found["up_sampler"] = drafts.up_sampling(ready, found["draft"])
     return found
 
 

@@ -1,6 +1,7 @@
 """Train the built-in demo checkpoints: the autoencoder, the MAR, its draft model and the judge; the VQ tokenizer, two
-LlamaGens and the PAR; TA-Tok, the Tar language model and two de-tokenizers; the hybrid, a MAR of prompts; the binary
-autoencoder and the BitDance; and the parts of the three autoencoders that draw images four times larger.
+LlamaGens and the PAR, and MuLo-SD's latent samplers; TA-Tok, the Tar language model and two de-tokenizers; the hybrid,
+a MAR of prompts; the binary autoencoder and the BitDance; and the parts of the three autoencoders that draw images four
+times larger.
 
 An interrupted training resumes from its state in --work. All trainings together take many hours on two CPU cores; a
 GPU is faster.
@@ -31,6 +32,7 @@ from . import (
     enlarging_recipe,
     hybrid_recipe,
     judge,
+    latent_recipe,
     recipes,
     reward_recipe,
     ta_tok_recipe,
@@ -109,6 +111,15 @@ class Trainings:
         judge.train_judge(self.job, path, kl, "reward-judge", reward_recipe.JUDGE_SEED)
         reward_recipe.train_reward(self.job, self.path("llamagen"), vq, *judge.load_judge(path), net)
 
+    def latent_samplers(self) -> None:
+        vq = self._net(load_vq, "vq")
+        images = latent_recipe.BookImages(self.job.count(latent_recipe.COUNT), token_recipes.GRID * vq.config.stride)
+        ratio = token_recipes.GRID // token_recipes.LOW_GRID
+        path, recipe = self.path(latent_recipe.NAME), latent_recipe.DEMO
+        latent_recipe.train_latent_samplers(
+            self.job, path, vq, images, ratio, recipe, latent_recipe.PATCHGAN, f"demo-{latent_recipe.NAME}"
+        )
+
     def ta_tok(self) -> None:
         ta_tok_recipe.train_ta_tok(self.job, self.path("ta-tok"), ta_tok_recipe.TA_TOK)
 
@@ -156,6 +167,7 @@ PROGRAMS: dict[str, Callable[[Trainings], None]] = {
     "vq": Trainings.vq,
     **{name: partial(Trainings.gpt, name=name) for name in token_recipes.RECIPES},
     f"llamagen{REWARD}": Trainings.reward,
+    latent_recipe.NAME: Trainings.latent_samplers,
     "ta-tok": Trainings.ta_tok,
     "tar": Trainings.tar,
     **{name: partial(Trainings.detokenizer, name=name) for name in tar_recipes.DETOKENIZERS},

@@ -44,7 +44,7 @@ from ...samplers.engine import finish
 from ...samplers.mar.cspd import densities
 from ...samplers.mar.mar import FullTransformer, Heads
 from ...samplers.tokens import mulosd
-from ...samplers.tokens.mulosd.upsampling import UpSampling
+from ...samplers.tokens.mulosd.upsampling import PixelUpSampling
 from ..sweeps.paper_files import Paper, paper_of
 from ..sweeps.spec import read_table
 from ..training.initialise import initialise_hybrid, initialise_llama, initialise_mar
@@ -254,7 +254,7 @@ def tokenizer_not_counted() -> Iterator[None]:
         return call
 
     with ExitStack() as stack:
-        for owner, name in ((UpSampling, "up"), (UpSampling, "down"), (mulosd, "codebook_neighbours")):
+        for owner, name in ((PixelUpSampling, "up"), (PixelUpSampling, "down"), (mulosd, "codebook_neighbours")):
             stack.enter_context(mock.patch.object(owner, name, not_counted(getattr(owner, name))))
         yield
 
@@ -291,7 +291,7 @@ def cost(entry: hub.Entry, sampler: str, settings: Any, accepted: float | None =
         networks.append(narrow(draft_of(entry), draft=True))
         more["draft"] = networks[1].model
     if own.needs_up_sampler:
-        more["up_sampler"] = UpSampling(_tokenizer())
+        more["up_sampler"] = PixelUpSampling(_tokenizer())
 
     noise = own.family.noise(0, range(1))
     share = ACCEPTED.get(sampler.partition("+")[0], 1.0) if accepted is None else accepted

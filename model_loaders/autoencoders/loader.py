@@ -10,11 +10,18 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
 
 from ...errors import UserError
-from ...networks.autoencoder import HISTORY, KLAutoencoder, KLConfig, KLModel, VQAutoencoder, VQConfig, VQModel
+from ...networks.autoencoder import (
+    HISTORY,
+    Codebook,
+    KLAutoencoder,
+    KLConfig,
+    KLModel,
+    VQAutoencoder,
+    VQConfig,
+    VQModel,
+)
 from ...networks.enlarging import said
 from ...networks.llama import TokenModel
 from ...networks.ops import TORCH, Operations
@@ -98,19 +105,16 @@ def expect_codes(vq: VQModel, model: TokenModel) -> None:
 
 def expect_same_codes(target: VQModel, draft: VQModel, model: str) -> None:
     """Raise a UserError if two tokenizers have different codebooks; ``model`` names the target model."""
-    own = _codebook(target)
-    other = _codebook(draft)
-
-    same = own.shape == other.shape and torch.allclose(own, other, rtol=0, atol=_SAME_CODE)
-    if not same:
+    if not same_codes(target.net.quantize, draft.net.quantize):
         raise UserError(
             f"draft: its decoder is {draft.name}, {model}'s is {target.name}, which has other codes; load "
             "both with the same decoder."
         )
 
 
-def _codebook(tokenizer: VQModel) -> Tensor:
-    """The code vectors of a tokenizer, normalised, on the CPU."""
-    table = tokenizer.net.quantize.embedding.weight.detach().cpu().float()
+def same_codes(one: Codebook, other: Codebook) -> bool:
+    """Whether two codebooks are equal up to rounding; they may lie on different devices."""
+    if one.embedding.weight.shape != other.embedding.weight.shape:
+        return False
 
-    return F.normalize(table)
+    return torch.allclose(one.unit().cpu(), other.unit().cpu(), rtol=0, atol=_SAME_CODE)

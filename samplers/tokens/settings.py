@@ -14,6 +14,15 @@ from .schedule import Schedule, raster
 # fmt: off
 
 
+def top_p_knob(advanced: bool) -> Any:
+    """The setting that cuts the tail of a token's distribution; it is in front where it is what a user tries first."""
+    return knob(1.0,
+        "Sample only from the likeliest values that together reach this probability; lower is cleaner and less "
+        "varied. Usual: 1, which allows all values.",
+        low=0.0, high=1.0, step=0.01, advanced=advanced,
+        more="For the demo, use 0.8.")
+
+
 @dataclass(frozen=True)
 class TokenSettings(Guarantees):
     """Sampling of a token, shared by all samplers of discrete tokens."""
@@ -30,12 +39,9 @@ class TokenSettings(Guarantees):
         "Sample only from this many of the likeliest values of a token; fewer is cleaner and less varied. Usual: "
         "2000 for classes, 1000 for text; 0 allows all values, as for Tar, Janus and PAR.",
         low=0, high=65536, step=1, paper=2000,
-        more="At 1, it always takes the likeliest value.")
-    top_p: float = knob(1.0,
-        "Sample only from the likeliest values that together reach this probability; lower is cleaner and less "
-        "varied. Usual: 1, which allows all values.",
-        low=0.0, high=1.0, step=0.01, advanced=True,
-        more="For the demo, use 0.8.")
+        more="At 1, it always takes the likeliest value. On the demo, 10 and more change nothing, because *top_p* 0.8 "
+        "leaves fewer values.")
+    top_p: float = top_p_knob(advanced=True)
     cfg_interval: int | None = knob(None,
         "Guidance ends after this many decoding steps, which halves the work from there on. Usual: the number of "
         "tokens of the image, or more, for guidance to the end.",
@@ -114,6 +120,7 @@ def one_a_pass(report: Report) -> str:
 class LlamaGenSettings(TokenSettings):
     """Plain LlamaGen: one token after another, row by row."""
 
+    top_p: float = top_p_knob(advanced=False)
     parallel: int = parallel_knob("tokens", SIDE,
         "A pass predicts the next tokens from guesses and confirms every guess that it predicts itself (Jacobi "
         "iteration). In half precision, every value from 1 to the side of the grid gives the same image, and 0 "

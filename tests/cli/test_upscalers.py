@@ -1,4 +1,6 @@
-"""Super-resolution models of files: read by spandrel, of which a stand-in is imported here."""
+"""What enlarges MuLo-SD's drafts: super-resolution models, read by spandrel, of which a stand-in is imported here; and
+latent samplers.
+"""
 
 import sys
 from pathlib import Path
@@ -8,7 +10,12 @@ import fastar_nodes
 import pytest
 import torch
 from fastar_nodes.errors import UserError
+from fastar_nodes.model_loaders.autoencoders.loader import load_vq
+from fastar_nodes.model_loaders.catalogue import hub
 from fastar_nodes.model_loaders.upscalers import load_upscaler
+from fastar_nodes.networks.latent_samplers import LatentSamplers, LatentSamplersConfig
+from fastar_nodes.runs import loading
+from safetensors.torch import save_file
 
 CPU = torch.device("cpu")
 
@@ -105,3 +112,49 @@ def test_a_sweep_takes_it_and_tells_files_apart(spandrel, file, lab, sentence, t
     assert lab("sweep one.toml --out drawn").code == 0
     (tmp_path / "x2.pth").write_bytes(b"other weights")
     assert "holds a sweep of other cells" in sentence(lab("sweep one.toml --out drawn"))
+
+
+# ------------------------------------------------------------------------------------------------ latent samplers
+
+
+@pytest.fixture(scope="module")
+def latent_file(tmp_path_factory):
+    """A file of latent samplers for the demo's tokenizer, with random weights."""
+    vq = load_vq(Path(fastar_nodes.__file__).parent / "demo" / "checkpoints" / "vq.safetensors").net
+    config = LatentSamplersConfig(2, vq.config.codes, vq.config.code_channels, 8, 1, 1, 8, 1)
+    net = LatentSamplers(config)
+    net.codebook.load_state_dict(vq.quantize.state_dict())
+
+    path = tmp_path_factory.mktemp("latent") / "own.safetensors"
+    save_file(net.state_dict(), path, metadata={"name": "own samplers"})
+    return path
+
+
+def up_sampler(model="demo-llamagen", **options) -> str:
+    """The name of what enlarged a draft."""
+    pipe = fastar_nodes.load(model, device="cpu", **options)
+    _, report = pipe("cat", sampler="mulosd", tau=0.0, draft_rows=4, preset="custom")
+    return report.settings["up_sampler"]
+
+
+def test_a_file_of_latent_samplers_enlarges_drafts(latent_file):
+    assert up_sampler(upscale_model=latent_file) == "own samplers"
+    assert up_sampler(upscale_model="bicubic") == "bicubic"
+
+
+def test_latent_samplers_of_the_pack_enlarge_where_they_fit(latent_file, monkeypatch):
+    entry = hub.Entry("latent", "latent-samplers", str(latent_file), None, None, None, None, "MIT", None)
+    entries = hub.entries
+    monkeypatch.setattr(hub, "entries", lambda kind: [entry] if kind == "latent-samplers" else entries(kind))
+    source = loading.Source(lambda choice, kind: latent_file, CPU)
+
+    vq = fastar_nodes.load("demo-llamagen", device="cpu").decoder
+    assert loading.shipped_latent_samplers(vq, 2, source).name == "own samplers"
+    assert loading.shipped_latent_samplers(vq, 3, source) is None
+
+
+def test_latent_samplers_that_do_not_fit_are_refused(latent_file, tmp_path):
+    net = LatentSamplers(LatentSamplersConfig(2, 512, 8, 8, 1, 1, 8, 1))
+    save_file(net.state_dict(), tmp_path / "other.safetensors")
+    with pytest.raises(UserError, match=r"^latent_samplers: other was trained for other codes than those of "):
+        up_sampler(upscale_model=tmp_path / "other.safetensors")

@@ -11,6 +11,7 @@ from fastar_nodes.lab.commands import main
 from fastar_nodes.lab.training import hybrid_recipe, tar_recipes, training
 from fastar_nodes.lab.training.command import ENLARGING, PROGRAMS, REWARD
 from fastar_nodes.lab.training.judge import load_judge
+from fastar_nodes.model_loaders.autoencoders.latent_samplers import fits, load_latent_samplers
 from fastar_nodes.model_loaders.autoencoders.loader import load_kl, load_vq
 from fastar_nodes.model_loaders.bitdance.loader import load_binary, load_bitdance
 from fastar_nodes.model_loaders.hybrid.loader import load_hybrid
@@ -53,6 +54,8 @@ def test_every_checkpoint_loads(made):
         model = load_llamagen(path(name), "fp32")
         assert (model.grid, model.regions, model.label_set) == (grid, special + 1, "picture-book")
     assert load_judge(path("judge"))[1] > 0
+    samplers = load_latent_samplers(path("latent-samplers"))
+    assert samplers.name == "demo-latent-samplers" and fits(samplers, load_vq(path("vq")), 2)
     ta_tok, tar = load_ta_tok(path("ta-tok"), "fp32"), load_tar(path("tar"), "fp32")
     assert ta_tok.net.config == tiny.TA_TOK
     assert tar.net.config == tiny.language() and tar.sides == (6, 3, 2)

@@ -13,6 +13,7 @@ import janus_files
 import janus_images
 import tar_files
 import torch
+from fastar_nodes.model_loaders.autoencoders.latent_samplers import load_latent_samplers
 from fastar_nodes.model_loaders.autoencoders.loader import load_kl, load_vq
 from fastar_nodes.model_loaders.bitdance.loader import load_binary, load_bitdance
 from fastar_nodes.model_loaders.hybrid.loader import load_hybrid
@@ -27,6 +28,7 @@ from fastar_nodes.networks.llama import Llama, LlamaConfig
 from fastar_nodes.networks.mar import MAR, MARConfig
 from qwen_reference import tiny_qwen
 from safetensors.torch import save_file
+from tiny_tokens import tiny_latent_samplers
 
 PROMPT = "A red boat, caf\u00e9 \U0001f319"
 
@@ -66,6 +68,7 @@ def build(folder: Path) -> list[Seed]:
     add("gpt", lambda p: load_llamagen(p, grid=4, heads=2), weights(Llama(gpt)), grid="4", heads="2", name="tiny")
     vq = VQConfig(ch=32, ch_mult=(1, 2), blocks=1, z_channels=8, codes=24, code_channels=4, groups=32)
     add("vq", load_vq, weights(VQAutoencoder(vq)), groups="32")
+    add("latent_samplers", load_latent_samplers, weights(tiny_latent_samplers().net))
     block = block_models.tiny_bitdance().net.state_dict()
     add("bitdance", lambda p: load_bitdance(p, heads=2), block, heads="2", name="tiny")
     binary = BinaryConfig(widths=(32, 32), blocks=1, z_channels=6)

@@ -12,6 +12,7 @@ from fastar_nodes.lab.training import (
     draft_recipe,
     enlarging_recipe,
     hybrid_recipe,
+    latent_recipe,
     recipes,
     ta_tok_recipe,
     tar_recipes,
@@ -32,6 +33,7 @@ TA_TOK = TATokConfig(
     encoder_hidden=16, patch=4, side=6, input_size=24,
 )  # fmt: skip
 BINARY = replace(binary_recipe.BINARY, widths=(8, 8, 8, 8), blocks=1, groups=4)
+LATENT_SAMPLERS = latent_recipe.Recipe(width=8, up_small=1, up_large=1, down_small=1)
 ENLARGING = EnlargingConfig(width=8, fine=4, blocks=(0, 1, 0, 1))
 BITDANCE = replace(bitdance_recipe.BITDANCE, dim=24, depth=1, heads=2, kv_heads=2, hidden=16)
 BITDANCE_HEAD = replace(bitdance_recipe.HEAD, condition=BITDANCE.dim, width=64, depth=1, heads=1)
@@ -60,6 +62,7 @@ def shrink_demo(patch: pytest.MonkeyPatch) -> None:
     small = {name: replace(token_recipes.RECIPES[name], config=config) for name, config in configs.items()}
     patch.setattr(token_recipes, "RECIPES", small)
     patch.setattr(ta_tok_recipe, "TA_TOK", TA_TOK)
+    patch.setattr(latent_recipe, "DEMO", LATENT_SAMPLERS)
     for module in (tar_recipes, hybrid_recipe):
         patch.setattr(module, "language_config", language)
     patch.setattr(tar_recipes, "detokenizer_config", detokenizer)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders import kinds
+from fastar_nodes.model_loaders.autoencoders.latent_samplers import load_latent_samplers
 from fastar_nodes.model_loaders.autoencoders.loader import load_kl, load_vq
 from fastar_nodes.model_loaders.bitdance.loader import load_binary, load_bitdance
 from fastar_nodes.model_loaders.hybrid.loader import load_hybrid
@@ -38,6 +39,7 @@ LOADERS: dict[str, tuple[Callable[..., Any], str]] = {
     "kl": (load_kl, "kl"),
     "gpt": (load_llamagen, "llamagen"),
     "vq": (load_vq, "vq"),
+    "latent_samplers": (load_latent_samplers, "latent-samplers"),
     "dtok": (load_detokenizer, "dtok"),
     "ta_tok": (load_ta_tok, "ta-tok"),
     "tar": (load_tar, "tar"),

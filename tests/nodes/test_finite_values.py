@@ -13,7 +13,7 @@ from fastar_nodes.networks.autoencoder import VQModel
 from fastar_nodes.nodes import compare, conditioning, editing, preview, samplers, timelapse
 from fastar_nodes.nodes.vae import FastARVAE
 from fastar_nodes.runs.images import to_bytes
-from fastar_nodes.samplers.tokens.mulosd.upsampling import UpSampling
+from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
 from tiny import a_gpt, a_mar, a_report, a_vae, a_vq, sample
 from torch import Tensor
 
@@ -112,11 +112,11 @@ def test_a_draft_that_is_enlarged_with_nan_is_named(broken_by):
     if broken_by == "decoder":
         with torch.no_grad():
             vq.net.decoder.conv_out.bias.fill_(NAN)
-        for run in (lambda: UpSampling(vq).up(codes, 2), lambda: UpSampling(vq).down(codes, 2)):
+        for run in (lambda: PixelUpSampling(vq).up(codes, 2), lambda: PixelUpSampling(vq).down(codes, 2)):
             with pytest.raises(UserError, match="^decoder: tiny vq computed pixels that are not finite"):
                 run()
         return
-    up = UpSampling(vq, lambda pictures: pictures * NAN, "ESRGAN x2")
+    up = PixelUpSampling(vq, lambda pictures: pictures * NAN, "ESRGAN x2")
     with pytest.raises(UserError, match="^upscale_model: ESRGAN x2 computed pixels that are not finite"):
         up.up(codes, 2)
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
+from fastar_nodes.networks.latent_samplers import LatentSamplers, LatentSamplersConfig, LatentSamplersModel
 from fastar_nodes.nodes import conditioning, editing, host, loaders, running, samplers
 from fastar_nodes.nodes.host.loaded import Loaded
 from fastar_nodes.nodes.vae import VQ, mark
@@ -190,6 +191,43 @@ def test_an_upscale_model_enlarges_the_draft_with_cores_node():
     # The sampled models are placed again after core's node, which may have unloaded them.
     before, after = (patchers for patchers, _ in fake_comfy.state.loaded[-2:])
     assert before == after and large.patcher in after
+
+
+def latent_samplers(ratio=2, codes=None):
+    """Loaded latent samplers for the tokenizer of :func:`a_drawer`, or for another number of codes."""
+    vq = a_drawer().vae.tokenizer.net
+    config = LatentSamplersConfig(ratio, codes or vq.config.codes, vq.config.code_channels, 8, 1, 1, 8, 1)
+    net = LatentSamplers(config).eval()
+    if codes is None:
+        net.codebook.load_state_dict(vq.quantize.state_dict())
+    return Loaded.of(LatentSamplersModel(net, "own samplers"))
+
+
+def test_latent_samplers_enlarge_the_draft_in_place_of_the_decoder():
+    large, own = a_drawer(), latent_samplers()
+    fake_comfy.state.loaded.clear()
+    about = {"target": large, "condition": a_prompt(), "latent_samplers": own, "tau": 0.0, "top_k": 0}
+    samples, report = sample(samplers.MuLoSDSampler, **about)
+    assert report.settings["up_sampler"] == "own samplers" and report.acceptance == 1 and samples.shape[2:] == (6, 6)
+
+    (patchers, _) = fake_comfy.state.loaded[-1]
+    assert own.patcher in patchers
+
+
+def test_the_packs_latent_samplers_enlarge_where_nothing_is_connected(monkeypatch):
+    asked = []
+
+    def shipped(vq, ratio, source):
+        asked.append(ratio)
+        return latent_samplers().model
+
+    monkeypatch.setattr(running, "shipped_latent_samplers", shipped)
+    about = {"target": a_drawer(), "condition": a_prompt(), "tau": 0.0, "top_k": 0}
+    _, report = sample(samplers.MuLoSDSampler, **about)
+    assert report.settings["up_sampler"] == "own samplers" and asked == [2]
+
+    _, report = sample(samplers.MuLoSDSampler, **about, upscale_model=Upscale())
+    assert report.settings["up_sampler"] == "Tiny x3" and asked == [2]
 
 
 # What a model's file might recommend; of it a sampler takes what it has.
@@ -520,6 +558,14 @@ REFUSED = {
     "another codebook": (MULOSD, "draft", lambda: {"draft": other_codebook()}),
     "no upscale model": (MULOSD, "upscale_model", lambda: {"upscale_model": 5}),
     "an upscale model for masks": (MULOSD, "upscale_model", lambda: {"upscale_model": UNCOLOURED}),
+    "latent samplers of another ratio": (MULOSD, "latent_samplers", lambda: {"latent_samplers": latent_samplers(3)}),
+    "latent samplers of other codes": (MULOSD, "latent_samplers", lambda: {"latent_samplers": latent_samplers(2, 9)}),
+    "a model as latent samplers": (MULOSD, "latent_samplers", lambda: {"latent_samplers": a_mar()}),
+    "two that enlarge": (
+        MULOSD,
+        "latent_samplers",
+        lambda: {"latent_samplers": latent_samplers(), "upscale_model": Upscale()},
+    ),
     "a preset": (MULOSD, "preset", lambda: {"preset": "fats"}),
     "no such option of a baseline": (MAR, "preset", lambda: {"preset": "balanced"}),
 }

@@ -15,7 +15,7 @@ from fastar_nodes.samplers.conditioning import Condition, TextCondition, from_id
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.settings import knobs
 from fastar_nodes.samplers.tokens.draws import PairedDraws
-from fastar_nodes.samplers.tokens.mulosd.upsampling import UpSampling
+from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
 from fastar_nodes.samplers.tokens.par import ADJACENT, NON_LOCAL
 from fastar_nodes.samplers.tokens.settings import ONE_BY_ONE, SUFFIX, TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
@@ -138,7 +138,7 @@ def start(case, images=(0, 1, 2), seed=5, move=lambda m: m, edit=None, **changes
     """The steps of a case; ``move`` changes every model, ``changes`` the settings."""
     sampler, model, chosen, *drafts = CASES[case]
     chosen = dataclasses.replace(chosen, **changes)
-    more = {"draft": move(drafts[0]), "up_sampler": UpSampling(move(VQ))} if drafts else {}
+    more = {"draft": move(drafts[0]), "up_sampler": PixelUpSampling(move(VQ))} if drafts else {}
     more |= {"edit": edit} if edit else {}
     return sampler(move(model), what_of(model, images), chosen, PairedDraws(seed, images), **more)
 
@@ -237,7 +237,7 @@ def test_report_adds_up(case):
 
 def test_wrong_input_says_so(case):
     sampler, model, chosen, *drafts = CASES[case]
-    more = {"draft": drafts[0], "up_sampler": UpSampling(VQ)} if drafts else {}
+    more = {"draft": drafts[0], "up_sampler": PixelUpSampling(VQ)} if drafts else {}
     if model is TAR:  # see test_tar_prompt.py
         return
     kind, one = model.net.config.condition, PairedDraws(1, (0,))

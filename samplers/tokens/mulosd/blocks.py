@@ -187,13 +187,11 @@ class Drafter:
 
 
 def enlarge(block: Block, draft: TokenCanvas, target: TokenCanvas, up_sampler: UpSampling) -> None:
-    """2. U_r: write the draft of a block to the target's canvas. It is enlarged within a whole image: see
-    :func:`whole_image`.
-    """
+    """2. U_r: write the draft of a block to the target's canvas. It is enlarged with the rows above it."""
     ratio = target.grid[0] // draft.grid[0]
     with target.clock.phase("up-sampling"):
         codes = draft.values[:, :-1].unflatten(1, draft.grid)[:, : block.end]
-        large = up_sampler.up(whole_image(codes), ratio)
+        large = up_sampler.up(codes, ratio)
         target.values[:, block.first : block.last] = large[:, block.row * ratio : block.end * ratio].flatten(1)
 
 
@@ -208,18 +206,5 @@ def reduce(block: Block, target: TokenCanvas, draft: TokenCanvas, up_sampler: Up
     side = draft.grid[1]
     with target.clock.phase("up-sampling"):
         codes = target.values[:, :-1].unflatten(1, target.grid)[:, : block.end * ratio]
-        small = up_sampler.down(whole_image(codes), ratio)
+        small = up_sampler.down(codes, ratio)
         draft.values[:, block.row * side : block.end * side] = small[:, block.row : block.end].flatten(1)
-
-
-def whole_image(codes: Tensor) -> Tensor:
-    """The first rows of an image, int64 [B, h, w] with h up to w, as a square, in which the rows below repeat the last
-    one.
-
-    The tokenizer normalises over all positions, attends to all of them, and pads at the borders. Codes of the first
-    rows alone would therefore differ from the codes of the same rows in an image, and the target would reject them. The
-    up-sampler that the paper trains needs no rows below, because its convolutions are causal over rows.
-    """
-    _, height, width = codes.shape
-    below = codes[:, -1:].expand(-1, width - height, -1)
-    return torch.cat([codes, below], dim=1)

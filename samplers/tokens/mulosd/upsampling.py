@@ -1,12 +1,18 @@
 """MuLo-SD's up-sampler U_r and down-sampler D_r: codes of the draft's grid to codes of the target's, and back.
 
 Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149), "Multi-Scale
-Drafting": decode, enlarge, encode. This needs no training and is the paper's default. The image is enlarged by bicubic
-interpolation or by a given function; D_r averages areas.
+Drafting". There are two kinds:
+
+- in pixels: decode, enlarge, encode. This needs no training and is the paper's default. The image is enlarged by
+  bicubic interpolation or by a given function; D_r averages areas.
+- in latents: two trained networks from codes to codes (``networks/latent_samplers.py``), which need no decoder.
+
+Both get the first rows of an image, because the loop drafts some rows at a time.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import numpy as np
@@ -16,51 +22,98 @@ from torch import Tensor
 
 from ....errors import UserError, not_finite
 from ....networks.autoencoder import VQModel
+from ....networks.latent_samplers import LatentSamplersModel
 
 # Images [B, 3, H, W] in 0..1 to larger ones of any size; the result is resized to the exact size.
 Enlarge = Callable[[Tensor], Tensor]
 # Pixels of the larger images, per call of the autoencoder.
 _PIXELS = 1 << 21
+# Cells of the large grids, per call of a trained network.
+_CELLS = 1 << 16
 # The name of an up-sampling without an upscale model.
 BICUBIC = "bicubic"
 
 
-class UpSampling:
-    """U_r and D_r with the tokenizer of draft and target.
+class UpSampling(ABC):
+    """U_r and D_r of a pair of models.
 
-    Args:
-        vq: the tokenizer.
-        enlarge: the function that enlarges images; None for bicubic interpolation.
-        name: of ``enlarge``, for reports and messages.
+    Attributes:
+        vq: the tokenizer of both models.
+        name: of what enlarges, for reports and messages.
     """
 
-    def __init__(self, vq: VQModel, enlarge: Enlarge | None = None, name: str = BICUBIC):
+    def __init__(self, vq: VQModel, name: str):
         self.model = vq
         self.vq = vq.net
         self.name = name
-        self._enlarge = enlarge
 
+    @abstractmethod
     def up(self, codes: Tensor, factor: int) -> Tensor:
-        """U_r: codes int64 [B, h, w] to [B, h * factor, w * factor].
+        """U_r: the first rows of images, int64 [B, h, w] with h up to w, to [B, h * factor, w * factor].
 
         Raises:
             UserError: pixels that are not finite, or an upscale model that does not make one RGB image of each.
         """
-        _, height, width = codes.shape
-        stride = self.vq.config.stride
-        size = (height * factor * stride, width * factor * stride)
-        return self._recoded(codes, size, lambda images: self._enlarged(images, size))
 
+    @abstractmethod
     def down(self, codes: Tensor, factor: int) -> Tensor:
-        """D_r: codes int64 [B, h, w] to [B, h / factor, w / factor]; h and w are multiples of ``factor``.
+        """D_r: the first rows of images, int64 [B, h, w] with h up to w and both multiples of ``factor``, to
+        [B, h / factor, w / factor].
 
         Raises:
             UserError: pixels that are not finite.
         """
-        _, height, width = codes.shape
-        stride = self.vq.config.stride
-        size = (height * stride, width * stride)
-        return self._recoded(codes, size, lambda images: F.avg_pool2d(images, factor))
+
+
+class LatentUpSampling(UpSampling):
+    """U_r and D_r as trained networks.
+
+    Args:
+        vq: the tokenizer.
+        samplers: networks for its codebook and for the ratio of the grids.
+    """
+
+    def __init__(self, vq: VQModel, samplers: LatentSamplersModel):
+        super().__init__(vq, samplers.name)
+        self._net = samplers.net
+
+    def up(self, codes: Tensor, factor: int) -> Tensor:
+        return self._applied(self._net.up, codes, codes[0].numel() * factor**2)
+
+    def down(self, codes: Tensor, factor: int) -> Tensor:
+        return self._applied(self._net.down, codes, codes[0].numel())
+
+    def _applied(self, network: Callable[[Tensor], Tensor], codes: Tensor, cells: int) -> Tensor:
+        """A network of some images at a time, of ``cells`` cells of the large grid each."""
+        codes = codes.to(self._net.codebook.embedding.weight.device)
+        return torch.cat([network(part) for part in codes.split(max(1, _CELLS // cells))])
+
+
+class PixelUpSampling(UpSampling):
+    """U_r and D_r in pixels, with the tokenizer of draft and target.
+
+    Args:
+        vq: the tokenizer.
+        enlarge: the function that enlarges images; None for bicubic interpolation.
+        name: of ``enlarge``.
+    """
+
+    def __init__(self, vq: VQModel, enlarge: Enlarge | None = None, name: str = BICUBIC):
+        super().__init__(vq, name)
+        self._enlarge = enlarge
+
+    def up(self, codes: Tensor, factor: int) -> Tensor:
+        rows = codes.shape[1]
+        codes = whole_image(codes)
+        side = codes.shape[1] * factor * self.vq.config.stride
+        size = (side, side)
+        return self._recoded(codes, size, lambda images: self._enlarged(images, size))[:, : rows * factor]
+
+    def down(self, codes: Tensor, factor: int) -> Tensor:
+        rows = codes.shape[1]
+        codes = whole_image(codes)
+        side = codes.shape[1] * self.vq.config.stride
+        return self._recoded(codes, (side, side), lambda images: F.avg_pool2d(images, factor))[:, : -(-rows // factor)]
 
     def _recoded(self, codes: Tensor, size: tuple[int, int], resize: Callable[[Tensor], Tensor]) -> Tensor:
         """Decode codes, ``resize`` the images [B, 3, H, W] in -1..1, and encode the result.
@@ -99,3 +152,15 @@ class UpSampling:
         if large.shape[2:] != size:
             large = F.interpolate(large, size=size, mode="bicubic", antialias=True)
         return large
+
+
+def whole_image(codes: Tensor) -> Tensor:
+    """The first rows of an image, int64 [B, h, w] with h up to w, as a square, in which the rows below repeat the last
+    one.
+
+    The tokenizer normalises over all positions, attends to all of them, and pads at the borders. Codes of the first
+    rows alone would therefore differ from the codes of the same rows in an image, and the target would reject them.
+    """
+    _, height, width = codes.shape
+    below = codes[:, -1:].expand(-1, width - height, -1)
+    return torch.cat([codes, below], dim=1)

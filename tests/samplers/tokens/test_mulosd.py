@@ -18,7 +18,7 @@ from fastar_nodes.samplers.tokens.mulosd import islands as geometry
 from fastar_nodes.samplers.tokens.mulosd import mulosd
 from fastar_nodes.samplers.tokens.mulosd import verification as judging
 from fastar_nodes.samplers.tokens.mulosd.blocks import blocks_of, draft_schedule, enlarge, reduce
-from fastar_nodes.samplers.tokens.mulosd.upsampling import UpSampling
+from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
 from fastar_nodes.samplers.tokens.mulosd.verification import Verifier
 from fastar_nodes.samplers.tokens.prepare import PreparedCondition
 from fastar_nodes.samplers.tokens.sampling import TokenDraw
@@ -329,7 +329,7 @@ def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
 
     reduced = []
 
-    class Watched(UpSampling):
+    class Watched(PixelUpSampling):
         def down(self, codes, factor):
             out = super().down(codes, factor)
             reduced.append(out)
@@ -685,9 +685,9 @@ class Pixels:
         return None, images[:, 0, ::4, ::4].round().long()
 
 
-def pixels(enlarge=None) -> tuple[Pixels, UpSampling]:
+def pixels(enlarge=None) -> tuple[Pixels, PixelUpSampling]:
     vq = Pixels()
-    return vq, UpSampling(SimpleNamespace(net=vq, name="pixels"), enlarge, "model x")
+    return vq, PixelUpSampling(SimpleNamespace(net=vq, name="pixels"), enlarge, "model x")
 
 
 # Pixels -1, -0.5, 0 and 1.5; an autoencoder sees -1 to 1.
@@ -757,7 +757,7 @@ def test_the_tokenizer_decodes_as_many_pictures_as_fit(monkeypatch, room, images
     ("change", "field"),
     [
         ({"draft": other_vocabulary(DRAFTS["class", 3], 9)}, "draft: .* 9 codes"),
-        ({"up_sampler": UpSampling(tiny_vq(31))}, "decoder: .* 31 codes"),
+        ({"up_sampler": PixelUpSampling(tiny_vq(31))}, "decoder: .* 31 codes"),
         *(({"draft": tiny_gpt(grid=side)}, f"draft: .* {side} x {side} tokens") for side in (4, 6, 12)),
         ({"draft": tiny_gpt(grid=2, special=3)}, "model"),
         ({"target": tiny_gpt(grid=6, special=3)}, "model"),

@@ -11,7 +11,7 @@ from fastar_nodes.runs.drawing import Drawing
 from fastar_nodes.runs.memory.tokens import estimate
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.tokens.mulosd.upsampling import UpSampling
+from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
 from fastar_nodes.samplers.tokens.par import ADJACENT, PARSettings
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings
 from fastar_nodes.samplers.tokens.zipar import ZipARSettings
@@ -125,7 +125,7 @@ def test_a_report_of_mulosd_holds_both_models():
     target, draft = tiny_gpt(grid=6), tiny_gpt(grid=3)
     settings = MuLoSDSettings(cfg=2.0, neighbours=5)
     condition = condition_of("class")
-    more = {"draft": draft, "up_sampler": UpSampling(tokens.VQ)}
+    more = {"draft": draft, "up_sampler": PixelUpSampling(tokens.VQ)}
     drawing = Drawing(SAMPLERS["mulosd"], target, settings, condition, 1, range(3), **more)
     memory = finish(drawing.begin(range(3))).report.memory
     assert list(memory) == ["weights: transformer", "weights: draft transformer", "sampling"]

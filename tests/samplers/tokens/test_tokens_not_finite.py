@@ -12,7 +12,7 @@ from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import CodeCondition, PromptCondition
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
-from fastar_nodes.samplers.tokens.mulosd.upsampling import UpSampling
+from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
 from fastar_nodes.samplers.tokens.prepare import features_of
 from janus_files import tiny_janus
 from stepping import stepped
@@ -68,7 +68,7 @@ def start(case, model, draft=None):
     sampler, _, chosen, *drafts = contract.CASES[case]
     what = contract.PROMPTS if model.name == "diverged" and case.startswith("prompt") else None
     what = what or contract.condition_of(model.net.config.condition)
-    more = {"draft": draft or drafts[0], "up_sampler": UpSampling(VQ)} if drafts else {}
+    more = {"draft": draft or drafts[0], "up_sampler": PixelUpSampling(VQ)} if drafts else {}
     return sampler(model, what, chosen, PairedDraws(5, (0, 1, 2)), **more)
 
 
@@ -119,7 +119,7 @@ def test_an_up_sampler_that_makes_pixels_that_are_not_finite():
     vq = dataclasses.replace(VQ, net=copy.deepcopy(VQ.net), name="overflowing vq")
     vq.net.decode_codes = lambda codes: VQ.net.decode_codes(codes).index_fill(3, torch.tensor([1]), torch.nan)
     codes = torch.zeros(2, 4, 4, dtype=torch.int64)
-    for sample in (UpSampling(vq).up, UpSampling(vq).down):
+    for sample in (PixelUpSampling(vq).up, PixelUpSampling(vq).down):
         with pytest.raises(UserError, match="^decoder: overflowing vq computed pixels that are not finite"):
             sample(codes, 2)
 
@@ -127,7 +127,7 @@ def test_an_up_sampler_that_makes_pixels_that_are_not_finite():
         return (images / 0).repeat_interleave(2, 2).repeat_interleave(2, 3)
 
     with pytest.raises(UserError, match="^upscale_model: 4x computed pixels that are not finite"):
-        UpSampling(VQ, enlarge, "4x").up(codes, 2)
+        PixelUpSampling(VQ, enlarge, "4x").up(codes, 2)
 
 
 def test_features_of_semantic_codes_that_are_not_finite():
