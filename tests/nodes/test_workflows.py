@@ -380,7 +380,7 @@ def test_the_result_of_a_comparison_is_large(graph):
     shown = [node for node in graph.saved["nodes"] if node["type"] in showing]
     widths = [node["size"][0] for node in shown if not node["flags"].get("collapsed")]
     widths += [node["size"][0] for node in graph.saved["nodes"] if node["type"] == "ImageCompare"]
-    assert max(widths) >= (340 if graph.shows_wires() else 450)
+    assert max(widths) >= (300 if graph.shows_wires() else 450)
 
 
 # --- Words
