@@ -26,13 +26,19 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     models_option(parser)
 
 
+# What a catalogue writes if the authors state none.
+_LICENCES = {"NOASSERTION": "none stated"}
+
+
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
     folder = models_folder(options.models)
 
     rows = [["name", "what", "download", "licence", "where"]]
     for entry in all_entries():
-        rows.append([entry.id, _what(entry), _size(entry), entry.licence, _where(entry, folder)])
+        rows.append(
+            [entry.id, _what(entry), _size(entry), _LICENCES.get(entry.licence, entry.licence), _where(entry, folder)]
+        )
 
     print(markdown(rows))
     print(f"\nfolder of downloads: {folder or 'none; name one with --models'}")

@@ -158,8 +158,8 @@ class ImageReader:
         codes = vq.codes(features).flatten()
         if len(codes) != len(rows):
             raise UserError(
-                f"image: {self.name} reads an image as {len(rows)} rows and as {len(codes)} tokens, which must be as "
-                "many; choose the decoder of the same file."
+                f"image: {self.name} reads an image as {len(rows)} rows, but the decoder gives {len(codes)} tokens; "
+                "choose the decoder of the same file."
             )
         return ReadImage(rows, codes.to(rows.device))
 

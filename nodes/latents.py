@@ -146,8 +146,8 @@ def _in_batch(condition: C, edit: Edit | None, latent: Any) -> tuple[C, Edit | N
     images = len(condition)
     if edit is None and images != count and (images < count or count > 1 and BATCH_INDEX not in latent):
         raise UserError(
-            f"latent_image: its batch_size asks for {count} images, and the condition for {images}; set it to 1, or to "
-            "as many."
+            f"latent_image: its batch_size is {count}, but the condition asks for {images} images; set batch_size "
+            f"to 1 or {images}."
         )
     if BATCH_INDEX not in latent:
         return condition, edit, range(images)
@@ -156,8 +156,8 @@ def _in_batch(condition: C, edit: Edit | None, latent: Any) -> tuple[C, Edit | N
     if images > count:
         if max(places) >= images:
             raise UserError(
-                f"condition: it asks for {images} images, and latent_image holds image {max(places) + 1} of a "
-                f"batch; ask for {count} images, or for as many as the whole batch has."
+                f"condition: it has {images} entries, but latent_image holds image {max(places) + 1} of a batch; "
+                f"give {count} entries, or one for every image of the whole batch."
             )
         condition = cast(C, condition.of(places))
 

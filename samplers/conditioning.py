@@ -262,7 +262,7 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
     """Check that a condition is of a model's kind."""
     if condition.kind != kind:
         raise UserError(
-            f"condition: it holds {KINDS[condition.kind]}, {model} is conditioned on {KINDS[kind]}; connect "
+            f"condition: it holds {KINDS[condition.kind]}, but {model} is conditioned on {KINDS[kind]}; connect "
             f"{MAKERS[kind]}."
         )
 

@@ -304,7 +304,10 @@ def start_report(name: str, model: Any, condition: Any, settings: Any, noise: An
         UserError: condition and noise are of different numbers of images.
     """
     if len(condition) != len(noise):
-        raise UserError(f"condition: it asks for {len(condition)} images, the noise was drawn for {len(noise)}.")
+        raise UserError(
+            f"condition: it asks for {len(condition)} images, but the noise is for {len(noise)}; make "
+            "both numbers equal."
+        )
 
     report = new_report(name, model, settings, noise)
     report.conditions = condition.digests()

@@ -98,7 +98,7 @@ def expect_codes(vq: VQModel, model: TokenModel) -> None:
         return
 
     raise UserError(
-        f"decoder: {vq.name} has {codes} codes, and {model.name} has {vocab}; choose the decoder that the model was "
+        f"decoder: {vq.name} has {codes} codes, but {model.name} has {vocab}; choose the decoder that the model was "
         "trained with."
     )
 

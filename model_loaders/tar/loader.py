@@ -324,8 +324,8 @@ def _grid(file: ck.Checkpoint, config: LlamaConfig, arguments: Mapping[str, Any]
     )
     if grid**2 > rows:
         raise UserError(
-            f"grid: {grid}x{grid} tokens need at least {grid**2} positions, {file.path.name} has {rows}; "
-            "choose a smaller grid"
+            f"grid: {grid}x{grid} tokens need at least {grid**2} positions, but {file.path.name} has {rows}; choose "
+            "a smaller grid"
         )
 
     return grid

@@ -178,8 +178,8 @@ def given_tokens(model: BlockModel, edit: Edit, grid: tuple[int, int], device: t
     channels = model.net.channels
     if start.ndim != 4 or start.shape[1] != channels:
         raise UserError(
-            f"latent_image: it has the shape {list(start.shape)}, {model.name} draws latents of {channels} channels; "
-            "encode an image with VAE Encode and the vae of the same loader."
+            f"latent_image: it has the shape {list(start.shape)}, but {model.name} makes latents of {channels} "
+            "channels; encode an image with VAE Encode and the vae of the same loader."
         )
     if tuple(start.shape[2:]) != grid:
         height, width = (side * model.stride for side in grid)

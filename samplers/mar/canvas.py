@@ -332,7 +332,7 @@ def edited(model: MARModel, edit: Edit, images: int, device: torch.device) -> tu
     want = (c.channels // model.patch**2, c.grid * model.patch, c.grid * model.patch)
     if edit.start.ndim != 4 or tuple(edit.start.shape[1:]) != want:
         raise UserError(
-            f"latent_image: it has the shape {list(edit.start.shape)}, {model.name} makes [batch, {want[0]}, "
+            f"latent_image: it has the shape {list(edit.start.shape)}, but {model.name} makes [batch, {want[0]}, "
             f"{want[1]}, {want[2]}]; encode an image of the model's own size with VAE Encode and the vae of the "
             "same loader."
         )
@@ -340,8 +340,8 @@ def edited(model: MARModel, edit: Edit, images: int, device: torch.device) -> tu
     largest = float(edit.start.float().abs().max())
     if largest > LARGEST_LATENT:
         raise UserError(
-            f"latent_image: it holds numbers up to {largest:.3g}, a decoder's latents are below {LARGEST_LATENT}; "
-            "encode an image with VAE Encode and the vae of the same loader."
+            f"latent_image: it holds numbers up to {largest:.3g}, but a decoder's latents stay below "
+            f"{LARGEST_LATENT}; encode an image with VAE Encode and the vae of the same loader."
         )
     counts = mask.sum(1).tolist()
     if min(counts) != max(counts):

@@ -58,7 +58,9 @@ def tar_prompt(
     if isinstance(prompts, str) or not prompts or not all(isinstance(text, str) for text in prompts):
         raise UserError("text: it is not a list of prompts; ask for at least one image.")
     if len(noise) != len(prompts):
-        raise UserError(f"text: it asks for {len(prompts)} images, the draws are for {len(noise)}.")
+        raise UserError(
+            f"text: it asks for {len(prompts)} images, but the noise is for {len(noise)}; make both numbers equal."
+        )
 
     # 1. Every distinct prompt is read once, in the template for the number of codes.
     clock = Clock(model.device)

@@ -147,7 +147,7 @@ FOREIGN = {
     ),
     "a prompt with a negative": (
         "dict(kind='prompt', fastar_version=1, texts=['a cat'], unconditional='Draw nothing.')",
-        "condition: it holds prompts, demo MAR is conditioned on class labels; connect Class Label.",
+        "condition: it holds prompts, but demo MAR is conditioned on class labels; connect Class Label.",
     ),
 }
 

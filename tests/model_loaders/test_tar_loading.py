@@ -427,8 +427,8 @@ def test_grid(tmp_path: Path) -> None:
     assert load_detokenizer(write("a.safetensors", 19), grid=3).grid == 3
     for path, grid, pattern in (
         (write("b_256_512.safetensors", 2000), None, "has several image sizes in its name"),
-        (write("c.safetensors", 984), 32, "32x32 tokens need at least 1024 positions, c.safetensors has 984"),
-        (tmp_path / "a.safetensors", 5, "5x5 tokens need at least 25 positions, a.safetensors has 19"),
+        (write("c.safetensors", 984), 32, "32x32 tokens need at least 1024 positions, but c.safetensors has 984"),
+        (tmp_path / "a.safetensors", 5, "5x5 tokens need at least 25 positions, but a.safetensors has 19"),
         (tmp_path / "a.safetensors", 1, "1 tokens a side is outside 2 to 128"),
     ):
         refused(load_detokenizer, path, f"^grid: .*{pattern}", grid=grid)
@@ -449,5 +449,5 @@ def test_parts_are_checked(tmp_path: Path) -> None:
     other = TATokModel(tiny_ta_tok(replace(TINY_TA_TOK, width=36)), "other")
     refused(load_detokenizer, tmp_path / "d.safetensors", "^ta_tok: other has features of width 36", ta_tok=other)
     vq = VQModel(VQAutoencoder(VQConfig(ch=8, ch_mult=(1,), blocks=1, z_channels=4, codes=21, groups=4)), "vq")
-    with pytest.raises(UserError, match="^decoder: vq has 21 codes, and d has 20"):
+    with pytest.raises(UserError, match="^decoder: vq has 21 codes, but d has 20"):
         expect_codes(vq, model)

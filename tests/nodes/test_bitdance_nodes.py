@@ -239,8 +239,8 @@ def test_mistakes_are_told_before_any_weights_are_loaded(monkeypatch):
             text,
             {"condition": negative, "width": 8, "height": 8},
         ),
-        "^condition: it holds prompts, tiny is conditioned on class labels;": (small, {"condition": prompt}),
-        "^condition: it holds class labels, native is conditioned on prompts;": (text, {"condition": LABELS}),
+        "^condition: it holds prompts, but tiny is conditioned on class labels;": (small, {"condition": prompt}),
+        "^condition: it holds class labels, but native is conditioned on prompts;": (text, {"condition": LABELS}),
         "^condition: 3 images with 2 diffusion steps need more": (small, {"condition": from_ids([1] * 3)}),
     }
     # 4 bytes for the noise of 2 images: of the start, 2 steps, and one more, for 16 tokens of 6 bits.

@@ -235,7 +235,7 @@ def test_bad_conditions_say_so(case):
     for condition in (wrong, Condition((), ()) if model.condition == "class" else PromptCondition(())):
         with pytest.raises(UserError, match="^condition"):
             finish(start(case, range(len(condition)), condition=condition))
-    with pytest.raises(UserError, match="^condition: it asks for 3 images, the noise was drawn for 2"):
+    with pytest.raises(UserError, match="^condition: it asks for 3 images, but the noise is for 2"):
         finish(start(case, (0, 1)))
 
 
