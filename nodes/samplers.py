@@ -496,8 +496,8 @@ class MuLoSDSampler(_Sampler):
         latent_samplers = LATENT_SAMPLERS.Input(
             "latent_samplers",
             optional=True,
-            tooltip="Enlarges the draft and reduces the result again, from Load Latent Samplers. They are trained for "
-            "the decoder, so most tokens are accepted. Use them instead of upscale_model.",
+            tooltip="Enlarges the draft and reduces the result again, from Load Latent Samplers; they are trained "
+            "for the decoder, so most tokens are accepted. Use them instead of upscale_model.",
         )
 
         return [upscale_model, latent_samplers]
