@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -23,11 +24,13 @@ from ..model_loaders.catalogue import hub, official
 from ..model_loaders.kinds import DTYPES, KINDS
 from ..networks import speed
 from ..networks.hybrid import UNCONDITIONAL, HybridModel
+from ..networks.janus import JanusModel
 from ..networks.llama import TokenModel
+from ..networks.mar import MARModel
 from ..networks.quantized import EIGHT_BITS
 from ..pipeline import Pipeline, load
 from ..runs.drawing import Drawing
-from ..runs.presets import EXACT
+from ..runs.presets import CUSTOM, EXACT
 from ..runs.registry import SAMPLERS, Entry
 from ..samplers.conditioning import AnyCondition, PromptCondition
 from ..samplers.engine import finish
@@ -112,7 +115,7 @@ def cases(loaded: Callable[[str], Pipeline], network: str, dtypes: list[str]) ->
     for name in pipe.samplers:
         entry = SAMPLERS[name]
         if entry is not SAMPLERS[pipe.samplers[0]] and is_exact(pipe, entry):
-            yield f"{name} at its exact settings", lambda entry=entry: at_exact_settings(pipe, entry)
+            yield f"{name} at its exact settings", partial(at_exact_settings, pipe, entry)
 
     if "parallel" in knobs(SAMPLERS[pipe.samplers[0]].settings):
         yield "parallel decoding", lambda: in_parallel(pipe)
@@ -121,10 +124,12 @@ def cases(loaded: Callable[[str], Pipeline], network: str, dtypes: list[str]) ->
 
     yield "varied tokens", lambda: varied(pipe, draw(pipe).latents)
     for dtype in dtypes:
-        yield dtype, lambda dtype=dtype: nearly(pipe, loaded(dtype))
+        yield dtype, partial(in_dtype, pipe, loaded, dtype)
 
     if network in official.HYBRID_SIZES:
-        yield f"prompts of {network}", lambda: hybrid_facts(pipe.model, network)
+        model = pipe.model
+        assert isinstance(model, HybridModel), "the catalogue says so"
+        yield f"prompts of {network}", partial(hybrid_facts, model, network)
     if network == "Janus-Pro-1B" and pipe.device.type == "cuda":
         yield f"first tokens of {network}", lambda: first_tokens(loaded("bf16"))
 
@@ -173,7 +178,7 @@ def draw(
     own draft.
     """
     entry = entry or SAMPLERS[pipe.samplers[0]]
-    settings = settings or pipe.settings(entry.name, **few_steps(pipe))
+    settings = settings or pipe.settings(entry.name, CUSTOM, **few_steps(pipe))
     condition = condition_of(pipe, images.stop).of(images)
     model = small(pipe)
     draft = model if entry.needs_draft else None
@@ -243,6 +248,11 @@ def compiled(pipe: Pipeline) -> str:
         speed.choose(pipe.model.net, speed.PLAIN, pipe.device)
 
 
+def in_dtype(pipe: Pipeline, loaded: Callable[[str], Pipeline], dtype: str) -> str:
+    """:func:`nearly`, of the model in another dtype, which is loaded only now."""
+    return nearly(pipe, loaded(dtype))
+
+
 def nearly(pipe: Pipeline, other: Pipeline) -> str:
     """The tokens of another dtype are nearer to those of fp32 than the tokens of another seed are."""
     expected, apart = (values(pipe, draw(pipe, seed=seed)) for seed in (SEED, SEED + 1))
@@ -253,7 +263,9 @@ def nearly(pipe: Pipeline, other: Pipeline) -> str:
 def varied(pipe: Pipeline, latents: Tensor) -> str:
     """Latents have a std of about one, so their scale is right; of bits some are on; tokens have several values."""
     if pipe.ready.kind.decoder == "kl":
-        std = float(pipe.model.to_tokens(latents.float()).std())
+        model = pipe.model
+        assert isinstance(model, MARModel), "others have no KL decoder"
+        std = float(model.to_tokens(latents.float()).std())
         return "" if STD[0] < std < STD[1] else f"the standard deviation of the latents is {std:.2f}"
     if pipe.ready.kind.codes:
         return "" if len(latents.unique()) > 1 else "all tokens have one value"
@@ -274,6 +286,7 @@ def hybrid_facts(model: HybridModel, network: str) -> str:
 def first_tokens(pipe: Pipeline) -> str:
     """The first tokens of a prompt are those that transformers' test states."""
     model = pipe.model
+    assert isinstance(model, JanusModel), "the catalogue says so"
     ids = model.tokenize(JANUS_TEXT)
     bare = replace(model, tokenize=lambda _: ids, template=replace(model.template, user=None, assistant=None))
     settings = pipe.settings(pipe.samplers[0], top_k=1)

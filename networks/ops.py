@@ -542,9 +542,13 @@ def blocks_layers(net: nn.Module) -> list[str]:
 
 def replace_layer(net: nn.Module, name: str, make: Callable[[Any], nn.Module]) -> None:
     """Replace the layer of that name by what ``make`` makes of it."""
+    put_layer(net, name, make(net.get_submodule(name)))
+
+
+def put_layer(net: nn.Module, name: str, layer: nn.Module) -> None:
+    """Put a layer in the place of that name."""
     above, _, last = name.rpartition(".")
-    parent = net.get_submodule(above)
-    setattr(parent, last, make(getattr(parent, last)))
+    setattr(net.get_submodule(above), last, layer)
 
 
 def quantize(net: N, dtype: str) -> N:
@@ -556,7 +560,7 @@ def quantize(net: N, dtype: str) -> N:
         format = FAST.format(wanted, shape, layer.weight.device, layer.weight.dtype)
         made = layer_for(layer, format)
         made.hold(rounded(layer.weight.detach(), format))
-        replace_layer(net, name, lambda _, made=made: made)
+        put_layer(net, name, made)
 
     return net
 

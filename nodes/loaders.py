@@ -608,7 +608,8 @@ class LoadLatentSamplers(_Loader):
         find = finder(cls, False)
         path = find(listed(checkpoint, "latent-samplers"), "latent-samplers")
         operations = host.operations.suited(host.devices.get_compute_device())
-        return io.NodeOutput(Loaded.of(load_latent_samplers(path, host.devices.get_offload_device(), operations)))
+        more: dict[str, Any] = {} if operations is None else {"operations": operations}
+        return io.NodeOutput(Loaded.of(load_latent_samplers(path, host.devices.get_offload_device(), **more)))
 
 
 class LoadJanus(_Loader):

@@ -88,8 +88,8 @@ def _microseconds(form: nn.Module, x: Tensor, device: torch.device, repeats: int
     size = sum(parameter.nbytes for parameter in form.parameters())
     copies = [deepcopy(form) for _ in range(max(1, min(repeats, CACHE_BYTES // size)))]
     calls: list[Callable[[Tensor], Tensor]] = [copies[i % len(copies)] for i in range(repeats)]
-    for call in copies:
-        call(x)  # arranges the codes
+    for copied in copies:
+        copied(x)  # arranges the codes
 
     if device.type == "cuda":
         return _recorded(calls, x, repeats)
