@@ -2,8 +2,15 @@
 
 import fake_comfy
 import pytest
+from fastar_nodes.runs import batches
 
 fake_comfy.install()
+
+
+@pytest.fixture(autouse=True)
+def _no_warm_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The steps of a run do not depend on the runs before it; test_batches.py has the warm-up."""
+    monkeypatch.setattr(batches, "_gains_by_warming", lambda net: False)
 
 
 @pytest.fixture(autouse=True)

@@ -40,9 +40,9 @@ LLAMAGEN, TAR, HARMON = "FastARLoadLlamaGen", "FastARLoadTarDetokenizer", "FastA
             },
             "demo MAR",
         ),
-        # FastHybrid's k for MAR-B and MAR-H is 7 and 9.
-        ("FastARFastHybridSampler", "fast", loader("mar-base"), {"lookahead": 7, "steps": 64, "t_max": 999}, ""),
-        ("FastARFastHybridSampler", "fast", loader("mar-huge"), {"lookahead": 9, "diffusion_steps_end": 100}, ""),
+        # Twice FastHybrid's k for MAR-B and MAR-H, 7 and 9.
+        ("FastARFastHybridSampler", "fast", loader("mar-base"), {"lookahead": 14, "steps": 64, "t_max": 999}, ""),
+        ("FastARFastHybridSampler", "fast", loader("mar-huge"), {"lookahead": 18, "diffusion_steps_end": 100}, ""),
         # 5 of 25 diffusion steps at the end start at 950.
         ("FastARLazyMARSampler", "fast", loader("mar-base"), {"diffusion_steps_end": 10, "t_max": 950}, ""),
         (

@@ -30,7 +30,9 @@ from fastar_nodes.samplers.conditioning import from_ids
 from graphs import WIDGETS, default
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
+from safetensors.torch import save_file
 from small_settings import small
+from tiny_tokens import tiny_latent_samplers
 from torch_states import STATES, state_of_torch
 
 MODULES = [import_module(f"{nodes.__name__}.{module.name}") for module in pkgutil.iter_modules(nodes.__path__)]
@@ -41,6 +43,8 @@ SMALL |= dict.fromkeys(("images", "images_per_label", "window", "duration", "lim
 SHORT = "steps=2, diffusion_steps=2"
 OF_NODE = {
     "FastARMuLoSDSampler": {"neighbours": 4},
+    "FastARGtRSampler": {"steps": 5},
+    "FastARLoadLatentSamplers": {"checkpoint": "own.safetensors"},
     "FastARBitDanceSampler": {"width": 8, "height": 8},
     "FastARSweep": {"sampler": "mar", "settings": SHORT, "x": "cfg", "x_values": "2", "y": "none"},
     "FastARAnySampler": {"sampler": f"mar: {SHORT}"},
@@ -71,16 +75,22 @@ VALUES: tuple[Any, ...] = (
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> Iterator[None]:
-    """Stands in for what nodes read and nobody downloads here: a Janus, a text encoder, and an image with a report."""
+    """Stands in for what nodes read and nobody downloads here: a Janus, a text encoder, latent samplers, and an image
+    with a report."""
     folder = tmp_path_factory.mktemp("files")
     stand_ins = {"janus": janus_images.one_file(folder / "janus.safetensors"), "t5": folder / "t5.safetensors"}
     stand_ins["t5"].touch()
+    enlarging = tiny_latent_samplers().net
+    stand_ins["latent-samplers"] = folder / "own.safetensors"
+    save_file(enlarging.state_dict(), stand_ins["latent-samplers"], metadata={"name": "own samplers"})
     absent, resolve = hub.absent, hub.resolve
 
     def encoder(*_: Any) -> Any:
         return SimpleNamespace(net=torch.nn.Linear(1, 1), encode=lambda texts: [torch.ones(2, 6) for _ in texts])
 
+    own, check = "own.safetensors", hub.check
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hub, "check", lambda choice, *more: None if choice == own else check(choice, *more))
         patch.setattr(hub, "absent", lambda name, kind, *more: None if kind in stand_ins else absent(name, kind, *more))
         patch.setattr(hub, "resolve", lambda name, kind, *more: stand_ins.get(kind) or resolve(name, kind, *more))
         patch.setattr(conditioning, "load_text_encoder", encoder)

@@ -54,6 +54,7 @@ def usual(name):
 
 # Name of what is reported, to the node's sampler and its values.
 RUNS = {name: usual(name) for name in (*MASKED, *TOKENS, *BLOCKS)}
+RUNS["gtr"] = ("gtr", {**SHORT, "steps": 5, **small("gtr")})
 RUNS["bitdance"] = ("bitdance", {"diffusion_steps": 4, "cfg": 1.5, "width": 8, "height": 8})
 RUNS |= {
     "mar, changed": ("mar", {**SHORT, **CHANGED}),

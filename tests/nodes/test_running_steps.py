@@ -450,7 +450,7 @@ def test_a_part_of_a_batch_gets_its_own_noise_and_edit(monkeypatch):
         return iter(())
 
     part = range(2, 4)
-    monkeypatch.setattr(drawing, "in_parts", lambda start, images, net: start(part))
+    monkeypatch.setattr(drawing, "in_parts", lambda start, images, net, warm: start(part))
     mask = torch.stack([torch.full((4, 4), float(i)) for i in range(4)]).clamp(max=1)
     latents = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 2, 4, 4)
     labels = running.as_labels(running.LabelText("1, 2, 3, 4", 1), "")
