@@ -389,10 +389,10 @@ def test_a_folder_called_demo_does_not_hide_the_demo(root, tmp_path, monkeypatch
 def test_defaults_come_from_the_file_and_suit_the_model(files):
     model = load_mar(files.mar, "fp32")
     assert defaults(Ready("mar", model)) == {"steps": 16}  # never more than it has tokens
-    stated = Ready("mar", model, metadata={"defaults": '{"steps": 8, "threshold": 0.95}'})
+    stated = Ready("mar", model, metadata={"defaults": '{"steps": 8, "threshold": 0.9}'})
     ready = dict.fromkeys(("mar", "fasthybrid"), stated)
     mar, fast = plan("mar,fasthybrid", [], ready)
-    assert (mar.settings.steps, fast.settings.threshold) == (8, 0.95)
+    assert (mar.settings.steps, fast.settings.threshold) == (8, 0.99)
 
 
 def test_settings_of_all_and_of_one():

@@ -161,13 +161,13 @@ def test_a_setting_has_one_sentence_wherever_it_is_made(cli, sentence, sampler, 
 
 
 def test_typed_settings_take_precedence_over_a_preset(files):
-    """The preset balanced of FastHybrid on the demo: threshold 0.95, lookahead 4, guided_steps 5."""
+    """The preset balanced of FastHybrid on the demo: threshold 0.99, lookahead 8, guided_steps 5."""
     names = ["fasthybrid.preset=balanced", "threshold=0.5", "fasthybrid.lookahead=2"]
     for sets in (names, names[::-1]):
         mar, fast = plan("mar,fasthybrid", sets, {})
         assert (fast.settings.threshold, fast.settings.lookahead, fast.settings.guided_steps) == (0.5, 2, 5)
     _, fast = plan("mar,fasthybrid", ["preset=balanced"], {})
-    assert (fast.settings.threshold, fast.settings.lookahead, fast.settings.guided_steps) == (0.95, 4, 5)
+    assert (fast.settings.threshold, fast.settings.lookahead, fast.settings.guided_steps) == (0.99, 8, 5)
 
 
 def test_an_unknown_preset_is_quoted_with_the_choices(cli, sentence):

@@ -75,7 +75,7 @@ def test_a_combination_has_the_presets_of_its_parts(name, preset):
 def test_what_is_set_stays():
     ours = FastHybridSettings(steps=12, cfg=1.5, guidance_schedule="square", threshold=0.5)
     assert applied(ours, presets.CUSTOM) == ours
-    for name, lookahead in (("balanced", 4), ("fast", 8), ("exact", 0)):
+    for name, lookahead in (("balanced", 8), ("fast", 8), ("exact", 0)):
         told = applied(ours, name)
         assert (told.steps, told.cfg, told.guidance_schedule) == (12, 1.5, "square")
         assert told.lookahead == lookahead
