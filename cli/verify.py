@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -127,9 +127,7 @@ def cases(loaded: Callable[[str], Pipeline], network: str, dtypes: list[str]) ->
         yield dtype, partial(in_dtype, pipe, loaded, dtype)
 
     if network in official.HYBRID_SIZES:
-        model = pipe.model
-        assert isinstance(model, HybridModel), "the catalogue says so"
-        yield f"prompts of {network}", partial(hybrid_facts, model, network)
+        yield f"prompts of {network}", partial(hybrid_facts, cast(HybridModel, pipe.model), network)
     if network == "Janus-Pro-1B" and pipe.device.type == "cuda":
         yield f"first tokens of {network}", lambda: first_tokens(loaded("bf16"))
 
@@ -149,10 +147,10 @@ def condition_of(pipe: Pipeline, images: int) -> AnyCondition:
 
 def small(pipe: Pipeline) -> Any:
     """A token model for small images, whose grid still fits its regions; another model as it is."""
-    model = pipe.model
-    if not isinstance(model, TokenModel):
-        return model
+    if pipe.ready.kind.kind != "tokens":
+        return pipe.model
 
+    model = cast(TokenModel, pipe.model)
     across = math.isqrt(model.regions)
     grid = min(model.grid, GRID)
     return replace(model, grid=max(across, grid - grid % across))
@@ -187,7 +185,7 @@ def draw(
 
 def values(pipe: Pipeline, result: Any) -> Tensor:
     """What is compared: latents of a MAR, the signs of bits, or codes."""
-    return result.latents > 0 if pipe.ready.kind.decoder == "bitdance-ae" else result.latents
+    return result.latents > 0 if pipe.ready.kind.kind == "blocks" else result.latents
 
 
 def difference(found: Tensor, expected: Tensor) -> str:
@@ -262,10 +260,8 @@ def nearly(pipe: Pipeline, other: Pipeline) -> str:
 
 def varied(pipe: Pipeline, latents: Tensor) -> str:
     """Latents have a std of about one, so their scale is right; of bits some are on; tokens have several values."""
-    if pipe.ready.kind.decoder == "kl":
-        model = pipe.model
-        assert isinstance(model, MARModel), "others have no KL decoder"
-        std = float(model.to_tokens(latents.float()).std())
+    if pipe.ready.kind.kind == "masked":
+        std = float(cast(MARModel, pipe.model).to_tokens(latents.float()).std())
         return "" if STD[0] < std < STD[1] else f"the standard deviation of the latents is {std:.2f}"
     if pipe.ready.kind.codes:
         return "" if len(latents.unique()) > 1 else "all tokens have one value"
@@ -285,8 +281,7 @@ def hybrid_facts(model: HybridModel, network: str) -> str:
 
 def first_tokens(pipe: Pipeline) -> str:
     """The first tokens of a prompt are those that transformers' test states."""
-    model = pipe.model
-    assert isinstance(model, JanusModel), "the catalogue says so"
+    model = cast(JanusModel, pipe.model)
     ids = model.tokenize(JANUS_TEXT)
     bare = replace(model, tokenize=lambda _: ids, template=replace(model.template, user=None, assistant=None))
     settings = pipe.settings(pipe.samplers[0], top_k=1)
