@@ -63,7 +63,7 @@ def test_files_of_model_folders(tmp_path):
 
 def test_files_of_results(tmp_path):
     (tmp_path / "manifest.json").write_bytes(MARKED["UTF-8"]('{"images": 5}'))
-    assert Folder(tmp_path).read_json("manifest.json", 100) == {"images": 5}
+    assert Folder(tmp_path).read_json("manifest.json") == {"images": 5}
 
     (tmp_path / "machine.json").write_bytes(MARKED["UTF-8"]('{"cpu": "x"}'))
     assert gpu_store.machine_of(tmp_path) == {"cpu": "x"}

@@ -9,7 +9,7 @@ import torch
 from fastar_nodes.cli import models, planning
 from fastar_nodes.cli.planning import Planned, assigned, by_key, measured_against, plan, split_samplers, usual_samplers
 from fastar_nodes.errors import UserError
-from fastar_nodes.networks.autoencoder import VQModel
+from fastar_nodes.networks.autoencoder import Codebook, VQModel
 from fastar_nodes.reports.record import Report
 from fastar_nodes.runs import drawing, loading
 from fastar_nodes.runs.choice import ModelFacts, parse_choice
@@ -96,7 +96,8 @@ def test_a_cpu_decodes_one_image_a_pass():
 
 
 def book(rows):
-    quantize = SimpleNamespace(embedding=SimpleNamespace(weight=torch.tensor(rows)))
+    quantize = Codebook(len(rows), len(rows[0]))
+    quantize.embedding.weight.data = torch.tensor(rows)
     return VQModel(SimpleNamespace(quantize=quantize), "book")
 
 
@@ -267,13 +268,13 @@ def test_a_setting_in_samplers_and_in_set_is_refused():
 
 
 def test_presets_by_the_models_size():
-    """FastHybrid's published lookahead is 7, 8, 9 for widths of 768, 1024, 1280; the demo's balanced is 4."""
+    """FastHybrid's published lookahead is 7, 8, 9 for widths of 768, 1024, 1280; the demo's balanced is 8."""
     widths = {768: 7, 1024: 8, 1280: 9}
     for width, lookahead in widths.items():
         ready = {"fasthybrid": Ready(MAR, mar(dim=width))}
         assert plan("fasthybrid", ["preset=balanced"], ready)[0].settings.lookahead == lookahead
     demo = {"fasthybrid": Ready(MAR, mar(label_set="picture-book"))}
-    assert plan("fasthybrid", ["preset=balanced"], demo)[0].settings.lookahead == 4
+    assert plan("fasthybrid", ["preset=balanced"], demo)[0].settings.lookahead == 8
     assert plan("fasthybrid", [], demo)[0].settings.steps == 32, "the model's own"
 
 

@@ -295,7 +295,8 @@ BAD = {
     ("mar", "json"): ["--json numbers.txt"],
     ("mar", "decoder"): ["--decoder nosuch.safetensors"],
     ("mar", "checkpoint"): ["--model nosuch", "--model {kl}"],
-    ("mar", "python -m fastar_nodes compare"): ["--dtype int4", "--nosuch"],
+    ("mar", "dtype"): ["--dtype int4"],
+    ("mar", "python -m fastar_nodes compare"): ["--dtype fp4", "--nosuch"],
     ("hybrid", "prompt"): [""],
     ("hybrid", "label"): ["--label cat"],
     ("par", "model"): ["--samplers llamagen"],
@@ -389,10 +390,12 @@ def test_a_folder_called_demo_does_not_hide_the_demo(root, tmp_path, monkeypatch
 def test_defaults_come_from_the_file_and_suit_the_model(files):
     model = load_mar(files.mar, "fp32")
     assert defaults(Ready("mar", model)) == {"steps": 16}  # never more than it has tokens
-    stated = Ready("mar", model, metadata={"defaults": '{"steps": 8, "threshold": 0.9}'})
+    stated = Ready("mar", model, metadata={"defaults": '{"steps": 8, "threshold": 0.7}'})
     ready = dict.fromkeys(("mar", "fasthybrid"), stated)
     mar, fast = plan("mar,fasthybrid", [], ready)
-    assert (mar.settings.steps, fast.settings.threshold) == (8, 0.99)
+    (custom,) = plan("fasthybrid", ["preset=custom"], ready)
+    assert mar.settings.steps == fast.settings.steps == custom.settings.steps == 8
+    assert (fast.settings.threshold, custom.settings.threshold) == (0.99, 0.7), "a preset goes before the file"
 
 
 def test_settings_of_all_and_of_one():

@@ -158,7 +158,8 @@ PATHS = {
     "compare --device cpu --maps": "maps",
     "compare --device cpu --json": "json",
     "bench --device cpu --json": "json",
-    "verify": "DIR",
+    "verify --device cpu --model": "checkpoint",
+    "verify --device cpu --models": "models",
 }
 
 

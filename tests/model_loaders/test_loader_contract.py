@@ -51,6 +51,8 @@ LOADERS: dict[str, tuple[Callable[..., Any], str]] = {
 # A diffusion head alone is not loaded; the others have tests of their own.
 NOT_HERE = {"t5", "tokenizer", "bitdance-head", "bitdance-fp8"}
 FP32 = ("diffloss.net.final_layer.linear.", "quantize.")
+# Loaders without a dtype.
+ALWAYS_FP32 = ("latent_samplers",)
 
 
 def test_every_kind_has_a_loader_here() -> None:
@@ -105,35 +107,14 @@ def refused(stem: str, path: Path, *words: str) -> None:
     assert "\n" not in text and len(text) <= 400
 
 
-@pytest.mark.parametrize("stem", LOADERS)
-class TestEveryLoader:
-    def test_a_network_is_ready_and_owns_its_weights(self, stem, write) -> None:
-        path = write(stem)
-        stored = {name: value.clone() for name, value in load_file(path).items()}
-        net = network(LOADERS[stem][0](path))
-        tables = [name for name in stored if name.endswith("pos_embed_learned")] if stem == "hybrid" else []
-        path.write_bytes(bytes(path.stat().st_size))
-        assert not net.training and not any(p.requires_grad or p.is_meta for p in net.parameters())
-        assert all(torch.equal(value, stored[n].float()) for n, value in net.state_dict().items() if n not in tables)
-
+@pytest.mark.parametrize("stem", [stem for stem in LOADERS if stem not in ALWAYS_FP32])
+class TestEveryLoaderWithADtype:
     @pytest.mark.parametrize("name", ["auto", "bf16"])
     @pytest.mark.fast_cases("auto-mar", "bf16-mar", "bf16-kl", "bf16-gpt", "bf16-ta_tok", "bf16-hybrid", "bf16-janus")
     def test_dtype(self, stem, write, name: str) -> None:
         for key, value in network(LOADERS[stem][0](write(stem), name)).state_dict().items():
             always = name == "auto" or any(key.removeprefix("mar.").startswith(prefix) for prefix in FP32)
             assert value.dtype == (torch.float32 if always else torch.bfloat16), key
-
-    def test_whatever_others_left_in_torch(self, stem, write) -> None:
-        path = write(stem)
-        plain = network(LOADERS[stem][0](path))
-        with STATES["everything"]():
-            net = network(LOADERS[stem][0](path))
-
-        wanted = dict([*plain.named_parameters(), *plain.named_buffers()])
-        made = dict([*net.named_parameters(), *net.named_buffers()])
-        assert made.keys() == wanted.keys()
-        for name, value in wanted.items():
-            assert made[name].dtype == value.dtype and torch.equal(made[name], value), name
 
     def test_dtype_is_checked_before_the_file(self, stem, tmp_path: Path) -> None:
         with pytest.raises(UserError, match="^dtype: 'fp4'"):
@@ -153,6 +134,37 @@ class TestEveryLoader:
             LOADERS[stem][0](tmp_path / "x", "auto", torch.device("cuda"))
         expected = {"kl": torch.float32, "vq": torch.float32, "binary": torch.float32, "mar": torch.float16}
         assert seen == [expected.get(stem, torch.bfloat16)]
+
+
+@pytest.mark.parametrize("stem", ALWAYS_FP32)
+def test_a_loader_without_a_dtype_loads_fp32(stem: str, write) -> None:
+    path = write(stem, lambda s: s.update({name: value.bfloat16() for name, value in s.items()}))
+    state = network(LOADERS[stem][0](path)).state_dict()
+    assert state and all(value.dtype == torch.float32 for value in state.values())
+
+
+@pytest.mark.parametrize("stem", LOADERS)
+class TestEveryLoader:
+    def test_a_network_is_ready_and_owns_its_weights(self, stem, write) -> None:
+        path = write(stem)
+        stored = {name: value.clone() for name, value in load_file(path).items()}
+        net = network(LOADERS[stem][0](path))
+        tables = [name for name in stored if name.endswith("pos_embed_learned")] if stem == "hybrid" else []
+        path.write_bytes(bytes(path.stat().st_size))
+        assert not net.training and not any(p.requires_grad or p.is_meta for p in net.parameters())
+        assert all(torch.equal(value, stored[n].float()) for n, value in net.state_dict().items() if n not in tables)
+
+    def test_whatever_others_left_in_torch(self, stem, write) -> None:
+        path = write(stem)
+        plain = network(LOADERS[stem][0](path))
+        with STATES["everything"]():
+            net = network(LOADERS[stem][0](path))
+
+        wanted = dict([*plain.named_parameters(), *plain.named_buffers()])
+        made = dict([*net.named_parameters(), *net.named_buffers()])
+        assert made.keys() == wanted.keys()
+        for name, value in wanted.items():
+            assert made[name].dtype == value.dtype and torch.equal(made[name], value), name
 
     @pytest.mark.parametrize("removed", [2, 8])
     @pytest.mark.fast_cases("2-mar", "2-gpt", "2-dtok", "2-tar", "2-bitdance")

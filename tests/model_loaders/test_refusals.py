@@ -222,7 +222,9 @@ BYTES, WORDS, HALVES = torch.ones(16, 8, dtype=torch.uint8), torch.ones(2, 16, d
 FP8, SCALES = torch.ones(16, 16).to(torch.float8_e4m3fn), torch.ones(16, 1).to(torch.float8_e4m3fn)
 ONE, INDEX = torch.ones(1), torch.zeros(16, dtype=torch.int32)
 
-PLAIN = "get the fp32, bf16 or fp16 file of the same model; ComfyUI also loads its own fp8 and int8 files"
+PLAIN = (
+    "get the fp32, bf16 or fp16 file of the same model; ComfyUI also loads its own fp8, int8 and asym_w4a8_int8 files"
+)
 UNPACK, CHOOSE = "unpack it and choose the file inside", "choose a .safetensors file or a torch checkpoint"
 AGAIN, COPY = "get the file again", "get an unchanged copy of the file"
 LFS = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n"

@@ -253,7 +253,10 @@ def test_a_measure_that_no_cell_has(tmp_path):
 
 @pytest.fixture
 def pen(monkeypatch):
-    """What the last drawing consists of: places by text, lines, and dots with their colours."""
+    """What the last drawing consists of: places by text, lines, and dots with their colours.
+
+    The place is the top left of a text, or the middle of an outlined one.
+    """
     pens = []
 
     def draw(image):
@@ -263,7 +266,9 @@ def pen(monkeypatch):
     def drawn():
         texts = {}
         for call in pens[-1].text.call_args_list:
-            texts.setdefault(call.args[1], []).append(call.args[0])
+            (x, y), text, _, font, anchor = call.args
+            top = y - font.getmetrics()[0] if anchor == "ls" else y  # a line is placed by its baseline
+            texts.setdefault(text, []).append((x, top))
         lines = [call.args[0] for call in pens[-1].line.call_args_list]
         return SimpleNamespace(texts=texts, lines=lines, dots=[call.args for call in pens[-1].ellipse.call_args_list])
 
