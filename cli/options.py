@@ -11,6 +11,7 @@ from ..model_loaders.kinds import ALL_DTYPES
 from ..networks.speed import SPEEDS
 from ..runs import limits
 from ..runs.loading import AUTO, DEMO, ENCODER, Source, choose_device, find_file, models_folder
+from ..samplers.tokens.mulosd.upsampling import BICUBIC
 
 # Options for models, devices and folders that take text: name to default and help.
 MODEL_OPTIONS = {
@@ -23,10 +24,9 @@ MODEL_OPTIONS = {
         "an entry of the catalogue or a file",
     ),
     "upscale-model": (
-        AUTO,
-        "what enlarges the draft of mulosd: auto (default; latent samplers of the pack where they fit, else "
-        "bicubic), bicubic, the file of latent samplers, or that of a super-resolution model, which the package "
-        "spandrel reads",
+        BICUBIC,
+        "what enlarges the draft of mulosd: bicubic (default), the file of latent samplers, or that of a "
+        "super-resolution model, which the package spandrel reads",
     ),
     "tar": (AUTO, "language model of Tar: auto (the demo's, or tar-1.5b), an entry, a folder or a file"),
     "ta-tok": (AUTO, "TA-Tok of Tar: auto (the de-tokenizer's), an entry of the catalogue or a file"),

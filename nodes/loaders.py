@@ -582,7 +582,7 @@ class LoadLatentSamplers(_Loader):
     node_id = "FastARLoadLatentSamplers"
     title = "Load Latent Samplers"
     family = registry.LLAMAGEN
-    usual = ("demo-latent-samplers",)
+    usual = ()
     description = (
         "Loads the trained networks with which MuLo-SD enlarges a draft and reduces the result again, without "
         "decoding it. They belong to one VQ tokenizer and to one ratio of sides."

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -36,7 +35,6 @@ from ..runs.choice import Choice, choose
 from ..runs.drawing import Drawing
 from ..runs.images import to_bytes
 from ..runs.labels import labels_for
-from ..runs.loading import Source, find_file, shipped_latent_samplers
 from ..runs.memory import DECODE, WEIGHTS
 from ..runs.registry import SAMPLERS, Entry, family_of
 from ..samplers.conditioning import (
@@ -373,22 +371,10 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
 def latent_samplers_of(
     sockets: Sockets, loaded: Loaded[Any], draft: Loaded[Any] | None
 ) -> Loaded[LatentSamplersModel] | None:
-    """The latent samplers of a run of MuLo-SD: those on the socket, or this pack's if they fit and nothing else is to
-    enlarge the draft.
-    """
-    assert draft is not None, "a sampler that enlarges a draft has one"
-    tokenizer = loaded.vae.tokenizer
-    ratio = check_grids(loaded.model, draft.model)
-
+    """The latent samplers on the socket of a run of MuLo-SD; None if nothing is connected."""
     value = sockets.latent_samplers
     if value is None:
-        if sockets.upscale_model is not None:
-            return None
-        operations = host.operations.suited(host.devices.get_compute_device())
-        find = partial(find_file, folder=None)
-        source = Source(find, host.devices.get_offload_device(), operations=operations)
-        shipped = shipped_latent_samplers(tokenizer, ratio, source)
-        return None if shipped is None else Loaded.of(shipped)
+        return None
 
     if sockets.upscale_model is not None:
         raise UserError("latent_samplers: the draft is enlarged once; disconnect upscale_model or latent_samplers.")
@@ -397,7 +383,9 @@ def latent_samplers_of(
     )
     if samplers.model.family != LatentSamplersModel.family:
         raise UserError(f"latent_samplers: it got {describe(samplers)}; connect the output of Load Latent Samplers.")
-    expect_fitting(samplers.model, tokenizer, ratio)
+
+    assert draft is not None, "a sampler that enlarges a draft has one"
+    expect_fitting(samplers.model, loaded.vae.tokenizer, check_grids(loaded.model, draft.model))
     return samplers
 
 

@@ -490,8 +490,7 @@ class MuLoSDSampler(_Sampler):
             "upscale_model",
             optional=True,
             tooltip="Enlarges the draft, from Load Upscale Model; with a sharper draft, more tokens are accepted. If "
-            "nothing is connected, latent samplers of FastAR enlarge it where they fit the decoder, otherwise bicubic "
-            "interpolation does.",
+            "neither this nor latent_samplers is connected, bicubic interpolation enlarges it.",
         )
         latent_samplers = LATENT_SAMPLERS.Input(
             "latent_samplers",

@@ -9,14 +9,12 @@ import numpy as np
 from comfy_api.v0_0_2 import io
 
 from ..errors import UserError
-from ..model_loaders.catalogue import hub
 from ..networks.torch_state import in_own_state
 from ..reports.exchange import read_runs
 from ..reports.record import Report, to_table
 from ..reports.table import literal
 from ..runs.choice import choose, parse_choice
 from ..runs.labels import unknown_words
-from ..runs.loading import LATENT_SAMPLERS
 from ..runs.registry import find
 from ..samplers.tokens.mulosd.upsampling import BICUBIC
 from . import host
@@ -133,11 +131,9 @@ def line_of(report: Report) -> tuple[str, str]:
     # What it cannot hold.
     lacks = ""
     enlarged = report.settings.get("up_sampler", BICUBIC)
-    # The samplers of this pack enlarge wherever they fit.
-    usual = (BICUBIC, *(entry.id for entry in hub.entries(LATENT_SAMPLERS)))
     if unknown:
         lacks = f"which has settings that this version does not have ({', '.join(unknown)})"
-    elif enlarged not in usual:
+    elif enlarged != BICUBIC:
         node = f"{find(report.sampler).title} Sampler"
         lacks = f"whose draft the upscale model {literal(str(enlarged))} enlarged; use {node} with that model"
     elif report.edits:

@@ -27,6 +27,7 @@ from ...model_loaders.kinds import ALL_DTYPES
 from ...reports.files import typed_path
 from ...runs.loading import AUTO, DEMO, Source
 from ...samplers.settings import make
+from ...samplers.tokens.mulosd.upsampling import BICUBIC
 from ...samplers.tokens.settings import TarPromptSettings
 from ...sweeps.plan import CHECKPOINT, LABEL, MOST_CELLS, SUBJECTS, Combination, combinations
 from .records import MOST_BATCH, MOST_IMAGES
@@ -62,7 +63,7 @@ class Spec:
     seed: int = 0
     decoder: str = AUTO  # from here to grid as the options of the command line
     draft: str = AUTO
-    upscale_model: str = AUTO
+    upscale_model: str = BICUBIC
     tar: str = AUTO
     ta_tok: str = AUTO
     encoder: str = "flan-t5-xl"

@@ -11,10 +11,8 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.autoencoders.loader import load_vq
-from fastar_nodes.model_loaders.catalogue import hub
 from fastar_nodes.model_loaders.upscalers import load_upscaler
 from fastar_nodes.networks.latent_samplers import LatentSamplers, LatentSamplersConfig
-from fastar_nodes.runs import loading
 from safetensors.torch import save_file
 
 CPU = torch.device("cpu")
@@ -139,18 +137,7 @@ def up_sampler(model="demo-llamagen", **options) -> str:
 
 def test_a_file_of_latent_samplers_enlarges_drafts(latent_file):
     assert up_sampler(upscale_model=latent_file) == "own samplers"
-    assert up_sampler(upscale_model="bicubic") == "bicubic"
-
-
-def test_latent_samplers_of_the_pack_enlarge_where_they_fit(latent_file, monkeypatch):
-    entry = hub.Entry("latent", "latent-samplers", str(latent_file), None, None, None, None, "MIT", None)
-    entries = hub.entries
-    monkeypatch.setattr(hub, "entries", lambda kind: [entry] if kind == "latent-samplers" else entries(kind))
-    source = loading.Source(lambda choice, kind: latent_file, CPU)
-
-    vq = fastar_nodes.load("demo-llamagen", device="cpu").decoder
-    assert loading.shipped_latent_samplers(vq, 2, source).name == "own samplers"
-    assert loading.shipped_latent_samplers(vq, 3, source) is None
+    assert up_sampler() == "bicubic"
 
 
 def test_latent_samplers_that_do_not_fit_are_refused(latent_file, tmp_path):

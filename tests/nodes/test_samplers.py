@@ -214,22 +214,6 @@ def test_latent_samplers_enlarge_the_draft_in_place_of_the_decoder():
     assert own.patcher in patchers
 
 
-def test_the_packs_latent_samplers_enlarge_where_nothing_is_connected(monkeypatch):
-    asked = []
-
-    def shipped(vq, ratio, source):
-        asked.append(ratio)
-        return latent_samplers().model
-
-    monkeypatch.setattr(running, "shipped_latent_samplers", shipped)
-    about = {"target": a_drawer(), "condition": a_prompt(), "tau": 0.0, "top_k": 0}
-    _, report = sample(samplers.MuLoSDSampler, **about)
-    assert report.settings["up_sampler"] == "own samplers" and asked == [2]
-
-    _, report = sample(samplers.MuLoSDSampler, **about, upscale_model=Upscale())
-    assert report.settings["up_sampler"] == "Tiny x3" and asked == [2]
-
-
 # What a model's file might recommend; of it a sampler takes what it has.
 MAR_FILE = {"steps": 5, "diffusion_steps": 6, "cfg": 1.5, "temperature": 0.75, "lookahead": 3, "threshold": 0.5}
 TOKEN_FILE = {"cfg": 2.0, "temperature": 0.5, "top_k": 9, "top_p": 0.75, "window": 3}
