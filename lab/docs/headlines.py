@@ -66,7 +66,8 @@ EVERY = (
         many=8,
         counted=50,
     ),
-    Headline("FastHybrid, balanced", "MAR", CLOSE, "mar", "FastHybrid, balanced", "MAR"),
+    Headline("FastHybrid, balanced", "MAR", CLOSE, "fasthybrid_control", "FastHybrid, balanced", "MAR"),
+    Headline("Fewer diffusion steps alone", "MAR", DIFFERENT, "fasthybrid_control", "MAR, 17 diffusion steps", "MAR"),
     Headline("LazyMAR, balanced", "MAR", CLOSE, "mar", "LazyMAR, balanced", "MAR"),
     Headline("LazyMAR, fast", "MAR", DIFFERENT, "mar", "LazyMAR, fast", "MAR"),
     Headline("Fewer steps alone", "MAR", DIFFERENT, "mar", "MAR, few steps", "MAR"),
@@ -81,6 +82,7 @@ EVERY = (
 SHOWN = {
     ("Parallel decoding", "LlamaGen"): "no change at all",
     ("FastHybrid, balanced", "MAR"): "small changes",
+    ("Fewer diffusion steps alone", "MAR"): "a different image",
     ("Fewer steps alone", "MAR"): "a different image",
     ("LazyMAR, fast", "MAR"): "a different image",
 }
