@@ -448,7 +448,7 @@ def test_a_verification_by_hand():
 
 
 def test_a_block_takes_its_own_rows_of_what_is_enlarged_and_reduced_by_hand():
-    """The second of three blocks of a row: rows 1 of 3 and 2 and 3 of 6. Rows above are enlarged and reduced with it."""
+    """The second of three blocks of a row: rows 1 of 3 and 2 and 3 of 6, and those above it."""
     seen = []
 
     class Numbered:
