@@ -399,7 +399,8 @@ def test_a_size_that_the_sampler_sets_names_its_numbers(monkeypatch):
     (core_empty(16, 16, 3, batch_index=[0, 1, 2]), (1, 2)),
 ])  # fmt: skip
 def test_as_many_images_as_an_empty_latent_asks_for_or_one(latent, labels):
-    with pytest.raises(UserError, match=f"^latent_image: its batch_size asks for .* the condition for {len(labels)}; "):
+    wanted = f"^latent_image: its batch_size is .* the condition asks for {len(labels)} images; "
+    with pytest.raises(UserError, match=wanted):
         drawn_from(latent, *labels)
 
 

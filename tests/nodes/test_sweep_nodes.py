@@ -496,7 +496,7 @@ def test_compare_measures_every_cell_and_says_so():
     assert said(node.execute(labels=[""], columns=[0], baseline=[0], **pairs)) == [warning], "the table has the figures"
     runs = metadata[exchange.KEY]["runs"]
     assert [r["label"] for r in runs] == ["MAR", "FastHybrid", "LazyMAR"] and runs[1]["speedup"] == 2.0
-    (plain, _) = node.execute(labels=[""], columns=[0], baseline=[0], **pairs).result
+    plain, *_ = node.execute(labels=[""], columns=[0], baseline=[0], **pairs).result
     assert shown.shape[1] > plain.shape[1] + 300, "differences are drawn below"
 
 
