@@ -40,7 +40,7 @@ from .families import Family, families
 
 # Raised when any sampler produces other images from the same model, settings and seed, or counts its work differently,
 # so that images of two versions are not mixed in one sweep. tests/lab/test_algorithm.py records digests.
-ALGORITHM = 1
+ALGORITHM = 2
 
 MAR = "mar"
 LLAMAGEN = "llamagen"

@@ -167,7 +167,7 @@ class Store:
         out = {}
         for shard in self.shards(cell):
             found = self.folder.read_json(f"cells/{cell.id}/{shard.stem}.time.json")
-            if found is not None and SPLIT not in shard.note:
+            if found and SPLIT not in shard.note:
                 out[shard.first] = {**found, "count": shard.count}
 
         return out

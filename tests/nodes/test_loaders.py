@@ -92,7 +92,7 @@ REFUSED = {
     (LLAMAGEN, "grid"): [{"checkpoint": "silent.safetensors"}, {"grid": "7"}, {"grid": None}],
     (LLAMAGEN, "checkpoint"): [{"checkpoint": name} for name in ("vq.safetensors", 5, "gone.safetensors")],
     (LLAMAGEN, "decoder"): [{"decoder": "plain.safetensors"}, {"decoder": "other.safetensors"}],
-    (LLAMAGEN, "dtype"): [{"dtype": "int4"}],
+    (LLAMAGEN, "dtype"): [{"dtype": "fp4"}],
     (LLAMAGEN, "speed"): [{"speed": "kernels"}],
     (loaders.LoadMAR, "weights"): [{"checkpoint": "demo", "decoder": "auto", "weights": w} for w in ("ema", "best")],
     (LLAMAGEN, "allow_download"): [{"allow_download": "yes"}],
