@@ -21,6 +21,7 @@ pytestmark = pytest.mark.slow
 
 CPU = torch.device("cpu")
 CASE = Case("a case", "--random MAR-L")
+PART = "mar-methods"
 OURS = [part for part in PARTS if part.name not in ("transformers", "authors")]
 
 
@@ -160,24 +161,24 @@ def test_a_process_that_dies_is_followed_by_another(code, said, tmp_path, monkey
 
     def start(command):
         if len(codes) == 2:
-            file = PartFile(tmp_path, "mar")
+            file = PartFile(tmp_path, PART)
             file.row(0, CASE)["measured"]["auto"] = {"began": True}
             file.save()
         return Namespace(returncode=codes.pop(0))
 
     monkeypatch.setattr(gpu, "_machine", lambda *_: {"rehearsal": True})
     monkeypatch.setattr(gpu.subprocess, "run", start)
-    options = Namespace(parts=["mar"], speeds="plain", rehearse=True, checkouts=None)
+    options = Namespace(parts=[PART], speeds="plain", rehearse=True, checkouts=None)
     gpu._measure(options, tmp_path, CPU, time.monotonic() + 100)
 
     assert not codes
-    assert PartFile(tmp_path, "mar").rows["0"]["measured"]["auto"] == {PROBLEM: said}
+    assert PartFile(tmp_path, PART).rows["0"]["measured"]["auto"] == {PROBLEM: said}
 
 
 def test_a_process_that_measures_nothing_is_not_started_again(tmp_path, monkeypatch):
     monkeypatch.setattr(gpu, "_machine", lambda *_: {"rehearsal": True})
     monkeypatch.setattr(gpu.subprocess, "run", lambda command: Namespace(returncode=1))
-    options = Namespace(parts=["mar"], speeds="plain", rehearse=True, checkouts=None)
+    options = Namespace(parts=[PART], speeds="plain", rehearse=True, checkouts=None)
     with pytest.raises(UserError, match="device: its process ended with code 1 before it measured anything"):
         gpu._measure(options, tmp_path, CPU, time.monotonic() + 100)
 

@@ -66,7 +66,7 @@ class TextEncoder:
 
 
 # Numbers of steps in the papers' files, to those of a test. They differ where those of the papers do.
-STEPS = {256: 4, 64: 8, 32: 4, 16: 2}
+STEPS = {256: 4, 64: 8, 32: 4, 18: 5, 17: 4, 16: 2}
 DIFFUSION_STEPS = {100: 3, 50: 2, 30: 1}
 DIFFUSION_STEPS_END = {20: 1, 5: 1}
 

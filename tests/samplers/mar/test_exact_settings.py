@@ -140,7 +140,9 @@ def test_caches_that_are_refreshed_at_every_ar_step_change_nothing(sampled, name
     both = sampled(f"{name}+lazymar", cached)
     scale = float(alone.latents.abs().max())
     torch.testing.assert_close(both.latents, alone.latents, rtol=1e-3, atol=1e-4 * scale)
-    assert name == "cspd" or torch.equal(both.latents, alone.latents) and both.report.counts == alone.report.counts
+    # FastHybrid's images go on at paces of their own without caches, so that other rows are computed together.
+    same = torch.equal(both.latents, alone.latents) and both.report.counts == alone.report.counts
+    assert name in ("cspd", "fasthybrid") or same
     assert both.report.sampler == f"{name}+lazymar"
 
 
