@@ -252,7 +252,8 @@ def test_the_archive_works_alone(shipped, tmp_path):
     assert found["compared"] == 0 and (tmp_path / "out.png").is_file()
     assert found["codes"] == [2, 2, 2, 2]
     sentences = [line for line in done.stderr.splitlines() if "checkout" in line]
-    assert [line.split(":")[0] for line in sentences] == ["command"] * 3, "of table, train-demo and sweep"
+    fields = [line.split(":")[0] for line in sentences]
+    assert fields == ["dir", "command", "command", "command"], "of verify DIR, table, train-demo and sweep"
 
 
 def test_the_changelog_agrees_with_the_version():
