@@ -51,7 +51,10 @@ class Order:
     def __init__(self, reversed_orders: Tensor, settings: MARBase, again: Tensor | None = None):
         tokens = reversed_orders.shape[1]
         given = 0 if again is None else tokens - int(again[0].sum())
-        left = settings.left(math.isqrt(tokens), again if given else None)
+        side = math.isqrt(tokens)
+        # An image that is no square has no grid, so that all of its tokens are counted as those of an edit are.
+        counted = again if given else None if side * side == tokens else torch.ones(1, tokens, dtype=torch.bool)
+        left = settings.left(side, counted)
         self.steps = len(left)
         self.ends = [tokens - masked for masked in left]
         self.starts = [given, *self.ends[:-1]]
