@@ -30,7 +30,7 @@ def estimate(
 
     # Tokens in a call of the diffusion head. FastHybrid denoises the AR steps of a lookahead together, CSpD those of a
     # draft.
-    left = settings.left(c.grid)
+    left = settings.left(c.grid**2)
     largest = max(a - b for a, b in zip([c.tokens, *left], left, strict=False))
     tokens = branches * images * min(c.tokens, largest * max(settings.lookahead, settings.verified_at_once))
 

@@ -5,7 +5,6 @@ Source: Li et al. 2024 (arXiv 2406.11838), section 3. Shapes: B images, L tokens
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from copy import copy
 from dataclasses import dataclass, field
@@ -51,10 +50,7 @@ class Order:
     def __init__(self, reversed_orders: Tensor, settings: MARBase, again: Tensor | None = None):
         tokens = reversed_orders.shape[1]
         given = 0 if again is None else tokens - int(again[0].sum())
-        side = math.isqrt(tokens)
-        # An image that is no square has no grid, so that all of its tokens are counted as those of an edit are.
-        counted = again if given else None if side * side == tokens else torch.ones(1, tokens, dtype=torch.bool)
-        left = settings.left(side, counted)
+        left = settings.left(tokens, again if given else None)
         self.steps = len(left)
         self.ends = [tokens - masked for masked in left]
         self.starts = [given, *self.ends[:-1]]

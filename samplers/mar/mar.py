@@ -44,7 +44,7 @@ def check(model: MARModel, settings: MARBase) -> None:
     Raises:
         UserError: more AR steps than tokens, or of GtR than its stages have.
     """
-    settings.left(model.net.config.grid)
+    settings.left(model.net.config.grid**2)
 
 
 # ------------------------------------------------------------------------------------------------ the look

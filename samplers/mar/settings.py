@@ -88,8 +88,8 @@ class MARBase(Guarantees):
         """The images' orders, int64 [B, L], made from their random orders; the last position is decided first."""
         return ORDERS[self.order](random)
 
-    def left(self, grid: int, again: Tensor | None = None) -> list[int]:
-        """Masked tokens left after each AR step, for an image of ``grid`` x ``grid`` tokens.
+    def left(self, tokens: int, again: Tensor | None = None) -> list[int]:
+        """Masked tokens left after each AR step, for an image of this many tokens.
 
         ``again``: of an edit the tokens to decide, bool [B, L], equally many in every image. With fewer tokens than AR
         steps, an edit decides one token per step.
@@ -98,10 +98,10 @@ class MARBase(Guarantees):
             UserError: more AR steps than tokens of a whole image.
         """
         if again is None:
-            return masked_after(grid * grid, self.steps)
+            return masked_after(tokens, self.steps)
 
-        tokens = int(again[0].sum())
-        return masked_after(tokens, min(self.steps, tokens))
+        masked = int(again[0].sum())
+        return masked_after(masked, min(self.steps, masked))
 
 
 @dataclass(frozen=True)
@@ -290,7 +290,7 @@ class GtRSettings(DiSASettings):
         grid = math.isqrt(random.shape[1])
         return in_stages(orders, stages_of_cells(grid, self.stages))
 
-    def left(self, grid: int, again: Tensor | None = None) -> list[int]:
+    def left(self, tokens: int, again: Tensor | None = None) -> list[int]:
         """See :meth:`MARBase.left`. In an edit, a stage with fewer tokens than AR steps decides one token per step.
 
         Raises:
@@ -298,10 +298,10 @@ class GtRSettings(DiSASettings):
                 edit whose images have stages of different sizes.
         """
         if not self.reconstruction_steps:
-            return super().left(grid, again)
+            return super().left(tokens, again)
 
         names = ("first", "second", "third")[: len(self.stage_steps) - 1]
-        sizes = self.stage_sizes(grid, again)
+        sizes = self.stage_sizes(math.isqrt(tokens), again)
         for name, size, steps in zip((*names, "last"), sizes, self.stage_steps, strict=True):
             if steps > size and again is None:
                 remedy = "reconstruction_steps" if name == "last" else "steps, or change first_share"

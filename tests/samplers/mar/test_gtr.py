@@ -193,14 +193,14 @@ def sizes(left: list[int], tokens: int) -> list[int]:
 def test_the_papers_numbers_of_tokens(last, counts):
     """256 tokens: {2.67, 10.67, 64} an AR step in 12, 3 and 1 of them, then 128 in one or two: 17 or 18 in all."""
     made = GtRSettings(steps=16 + last, reconstruction_steps=last)
-    found = sizes(made.left(16), 256)
+    found = sizes(made.left(256), 256)
     assert made.stage_steps == counts and len(found) == 16 + last
     assert [sum(found[:12]) / 12, sum(found[12:15]) / 3, found[15]] == pytest.approx([8 / 3, 32 / 3, 64])
     assert set(found[:12]) == {2, 3} and set(found[12:15]) == {10, 11} and found[16:] == [128 // last] * last
 
 
 def test_quarters_are_the_numbers_of_tokens_of_graphs_from_before():
-    found = sizes(GtRSettings(steps=32, reconstruction_steps=2, stages="quarters").left(16), 256)
+    found = sizes(GtRSettings(steps=32, reconstruction_steps=2, stages="quarters").left(256), 256)
     assert [sum(found[:24]), sum(found[24:30]), found[30:]] == [64, 64, [64, 64]]
     assert set(found[:24]) == {2, 3} and set(found[24:30]) == {10, 11}
 
@@ -237,7 +237,7 @@ def test_an_odd_grid_has_stages_of_whole_kinds_of_cells(stages, wanted):
     assert made.stage_sizes(9) == wanted == tuple(len(stage) for stage in STAGES[stages](9))
 
     (order,) = made.orders(PairedNoise(3, (0,)).orders(81)).flip(1).tolist()
-    ends = [0, *(81 - left for left in made.left(9))]
+    ends = [0, *(81 - left for left in made.left(81))]
     decided = [{*order[a:b]} for a, b in zip(ends, ends[1:], strict=False)]
     for stage in STAGES[stages](9):
         inside = [group for group in decided if group & stage]
