@@ -138,10 +138,10 @@ def _expect_used(what: Subject, options: argparse.Namespace) -> None:
 
 
 def fitting(what: Subject, memory: int) -> str:
-    """Which dtypes of a published model fit a card of so many GB, and about how many seconds an image takes.
+    """In which dtypes a published model fits into a GPU's memory, and about how many seconds an image takes.
 
     Raises:
-        UserError: it is no download that draws.
+        UserError: the model is included in FastAR, is not in the catalogue, or generates no images.
     """
     entry = what.entry
     if entry is None or entry.built_in or entry.family not in DRAWING or not entry.network:

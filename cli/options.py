@@ -25,8 +25,8 @@ MODEL_OPTIONS = {
     ),
     "upscale-model": (
         BICUBIC,
-        "what enlarges the draft of mulosd: bicubic (default), the file of latent samplers, or that of a "
-        "super-resolution model, which the package spandrel reads",
+        "what enlarges the draft of mulosd: bicubic (default), a file of latent samplers, or a file of a "
+        "super-resolution model, for which the package spandrel is needed",
     ),
     "tar": (AUTO, "language model of Tar: auto (the demo's, or tar-1.5b), an entry, a folder or a file"),
     "ta-tok": (AUTO, "TA-Tok of Tar: auto (the de-tokenizer's), an entry of the catalogue or a file"),

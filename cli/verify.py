@@ -60,7 +60,7 @@ AFTER = [151_645, 198, 151_644, 77091, 198]
 EMPTY = [*BEFORE[:-1], 13, *AFTER]
 
 # The first tokens of Janus-Pro-1B in bf16 on CUDA, drawn greedily at guidance 5 from a text without the template, as a
-# test of transformers states them. Another GPU than that of transformers' test may give others.
+# test of transformers states them. Another GPU may give other tokens.
 JANUS_TEXT = "A portrait of young girl. masterpiece, film grained, best quality."
 JANUS_TOKENS = [
     *(4484, 4015, 15750, 506, 3758, 11651, 8597, 5739, 4861, 971),

@@ -24,7 +24,7 @@ PAGES = ROOT / "web" / "docs"
 SETTINGS = ROOT / "docs" / "settings.md"
 COLUMNS = 140
 HERE = re.compile(r" The help page explains [^.]+\.")  # what a tooltip says of this page
-# Words from which on a text stands on one page only.
+# A text of this many words or more stands on one page only.
 LONG = 18
 # Sockets have a kind of their own, as opposed to widgets.
 WIDGETS = ("INT", "FLOAT", "STRING", "BOOLEAN", "COMBO")

@@ -200,8 +200,10 @@ def _begun(image: Any, report: Any, share: float) -> np.ndarray:
 
 
 def _arranged(images: Sequence[np.ndarray], text: str) -> Image.Image:
-    """The images above a line of text: one image fills the width, two lie one over the other, as do the first and last
-    of three, four stand in two rows, more are a contact sheet.
+    """The images above a line of text.
+
+    One image fills the width. Two lie one over the other; of three, the first and the last do. Four stand in two rows,
+    and more make a contact sheet.
     """
     canvas = Canvas(SIDE, SIDE)
     lines, size = _fitting(text)

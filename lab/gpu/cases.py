@@ -16,7 +16,7 @@ class Case:
     # Of a program of others: "static" or "dynamic", transformers' cache of keys and values; "mar" or "llamagen", the
     # authors' checkout. PRODUCTS: products alone. NOT_BUILT: what nothing measures yet.
     theirs: str = ""
-    speeds: str = ""  # those that are measured, as of the command's option; "": the option's
+    speeds: str = ""  # to measure, written as for the option --speeds; "" for the option's own
 
     @property
     def command(self) -> str:

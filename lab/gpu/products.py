@@ -1,7 +1,7 @@
 """Products with quantised weights, alone: whether they are right on this device, and how long they take.
 
-The shapes are those of Janus-Pro-7B's blocks. What is found decides :data:`.quantized.FEW`, and whether int8 is held as
-planes: if these are slower than bf16, it is not.
+The shapes are those of Janus-Pro-7B's blocks. Whoever reads the table sets :data:`.quantized.FEW` by it, and removes
+the planes of int8 if they are slower than bf16. No run chooses by its own timing.
 """
 
 from __future__ import annotations
