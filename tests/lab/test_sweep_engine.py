@@ -275,7 +275,7 @@ def test_a_changed_setting_makes_cells_of_its_own_and_the_way_back_draws_nothing
 @pytest.mark.skipif(os.name != "posix", reason="processes are ended by signals of POSIX")
 def test_killed_processes_lose_only_the_shard_in_flight(files, tmp_path):
     """SIGKILL at other moments, then SIGINT, then to the end; the files equal those of an undisturbed run."""
-    entries = table(files, images=40, batch=2)
+    entries = table(files, images=80, batch=2)
     entries["set"] = {**entries["set"], "steps": 16, "diffusion_steps": 20}
     argv = command(write_spec(tmp_path / "spec.json", **entries), "--out", tmp_path / "sweep")
     store = Store(tmp_path / "sweep")
@@ -290,7 +290,12 @@ def test_killed_processes_lose_only_the_shard_in_flight(files, tmp_path):
             assert time.monotonic() < until
             time.sleep(0.002)
         process.send_signal(number)
-        _, errors = process.communicate(timeout=60)
+        try:
+            _, errors = process.communicate(timeout=3)
+        except subprocess.TimeoutExpired:
+            # Python drops an interrupt that arrives while it closes a file, so a person presses Ctrl+C again.
+            process.send_signal(number)
+            _, errors = process.communicate(timeout=60)
         assert process.returncode == (130 if number == signal.SIGINT else -number)
         for name, data in seen.items():
             assert (tmp_path / "sweep" / name).read_bytes() == data, "a finished shard is not written again"

@@ -142,6 +142,13 @@ def test_an_interrupted_sweep_goes_on_where_it_stopped(tmp_path):
     assert len(list(completed(store, keys, None))) == 100
 
 
+def test_a_cell_reads_the_same_when_it_is_drawn_and_later(tmp_path):
+    store = CellStore(tmp_path)
+    [(_, _, drawn)] = completed(store, ["k0"], lambda k: (picture(k), report(0.0120004999)))
+    [(_, _, later)] = completed(store, ["k0"], None)
+    assert drawn.seconds == later.seconds == 0.012
+
+
 @pytest.mark.parametrize(
     "spoil", [lambda folder: folder.touch(), lambda folder: (folder / "k3.png").mkdir(parents=True)]
 )
