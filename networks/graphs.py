@@ -75,6 +75,9 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 def record(function: Callable[[], None], pool: Any, device: torch.device) -> Callable[[], None]:
     """A call that launches again what ``function`` launches on a device; ``pool``: memory that recordings share."""
     graph = torch.cuda.CUDAGraph()
+    # ComfyUI's DynamicVRAM may unmap weights of other models for what is allocated meanwhile, and cannot wait for the
+    # kernels that read them.
+    torch.cuda.synchronize(device)
     # A collection could free another graph meanwhile, which is an error while one is recorded.
     collects = gc.isenabled()
     gc.disable()

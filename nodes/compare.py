@@ -207,7 +207,11 @@ class Compare(io.ComfyNode):
 
         table, figures, warnings = _tell(cls, reports, names, base, quality)
         said = host.text.output(figures, warnings)
-        return io.NodeOutput(image, table, given_images(lists), ui={**said, **result_shown(cls, image)})
+        separate = given_images(lists)
+        if not any(isinstance(value, list) for value in inputs.values()):  # a script, whose Save Image gets it whole
+            separate = [one for batch in separate for one in batch]
+
+        return io.NodeOutput(image, table, separate, ui={**said, **result_shown(cls, image)})
 
 
 ELSEWHERE = "(timed in another run)"

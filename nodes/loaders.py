@@ -160,6 +160,12 @@ _TOOLTIPS = {
     "and rounds differently.",
 }
 
+# Tooltips on dtypes, of families that have those of 4 bits.
+_ALL_BITS = (
+    "fp32 takes twice the memory of bf16, int8 and fp8 half, int4 less and int4-g64 least; fewer bits change the image "
+    "more and are usually slower."
+)
+_AUTO_BF16 = f"Precision of the weights; auto uses bf16 on GPUs that support it, otherwise fp32. {_ALL_BITS}"
 
 # Speeds of graphs that were saved earlier, and what they are now.
 _OLD_SPEEDS = {"compile-static": COMPILE}
@@ -457,9 +463,8 @@ class LoadLlamaGen(_Loader):
     aliases = ["llamagen loader", "par loader", "autoregressive", "vqgan", "load checkpoint", "fastar demo"]
     widgets = ("checkpoint", "decoder", "dtype", "allow_download", "grid", "speed")
     tooltips = {
-        "dtype": "Precision of the weights; auto uses bf16 on GPUs that support it, otherwise fp16 or fp32. fp32 is "
-        "the most exact and takes twice the memory of bf16; int8 and fp8 take half the memory of bf16, are "
-        "usually slower, and change the image."
+        "dtype": "Precision of the weights; auto uses bf16 on GPUs that support it, otherwise fp16 or fp32. "
+        f"{_ALL_BITS}"
     }
     socket = output(TOKEN_MODEL, "model", "For LlamaGen Sampler and the samplers that accelerate it.")
     more = {
@@ -506,6 +511,7 @@ class LoadTarDetokenizer(_Loader):
         "checkpoint": "The de-tokenizer; the number in its name is the side of the image in pixels, and larger is "
         "sharper and slower. Demo models are built in, your own files go into models/fastar, and entries with a size "
         "are downloads.",
+        "dtype": _AUTO_BF16,
     }
     socket = output(TOKEN_MODEL, "model", "For LlamaGen Sampler and the samplers that accelerate a Tar de-tokenizer.")
     more = {
@@ -541,6 +547,7 @@ class LoadTar(_Loader):
         "checkpoint": "The model: demo models are built in, your own go into models/fastar as a folder with "
         "config.json and a tokenizer, and entries with a size are downloads. 7b follows prompts better than "
         "1.5b, but is slower and takes five times the memory.",
+        "dtype": _AUTO_BF16,
     }
     socket = output(TAR, "tar", "For Tar Prompt.")
     decodes = False
@@ -627,6 +634,7 @@ class LoadJanus(_Loader):
         "checkpoint": "The model: your own go into models/fastar as a folder with tokenizer.json, and entries with "
         "a size are downloads. In bf16, 1B needs 3.6 GB of GPU memory and 7B 14.2 GB; with less, a part of 7B "
         "stays in system memory, which is slower.",
+        "dtype": _AUTO_BF16,
     }
     socket = output(
         TOKEN_MODEL,
@@ -676,6 +684,7 @@ class LoadBitDance(_Loader):
         "in bf16.",
         "decoder": "The binary autoencoder that turns bits into images. Usual: auto, the one that the model was "
         "trained with, which often lies in or beside its file.",
+        "dtype": _AUTO_BF16,
     }
     socket = output(BLOCK_MODEL, "model", "For BitDance Sampler.")
 
@@ -692,9 +701,9 @@ class LoadBitDance(_Loader):
         ),
         "dtype": (
             "fp16 is not offered because it was never tried. The states of the diffusion, the positions and the "
-            "autoencoder always use fp32. *int8* and *fp8* store the weights of the transformer blocks in 8 bits; "
-            "everything else, including the diffusion network, is the same as with *auto*. A file that is already "
-            "int8 or scaled fp8 keeps its 8 bits with *auto*; any other choice converts it."
+            "autoencoder always use fp32. *int8* and *fp8* store the weights of the transformer blocks in 8 bits, "
+            f"{_FOUR_BITS} Everything else is the same as with *auto*. A file that is "
+            "already int8 or scaled fp8 keeps its 8 bits with *auto*; any other choice converts it."
         ),
     }
     more_of_outputs = {

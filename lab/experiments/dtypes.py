@@ -21,7 +21,7 @@ from ...cli.options import AUTO, whole
 from ...cli.planning import Planned
 from ...cli.running import draw
 from ...errors import UserError
-from ...model_loaders.kinds import ALL_DTYPES
+from ...model_loaders.kinds import ALL_DTYPES, choose_dtype
 from ...reports.quality import psnr
 from ...reports.table import markdown
 from ...runs.drawing import decode
@@ -69,6 +69,8 @@ def run(options: argparse.Namespace) -> int:
     for name in dtypes:
         options.dtype = name
         planned, asked = planned_for(options)
+        if not references:
+            _expect_dtypes(planned, dtypes)
         found = [_drawn(p, options, asked, images, batch, seed) for p in planned]
 
         references = references or found
@@ -76,6 +78,13 @@ def run(options: argparse.Namespace) -> int:
 
     print(markdown(rows, empty=False))
     return 0
+
+
+def _expect_dtypes(planned: list[Planned], dtypes: list[str]) -> None:
+    """Raise a UserError if a model has not all dtypes, before the first image is drawn."""
+    for p in planned:
+        for name in dtypes:
+            choose_dtype(name, p.on.device, p.on.kind.files)
 
 
 def _drawn(p: Planned, options: argparse.Namespace, asked: dict[str, str], images: int, batch: int, seed: int) -> Drawn:

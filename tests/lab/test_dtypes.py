@@ -2,6 +2,7 @@
 
 import pytest
 from fastar_nodes.lab.commands import main
+from fastar_nodes.lab.experiments import dtypes
 
 FEW = ["dtypes", "--images", "3", "--batch", "2", "--set", "mar.steps=3", "--set", "mar.diffusion_steps=4"]
 
@@ -27,11 +28,12 @@ def test_fp32_equals_itself_and_8_bits_do_not(capsys):
     ("options", "says"),
     [
         (["--dtypes", "fp32,fp4"], "dtypes: 'fp4' is not one of fp32, "),
-        (["--samplers", "mar", "--dtypes", "int4,fp32"], "dtype: a MAR was not measured in 4 bits; choose int8."),
+        (["--samplers", "mar", "--dtypes", "fp32,int4"], "dtype: a MAR was not measured in 4 bits; choose int8."),
         (["--dtype", "int8"], "dtype: this command compares several; name them all with --dtypes."),
         (["--random", "MAR-B"], "random: an official size with random weights has no decoder; choose a model"),
     ],
 )
-def test_what_cannot_be_compared_is_refused(options, says, capsys):
+def test_what_cannot_be_compared_is_refused_before_an_image(options, says, capsys, monkeypatch):
+    monkeypatch.setattr(dtypes, "draw", None)
     assert main([*FEW, *options]) == 2
     assert says in capsys.readouterr().err

@@ -213,3 +213,16 @@ def test_images_of_another_size_have_no_speed_up():
     words = [row[-1].partition(" (")[2].rstrip(")") for row in table(**cells(reports), baseline=[2])]
     assert words == ["", "other size", ""]
     assert reports[0].speedup(reports[1]).note == "other size" and reports[2].speedup(reports[1]).value
+
+
+def test_a_script_gets_images_that_save_image_can_save():
+    """ComfyUI calls Save Image for each item of the list; an exported script passes the list on as the images."""
+    images = [torch.rand(2, 8, 8, 3), torch.rand(1, 16, 16, 3)]
+    in_graph, in_script = (
+        compare.Compare.execute(image_1=given(images[0]), image_2=given(images[1])).result[2]
+        for given in (lambda image: [image], lambda image: image)
+    )
+
+    assert all(torch.equal(a, b) for a, b in zip(in_graph, images, strict=True))
+    singles = [*images[0], images[1][0]]
+    assert all(torch.equal(a, b) for a, b in zip(in_script, singles, strict=True))

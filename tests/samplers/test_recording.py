@@ -6,6 +6,7 @@ The recordings are those of ``tests/lib/recording.py`` on a CPU, which refuses w
 import copy
 import dataclasses
 import math
+from contextlib import nullcontext
 
 import pytest
 import test_block_contract as blocks
@@ -419,3 +420,25 @@ def test_the_cache_of_the_last_run_is_used_again_when_it_has_ended(recordings):
     again = made.zeros([(2, 3)] * 2, like)
     assert again[0].data_ptr() == first[0].data_ptr()
     assert not again[0].any()
+
+
+def test_a_device_is_idle_before_it_is_recorded(monkeypatch):
+    """What is allocated meanwhile may cost other networks their memory, which nothing may read then."""
+    calls = []
+
+    class Graph:
+        def capture_begin(self, pool, capture_error_mode):
+            calls.append(f"begin, {capture_error_mode}")
+
+        def capture_end(self):
+            calls.append("end")
+
+        def replay(self):
+            calls.append("replay")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: calls.append("wait"))
+    monkeypatch.setattr(graphs, "aside", lambda device: nullcontext())
+
+    graphs.record(lambda: calls.append("function"), None, torch.device("cuda"))()
+    assert calls == ["wait", "begin, thread_local", "function", "end", "replay"]
