@@ -89,11 +89,16 @@ def documented() -> list[tuple[str, str, str]]:
 
 
 DOCUMENTED = documented()
+assert len({page for page, _, _ in DOCUMENTED}) >= 8, "documents with commands"
 
 
 @pytest.mark.parametrize(("page", "program", "line"), DOCUMENTED)
-def test_every_documented_command_parses(page, program, line):
+def test_every_documented_command_parses_and_its_files_exist(page, program, line):
     command, *words = shlex.split(line)
+    for word in words:
+        if word.startswith(("docs/", "lab/", "tests/")):
+            assert (ROOT / word).exists(), f"{page}: {line}"
+
     assert command in PROGRAMS[program].commands, f"{page}: there is no command {command}"
     if not words or "<" in line:
         return  # a command that is only named, or has a placeholder
@@ -106,23 +111,6 @@ def test_every_documented_command_parses(page, program, line):
     if getattr(options, "samplers", None):
         sets, _ = of_prompt(options.sets)
         plan(options.samplers, sets, {})  # raises an error for an unknown sampler, setting or value
-
-
-def test_commands_are_found_in_every_form():
-    page = "`python -m fastar_nodes compare\n--label cat`\n```\npython -m fastar_nodes bench   # seconds\n```\n"
-    assert list(commands(page)) == [(PACK, ["compare", "--label", "cat"]), (PACK, ["bench"])]
-    assert list(commands("#     python -m fastar_nodes.lab sweep a.toml \\\n   --out b\n")) == [
-        (LAB, ["sweep", "a.toml", "--out", "b"])
-    ]
-    assert len({page for page, _, _ in DOCUMENTED}) >= 8, "documents with commands"
-
-
-@pytest.mark.parametrize(("page", "program", "line"), DOCUMENTED)
-def test_files_of_documented_commands_exist(page, program, line):
-    """Files of this repository that a command reads: specs and prompts."""
-    for word in shlex.split(line):
-        if word.startswith(("docs/", "lab/", "tests/")):
-            assert (ROOT / word).exists(), f"{page}: {line}"
 
 
 # ------------------------------------------------------------------------------------------------------------- links
@@ -195,14 +183,3 @@ def test_files_that_help_pages_name_ship():
     for page in (ROOT / "web" / "docs").glob("*.md"):
         for name in re.findall(r"\bdocs/[\w/]+\.\w+", page.read_text(encoding="utf-8")):
             assert name in shipped, f"{page.name}: {name}"
-
-
-def test_a_dead_link_is_found(monkeypatch):
-    page = Path("docs/report.md")
-    monkeypatch.setattr(
-        f"{__name__}.text_of", lambda path: "# One two\n[a](#one-two) [b](#three) [c](gone.md) `[d](x.md)`\n"
-    )
-    assert broken(page, {page}) == [
-        "docs/report.md: #three is no heading of docs/report.md",
-        "docs/report.md: gone.md leads nowhere",
-    ]

@@ -1,15 +1,11 @@
 """runs/loading.py without nodes or command line, and the public API."""
 
-from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
-from fastar_nodes.cli.options import models_folder
-from fastar_nodes.cli.options import source as cli_source
 from fastar_nodes.errors import UserError, not_finite
-from fastar_nodes.lab.sweeps.folder import Folder
 from fastar_nodes.model_loaders.catalogue import hub
 from fastar_nodes.model_loaders.kinds import KINDS
 from fastar_nodes.networks.autoencoder import TOO_LITTLE_TO_DECODE, KLAutoencoder, KLConfig, VQModel
@@ -99,28 +95,6 @@ def test_weights_are_placed_in_the_precision_of_the_compute_device(monkeypatch, 
             loading.load(MAR, "demo", Source(built_in, CPU, dtype))
 
 
-@pytest.mark.parametrize(("channels", "patch", "reads", "fits"), [
-    (16, 2, 4, True), (16, 2, 16, False), (16, 1, 16, True), (16, 4, 1, True), (4, 2, 4, False),
-])  # fmt: skip
-@pytest.mark.fast_cases("16-2-4-True", "4-2-4-False")
-def test_a_token_holds_the_latent_channels_of_patch_times_patch_positions(tmp_path, channels, patch, reads, fits):
-    """A MAR of 16 numbers a token: with patch 2 they are 2 x 2 positions of 4 latent channels."""
-    write(MAR_(replace(MAR_SIZE, channels=channels)), tmp_path / "mar.safetensors", 0, heads=2, patch=patch)
-    write(KLAutoencoder(KLConfig(8, (1, 2), 1, reads, groups=4)), tmp_path / "kl.safetensors", 0, groups=4)
-    files = Source(lambda choice, family: tmp_path / choice, CPU, "fp32")
-    if fits:
-        ready = loading.load(MAR, "mar.safetensors", files, "kl.safetensors")
-        assert ready.latent_channels == reads and ready.model.patch == patch
-        latents = ready.model.to_latents(torch.zeros(1, 16, channels))
-        assert latents.shape == (1, reads, 4 * patch, 4 * patch)
-        return
-    makes = channels // patch**2
-    with pytest.raises(
-        UserError, match=f"^decoder: kl decodes {reads} latent channels, and mar makes {makes}; choose auto"
-    ):
-        loading.load(MAR, "mar.safetensors", files, "kl.safetensors")
-
-
 @pytest.mark.parametrize(("choice", "stated", "remark"), [
     ("kl.safetensors", None, "the model's file does not name its decoder"),
     ("kl.safetensors", "demo-kl", "the model was trained with demo-kl"),
@@ -201,15 +175,6 @@ def test_drafts_are_loaded_once(demo, source):
         Drafts(source, "demo-kl", "demo").load("cspd", demo)
 
 
-def test_codes_of_two_tokenizers_differ(source):
-    a, b = (loading.load(LLAMAGEN, choice, source) for choice in ("demo-llamagen-low", "demo-par"))
-    loading.expect_same_codes(a.vq, b.vq, a.model.name)
-    with torch.no_grad():
-        b.vq.net.quantize.embedding.weight.neg_()
-    with pytest.raises(UserError, match="^draft: its decoder is .* load both with the same decoder"):
-        loading.expect_same_codes(a.vq, b.vq, a.model.name)
-
-
 def test_stated_settings_take_precedence(demo):
     assert loading.stated_defaults({}) == {} and loading.stated_defaults({"defaults": '{"cfg": 2}'}) == {"cfg": 2}
     for broken in ("[1]", "{", "[" * 100_000):
@@ -218,41 +183,6 @@ def test_stated_settings_take_precedence(demo):
     settings = loading.prompt_settings({"top_k": 15, "cfg": 2.0, "detail": "81"}, {"detail": "169"})
     assert (settings.top_k, settings.detail) == (15, "169")
     assert defaults(Ready(MAR, demo.model, metadata={"defaults": '{"cfg": 2.0}'}))["cfg"] == 2.0
-
-
-@pytest.fixture
-def homeless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No user has a home directory, as in many containers."""
-    monkeypatch.setattr("os.path.expanduser", lambda path: path)
-
-
-def test_without_a_home_directory_built_in_models_load(homeless, tmp_path):
-    options = SimpleNamespace(models=None, device="cpu", dtype="fp32", speed="plain")
-    source = cli_source(options)
-    assert loading.load(MAR, "demo", source).choice == "demo"
-    (tmp_path / "mine.safetensors").write_bytes(b"x")
-    assert source.find(str(tmp_path / "mine.safetensors"), "mar") == tmp_path / "mine.safetensors"
-    with pytest.raises(
-        UserError,
-        match="^models: mar-base is a download, and there is no home folder for it; name a folder with --models",
-    ):
-        source.find("mar-base", "mar")
-    # The remedy: a folder that is named.
-    (tmp_path / "mar-base.safetensors").write_bytes(b"x")
-    options.models = tmp_path
-    assert cli_source(options).find("mar-base", "mar") == tmp_path / "mar-base.safetensors"
-
-
-@pytest.mark.parametrize("path", ["~nosuchuser/x.safetensors", "~nosuchuser"])
-def test_a_home_that_does_not_exist_is_named(path, tmp_path):
-    with pytest.raises(
-        UserError, match="^decoder: the home folder in ~nosuchuser(/x.safetensors)? is not known; write the whole path"
-    ):
-        loading.find_file(path, "kl", tmp_path)
-    with pytest.raises(UserError, match="^models: the home folder in ~nosuchuser"):
-        models_folder(Path(path))
-    with pytest.raises(UserError, match="^folder: the home folder in ~nosuchuser"):
-        Folder(path)
 
 
 class _Decoder(torch.nn.Module):
@@ -275,11 +205,6 @@ def _decoded(values: list[float]) -> list[int]:
     codes = torch.arange(len(values)).view(1, 1, -1)
     result = SimpleNamespace(latents=codes, report=Report("llamagen", "tiny", {}, 1, 1, "cpu"))
     return drawing.decode(ready, result)[0, 0, :, 0].tolist()
-
-
-def test_decoded_pixels_are_rounded_and_not_cut():
-    shades = [0.0, 100.3, 100.7, 254.4, 254.6, 255.0, 300.0, -20.0]
-    assert _decoded([2 * shade / 255 - 1 for shade in shades]) == [0, 100, 101, 254, 255, 255, 255, 0]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])

@@ -14,7 +14,7 @@ from fastar_nodes.reports.record import Report
 from fastar_nodes.runs import drawing, loading
 from fastar_nodes.runs.choice import ModelFacts, parse_choice
 from fastar_nodes.runs.families.masked import MARFamily
-from fastar_nodes.runs.loading import AUTO, Drafts, Ready, Source, defaults, prompt_settings
+from fastar_nodes.runs.loading import AUTO, Drafts, Ready, Source, defaults
 from fastar_nodes.runs.registry import FAMILIES, HYBRID, LLAMAGEN, MAR, SAMPLERS, TAR
 
 
@@ -53,17 +53,6 @@ def test_recommended_settings():
         assert defaults(Ready(HYBRID, mar(condition="prompt", max_beta=beta))) == {**published, "steps": steps}
 
 
-@pytest.mark.parametrize("beginning", ["", '{"cfg": '])
-def test_a_deep_statement_of_defaults_is_refused(beginning):
-    with pytest.raises(UserError, match="^model: the entry defaults in the model's metadata cannot be read"):
-        loading.stated_defaults({"defaults": beginning + "[" * 100_000})
-
-
-def test_asked_settings_of_the_language_model_beat_the_files():
-    settings = prompt_settings({"top_k": 15, "temperature": 0.5, "nosuch": 1}, {"top_k": "7"})
-    assert (settings.top_k, settings.temperature) == (7, 0.5)
-
-
 class Doubled(torch.nn.Module):
     """A decoder of codes whose pixels are the first channel of the code vectors."""
 
@@ -87,12 +76,6 @@ def test_pixels_are_rounded():
     assert pictures.dtype == torch.uint8 and pictures.shape == (1, 3, 3, 3)
     assert pictures[0, ..., 0].flatten().tolist() == [0, 0, 1, 0, 128, 192, 254, 255, 255]
     assert made.report.counts == {"decoder_passes": 1} and "decoder" in made.report.phases
-
-
-def test_a_cpu_decodes_one_image_a_pass():
-    made = SimpleNamespace(latents=torch.zeros(9, 1, 2, 2), report=Report("llamagen", "m", {}, 7, 9, "cpu"))
-    assert len(drawing.decode(Ready(LLAMAGEN, mar(), VQModel(Doubled(), "doubled")), made)) == 9
-    assert made.report.counts == {"decoder_passes": 9}
 
 
 def book(rows):

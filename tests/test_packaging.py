@@ -59,14 +59,6 @@ def test_version_and_dependencies():
     assert (ROOT / "requirements.txt").read_text(encoding="utf-8").split() == project["dependencies"]
 
 
-def test_readme_names_commands_that_ci_runs():
-    readme, ci = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", ".ci/run"))
-    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
-    for target in ("demo", "test"):
-        assert re.search(rf"^make {target}\b", readme, re.M) and re.search(rf"^make {target}\b", ci, re.M)
-        assert re.search(rf"^{target}:", makefile, re.M)
-
-
 @pytest.mark.parametrize("name", ["fastar", "a b"])
 @pytest.mark.fast_cases("a b")
 def test_tests_run_in_a_folder_of_any_name(name, tmp_path):
@@ -316,26 +308,10 @@ def test_workflows_cover_the_supported_versions():
         assert ">=" not in requirement or f'"{requirement.replace(">=", "==")}.0"' in oldest, requirement
 
 
-def test_a_release_waits_for_all_tests():
-    publish = yaml.safe_load((ROOT / ".github" / "workflows" / "publish.yml").read_text(encoding="utf-8"))
-    assert publish["jobs"]["test"]["uses"] == "./.github/workflows/test.yml"
-    assert publish["jobs"]["publish"]["needs"] == "test"
-
-
 def test_the_citation_is_of_this_version():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
     assert {"cff-version", "message", "title", "authors", "type"} <= citation.keys()
     assert (citation["version"], citation["license"]) == (PROJECT["project"]["version"], PROJECT["project"]["license"])
-
-
-def test_issue_forms_are_complete():
-    for path in (ROOT / ".github" / "ISSUE_TEMPLATE").glob("*.yml"):
-        form = yaml.safe_load(path.read_text(encoding="utf-8"))
-        if path.name == "config.yml":
-            continue
-        assert {"name", "description", "body"} <= form.keys(), path.name
-        names = [part["id"] for part in form["body"]]
-        assert len(names) == len(set(names)) and all(part["attributes"]["label"] for part in form["body"])
 
 
 def test_the_model_card_states_every_demo_file_and_its_size():

@@ -15,9 +15,7 @@ from fastar_nodes.cli import checks, machine, subject
 from fastar_nodes.cli.checks import DIFFERS, FAILED, MARGIN, MEASURED, NOT_MEASURED, PASS
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.catalogue import hub, official
-from fastar_nodes.model_loaders.files import checkpoint
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
-from fastar_nodes.networks.quantized import round_to, statement
 from fastar_nodes.reports.table import literal
 from fastar_nodes.runs import loading
 from fastar_nodes.runs.registry import BITDANCE, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR
@@ -187,37 +185,6 @@ def test_a_part_of_a_model(cli, files, kind):
     assert not Path("check.png").exists()
 
 
-@pytest.mark.slow
-def test_drafts_of_the_demo(cli, tiny_demo):
-    """A model whose draft model is built in is timed with it; another says why it is not."""
-    answer, lines = checked(cli, "--model", "demo-llamagen")
-    assert answer.code == 0 and "one run each" in lines["seconds of MuLo-SD"]["found"]
-    answer, lines = checked(cli, "--model", "demo-llamagen-low")
-    assert lines["seconds of MuLo-SD"]["found"] == "the catalogue has no draft model for it"
-
-
-def eight_bits(path: Path, kind: str, new: Path) -> Path:
-    """A file whose layers have 8 bits, in core's format."""
-    state = {}
-    for name, tensor in load_file(path).items():
-        if tensor.ndim == 2 and name.startswith("layers."):
-            rounded = round_to(tensor, kind)
-            layer = name.removesuffix("weight")
-            state |= {name: rounded.stored, f"{name}_scale": rounded.scale, f"{layer}comfy_quant": statement(rounded)}
-        else:
-            state[name] = tensor
-    save_file(state, new, metadata=checkpoint.read_metadata(path))
-    return new
-
-
-@pytest.mark.parametrize("kind", ["int8", "fp8"])
-def test_a_file_of_8_bits_for_comfyui_is_refused(cli, files, tmp_path, monkeypatch, kind):
-    monkeypatch.setattr(checkpoint, "gather_quantised", None)
-    eight = eight_bits(files.llamagen, kind, tmp_path / "eight.safetensors")
-    answer = cli("check", "--model", eight, "--decoder", files.vq, "--quick")
-    assert answer.code == 2 and "holds weights in a quantised format of ComfyUI" in answer.err, answer
-
-
 @pytest.mark.parametrize("kind", ["int8", "fp8"])
 def test_weights_rounded_to_8_bits_are_called_so(cli, files, kind):
     """The scales are no weights of the network."""
@@ -320,15 +287,6 @@ def test_a_prompt_for_classes_and_a_label_for_prompts(cli, files, kind, given, w
     decoder = files.vq if kind == "llamagen" else files.kl
     answer, lines = checked(cli, "--model", getattr(files, kind), "--decoder", decoder, *given.split())
     assert answer.code == 1 and lines["image"]["found"].startswith(words)
-
-
-def test_the_head_of_a_bitdance_alone_is_refused_with_what_to_choose(cli, sentence):
-    head = block_models.FOLDER / "native" / "vision_head.safetensors"
-    said = sentence(cli("check", "--model", head, "--device", "cpu"))
-    assert said == (
-        "model: vision_head.safetensors holds the diffusion head of a BitDance only; choose the folder with "
-        "config.json and the shards of the language model."
-    )
 
 
 @pytest.mark.parametrize(
@@ -518,13 +476,3 @@ def test_every_download_names_its_network():
     # Weights of the language models of the paper (test_qwen_network.py), and of MAR-B's recorded keys.
     known = {"tar-1.5b": 1_643_969_024, "tar-7b": 8_082_554_368, "mar-base": 207_924_768}
     assert {e.id: subject.parameters(e) for e in subject.all_entries() if e.id in known} == known
-
-
-def test_what_fits_a_card_is_said_before_a_download(cli, sentence):
-    answer = cli("check --model llamagen-b-256 --memory 8")
-    assert answer.code == 0, answer.err
-    lines = answer.out.splitlines()
-    assert [line.split("|")[1].strip() for line in lines[2:6]] == ["bf16", "int8", "int4", "int4-g64"]
-    assert all("fits" in line for line in lines[2:6]) and "RTX 4060" in lines[-1]
-    said = "memory: demo is no download that draws images; name one, for example janus-pro-7b."
-    assert sentence(cli("check --model demo --memory 8")) == said

@@ -127,10 +127,6 @@ def test_repeats_run_in_turn_and_tell_the_spread(compare, words, monkeypatch):
     assert "one run" not in answer.out and "--repeats" not in answer.out
 
 
-def test_repeats_are_a_whole_number(compare, sentence):
-    assert sentence(compare("mar", "--repeats 0")).startswith("repeats: ")
-
-
 @pytest.mark.parametrize(
     "family, line",
     [
@@ -214,11 +210,6 @@ def test_two_sizes_of_the_demo_are_not_mixed(cli, tiny_demo, sentence):
     assert [run["model"] for run in runs()] == ["tiny par", "tiny llamagen"]
 
 
-def test_a_run_that_none_is_compared_with_is_no_baseline(compare):
-    answer = compare("mar", "--samplers mar --json c.json")
-    assert table(answer) and "baseline" not in answer.out and "speedup_note" not in runs()[0]
-
-
 def test_settings_after_a_colon_are_those_of_any_sampler(compare):
     """As a label, "window=2" would draw the preset's window under that title."""
     more = "llamagen,zipar,zipar:window=2,parallel=4,zipar:wide --set zipar:wide.window=3 --json c.json"
@@ -263,13 +254,6 @@ def test_prompts_for_models_that_read_them(compare, sentence, files, tmp_path, m
     url = "--prompt 'http://boat.com #### boat.png'"  # nothing is left of it, as on the node
     for more, field in (("--label cat", "label"), ("--prompt '  '", "prompt"), ("", "prompt"), (url, "prompt")):
         assert sentence(compare("llamagen", f"{line} {more}")).startswith(f"{field}: ")
-
-
-@pytest.mark.slow  # test_all_families_of_the_demo_in_one_run compares a PAR, test_same_checks.py runs Tar
-def test_files_of_par_and_tar(compare):
-    assert list(table(compare("par", "--label 3"))) == ["PAR"]
-    assert list(table(compare("tar", "--draft {low} --json c.json"))) == ["Tar", "ZipAR", "MuLo-SD"]
-    assert runs()[0]["settings"]["top_k"] == 0 and {run["model"] for run in runs()} == {"tiny high"}
 
 
 # Family and the field that is named, to command lines.
@@ -369,12 +353,6 @@ def test_latents_that_are_not_finite_are_reported(compare, sentence, monkeypatch
 @pytest.mark.fast_cases(1)
 def test_an_empty_label_is_not_class_0(compare, sentence, label):
     assert sentence(compare("mar", f"--label {label}")).startswith("label: it is empty")
-
-
-def test_words_that_a_model_does_not_know_are_named_as_on_the_node(cli):
-    line = "compare --model demo-hybrid --samplers mar --set steps=1 --set diffusion_steps=2 --device cpu"
-    said = cli(f"{line} --prompt 'a purple boat' --prompt 'a red boat' --json c.json")
-    assert said.code == 0 and "does not know: purple." in said.err, said
 
 
 def test_a_folder_called_demo_does_not_hide_the_demo(root, tmp_path, monkeypatch):

@@ -33,11 +33,6 @@ def test_a_command_of_the_lab_is_said_to_be_there(cli, sentence, name):
     assert "commands of python -m fastar_nodes.lab, in a checkout" in sentence(cli(name, "--help"))
 
 
-def test_the_help_lists_every_command(cli):
-    text = cli("--help").out
-    assert all(f"\n  {name} " in text for name in COMMANDS) and "python -m fastar_nodes.lab" in text
-
-
 @pytest.mark.parametrize(
     ("error", "code", "words"),
     [
@@ -178,9 +173,3 @@ def test_bench_samples_a_batch_in_parts_and_says_so(cli, tiny_demo, tmp_path, mo
     assert parts["note"] == said and parts["counts"]["head_calls"] == 2 * whole["counts"]["head_calls"]
     assert "note" not in whole
     assert answer.out.rstrip().endswith(f"note: MAR, batch 4: {said}")
-
-
-def test_bench_checks_before_it_loads(cli, sentence):
-    assert "batch" in sentence(cli("bench", "--batch", "1,x"))
-    assert "there is no sampler 'fasthybrid+cspd'" in sentence(cli("bench", "--samplers", "mar,fasthybrid+cspd"))
-    assert "repeats" in sentence(cli("bench", "--repeats", "0"))

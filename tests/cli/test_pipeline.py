@@ -190,14 +190,6 @@ def test_latents_and_codes_are_decoded_by_pipeline_and_decoder(pipeline, files):
         assert np.array_equal(pixels, of_decoder.decode(latents).numpy())
 
 
-def test_decoders_round_pixels(files):
-    """(x + 1) * 127.5 of the network's output, rounded."""
-    decoder, latents = load_kl(files.kl), torch.randn(2, 4, 3, 3, generator=torch.Generator().manual_seed(1))
-    with torch.no_grad():
-        expected = ((decoder.net.decode(latents) + 1) * 127.5).round().clamp(0, 255)
-    assert torch.equal(decoder.decode(latents), expected.permute(0, 2, 3, 1).to(torch.uint8))
-
-
 @pytest.mark.parametrize(("wrong", "message"), [
     (torch.zeros(2, 3, 4, 4),
      r"^latents: the decoder reads latents of the shape \[batch, 4, height, width\], and got \[2, 3"),

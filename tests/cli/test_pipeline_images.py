@@ -1,7 +1,5 @@
 """An image in the pipeline: a Janus that edits changes it as a prompt says."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -19,14 +17,6 @@ FILE = FOLDER / "edit/input_0.png"
 @pytest.fixture(scope="module")
 def pipe(tmp_path_factory):
     return load(one_file(tmp_path_factory.mktemp("editor") / "tiny.safetensors"), dtype="fp32", device="cpu")
-
-
-def test_the_recorded_tokens(pipe):
-    prompt = json.loads((FOLDER / "edit/texts.json").read_text(encoding="utf-8"))["e1"]["prompt"]
-    recorded = load_file(FOLDER / "edit/io.safetensors")
-    for freedom, name in ((None, "e1.cfg5_w5"), (0, "e1.cfg5_w0")):
-        made = pipe.sample(prompt, image=FILE, freedom=freedom, temperature=0)
-        assert torch.equal(made.latents.flatten(), recorded[f"{name}.tokens"])
 
 
 def test_freedom_is_a_number_or_its_text(pipe):

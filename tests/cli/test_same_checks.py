@@ -2,24 +2,20 @@
 
 import shlex
 from dataclasses import replace
-from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
-from fastar_nodes.cli.planning import plan
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.catalogue import official
 from fastar_nodes.model_loaders.llamagen.captions import prompt_of
 from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
 from fastar_nodes.networks.mar import MARModel
-from fastar_nodes.runs import batches, conditions, loading
+from fastar_nodes.runs import batches, loading
 from fastar_nodes.runs.batches import expect_little_noise
-from fastar_nodes.runs.labels import labels_for, unknown_words
+from fastar_nodes.runs.labels import unknown_words
 from fastar_nodes.runs.loading import Drafts, Ready, Source
-from fastar_nodes.runs.registry import FAMILIES, LLAMAGEN
+from fastar_nodes.runs.registry import LLAMAGEN
 from fastar_nodes.samplers.mar.settings import MARSettings
-from fastar_nodes.samplers.settings import make
 from tiny_files import write_gpt, write_vq
 
 QUICK = "--device cpu --set steps=2 --set diffusion_steps=2"
@@ -28,23 +24,11 @@ QUICK = "--device cpu --set steps=2 --set diffusion_steps=2"
 # ------------------------------------------------------------------------------------------------ labels and prompts
 
 
-@pytest.mark.parametrize("label", ["''", "' '", "','"])
-@pytest.mark.fast_cases(1)
-def test_an_empty_label_is_refused_and_none_at_all_is_class_0(cli, tiny_demo, sentence, label):
-    assert sentence(cli(f"compare {QUICK} --samplers mar --label {label}")).startswith("label: it is empty")
-    assert cli(f"compare {QUICK} --samplers mar").code == 0
-
-
 def test_more_labels_than_images_are_refused_before_they_are_built(cli, tiny_demo, sentence):
     labels = ",".join(["0"] * 8000)
     assert sentence(cli(f"compare {QUICK} --samplers mar --batch 1024 --label {labels}")).startswith(
         "batch: 8192000 images"
     )
-
-
-def test_a_file_of_classes_that_no_list_names_takes_ids():
-    made = [labels_for("1", name) for name in ("picture-book", "my own classes", "")]
-    assert [condition.label_set for condition in made] == ["picture-book", "", ""]
 
 
 class Words:
@@ -73,24 +57,6 @@ def test_the_command_line_names_unknown_words_once(cli, tiny_demo):
 def test_the_command_line_names_what_is_read_as_plain_text_once(cli, tiny_demo):
     answer = cli("compare --device cpu --samplers tar --prompt 'a (red:1.2) boat' --prompt 'a (red:1.2) boat'")
     assert answer.code == 0 and answer.err.count("note: The model reads (red:1.2) as plain text") == 1
-
-
-def test_scripts_are_warned_of_what_is_read_as_plain_text(monkeypatch):
-    """Prompts of a language model, of codes and of text encoders, and with images."""
-    told = []
-    build = conditions.ConditionBuilder(SimpleNamespace(find=None), warn=told.append, unconditional="<lora:x:1>")
-    model = SimpleNamespace(name="tiny", prompt=str, image_prompt=str, instruction=str)
-    on = SimpleNamespace(condition="prompt", model=model, kind=FAMILIES["hybrid"])
-    build.prompts(on, ["a (red:1.2) boat"])
-    assert [sentence.split(" as plain")[0] for sentence in told] == ["The model reads (red:1.2), <lora:x:1>"]
-
-    monkeypatch.setattr(conditions, "expect_editor", lambda *given: None)
-    monkeypatch.setattr(conditions, "read_images", lambda condition, reader: condition)
-    monkeypatch.setattr(build, "image_reader", lambda on: None)
-    build.image_prompts(SimpleNamespace(model=model), ["a (blue:1.2) boat"], np.zeros((4, 4, 3), np.uint8))
-    monkeypatch.setattr(build, "_encoded", lambda on, prompt: torch.zeros(1, 2))
-    build.prompts(SimpleNamespace(condition="text", model=model), ["__animal__"])
-    assert ["(blue:1.2)" in told[1], "__animal__" in told[2], len(told)] == [True, True, 3]
 
 
 def test_prompts_of_text_encoders_are_one_line_and_hold_words():
@@ -131,48 +97,6 @@ def test_an_option_that_no_sampler_uses_is_refused(cli, tiny_demo, sentence, com
     at = words.index(f"--{option}")
     left = shlex.join(words[:at] + words[at + 2 :])
     assert cli(f"{command} {left} {device}").code == 0, "the remedy"
-
-
-@pytest.mark.parametrize("columns", ["-1", "23", "x"])
-def test_columns_are_checked(cli, sentence, columns):
-    assert sentence(cli(f"compare --columns {columns}")).startswith("columns: ")
-
-
-@pytest.mark.parametrize(
-    ("sampler", "setting", "value"),
-    [
-        ("mar", "temperature", "-1"),
-        ("mar", "cfg_schedule", "cosine"),
-        ("mar", "steps", "0"),
-        ("fasthybrid", "guided_steps", "0"),
-        ("fasthybrid", "threshold", "nan"),
-        ("llamagen", "top_p", "2"),
-        ("zipar", "window", "1.5"),
-        ("mar", "cfg", "x"),
-    ],
-)
-def test_a_setting_has_one_sentence_wherever_it_is_made(cli, sentence, sampler, setting, value):
-    from fastar_nodes.runs.registry import SAMPLERS
-
-    with pytest.raises(UserError) as problem:
-        make(SAMPLERS[sampler].settings, {setting: value})
-    assert str(problem.value).startswith(f"{setting}: ")
-    assert sentence(cli(f"compare --samplers {sampler} --set {setting}={value}")) == str(problem.value)
-
-
-def test_typed_settings_take_precedence_over_a_preset(files):
-    """The preset balanced of FastHybrid on the demo: threshold 0.99, lookahead 8, guided_steps 5."""
-    names = ["fasthybrid.preset=balanced", "threshold=0.5", "fasthybrid.lookahead=2"]
-    for sets in (names, names[::-1]):
-        mar, fast = plan("mar,fasthybrid", sets, {})
-        assert (fast.settings.threshold, fast.settings.lookahead, fast.settings.guided_steps) == (0.5, 2, 5)
-    _, fast = plan("mar,fasthybrid", ["preset=balanced"], {})
-    assert (fast.settings.threshold, fast.settings.lookahead, fast.settings.guided_steps) == (0.99, 8, 5)
-
-
-def test_an_unknown_preset_is_quoted_with_the_choices(cli, sentence):
-    text = sentence(cli("compare --samplers mar,fasthybrid --set fasthybrid.preset=faster"))
-    assert text == "preset: 'faster' is not one of balanced, fast, exact, custom."
 
 
 # ------------------------------------------------------------------------------------------------ noise and drafts
@@ -284,13 +208,3 @@ def test_every_remedy_followed_works(cli, tiny_demo, sentence, refused, words, f
     if followed is not None:
         answer = cli(followed)
         assert answer.code == 0, answer.err
-
-
-def test_latents_that_are_not_finite_name_the_model(cli, tiny_demo, sentence, monkeypatch):
-    from fastar_nodes.cli import running
-    from fastar_nodes.samplers.engine import Sampled
-
-    draw = running.draw
-    monkeypatch.setattr(running, "draw", lambda *a: Sampled(draw(*a).latents * np.nan, draw(*a).report))
-    text = sentence(cli(f"compare {QUICK} --samplers mar"))
-    assert text.startswith("model: tiny mar computed latents that are not finite"), text

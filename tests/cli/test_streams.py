@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 from fastar_nodes.cli import bench, compare, main, options, progress
-from fastar_nodes.errors import UserError
 from fastar_nodes.reports import files
 
 LINE = "compare --samplers mar --device cpu --set steps=2 --set diffusion_steps=2"
@@ -220,9 +219,3 @@ def test_a_command_that_is_refused_leaves_no_folder(cli, sentence, tiny_demo, tm
     before = {path.name for path in tmp_path.iterdir()}
     assert sentence(cli(line))
     assert {path.name for path in tmp_path.iterdir()} == before
-
-
-def test_a_file_may_not_be_the_place_of_outputs(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="^out: "):
-        files.writable(tmp_path / "file", "out")

@@ -13,7 +13,6 @@ from fastar_nodes.model_loaders.bitdance.loader import autoencoder_path, load_bi
 from fastar_nodes.model_loaders.kinds import identify
 from fastar_nodes.model_loaders.tar.loader import load_tar
 from fastar_nodes.networks.binary import BinaryAutoencoder, BinaryConfig
-from fastar_nodes.runs import loading
 from safetensors.torch import load_file, save_file
 from tiny_models import drawn
 
@@ -169,21 +168,6 @@ def test_an_autoencoder_of_a_training_beside_other_networks(tmp_path):
     torch.save({"state_dict": more, "epoch": 3}, tmp_path / "ae_d16c32.pt")
     model = load_binary(tmp_path / "ae_d16c32.pt")
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.net.state_dict().items())
-
-
-@pytest.mark.slow
-def test_load_draws_an_image_of_a_tiny_folder(tmp_path):
-    folder = tmp_path / "BitDance_tiny" / "transformer"
-    folder.mkdir(parents=True)
-    one_file(folder / "diffusion_pytorch_model.safetensors")
-    pipe = load(folder.parent, device="cpu")
-    assert pipe.samplers == ["bitdance"] and pipe.model.name == "transformer"
-    images, report = pipe([1, 3], seed=7, diffusion_steps=3)
-    assert [image.size for image in images] == [(8, 8)] * 2 and report.counts["head_calls"] == 16
-    assert loading.defaults(pipe.ready) == {"diffusion_steps": 100, "cfg": 3.2, "cfg_schedule": "linear"}
-
-    changed, _ = pipe(1, seed=7, diffusion_steps=3, image=images[0], mask=torch.ones(4, 4))
-    assert changed[0].tobytes() == images[0].tobytes(), "all of it is drawn again"
 
 
 # ------------------------------------------------------------------------------------------------ refusals

@@ -13,7 +13,6 @@ import torch.nn.functional as F
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.bitdance.loader import load_bitdance
 from fastar_nodes.model_loaders.files import checkpoint
-from fastar_nodes.model_loaders.files.checkpoint import read
 from fastar_nodes.model_loaders.hybrid.loader import load_hybrid
 from fastar_nodes.model_loaders.janus.loader import load_janus
 from fastar_nodes.model_loaders.kinds import Precision
@@ -29,7 +28,6 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import make
-from fastar_nodes.samplers.tokens.draws import PairedDraws
 from live_bytes import LiveBytes
 from safetensors.torch import save_file
 from torch import nn
@@ -302,14 +300,6 @@ def test_int8_without_a_scale_is_no_weight(tmp_path):
         load_llamagen(save(tmp_path, state))
 
 
-def test_shards_that_hold_the_same_weight_are_refused(tmp_path):
-    shards = [tmp_path / "a.safetensors", tmp_path / "b.safetensors"]
-    for shard in shards:
-        save_file(STATE | {"twice": torch.ones(1)}, shard, metadata=HEADS)
-    with pytest.raises(UserError, match="which another shard holds too"):
-        read(tmp_path, shards=shards)
-
-
 # ------------------------------------------------------------------------------------------------ samplers
 
 
@@ -328,16 +318,3 @@ def test_mar_samplers(demo, sampler, kind):
     assert 0 < (a - b).norm() < 0.8 * a.norm()
     assert found[kind].report.note.startswith(f"{kind} weights") and not found["fp32"].report.note
     assert found[kind].report.dtype == kind
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", [INT8, FP8])
-def test_image_of_a_batch_equals_the_image_alone(demo, kind):
-    model, entry = load_llamagen(demo / "llamagen-low.safetensors", kind), find("llamagen")
-    with torch.inference_mode():
-        made = [
-            finish(entry.run(model, from_ids(ids), make(entry.settings, {}), PairedDraws(7, at)))
-            for ids, at in (([1, 5], range(2)), ([5], range(1, 2)))
-        ]
-    assert torch.equal(made[0].latents[1:], made[1].latents)
-    assert made[0].report.note.startswith(f"{kind} weights")

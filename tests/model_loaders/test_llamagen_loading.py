@@ -182,14 +182,6 @@ def training(state: dict) -> dict:
     return {"model": {k: v + 1 for k, v in state.items()}, "ema": state, **others}
 
 
-def test_of_an_official_training_the_averaged_weights_are_loaded(tmp_path: Path) -> None:
-    state = weights(TINY)
-    torch.save(training(state), tmp_path / "c2i_B_256.pt")
-    model = load_llamagen(tmp_path / "c2i_B_256.pt", heads=2)
-    assert model.grid == 16 and model.name == "c2i_B_256"
-    assert torch.equal(model.net.output.weight, state["output.weight"])
-
-
 def test_a_vq_ignores_its_statistics(tmp_path: Path, root: Path) -> None:
     # Official sizes need 32 groups, and a pickled file cannot say otherwise.
     state = VQAutoencoder(VQConfig(ch=32, ch_mult=(1, 1), blocks=1, z_channels=4, codes=12)).state_dict()

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.model_loaders.catalogue import hub
 from fastar_nodes.model_loaders.llamagen import text
 from fastar_nodes.model_loaders.llamagen.captions import clean
 from fastar_nodes.model_loaders.llamagen.text import load_text_encoder
@@ -148,23 +147,6 @@ def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     fails(tmp_path, "needs the Python package transformers, which ComfyUI brings.*pip install transformers")
 
 
-def test_menu_and_folders_of_ones_own(tmp_path: Path) -> None:
-    local = ["mine/model-00001-of-00002.safetensors", "mine/model-00002-of-00002.safetensors", "one.safetensors"]
-    assert hub.menu("t5", local) == ["mine", "one.safetensors", "flan-t5-xl (download 11.40 GB)"]
-    official = [f"sub\\flan-t5-xl\\model-0000{i}-of-00002.safetensors" for i in (1, 2)]
-    assert hub.menu("t5", official) == ["sub\\flan-t5-xl"]
-    assert "flan-t5-xl/model-00001-of-00002.safetensors" not in hub.menu(
-        "mar", ["flan-t5-xl/model-00001-of-00002.safetensors"]
-    )
-    (tmp_path / "mine").mkdir()
-    assert hub.resolve("mine", "t5", [tmp_path], tmp_path) == tmp_path / "mine"
-    for choice in (".", "", "..", "mine/..", "/tmp", "gone"):
-        with pytest.raises(UserError, match="^encoder: "):
-            hub.resolve(choice, "t5", [tmp_path], tmp_path)
-    with pytest.raises(UserError, match="^checkpoint: 'mine' is not in"):
-        hub.resolve("mine", "mar", [tmp_path], tmp_path)
-
-
 def test_the_components_of_official_tokenizers(copy: Path) -> None:
     """Files written by old and new versions of transformers."""
     spec = json.loads((copy / "tokenizer.json").read_text())
@@ -217,12 +199,6 @@ def test_a_configuration_of_another_network(copy: Path, field: str, value: objec
 def test_the_configuration_beside_a_file_of_its_own_name_is_another_models(copy: Path) -> None:
     (copy / "model.safetensors").rename(copy / "t5xxl.safetensors")
     load_text_encoder(configure(copy, d_kv=8) / "t5xxl.safetensors")
-
-
-def test_a_prompt_that_is_too_long(copy: Path) -> None:
-    encoder = load_text_encoder(copy)
-    with pytest.raises(UserError, match="^text: .*20001 characters"):
-        encoder.encode(["x" * 20_001])
 
 
 def test_an_id_outside_the_table(copy: Path) -> None:

@@ -275,21 +275,6 @@ def test_arguments_are_read_wherever_they_lie(tmp_path: Path) -> None:
     assert model.patch == 2 and "without dropping labels" in model.note
 
 
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [
-        ({"epoch": 3, "optimizer": {"state": {}}}, "holds no tensors, only epoch, optimizer;"),
-        ({"first": TRAINED, "second": AVERAGED}, r"holds several networks of one kind \(first., second.\); save the"),
-        ([TRAINED], "holds a list, not a dictionary of weights"),
-        ({"a.b.c": torch.ones(1), "d.e": torch.ones(1)}, "holds no weights of a MAR, but a.b, d.e;"),
-        ({"model": {"a.b": torch.ones(1)}}, "holds no weights of a MAR, but a.b;"),
-    ],
-)
-def test_a_refusal_names_what_was_found(tmp_path: Path, content: object, words: str) -> None:
-    with pytest.raises(UserError, match=f"^checkpoint: x.pth {words}"):
-        load(tmp_path, content)
-
-
 @pytest.mark.parametrize("many", [1000, pytest.param(20_000, marks=pytest.mark.slow)])
 def test_many_prefixes_and_shared_containers_are_refused(tmp_path: Path, many: int) -> None:
     save_file({f"p{i}.diffloss.net.x": torch.ones(1) for i in range(many)}, tmp_path / "x.safetensors")

@@ -100,11 +100,6 @@ def test_words_are_shown_as_they_come_and_a_cancel_ends_them(loaded, monkeypatch
     assert len(shown) == 11
 
 
-def test_the_answer_stays_on_the_node(loaded):
-    done = ask(loaded, image(1))
-    assert recorded("u2")[:1] in str(done.ui)
-
-
 def test_refusals(loaded):
     def refused(message, model=loaded, pictures=None, **values):
         with pytest.raises(UserError, match=message):

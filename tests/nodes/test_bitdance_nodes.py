@@ -1,8 +1,7 @@
 """Load BitDance, BitDance Sampler and what runs any sampler, on tiny files and the fake ComfyUI."""
 
 import json
-from dataclasses import asdict, replace
-from types import SimpleNamespace
+from dataclasses import replace
 
 import fake_comfy
 import pytest
@@ -11,23 +10,13 @@ from block_models import FOLDER, bits, text_bitdance
 from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.networks.binary import BinaryAutoencoder, BinaryConfig
-from fastar_nodes.nodes import filling, host, loaders, samplers, sweep
-from fastar_nodes.nodes.advisor import Advisor
+from fastar_nodes.nodes import filling, host, loaders, samplers
 from fastar_nodes.nodes.conditioning import ClassLabel, Prompt
 from fastar_nodes.nodes.sharing import AnySampler
-from fastar_nodes.nodes.vae import BITS, KL, kind_of, mark
+from fastar_nodes.nodes.vae import BITS, KL, mark
 from fastar_nodes.reports.record import GIVEN
-from fastar_nodes.runs import batches
-from fastar_nodes.runs.registry import SAMPLERS
-from fastar_nodes.samplers.blocks import canvas
-from fastar_nodes.samplers.blocks.bitdance import bitdance
-from fastar_nodes.samplers.blocks.settings import BlockSettings
-from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.sweeps.sweep import sweep_table
 from safetensors.torch import save_file
-from tiny import LABELS, a_block, a_gpt, a_mar, dropped, sample
+from tiny import LABELS, a_block, a_gpt, dropped, sample
 from tiny_models import drawn
 
 NODE = samplers.BitDanceSampler
@@ -44,18 +33,6 @@ def right_half(height: int = 8, width: int = 8) -> torch.Tensor:
 # ------------------------------------------------------------------------------------------------ sampling
 
 
-def test_the_node_samples_what_a_script_samples():
-    model = a_block()
-    samples, report = sample(NODE, model=model, **FEW)
-    made = finish(bitdance(model.model, LABELS, BlockSettings(**FEW), PairedNoise(3, range(2))))
-    assert torch.equal(samples, made.latents) and samples.shape == (2, 6, 4, 4)
-    assert bool((samples.abs() == 1).all()) and kind_of(samples) == BITS
-    assert (report.seed, report.images, report.settings) == (3, 2, asdict(BlockSettings(**FEW)))
-
-    images = model.vae.decode(samples)
-    assert images.shape == (2, 8, 8, 3) and 0 <= images.min() and images.max() <= 1
-
-
 def test_progress_previews_and_cancellation_reach_every_evaluation_of_the_head():
     """Four blocks of two steps, and a last evaluation each."""
     model = a_block()
@@ -69,17 +46,6 @@ def test_progress_previews_and_cancellation_reach_every_evaluation_of_the_head()
     with pytest.raises(Interrupted):
         sample(NODE, model=model, **FEW)
     assert len(Progress.updates) == 5
-
-
-def test_room_is_made_for_the_run_and_both_parts_of_the_model_are_placed():
-    model = a_block()
-    fake_comfy.state.loaded.clear()
-    _, report = sample(NODE, model=replace(model, vae=None), **FEW)
-    patchers, asked = fake_comfy.state.loaded[-1]
-    assert patchers == model.patchers and len(patchers) == 2
-    assert asked["memory_required"] == sum(v for k, v in report.memory.items() if not k.startswith("weights"))
-    placed = {id(p) for patcher in patchers for p in patcher.model.parameters()}
-    assert placed == {id(p) for p in model.model.net.parameters()}
 
 
 def test_prompts_and_sizes_that_are_not_square():
@@ -108,23 +74,6 @@ def test_tokens_outside_the_mask_are_kept_bit_for_bit_and_the_others_are_drawn_a
     # The latent's own mask, and rounded latents, which mean the same bits.
     own = {"samples": (start * 0.7).half(), "noise_mask": right_half(64, 32)[:, None]}
     assert torch.equal(sample(NODE, model=model, latent_image=own, **FEW)[0], samples)
-
-
-def test_an_image_keeps_its_size_if_the_model_draws_it_and_else_takes_the_most_similar_shape(monkeypatch):
-    """The sizes of a 14B of blocks of 16 tokens; height before width."""
-    vae = a_block().vae
-    monkeypatch.setattr(vae, "sizes", ((1024, 1024), (896, 1152), (1152, 896), (512, 2048), (512, 512), (384, 640)))
-    wanted = {
-        (512, 512): (512, 512),
-        (384, 640): (384, 640),
-        (600, 600): (1024, 1024),  # the first of the squares
-        (900, 1100): (896, 1152),
-        (300, 500): (384, 640),
-        (100, 1000): (512, 2048),
-        (1000, 700): (1152, 896),
-    }
-    for size, drawn_size in wanted.items():
-        assert vae.size_for(torch.zeros(1, 3, *size)) == drawn_size, size
 
 
 def test_an_edit_of_another_size_names_the_numbers_to_set():
@@ -217,44 +166,6 @@ def test_what_cannot_be_on_a_bitdance_is_refused_with_the_reason(case):
     assert AnySampler.execute(a_block(), LABELS, remedy, 3).result[1].sampler == "bitdance"
 
 
-def test_a_bitdance_at_the_node_of_another_sampler_and_the_reverse():
-    with pytest.raises(UserError, match=r"^model: it got a BitDance \(tiny\); connect the output of Load MAR"):
-        sample(samplers.MARSampler, model=a_block())
-    with pytest.raises(UserError, match=r"^model: it got a BitDance \(tiny\); connect the output of Load LlamaGen"):
-        sample(samplers.ZipARSampler, model=a_block())
-    for other in (a_mar(), a_gpt()):
-        with pytest.raises(UserError, match="^model: it got a .*; connect the output of Load BitDance"):
-            sample(NODE, model=other, **FEW)
-    with pytest.raises(UserError, match="^sampler: bitdance samples a BitDance, and this is a MAR .*; choose mar, "):
-        AnySampler.execute(a_mar(), LABELS, "bitdance", 3)
-
-
-def test_mistakes_are_told_before_any_weights_are_loaded(monkeypatch):
-    small, text = a_block(), a_block(text_bitdance())
-    negative = Prompt.execute("a boat", negative="no fog").result[0]
-    prompt = Prompt.execute("a boat").result[0]
-    cases = {
-        "^width: 16 x 8 is no size of tiny; it draws 8 x 8": (small, {"width": 16}),
-        "^condition: its prompts have a negative .* null prompt": (
-            text,
-            {"condition": negative, "width": 8, "height": 8},
-        ),
-        "^condition: it holds prompts, but tiny is conditioned on class labels;": (small, {"condition": prompt}),
-        "^condition: it holds class labels, but native is conditioned on prompts;": (text, {"condition": LABELS}),
-        "^condition: 3 images with 2 diffusion steps need more": (small, {"condition": from_ids([1] * 3)}),
-    }
-    # 4 bytes for the noise of 2 images: of the start, 2 steps, and one more, for 16 tokens of 6 bits.
-    monkeypatch.setattr(batches, "NOISE_LIMIT", 4 * 2 * 4 * 16 * 6)
-    fake_comfy.state.loaded.clear()
-    for said, (model, changes) in cases.items():
-        with pytest.raises(UserError, match=said):
-            sample(NODE, model=model, **{**FEW, **changes})
-    monkeypatch.setattr(canvas, "LARGE_HEAD", 1)
-    with pytest.raises(UserError, match="^model: tiny needs about .* PFLOP an image .*; choose a BitDance-ImageNet"):
-        sample(NODE, model=small, **FEW)
-    assert not fake_comfy.state.loaded
-
-
 # ------------------------------------------------------------------------------------------------ files
 
 
@@ -342,26 +253,3 @@ def test_a_preset_fills_in_the_size_of_the_file_and_the_published_settings(folde
 
 
 # ------------------------------------------------------------------------------------------------ any sampler
-
-
-@pytest.mark.slow
-def test_sweep_advisor_and_any_sampler(tmp_path, monkeypatch):
-    model = a_block()
-    monkeypatch.setattr(fake_comfy.state, "folder", tmp_path)
-    (tmp_path / "input").mkdir()
-    settings = ", ".join(f"{name}={value}" for name, value in FEW.items() if name != "diffusion_steps")
-    plan = {"sampler": "bitdance", "settings": settings, "x": "diffusion_steps", "x_values": "2, 50", "seeds": "3"}
-    found, _ = sweep.run(sweep.SweepNode, model, LABELS, **plan, y="none", y_values="")
-    table = sweep_table(found)
-    assert [cell.report.settings["diffusion_steps"] for cell in found.cells] == [2, 50]
-    assert {cell.baseline.sampler for cell in found.cells} == {"bitdance"}
-    assert [cell.quality.identical for cell in found.cells] == [False, True] and "diffusion" in table
-
-    node = type("Executed", (Advisor,), {"hidden": SimpleNamespace(unique_id="5", extra_pnginfo={}, prompt=None)})
-    line, table, _ = node.execute(model, LABELS, 3, measure="PSNR", least_psnr=0.0, repeats=1).result
-    assert AnySampler.execute(model, LABELS, line, 3).result[1].sampler == "bitdance"
-    assert "bitdance: diffusion_steps=25" in table
-
-    with pytest.raises(UserError, match="^parallel: exact parallel decoding is hopeless"):
-        sweep.SweepNode.execute(model, LABELS, **{**plan, "x": "parallel"}, y="none", y_values="")
-    assert SAMPLERS["bitdance"].family.decoder == BITS

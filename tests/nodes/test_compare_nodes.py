@@ -8,7 +8,7 @@ import torch
 from fake_comfy import state
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, samplers
-from tiny import a_drawer, a_gpt, a_prompt, a_report, sample
+from tiny import a_gpt, a_report, sample
 
 
 def compared(**about):
@@ -119,42 +119,6 @@ def test_every_family_is_compared_with_its_own_baseline():
     assert table(**fewer) == [["MAR", "baseline"], ["FastHybrid", "2.00x"]]
 
 
-def test_tar_has_a_baseline_of_its_own():
-    codes = a_prompt()
-    runs = [
-        sample(node, model=a_drawer(), condition=codes) for node in (samplers.ZipARSampler, samplers.LlamaGenSampler)
-    ]
-    runs.append(sample(samplers.MuLoSDSampler, condition=codes))
-    runs += [sample(node, model=a_gpt()) for node in (samplers.LlamaGenSampler, samplers.ZipARSampler)]
-    reports = [report for _, report in runs]
-    for report, seconds in zip(reports, (2.0, 4.0, 1.0, 3.0, 1.5), strict=True):
-        report.seconds = seconds
-        report.first_run = False
-    accelerated = [["ZipAR", "2.00x"], ["MuLo-SD", "4.00x"], ["ZipAR", "2.00x"]]
-    ratios = [["Tar", "baseline"], ["LlamaGen", "baseline"], *accelerated]
-    assert sorted([name.split()[0], ratio] for name, ratio in table(**cells(reports))) == sorted(ratios)
-
-
-def test_a_saved_comparison_says_what_its_figures_mean(monkeypatch):
-    """In the metadata of the file; the image has the figures only."""
-    metadata = {}
-    hidden = SimpleNamespace(unique_id="7", extra_pnginfo=metadata, prompt={})
-    monkeypatch.setattr(compare.Compare, "hidden", hidden, raising=False)
-    _, table, _ = compared(**cells([a_report("mar", 4.0), a_report("x", 2.0)]))
-    explained = metadata["fastar"]["explained"]
-    assert len(metadata["fastar"]["runs"]) == 2
-    assert explained in table and explained.startswith("passes: ")
-
-
-def test_cells_are_counted_from_one():
-    nothing = [None, None, None]
-    assert compare.cell_baselines(0, nothing) == [0, 0, 0] and compare.cell_baselines(2, nothing) == [1, 1, 1]
-    with pytest.raises(UserError, match="^report_1: .*1 reports for 2"):
-        compared(image_1=[torch.rand(1, 8, 8, 3)] * 2, report_1=[a_report("mar")])
-    images, reports = compare.cells({"image_1": [torch.rand(1, 8, 8, 3)] * compare.MOST_CELLS})
-    assert len(images) == 64 and reports == [None] * 64
-
-
 def as_connected(node, monkeypatch, output=None):
     """Let a node run with number 7 in a graph, its output of that number connected."""
     taker = {"8": {"class_type": "SaveImage", "inputs": {"images": ["7", output]}}}
@@ -178,20 +142,6 @@ def test_a_result_that_goes_nowhere_else_is_shown_on_the_node(monkeypatch):
             made = run()
             assert ("images" in (made.ui or {})) == is_shown
             assert len(state.saved) - before == is_shown
-
-
-def test_different_seeds_are_told_with_the_remedy():
-    """A new sampler has a random seed of its own. Two runs that differ in nothing else show what the seed changes."""
-    plain, fast = a_report("mar", 4.0), a_report("fasthybrid", 2.0)
-    fast.seed = plain.seed + 1
-    made = compare.Compare.execute(**cells([plain, fast]))
-    remedy = "different seeds: give both samplers the same"
-    assert remedy in made.ui["fastar_text"][0] and remedy in made.result[1]
-
-    again = a_report("mar", 4.0)
-    again.seed = plain.seed + 1
-    made = compare.Compare.execute(**cells([plain, again]))
-    assert remedy not in made.ui["fastar_text"][0] + made.result[1]
 
 
 def test_a_map_is_as_wide_as_its_image_within_limits():

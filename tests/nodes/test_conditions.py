@@ -17,7 +17,6 @@ from fastar_nodes.networks.hybrid import UNCONDITIONAL
 from fastar_nodes.nodes import conditioning, host, loaders, running, samplers, sharing
 from fastar_nodes.nodes import graph as graph_of_nodes
 from fastar_nodes.nodes.host.loaded import Loaded, ModelCache
-from fastar_nodes.runs import labels as label_names
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
@@ -405,20 +404,6 @@ def test_a_label_set_that_this_version_does_not_know_takes_ids():
         running.as_labels(label("cat"), "of a newer version")
 
 
-def test_a_long_word_is_not_sent_whole(monkeypatch):
-    monkeypatch.setattr(conditioning.TarPrompt, "hidden", SimpleNamespace(unique_id="7", prompt={}), raising=False)
-    tar = loaders.LoadTar.execute("demo-tar", "fp32", False).result[0]
-    words = ["purple", "x" * 10_000, "elephant", "zebra", "giraffe"]
-    outputs = []
-    told = conditioning.host.text.output
-    monkeypatch.setattr(conditioning.host.text, "output", lambda *given: outputs.append(told(*given)) or outputs[-1])
-    a_prompt(tar, text=" ".join(words[:2]), detail="81", images=1)
-    assert outputs[-1]["fastar_text"][0] == f"Words that {tar.model.name} does not know: purple, {'x' * 57}...."
-    assert conditioning.unknown_words(tar.model, [" ".join(words)]).endswith(
-        f": purple, {'x' * 57}..., elephant and 2 more."
-    )
-
-
 def test_what_is_read_as_plain_text_is_said_by_every_prompt(encoders, monkeypatch):
     monkeypatch.setattr(conditioning.TarPrompt, "hidden", SimpleNamespace(unique_id="7", prompt={}), raising=False)
     tar = Loaded.of(tiny_tar())
@@ -437,39 +422,6 @@ def test_what_is_read_as_plain_text_is_said_by_every_prompt(encoders, monkeypatc
         assert said.startswith("The model reads (red:1.2) as plain text"), name
         (parts,) = make("a cat (sitting), snake_case").ui["fastar_text_parts"]
         assert not any("plain text" in line for line in parts["warnings"]), name
-
-
-@pytest.mark.parametrize("node, field", [("Prompt", "text"), ("Prompt", "negative"), ("TarPrompt", "text")])
-def test_a_text_of_megabytes_is_refused(node, field):
-    longest = "word " * 3999 + "abcde"
-    assert len(longest) == 20_000
-    if node == "Prompt":
-        conditioning.Prompt.execute(**{"text": "a", field: longest})
-    with pytest.raises(UserError, match=f"^{field}: it has 20001 characters; give at most 20000"):
-        made = longest + "x"
-        if node == "Prompt":
-            conditioning.Prompt.execute(**{"text": "a", field: made})
-        else:
-            a_prompt(text=made)
-
-
-def test_a_label_that_is_unknown_costs_few_comparisons(monkeypatch):
-    """Validation runs on the server's event loop. Unknown words were compared with every name of
-    every set by difflib.
-    """
-    compared = 0
-    ratio = label_names.difflib.SequenceMatcher.ratio
-
-    def counted(self):
-        nonlocal compared
-        compared += 1
-        return ratio(self)
-
-    monkeypatch.setattr(label_names.difflib.SequenceMatcher, "ratio", counted)
-    for i in range(20):
-        said = conditioning.ClassLabel.validate_inputs(f"moutains{i % 10}, golden retrivr{i}, wordd{i}, xword{i}")
-        assert said.startswith("there is no class ")
-    assert compared < 20 * 20, "the sets have 1010 names"
 
 
 @pytest.mark.parametrize(

@@ -4,61 +4,20 @@ import copy
 import pickle
 import re
 
-import numpy as np
 import pytest
 import tiny
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import compare, conditioning, editing, running, samplers
 from fastar_nodes.nodes.caches import CachePlan
-from fastar_nodes.nodes.schema import describe
-from fastar_nodes.nodes.sockets import LabelText
 from fastar_nodes.samplers.conditioning import (
-    CodeCondition,
-    FeatureCondition,
     PromptCondition,
-    TextCondition,
     expect_kind,
     from_ids,
 )
-from qwen_reference import tiny_tar
-from tiny_hybrids import tiny_hybrid
 
 ROWS = (torch.zeros(2, 4),)
 PROMPT = PromptCondition(("a cat",))
-SEEN = [
-    (from_ids([1]), "class labels"),
-    (LabelText("cat", 1), "class labels"),
-    (PROMPT, "a prompt"),
-    (TextCondition(ROWS, ("a cat",)), "a text of LlamaGen Prompt"),
-    (CodeCondition((torch.zeros(4, dtype=torch.int64),), ("a cat",)), "semantic codes"),
-    (FeatureCondition(ROWS, ("a cat",)), "semantic features"),
-    (tiny.a_report("mar"), "a report"),
-    (CachePlan("fast", {}), "the settings of LazyMAR Cache"),
-    (tiny.a_vae(), "a VAE"),
-    ([[torch.zeros(1, 77, 768), {"pooled_output": None}]], "a CONDITIONING"),
-    ({"samples": torch.zeros(1)}, "a LATENT"),
-    ([1], "a list"),
-    ({}, "a dictionary"),
-    (editing.Cropped(ROWS[0], ROWS[0], None), "a crop of Crop around Mask"),
-    (np.zeros((2, 3)), "an array [2, 3]"),
-    (True, "True"),
-    (object(), "an object of the class object"),
-    (type("ModelPatcher", (), {"model": object()})(), "a MODEL of another kind"),
-]
-
-
-@pytest.mark.parametrize(("value", "words"), SEEN)
-def test_values_on_sockets_have_the_names_that_users_see(value, words):
-    assert describe(value) == words
-
-
-def test_models_are_named_by_kind_and_name():
-    assert describe(tiny.a_mar()).startswith("a MAR (")
-    assert describe(tiny.a_gpt()).startswith("a LlamaGen or PAR (")
-    assert describe(tiny.a_block()).startswith("a BitDance (")
-    assert describe(running.Loaded.of(tiny_hybrid())).startswith("a Harmon or UniPic (")
-    assert describe(running.Loaded.of(tiny_tar())).startswith("the language model of Tar (")
 
 
 WRONG = {
@@ -123,18 +82,3 @@ def test_a_value_of_ours_answers_what_python_asks(kind):
         assert pickle.loads(pickle.dumps(value)) == value and copy.deepcopy(value).kind == value.kind
     with pytest.raises(TypeError):
         iter(value)
-
-
-def test_a_prompt_at_a_model_of_labels_is_told_that_the_model_reads_none():
-    """Whatever its negative: the model reads no prompts."""
-    prompt = PromptCondition(("a cat",), "Draw nothing.")
-    for node, model in ((samplers.MARSampler, tiny.a_mar()), (samplers.LlamaGenSampler, tiny.a_gpt())):
-        with pytest.raises(UserError, match="^condition: it holds prompts, .* on class labels; connect Class Label"):
-            tiny.sample(node, model=model, condition=prompt)
-
-
-def test_a_wrong_condition_is_answered_with_the_node_that_makes_the_right_one():
-    for kind, maker in (("class", "Class Label"), ("prompt", "Prompt"), ("text", "LlamaGen Prompt")):
-        other = PROMPT if kind == "class" else from_ids([1])
-        with pytest.raises(UserError, match=f"connect {re.escape(maker)}\\.$"):
-            expect_kind(other, kind, "demo")

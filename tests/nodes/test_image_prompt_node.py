@@ -2,17 +2,14 @@
 
 import json
 
-import fake_comfy
 import janus_images
 import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.catalogue import hub
-from fastar_nodes.nodes import sweep
 from fastar_nodes.nodes.conditioning import ImageAndPrompt
-from fastar_nodes.nodes.loaders import LoadJanus, LoadMAR
+from fastar_nodes.nodes.loaders import LoadJanus
 from fastar_nodes.nodes.samplers import LlamaGenSampler, ZipARSampler
-from fastar_nodes.nodes.sharing import AnySampler
 from safetensors.torch import load_file
 
 NAMES = ("Janus-4o tiny", "Janus-Pro-7B", "model")
@@ -106,23 +103,6 @@ def test_channels_and_values_become_8_bits():
 
 def test_a_model_that_is_not_known_to_edit_is_remarked(load):
     assert "is not known to have been trained to edit" in draw(load("model"), condition())[1].note
-
-
-def test_sweeps_and_other_nodes_that_sample(load, tmp_path, monkeypatch):
-    model = load()
-    monkeypatch.setattr(fake_comfy.state, "folder", tmp_path)
-    (tmp_path / "input").mkdir()
-    plan = {"sampler": "zipar", "settings": "", "x": "window", "x_values": "2, 4", "y": "none", "y_values": ""}
-    found, _ = sweep.run(sweep.SweepNode, model, condition(), **plan, seeds="3")
-    assert [cell.quality.identical for cell in found.cells] == [False, True], "a window of a row is raster order"
-    assert AnySampler.execute(model, condition(), "zipar", 3).result[1].sampler == "zipar"
-
-
-def test_models_that_read_something_else():
-    about = {"checkpoint": "demo", "decoder": "auto", "dtype": "auto", "allow_download": False, "speed": "plain"}
-    other = LoadMAR.execute(**about).result[0]
-    with pytest.raises(UserError, match="holds images with prompts, .* class labels; connect Class Label"):
-        AnySampler.execute(other, condition(), "mar", 3)
 
 
 def test_refusals(load):

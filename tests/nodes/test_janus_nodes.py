@@ -1,18 +1,12 @@
 """Load Janus and Prompt with the samplers of tokens, on the fake ComfyUI."""
 
-from types import SimpleNamespace
-
-import fake_comfy
 import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.catalogue import hub
-from fastar_nodes.nodes import sweep
-from fastar_nodes.nodes.advisor import Advisor
 from fastar_nodes.nodes.conditioning import Prompt
 from fastar_nodes.nodes.loaders import LoadJanus
-from fastar_nodes.nodes.samplers import LlamaGenSampler, MuLoSDSampler, PARSampler, ZipARSampler
-from fastar_nodes.nodes.sharing import AnySampler
+from fastar_nodes.nodes.samplers import LlamaGenSampler, ZipARSampler
 from janus_files import one_file
 
 RECOMMENDED, FAST = "recommended", "fast"
@@ -61,14 +55,6 @@ def test_every_line_is_a_prompt(loaded):
         prompts("a\nb\nc", lines=True, images=100)
 
 
-def test_samplers_that_do_not_apply(loaded):
-    model, _ = loaded
-    with pytest.raises(UserError, match="^model: "):
-        draw(PARSampler, model)
-    with pytest.raises(UserError, match="^model: "):
-        MuLoSDSampler.execute(target=model, draft=model, condition=prompts(), seed=0, preset=FAST)
-
-
 def test_a_picture_is_changed_under_a_mask(loaded):
     model, vae = loaded
     first, _ = draw(LlamaGenSampler, model)
@@ -85,18 +71,3 @@ def test_a_picture_is_changed_under_a_mask(loaded):
     for wrong in ({"samples": torch.zeros(1, 4, 4, 4)}, None):
         with pytest.raises(UserError, match="^latent_image: "):
             draw(ZipARSampler, model, preset=FAST, latent_image=wrong, mask=mask)
-
-
-@pytest.mark.slow
-def test_sweep_and_advisor(loaded, tmp_path, monkeypatch):
-    model, _ = loaded
-    monkeypatch.setattr(fake_comfy.state, "folder", tmp_path)
-    (tmp_path / "input").mkdir()
-    plan = {"sampler": "zipar", "settings": "", "x": "window", "x_values": "2, 4", "y": "none", "y_values": ""}
-    found, _ = sweep.run(sweep.SweepNode, model, prompts(), **plan, seeds="3")
-    assert [cell.quality.identical for cell in found.cells] == [False, True], "a window of a row is raster order"
-    assert {cell.baseline.sampler for cell in found.cells} == {"llamagen"}
-    node = type("Executed", (Advisor,), {"hidden": SimpleNamespace(unique_id="5", extra_pnginfo={}, prompt=None)})
-    line, table, _ = node.execute(model, prompts(), 3, measure="PSNR", least_psnr=0.0, repeats=1).result
-    assert AnySampler.execute(model, prompts(), line, 3).result[1].sampler in ("llamagen", "zipar")
-    assert "llamagen" in table

@@ -151,32 +151,6 @@ def test_a_finished_download_leaves_the_menu_and_stays_valid(folder, monkeypatch
     assert loaders.LoadMAR.validate_inputs(checkpoint=entry.label, decoder="auto") is True
 
 
-def test_a_page_under_the_name_of_a_model_is_named(tmp_path, monkeypatch):
-    (tmp_path / "mar-large.safetensors").write_bytes(b"<!doctype html><title>Log in</title>")
-    monkeypatch.setattr(host.folders, "paths", lambda *kinds: [tmp_path])
-    monkeypatch.setattr(host.folders, "local_files", lambda *kinds: ["mar-large.safetensors"])
-    for choice in ("mar-large.safetensors", "mar-large (download 1.91 GB)"):
-        with pytest.raises(UserError, match="^checkpoint: mar-large.safetensors is a web page, .*get the file there"):
-            loaders.LoadMAR.execute(**dropped(loaders.LoadMAR, checkpoint=choice))
-
-
-def test_what_the_hugging_face_cache_holds_needs_no_download(tmp_path, monkeypatch):
-    """As of another program, in a folder of its own; the switch is off."""
-    monkeypatch.setattr(host.folders, "paths", lambda *kinds: [tmp_path / "models"])
-    demo = Path(hub.__file__).parents[2] / "demo" / "checkpoints" / "mar.safetensors"
-    asked = []
-
-    def cached(remote):
-        asked.append(remote)
-        return demo
-
-    monkeypatch.setattr(hub, "cached", cached)
-    inputs = dropped(loaders.LoadMAR, checkpoint="mar-base", decoder="demo-kl", allow_download=False)
-    assert loaders.LoadMAR.execute(**inputs).result[0] is not None
-    assert asked[0].repo == "jadechoghari/mar" and len(asked[0].sha256) == 64 and asked[0].size == 831736456
-    assert not (tmp_path / "models").exists()
-
-
 # Nodes, their menus of files, and spellings of an entry and of a file that the menu does not show.
 SPELLINGS = [
     (
@@ -242,11 +216,6 @@ def test_a_choice_that_is_no_text_is_refused(folder, value):
         more = {"image": torch.zeros(1, 8, 8, 3)} if node is conditioning.ImageToCodes else {}
         with pytest.raises(UserError, match=f"^{widget}: it got a "):
             node.execute(**more, **dropped(node, **{widget: value, "allow_download": True}))
-
-
-def test_the_entry_of_another_menu_is_refused(folder):
-    said = loaders.LoadMAR.validate_inputs(checkpoint="kl16")
-    assert said == "checkpoint: kl16 is a KL autoencoder, not a MAR; choose it as decoder"
 
 
 def test_validation_does_not_search_folders(folder, monkeypatch):

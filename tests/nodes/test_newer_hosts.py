@@ -7,7 +7,6 @@ from types import ModuleType, SimpleNamespace
 import fake_comfy
 import pytest
 import torch
-from comfy_host import offline_option
 from fastar_nodes.errors import UserError
 from fastar_nodes.memory import enough_memory, out_of_memory
 from fastar_nodes.networks.quantized import FP8, INT8, round_to
@@ -201,13 +200,3 @@ def test_a_failed_unpin_does_not_hide_why_a_layer_failed(monkeypatch, cause):
 
 
 # ------------------------------------------------------------------------------------------------ the tests' own server
-
-
-@pytest.mark.parametrize(("known", "option"), [
-    ('parser.add_argument("--disable-api-nodes")', "--disable-api-nodes"),
-    ('parser.add_argument("--offline")\nparser.add_argument("--disable-api-nodes")', "--offline"),
-])  # fmt: skip
-def test_the_tests_start_no_server_with_a_deprecated_option(tmp_path, known, option):
-    (tmp_path / "comfy").mkdir()
-    (tmp_path / "comfy" / "cli_args.py").write_text(known)
-    assert offline_option(tmp_path) == option

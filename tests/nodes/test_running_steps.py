@@ -12,9 +12,8 @@ import tiny
 import torch
 from fake_comfy import Progress
 from fastar_nodes.errors import UserError
-from fastar_nodes.lab.training.initialise import initialise_mar
-from fastar_nodes.networks.mar import MAR, MARConfig, MARModel
-from fastar_nodes.nodes import caches, graph, host, readers, running, samplers, sent
+from fastar_nodes.networks.mar import MARModel
+from fastar_nodes.nodes import caches, graph, host, readers, running, samplers
 from fastar_nodes.nodes.host.loaded import Loaded, ModelCache, load_to_device, to_device
 from fastar_nodes.nodes.running import Sockets
 from fastar_nodes.nodes.schema import (
@@ -26,22 +25,18 @@ from fastar_nodes.nodes.schema import (
     expect_mask,
 )
 from fastar_nodes.nodes.vae import KL, VQ, kind_of, mark
-from fastar_nodes.runs import drawing, presets
 from fastar_nodes.runs.choice import Choice, choose
-from fastar_nodes.runs.drawing import Drawing
-from fastar_nodes.runs.families.masked import MARFamily
 from fastar_nodes.runs.families.tokens import TokenFamily
-from fastar_nodes.runs.memory import DECODE, WEIGHTS
+from fastar_nodes.runs.memory import DECODE
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import from_ids
-from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
 from fastar_nodes.samplers.settings import knobs, make
 from fastar_nodes.samplers.tokens.par import NON_LOCAL
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings
-from tiny import LABELS, a_block, a_drawer, a_gpt, a_mar, a_prompt, a_vae
+from tiny import LABELS, a_block, a_drawer, a_gpt, a_mar, a_prompt
 
 
 def an_odd_gpt() -> Loaded:
@@ -55,20 +50,6 @@ FEW = make(MARSettings, {"steps": 2, "diffusion_steps": 2})
 def checked(entry: str, loaded, settings, **sockets):
     sockets.setdefault("condition", LABELS)
     return running.check(SAMPLERS[entry], loaded, settings, 3, Sockets(**sockets))
-
-
-def patched_mar() -> Loaded[MARModel]:
-    """A MAR of 4 x 4 tokens, each of 2 x 2 latent positions of 2 channels."""
-    size = {"tokens": 16, "channels": 8, "classes": 10, "head_depth": 1, "head_width": 16, "buffer": 2}
-    net = initialise_mar(MAR(MARConfig(dim=16, encoder_depth=1, decoder_depth=2, heads=2, **size))).eval()
-    return Loaded.of(MARModel(net, "patched", patch=2), a_vae())
-
-
-def test_a_mars_weights_need_no_working_memory(monkeypatch):
-    stages = {f"{WEIGHTS}MAR": 1000, "noise": 7, "head": 5}
-    monkeypatch.setattr(MARFamily, "memory", lambda *_, **more: stages)
-    room = checked("mar", patched_mar(), FEW).estimate()
-    assert room == running.Room(12, (2, 2, 8, 8), [])
 
 
 def test_a_draft_mar_is_loaded_too():
@@ -442,37 +423,6 @@ def test_the_mask_of_a_latent_counts_unless_another_is_connected():
     assert torch.equal(checked("mar", a_mar(), FEW, latent_image=latent, mask=other).drawing.edit.mask, other)
 
 
-def test_a_part_of_a_batch_gets_its_own_noise_and_edit(monkeypatch):
-    """Images 2 and 3 of a batch of four."""
-    given = []
-
-    def record(model, condition, settings, noise, **more):
-        given.append((condition, noise, more))
-        return iter(())
-
-    part = range(2, 4)
-    monkeypatch.setattr(drawing, "in_parts", lambda start, images, net, warm: start(part))
-    mask = torch.stack([torch.full((4, 4), float(i)) for i in range(4)]).clamp(max=1)
-    latents = torch.arange(4.0).view(4, 1, 1, 1).expand(4, 2, 4, 4)
-    labels = running.as_labels(running.LabelText("1, 2, 3, 4", 1), "")
-    loaded = a_mar()
-    sampler = SimpleNamespace(run=record, needs_up_sampler=False, caches=("make_transformer",))
-    edit = Edit(latents, mask)
-    whole = Drawing(sampler, loaded.model, FEW, labels, 9, range(4), edit, cache=CacheSettings())
-    run = running.Run(whole, loaded)
-    run.start(run.estimate())
-    ((condition, noise, more),) = given
-    assert condition.labels == (3, 4) and noise.seed == 9 and list(noise.images) == [2, 3]
-    assert torch.equal(more["edit"].start, latents[2:]) and torch.equal(more["edit"].mask, mask[2:])
-    assert set(more) == {"edit", "make_transformer"}
-
-    loaded = a_gpt()
-    run = running.Run(Drawing(sampler, loaded.model, LlamaGenSettings(), labels, 9, range(4)), loaded)
-    run.start(run.estimate())
-    condition, draws, more = given[1]
-    assert condition.labels == (3, 4) and draws.seed == 9 and list(draws.images) == [2, 3] and more == {}
-
-
 def test_the_report_says_what_decodes_the_latent_and_which_run_it_is_of(monkeypatch):
     monkeypatch.setattr(fake_comfy.state, "context", SimpleNamespace(prompt_id="run 7"))
     latent, report = running.run(SAMPLERS["mar"], a_mar(), FEW, 3, Sockets(LABELS)).result
@@ -503,27 +453,6 @@ def test_choices_that_do_not_run():
         running.expect_runnable(Choice(SAMPLERS["tar"]), a_gpt(), None)
     with pytest.raises(UserError, match="^model: tiny large is a Tar de-tokenizer"):
         checked("par", a_drawer(), make(SAMPLERS["par"].settings, {}), condition=a_prompt())
-
-
-def test_settings_of_a_preset_depend_on_the_demo_and_the_width():
-    found = []
-    for loaded in (a_mar(label_set="picture-book", file={"cfg": 2.0}), a_mar(), a_gpt(label_set="picture-book")):
-        facts = sent.facts_of(loaded)
-        found.append((facts.recommended, facts.demo, facts.width))
-    assert found == [({"cfg": 2.0}, True, 16), ({}, False, 16), ({}, True, 0)]
-
-
-def test_a_cache_is_planned_for_the_model_and_its_steps(monkeypatch):
-    asked = []
-
-    def combine(kind, recommended, preset, values, demo, width, steps):
-        asked.append((preset, values, demo, width, steps))
-        return CacheSettings()
-
-    monkeypatch.setattr(presets, "combine", combine)
-    plan = caches.CachePlan("fast", {"start_step": 1})
-    checked("mar", a_mar(label_set="picture-book"), FEW, cache=plan, condition=running.LabelText("cat", 1))
-    assert asked[0] == ("fast", {"start_step": 1}, True, 16, 2)
 
 
 def test_every_part_of_a_mar_has_a_patcher():

@@ -9,20 +9,15 @@ import torch
 from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.networks.latent_samplers import LatentSamplers, LatentSamplersConfig, LatentSamplersModel
-from fastar_nodes.nodes import conditioning, editing, host, loaders, running, samplers
+from fastar_nodes.nodes import conditioning, editing, host, loaders, samplers
 from fastar_nodes.nodes.host.loaded import Loaded
-from fastar_nodes.nodes.vae import VQ, mark
 from fastar_nodes.reports.record import GIVEN
-from fastar_nodes.runs import batches, memory, presets
+from fastar_nodes.runs import memory, presets
 from fastar_nodes.runs.registry import SAMPLERS
-from fastar_nodes.samplers.conditioning import CodeCondition, TextCondition, from_ids
+from fastar_nodes.samplers.conditioning import TextCondition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
 from fastar_nodes.samplers.settings import knobs
-from fastar_nodes.samplers.tokens.draws import PairedDraws
-from fastar_nodes.samplers.tokens.llamagen import llamagen
-from fastar_nodes.samplers.tokens.par import NON_LOCAL
-from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from graphs import WIDGETS, default
 from qwen_reference import tiny_tar
 from tiny import LABELS, NODES, SHORT, TEXT_SIZE, a_drawer, a_gpt, a_mar, a_prompt, a_vq, models, sample
@@ -63,13 +58,6 @@ def test_token_latents_are_code_vectors_that_core_decodes_and_encodes(node):
     assert Progress.updates[-1][2][1].size == (256, 128)  # two images of 8 pixels, enlarged
 
 
-def test_the_node_samples_what_a_script_samples():
-    model = a_gpt()
-    samples, _ = sample(samplers.LlamaGenSampler, model=model, cfg=2.0)
-    codes = finish(llamagen(model.model, LABELS, LlamaGenSettings(cfg=2.0), PairedDraws(3, range(2)))).latents
-    assert torch.equal(samples, model.vae.first_stage_model.vectors(codes))
-
-
 def test_mulosd_drafts_checks_and_resamples():
     large, small, codes = a_drawer(), a_drawer("small", 1), a_prompt()
     fake_comfy.state.loaded.clear()
@@ -102,11 +90,6 @@ def test_texts_of_a_batch():
     texts = TextCondition((torch.ones(3, 6), torch.ones(7, 6)), ("three", "seven"))
     samples, report = sample(samplers.ZipARSampler, model=a_gpt(TEXT_SIZE), condition=texts, window=2)
     assert samples.shape == (2, 4, 4, 4) and report.images == 2
-
-
-def test_ablations_of_par_on_a_plain_llamagen():
-    _, report = sample(samplers.PARSampler, model=a_gpt(), grouping=NON_LOCAL)
-    assert report.sampler == "par" and report.counts["transformer_passes"] == 7
 
 
 def test_every_part_of_a_hybrid_is_placed_and_room_is_made_for_what_the_report_says():
@@ -255,32 +238,6 @@ def test_the_preset_is_for_the_model_and_custom_takes_every_widget(node, label_s
     assert used == shown | SHORT, "the numbers that arrive are used, whatever the preset says"
 
 
-def test_the_values_used_stand_on_the_node_and_what_the_model_recommends(monkeypatch):
-    monkeypatch.setattr(
-        samplers.FastHybridSampler, "hidden", SimpleNamespace(unique_id="7", prompt={}, extra_pnginfo=None)
-    )
-
-    outputs = []
-    reported = samplers.reported
-    monkeypatch.setattr(samplers, "reported", lambda *given: outputs.append(reported(*given)) or outputs[-1])
-
-    def said(preset, **changes):
-        recommended(samplers.FastHybridSampler, preset, **changes)
-        return outputs[-1].ui["fastar_text"][0].split("\n")
-
-    first, *_, last = said("custom", cfg=2.0, **SHORT)
-    assert first == "This model's file recommends 5 AR steps, 6 diffusion steps, cfg 1.5."
-    assert last.startswith("4 AR steps, 4 diffusion steps, cfg 2, temperature 0.75, lookahead 3, threshold 0.5, ")
-    first, *_ = said("custom", cfg=1.5, **SHORT)
-    assert first == "This model's file recommends 5 AR steps, 6 diffusion steps.", "not what is used already"
-    monkeypatch.setitem(MAR_FILE, "threshold", 0.95)
-    first, *_ = said("custom", cfg=1.5, **SHORT)
-    assert "threshold" not in first, "how fast the method is, which custom chooses"
-    first, *_, last = said("balanced")
-    assert last.startswith("5 AR steps, 6 diffusion steps, cfg 1.5, temperature 0.75, lookahead 8, threshold 0.99")
-    assert "recommends" not in first
-
-
 def test_exact_is_the_baseline():
     assert torch.equal(recommended(samplers.FastHybridSampler, "exact")[0], recommended(samplers.MARSampler)[0])
     plain, _ = sample(samplers.LlamaGenSampler, model=a_gpt(grid=8), preset="recommended")
@@ -402,19 +359,6 @@ def test_the_report_says_which_edit_and_label_it_is_of():
     assert other.conditions != plain.conditions
 
 
-def test_the_report_of_a_token_sampler_says_which_edit_it_is_of():
-    model = a_gpt()
-    whole, _ = sample(samplers.LlamaGenSampler, model=model)
-    latent = {"samples": mark(whole, VQ)}
-
-    def edits(node, mask):
-        return sample(node, model=model, latent_image=latent, mask=mask)[1].edits
-
-    wanted = edits(samplers.LlamaGenSampler, half())
-    assert len(wanted) == 2 and wanted == edits(samplers.ZipARSampler, half())
-    assert wanted != edits(samplers.ZipARSampler, 1 - half())
-
-
 def test_masks_of_every_shape_and_the_latents_own():
     latent, model = {"samples": torch.randn(1, 2, 4, 4)}, a_mar()
     wanted, _ = sample(samplers.MARSampler, model=model, latent_image=latent, mask=half(4, 4))
@@ -425,29 +369,6 @@ def test_masks_of_every_shape_and_the_latents_own():
     # A mask on the socket goes before the latent's own.
     own = latent | {"noise_mask": torch.ones(1, 1, 8, 8)}
     assert torch.equal(sample(samplers.MARSampler, model=model, latent_image=own, mask=half())[0], wanted)
-
-
-PICTURE = {"samples": torch.zeros(1, 2, 4, 4)}
-EDITS = {
-    "a mask without an image": ("latent_image", {"mask": half()}),
-    "an image without a mask": ("mask", {"latent_image": {"samples": torch.ones(1, 2, 4, 4)}}),
-    "no image": ("latent_image", {"latent_image": {"samples": 3}, "mask": half()}),
-    "no latent": ("latent_image", {"latent_image": "text", "mask": half()}),
-    "tokens": ("latent_image", {"latent_image": {"samples": mark(torch.zeros(1, 2, 4, 4), VQ)}, "mask": half()}),
-    "no mask": ("mask", {"latent_image": PICTURE, "mask": 3}),
-    "an empty mask": ("mask", {"latent_image": PICTURE, "mask": torch.zeros(1, 8, 8)}),
-    "another size": ("latent_image", {"latent_image": {"samples": torch.zeros(1, 2, 3, 3)}, "mask": half()}),
-    "other channels": ("latent_image", {"latent_image": {"samples": torch.zeros(1, 4, 4, 4)}, "mask": half()}),
-}
-
-
-@pytest.mark.fast_cases(*(f"MARSampler-{name}" for name in EDITS))
-@pytest.mark.parametrize("name", EDITS)
-@pytest.mark.parametrize("node", [samplers.MARSampler, samplers.CSpDSampler])
-def test_an_edit_that_cannot_be_is_reported(node, name):
-    field, sockets = EDITS[name]
-    with pytest.raises(UserError, match=f"^{field}: "):
-        sample(node, **sockets)
 
 
 def paste(image, inpainted, mask, **values):
@@ -507,39 +428,19 @@ def test_the_wrong_thing_on_a_socket(node):
         sample(node, **given, **({"enabled": "no"} if node.preset else {"seed": -1}))
 
 
-def other_codebook() -> Loaded:
-    vae = a_vq()
-    vae.first_stage_model.quantize.embedding.weight.data.mul_(-1)
-    return Loaded.of(a_drawer("small").model, vae)
-
-
 def without_ta_tok() -> Loaded:
     return Loaded.of(replace(a_drawer().model, ta_tok=None), a_vq())
 
 
-OTHER_CODES = CodeCondition((torch.zeros(16, dtype=torch.int64),), ("x",), 65536)
 MAR, LLAMAGEN = samplers.MARSampler, samplers.LlamaGenSampler
 PAR, MULOSD = samplers.PARSampler, samplers.MuLoSDSampler
-MANY = from_ids([1] * 256)
 UNCOLOURED = Upscale()
 UNCOLOURED.output_channels = 1
 REFUSED = {
     "another family": (samplers.ZipARSampler, "model", lambda: {"model": a_mar()}),
     "tokens for MAR": (MAR, "model", lambda: {"model": a_gpt()}),
-    "too much noise": (MAR, "condition", lambda: {"model": a_mar(4096), "condition": MANY, "diffusion_steps": 1000}),
-    "a draft of other classes": (samplers.CSpDSampler, "draft", lambda: {"draft": a_mar(classes=7)}),
-    "a draft of other tokens": (samplers.CSpDSampler, "draft", lambda: {"draft": a_mar(64)}),
-    "a PAR to LlamaGen": (LLAMAGEN, "model", lambda: {"model": a_gpt(special=3)}),
-    "a PAR to ZipAR": (samplers.ZipARSampler, "model", lambda: {"model": a_gpt(special=3)}),
-    "a de-tokenizer to PAR": (PAR, "model", lambda: {"model": a_drawer(), "condition": a_prompt()}),
     "no decoder": (LLAMAGEN, "model", lambda: {"model": replace(a_gpt(), vae=None)}),
     "codes without TA-Tok": (LLAMAGEN, "condition", lambda: {"model": without_ta_tok(), "condition": a_prompt()}),
-    "codes for classes": (LLAMAGEN, "condition", lambda: {"condition": a_prompt()}),
-    "labels for codes": (MULOSD, "condition", lambda: {"condition": LABELS}),
-    "codes of others": (MULOSD, "condition", lambda: {"condition": OTHER_CODES}),
-    "a draft of the same size": (MULOSD, "draft", lambda: {"draft": a_drawer("large", 1)}),
-    "a draft of another family": (MULOSD, "condition", lambda: {"draft": a_gpt(grid=3)}),
-    "another codebook": (MULOSD, "draft", lambda: {"draft": other_codebook()}),
     "no upscale model": (MULOSD, "upscale_model", lambda: {"upscale_model": 5}),
     "an upscale model for masks": (MULOSD, "upscale_model", lambda: {"upscale_model": UNCOLOURED}),
     "latent samplers of another ratio": (MULOSD, "latent_samplers", lambda: {"latent_samplers": latent_samplers(3)}),
@@ -555,60 +456,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.fast_cases(
-    "another family",
-    "too much noise",
-    "a draft of other classes",
-    "a PAR to LlamaGen",
-    "codes without TA-Tok",
-    "labels for codes",
-    "another codebook",
-    "an upscale model for masks",
-    "no such option of a baseline",
-)
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_does_not_fit_is_one_sentence_that_names_the_field(name):
     node, field, changes = REFUSED[name]
     with pytest.raises(UserError, match=f"^{field}: ") as problem:
         sample(node, **changes())
     assert "\n" not in str(problem.value)
-
-
-PRESET_NODES = [samplers.FastHybridSampler, samplers.LlamaGenSampler, samplers.LazyMARCache, conditioning.TarPrompt]
-
-
-@pytest.mark.parametrize("node", PRESET_NODES)
-def test_an_unknown_preset_is_quoted(node):
-    """One that arrives over a link, which ComfyUI does not check."""
-
-    def said(preset: object) -> str:
-        inputs = {} if node is samplers.LazyMARCache else models(node) if hasattr(node, "models") else {}
-        if node is conditioning.TarPrompt:
-            inputs = {"tar": Loaded.of(tiny_tar()), "text": "a boat", "seed": 1}
-        elif inputs:
-            inputs |= {"condition": LABELS, "seed": 1}
-        with pytest.raises(UserError, match="^preset: ") as caught:
-            node.execute(**inputs, preset=preset)
-        return str(caught.value)
-
-    assert "the text 'fastest'; choose one of " in said("fastest") and ", custom." in said("fastest")
-    assert "the number 5; choose one of " in said(5)
-    assert len(said("x" * 1_000_000)) < 200
-
-
-@pytest.mark.parametrize("node", NODES.values())
-@pytest.mark.fast_cases("FastHybridSampler", "LlamaGenSampler")
-def test_the_first_run_of_a_network_is_timed_after_a_step_and_begins_once(node, monkeypatch):
-    """Its seconds are without the initialisation of libraries, so that a speed-up is told of it."""
-    monkeypatch.setattr(batches, "_gains_by_warming", lambda net: True)
-    begun = []
-    started = running.start
-    monkeypatch.setattr(running, "start", lambda *inputs: begun.append(inputs) or started(*inputs))
-    few = {name: number for name, number in SHORT.items() if name in knobs(kind_of(node))}
-    networks = models(node)
-    first, report = sample(node, **networks, **few)
-    again, second = sample(node, **networks, **few)
-
-    assert len(begun) == 2 and torch.equal(first, again) and report.counts == second.counts
-    assert not report.first_run and not second.first_run
-    assert second.speedup(report).text.startswith("about ")

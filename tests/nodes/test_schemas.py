@@ -115,64 +115,6 @@ def test_everything_has_a_tooltip_and_is_explained_on_a_help_page(root, node):
         assert f"**{name}" in page, f"web/docs/{node}.md does not explain {part.id}: '- **{name}**: ...'"
 
 
-LONGEST_TEXT = 240  # characters of a tooltip or description
-_ABBREVIATIONS = re.compile(r"\b(?:e\.g|i\.e|etc|vs|al)\.(?=[ ,;:)])")
-_SYMBOL = re.compile(r" \([^()]+ in the paper\)$")
-
-
-def sentences(text: str) -> int:
-    """Number of sentences. Neither a decimal point, nor an abbreviation, nor a paper's symbol at the end makes one."""
-    plain = _ABBREVIATIONS.sub("", _SYMBOL.sub("", text))
-    ended = re.findall(r"[.!?]+(?=[ \n)]|$)", plain)
-    return len(ended) + (0 if plain.rstrip(")").endswith((".", "!", "?")) else 1)
-
-
-@pytest.mark.parametrize(
-    ("text", "number"),
-    [
-        ("Usual: 0.8.", 1),
-        ("Usual: 0.8. Higher is slower.", 2),
-        ("Draw it, e.g. a cat, in 0.5 s; 4..8 are values.", 1),
-        ("One. Two! Three?", 3),
-        ("Without an end", 1),
-        ("One. Without an end", 2),
-        ("Steps of a draft. Usual: 8. (k in the paper)", 2),
-        ("Files such as a.pth or config.json, see [Li et al. 2024].", 1),
-    ],
-)
-def test_sentences_are_counted(text, number):
-    assert sentences(text) == number
-
-
-def texts_of(about: Any) -> dict[str, str]:
-    """Every text that a node shows, by what it belongs to."""
-    found = {"description": about.description}
-    for part in [*about.inputs, *about.outputs]:
-        found[part.id] = part.about["tooltip"]
-    return found
-
-
-@pytest.mark.parametrize("node", NODES)
-def test_texts_have_at_most_two_sentences(node):
-    for part, text in texts_of(NODES[node]).items():
-        assert sentences(text) <= 2, f"{node}.{part}: the rest belongs to web/docs/{node}.md: {text}"
-        assert len(text) <= LONGEST_TEXT, f"{node}.{part}: {len(text)} characters: {text}"
-        assert text.endswith((".", ")")), f"{node}.{part}: {text}"
-
-
-@pytest.mark.parametrize("node", NODES)
-def test_texts_use_the_terms_of_core(node):
-    for part, text in texts_of(NODES[node]).items():
-        words = text.lower().replace("picture-book", "")
-        assert not re.search(r"\bpictures?\b", words), f"{node}.{part}: say image: {text}"
-
-
-def id_of(display_name: str) -> str:
-    """The id of a node, in lower case: FastAR and its name, without what is in brackets or after a slash."""
-    name = re.sub(r"\(.*?\)|/.*", "", display_name)
-    return f"fastar{re.sub('[^A-Za-z]', '', name)}".lower()
-
-
 @pytest.mark.parametrize("node", NODES)
 def test_a_choice_in_braces_is_made_as_in_core(node):
     """CLIP Text Encode picks one of {red|blue}; so does every text here that says what to draw."""
@@ -183,59 +125,6 @@ def test_a_choice_in_braces_is_made_as_in_core(node):
         assert all(i.about.get("dynamic_prompts") for i in texts)
     else:  # lists of values and names of files, in which braces and // stand for themselves
         assert not any(i.about.get("dynamic_prompts") for i in texts)
-
-
-@pytest.mark.parametrize("node", NODES)
-def test_ids_are_the_words_of_the_display_name(node):
-    """Load Harmon / UniPic is FastARLoadHarmon, and Compare (FastAR) is FastARCompare."""
-    about = NODES[node]
-    assert node.startswith("FastAR") and node.lower() == id_of(about.display_name)
-
-    # Every word begins with a capital.
-    place = len("FastAR")
-    for word in re.sub(r"\(.*?\)|/.*", "", about.display_name).split():
-        assert node[place].isupper(), f"{node}: {word}"
-        place += len(re.sub("[^A-Za-z]", "", word))
-
-
-@pytest.mark.parametrize("node", [name for name, about in NODES.items() if about.category[7:] in ("sample", "compare")])
-def test_the_help_page_shows_a_picture(root, node):
-    page = (root / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8")
-    pictures = re.findall(r"^!\[.+\]\((images/\w+\.jpg)\)$", page, re.MULTILINE)
-    assert pictures and all((root / "web" / "docs" / picture).stat().st_size < 30_000 for picture in pictures)
-
-
-SECTIONS = ("Inputs", "Outputs", "Reading the result", "Memory", "Notes", "Papers")
-
-
-@pytest.mark.parametrize("node", NODES)
-def test_help_pages_have_the_same_sections_in_the_same_order(root, node):
-    page = (root / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8")
-    found = re.findall(r"^#{2,} *(.+)$", page, re.MULTILINE)
-    assert found == [name for name in SECTIONS if name in found]
-    assert found[:2] == ["Inputs", "Outputs"]
-
-
-@pytest.mark.parametrize("node", NODES)
-def test_help_pages_use_the_terms_of_core(root, node):
-    page = (root / "web" / "docs" / f"{node}.md").read_text(encoding="utf-8")
-    words = page.lower().replace("*picture-book*", "")  # the demo's label set
-    assert not re.search(r"\bpictures?\b", words), "say image"
-
-
-def test_the_help_page_of_class_label_names_the_label_sets(root):
-    page = (root / "web" / "docs" / "FastARClassLabel.md").read_text(encoding="utf-8")
-    (menu,) = [widget for widget in NODES["FastARClassLabel"].inputs if widget.id == "label_set"]
-    for name in menu.about["options"]:
-        assert f"*{name}*" in page, name
-
-
-@pytest.mark.parametrize("node", NODES)
-def test_every_node_is_found_by_other_words(node):
-    """What users of other packs type; the name itself is searched anyway."""
-    aliases = NODES[node].search_aliases
-    assert len(aliases) >= 3 and len(set(aliases)) == len(aliases)
-    assert all(a == a.lower() and a != NODES[node].display_name.lower() for a in aliases)
 
 
 @pytest.mark.parametrize("node", ["FastARCompare", "FastARTimeLapse"])

@@ -8,12 +8,10 @@ from now on, or a socket that leaves. A new attribute that may be left out keeps
 
 import json
 import sys
-from dataclasses import MISSING, fields, replace
+from dataclasses import MISSING, fields
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
-
-import pytest
 
 if __name__ == "__main__":
     sys.path.insert(0, str(Path(__file__).parents[1] / "lib"))
@@ -24,7 +22,7 @@ if __name__ == "__main__":
 
 from fastar_nodes.lab.docs import figures
 from fastar_nodes.nodes import caches, compare, editing, host, sockets
-from fastar_nodes.nodes.sockets import VALUES, Attribute, Kind
+from fastar_nodes.nodes.sockets import VALUES, Kind
 from fastar_nodes.samplers import conditioning
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,47 +106,6 @@ def test_the_table_is_the_recorded_one():
 def test_the_page_shows_the_table():
     page = PAGE.read_text(encoding="utf-8")
     assert figures.with_block(page, NAME, table(VALUES)) == page, "write it anew, see above"
-
-
-def with_attribute(kind: str, name: str, /, **changed: Any) -> dict[str, Kind]:
-    """The table with a changed attribute."""
-    about = VALUES[kind]
-    attributes = tuple(replace(one, **changed) if one.name == name else one for one in about.attributes)
-    return {**VALUES, kind: replace(about, attributes=attributes)}
-
-
-CHANGES = {
-    "a new name": with_attribute("model", "recommended", name="advised"),
-    "another form": with_attribute("class", "labels", form=sockets._TEXT),
-    "another range": with_attribute("image prompt", "freedom", form=sockets._number(0, 5)),
-    "needed from now on": with_attribute("class", "label_set", needed=True),
-    "a new one that is needed": {
-        **VALUES,
-        "cache": replace(
-            VALUES["cache"], attributes=(*VALUES["cache"].attributes, Attribute("steps", sockets._whole(1)))
-        ),
-    },
-    "another socket": {**VALUES, "crop": replace(VALUES["crop"], sockets=("FASTAR_CROPS",))},
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_a_change_that_breaks_other_packs_needs_a_higher_version(change):
-    changed = CHANGES[change]
-    old = record(VALUES)
-    assert breaks(old, record(changed))
-
-    (kind,) = [name for name in changed if changed[name] != VALUES[name]]
-    assert breaks(old, record({**changed, kind: replace(changed[kind], version=2)})) == []
-
-
-def test_what_other_packs_need_not_notice_keeps_the_version():
-    old = record(VALUES)
-    more = Attribute("author", sockets._TEXT, needed=False)
-    extended = replace(VALUES["report"], attributes=(*VALUES["report"].attributes, more))
-    assert breaks(old, record({**VALUES, "report": extended})) == []
-    assert breaks(old, record({**VALUES, "map": Kind(("FASTAR_MAP",))})) == []
-    assert breaks(old, {}) and breaks(record({"crop": replace(VALUES["crop"], version=2)}), old)
 
 
 def test_every_kind_is_that_of_a_class_with_its_version_and_attributes():

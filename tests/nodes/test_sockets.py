@@ -15,7 +15,6 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import caches, compare, conditioning, editing, samplers, sockets, timelapse
 from fastar_nodes.nodes import sample as sample_for_others
-from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import (
     MAKERS,
     CodeCondition,
@@ -64,13 +63,6 @@ def test_a_condition_of_another_class_becomes_ours(kind):
         assert type(was) is type(now)
         same = zip(was, now, strict=True) if isinstance(was, tuple) else [(was, now)]
         assert all(torch.equal(a, b) if isinstance(a, torch.Tensor) else a == b for a, b in same)
-
-
-def test_labels_of_another_class_draw_the_same_image():
-    model = a_mar()
-    ours, _ = sample(samplers.MARSampler, model=model)
-    theirs, _ = sample(samplers.MARSampler, model=model, condition=CONDITIONS["class"][0])
-    assert torch.equal(ours, theirs)
 
 
 NAN = torch.full((3, 4), torch.nan)
@@ -231,12 +223,6 @@ def test_a_report_without_a_decided_token_makes_no_animation():
     given = value("report", **{**REPORT, "maps": {"step": STEP - 1}})
     with pytest.raises(UserError, match="no record of when its tokens were decided"):
         timelapse.TimeLapse.execute("x", 1.0, image_1=torch.zeros(1, 8, 8, 3), report_1=given)
-
-
-def test_a_report_that_is_no_dictionary_of_arrays_does_not_reach_a_comparison():
-    image = torch.zeros(1, 8, 8, 3)
-    with pytest.raises(UserError, match="^report_1: its attribute counts must be"):
-        compare.cells({"image_1": [image], "report_1": [value("report", **{**REPORT, "counts": []})]})
 
 
 OF_CACHES = [
@@ -427,33 +413,6 @@ def test_a_name_that_another_copy_has_is_left_to_it():
 # ------------------------------------------------------------------------------------------------ types of conditions
 
 
-# What each sampler's condition may be: what the models of its families read.
-TAKEN = {
-    "MARSampler": "FASTAR_LABELS,FASTAR_PROMPT",
-    "PARSampler": "FASTAR_LABELS,FASTAR_TEXT",
-    "MuLoSDSampler": "FASTAR_LABELS,FASTAR_TEXT,FASTAR_CODES",
-    "ZipARSampler": "FASTAR_LABELS,FASTAR_PROMPT,FASTAR_IMAGE_PROMPT,FASTAR_TEXT,FASTAR_CODES",
-    "LlamaGenSampler": "FASTAR_LABELS,FASTAR_PROMPT,FASTAR_IMAGE_PROMPT,FASTAR_TEXT,FASTAR_CODES",
-    "BitDanceSampler": "FASTAR_LABELS,FASTAR_PROMPT",
-}
-
-
-def socket(node: Any, name: str) -> str:
-    """Type of an input."""
-    (found,) = [part.kind for part in node.define_schema().inputs if part.id == name]
-    return found
-
-
-def test_a_samplers_condition_has_the_types_that_its_models_read():
-    nodes = [node for node in samplers.NODES if node is not samplers.LazyMARCache]
-    of_families = {SAMPLERS[node.sampler].families: TAKEN[node.__name__] for node in nodes if node.__name__ in TAKEN}
-    for node in nodes:
-        taken = TAKEN.get(node.__name__, of_families.get(SAMPLERS[node.sampler].families))
-        assert socket(node, "condition") == taken, (
-            f"{node.__name__}: TAKEN lacks what the models of {SAMPLERS[node.sampler].families} read"
-        )
-
-
 def test_the_type_of_a_condition_is_that_of_its_kind_in_the_table():
     """The node that makes a kind, as messages name it, has the kind's type."""
     for node in conditioning.NODES:
@@ -461,8 +420,3 @@ def test_the_type_of_a_condition_is_that_of_its_kind_in_the_table():
         (made,) = [part.kind for part in about.outputs]
         kinds = [kind for kind, names in MAKERS.items() if about.display_name.partition(" (")[0] in names.split(" or ")]
         assert {types for kind in kinds for types in sockets.VALUES[kind].sockets} == {made}, node
-
-
-@pytest.mark.parametrize("node", [samplers.CSpDSampler, samplers.MuLoSDSampler])
-def test_the_target_comes_before_the_draft(node):
-    assert [part.id for part in node.define_schema().inputs][:3] == ["target", "draft", "condition"]

@@ -5,7 +5,6 @@ the line and metadata that samplers and Compare leave behind.
 import itertools
 import json
 import re
-from dataclasses import replace
 from types import SimpleNamespace
 
 import fake_comfy
@@ -98,25 +97,6 @@ def test_a_value_that_is_no_text_is_refused(field, value):
     """Over a link of any type."""
     with pytest.raises(UserError, match=f"^{field}: "):
         sweep(**{field: value})
-
-
-@pytest.mark.parametrize("change", ["condition", "settings", "model", "speed", "device"])
-@pytest.mark.fast_cases("model")
-def test_cells_of_other_inputs_are_sampled_again(folder, change, monkeypatch):
-    model = a_mar()
-    sweep(model, **SMALL)
-    sweep(model, **SMALL)
-    assert len(list(folder.glob("*.png"))) == 2
-    if change == "model":
-        with torch.no_grad():
-            next(model.model.net.parameters()).add_(1)
-    if change == "speed":  # another time, and the image differs by rounding
-        model = replace(model, speed="compile")
-    if change == "device":
-        monkeypatch.setattr(fake_comfy.state, "device", "another card")
-    other = {"condition": from_ids([3, 2]), "settings": SWEEP["settings"] + ", cfg=2"}
-    sweep(model, **SMALL, **({change: other[change]} if change in other else {}))
-    assert len(list(folder.glob("*.png"))) == 4
 
 
 def test_seeds_keep_the_order_in_which_they_were_typed(folder):
@@ -500,44 +480,6 @@ def test_compare_measures_every_cell_and_says_so():
     assert shown.shape[1] > plain.shape[1] + 300, "differences are drawn below"
 
 
-def test_compare_does_not_measure_an_edit():
-    """An inpainted image beside the whole one, and beside an accelerator with the same mask."""
-    whole, edited, fast = run("mar", 4.0), run("mar", 3.0, steps=8), run("fasthybrid", 2.0)
-    edited.edits = fast.edits = ("right half",)
-    images = {f"image_{i}": [torch.full((1, 16, 16, 3), level)] for i, level in ((1, 0.0), (2, 0.5), (3, 1.0))}
-    widgets = {"labels": ["whole\nedited\nfast"], "columns": [0], "differences": [False]}
-
-    def words(reports, baseline):
-        pairs = {f"report_{i}": [report] for i, report in enumerate(reports, 1)}
-        _, table, _ = compare.Compare.execute(**widgets, **images, **pairs, baseline=[baseline]).result
-        assert ("other edit: not compared" in table) == ("other edit" in table.split("\n\n")[0])
-        return {line.split("|")[1].strip(): line for line in table.splitlines()[2:5]}
-
-    beside_whole = words([whole, edited, fast], 1)
-    assert all("other edit" in beside_whole[name] and " dB" not in beside_whole[name] for name in ("edited", "fast"))
-    beside_edited = words([whole, edited, fast], 2)
-    assert "6.1 dB" in beside_edited["fast"] and "other edit" in beside_edited["whole"]
-
-
-def test_load_report_has_the_baselines_of_the_comparison(tmp_path):
-    """Two families. Against the first run of the file, ZipAR would be 4 times as fast."""
-    reports = [run("mar", 4.0), run("fasthybrid", 2.0), run("llamagen", 3.0), run("zipar", 1.0)]
-    about = PngInfo()
-    entries = exchange.described(reports, "7", ["MAR", "FastHybrid", "LlamaGen", "ZipAR"], [0, 0, 2, 2])
-    about.add_text(exchange.KEY, json.dumps({"version": 1, "runs": entries}))
-    Image.new("RGB", (8, 8)).save(tmp_path / "input" / "a.png", pnginfo=about)
-    _, _, table, _ = sharing.LoadReport.execute("a.png").result
-    rows = {line.split("|")[1].strip(): line.split("|")[-2].strip() for line in table.splitlines()[2:]}
-    one = "(one run each)"
-    wanted = {
-        "MAR": "baseline",
-        "FastHybrid": f"about 2.00x {one}",
-        "LlamaGen": "baseline",
-        "ZipAR": f"about 3.00x {one}",
-    }
-    assert rows == wanted
-
-
 def test_a_saved_picture_gives_its_reports_back(tmp_path):
     metadata = {}
     node, model = with_hidden(samplers.FastHybridSampler, metadata), a_mar()
@@ -610,24 +552,6 @@ def test_the_advisor_answers_with_a_line_that_runs(monkeypatch):
     sheet, _ = preview._enlarged(answered[-1])
     assert np.array_equal(np.asarray(shown), sheet), "the preview that stays is of the answer"
     assert sharing.AnySampler.execute(model, WHAT, line, 7).result[1].sampler == line.partition(":")[0]
-
-
-# Answers of the Advisor with what it says about their use.
-USES = {
-    "mar": "",
-    "mar: preset=few steps": "MAR Sampler with preset few steps",
-    "mar: speculation=8": "Any Sampler with the text mar: speculation=8",
-    "fasthybrid: preset=balanced": "FastHybrid Sampler with preset balanced",
-    "fasthybrid+lazymar: preset=fast": "FastHybrid Sampler with preset fast, its cache input from LazyMAR Cache with "
-    "preset fast",
-    "mulosd: preset=fast": "MuLo-SD Sampler with preset fast",
-}
-
-
-@pytest.mark.parametrize("line", USES)
-def test_the_advisor_says_how_its_answer_is_used(line):
-    used = USES[line]
-    assert advisor._in_a_graph(parse_choice(line, "sampler"), "mar") == (f"In your graph: {used}." if used else "")
 
 
 def test_nodes_that_the_advisor_names_exist_and_have_the_preset():

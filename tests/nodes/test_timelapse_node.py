@@ -137,15 +137,3 @@ def test_a_folder_that_cannot_be_written_to_is_named_before_and_after(tmp_path, 
     monkeypatch.setattr(timelapse.ui.ImageSaveHelper, "get_save_animated_webp_ui", full)
     with pytest.raises(UserError, match="^filename_prefix: the animation cannot be saved as 'a/b' .*No space left"):
         made(**run)
-
-
-def test_the_duration_is_that_of_the_widget(monkeypatch):
-    asked = []
-
-    def drawn(images, labels, reports, duration, result):
-        asked.append(duration)
-        return np.zeros((1, 8, 8, 3), np.uint8)
-
-    monkeypatch.setattr(timelapse, "time_lapse", drawn)
-    made(image_1=torch.zeros(1, 8, 8, 3), report_1=a_report("mar"), duration=7.5)
-    assert asked == [7.5]

@@ -4,11 +4,9 @@ import json
 import re
 
 import pytest
-from fastar_nodes.lab.docs import translate
 from fastar_nodes.lab.docs.translate import (
     LANGUAGES,
     ROOT,
-    Translator,
     node_texts,
     other_texts,
     table_of,
@@ -19,23 +17,6 @@ from test_schemas import CLASSES
 LETTERS = {"zh": "[\u4e00-\u9fff]", "ja": "[\u3040-\u30ff\u4e00-\u9fff]"}
 # Labels that are the same in every language: signs of the papers, and names.
 INTERNATIONAL = {"cfg", "vae", "tar", "ta_tok", "top_k", "top_p", "latent"}
-
-
-def test_texts_without_a_translation_are_left_out():
-    table = {
-        "texts": {"Steps.": "S", "image_{n} and more": "I {n} M"},
-        "names": {"steps": "N"},
-        "symbol": " [{symbol}]",
-    }
-    translator = Translator(table)
-    given = {"a": "Steps.", "b": "Other.", "c": {"name": "steps", "d": "Steps. (k in the paper)"}, "e": {"f": "Other."}}
-    assert translator.all(given) == {"a": "S", "c": {"name": "N", "d": "S [k]"}}
-
-
-def test_numbers_of_inputs_are_kept():
-    translator = Translator({"texts": {"For image_{n}.": "F {n}"}, "names": {"image_{n}": "I {n}"}, "symbol": ""})
-    assert translator.text("For image_3.") == "F 3"
-    assert translator.text("image_8", "names") == "I 8"
 
 
 @pytest.mark.parametrize("language", LANGUAGES)
@@ -49,16 +30,6 @@ def test_what_is_translated_stands_where_comfyui_reads_it(language):
         for side in ("inputs", "outputs"):
             for name, part in about.get(side, {}).items():
                 assert part.keys() <= english[node][side][name].keys()
-
-
-def test_the_command_lists_what_a_table_lacks_and_what_nothing_shows(monkeypatch):
-    table = table_of("ja")
-    first, *_ = table["texts"]
-    changed = {**table, "texts": {**table["texts"], "Gone.": "G"}, "messages": {}}
-    del changed["texts"][first]
-    monkeypatch.setattr(translate, "table_of", lambda language: changed)
-    missing, unused = translate.differences("ja")
-    assert {first, "last run"} <= set(missing) and "Gone." in unused
 
 
 @pytest.mark.parametrize("language", LANGUAGES)

@@ -149,16 +149,6 @@ def test_tiles_that_change_the_image_are_remarked(work, said, tiles, monkeypatch
     assert sent == [(host.text.REMARK, "4")] and fake_comfy.state.sent[0][1]["text"] == messages[0][8:]
 
 
-@pytest.mark.parametrize("kind", ["decode", "encode"])
-def test_tiles_for_lack_of_memory_are_remarked(kind, tiles, monkeypatch, caplog):
-    """Of an image of 384 pixels, as LlamaGen draws it."""
-    vae = a_vae(side=384)
-    monkeypatch.setattr(vae, f"_{kind}", lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
-    getattr(vae, kind)(torch.zeros(1, 2, 96, 96) if kind == "decode" else torch.zeros(1, 8, 8, 3))
-    assert len(tiles) == 1
-    assert f"; memory is insufficient to {kind} it whole; " in caplog.records[0].message
-
-
 def test_a_client_that_is_no_editor_gets_no_message(tiles, monkeypatch, caplog):
     monkeypatch.setattr(host.queue, "from_editor", lambda: False)
     monkeypatch.setattr(fake_comfy.state, "context", SimpleNamespace(prompt_id="run", node_id="4"))
@@ -214,15 +204,6 @@ def test_every_network_goes_to_its_own_devices():
 
     made = host.devices.to_output(torch.zeros(2, dtype=torch.float16))
     assert made.dtype == torch.float32 and made.device.type == "meta"
-
-
-def test_an_upscale_model_is_followed_by_the_models_that_sample():
-    """Core's node may unload them."""
-    calls = []
-    enlarge = host.images.upscaler(SimpleNamespace(scale=2), lambda: calls.append("placed"))
-    images = torch.arange(12.0).view(1, 3, 2, 2) / 12
-    made = enlarge(images)
-    assert calls == ["placed"] and made.shape == (1, 3, 4, 4) and made[0, 1, 3, 0] == images[0, 1, 1, 0]
 
 
 @pytest.mark.parametrize(

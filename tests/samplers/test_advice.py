@@ -7,7 +7,6 @@ from fastar_nodes.reports.quality import Quality
 from fastar_nodes.reports.record import Report
 from fastar_nodes.reports.sweep import Cell
 from fastar_nodes.runs import advice as a
-from fastar_nodes.runs import advice_text
 from fastar_nodes.runs.choice import choose
 from fastar_nodes.runs.measured import AdviceSettings, Measured
 from stepping import stepped
@@ -128,14 +127,6 @@ def test_the_answer_names_those_that_may_be_as_fast(slower, is_rival):
     assert found.sentence.endswith(rival) == is_rival and ("Not measurably" in found.sentence) == is_rival
 
 
-def test_a_single_repeat_is_said_to_be_one():
-    found, _, _ = advise(measure="identical", repeats=1)
-    assert found.sentence.endswith(
-        "about 1.6 times as fast as MAR (one run each; raise repeats to measure it in turn)."
-    )
-    assert "about 1.60x (one run each)" in found.table
-
-
 def test_what_is_shown_has_the_figures_of_the_table():
     """Seconds 2, 2, 1.6 and 2.5 beside 4: the first round is none of the repeats. Images of the first repeat."""
     bench = Bench()
@@ -182,24 +173,6 @@ def test_the_seconds_that_are_shown_belong_to_the_ratio(repeats):
     assert best.report.speedup(plain.report).value == found.measured[0].ratio == pytest.approx(ratio)
 
 
-def test_the_rest_is_told_after_the_first_round(monkeypatch):
-    """Two candidates of 30 s beside 60 s of the plain sampler: two repeats of two pairs are 360 s."""
-    clock = [0.0]
-    monkeypatch.setattr(a, "monotonic", lambda: clock[0])
-    bench = Bench()
-
-    def slow(choice, seed):
-        clock[0] += 60.0 if choice is PLAIN else 30.0
-        return bench(choice, seed)
-
-    tried = [a.parse_choice(f"lazymar: preset={name}", "sampler") for name in ("balanced", "exact")]
-    monkeypatch.setitem(KNOWN, "lazymar: preset=exact", (2.4, 0, None))
-    seen, _ = stepped(a.calibrate(PLAIN, tried, slow, AdviceSettings(measure="identical", repeats=2), 7))
-    assert [at.seconds_left for at in seen] == [None] * 3 + [360.0] * 2 + [270.0] * 2 + [180.0] * 2 + [90.0] * 2
-    assert [advice_text.time_left(at.seconds_left) for at in seen[2:4]] == ["", "about 6 minutes left"]
-    assert advice_text.time_left(29) == "less than a minute left" and advice_text.time_left(89) == "about a minute left"
-
-
 # Figures of a candidate as the table shows them, and whether it passes: (SSIM limit 0.9, PSNR 25 dB, acceptance 80 %).
 ROUNDED = {
     ("SSIM", 0.8996): ("0.900", True),
@@ -238,30 +211,6 @@ def test_a_first_run_does_not_rule_a_candidate_out():
     found, _, _ = advise(run=compiling, measure="identical", repeats=2)
     assert found.best.text == "lazymar: preset=balanced"
     assert "about 1.6 times as fast as MAR (1.60 to 1.60 in 2 repeats)" in found.sentence
-
-
-def test_what_ran_once_is_marked_beside_what_was_repeated():
-    """A candidate that is too far from the limit runs in the first round only."""
-    found, _, _ = advise(measure="PSNR", least_psnr=30.0, repeats=2)
-    rows = {row.split(" | ")[0].strip("| "): row for row in found.table.splitlines()}
-    assert "about 4.00x (one run each)" in rows["fasthybrid: preset=fast"]
-    assert "| 2.00x (2.00 to 2.00 in 2 repeats) " in rows["fasthybrid: preset=balanced"]
-
-
-LIMITS = {
-    "SSIM": "SSIM of at least 0.9",
-    "PSNR": "PSNR of at least 25 dB",
-    "acceptance": "acceptance of at least 80 %",
-}
-
-
-@pytest.mark.parametrize("measure", LIMITS)
-def test_every_measure_has_a_limit_of_its_own(measure):
-    """What stands at its default refuses images that have nothing in common with the plain sampler's."""
-    found, _, _ = advise(measure=measure)
-    assert LIMITS[measure] in found.sentence
-    far = next(m for m in found.measured if m.choice.text == "fasthybrid: preset=fast")
-    assert far.within_limit(AdviceSettings(measure=measure)) == (measure == "acceptance")
 
 
 def test_a_plain_sampler_that_fails_in_a_later_round_blames_no_candidate():
@@ -306,21 +255,6 @@ def test_rounds_are_paired_and_only_what_can_win_runs_again():
     assert all(at.done < at.planned for at in seen)
     best = next(m for m in found.measured if m.choice is found.best)
     assert ratios(best) == [2.0, 2.0, 2.0]
-
-
-def test_a_stall_of_the_first_baseline_does_not_decide():
-    bench, first = Bench(), [True]
-
-    def stalled(choice, seed):
-        pictures, report = bench(choice, seed)
-        report.seconds *= 100 if first.pop() else 1
-        first.append(False)
-        return pictures, report
-
-    found, _, _ = advise(run=stalled, measure="PSNR", least_psnr=30.0, repeats=1)
-    assert found.best.text == "fasthybrid: preset=balanced"
-    best = next(m for m in found.measured if m.choice is found.best)
-    assert ratios(best) == [200.0, 2.0] and best.ratio == 2.0
 
 
 @pytest.mark.parametrize("plain", ["mar", "llamagen", "tar", "par"])

@@ -10,17 +10,15 @@ import test_token_contract as contract
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports.maps import token_map
-from fastar_nodes.reports.record import ACCEPTED, EXPANDED, REJECTED, Clock
+from fastar_nodes.reports.record import ACCEPTED, EXPANDED, REJECTED
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.mulosd import islands as geometry
 from fastar_nodes.samplers.tokens.mulosd import mulosd
 from fastar_nodes.samplers.tokens.mulosd import verification as judging
-from fastar_nodes.samplers.tokens.mulosd.blocks import blocks_of, draft_schedule, enlarge, reduce
+from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
 from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
-from fastar_nodes.samplers.tokens.mulosd.verification import Verifier
-from fastar_nodes.samplers.tokens.prepare import PreparedCondition
 from fastar_nodes.samplers.tokens.sampling import TokenDraw
 from fastar_nodes.samplers.tokens.settings import ONE_BY_ONE, SUFFIX, LlamaGenSettings, MuLoSDSettings, neighbours_of
 from fastar_nodes.samplers.tokens.zipar import ZipARSettings, windowed, zipar
@@ -287,60 +285,6 @@ def uncached(canvas, condition, image: int, tokens: torch.Tensor) -> torch.Tenso
 
 
 @pytest.mark.parametrize("kind", SOME_KINDS)
-@pytest.mark.parametrize("rows", [1, 2, 0])
-@pytest.mark.fast_cases("1-class", "0-class")
-def test_every_verification_sees_exact_keys_and_values(monkeypatch, kind, rows):
-    """Whatever the waves left behind, the next block is judged as an uncached pass over what is committed would
-    judge it.
-    """
-    judged, judge_drafts = [], Verifier.rejections
-
-    def watched(self, hidden, first):
-        canvas = self.canvas
-        logits, what, last = canvas.model.net.logits(hidden), condition_of(kind), first + hidden.shape[1]
-        for image in range(3):
-            want = uncached(canvas, what, image, canvas.values[image, : last - 1])[:, first:]
-            assert torch.allclose(logits[[image, image + 3]], want, atol=1e-4)
-        judged.append((first, last))
-        return judge_drafts(self, hidden, first)
-
-    monkeypatch.setattr(Verifier, "rejections", watched)
-    run(kind, draft_rows=rows)
-    step = (rows or 3) * 2 * GRID
-    assert judged == [(a, min(a + step, GRID * GRID)) for a in range(0, GRID * GRID, step)]
-
-
-@pytest.mark.parametrize("kind", SOME_KINDS)
-def test_the_draft_model_goes_on_from_the_reduced_picture(monkeypatch, kind):
-    """In raster order every draft token is drawn from an uncached pass over the draft's own rows, the reduced ones
-    among them.
-    """
-    seen, sample = [], TokenDraw.tokens
-
-    def watched(self, hidden, *more):
-        canvas = self.canvas
-        if self.stream == "draft":
-            cell, logits = int(canvas.decided[0].sum()), self.net.logits(hidden)
-            for image in range(3):
-                want = uncached(canvas, condition_of(kind), image, canvas.values[image, :cell])[:, -1]
-                assert torch.allclose(logits[[image, image + 3], 0], want, atol=1e-4)
-            seen.append(cell)
-        return sample(self, hidden, *more)
-
-    reduced = []
-
-    class Watched(PixelUpSampling):
-        def down(self, codes, factor):
-            out = super().down(codes, factor)
-            reduced.append(out)
-            return out
-
-    monkeypatch.setattr(TokenDraw, "tokens", watched)
-    run(kind, draft_rows=1, draft_window=0, up=Watched(VQ))
-    assert seen == list(range(9)) and [tuple(r.shape) for r in reduced] == [(3, 1, 3), (3, 2, 3)]
-
-
-@pytest.mark.parametrize("kind", SOME_KINDS)
 @pytest.mark.parametrize(
     ("small", "rows", "change"),
     [
@@ -396,100 +340,6 @@ def test_at_tau_zero_the_enlarged_draft_is_kept_after_one_pass(kind, small):
 def test_the_share_to_accept_holds_for_the_blocks_so_far(rate, rows, kept):
     counts = run(draft_rows=rows, acceptance_target=rate, **ALL).report.counts
     assert counts["accepted"] == 3 * kept and counts["rejected"] == 3 * (GRID**2 - kept)
-
-
-def judge(net, tokens, chosen, table) -> Verifier:
-    """A target of which only the logits are computed."""
-    model = SimpleNamespace(net=net)
-    canvas = SimpleNamespace(
-        model=model,
-        values=tokens,
-        settings=chosen,
-        noise=PairedDraws(5, range(len(tokens))),
-        given=None,
-        device=tokens.device,
-        watch=lambda *norms: None,
-    )
-    return Verifier(canvas, PreparedCondition(tokens), table)
-
-
-def test_a_verification_by_hand():
-    """Cells 6 to 9 of a grid of 16, in pieces of one cell; draft tokens and probabilities differ from cell to cell
-    and image to image.
-    """
-    p = torch.tensor(
-        [
-            [[0.1, 0.2, 0.3, 0.4], [0.4, 0.3, 0.2, 0.1], [0.05, 0.05, 0.1, 0.8], [0.15, 0.15, 0.35, 0.35]],
-            [[0.7, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.7], [0.5, 0.3, 0.1, 0.1], [0.1, 0.2, 0.6, 0.1]],
-        ]
-    )
-    table = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 1]], dtype=torch.int32)
-    tokens = torch.full((2, 17), 3)
-    tokens[:, 6:10] = torch.tensor([[0, 1, 2, 3], [3, 0, 1, 2]])
-    pooled = torch.tensor([[0.3, 0.5, 0.15, 0.5], [0.2, 0.2, 0.4, 0.7]])
-
-    class Net:
-        config = SimpleNamespace(vocab=4)
-        logits = staticmethod(lambda hidden, span: hidden.log())
-
-    common = {"cfg": 1.0, "temperature": 1.0, "top_k": 0, "top_p": 1.0}
-    for chosen, wanted in (
-        # Below tau, not at it.
-        (MuLoSDSettings(tau=0.45, **common), [[1, 0, 1, 0], [1, 1, 1, 0]]),
-        # Of 10 cells 6, and 4 of the 6 before.
-        (MuLoSDSettings(acceptance_target=0.6, **common), [[1, 0, 1, 0], [1, 1, 0, 0]]),
-        # Of 10 cells 3, and 2 of the 6 before: of the first image's
-        # ties the token of cell 9, which is the likelier one.
-        (MuLoSDSettings(acceptance_target=0.3, **common), [[1, 1, 1, 0], [1, 1, 1, 0]]),
-    ):
-        pool, down = judge(Net, tokens, chosen, table).rejections(p, 6)
-        torch.testing.assert_close(pool, pooled)
-        assert down.tolist() == [[bool(x) for x in row] for row in wanted], chosen
-
-
-def test_a_block_takes_its_own_rows_of_what_is_enlarged_and_reduced_by_hand():
-    """The second of three blocks of a row: rows 1 of 3 and 2 and 3 of 6, and those above it."""
-    seen = []
-
-    class Numbered:
-        def up(self, codes, factor):
-            seen.append((codes.tolist(), factor))
-            return torch.arange(100, 136).view(1, 6, 6)
-
-        def down(self, codes, factor):
-            seen.append((codes.tolist(), factor))
-            return torch.arange(50, 59).view(1, 3, 3)
-
-    clock = Clock(torch.device("cpu"))
-    target = SimpleNamespace(values=torch.arange(37)[None], grid=(6, 6), cells=36, clock=clock)
-    draft = SimpleNamespace(values=torch.arange(10)[None], grid=(3, 3))
-    _, middle, last = blocks_of(MuLoSDSettings(draft_rows=1), 3, 2)
-
-    enlarge(middle, draft, target, Numbered())
-    assert target.values[0].tolist() == [*range(12), *range(112, 124), *range(24, 37)]
-    reduce(middle, target, draft, Numbered())
-    assert draft.values[0].tolist() == [0, 1, 2, 53, 54, 55, 6, 7, 8, 9]
-    reduce(last, target, draft, Numbered())
-    rows = [[*range(6)], [*range(6, 12)], [*range(112, 118)], [*range(118, 124)]]
-    small = [[0, 1, 2], [3, 4, 5]]
-    assert seen == [([small], 2), ([rows], 2)], "nothing is left to draft behind the last block"
-
-
-def test_guidance_of_a_verification_by_hand():
-    """Guidance 2 from a uniform null branch squares the probabilities. It ends behind cell 8, which is step 7."""
-    p = torch.tensor([[[0.7, 0.1, 0.1, 0.1], [0.1, 0.1, 0.1, 0.7], [0.5, 0.3, 0.1, 0.1], [0.1, 0.2, 0.6, 0.1]]])
-    table = torch.tensor([[0, 1], [1, 2], [2, 0], [3, 1]], dtype=torch.int32)
-    tokens = torch.zeros(1, 17, dtype=torch.int64)
-    tokens[:, 6:10] = torch.tensor([3, 0, 1, 2])
-
-    class Net:
-        config = SimpleNamespace(vocab=4)
-        logits = staticmethod(lambda hidden, span: hidden.log())
-
-    chosen = MuLoSDSettings(cfg=2.0, top_k=0, top_p=1.0, cfg_interval=7)
-    hidden = torch.cat([p, torch.full_like(p, 0.25)])
-    pool, _ = judge(Net, tokens, chosen, table).rejections(hidden, 6)
-    torch.testing.assert_close(pool, torch.tensor([[0.02 / 0.52, 0.02 / 0.52, 0.1 / 0.36, 0.7]]))
 
 
 def test_the_share_of_a_block_counts_the_tokens_before_it():
