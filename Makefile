@@ -45,16 +45,15 @@ soak: $(READY)
 	FASTAR_SOAK=1 $(PY) -m pytest -m "" -rs -s tests/comfyui/test_load.py
 
 # Every sampler on a CUDA device with each speed, in at most ten minutes; run it again for what was cut. PARTS=mar,par:
-# those. CHECKOUTS=DIR: the authors' MAR and LlamaGen beside ours, of its folders mar and llamagen.
+# those.
 gpu: $(READY)
-	$(PY) -m fastar_nodes.lab gpu --out gpu-results $(if $(CHECKOUTS),--checkouts "$(CHECKOUTS)") $(subst $(comma), ,$(PARTS))
+	$(PY) -m fastar_nodes.lab gpu --out gpu-results $(subst $(comma), ,$(PARTS))
 
 comma := ,
 
-# All tables and plots of the docs, or ONLY=mar,par; about 90 minutes of one idle core. CHECKOUTS names the folder of
-# the papers' code that docs/benchmarks.md lists, without which the table beside it is left out.
+# All tables and plots of the docs, or ONLY=mar,par; about 90 minutes of one idle core.
 figures: $(READY)
-	$(PY) -m fastar_nodes.lab figures $(ONLY) $(if $(CHECKOUTS),--checkouts "$(CHECKOUTS)")
+	$(PY) -m fastar_nodes.lab figures $(ONLY)
 
 $(VENV)/.ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

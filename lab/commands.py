@@ -17,7 +17,6 @@ GROUPS: dict[str, Commands] = {
     "Seconds, operations and memory:": {
         "bench": (".work.bench", "the pack's bench, also with random weights of official sizes"),
         "gpu": (".gpu", "measure all samplers on a GPU with each speed, and print a table"),
-        "against": (".experiments.against", "time reference implementations beside ours, from checkouts of them"),
         "operations": (".work.operations", "count the operations of samplers and the minimum time for them"),
         "presets": (".work.preset_work", "calls, rows and operations of the presets of full-size models"),
         "published": (".work.published", "the papers' speed-ups beside counts of the same configurations"),
@@ -26,10 +25,6 @@ GROUPS: dict[str, Commands] = {
     "Single experiments:": {
         "equal": (".experiments.equal", "count the images of parallel decoding that equal serial decoding's, by dtype"),
         "dtypes": (".experiments.dtypes", "compare the images of a model in several dtypes"),
-        "probe": (".experiments.probe", "decode all undecided tokens of a MAR at once after some AR steps"),
-        "redrawn": (".experiments.redrawn", "simulate how much MuLo-SD draws again at a share of accepted drafts"),
-        "tiles": (".experiments.tiles", "what ComfyUI's tiles change in decoded images"),
-        "enlarged": (".experiments.enlarged", "what the demo's decoders gain from drawing larger images"),
     },
     "The authors' code:": {
         "parity": (".parity.command", "compare this code with recorded results of the reference implementations"),

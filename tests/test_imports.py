@@ -178,7 +178,6 @@ OTHERS = {
     "cli": {*PICTURES, "safetensors", "tqdm"},
     "lab": {*PICTURES, "safetensors", "tomli", "matplotlib"},
     "lab.sweeps": {*PICTURES, "tomli", "ray", "matplotlib", "fsspec"},
-    "lab.gpu.theirs": {"torch", "transformers"},  # what is measured beside ours
     "lab.docs.translate": {"fake_comfy", "test_schemas", "fastar_nodes"},  # the nodes without a ComfyUI
 }
 

@@ -40,9 +40,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LIST = ROOT / "docs" / "benchmarks" / "figures.toml"
 # Where finished steps are kept. Not tracked.
 KEPT = ROOT / "build" / "figures"
-# First parts of paths in commands: the folder of a figure, and a checkout of a paper's code.
+# First part of a path in a command that is the folder of a figure.
 OF_FIGURES = "figures/"
-OF_CHECKOUTS = "checkouts/"
 # Commands whose output is not for the page. The others print the tables of a figure.
 _PREPARE = ("sweep", "evaluate", "plot")
 # The code that images, seconds and measures depend on, and the weights.
@@ -55,7 +54,6 @@ CODE = (
     "samplers",
     "lab/checkpoints",
     "lab/experiments",
-    "lab/gpu",
     "lab/sweeps",
     "lab/training",
     "lab/work",
@@ -84,11 +82,6 @@ class Listed:
                 found.append(read_spec(ROOT / words[1]))
 
         return found
-
-    @property
-    def needs_checkouts(self) -> bool:
-        """Whether a command reads a checkout of a paper's code."""
-        return any(word.startswith(OF_CHECKOUTS) for command in self.commands for word in shlex.split(command))
 
 
 def listed(path: Path = LIST) -> dict[str, Listed]:
@@ -156,9 +149,8 @@ def key(figure: Listed, every: Mapping[str, Listed], code: str) -> str:
 class Maker:
     """Runs the commands of figures, and keeps what they made."""
 
-    def __init__(self, every: Mapping[str, Listed], checkouts: Path | None = None, kept: Path = KEPT):
+    def __init__(self, every: Mapping[str, Listed], kept: Path = KEPT):
         self.every = every
-        self.checkouts = checkouts
         self.kept = kept
         self._code = code_digest()
 
@@ -195,9 +187,6 @@ class Maker:
             if word.startswith(OF_FIGURES):
                 name, _, rest = word.removeprefix(OF_FIGURES).partition("/")
                 word = str(self.folder(name) / rest)
-            elif word.startswith(OF_CHECKOUTS):
-                assert self.checkouts is not None, "figures that need checkouts are left out without them"
-                word = str(self.checkouts / word.removeprefix(OF_CHECKOUTS))
             words.append(word)
 
         return words
@@ -320,16 +309,14 @@ _TINY_SETTINGS = {"steps": 6, "diffusion_steps": 5}
 def tiny(figures: Sequence[Listed], folder: Path) -> Iterator[tuple[str, int]]:
     """Run every command of figures on few images with few steps, in this process; nothing is written into a page.
 
-    Yields each command as it was run with its exit code. Commands that need a checkout are left out.
+    Yields each command as it was run with its exit code.
     """
     for figure in figures:
         for command in figure.commands:
-            words = shlex.split(command)
-            if not any(word.startswith(OF_CHECKOUTS) for word in words):
-                words = _tiny_words(words, folder)
-                with contextlib.redirect_stdout(io.StringIO()):
-                    code = command_line(words)
-                yield shlex.join(words), code
+            words = _tiny_words(shlex.split(command), folder)
+            with contextlib.redirect_stdout(io.StringIO()):
+                code = command_line(words)
+            yield shlex.join(words), code
 
 
 def _tiny_words(words: Sequence[str], folder: Path) -> list[str]:
@@ -379,7 +366,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("names", nargs="*", metavar="NAME", help="figures; default all")
     parser.add_argument("--dry-run", action="store_true", help="print commands and minutes; run nothing")
     parser.add_argument("--tiny", metavar="DIR", help="run all commands on tiny settings in this folder; write no page")
-    parser.add_argument("--checkouts", metavar="DIR", help="folder of the checkouts of the papers' code")
 
 
 def run(options: argparse.Namespace) -> int:
@@ -397,15 +383,12 @@ def run(options: argparse.Namespace) -> int:
             codes.append(code)
         return int(any(codes))
 
-    maker = Maker(every, Path(options.checkouts) if options.checkouts else None)
+    maker = Maker(every)
     if options.dry_run:
         _plan(maker, names)
         return 0
 
     for name in names:
-        if every[name].needs_checkouts and maker.checkouts is None:
-            print(f"{name}: left out; name the folder of the checkouts by --checkouts", flush=True)
-            continue
         maker.make(name)
         maker.write(name)
 

@@ -1,16 +1,14 @@
 """Measure all samplers on a GPU, part by part, and print a table.
 
 In the order of their importance: whether all samplers and the products of quantised weights are right, the headlines,
-then the others; a row takes a minute at most, and one that nothing measures yet says "not built". For every model and
-sampler: the seconds of an image with each of --speeds, how many operations and graphs the host
-launches for it, the memory, and whether tokens or latents equal those of plain, bit for bit, from the same seed. Of
-auto and compile the last of three images counts, behind those that recorded or compiled. The floor is the bytes of
-weights that all passes and head calls read, over the rate at which the card copies; the share is the floor over the
-least seconds.
+then the others; a row takes a minute at most. For every model and sampler: the seconds of an image with each of
+--speeds, how many operations and graphs the host launches for it, the memory, and whether tokens or latents equal those
+of plain, bit for bit, from the same seed. Of auto and compile the last of three images counts, behind those that
+recorded or compiled. The floor is the bytes of weights that all passes and head calls read, over the rate at which the
+card copies; the share is the floor over the least seconds.
 
 Sizes are the official ones with random weights, and acceptances say nothing about trained models. A diffusion head gets
-small random numbers where a training begins with zeros, or images would not depend on it. Beside ours stand
-transformers' Janus-Pro-7B, and the authors' MAR-L and LlamaGen-XL.
+small random numbers where a training begins with zeros, or images would not depend on it.
 
 Results are kept in FOLDER/parts after every measurement; run the command again and it goes on where it was cut. To
 measure a part again, delete its file. FOLDER/gpu.md and FOLDER/gpu.json hold everything.
@@ -35,7 +33,7 @@ from ...reports.files import as_text, replace_file, typed_path
 from ...reports.table import markdown
 from ...runs.loading import choose_device
 from . import products
-from .cases import AUTHORS, NOT_BUILT, PARTS, PRODUCTS
+from .cases import PARTS, PRODUCTS
 from .measure import PLAIN_AGAIN
 from .store import BROKEN, PROBLEM, STUCK, PartFile, machine_of, write_machine
 
@@ -55,11 +53,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--speeds", default="plain,auto", metavar="A,B", help="values of speed to compare; default plain,auto")
     add("--seconds", type=float, default=560.0, help="most that this run may take; default 560")
     add("--device", default="cuda", help="default cuda")
-    add(
-        "--checkouts",
-        metavar="DIR",
-        help="folder with checkouts of the authors' mar and llamagen; default: without them",
-    )
     add("--rehearse", action="store_true", help="tiny stand-ins for all models, on the CPU: a test of this command")
 
 
@@ -69,10 +62,6 @@ def run(options: argparse.Namespace) -> int:
     for name in options.parts:
         if name not in _NAMES:
             raise unknown("part", f"{name!r} is unknown", name, _NAMES)
-    if AUTHORS in options.parts and not options.checkouts:
-        raise UserError(
-            f"checkouts: the part {AUTHORS} measures the authors' programs; name the folder of mar and llamagen."
-        )
     out = typed_path(options.out, "out")
     device = choose_device("cpu" if options.rehearse else options.device)
 
@@ -101,8 +90,6 @@ def _measure(options: argparse.Namespace, out: Path, device: torch.device, until
     command = [sys.executable, "-m", _WORKER, "--out", str(out), "--speeds", options.speeds, "--device", str(device)]
     if options.rehearse:
         command.append("--rehearse")
-    if options.checkouts:
-        command += ["--checkouts", str(typed_path(options.checkouts, "checkouts"))]
 
     write_machine(out, **_machine(device, options.rehearse))
     while True:
@@ -218,9 +205,7 @@ def _remarks(measured: Mapping[str, Any]) -> str:
     """What went wrong, and how many images a speed has drawn if the last one is missing."""
     remarks = []
     for name, found in measured.items():
-        if name == NOT_BUILT:
-            remarks.append(NOT_BUILT)
-        elif found.get(PROBLEM):
+        if found.get(PROBLEM):
             remarks.append(f"{name}: {found[PROBLEM]}")
         elif not found.get("done"):
             remarks.append(f"{name}: cut")

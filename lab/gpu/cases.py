@@ -10,18 +10,15 @@ class Case:
     """A row of the table."""
 
     name: str
-    arguments: str  # of the command bench; of a program of others, the official size
+    arguments: str  # of the command bench; PRODUCTS: products alone
     batch: int = 1
     goal: float | None = None  # seconds on an H200
-    # Of a program of others: "static" or "dynamic", transformers' cache of keys and values; "mar" or "llamagen", the
-    # authors' checkout. PRODUCTS: products alone. NOT_BUILT: what nothing measures yet.
-    theirs: str = ""
     speeds: str = ""  # to measure, written as for the option --speeds; "" for the option's own
 
     @property
     def command(self) -> str:
-        """A command that times the same; "" for a program of others."""
-        if self.theirs:
+        """A command that times the same; "" for products."""
+        if self.arguments == PRODUCTS:
             return ""
         batch = f" --batch {self.batch}" if self.batch > 1 else ""
         return f"python -m fastar_nodes.lab bench {self.arguments}{batch} --device cuda"
@@ -30,7 +27,6 @@ class Case:
 # Most seconds of a row; one that is cut goes on when the command is run again.
 ROW_SECONDS = 60.0
 PRODUCTS = "products"
-NOT_BUILT = "not built"
 
 
 @dataclass(frozen=True)
@@ -45,9 +41,6 @@ class Part:
         """Most that it may take."""
         return ROW_SECONDS * len(self.cases)
 
-
-# The part that is left out without checkouts.
-AUTHORS = "authors"
 
 _MAR_L = "--random MAR-L --dtype fp16 --samplers"
 _MAR_H = "--random MAR-H --dtype fp16 --samplers"
@@ -84,7 +77,7 @@ PARTS: tuple[Part, ...] = (
             Case("demo's BitDance, speculation 8", "--model demo-bitdance --samplers bitdance --set speculation=8"),
         ),
     ),
-    Part("products", (Case("products of quantised weights", "", theirs=PRODUCTS),)),
+    Part("products", (Case("products of quantised weights", PRODUCTS),)),
     # 2. Headlines.
     Part(
         "janus-7b",
@@ -92,7 +85,6 @@ PARTS: tuple[Part, ...] = (
             Case("Janus-Pro-7B, bf16", f"{_JANUS_7B} bf16", goal=3.3),
             Case("Janus-Pro-7B, int8", f"{_JANUS_7B} int8", goal=3.3),
             Case("Janus-Pro-7B, int4", f"{_JANUS_7B} int4", goal=2.8),
-            Case("Janus-Pro-7B, int8 in ComfyUI", "Janus-Pro-7B", theirs=NOT_BUILT),
         ),
     ),
     Part(
@@ -170,20 +162,6 @@ PARTS: tuple[Part, ...] = (
         (
             Case("BitDance-14B-64x, 1,024 pixels, int4", f"{_BITDANCE} --dtype int4"),
             Case("BitDance-14B-64x, 1,024 pixels", _BITDANCE, goal=8),
-        ),
-    ),
-    Part(
-        "transformers",
-        (
-            Case("transformers' Janus-Pro-7B, static cache", "Janus-Pro-7B", theirs="static"),
-            Case("transformers' Janus-Pro-7B, dynamic cache", "Janus-Pro-7B", theirs="dynamic"),
-        ),
-    ),
-    Part(
-        AUTHORS,
-        (
-            Case("the authors' MAR-L", "MAR-L", theirs="mar"),
-            Case("the authors' LlamaGen-XL", "LlamaGen-XL", theirs="llamagen"),
         ),
     ),
     Part(

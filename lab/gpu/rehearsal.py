@@ -15,7 +15,7 @@ from ...networks.quantized import QUANTISED
 from ...runs.registry import find
 from ...samplers.settings import knobs
 from ..work import sizes
-from . import measure, theirs
+from . import measure
 from .cases import Case
 
 _HYBRID_GRID = 4
@@ -43,10 +43,6 @@ def make_tiny() -> None:
     bitdance.LARGE_SIZES = ((256, 256),)  # type: ignore[assignment]
     sizes.official_hybrid = _hybrid
     sizes.official_bitdance = _bitdance  # type: ignore[assignment]
-    theirs.VISION |= {"hidden_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 64}
-    theirs.VISION |= {"num_image_tokens": 16}
-    theirs.MAR_STEPS |= _SHORT
-    theirs.TOKENIZER |= {"base_channels": 32, "num_res_blocks": 1, "channel_multiplier": [1, 1]}
 
 
 def _hybrid(size: str, grid: int | None = None) -> HybridConfig:

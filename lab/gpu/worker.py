@@ -22,15 +22,13 @@ import torch
 from ...errors import UserError, first_line
 from ...networks.speed import COMPILE, PLAIN
 from ...reports.record import Report
-from . import measure, products, rehearsal, theirs
-from .cases import NOT_BUILT, PARTS, PRODUCTS, ROW_SECONDS, Case, Part
+from . import measure, products, rehearsal
+from .cases import PARTS, PRODUCTS, ROW_SECONDS, Case, Part
 from .measure import PLAIN_AGAIN, Prepared, TimeUp
 from .store import BEGAN, BROKEN, DONE, PROBLEM, STUCK, PartFile, missing, write_machine
 
 # Seconds by which a part may exceed its time before its process is ended.
 GRACE = 25.0
-# What is measured in a checkout of the authors, in the folder of that name.
-CHECKOUTS = ("mar", "llamagen")
 
 
 class Broken(Exception):
@@ -45,7 +43,6 @@ def main() -> int:
     parser.add_argument("--device")
     parser.add_argument("--until", type=float)  # of time.monotonic, which is one clock for all processes
     parser.add_argument("--rehearse", action="store_true")
-    parser.add_argument("--checkouts", type=Path)
     parser.add_argument("parts", nargs="+")
     options = parser.parse_args()
 
@@ -83,23 +80,14 @@ def _watched(limit: float) -> Iterator[None]:
 
 def _measure(part: Part, file: PartFile, options: argparse.Namespace, device: torch.device, limit: float) -> None:
     """The rows of a part, each with the time of a row."""
-    checkouts = {name: options.checkouts / name for name in CHECKOUTS} if options.checkouts else {}
     for i, case in enumerate(part.cases):
-        if case.theirs in CHECKOUTS and not checkouts:
-            continue
         row = file.row(i, case)
         own = "" if options.rehearse else case.speeds
         speeds = (own or options.speeds).split(",")
         of_part, limit = limit, min(limit, time.monotonic() + ROW_SECONDS)
         try:
-            if case.theirs == NOT_BUILT:
-                row["measured"].setdefault(NOT_BUILT, {PROBLEM: "nothing measures it yet"})
-                file.save()
-                print(f"{case.name}: {NOT_BUILT}", flush=True)
-            elif case.theirs == PRODUCTS:
+            if case.arguments == PRODUCTS:
                 _measured(case, row, file, PRODUCTS, partial(_products, device, options.rehearse), device, limit)
-            elif case.theirs:
-                _measure_theirs(case, row, file, device, limit, COMPILE in speeds, checkouts.get(case.theirs))
             else:
                 more = rehearsal.shorter(case) if options.rehearse else ""
                 _measure_ours(case, row, file, speeds, more, device, limit, i)
@@ -187,27 +175,6 @@ def _about(row: dict[str, Any], made: Prepared, report: Report) -> None:
     row.setdefault("counts", report.counts)
     row.setdefault("acceptance", report.acceptance)
     row.setdefault("floor_bytes", measure.floor_bytes(made, report))
-
-
-def _measure_theirs(
-    case: Case,
-    row: dict[str, Any],
-    file: PartFile,
-    device: torch.device,
-    limit: float,
-    compiled: bool,
-    checkout: Path | None,
-) -> None:
-    """A row of a program of others."""
-    made: list[theirs.Theirs] = []
-    for speed in (PLAIN, COMPILE) if compiled and case.theirs in theirs.COMPILED else (PLAIN,):
-
-        def draw(found: dict[str, Any], speed: str = speed) -> None:
-            if not made:
-                made.append(theirs.build(case.theirs, case.arguments, checkout, device))
-            theirs.images(made[0], speed == COMPILE, found, file.save, limit, device)
-
-        _measured(case, row, file, speed, draw, device, limit)
 
 
 def _measured(

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.lab.experiments.references import ZipARWithBlanks
 from fastar_nodes.reports.record import COUNTS
 from fastar_nodes.runs.registry import JANUS, SAMPLERS
 from fastar_nodes.runs.registry import TAR as TAR_FAMILY
@@ -19,6 +18,7 @@ from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
 from fastar_nodes.samplers.tokens.par import ADJACENT, NON_LOCAL
 from fastar_nodes.samplers.tokens.settings import ONE_BY_ONE, SUFFIX, TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
+from fastar_nodes.samplers.tokens.zipar import ZipARSettings, windowed
 from janus_images import edits_of, tiny_editor
 from qwen_reference import tiny_tar
 from small_settings import TOKENS, small
@@ -35,6 +35,13 @@ SMALL = {(kind, side): tiny_gpt(kind, side, seed=1) for kind in LARGE for side i
 TAR = tiny_tar(penalty=1.3)
 EDITOR = tiny_editor()
 PROMPTS = ("a red boat", "cat", "a red boat")
+
+
+class ZipARWithBlanks(ZipARSettings):
+    """ZipAR as its authors' code, which shows undecided cells as blanks."""
+
+    def schedule(self, model):
+        return windowed(model.grid, self.window, unwritten_visible=True)
 
 
 def of(name, model, **changes):

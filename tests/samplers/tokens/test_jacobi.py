@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import test_token_contract as contract
 import torch
-from fastar_nodes.lab.experiments.references import ZipARWithBlanks
 from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
 from fastar_nodes.reports.record import PLAIN, to_text
 from fastar_nodes.samplers.conditioning import from_ids
@@ -31,7 +30,7 @@ from fastar_nodes.samplers.tokens.zipar import windowed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from qwen_reference import tiny_tar
-from test_token_contract import FEW
+from test_token_contract import FEW, ZipARWithBlanks
 from tokens_reference import condition_of, decided_at, masks, pick, tiny_gpt, visible
 
 
