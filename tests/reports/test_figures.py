@@ -1,7 +1,6 @@
 """Figures of reports, sweeps and maps on small cases whose values were worked out by hand."""
 
 from dataclasses import fields
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -11,10 +10,9 @@ from fastar_nodes.reports import exchange, maps
 from fastar_nodes.reports.drawing import ticks
 from fastar_nodes.reports.grid import _numbers, cell_order
 from fastar_nodes.reports.quality import Quality
-from fastar_nodes.reports.record import Report, joined, repeated, to_csv, to_table, to_text
+from fastar_nodes.reports.record import Report, joined, repeated, to_csv, to_table
 from fastar_nodes.reports.summary import one_line
-from fastar_nodes.reports.sweep import Cell, Point, summary
-from fastar_nodes.reports.timelapse import FPS, time_lapse
+from fastar_nodes.reports.sweep import Cell, summary
 from fastar_nodes.runs.baseline import no_gain
 from fastar_nodes.sweeps import images as sweep_images
 from fastar_nodes.sweeps.store import CellStore
@@ -35,38 +33,6 @@ def test_tokens_per_pass():
     out = run(transformer_passes=3)
     out.maps["step"] = np.array([[[0, 1], [1, 2]], [[0, 0], [-1, 2]]], np.int32)
     assert out.tokens_per_pass == pytest.approx(7 / 6)
-
-
-def test_a_batch_in_parts_adds_up():
-    first, second = run(seconds=3.0, images=2, head_calls=5), run(seconds=4.5, images=1, head_calls=7)
-    first.phases, second.phases = {"head": 1.0, "decoder": 0.5}, {"head": 2.25}
-    first.peak_memory_bytes, second.peak_memory_bytes = 300, 200
-    first.memory, second.memory = {"noise": 10, "head": 4}, {"noise": 5, "head": 8}
-    first.maps["step"], second.maps["step"] = np.zeros((2, 1, 1), int), np.ones((1, 1, 1), int)
-    first.similarity, second.similarity = np.array([0.5, 0.25]), np.array([0.75])
-    first.note = "A note."
-    out = joined([first, second], "In parts.")
-    assert (out.images, out.seconds, out.counts, out.note) == (3, 7.5, {"head_calls": 12}, "A note. In parts.")
-    assert out.phases == {"head": 3.25, "decoder": 0.5} and out.peak_memory_bytes == 300
-    assert out.memory == {"head": 8, "noise": 10}, "parts run one after another"
-    assert out.maps["step"].ravel().tolist() == [0, 0, 1] and out.similarity.tolist() == [0.5, 0.25, 0.75]
-    second.peak_memory_bytes = None
-    assert joined([second]).peak_memory_bytes is None
-
-
-def test_a_batch_in_parts_is_of_what_its_parts_are_of():
-    """Labels and edits are of the images one after another; what the parts share stays. One first run is enough."""
-    first, second = run(), run()
-    first.conditions, second.conditions = ("a", "b"), ("c",)
-    first.edits, second.edits = ("d", "e"), ("f",)
-    for part in (first, second):
-        part.threads, part.process, part.dtype, part.grid, part.parameters = 2, "p", "bf16", (4, 8), 9
-    second.first_run = True
-
-    out = joined([first, second])
-    assert (out.conditions, out.edits) == (("a", "b", "c"), ("d", "e", "f"))
-    assert (out.threads, out.process, out.dtype, out.grid, out.parameters) == (2, "p", "bf16", (4, 8), 9)
-    assert out.first_run and joined([second, first]).first_run and not joined([first, first]).first_run
 
 
 # Values of two parts of a batch, and of the batch, by field: a new one is added here too.
@@ -115,20 +81,6 @@ def test_the_work_of_a_draft_model_is_shown_apart():
     assert summary([Cell(0, 0, 7, "k", report, report, None)]).passes == 12
 
 
-def test_text_has_units():
-    out = run(images=2, accepted=3, rejected=1)
-    out.peak_memory_bytes, out.memory = 3 << 20, {"noise": 5 << 20}
-    lines = to_text(out).splitlines()
-    assert {"peak memory: 3 MiB", "memory, estimated: noise 5 MiB", "acceptance: 75.0 %", "accepted: 3"} <= {*lines}
-    assert lines[0] == "mar on tiny, 2 images, seed 7"
-
-
-def test_quality_in_json_is_rounded():
-    assert Quality(31.234567, 0.12345678).to_dict() == {"identical": False, "psnr": 31.2346, "ssim": 0.123457}
-    assert Quality(90.0, 0.99999999).to_dict()["ssim"] == 0.999999, "1 is said of equal images only"
-    assert Quality(None, 1.0, "identical").to_dict()["ssim"] == 1.0
-
-
 # ------------------------------------------------------------------------------------------------ summary
 
 
@@ -154,17 +106,6 @@ def test_limits_at_which_nothing_is_gained():
     assert no_gain(beside) == "", "the cache was used"
     prefilled = {"prefill_ratio": 1.0, "mode": "lossless"}
     assert no_gain(run("cspd", settings=prefilled)).startswith("Nothing was drafted")
-    # Step start_step is the first refresh, so that the step after it is the first to reuse anything.
-    cached = {"refresh_period": 4, "steps": 8, "head_cache": False}
-    for start, words in ((8, "Nothing came from the cache"), (7, "Nothing came from the cache"), (6, "")):
-        found = no_gain(run("lazymar", settings={**cached, "start_step": start}))
-        assert found.startswith(words) and bool(found) == bool(words)
-    assert no_gain(run("lazymar", settings={**cached, "start_step": 8, "head_cache": True})) == "", "the head's ran"
-    # A period of 7 % is one step of 14 or fewer: the head is then computed in full at every step.
-    for steps, words in ((14, "Nothing came from"), (15, ""), (100, "")):
-        head = {"head_cache": True, "diffusion_steps": steps}
-        found = no_gain(run("lazymar", settings={**cached, "start_step": 8, **head}))
-        assert found.startswith(words) and bool(found) == bool(words), steps
     for passes, words in ((4, "Every pass decided one token"), (3, "")):
         out = run("zipar", transformer_passes=passes)
         out.maps["step"] = np.arange(4).reshape(1, 2, 2)
@@ -232,18 +173,6 @@ def test_ticks_are_round_and_enclose():
     assert ticks([3, 3]) == [2.4, 2.6, 2.8, 3.0, 3.2, 3.4, 3.6]
 
 
-def test_a_scale_ends_at_its_marks():
-    """Marks 2 and 6 at the pixels 10 and 110: 3 is a quarter of the way."""
-    place = partial(sweep_images._scaled, marks=[2, 4, 6], low=10, high=110)
-    assert [place(value) for value in (2, 3, 6)] == [10, 35, 110]
-
-
-def test_measures_of_a_plot():
-    point = Point(0, 0, 2.0, 1.0, 8.0, 0.75, 31.0, 0.9, "")
-    found = [sweep_images._MEASURES[name].of(point) for name in ("PSNR", "SSIM", "acceptance", "passes")]
-    assert found == [31.0, 0.9, 75.0, 8.0]
-
-
 def test_a_picture_fits_into_its_cell(tmp_path):
     """A batch of one image of 10 x 20 pixels in a cell of 64 x 64: three times as large, in the middle."""
     store = CellStore(tmp_path)
@@ -282,42 +211,9 @@ def test_baselines_come_before_their_cells_and_cells_without_one_last():
     assert cell_order([None, 2, 2]) == [2, 1, 0]
 
 
-def test_numbers_of_a_cell():
-    lines = dict(_numbers(run(seconds=2.0, images=2, accepted=1, rejected=7), run(seconds=5.0)))
-    assert lines == {"drafts accepted": "12 %", "seconds": "2.00", "speed-up": "about 5.00x"}
-    assert list(lines)[-1] == "speed-up", "the work first"
-    plain = run(seconds=5.0)
-    assert dict(_numbers(plain, plain)) == {"seconds": "5.00"}, "a baseline has no speed-up"
-    plain.first_run = True
-    assert dict(_numbers(run(seconds=2.0), plain)) == {"seconds": "2.00"}, "nor a run beside a first one"
-    assert dict(_numbers(plain, None)) == {"seconds": "5.00 (first run)"}
-
-
-def test_repeats_have_a_spread_under_their_cell():
-    """Seconds 2, 2, 4 beside 3, 5, 5 of the baseline: ratios 1.5, 2.5 and 1.25."""
-    base = repeated([run(seconds=seconds) for seconds in (3.0, 5.0, 5.0)])
-    own = repeated([run(seconds=seconds) for seconds in (2.0, 2.0, 4.0)])
-    lines = dict(_numbers(own, base))
-    assert lines == {"seconds": "2.00", "speed-up": "1.50x", "spread": "1.25 to 2.50"}
-
-
 def test_tokens_per_step_of_each_image():
     step = np.array([[[0, 0, 1], [0, 2, -1]], [[1, 1, 1], [2, 2, 2]]], np.int32)
     assert maps._tokens_per_step(step).tolist() == [[[3, 3, 1], [3, 1, -1]], [[3, 3, 3], [3, 3, 3]]]
-
-
-@pytest.mark.parametrize(
-    ("what", "ends"),
-    [
-        ("fixed at step", ("step 3", "6")),
-        ("order", ("step 3", "6")),
-        ("cached", ("cached 2 times", "5")),
-        ("tokens per step", ("2 at a time", "5")),
-        ("waves", ("wave 3", "6")),
-    ],
-)
-def test_ends_of_ramps_count_steps_and_waves_from_one(what, ends):
-    assert maps._KINDS[what].ends(2, 5) == ends
 
 
 @pytest.fixture
@@ -347,32 +243,7 @@ def test_an_islands_number_is_on_the_token_nearest_to_its_centroid(written):
     assert written == [("1", (75.0, 25.0)), ("2", (175.0, 125.0))]
 
 
-def test_a_map_is_blended_by_its_weight():
-    """Black backdrop, white paint, weight 1 / 4: 64; without hue below the map."""
-    paint, backdrop = np.full((1, 1, 3), 255, np.uint8), np.zeros((1, 1, 3), np.uint8)
-    assert maps._blend(paint, np.full((1, 1, 1), 0.25), backdrop).tolist() == [[[64, 64, 64]]]
-
-
 # ------------------------------------------------------------------------------------------------ time-lapse, metadata
-
-
-def test_tokens_appear_when_their_step_has_ended():
-    """Two runs of 4 steps, of 2 and 1 seconds, on a clock of 2 seconds in 24
-    frames: the first shows k of 4 tokens after 6 k frames, the second after 3 k.
-    """
-    picture = np.full((1, 64, 64, 3), (250, 10, 10), np.uint8)
-    reports = [run(seconds=seconds) for seconds in (2.0, 1.0)]
-    for report in reports:
-        report.maps["step"] = np.array([[[0, 1], [2, 3]]], np.int32)
-    frames = time_lapse([picture] * 2, ["a", "b"], reports, 2.0)
-    assert len(frames) == 2 * FPS + 1 + 2 * FPS
-    red = (frames == np.array((250, 10, 10))).all(-1)
-    half = red.shape[2] // 2
-    whole = red[-1][:, :half].sum()
-    shares = [(round(4 * frame[:, :half].sum() / whole), round(4 * frame[:, half:].sum() / whole)) for frame in red]
-    assert [shares[k] for k in (0, 2, 3, 5, 6, 9, 12, 18, 23, 24, 36)] == [
-        (0, 0), (0, 0), (0, 1), (0, 1), (1, 2), (1, 3), (2, 4), (3, 4), (3, 4), (4, 4), (4, 4),
-    ]  # fmt: skip
 
 
 def test_the_newest_runs_are_kept():

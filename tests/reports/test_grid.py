@@ -121,16 +121,6 @@ def test_the_result_stands_above_its_cells():
     assert sheet._large("") == ([], 0, 0)
 
 
-@pytest.mark.parametrize(("columns", "least"), [(1, 18), (2, 36), (3, 43), (4, 43)])
-def test_text_grows_with_the_sheet(columns, least):
-    """A graph shows all sheets equally wide: 700 pixels, in which a line of figures is 13 pixels high or more."""
-    size = round(p._BODY * p._text_scale(columns, 1, 1))
-    assert size >= least
-    assert size * 700 / (columns * p._column_width(512)) >= 13
-    assert p._text_scale(1, 40, 1) == p._SMALLEST, "many rows have small text"
-    assert p._text_scale(2, 1, 1, 2048) == pytest.approx(3.8, rel=0.1), "and large images large text"
-
-
 def test_long_labels_wrap_and_are_shortened():
     words = "a really long label that goes on and on until it cannot possibly fit into two lines of one narrow cell"
     short, long = (p.compare_grid([flat(RED)], [text], [None]) for text in ("short", words))

@@ -107,20 +107,6 @@ def test_cached_is_a_ramp_from_seldom_to_often(ends):
     assert ends == [("cached 0 times", "12"), ("cached 0 times", "0"), ("cached 0 times", "0")]
 
 
-def test_grid_lines_are_thin():
-    grid = np.full((1, 4, 4), ACCEPTED, np.uint8)
-    (picture,) = p.token_map(mapped(outcome=grid), "outcome", size=64)
-    other = (picture[:64] != np.array((0, 114, 178))).any(-1)
-    assert list(np.flatnonzero(other[8])) == [16, 32, 48] and list(np.flatnonzero(other[:, 8])) == [16, 32, 48]
-
-
-def test_a_batch_and_one_backdrop_for_all():
-    grid = np.random.default_rng(0).integers(0, 3, (3, 5, 7)).astype(np.uint8)
-    maps = p.token_map(mapped(outcome=grid), "outcome", np.full((1, 64, 64, 3), (200, 10, 10), np.uint8), size=210)
-    assert maps.shape[0] == 3 and maps.shape[2] == 210 and maps.dtype == np.uint8
-    assert maps.shape[1] > 150  # 210 * 5 / 7 and the legend
-
-
 def test_every_image_of_a_batch_has_its_own_backdrop():
     grid = np.full((3, 2, 2), PLAIN, np.uint8)
     backdrop = np.stack([np.full((64, 64, 3), level, np.uint8) for level in (10, 120, 240)])

@@ -9,7 +9,6 @@ import pytest
 import torch
 from fastar_nodes.reports.record import (
     COUNTS,
-    EXPLAINED,
     Report,
     compared,
     dtype_of,
@@ -104,24 +103,6 @@ def test_a_count_of_a_methods_own_is_a_column_where_a_run_has_it(monkeypatch):
     assert [row["previewed"] for row in csv.DictReader(io.StringIO(to_csv([slow, fast])))] == ["", "12"]
     assert json.loads(to_json([slow, fast]))["runs"][1]["counts"]["previewed"] == 12
     assert "previewed: 12" in to_text(fast)
-
-
-def test_only_figures_that_are_shown_are_explained():
-    plain, judged = Report("mar", "m", {}, 1, 1, "cpu"), Report("fasthybrid", "m", {}, 1, 1, "cpu")
-    plain.add(transformer_passes=1)
-    judged.add(transformer_passes=1, head_calls=2, accepted=1, rejected=1)
-    judged.add(head_rows=3)
-    plain.seconds = judged.seconds = 1.0
-    assert (
-        explain([plain]) == "passes: how often the large network ran, one run after another" == explain([None, plain])
-    )
-    names = [line.split(":")[0] for line in explain([plain, judged]).split("; ")[:5]]
-    assert names == [name for name in EXPLAINED if name != "draft"]
-    drafted = Report("cspd", "m", {}, 1, 1, "cpu")
-    drafted.add(transformer_passes=3, draft_passes=2)
-    assert explain([drafted]).endswith("; draft: passes and calls of the draft model")
-    assert explain([plain, judged]).endswith("one run each: the ratio of two single runs, which varies from run to run")
-    assert explain([None]) == ""
 
 
 @pytest.mark.parametrize("most", [torch.bfloat16, torch.float32])

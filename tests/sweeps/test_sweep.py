@@ -14,11 +14,11 @@ import pytest
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports import drawing
-from fastar_nodes.reports.drawing import Ink, text_width
+from fastar_nodes.reports.drawing import text_width
 from fastar_nodes.reports.quality import Quality, measure
 from fastar_nodes.reports.record import Report
 from fastar_nodes.reports.sweep import Cell
-from fastar_nodes.sweeps.images import _LETTERS, LONGEST, SERIES, _fitting, sweep_grid, sweep_plot
+from fastar_nodes.sweeps.images import _LETTERS, LONGEST, _fitting, sweep_grid, sweep_plot
 from fastar_nodes.sweeps.keys import digest, weights_digest
 from fastar_nodes.sweeps.store import CellStore, completed
 from fastar_nodes.sweeps.sweep import Axis, Sweep, sweep_table
@@ -220,16 +220,6 @@ def made(tmp_path, seeds=(7,), y=("2", "4")) -> Sweep:
     return Sweep("FastHybrid", store, x, rows, seeds, tuple(cells))
 
 
-def test_points_are_medians_and_means_over_the_seeds(tmp_path):
-    sweep = made(tmp_path, (7, 8))
-    points = sweep.points()
-    assert [(p.x, p.y) for p in points] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]
-    assert (
-        points[0].speedup.value == 4.0 and points[1].speedup.value == 2.0 and points[0].acceptance == pytest.approx(0.9)
-    )
-    assert points[0].psnr < points[1].psnr and points[2].psnr is None and points[2].word == "identical"
-
-
 def test_the_table_names_both_axes(tmp_path):
     lines = sweep_table(made(tmp_path)).splitlines()
     assert len(lines) == 8 and lines[0].startswith("| threshold | lookahead | passes ")
@@ -243,12 +233,6 @@ def test_a_cell_that_has_gone_is_named(tmp_path):
     sweep.store.path("c1").unlink()
     with pytest.raises(UserError, match=r"^sweep: the image c1\.png is missing"):
         sweep_grid(sweep)
-
-
-def test_a_plot_of_every_measure_has_a_dot_for_every_line(tmp_path):
-    for name in ("PSNR", "SSIM", "acceptance", "passes"):
-        plot = sweep_plot(made(tmp_path), name)
-        assert plot.shape == (400, 720, 3) and all((plot == colour).all(-1).any() for colour in SERIES[:2])
 
 
 def test_a_measure_that_no_cell_has(tmp_path):
@@ -372,18 +356,6 @@ def test_labels_of_a_plot_are_apart_from_each_other_and_from_the_line(tmp_path, 
                 assert not (left < x < right and top < y < bottom), f"the line is not in the label {i}"
 
 
-def test_numbers_of_the_horizontal_axis_are_apart(tmp_path, pen):
-    """0.98 to 0.99 in steps of 0.002, beside a legend and a column of identical images."""
-    sweep = made(tmp_path)
-    cells = [replace(cell, quality=Quality(98 + cell.x / 1000, 0.9)) for cell in sweep.cells]
-    cells[2] = replace(cells[2], quality=Quality(word="identical"))
-    sweep_plot(replace(sweep, cells=tuple(cells)))
-    texts = pen().texts
-    below = max(y for places in texts.values() for _, y in places if y < 340)
-    row = sorted((x, x + text_width(text, _LETTERS)) for text, places in texts.items() for x, y in places if y == below)
-    assert len(row) > 2 and all(before[1] + 8 < after[0] for before, after in pairwise(row))
-
-
 def test_without_a_baseline_a_plot_shows_seconds(tmp_path, pen):
     sweep = made(tmp_path)
     bare = replace(sweep, cells=tuple(replace(c, baseline=None) for c in sweep.cells))
@@ -392,12 +364,3 @@ def test_without_a_baseline_a_plot_shows_seconds(tmp_path, pen):
     assert "seconds (one run each)" in texts and "identical" not in texts and "drafts accepted, %" in texts
     of_first = sorted(centres(pen())[:3])  # by drafts kept, of which the slowest run has fewest
     assert of_first[0][1] < of_first[1][1] < of_first[2][1], "more seconds are higher"
-
-
-def test_lines_beyond_the_colours_have_hollow_dots(tmp_path, pen):
-    values = tuple(str(n) for n in range(len(SERIES) + 1))
-    sweep_plot(made(tmp_path, y=values), "SSIM")
-    colours = [c for _, *c in pen().dots]
-    assert len(colours) == 3 * len(values)
-    assert [c[:2] for c in colours[:3]] == [[SERIES[0], Ink.BACKGROUND]] * 3
-    assert [c[:2] for c in colours[-3:]] == [[Ink.BACKGROUND, SERIES[0]]] * 3
