@@ -2,8 +2,9 @@
 
 ComfyUI 0.33 records the layers of some of its models, and from 0.35 on its compiler also places what they allocate.
 Both work within one call of such a model, on the thread of the prompt, and end before the next node runs; recordings
-have streams and memory of their own, and an error of one thread. So the two meet in the options alone: who turns graphs
-off turns off both.
+have streams and memory of their own, and an error of one thread. So the two meet in the options, where who turns graphs
+off turns off both, and in DynamicVRAM, which may unmap weights of other models while a graph is recorded: the device is
+idle before (docs/precision.md).
 """
 
 import subprocess
@@ -58,5 +59,7 @@ def test_comfyui_ends_its_recordings_between_nodes(core):
     assert "model_prefetch.cleanup_prefetch_queues()" in (core / "execution.py").read_text(encoding="utf-8")
     text = prefetch.read_text(encoding="utf-8")
     assert 'capture_error_mode="thread_local"' in text
+    is_idle = "with torch.cuda.graph(" in text  # waits for the device as it begins
+    assert is_idle, "what makes it safe that DynamicVRAM frees memory while a graph is recorded"
     if "MALLOC_GRAPHS" in text:
         assert "MALLOC_GRAPHS.get(threading.get_ident())" in text, "the compiler places what its own thread allocates"
