@@ -81,14 +81,6 @@ def test_a_picture_does_not_depend_on_its_neighbours(net: VQAutoencoder) -> None
     torch.testing.assert_close(net.decode(vectors)[1:2], net.decode(one[0]))
 
 
-def test_half_precision_computes(net: VQAutoencoder) -> None:
-    net.bfloat16()
-    net.quantize.float()
-    vectors, _ = net.encode(torch.zeros(1, 3, 8, 8, dtype=torch.bfloat16))
-    assert vectors.dtype == torch.float32
-    assert net.decode(vectors.bfloat16()).dtype == torch.bfloat16
-
-
 def test_large_pictures_are_decoded_one_by_one(monkeypatch):
     torch.manual_seed(0)
     net, z = KLAutoencoder(CONFIG).eval().requires_grad_(False), torch.randn(3, 4, 6, 8)

@@ -156,15 +156,6 @@ def test_a_file_with_the_part_loads_and_says_so(kind: str, part: EnlargingConfig
 
 
 @pytest.mark.parametrize("kind", NETS)
-def test_a_file_without_the_part_loads_as_before(kind: str, tmp_path: Path) -> None:
-    _, config, load = NETS[kind]
-    state = {name: weight for name, weight in a_net(kind).state_dict().items() if "enlarge." not in name}
-    model = load(a_file(tmp_path / "own.safetensors", state))
-    assert model.net.config == replace(config, enlarging=None) and model.name == "own"
-    assert model.decode(torch.randn(1, 3, 2, 2)).shape == (1, 8, 8, 3)
-
-
-@pytest.mark.parametrize("kind", NETS)
 @pytest.mark.parametrize(
     ("dropped", "sentence"),
     [

@@ -66,17 +66,6 @@ def test_the_references_load(mar_fixtures: Path) -> None:
     assert kl.net.config.stride == 4 and next(kl.net.parameters()).dtype == torch.float32
 
 
-def test_of_an_official_training_the_averaged_weights_are_loaded(tmp_path: Path) -> None:
-    """The layout of checkpoint-last.pth: weights, their moving average, and the arguments of the training."""
-    averaged, path = state(1), tmp_path / "mar_tiny" / "checkpoint-last.pth"
-    path.parent.mkdir()
-    arguments = argparse.Namespace(model="mar_base", lr=1e-4)
-    torch.save({"model": state(), "model_ema": averaged, "optimizer": {}, "epoch": 799, "args": arguments}, path)
-    model = load_mar(path, "fp32", heads=2)
-    assert model.name == "mar_tiny" and model.net.config == TINY
-    assert all(torch.equal(value, averaged[name]) for name, value in model.net.state_dict().items())
-
-
 def test_what_a_training_left_in_a_kl_is_ignored(tmp_path: Path) -> None:
     """Upstream reads kl16.ckpt without strictness because of the weights of its loss."""
     kl = KLAutoencoder(KL_TINY).state_dict()
@@ -109,15 +98,6 @@ def test_heads_that_the_user_chooses_go_before_those_that_the_file_states(tmp_pa
     save_file(state(), tmp_path / "x.safetensors", metadata={"heads": "2"})
     assert load_mar(tmp_path / "x.safetensors").net.config.heads == 2
     assert load_mar(tmp_path / "x.safetensors", heads=4).net.config.heads == 4
-
-
-def test_the_last_timestep_may_be_stated(tmp_path: Path) -> None:
-    """The 1000 timesteps are 0 to 999."""
-    save_file(state(), tmp_path / "x.safetensors", metadata={"heads": "2", "t_max": "999"})
-    assert load_mar(tmp_path / "x.safetensors").t_max == 999
-    save_file(state(), tmp_path / "y.safetensors", metadata={"heads": "2", "t_max": "1000"})
-    with pytest.raises(UserError, match="states t_max = 1000, which must be a whole number from 1 to 999"):
-        load_mar(tmp_path / "y.safetensors")
 
 
 def test_the_patch_of_a_training_is_that_of_its_arguments(tmp_path: Path) -> None:

@@ -202,9 +202,3 @@ def test_tables_that_are_no_grid() -> None:
 def test_pictures_that_are_none() -> None:
     with pytest.raises(UserError, match="^ta_tok: half has no image encoder"):
         TATokModel(tiny_ta_tok(OF_CODES), "half").codes(torch.rand(1, 3, 16, 16))
-
-
-def test_half_precision() -> None:
-    net = tiny_ta_tok().to(torch.bfloat16)
-    codes = net.codes(torch.rand(1, 3, 16, 16))
-    assert codes.shape == (1, 25) and net.features(codes).dtype == torch.bfloat16

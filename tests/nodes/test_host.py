@@ -147,16 +147,6 @@ def test_latents_of_another_kind_or_shape_are_refused():
         vq.encode(torch.zeros(0, 8, 8, 3))
 
 
-def test_vae_falls_back_to_tiles_when_memory_is_insufficient(monkeypatch):
-    vae, asked = a_vae(), []
-    monkeypatch.setattr(vae, "_decode", lambda *a: (_ for _ in ()).throw(RuntimeError("out of memory")))
-    monkeypatch.setattr(vae, "_decode_in_tiles", lambda *a: asked.append(a[1:]) or "tiles")
-    assert vae.decode(torch.zeros(1, 2, 2, 2)) == "tiles" and asked == [((64, 64), 16)]
-    monkeypatch.setattr(vae, "_decode", lambda *a: (_ for _ in ()).throw(RuntimeError("something else")))
-    with pytest.raises(RuntimeError, match="something else"):
-        vae.decode(torch.zeros(1, 2, 2, 2))
-
-
 @pytest.mark.parametrize("height, width", [(16, 16), (11, 9), (3, 30), (1, 1), (100, 64)])
 def test_pictures_of_any_size_are_encoded_at_the_models_size(height, width):
     """The whole image, not a part of it."""
@@ -182,16 +172,6 @@ def test_a_kl_decoder_asks_for_less_than_core_estimates():
     for shape in ((1, 8, 8, 8), (1, 8, 256, 256)):
         core = 17 * vae.width * shape[2] * shape[3] * vae.downscale_ratio**2 * 4
         assert core / 4 < vae.memory_used_decode(shape, torch.float32) < core
-
-
-def test_undecided_tokens_are_grey_and_batches_a_sheet():
-    canvas = preview.Canvas(lambda z: z[:, :1, :, :].movedim(1, -1).repeat_interleave(8, 1).repeat_interleave(8, 2))
-    decided = torch.zeros(5, 2, 2, dtype=torch.bool)
-    decided[:, 0, 0] = True
-    sheet = canvas.draw(torch.ones(5, 1, 2, 2), decided)
-    assert sheet.shape == (256, 256, 3)
-    one = sheet[:128, :128]
-    assert (one[:64, :64] == 255).all() and (one[64:] == preview.GREY).all() and (one[:, 64:] == preview.GREY).all()
 
 
 def test_previews_are_seldom_when_they_are_expensive(monkeypatch):

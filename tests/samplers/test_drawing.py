@@ -71,19 +71,6 @@ def test_what_is_wrong_is_refused_before_the_sampler_begins():
         replace(drawn, edit=replace(edit_of(model), mask=torch.zeros(1, 4, 4))).check(CPU, "batch")
 
 
-def test_a_warm_up_is_short():
-    steps = []
-    mar = SAMPLERS["mar"]
-
-    def sampler(model, condition, settings, noise):
-        steps.append(settings)
-        return mar.run(model, condition, settings, noise)
-
-    drawing(entry=replace(mar, run=sampler), settings=replace(FEW, steps=16, diffusion_steps=100)).warm_up()
-    (settings,) = steps
-    assert settings.steps < 16 and settings.diffusion_steps < 100
-
-
 @pytest.mark.parametrize("value", [0, SEEDS - 1, torch.tensor(3)], ids=str)
 def test_whole_numbers(value):
     assert whole(value, "seed", 0, SEEDS - 1) == int(value)

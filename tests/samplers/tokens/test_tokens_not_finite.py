@@ -8,13 +8,11 @@ import pytest
 import test_token_contract as contract
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.runs.registry import SAMPLERS
-from fastar_nodes.samplers.conditioning import CodeCondition, PromptCondition
+from fastar_nodes.samplers.conditioning import CodeCondition
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
 from fastar_nodes.samplers.tokens.prepare import features_of
-from janus_files import tiny_janus
 from stepping import stepped
 from tiny_tokens import VQ
 
@@ -93,15 +91,6 @@ def test_a_draft_model_is_named_as_the_draft(value):
     draft = broken(contract.CASES["mulosd"][3], value, "small and diverged")
     with pytest.raises(UserError, match=message("draft", "small and diverged")):
         finish(start("mulosd", target, draft))
-
-
-@pytest.mark.parametrize("sampler", ["llamagen", "zipar"])
-def test_janus(sampler):
-    model = broken(tiny_janus(), torch.nan)
-    entry = SAMPLERS[sampler]
-    steps = entry.run(model, PromptCondition(("cat",)), entry.settings(), PairedDraws(0, (0,)))
-    with pytest.raises(UserError, match=message("model", "diverged")):
-        finish(steps)
 
 
 def test_a_network_whose_weights_are_finite_and_whose_results_are_not():
