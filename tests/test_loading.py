@@ -20,7 +20,7 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.noise import PairedNoise
 from janus_files import one_file
-from tiny_files import GPT_SIZE, MAR_SIZE, write, write_gpt, write_vq
+from tiny_files import GPT_SIZE, MAR_SIZE, write, write_vq
 
 ROOT = Path(__file__).resolve().parents[1]
 CPU = torch.device("cpu")
@@ -119,17 +119,6 @@ def test_a_decoder_that_is_not_known_to_fit_stands_in_the_report(tmp_path, choic
     settings = SAMPLERS["mar"].settings(steps=2, diffusion_steps=2)
     sampler = SAMPLERS["mar"].run(ready.model, from_ids([1]), settings, PairedNoise(0, (0,)))
     assert finish(sampler).report.note == ready.model.note
-
-
-def test_a_vq_that_is_not_known_to_fit_stands_in_the_note(tmp_path):
-    write_gpt(tmp_path / "gpt.safetensors", 0, num_classes=10)
-    write_vq(tmp_path / "vq.safetensors")
-    files = Source(lambda choice, family: tmp_path / choice, CPU, "fp32")
-    ready = loading.load(LLAMAGEN, "gpt.safetensors", files, "vq.safetensors")
-    expected = (
-        "decoder tiny vq: the model's file does not name its decoder, and whether its codes mean the same is not known"
-    )
-    assert ready.model.note == expected
 
 
 def test_published_models_and_the_demo_have_no_remark(source):

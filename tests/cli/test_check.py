@@ -268,27 +268,6 @@ def test_an_unknown_model_is_suggested(cli, sentence, offline):
     assert said.endswith("put it there or choose another.")
 
 
-@pytest.mark.parametrize("option", ["decoder", "tar", "ta-tok", "encoder"])
-@pytest.mark.fast_cases(1)
-def test_an_option_that_the_model_does_not_use(cli, sentence, offline, option):
-    said = sentence(cli(f"check --model kl16 --device cpu --{option} x"))
-    assert said.startswith(f"{option}: kl16 does not use it, it is for ") and said.endswith("; leave it out.")
-    assert "does not use" not in cli("check --model demo-kl --device cpu").err, "the remedy helps"
-
-
-@pytest.mark.parametrize(
-    ("kind", "given", "words"),
-    [
-        ("llamagen", "--prompt red", "prompt: tiny llamagen draws classes"),
-        ("hybrid", "--label cat", "label: tiny hybrid reads"),
-    ],
-)
-def test_a_prompt_for_classes_and_a_label_for_prompts(cli, files, kind, given, words):
-    decoder = files.vq if kind == "llamagen" else files.kl
-    answer, lines = checked(cli, "--model", getattr(files, kind), "--decoder", decoder, *given.split())
-    assert answer.code == 1 and lines["image"]["found"].startswith(words)
-
-
 @pytest.mark.parametrize(
     ("model", "options", "names", "need"),
     [

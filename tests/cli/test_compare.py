@@ -3,22 +3,17 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 from fastar_nodes.cli import running
-from fastar_nodes.cli.planning import Planned, measured_against, plan, with_draft
 from fastar_nodes.cli.running import draw
-from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.llamagen import text
-from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
-from fastar_nodes.model_loaders.mar.loader import load_mar
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.networks.mar import MARModel
 from fastar_nodes.reports.record import COUNTS
-from fastar_nodes.runs.loading import Ready, defaults, find_file
+from fastar_nodes.runs.loading import find_file
 from fastar_nodes.runs.registry import SAMPLERS
 from PIL import Image
 from tiny_files import GPT_SIZE, write, write_gpt
@@ -221,21 +216,6 @@ def test_settings_after_a_colon_are_those_of_any_sampler(compare):
     assert found[1]["window"] == SAMPLERS["zipar"].settings().window or found[1]["window"] not in (2, 3)
 
 
-@pytest.mark.slow
-def test_samplers_of_masked_models_take_prompts(compare):
-    more = "--samplers mar,mar:disa,fasthybrid,lazymar,fasthybrid+lazymar --set mar:disa.diffusion_steps_end=2"
-    answer = compare("hybrid", f"{more} --set lazymar.refresh_period=1 --json c.json --prompt 'a red boat' --prompt ''")
-    assert answer.code == 0, answer
-    assert [run["sampler"] for run in runs()] == ["mar", "mar", "fasthybrid", "lazymar", "fasthybrid+lazymar"]
-    assert all(run["counts"]["llm_rows"] and run["images"] == 2 for run in runs())
-    assert runs()[0]["settings"]["cfg_schedule"] == "constant"
-    pictures = []
-    for negative in ("", "--negative 'a boat'"):
-        table(compare("hybrid", f"--samplers mar --prompt 'a red boat' {negative}"))
-        pictures.append(np.asarray(Image.open("compare.png"))[100:380, 40:340])
-    assert pictures[0].std() > 0 and not np.array_equal(*pictures)
-
-
 def test_prompts_for_models_that_read_them(compare, sentence, files, tmp_path, monkeypatch):
     config = replace(GPT_SIZE, condition="text", condition_size=6, text_rows=8)
     model = write_gpt(tmp_path / "t2i.safetensors", 9, config=config, label_set="", defaults={})
@@ -363,39 +343,3 @@ def test_a_folder_called_demo_does_not_hide_the_demo(root, tmp_path, monkeypatch
     assert find_file("demo", "mar", tmp_path / "models") == built_in / "mar.safetensors"
     assert find_file("demo-kl", "kl", tmp_path / "models") == built_in / "kl.safetensors"
     assert find_file("mine.safetensors", "mar", tmp_path / "models") == Path("mine.safetensors")
-
-
-def test_defaults_come_from_the_file_and_suit_the_model(files):
-    model = load_mar(files.mar, "fp32")
-    assert defaults(Ready("mar", model)) == {"steps": 16}  # never more than it has tokens
-    stated = Ready("mar", model, metadata={"defaults": '{"steps": 8, "threshold": 0.7}'})
-    ready = dict.fromkeys(("mar", "fasthybrid"), stated)
-    mar, fast = plan("mar,fasthybrid", [], ready)
-    (custom,) = plan("fasthybrid", ["preset=custom"], ready)
-    assert mar.settings.steps == fast.settings.steps == custom.settings.steps == 8
-    assert (fast.settings.threshold, custom.settings.threshold) == (0.99, 0.7), "a preset goes before the file"
-
-
-def test_settings_of_all_and_of_one():
-    mar, fast = plan("mar,fasthybrid", ["cfg=2", "fasthybrid.cfg=4", "fasthybrid.lookahead=3", "steps=9"], {})
-    assert (mar.settings.cfg, fast.settings.cfg, fast.settings.lookahead, fast.settings.steps) == (2, 4, 3, 9)
-    assert mar.label == "MAR" and fast.label == "FastHybrid cfg 4 lookahead 3"
-    names = ("fasthybrid+lazymar", "lazymar+fasthybrid")
-    both, again = (plan(name, [f"{name}.threshold=0.9", "steps=9"], {})[0] for name in names)
-    assert both == again and both.settings.threshold == 0.9 and both.entry.name == "fasthybrid+lazymar"
-
-
-def test_random_weights_have_no_tokenizer(files):
-    ready = Ready("llamagen", load_llamagen(files.llamagen))
-    with pytest.raises(UserError, match="^random: "):
-        options = {"models": None, "dtype": "auto", "speed": "plain", "device": "cpu", "model": "demo", "draft": "auto"}
-        options["upscale_model"] = "bicubic"
-        with_draft(plan("mulosd", [], {"mulosd": ready}), SimpleNamespace(**options))
-
-
-def test_speed_ups_are_measured_within_a_family_and_a_size(files):
-    plain, par = (Ready("llamagen", load_llamagen(file)) for file in (files.llamagen, files.par))
-    larger = Ready("llamagen", replace(plain.model, grid=8))
-    models = (("llamagen", plain), ("zipar", larger), ("par", par), ("zipar", larger))
-    planned = [Planned(SAMPLERS[name], SAMPLERS[name].settings(), {}, ready=on) for name, on in models]
-    assert measured_against(planned) == [0, 1, 0, 1]

@@ -5,13 +5,9 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fastar_nodes.cli import compare, progress, running
+from fastar_nodes.cli import compare, progress
 from fastar_nodes.cli.main import COMMANDS
-from fastar_nodes.cli.running import draw
 from fastar_nodes.lab.commands import PROGRAM
-from fastar_nodes.lab.work import sizes
-from fastar_nodes.networks.llama import LlamaConfig
-from fastar_nodes.networks.mar import MARConfig
 from fastar_nodes.runs.registry import SAMPLERS
 
 
@@ -71,22 +67,6 @@ def test_the_bar_is_silent_when_it_is_quick_and_shown_when_not(capsys):
         assert all((words in screen) == shown for words in ("MAR", "2/4", "AR steps")) and bool(screen) == shown
 
 
-GPTS = {name: (f"c2i_{name.rpartition('-')[2]}", 0) for name in sizes.TOKEN_SIZES}
-OFFICIAL = [
-    (sizes.official(size), MARConfig.from_state_dict, f"mar/mar_{size[-1].lower()}_keys") for size in sizes.SIZES
-]
-for size, (file, special) in [*GPTS.items(), ("LlamaGen-XL", ("par_XL_4x", sizes.PAR_SPECIAL))]:
-    OFFICIAL.append((sizes.official_gpt(size, special), LlamaConfig.of_llamagen, f"llamagen/keys_{file}"))
-
-
-@pytest.mark.parametrize(("config", "read", "file"), OFFICIAL, ids=[file for *_, file in OFFICIAL])
-def test_benchmark_sizes_are_the_official_ones(root, config, read, file):
-    """Compared with the recorded names and shapes of the official files."""
-    told = json.loads((root / "tests" / "parity" / f"{file}.json").read_text())
-    state = {name: torch.empty(shape, device="meta") for name, shape in told.get("keys", told).items()}
-    assert config == read(state)
-
-
 def test_bench_times_several_families_against_their_own_baseline(cli, tiny_demo, tmp_path):
     line = "bench --samplers llamagen,par,mar,zipar --repeats 2 --set steps=2 --set diffusion_steps=4 --set window=2"
     answer = cli(f"{line} --device cpu --json times.json")
@@ -104,53 +84,6 @@ def test_bench_times_several_families_against_their_own_baseline(cli, tiny_demo,
     rows = {line.split("|")[2].strip(): line for line in answer.out.splitlines() if line.startswith("| 1 ")}
     assert "| baseline " in rows["LlamaGen"] and " in 2 repeats " in rows["PAR"]
     assert "baseline" not in rows["MAR"] and "not compared" not in rows["MAR"]
-
-
-# Seconds of mar and of lazymar to the columns speed-up and spread.
-BENCHED = [
-    ([2.0, 3.0], [1.0, 1.0], ["2.50x", "2.00 to 3.00 in 2 repeats"]),
-    ([2.0, 3.0], [1.0, 4.0], ["no measurable difference", "0.75 to 2.00 in 2 repeats"]),
-    ([2.0], [1.0], ["about 2.00x (one run each)", ""]),
-]
-
-
-@pytest.mark.parametrize(("plain", "lazy", "said"), BENCHED)
-@pytest.mark.fast_cases(2)
-def test_bench_tells_a_difference_beyond_the_spread_only(cli, tiny_demo, monkeypatch, plain, lazy, said):
-    left = {"mar": list(plain), "lazymar": list(lazy)}
-
-    def timed(planned, condition, seed):
-        made = draw(planned, condition, seed)
-        made.report.seconds = left[planned.entry.name].pop(0)
-        made.report.threads = 1
-        return made
-
-    monkeypatch.setattr(running, "draw", timed)
-    line = f"bench --samplers mar,lazymar --repeats {len(plain)} --set steps=2 --set diffusion_steps=4 --device cpu"
-    answer = cli(line)
-    assert answer.code == 0, answer.err
-    heading, *rows = ([cell.strip() for cell in row.split("|")] for row in answer.out.splitlines() if row[:2] == "| ")
-    found = dict(zip(heading, rows[-1], strict=True))
-    assert [found["speed-up"], found.get("spread", "")] == said
-    assert ", 1 thread, torch " in answer.out.splitlines()[0], "those of the runs, not PyTorch's own number"
-
-
-@pytest.mark.slow
-def test_bench_draws_prompts(cli, tiny_demo, sentence, tmp_path):
-    """Acceptance, and so how many passes there are, depends on what is drawn."""
-    line = "bench --prompt 'a red boat' --prompt cat --batch 1,3 --repeats 1 --json t.json --set prompt.detail=81"
-    assert cli(f"{line} --samplers tar,mulosd,llamagen --device cpu").code == 0
-    numbers = json.loads((tmp_path / "t.json").read_text())["batches"]
-    assert [group["batch"] for group in numbers] == [1, 3]
-    for group in numbers:
-        tar, mulosd, llamagen = group["runs"]
-        assert [run["sampler"] for run in group["runs"]] == ["tar", "mulosd", "llamagen"]
-        # One code of the fewest in front of the tokens, in both halves of the guidance.
-        assert tar["counts"]["transformer_tokens"] == group["batch"] * 2 * (1 + 63) and tar["ratio"] == 1.0
-        assert mulosd["counts"]["draft_passes"] == 16
-        assert llamagen["model"] == "tiny llamagen", "classes as before"
-    assert sentence(cli("bench --prompt cat --samplers llamagen --device cpu")).startswith("prompt: ")
-    assert sentence(cli("bench --samplers mar --set prompt.detail=81 --device cpu")).startswith("prompt: ")
 
 
 def test_bench_samples_a_batch_in_parts_and_says_so(cli, tiny_demo, tmp_path, monkeypatch):

@@ -119,11 +119,3 @@ WRONG = {
 def test_mistakes(pipe, found, arguments):
     with pytest.raises(UserError, match=found):
         pipe("night", **arguments)
-
-
-def test_models_that_do_not_edit(tmp_path):
-    pro = load(one_file(tmp_path / "pro.safetensors", "Janus-Pro-7B"), device="cpu")
-    with pytest.raises(UserError, match="Janus-Pro-7B was not trained to edit"):
-        pro("night", image=FILE)
-    with pytest.raises(UserError, match="reads class labels; only a Janus-4o"):
-        load("demo-llamagen").condition("cat", image=FILE)

@@ -101,17 +101,6 @@ def test_the_command_line_takes_it(spandrel, file, cli):
     assert unused.code == 2 and "upscale-model: no sampler of this run uses it" in unused.err
 
 
-@pytest.mark.slow
-def test_a_sweep_takes_it_and_tells_files_apart(spandrel, file, lab, sentence, tmp_path):
-    """Another file of the same name is another model: the sweep refuses to go on with it."""
-    path = file("x2.pth")
-    spec = f'model = "demo-llamagen"\nsamplers = ["mulosd"]\nupscale_model = "{path}"\nlabels = ["cat"]\nimages = 1\n'
-    (tmp_path / "one.toml").write_text(spec + '[set]\n"mulosd.tau" = 0\n"mulosd.draft_rows" = 0\n')
-    assert lab("sweep one.toml --out drawn").code == 0
-    (tmp_path / "x2.pth").write_bytes(b"other weights")
-    assert "holds a sweep of other cells" in sentence(lab("sweep one.toml --out drawn"))
-
-
 # ------------------------------------------------------------------------------------------------ latent samplers
 
 

@@ -222,18 +222,6 @@ def test_arguments_that_are_plain_are_kept(tmp_path: Path) -> None:
     assert json.loads(found.metadata["args"]) == kept and [*found.state] == ["a"]
 
 
-@pytest.mark.parametrize("name", ["x.pt", "x.safetensors"])
-def test_lack_of_memory_is_no_damage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    def full(*args: object, **about: object) -> None:
-        raise MemoryError
-
-    (torch.save if name == "x.pt" else save_file)(STATE, tmp_path / name)
-    monkeypatch.setattr(torch, "load", full)
-    monkeypatch.setattr(mapped, "safe_open", full)
-    with pytest.raises(MemoryError):
-        read(tmp_path / name)
-
-
 def test_identify(mar_fixtures: Path) -> None:
     for name in ("mar_b_keys", "tiny_mar_keys"):
         assert identify(json.loads((mar_fixtures / f"{name}.json").read_text())) == "mar"

@@ -14,7 +14,7 @@ from counting import statements
 from fake_comfy import Interrupted, Progress
 from fastar_nodes.errors import UserError
 from fastar_nodes.networks.hybrid import UNCONDITIONAL
-from fastar_nodes.nodes import conditioning, host, loaders, running, samplers, sharing
+from fastar_nodes.nodes import conditioning, host, running, samplers, sharing
 from fastar_nodes.nodes import graph as graph_of_nodes
 from fastar_nodes.nodes.host.loaded import Loaded, ModelCache
 from fastar_nodes.samplers.engine import finish
@@ -110,32 +110,6 @@ def test_before_a_run_too_only_names_that_the_connected_models_know_are_suggeste
     for broken in ({}, {"prompt": [1]}, {"prompt": None}, [], None):
         assert keep(broken) is broken
         assert conditioning.ClassLabel.validate_inputs("tabby") is True
-
-
-def test_when_a_node_runs_only_names_that_the_connected_models_know_are_suggested(monkeypatch):
-    def refused(text: str, *checkpoints: str, label_set: str = "auto") -> str:
-        graph = {"3": {"class_type": "FastARClassLabel", "inputs": {"label_set": label_set}}}
-        for name in checkpoints:
-            graph[name] = {"inputs": {"checkpoint": name}}
-            graph[f"{name} sampler"] = {"inputs": {"target": [name, 0], "condition": ["3", 0]}}
-            # Not this node's labels.
-            graph[f"{name} other"] = {"inputs": {"model": ["mar-base-ema", 0], "condition": ["4", 0]}}
-        monkeypatch.setattr(conditioning.ClassLabel, "hidden", SimpleNamespace(unique_id="3", prompt=graph))
-        try:
-            label(text, label_set=label_set)
-        except UserError as problem:
-            return str(problem)
-        return ""
-
-    official = "mar-base-ema (download 1.7 GB)"
-    assert "closest: cat;" in refused("catt", "demo") and "imagenet" not in refused("catt", "demo")
-    assert "closest" not in refused("dog", "demo", "demo-par") and "sunset, mountains" in refused("dog", "demo")
-    assert "'tabby'" in refused("tabby", "demo")
-    assert refused("tabby", official) == "" == refused("tabby", official, "demo")
-    assert "tiger cat" in refused("a red cat", official) and "cart" not in refused("a red cat", official)
-    for unknown in (refused("tabby"), refused("tabby", "mine.pt"), refused("tabby", "demo", "mine.pt")):
-        assert unknown == ""
-    assert "'tabby'" in refused("tabby", official, label_set="picture-book")
 
 
 def test_a_condition_that_does_not_fit_the_model_is_refused_before_it_is_made(monkeypatch):
@@ -253,41 +227,6 @@ def test_a_prompt_becomes_the_codes_that_a_script_gets():
     assert [(done, total) for done, total, _ in Progress.updates[:16]] == [(k + 1, 16) for k in range(16)]
     for text in ("", "<|im_end|> <I3>"):  # special tokens that are typed are text
         assert len(a_prompt(text=text, images=1).codes[0]) == 16
-
-
-@pytest.mark.slow
-def test_words_that_a_demo_does_not_know_are_named(monkeypatch):
-    def said(text: str, graph: dict) -> list[tuple[str, str]]:
-        """The node and the sentence, of each of the runs."""
-        outputs = []
-        told = running.host.text.output
-        monkeypatch.setattr(running.host.text, "output", lambda *given: outputs.append(told(*given)) or outputs[-1])
-        for node in (samplers.MARSampler, sharing.AnySampler):
-            monkeypatch.setattr(node, "hidden", SimpleNamespace(unique_id="7", prompt=graph, extra_pnginfo=None))
-        a_prompt(tar, text=text, detail="81", images=1)
-        prompt = conditioning.Prompt.execute(text).result[0]
-        sample(samplers.MARSampler, model=hybrid, condition=prompt)
-        sharing.AnySampler.execute(hybrid, prompt, "mar: steps=2, diffusion_steps=2", 1)
-        monkeypatch.undo()
-
-        found = []
-        for ui in outputs:
-            first, *_ = ui["fastar_text"][0].split("\n")
-            found += [("own", first)] if first.startswith("Words") else []
-            found += [tuple(pair) for pair in ui["fastar_prompt_texts"]]
-        return found
-
-    tar = loaders.LoadTar.execute("demo-tar", "fp32", False).result[0]
-    hybrid = loaders.LoadHybrid.execute("demo-hybrid", "auto", "fp32", False, "plain").result[0]
-    words = [f"Words that {one.model.name} does not know: purple, elephant." for one in (tar, hybrid, hybrid)]
-    prompted = {"5:2": {"class_type": "FastARPrompt", "inputs": {}}, "7": {"inputs": {"condition": ["5:2", 0]}}}
-    relayed = {"9": {"class_type": "AnySwitch", "inputs": {}}, "7": {"inputs": {"condition": ["9", 0]}}}
-
-    assert said("A purple elephant, at night", {}) == [("own", line) for line in words]
-    assert said("A purple elephant, at night", relayed) == [("own", line) for line in words]
-    where = ["own", "5:2", "5:2"]
-    assert said("A purple elephant, at night", prompted) == list(zip(where, words, strict=True)), "at the prompt's node"
-    assert said("a red boat at sunset.", prompted) == [("5:2", ""), ("5:2", "")], "what an earlier run said is removed"
 
 
 def test_room_is_made_for_the_language_models_cache_and_cancel_stops_it():

@@ -42,13 +42,6 @@ def test_undecided_tokens_of_a_wide_grid_are_grey():
     assert (sheet[:, :128] == 255).all() and (sheet[:, 128:] == 128).all()
 
 
-def test_undecided_tokens_of_a_tall_grid_are_grey():
-    canvas = preview.Canvas(lambda z: torch.ones(1, 12, 4, 3))
-    sheet = canvas.draw(torch.zeros(1, 1, 3, 1), torch.tensor([[[False], [True], [False]]]))
-    assert sheet.shape == (252, 84, 3)
-    assert (sheet[84:168] == 255).all() and (sheet[:84] == 128).all() and (sheet[168:] == 128).all()
-
-
 def test_a_small_preview_is_enlarged_smoothly():
     """A black and a white half, 2 pixels wide, become 256 pixels with shades between."""
     half = torch.tensor([0.0, 1.0]).view(1, 1, 2, 1).expand(1, 2, 2, 3)

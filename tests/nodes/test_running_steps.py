@@ -12,18 +12,9 @@ import tiny
 import torch
 from fake_comfy import Progress
 from fastar_nodes.errors import UserError
-from fastar_nodes.networks.mar import MARModel
 from fastar_nodes.nodes import caches, graph, host, readers, running, samplers
 from fastar_nodes.nodes.host.loaded import Loaded, ModelCache, load_to_device, to_device
 from fastar_nodes.nodes.running import Sockets
-from fastar_nodes.nodes.schema import (
-    SEED_LIMIT,
-    checked_preset,
-    checked_seed,
-    expect_image,
-    expect_latents,
-    expect_mask,
-)
 from fastar_nodes.nodes.vae import KL, VQ, kind_of, mark
 from fastar_nodes.runs.choice import Choice, choose
 from fastar_nodes.runs.families.tokens import TokenFamily
@@ -414,15 +405,6 @@ def test_as_many_masks_and_labels_as_latents_are_in_the_order_of_the_latents():
     assert list(found.drawing.numbers) == [1, 0]
 
 
-def test_the_mask_of_a_latent_counts_unless_another_is_connected():
-    own = torch.zeros(1, 4, 4)
-    own[:, 0] = 1
-    latent = {"samples": torch.zeros(1, 2, 4, 4), "noise_mask": own}
-    assert torch.equal(checked("mar", a_mar(), FEW, latent_image=latent).drawing.edit.mask, own)
-    other = own.flip(1)
-    assert torch.equal(checked("mar", a_mar(), FEW, latent_image=latent, mask=other).drawing.edit.mask, other)
-
-
 def test_the_report_says_what_decodes_the_latent_and_which_run_it_is_of(monkeypatch):
     monkeypatch.setattr(fake_comfy.state, "context", SimpleNamespace(prompt_id="run 7"))
     latent, report = running.run(SAMPLERS["mar"], a_mar(), FEW, 3, Sockets(LABELS)).result
@@ -442,30 +424,6 @@ def test_the_plain_sampler_of_a_model():
     ]
     shared = running.baseline_choice(choose("zipar", {"cfg": 2.0, "window": 3}), a_gpt())
     assert shared.entry.name == "llamagen" and shared.values == {"cfg": 2.0}
-
-
-def test_choices_that_do_not_run():
-    with pytest.raises(UserError, match="^draft: cspd needs a draft model"):
-        running.expect_runnable(choose("cspd", {}), a_mar(), None)
-    with pytest.raises(UserError, match="^sampler: mar samples a MAR"):
-        running.expect_runnable(choose("mar", {}), a_gpt(), None)
-    with pytest.raises(UserError, match="^sampler: tar does not run here"):
-        running.expect_runnable(Choice(SAMPLERS["tar"]), a_gpt(), None)
-    with pytest.raises(UserError, match="^model: tiny large is a Tar de-tokenizer"):
-        checked("par", a_drawer(), make(SAMPLERS["par"].settings, {}), condition=a_prompt())
-
-
-def test_every_part_of_a_mar_has_a_patcher():
-    parts = {"language model": torch.nn.Linear(1, 1), "MAR": torch.nn.Linear(1, 1)}
-
-    class TwoParts(MARModel):
-        @property
-        def parts(self):
-            return parts
-
-    loaded = Loaded.of(TwoParts(a_mar().model.net, "two"))
-    assert [patcher.model for patcher in loaded.patchers] == [*parts.values()]
-    assert [patcher.model for patcher in a_gpt().patchers][1:] == []
 
 
 def test_room_for_previews_is_of_four_images_at_most(monkeypatch):
@@ -551,22 +509,3 @@ def test_what_a_node_sees_of_its_graph():
     assert graph.typed(node("3"), "labels") == "cat" and graph.typed(node("3"), "other") is None
     assert [graph.maker(node(n), "condition") for n in "456"] == ["FastARClassLabel"] * 2 + [""]
     assert [graph.source_of(v) for v in (["3", 1], [1, 2, 3], [0.5, 0], "3")] == [("3", 1), None, None, None]
-
-
-def test_values_that_nodes_check():
-    assert checked_seed(SEED_LIMIT) == 2**64 - 1 and checked_seed(0) == 0
-    for bad in (True, -1, 2**64, 1.0):
-        with pytest.raises(UserError, match="^seed: "):
-            checked_seed(bad)
-    for channels in (1, 3, 4):
-        assert expect_image(torch.zeros(1, 2, 2, channels), "image").shape[3] == channels
-    with pytest.raises(UserError, match="^image: "):
-        expect_image(torch.zeros(1, 2, 2, 2), "image")
-    assert expect_latents(torch.zeros(1, 2, 1, 4, 4), "latent").shape == (1, 2, 4, 4)
-    with pytest.raises(UserError, match="^latent: it holds the 2 frames"):
-        expect_latents(torch.zeros(1, 2, 2, 4, 4), "latent")
-    mask = torch.rand(3, 1, 4, 5)
-    assert torch.equal(expect_mask(mask, "mask"), mask[:, 0]) and expect_mask(mask[0, 0], "mask").shape == (1, 4, 5)
-    assert (
-        checked_preset("fast") == "fast" and checked_preset("recommended", ("recommended", "custom")) == "recommended"
-    )

@@ -12,13 +12,11 @@ from fastar_nodes.networks.latent_samplers import LatentSamplers, LatentSamplers
 from fastar_nodes.nodes import conditioning, editing, host, loaders, samplers
 from fastar_nodes.nodes.host.loaded import Loaded
 from fastar_nodes.reports.record import GIVEN
-from fastar_nodes.runs import memory, presets
+from fastar_nodes.runs import memory
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import TextCondition, from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
-from fastar_nodes.samplers.settings import knobs
-from graphs import WIDGETS, default
+from fastar_nodes.samplers.mar.settings import MARSettings
 from qwen_reference import tiny_tar
 from tiny import LABELS, NODES, SHORT, TEXT_SIZE, a_drawer, a_gpt, a_mar, a_prompt, a_vq, models, sample
 
@@ -219,25 +217,6 @@ def test_a_preset_takes_what_the_models_file_recommends():
         assert recommended(samplers.ZipARSampler, preset)[1].settings["window"] == window
 
 
-@pytest.mark.parametrize("node", [node for node in FAST if node in MAR_NODES])
-@pytest.mark.parametrize("label_set", ["picture-book", ""])
-@pytest.mark.fast_cases("picture-book-LazyMARSampler", "-FastHybridSampler")
-def test_the_preset_is_for_the_model_and_custom_takes_every_widget(node, label_set):
-    demo, kind = label_set == "picture-book", kind_of(node)
-    for name in ("balanced", "fast", "exact"):
-        large = {samplers.LazyMARSampler: ("fast",), samplers.GtRSampler: ("balanced", "fast")}
-        if name in large.get(node, ()):
-            continue  # it asks for more AR steps than the tiny model has tokens
-        meant = presets.values(kind, name, demo, steps=5)
-        settings = recommended(node, name, label_set)[1].settings
-        assert settings == asdict(kind()) | {k: v for k, v in MAR_FILE.items() if k in settings} | meant, name
-    shown = {i.id: default(i) for i in node.define_schema().inputs if i.kind in WIDGETS and i.id in knobs(kind)}
-    used = recommended(node, "fast", label_set, **shown | SHORT)[1].settings
-    if "diffusion_steps_end" in shown:
-        shown["diffusion_steps_end"] = None  # as many as at the beginning, or more, is off
-    assert used == shown | SHORT, "the numbers that arrive are used, whatever the preset says"
-
-
 def test_exact_is_the_baseline():
     assert torch.equal(recommended(samplers.FastHybridSampler, "exact")[0], recommended(samplers.MARSampler)[0])
     plain, _ = sample(samplers.LlamaGenSampler, model=a_gpt(grid=8), preset="recommended")
@@ -288,15 +267,6 @@ def test_a_cache_is_for_both_models_of_cspd():
     model, draft = (given[name].model for name in ("target", "draft"))
     wanted = finish(entry.run(model, LABELS, settings, entry.family.noise(3, range(2)), draft=draft))
     assert torch.equal(samples, wanted.latents) and report.counts == wanted.report.counts
-
-
-def test_presets_of_a_cache_follow_the_model_that_is_sampled():
-    for name in ("balanced", "fast", "exact"):
-        cache = samplers.LazyMARCache.execute(preset=name).result[0]
-        for label_set in ("picture-book", ""):
-            settings = recommended(samplers.MARSampler, label_set=label_set, cache=cache)[1].settings
-            meant = presets.values(CacheSettings, name, label_set == "picture-book", steps=5)
-            assert {k: settings[k] for k in meant} == meant
 
 
 @pytest.mark.parametrize("node", samplers.NODES)

@@ -16,8 +16,7 @@ from fastar_nodes.nodes import advisor, compare, conditioning, loaders, preview,
 from fastar_nodes.nodes import sweep as sweep_nodes
 from fastar_nodes.reports import exchange, record
 from fastar_nodes.reports.record import Report
-from fastar_nodes.runs import advice, baseline
-from fastar_nodes.runs.advice import Shown
+from fastar_nodes.runs import advice
 from fastar_nodes.runs.choice import parse_choice
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import from_ids
@@ -28,7 +27,7 @@ from fastar_nodes.sweeps.sweep import sweep_table
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 from tiny import LABELS as WHAT
-from tiny import a_gpt, a_mar, a_report, dropped, sample
+from tiny import a_gpt, a_mar, dropped, sample
 
 SWEEP = {
     "condition": WHAT,
@@ -480,21 +479,6 @@ def test_compare_measures_every_cell_and_says_so():
     assert shown.shape[1] > plain.shape[1] + 300, "differences are drawn below"
 
 
-def test_a_saved_picture_gives_its_reports_back(tmp_path):
-    metadata = {}
-    node, model = with_hidden(samplers.FastHybridSampler, metadata), a_mar()
-    report = node.execute(model=model, condition=WHAT, seed=7, **FAST).result[1]
-    about = PngInfo()
-    about.add_text(exchange.KEY, json.dumps(metadata[exchange.KEY]))
-    Image.new("RGB", (8, 8), (255, 0, 0)).save(tmp_path / "input" / "a.png", pnginfo=about)
-    assert sharing.LoadReport.validate_inputs("a.png") is True
-    picture, reports, table, lines = sharing.LoadReport.execute("a.png").result
-    assert picture.shape == (1, 8, 8, 3) and picture[0, 0, 0].tolist() == [1, 0, 0]
-    assert reports[0].settings == report.settings and reports[0].counts == report.counts and "fasthybrid" in table
-    again = sharing.AnySampler.execute(model, WHAT, lines[0], 7).result[1]
-    assert again.settings == report.settings and again.counts == report.counts
-
-
 def test_values_that_stand_for_the_models_own_are_no_settings():
     """In a preset, where they come over links, in a line and in a sweep; the line of a saved run leaves them out."""
     model = a_gpt()
@@ -629,15 +613,6 @@ def test_a_strangers_picture_adds_no_markup(tmp_path, monkeypatch):
     assert lines[0] == "mar: steps=4" and lines[1] == "mar"
 
 
-@pytest.mark.parametrize("lossless, word", [(True, "same distribution"), (False, "")])
-def test_lossless_cells_are_of_the_same_distribution(lossless, word, monkeypatch):
-    words = []
-    monkeypatch.setattr(baseline, "is_lossless", lambda sampler, settings: lossless)
-    monkeypatch.setattr(sweep_nodes, "measure", lambda images, reference, word: words.append(word))
-    sweep(**SMALL)
-    assert words == [word]
-
-
 def test_a_sweep_says_how_many_cells_it_found(monkeypatch):
     monkeypatch.setattr(
         sweep_nodes.SweepNode, "hidden", SimpleNamespace(unique_id="7", prompt={}, extra_pnginfo=None), raising=False
@@ -658,20 +633,3 @@ def test_seeds_of_a_sweep_reach_the_limit():
     assert sweep_nodes._plan(**plan, seeds=str(2**64 - 1))[3] == [2**64 - 1]
     with pytest.raises(UserError, match="^seeds: "):
         sweep_nodes._plan(**plan, seeds=str(2**64))
-
-
-def test_the_advisor_begins_with_the_seed_of_its_widget(monkeypatch):
-    asked = []
-
-    def calibrate(baseline, tried, draw, settings, seed):
-        asked.append((baseline.entry.name, seed))
-        yield from ()
-        images, report = np.zeros((1, 8, 8, 3), np.uint8), a_report("mar")
-        best = baseline
-        return SimpleNamespace(sentence="", best=best, table="", shown=(Shown(images, report),))
-
-    monkeypatch.setattr(advisor, "calibrate", calibrate)
-    monkeypatch.setattr(advisor, "warm_up", lambda loaded, condition: None)
-    values = {i.id: i.about["default"] for i in advisor.Advisor.define_schema().inputs if "default" in i.about}
-    advisor.Advisor.execute(**{**values, "model": a_mar(), "condition": WHAT, "seed": 41})
-    assert asked == [("mar", 41)]

@@ -4,7 +4,6 @@ import json
 import sys
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 from fake_comfy import state
@@ -42,15 +41,6 @@ def test_every_sampler_can_be_shown(node):
     assert len(frames) == FPS + 1 + 2 * FPS and grey[0] > grey[1] + 0.2
     saved, prefix, about = state.saved[-1]
     assert saved is frames and prefix == "a/b" and about["fps"] == FPS
-
-
-def test_the_result_of_the_runs_is_that_of_compare():
-    picture = np.full((1, 8, 8, 3), 200, np.uint8)
-    slow, fast = a_report("llamagen"), a_report("llamagen", parallel=16)
-    slow.counts["transformer_passes"], fast.counts["transformer_passes"] = 256, 64
-
-    assert timelapse.result_of([picture] * 2, ["a", "b"], [slow, fast]) == "64 passes instead of 256, identical image"
-    assert timelapse.result_of([picture], ["a"], [slow]) == ""
 
 
 @pytest.mark.parametrize(

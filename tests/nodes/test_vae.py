@@ -88,27 +88,6 @@ def test_tiles_of_pixels_are_whole_latent_positions(tiles):
     assert tiles[1]["tile"] == (4, 4), "at least one position"
 
 
-def test_core_gets_the_tiles_and_counts_them(monkeypatch):
-    """Core takes the width first, and one step of the progress bar an image and tile."""
-    asked = {}
-
-    def scale_steps(width, height, tile_x, tile_y, overlap):
-        asked["steps"] = (width, height, tile_x, tile_y, overlap)
-        return 6
-
-    def tiled_scale(x, work, **about):
-        asked.update(about)
-        return x
-
-    monkeypatch.setattr(host.images.comfy.utils, "get_tiled_scale_steps", scale_steps)
-    monkeypatch.setattr(host.images.comfy.utils, "tiled_scale", tiled_scale)
-    x = torch.zeros(2, 3, 6, 10)
-    host.images.in_tiles(x, abs, tile=(3, 5), overlap=1, scale=0.5, channels=4, device=torch.device("cpu"))
-    assert asked["steps"] == (10, 6, 5, 3, 1) and asked.pop("pbar").total == 12
-    assert (asked["tile_x"], asked["tile_y"], asked["overlap"]) == (5, 3, 1)
-    assert (asked["upscale_amount"], asked["out_channels"]) == (0.5, 4)
-
-
 def test_without_memory_for_one_image_tiles_have_256_pixels(tiles, monkeypatch):
     def full(*_):
         raise RuntimeError("out of memory")

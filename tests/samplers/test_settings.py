@@ -31,15 +31,6 @@ def test_every_field_has_help_a_valid_default_and_ends(kind):
     assert make(kind, {}) == kind()
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [*(("cfg", bad) for bad in ("much", None, float("-inf"))), ("steps", 2.5), ("order", 3), ("speed", 9)],
-)
-def test_values_of_another_kind(name, value):
-    with pytest.raises(UserError, match=f"^{name}: "):
-        make(MARSettings, {name: value})
-
-
 def test_an_unknown_setting_is_answered_with_the_closest_and_all():
     with pytest.raises(UserError, match=r"^ar_setps: no such setting; did you mean steps\? Choose one of steps, diff"):
         make(MARSettings, {"ar_setps": 3})

@@ -20,7 +20,6 @@ from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.mar import FullTransformer, Transformer, mar
 from fastar_nodes.samplers.mar.settings import CSpDSettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
-from stepping import stepped
 from tiny_hybrids import tiny_hybrid
 from tiny_models import tiny_mar, toy_mar
 from toy_models import ManyImages
@@ -244,16 +243,6 @@ def test_drafts_are_forgotten_when_they_were_wrong(model, other):
         settings = CSpDSettings(**FEW, draft_length=3, prefill_ratio=0.0, mode=mode)
         finish(cspd(model, LABELS, settings, NOISE, draft=other, make_draft_transformer=Cache))
         assert len(told) == times
-
-
-def test_drafts_are_on_the_canvas(model):
-    settings = CSpDSettings(**FEW, mode=L, draft_length=3, prefill_ratio=0.0)
-    steps, _ = stepped(cspd(model, LABELS, settings, NOISE, draft=model))
-    shown = [int(step.decided[0].sum()) for step in steps]
-    ends = mar_canvas("mar", model, LABELS, MARSettings(**FEW), NOISE, None).order.ends
-    assert shown == [ends[0], *[ends[3]] * 3, *[16] * 2]
-    undrawn = ~steps[1].decided[:, None].expand_as(steps[1].latents)
-    assert bool((steps[1].latents[undrawn] == 0).all()) and bool((steps[1].latents[~undrawn] != 0).all())
 
 
 def test_counts_of_both_models_add_up(model, other):

@@ -411,12 +411,6 @@ def test_islands_are_numbered_from_block_to_block_in_every_image(kind):
     assert len(set(most)) > 1 and result.report.counts["islands"] == sum(most)
 
 
-def test_a_draft_in_windows_takes_fewer_passes():
-    one, serially, parallel = (run(images=(1,), draft_window=0, draft_parallel=w).report.counts for w in (1, 0, 9))
-    assert one == serially, "a window of one pass is none"
-    assert parallel["draft_passes"] < serially["draft_passes"] and parallel["waves"] == serially["waves"]
-
-
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.fast_cases("mulosd", "mulosd, rows in windows")
 def test_report_adds_up(case):

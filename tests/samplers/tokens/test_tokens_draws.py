@@ -208,14 +208,6 @@ def test_the_temperature_by_entropy_does_not_depend_on_other_positions():
             assert torch.equal(alone[0, 0], together[image, cell])
 
 
-def test_without_strength_the_distribution_is_that_of_the_temperature():
-    logits = torch.randn(1, 2, 40, generator=torch.Generator().manual_seed(2))
-    plain = {"temperature": 0.8, "top_k": 12, "top_p": 0.9}
-    found = tempered(logits, LlamaGenSettings(entropy_temperature=0.0, **plain))
-    assert torch.equal(found, allowed(logits / 0.8, 12, 0.9))
-    assert not torch.equal(found, tempered(logits, LlamaGenSettings(entropy_temperature=0.05, **plain)))
-
-
 def test_a_class_with_other_numbers_says_which_are_those_of_some_images():
     assert PairedDraws(3, (4, 5, 6)).of([0, 2]).images == (4, 6)
 
