@@ -6,7 +6,7 @@ from importlib import import_module
 import fastar_nodes
 import pytest
 from fastar_nodes import UserError
-from fastar_nodes.cli import main, subject
+from fastar_nodes.cli import subject
 from fastar_nodes.cli.machine import pack_version
 from fastar_nodes.model_loaders.catalogue import hub
 
@@ -86,14 +86,6 @@ def test_download_gets_what_drawing_needs_once(cli, fetched, tmp_path):
     assert len(fetched) == 2, "what comes with the pack"
 
 
-def test_download_of_a_model_that_reads_prompts(fetched):
-    """Its text encoder or language model too."""
-    for name, more in (("llamagen-t2i-xl-256", ["flan-t5-xl"]), ("ar-dtok-512", ["tar-1.5b", "ta-tok"])):
-        what = subject.subject(name, None)
-        files = subject.needed(what, "auto", "auto", "auto", "flan-t5-xl", prompts=True)
-        assert [choice for choice, _ in files] == [name, "vq16-t2i", *more]
-
-
 def test_download_asks_for_room_first(cli, fetched, sentence, tmp_path, monkeypatch):
     monkeypatch.setattr(subject, "free_space", lambda folder: 1_000_000_000)
     said = sentence(cli("download", "mar-base", "mar-huge", "--models", tmp_path))
@@ -120,8 +112,3 @@ def test_a_mistyped_model_gets_the_same_sentence_everywhere(cli, sentence, fetch
         fastar_nodes.load(typed, models=tmp_path, device="cpu")
     assert str(error.value) == expected
     assert not fetched
-
-
-def test_an_unknown_command_is_refused(cli, sentence):
-    assert "there is no 'downlaod'; did you mean download?" in sentence(cli("downlaod mar-base"))
-    assert main.SCRIPT == "fastar"

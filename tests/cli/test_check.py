@@ -261,13 +261,6 @@ def offline(monkeypatch):
     monkeypatch.setattr(hub, "download", lambda *_: pytest.fail("something was downloaded"))
 
 
-def test_an_unknown_model_is_suggested(cli, sentence, offline):
-    said = sentence(cli("check --model mar-bsae --device cpu"))
-    assert said.startswith("checkpoint: 'mar-bsae' is not in ") and said.endswith("; did you mean mar-base?")
-    said = sentence(cli("check --model qqqqqq --device cpu"))
-    assert said.endswith("put it there or choose another.")
-
-
 @pytest.mark.parametrize(
     ("model", "options", "names", "need"),
     [

@@ -10,13 +10,11 @@ import torch
 from fastar_nodes.cli import running
 from fastar_nodes.cli.running import draw
 from fastar_nodes.model_loaders.llamagen import text
-from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
-from fastar_nodes.networks.mar import MARModel
 from fastar_nodes.reports.record import COUNTS
 from fastar_nodes.runs.loading import find_file
 from fastar_nodes.runs.registry import SAMPLERS
 from PIL import Image
-from tiny_files import GPT_SIZE, write, write_gpt
+from tiny_files import GPT_SIZE, write_gpt
 
 QUICK = "--set diffusion_steps=6 --set steps=6 --dtype fp32"
 # What every command line on a family's tiny file says, with {names} of files.
@@ -302,13 +300,6 @@ def test_bad_input_is_one_sentence(compare, sentence, tmp_path, monkeypatch, fam
     assert not list(tmp_path.iterdir()), "nothing was written"
 
 
-def test_a_decoder_of_other_latents(compare, sentence, tmp_path):
-    """Further parts that do not fit are in tests/nodes/test_loaders.py: the same code loads them."""
-    path = tmp_path / "other.safetensors"
-    write(KLAutoencoder(KLConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=6, groups=4)), path, 5, groups=4)
-    assert sentence(compare("mar", "--decoder", path)).startswith("decoder: ")
-
-
 @pytest.mark.parametrize(
     "field, line, gone",
     [
@@ -322,11 +313,6 @@ def test_what_the_demo_cannot_do(cli, tiny_demo, files, sentence, field, line, g
     if gone:
         (tiny_demo / f"{gone}.safetensors").unlink()
     assert sentence(cli(f"{line} --device cpu".format(**files._asdict()))).startswith(f"{field}: ")
-
-
-def test_latents_that_are_not_finite_are_reported(compare, sentence, monkeypatch):
-    monkeypatch.setattr(MARModel, "to_latents", lambda self, tokens: torch.full((len(tokens), 4, 4, 4), torch.nan))
-    assert sentence(compare("mar")).startswith("model: ") and "latents that are not finite" in sentence(compare("mar"))
 
 
 @pytest.mark.parametrize("label", ["''", "' '", "', ;'"])

@@ -2,11 +2,10 @@
 
 import numpy as np
 import pytest
-import torch
 from fastar_nodes import load
 from janus_images import FOLDER, one_file
 from test_pipeline import SAME
-from torch_states import STATES, default_dtype, state_of_torch
+from torch_states import STATES, state_of_torch
 
 FILE = FOLDER / "edit/input_0.png"
 IMAGE = np.random.default_rng(0).integers(0, 256, (24, 24, 3), dtype=np.uint8)
@@ -62,11 +61,3 @@ def test_a_janus_edits_and_answers(name, tmp_path):
     expected = made()
     with STATES[name]():
         assert made() == expected
-
-
-def test_a_callback_has_the_state_of_the_caller(files):
-    pipe = load(files.mar, decoder=files.kl, device="cpu", dtype="fp32")
-    seen = []
-    with default_dtype(torch.float64):
-        pipe("cat", steps=2, diffusion_steps=2, callback=lambda step: seen.append(torch.get_default_dtype()))
-    assert seen == [torch.float64] * 2

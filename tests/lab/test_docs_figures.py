@@ -1,6 +1,5 @@
 """The figures of the docs: what is listed, what is kept, and what is written into a page."""
 
-import json
 import re
 import shlex
 from dataclasses import replace
@@ -11,7 +10,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.lab.commands import PROGRAM
 from fastar_nodes.lab.docs import blocks, figures
 from fastar_nodes.lab.docs.blocks import with_block
-from fastar_nodes.lab.docs.figures import Listed, Maker, conditions, joined, key, listed, needed, tiny
+from fastar_nodes.lab.docs.figures import Listed, Maker, joined, key, listed, needed, tiny
 from fastar_nodes.lab.sweeps.spec import expand
 from fastar_nodes.lab.training.captions import held_out, requests, wishes
 
@@ -115,24 +114,6 @@ def test_finished_steps_are_not_run_again(tmp_path, monkeypatch):
     )
 
 
-def test_the_line_below_a_figure_names_command_seed_images_machine_and_date():
-    made = {"cpu": "a CPU", "torch": "2.13.0", "date": "2026-12-01"}
-    about = "a CPU, PyTorch 2.13.0, 2026-12-01"
-    mar = f"*`make figures ONLY=mar`; seed {SEED}, 400 images a cell; {about}.*"
-    assert conditions(listed()["mar"], made) == mar
-    sweep = f"*`make figures ONLY=sweep`; seed {SEED}, 200 images a cell; {about}.*"
-    assert conditions(listed()["sweep"], made) == sweep
-    assert conditions(figure("operations"), made) == f"*`make figures ONLY=a`; {about}.*"
-
-
-def test_a_dry_run_runs_nothing(lab, sentence, monkeypatch):
-    monkeypatch.setattr(figures, "_printed", lambda words: pytest.fail("nothing should run"))
-    out = lab("figures --dry-run mar par").out
-    assert "  python -m fastar_nodes.lab sweep docs/benchmarks/mar.toml --out figures/mar/many" in out
-    assert out.endswith(" minutes in all\n")
-    assert "figures: there is no 'nothing'; choose one of mar, " in sentence(lab("figures nothing"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, figure in listed().items() if not needed(figure, listed())])
 def test_every_documented_command_runs(name, tmp_path):
@@ -141,12 +122,3 @@ def test_every_documented_command_runs(name, tmp_path):
     for command, code in tiny([listed()[name]], tmp_path):
         assert code == 0, command
     assert (ROOT / "docs" / "tables.md").read_bytes() == page
-
-
-def test_a_plot_is_shown_with_its_text(tmp_path, monkeypatch):
-    plot = replace(listed()["sweep"], commands=("operations",))
-    maker = Maker({"sweep": plot}, kept=tmp_path)
-    monkeypatch.setattr(figures, "_printed", lambda words: "")
-    maker.make("sweep")
-    assert maker.block("sweep").startswith(f"![{plot.about}](benchmarks/sweep.png)\n\n*`make figures ONLY=sweep`; ")
-    assert json.loads((maker.folder("sweep") / "made.json").read_text())["torch"]

@@ -10,13 +10,6 @@ PACK = main.Program("pack", "", {"": main.COMMANDS}, "fastar_nodes.cli")
 EVERY = [(program, name) for program in (PACK, PROGRAM) for name in program.commands]
 
 
-@pytest.mark.parametrize("name", PROGRAM.commands)
-@pytest.mark.fast_cases(every=4)
-def test_every_command_has_help(lab, name):
-    answer = lab(name, "--help")
-    assert answer.code == 0 and f"fastar_nodes.lab {name}" in answer.out
-
-
 @pytest.mark.parametrize(("program", "name"), EVERY, ids=lambda value: getattr(value, "name", value))
 def test_options_are_spelt_one_way(program, name):
     """In small letters with hyphens, and each under one name."""
@@ -25,21 +18,6 @@ def test_options_are_spelt_one_way(program, name):
         assert len(names) <= 1, names
         for option in names:
             assert re.fullmatch(r"--[a-z0-9]+(-[a-z0-9]+)*", option)
-
-
-def test_the_help_lists_every_command_in_its_group(lab):
-    text = lab("--help").out
-    at = [text.index(heading) for heading in PROGRAM.groups]
-    assert at == sorted(at) and all(f"\n  {name} " in text for name in PROGRAM.commands)
-
-
-def test_no_and_unknown_commands(lab, sentence):
-    assert "command" in sentence(lab())
-    assert sentence(lab("fitts")).startswith("command: there is no 'fitts'; did you mean fits?")
-
-
-def test_bench_takes_official_sizes(lab, sentence):
-    assert "MAR-B" in sentence(lab("bench --random MAR-Z --samplers mar --device cpu"))
 
 
 PATHS = {
@@ -73,12 +51,6 @@ def test_a_command_that_is_refused_leaves_no_folder(lab, sentence, tmp_path, lin
     before = {path.name for path in tmp_path.iterdir()}
     assert sentence(lab(line))
     assert {path.name for path in tmp_path.iterdir()} == before
-
-
-def test_a_file_may_not_be_the_place_of_a_training(lab, sentence, tmp_path):
-    (tmp_path / "file").touch()
-    assert sentence(lab("train-demo --only kl --device cpu --out file")).startswith("out: ")
-    assert sentence(lab("train-demo --only kl --device cpu --work file")).startswith("work: ")
 
 
 @pytest.mark.parametrize("text", ["x", "-5", "1000000", ""])

@@ -62,15 +62,6 @@ def test_the_token_loss_is_least_at_the_codes_themselves():
     torch.testing.assert_close(least, wanted)
 
 
-def test_disturbed_codes_are_codes_and_mostly_the_same(monkeypatch):
-    monkeypatch.setattr(recipe, "NOISE", 0.5)  # 32 codes are further from each other than the demo's 512
-    net = samplers(a_vq())
-    codes = torch.randint(32, (20, 6, 6), generator=generator(3, 1))
-    changed = net.nearest(recipe.disturbed(net, codes, generator(4, 0))) != codes
-    assert 0 < changed.float().mean() < 0.5
-    assert not torch.equal(recipe.disturbed(net, codes, generator(4, 1)), recipe.disturbed(net, codes, generator(4, 0)))
-
-
 def test_the_image_is_that_of_the_codes_and_its_gradient_that_of_the_vectors():
     vq = a_vq()
     net = samplers(vq)
@@ -82,13 +73,6 @@ def test_the_image_is_that_of_the_codes_and_its_gradient_that_of_the_vectors():
     chosen = net.vectors(net.nearest(made)).detach().requires_grad_()
     (wanted,) = torch.autograd.grad(vq.decoder(vq.post_quant_conv(chosen)).sum(), chosen)
     torch.testing.assert_close(through, wanted, rtol=1e-3, atol=1e-4)
-
-
-def test_equal_images_have_no_perceptual_distance():
-    vq = a_vq()
-    a, b = torch.rand(2, 2, 3, 16, 16, generator=generator(6, 0)) * 2 - 1
-    assert recipe.perceptual_distance(vq, a, a) == 0 and recipe.perceptual_distance(vq, a, b) > 0
-    assert [x.shape[-1] for x in recipe.encoder_features(vq, a)] == [16, 8, 4, 2]
 
 
 def test_the_discriminator_learns_from_images_and_the_network_from_the_discriminator():
@@ -217,9 +201,3 @@ def test_mistakes(change, words, lab, sentence, photographs, tmp_path, monkeypat
     (photographs / "0.png").rename(tmp_path / "few" / "0.png")
     line = {"--vq": "demo-vq", "--images": str(photographs), "--side": "64", "--out": "own.safetensors"} | change
     assert sentence(lab("train-latent-samplers", *sum(line.items(), ()))).startswith(words)
-
-
-def test_a_broken_image_is_named(photographs):
-    (photographs / "0.png").write_bytes(b"no image")
-    with pytest.raises(Exception, match=r"^images: 0.png cannot be read"):
-        command.FolderImages.of(photographs, 32).read(torch.arange(63))

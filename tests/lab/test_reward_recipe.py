@@ -65,51 +65,6 @@ def test_a_token_answers_for_faults_from_its_place_on():
     assert float(found[1:].abs().max()) < float(found[0, :101].abs().min()), "the others are hardly blamed"
 
 
-def test_no_scene_is_preferred_for_being_easy():
-    """What all images of a colour get is no advantage of any of them; what one gets above them is."""
-    scenes = picture_book.scenes(0, 600, labels=[7] * 600)
-    easy = torch.from_numpy(scenes.colour == 2).float()
-    reward = easy + 0.01 * torch.randn(600, generator=torch.Generator().manual_seed(0))
-    pupil = recipe.Pupil(network(), TOKENS)
-    kinds = recipe.kinds_of(scenes, torch.full((600,), 7))
-
-    better = reward[:, None] - pupil.usual(kinds, torch.cat([reward[:, None], torch.zeros(600, TOKENS)], 1))[:, :1]
-    assert abs(float(better[easy > 0].mean())) < 0.15 and abs(float(better[easy == 0].mean())) < 0.05
-
-
-def test_rare_scenes_are_worth_more():
-    scenes = picture_book.scenes(0, 300, labels=[1] * 300)
-    scenes.colour[:] = 3
-    scenes.colour[:5] = 0
-    labels, matches = torch.ones(300, dtype=torch.int64), torch.ones(300, dtype=torch.bool)
-    pupil = recipe.Pupil(network(), TOKENS)
-    kinds = recipe.kinds_of(scenes, labels)
-
-    pupil.rarity(kinds, labels, matches)
-    found = pupil.rarity(kinds, labels, matches)
-    assert float(found[:5].min() - found[5:].mean()) > 2
-
-
-def test_classes_are_drawn_as_often_as_they_fail():
-    pupil, g = recipe.Pupil(network(), TOKENS), torch.Generator().manual_seed(0)
-    for _ in range(60):
-        labels = torch.arange(10).repeat(5)
-        pupil.count_failures(labels, (labels != 8) | (torch.arange(50) % 4 > 0))
-    drawn = torch.bincount(pupil.labels(20_000, g), minlength=10) / 20_000
-
-    assert abs(float(pupil.failures[8]) - 0.6) < 0.01
-    expected = float(pupil.failures[8]) / (float(pupil.failures[8]) + 9 * recipe.LEAST_FAILURES)
-    assert abs(float(drawn[8]) - expected) < 0.02
-
-
-@pytest.mark.parametrize("bad", [0, 3, 30, 64])
-def test_the_images_to_learn_from_stand_for_all(bad):
-    matches = torch.arange(64) >= bad
-    rows, weight = recipe.telling(matches, torch.Generator().manual_seed(1))
-    assert len(rows) == len(set(rows.tolist())) and set(range(bad)) <= set(rows.tolist())
-    assert float(weight.sum()) == pytest.approx(64) and float(weight[~matches[rows]].sum()) == bad
-
-
 def test_reading_tells_a_wrong_object_from_a_right_one():
     s = picture_book.scenes(77, 40)
     rgb, mask = picture_book.render(s, 64)

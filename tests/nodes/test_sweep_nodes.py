@@ -15,7 +15,6 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import advisor, compare, conditioning, loaders, preview, remaking, samplers, sharing
 from fastar_nodes.nodes import sweep as sweep_nodes
 from fastar_nodes.reports import exchange, record
-from fastar_nodes.reports.record import Report
 from fastar_nodes.runs import advice
 from fastar_nodes.runs.choice import parse_choice
 from fastar_nodes.runs.registry import SAMPLERS
@@ -440,43 +439,6 @@ def test_samplers_show_a_line_and_write_their_report():
     plain = with_hidden(samplers.MARSampler, None)  # a prompt that holds no graph
     figures, settings = said(plain.execute(model=a_mar(), condition=WHAT, seed=7, **PLAIN))
     assert figures.startswith("4 passes, ") and settings.startswith("4 AR steps, ")
-
-
-def run(sampler, seconds, **settings) -> Report:
-    out = Report(sampler, "tiny", settings, 7, 1, "cpu", seconds)
-    out.add(transformer_passes=4)
-    return out
-
-
-def test_compare_measures_every_cell_and_says_so():
-    metadata = {}
-    black, grey = torch.zeros(1, 16, 16, 3), torch.full((1, 16, 16, 3), 0.5)
-    pairs = {
-        "image_1": [black],
-        "report_1": [run("mar", 4.0)],
-        "image_2": [grey],
-        "report_2": [run("fasthybrid", 2.0, threshold=0.5)],
-        "image_3": [black],
-        "report_3": [run("lazymar", 8.0, refresh_period=1)],
-    }
-    node = with_hidden(compare.Compare, metadata)
-    made = node.execute(labels=[""], columns=[0], baseline=[0], differences=[True], **pairs)
-    shown, table, _ = made.result
-    lines = table.splitlines()
-    assert "PSNR" in lines[0] and "6.0 dB" in lines[3] and "identical" in lines[4]
-    nothing = "LazyMAR: Nothing came from the cache: every AR step was computed in full."
-    assert nothing in table and "It took" not in table, "one run says nothing about seconds"
-    warning, fast, lazy = said(made)
-    assert warning == nothing
-    assert fast.startswith("FastHybrid: 4 passes, PSNR 6.0 dB")
-    assert fast.endswith(", 2.00 s (one run), about 2.00x (one run each)")
-    assert lazy == "LazyMAR: 4 passes, identical, 8.00 s (one run), about 0.50x (one run each)"
-    node.hidden.prompt = {"9": {"inputs": {"source": ["5", 1]}}}
-    assert said(node.execute(labels=[""], columns=[0], baseline=[0], **pairs)) == [warning], "the table has the figures"
-    runs = metadata[exchange.KEY]["runs"]
-    assert [r["label"] for r in runs] == ["MAR", "FastHybrid", "LazyMAR"] and runs[1]["speedup"] == 2.0
-    plain, *_ = node.execute(labels=[""], columns=[0], baseline=[0], **pairs).result
-    assert shown.shape[1] > plain.shape[1] + 300, "differences are drawn below"
 
 
 def test_values_that_stand_for_the_models_own_are_no_settings():

@@ -48,21 +48,6 @@ def test_a_run_by_hand():
     assert 2 * half[KV_CACHE] == found[KV_CACHE] and 2 * half[HEAD] == found[HEAD]
 
 
-def test_the_head_of_a_window_by_hand(monkeypatch):
-    """As above with four states of 6 bits in each row; at most as many at once as their modulations fit."""
-
-    def head(speculation):
-        return memory.estimate(tiny_bitdance(), from_ids((1, 2)), replace(FEW, speculation=speculation))[HEAD]
-
-    modulations = 3 * 4 * 4 * 8 * 64 * 5
-    assert head(1) == head(0)
-    assert head(4) == (modulations + 14 * 4 * 4 * 4 * 64) * 4 + 4 * 16 * 4 * 4 * 4 * 6
-    assert head(5) == head(64) == (modulations + 14 * 5 * 4 * 4 * 64) * 4 + 4 * 16 * 5 * 4 * 4 * 6
-
-    monkeypatch.setattr(memory, "BUDGET", 2 * 4 * 4 * 8 * 64)
-    assert head(4) == (3 + 14 / 8) * 2 * 4 * 4 * 8 * 64 * 4 + 4 * 16 * 4 * 4 * 4 * 6
-
-
 @torch.no_grad()
 @pytest.mark.parametrize("cfg", [1.0, 2.0])
 @pytest.mark.parametrize("given", [False, True])

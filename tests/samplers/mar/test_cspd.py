@@ -245,19 +245,6 @@ def test_drafts_are_forgotten_when_they_were_wrong(model, other):
         assert len(told) == times
 
 
-def test_counts_of_both_models_add_up(model, other):
-    for mode in ("lossless", "published"):
-        report = run(model, other, mode=mode).report
-        counts = report.counts
-        assert counts["accepted"] + counts["rejected"] == int((report.maps["outcome"] != PLAIN).sum()) == 45
-        assert 0 < counts["draft_passes"] < counts["transformer_passes"]
-        # Another random model's whole path is never accepted.
-        assert mode == "published" or counts["accepted"] == 0 and counts["accepted_steps"] < counts["drafted_steps"]
-        assert counts["draft_head_calls"] == 8 * counts["draft_passes"]
-        assert set(report.phases) == {"transformer", "head", "draft"}
-        assert report.model == "tiny, drafted by tiny"
-
-
 def test_the_rows_of_both_models_are_counted():
     """Every prompt is read by each of them, and all rows of a
     transformer are the encoder's, the language model's or the decoder's.

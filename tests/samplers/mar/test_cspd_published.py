@@ -4,25 +4,19 @@ Whole recorded runs are in ``tests/parity/test_parity_cspd_temperature.py``.
 """
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
-from fastar_nodes.reports.record import ACCEPTED, REJECTED, Report
-from fastar_nodes.samplers.coupling import Gaussian
 from fastar_nodes.samplers.mar.canvas import Tokens
 from fastar_nodes.samplers.mar.cspd.densities import (
     TRIES,
     LastStep,
     Rule,
     acceptance_of_proposals,
-    last_step,
     log_ratio,
     verify,
 )
-from fastar_nodes.samplers.mar.cspd.draft import outcome_of
 from fastar_nodes.samplers.mar.cspd.published import PUBLISHED_RULE
-from fastar_nodes.samplers.mar.settings import CSpDSettings
 
 
 def published(inner: float) -> Rule:
@@ -46,15 +40,6 @@ def test_the_ratio_of_one_channel():
     assert float(acceptance_of_proposals(token, q, p, published(42.0))) == pytest.approx(kept, rel=1e-4)
     # Where q / (Sigma p) is above 1 nothing is kept.
     assert float(acceptance_of_proposals(token - 1, q, p, published(42.0))) == 0
-
-
-def test_what_is_stored_of_a_path():
-    """Of stds 2, 3 and 5 of three steps: the last one with the temperature, and the others' sum of logs."""
-    stds = torch.tensor([2.0, 3.0, 5.0])[None, :, None]
-    stored = last_step(Gaussian(torch.tensor([7.0, 8.0, 9.0])[None, :, None], stds.log()), 0.5)
-    assert float(stored.mean) == 9
-    assert float(stored.log_std.exp()) == pytest.approx(2.5)
-    assert float(stored.other_log_stds.exp()) == pytest.approx(6)
 
 
 class Draws:
@@ -92,24 +77,3 @@ def test_drafts_and_redraws():
     assert judged.counts(rows < 2) == {"redraws": 1, "redraws_exhausted": 0}
     # All tokens are drawn ten times, and the four that kept none of these 90 times more.
     assert draws.asked == [(7, 0, 10), (4, 10, 90)]
-
-
-@pytest.mark.parametrize(
-    ("steps", "ratio", "alone"),
-    [(32, 0.15, 5), (64, 0.15, 10), (6, 0.0, 1), (6, 0.16, 1), (6, 0.17, 2), (6, 0.99, 6), (6, 1.0, 6)],
-)
-def test_how_many_steps_are_the_targets_alone(steps, ratio, alone):
-    """AR steps 0 .. S ratio, and never more than there are."""
-    settings = CSpDSettings(steps=steps, prefill_ratio=ratio)
-    assert settings.prefill(steps) == alone and settings.exact(4) == (alone == steps)
-
-
-def test_what_is_recorded_of_a_verification():
-    """Of two images with three drafts each; one image has to go back."""
-    report = Report("cspd", "tiny", {}, 0, 2, "cpu")
-    canvas = SimpleNamespace(report=report, device=torch.device("cpu"))
-    accepted = torch.tensor([[True, False, False], [True, True, True]])
-    outcome = outcome_of(canvas, accepted)
-    assert outcome.tolist() == [[ACCEPTED, REJECTED, REJECTED], [ACCEPTED, ACCEPTED, ACCEPTED]]
-    assert outcome.dtype == torch.uint8
-    assert report.counts == {"accepted": 4, "rejected": 2, "restarts": 1}

@@ -265,15 +265,6 @@ def test_two_guided_steps_by_hand():
     torch.testing.assert_close(found[accepted], wanted[accepted], rtol=1e-5, atol=1e-5 * scale)
 
 
-def test_guided_steps_run_beside_the_full_ones(model):
-    """An AR step with rejected and accepted tokens has the head calls of its full diffusion, not the sum."""
-    report = run(model, (2,), lookahead=4, threshold=0.97, guided_steps=4).report
-    step, outcome = report.maps["step"], report.maps["outcome"]
-    full = [bool((outcome[step == s] != ACCEPTED).any()) for s in range(8)]
-    assert any(f and (outcome[step == s] == ACCEPTED).any() for s, f in enumerate(full)), "both in one AR step"
-    assert report.counts["head_calls"] == 12 * sum(full) + 3 * (8 - sum(full))
-
-
 # Two vectors of 16 channels whose cosine is 1/2, exactly in fp32: (1, 0, 0, 0) and (1, 1, 1, 1), then zeros.
 ONE = torch.tensor([1.0, 0, 0, 0] + [0] * 12)
 HALF = torch.tensor([1.0, 1, 1, 1] + [0] * 12)
@@ -345,19 +336,3 @@ def test_one_rejected_token_restarts_the_lookahead_of_its_image_alone(model):
     # guided step of both, after which image 1 is at its end, and one of image 0.
     assert report.counts["head_calls"] == 3 + 1 + 3 + 1 + 1
     assert report.counts["transformer_passes"] == 5
-
-
-def test_a_restart_drafts_k_steps_from_the_rejected_one(model):
-    """k = 3 of 6 AR steps. The conditions change at AR step 1, so that the drafts of the first lookahead are rejected.
-
-    The restart drafts AR steps 1 to 3, and AR step 4 begins the next lookahead.
-    """
-
-    def z(image, step, wanted):
-        return (ONE if step == 0 else HALF).expand(len(wanted), -1)
-
-    outcome, step, report = outcomes(model, z, steps=6, lookahead=3, threshold=0.9)
-    found = [at for at in range(6) if (outcome[step == at] != ACCEPTED).any()]
-    assert found == [0, 1, 4]
-    assert (outcome[step == 1] == REDONE).all() and (outcome[step == 4] == PLAIN).all()
-    assert report.counts["head_calls"] == 3 * 3 + 3 * 1

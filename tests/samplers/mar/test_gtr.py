@@ -173,15 +173,6 @@ def test_another_choice_of_details_is_seen(model):
     assert (most - least).abs().max() > 0.01 * most.abs().max()
 
 
-def test_energy_is_that_of_the_definition():
-    z = torch.randn(3, 7, 12, generator=torch.Generator().manual_seed(0))
-    wanted = torch.tensor([[paper_energy(row) for row in image] for image in z.tolist()])
-    torch.testing.assert_close(high_frequency_energy(z), wanted)
-    # Of equal norm a constant weighs 1, a wave from channel to channel 2.
-    waves = torch.stack([torch.ones(12), torch.tensor([1.0, -1.0]).repeat(6)])
-    assert high_frequency_energy(waves).tolist() == pytest.approx([144.0, 288.0])
-
-
 # ------------------------------------------------------------------------------------------------ order and sizes
 
 
@@ -199,12 +190,6 @@ def test_the_papers_numbers_of_tokens(last, counts):
     assert set(found[:12]) == {2, 3} and set(found[12:15]) == {10, 11} and found[16:] == [128 // last] * last
 
 
-def test_quarters_are_the_numbers_of_tokens_of_graphs_from_before():
-    found = sizes(GtRSettings(steps=32, reconstruction_steps=2, stages="quarters").left(256), 256)
-    assert [sum(found[:24]), sum(found[24:30]), found[30:]] == [64, 64, [64, 64]]
-    assert set(found[:24]) == {2, 3} and set(found[24:30]) == {10, 11}
-
-
 @pytest.mark.parametrize("stages", STAGES)
 @pytest.mark.parametrize("grid", range(1, 17))
 def test_stages_are_those_of_the_definition(grid, stages):
@@ -218,30 +203,6 @@ def test_stages_are_those_of_the_definition(grid, stages):
     assert torch.equal(made.sort(1).values, torch.arange(grid * grid).expand(2, -1))
     for order, random in zip(made.flip(1).tolist(), orders.flip(1).tolist(), strict=True):
         assert order == sum(paper_order(grid, random, stages), [])
-
-
-@pytest.mark.parametrize("grid", [4, 8, 9, 16])
-def test_no_two_tokens_of_the_structure_touch(grid):
-    made = GtRSettings()
-    (order,) = made.orders(PairedNoise(3, (0,)).orders(grid * grid)).flip(1)
-    structure = sum(made.stage_sizes(grid)[:-1])
-    at = {divmod(p, grid) for p in order[:structure].tolist()}
-    assert not any((row + 1, column) in at or (row, column + 1) in at for row, column in at)
-    assert structure == (grid * grid + 1) // 2
-
-
-@pytest.mark.parametrize("stages, wanted", [("paper", (13, 12, 16, 40)), ("quarters", (25, 16, 40))])
-def test_an_odd_grid_has_stages_of_whole_kinds_of_cells(stages, wanted):
-    """9 x 9: 25 cells of even row and column, 16 of odd ones, and 40 others."""
-    made = GtRSettings(stages=stages)
-    assert made.stage_sizes(9) == wanted == tuple(len(stage) for stage in STAGES[stages](9))
-
-    (order,) = made.orders(PairedNoise(3, (0,)).orders(81)).flip(1).tolist()
-    ends = [0, *(81 - left for left in made.left(81))]
-    decided = [{*order[a:b]} for a, b in zip(ends, ends[1:], strict=False)]
-    for stage in STAGES[stages](9):
-        inside = [group for group in decided if group & stage]
-        assert set().union(*inside) == stage, "no AR step decides tokens of two stages"
 
 
 @given(st.lists(st.integers(0, 150), min_size=3, max_size=4), st.tuples(*[st.integers(1, 99)] * 4))
@@ -321,12 +282,6 @@ def test_an_edit_keeps_what_is_given_and_does_not_depend_on_its_batch(model):
         edit = Edit(start[i : i + 1], drawn[i : i + 1])
         alone = finish(gtr(model, from_ids((label,)), s, PairedNoise(5, (i,)), edit=edit))
         torch.testing.assert_close(alone.latents, together.latents[i : i + 1], rtol=1e-4, atol=1e-4)
-
-
-def test_an_edit_of_everything_is_a_new_picture_bit_for_bit(model):
-    s = GtRSettings(**BASE, detail_share=0.5)
-    anew, plain = run(model, s, (0,), edit=Edit(picture(1), torch.ones(1, 4, 4))), run(model, s, (0,))
-    assert torch.equal(anew.latents, plain.latents) and anew.report.counts == plain.report.counts
 
 
 def test_masks_with_stages_of_other_sizes_are_refused(model):

@@ -160,12 +160,6 @@ def test_cspd_drafts_with_another_hybrid(hybrid):
     close(alone.latents[0], made.latents[1], 1e-4)
 
 
-def test_cspd_refuses_a_draft_of_another_diffusion_or_condition(hybrid):
-    for draft, says in ((tiny_hybrid(max_beta=0.2), "largest beta"), (tiny_mar(channels=4), "kind of condition")):
-        with pytest.raises(UserError, match=says):
-            sampled(hybrid, "cspd", draft=replace(draft, latent_scale=0.5))
-
-
 def test_a_masked_edit_keeps_the_rest(hybrid, plain):
     mask = torch.zeros(1, 4, 4)
     mask[:, :2] = 1

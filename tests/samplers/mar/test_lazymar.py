@@ -131,11 +131,13 @@ def test_equals_the_slow_reference(deep, cfg):
     assert (plain.latents - got.latents).abs().max() > 1e-3, "the caches must matter for this to say anything"
 
 
-def test_an_edit_equals_the_slow_reference(deep):
+@pytest.mark.parametrize("selection", ["least-similar", "undecided", "decided"])
+def test_an_edit_equals_the_slow_reference(deep, selection):
+    """By state, given tokens are decided from the start."""
     mask = torch.zeros(1, 5, 5)
     mask[:, 1:4, 1:5] = 1
     edit = Edit(torch.randn(1, 4, 5, 5, generator=torch.Generator().manual_seed(1)), mask)
-    got, _ = as_slow(deep, LazyMARSettings(**BASE, **NO_HEAD), edit)
+    got, _ = as_slow(deep, LazyMARSettings(**BASE, **NO_HEAD, selection=selection), edit)
     outside = (mask == 0).expand(2, 5, 5)[:, None].expand(-1, 4, -1, -1)
     assert torch.equal(got.latents[outside], edit.start.expand(2, -1, -1, -1)[outside])
 
@@ -150,15 +152,6 @@ def test_every_strategy_equals_the_slow_reference(deep, selection, condition_cac
     assert np.array_equal(got.report.maps["cached"], left_out) and left_out.any()
     usual = lazy(deep, head_cache=False, condition_cache=condition_cache)
     assert (usual.latents - got.latents).abs().max() > 1e-3, "the strategy must matter for this to say anything"
-
-
-@pytest.mark.parametrize("selection", ["undecided", "decided"])
-def test_an_edit_with_a_choice_by_state_equals_the_slow_reference(deep, selection):
-    """Given tokens are decided from the start."""
-    mask = torch.zeros(1, 5, 5)
-    mask[:, 1:4, 1:5] = 1
-    edit = Edit(torch.randn(1, 4, 5, 5, generator=torch.Generator().manual_seed(1)), mask)
-    as_slow(deep, LazyMARSettings(**BASE, **NO_HEAD, selection=selection), edit)
 
 
 def chosen_rows(selection, numbers):
@@ -219,11 +212,6 @@ def test_the_shares_of_every_schedule(schedule, lowest, steps):
     found = shares(steps, ratio_schedule=schedule, computed_ratio=lowest)
     assert found == [share_of(k, steps, schedule, lowest) for k in range(steps)]
     assert all(lowest <= share <= 1 for share in found)
-
-
-def test_a_stretched_table_has_64_ar_steps_shares_at_any_number():
-    assert shares(64, **STRETCHED) == TABLE
-    assert shares(32, **STRETCHED) == TABLE[::2]
 
 
 def drive(model, make, base, calls, reach=1, drawn=None):

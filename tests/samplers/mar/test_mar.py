@@ -112,16 +112,6 @@ def test_the_guidance_scale_grows_with_the_decided_tokens():
     assert raster(cfg_schedule="constant").cfg == [3.0] * 4
 
 
-def test_positions_are_revealed_from_the_end_of_an_order():
-    reveal = Order(torch.tensor([[3, 0, 2, 1], [0, 1, 2, 3]]), MARSettings(steps=2)).decision_order
-    assert reveal.tolist() == [[1, 2, 0, 3], [3, 2, 1, 0]]
-    # Given positions first, each part in the order's own sequence.
-    drawn = torch.tensor([[True, False, False, True]])
-    assert Order(torch.tensor([[3, 0, 2, 1]]), MARSettings(steps=2), drawn).decision_order.tolist() == [[1, 2, 0, 3]]
-    drawn = torch.tensor([[False, True, True, False]])
-    assert Order(torch.tensor([[3, 0, 2, 1]]), MARSettings(steps=2), drawn).decision_order.tolist() == [[0, 3, 1, 2]]
-
-
 @given(
     st.integers(1, 60).flatmap(lambda n: st.tuples(st.just(n), st.integers(1, n), st.integers(1, 80))),
     st.integers(0, 99),

@@ -9,7 +9,7 @@ from fastar_nodes.networks.mar import MARConfig
 from fastar_nodes.reports.record import to_text
 from fastar_nodes.runs import memory
 from fastar_nodes.runs.batches import with_estimate
-from fastar_nodes.runs.memory.mar import estimate, feature_bytes
+from fastar_nodes.runs.memory.mar import estimate
 from fastar_nodes.runs.registry import family_of
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.engine import finish
@@ -136,32 +136,6 @@ def test_stages_and_their_sum_by_hand():
     parts = {"weights: MAR": 50, "weights: head (streamed)": 1000, "noise": 5}
     parts |= {memory.MAR: 3, memory.HEAD: 7, memory.LLM: 2}
     assert memory.total(parts) == 50 + 5 + 7 and memory.total({"noise": 5}) == 5
-
-
-@pytest.mark.parametrize(
-    ("cfg", "switches", "tensors", "residuals"),
-    [
-        # The values of the first of 2 decoder blocks, and keys and values of the second.
-        (3.0, {"condition_cache": False}, 2 * 3, 0),
-        (1.0, {"condition_cache": True}, 3, 0),
-        (3.0, {"condition_cache": True}, 3, 1),
-        (3.0, {"condition_cache": True, "token_cache": False}, 0, 1),
-    ],
-)
-def test_what_lazymar_keeps_by_hand(cfg, switches, tensors, residuals):
-    """Of 3 images with 3 class rows and 16 tokens of width 16, fp32."""
-    settings = LazyMARSettings(cfg=cfg, encoder_cache=False, **switches)
-    found = feature_bytes(tiny_hybrid(), 3, settings, settings)
-    assert found == 3 * (tensors * (3 + 16) + residuals * 16) * 16 * 4
-
-
-def test_what_the_encoder_cache_keeps_by_hand():
-    """Keys and values of 2 encoder blocks, the decoder's rows, and the language model's part."""
-    model = tiny_hybrid()
-    off, on = (LazyMARSettings(cfg=1.0, encoder_cache=encoder_cache) for encoder_cache in (False, True))
-    rows = 3 * (3 + 16)
-    more = feature_bytes(model, 3, on, on) - feature_bytes(model, 3, off, off)
-    assert more == rows * (2 * 2 + 1) * 16 * 4 + model.prompt_bytes(rows)
 
 
 def test_a_draft_keeps_prompts_and_features_of_its_own():

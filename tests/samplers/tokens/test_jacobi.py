@@ -13,13 +13,11 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens import jacobi as module
 from fastar_nodes.samplers.tokens import sampling
-from fastar_nodes.samplers.tokens.cache_slots import table_of
 from fastar_nodes.samplers.tokens.canvas import token_canvas
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.looks import ScheduleLook, last_guided
-from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
-from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
+from fastar_nodes.samplers.tokens.par import par_schedule
 from fastar_nodes.samplers.tokens.sampling import TokenDraw, draw, guided_passes
 from fastar_nodes.samplers.tokens.schedule import raster
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, TarPromptSettings
@@ -29,7 +27,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from qwen_reference import tiny_tar
 from test_token_contract import FEW, ZipARWithBlanks
-from tokens_reference import condition_of, decided_at, masks, pick, tiny_gpt, visible
+from tokens_reference import condition_of, pick, tiny_gpt
 
 
 def exact(model):
@@ -184,40 +182,6 @@ def test_stand_ins_and_true_tokens_are_seen_by_their_own_passes(monkeypatch, nam
     monkeypatch.setattr(module, "_guess", lambda tokens, *_: tokens[:, :-1].copy_(serial[0].flatten(1)))
     run(*CASES[name], (1,), parallel=100)
     torch.testing.assert_close(torch.cat(window_logits, dim=1), torch.cat(serial_logits, dim=1), rtol=1e-5, atol=1e-5)
-
-
-SCHEDULES = {
-    "raster": raster(5),
-    "zipar": windowed(5, 2),
-    "non-local": ablation_schedule(4, 4, False, True),
-    "adjacent": ablation_schedule(5, 4, True, False),
-    "par": par_schedule(4, 4),
-    "draft rows": draft_schedule(4, 2, 1, 2, 1),
-}
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_the_table_lists_every_row_and_cell(name):
-    schedule = SCHEDULES[name]
-    table, known = table_of(schedule), schedule.known
-    seen_ahead = masks(table)
-    stand_ins = sum(f != p for q in schedule.passes for f, p in zip(q.fed, q.position, strict=False))
-    places = 1 + max(place for q in schedule.passes for place in (*q.place, *q.last_visible))
-    assert table.slots == places + stand_ins + 1 and (stand_ins > 0) == (name in ("zipar", "non-local", "adjacent"))
-    assert table.passes == len(schedule.passes) and len(table.row_start) == len(table.cell_start) == table.passes + 1
-    for k, (p, seen) in enumerate(zip(schedule.passes[1:], visible(schedule), strict=True), 1):
-        rows = slice(table.row_start[k], table.row_start[k + 1])
-        assert table.fed[rows].tolist() == [*p.fed, *[0] * p.special]
-        assert table.special[rows].tolist() == [*[-1] * len(p.fed), *range(p.special)]
-        assert table.position[rows].tolist() == list(p.position)
-        # As many slots as serially, and in them the latest rows.
-        assert (seen_ahead[k].sum(1) == seen.sum(1)).all() and not seen_ahead[k][:, table.end[k] :].any()
-        cells = slice(table.cell_start[k], table.cell_start[k + 1])
-        assert table.cells[cells].tolist() == list(p.cells) and (table.cell_pass[cells] == k).all()
-        assert (table.cell_row[cells] - table.row_start[k]).tolist() == list(p.predicted_by)
-        assert (decided_at(schedule)[list(p.cells)] == k).all()
-        assert len({*p.predicted_by}) == len(p.cells), "every cell has a row of its own"
-    assert not any(seen[:, -1].any() for seen in seen_ahead) and (decided_at(schedule)[:known] == -1).all()
 
 
 def test_a_report_counts_what_a_plain_iteration_draws():

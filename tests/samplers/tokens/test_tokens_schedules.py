@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.samplers.tokens.cache_slots import table_of
-from fastar_nodes.samplers.tokens.looks import DeviceTable, attention_mask
+from fastar_nodes.samplers.tokens.looks import DeviceTable
 from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
 from fastar_nodes.samplers.tokens.schedule import Pass, Schedule, _stand_in, raster
@@ -186,45 +186,6 @@ def test_a_raster_schedule_needs_no_mask_and_no_more_memory_than_its_cells(grid)
         fed = [k - 1] if k else []
         assert p.fed.cell.tolist() == p.fed.position.tolist() == fed
         assert p.fed.slot.tolist() == [3 + cell for cell in fed]
-
-
-def test_masks_of_rows_in_parallel_by_hand():
-    """ZipAR with a window of 1 on 3 x 3 cells, behind one slot of the condition: what the rows of every pass attend
-    to.
-    """
-    schedule = windowed(3, 1)
-    assert [p.cells for p in schedule.passes] == [(0,), (1,), (2,), (3,), (4, 6), (5, 7), (8,)]
-    fed = [(p.fed, p.position) for p in schedule.passes[4:]]
-    assert fed == [((3, 2), (3, 5)), ((4, 6), (4, 6)), ((5, 7), (5, 7))], "cell 2 stands in for cell 5"
-    table = DeviceTable(table_of(schedule), 1, torch.device("cpu"))
-    masks = [table.at(k).fed.mask for k in range(7)]
-    assert all(masks[k] is None for k in range(4)), "one row sees all that is written"
-    # Pass 4 feeds cell 3 and, for cell 6, a stand-in at 5, which has slot 8; slots 4 to 7 are not written yet.
-    assert masks[4].int().tolist() == [[1, 1, 1, 1, 1, 0, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0, 0, 0, 0, 1]]
-    # Pass 5 feeds cells 4 and 6.
-    assert masks[5].int().tolist() == [[1, 1, 1, 1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1, 0, 1, 0, 1]]
-
-    # One by one, the stand-in is written to slot 5, where the true token follows in pass 6.
-    one_by_one = DeviceTable(table_of(schedule, one_by_one=True), 1, torch.device("cpu"))
-    assert [one_by_one.at(k).fed.slot.tolist() for k in (4, 5, 6)] == [[4, 6], [5, 7], [6, 8]]
-    assert one_by_one.at(4).fed.mask.int().tolist() == [[1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 0, 1]]
-    assert one_by_one.at(5).fed.mask.int().tolist() == [[1, 1, 1, 1, 1, 1, 0, 0], [1, 1, 1, 1, 1, 1, 1, 1]]
-
-    assert table_of(schedule).place.tolist()[:9] == [0, 1, 2, 3, 4, 5, 6, 7, 5]
-    assert table_of(schedule).written.tolist() == [1, 2, 3, 4, 5, 6, 5, 6, 4, 7]
-    assert table_of(schedule).replaced.tolist() == [7] * 8 + [6, 7]
-
-    # All passes at once: the stand-in is seen in pass 4 and 5 only; pass 6 feeds the true token 5. Slot 9 is padding.
-    assert table_of(schedule).slots == 10
-    first = [int(table_of(schedule).row_start[k]) for k in (4, 5, 6)]
-    rows = torch.tensor([[first[0] + 1, first[1] + 1, first[2] + 1, len(table_of(schedule).fed) - 1]])
-    assert schedule.passes[6].position == (5, 7)
-    assert attention_mask(table, rows, 11)[0].int().tolist() == [
-        [1, 1, 1, 1, 1, 0, 0, 0, 0, 1, 0],
-        [1, 1, 1, 1, 1, 1, 0, 1, 0, 1, 0],
-        [1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0],
-        [1, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0],
-    ]
 
 
 def test_one_row_behind_slots_that_are_not_written_has_a_mask():
