@@ -299,12 +299,3 @@ def graph() -> dict[str, set[str]]:
 
 def test_files_import_without_cycles():
     TopologicalSorter(graph()).prepare()  # raises CycleError, which names them
-
-
-def test_the_checks_find_violations():
-    assert entry_of("networks.mar", OURS) == "networks"
-    assert entry_of("nodes.host", OURS) == "nodes.host" and entry_of("nodes.schema", OURS) == "nodes"
-    assert entry_of("samplers.mar.mar", APART) == "samplers.mar" and entry_of("samplers.noise", APART) == ""
-    edges = graph()
-    assert "samplers.noise" in edges["samplers.mar.fasthybrid"] and "samplers.engine" in edges["samplers.mar.mar"]
-    assert "nodes.host" in edges["nodes"], "imports within functions count"

@@ -11,7 +11,6 @@ from fastar_nodes import load
 from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.bitdance.loader import autoencoder_path, load_binary, load_bitdance
 from fastar_nodes.model_loaders.kinds import identify
-from fastar_nodes.model_loaders.tar.loader import load_tar
 from fastar_nodes.networks.binary import BinaryAutoencoder, BinaryConfig
 from safetensors.torch import load_file, save_file
 from tiny_models import drawn
@@ -249,11 +248,6 @@ def test_a_head_alone_names_the_folder_to_choose():
     load_bitdance(NATIVE)
 
 
-def test_other_loaders_name_the_node_for_a_bitdance():
-    with pytest.raises(UserError, match="holds a BitDance, not a Tar language model; load it with Load BitDance"):
-        load_tar(NATIVE)
-
-
 def test_fp16_is_refused(tmp_path):
     path = one_file(tmp_path / "x.safetensors")
     with pytest.raises(UserError) as error:
@@ -281,13 +275,6 @@ def test_an_imagenet_model_that_does_not_fit_says_so(tmp_path, change, words):
     change(state)
     save_file(state, path, {"heads": "2"})
     with pytest.raises(UserError, match=f"^checkpoint: x.safetensors does not fit a BitDance.*{words}"):
-        load_bitdance(path)
-
-
-def test_the_number_of_heads_must_be_stated(tmp_path):
-    path = one_file(tmp_path / "x.safetensors")
-    save_file(load_file(path), path)
-    with pytest.raises(UserError, match="^checkpoint: x.safetensors has the width 32, .* an entry 'heads'"):
         load_bitdance(path)
 
 

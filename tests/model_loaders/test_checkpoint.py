@@ -23,7 +23,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.model_loaders.files import archive, checkpoint, mapped
 from fastar_nodes.model_loaders.files.checkpoint import Checkpoint, load_strictly, read, read_metadata
 from fastar_nodes.model_loaders.files.tokenizer import load_tokenizer
-from fastar_nodes.model_loaders.kinds import choose_bits, choose_dtype, identify
+from fastar_nodes.model_loaders.kinds import choose_bits, choose_dtype
 from payload import Payload
 from safetensors import safe_open
 from safetensors.torch import _TYPES, save_file
@@ -220,15 +220,6 @@ def test_arguments_that_are_plain_are_kept(tmp_path: Path) -> None:
     torch.save({"sd": {"a": torch.zeros(1), 7: torch.zeros(1), "b": 3}, "args": {**kept, **left}}, tmp_path / "x.pt")
     found = read(tmp_path / "x.pt")
     assert json.loads(found.metadata["args"]) == kept and [*found.state] == ["a"]
-
-
-def test_identify(mar_fixtures: Path) -> None:
-    for name in ("mar_b_keys", "tiny_mar_keys"):
-        assert identify(json.loads((mar_fixtures / f"{name}.json").read_text())) == "mar"
-    kl = json.loads((mar_fixtures / "kl16_keys.json").read_text())
-    assert identify(kl) == "kl"
-    assert identify({**kl, "quantize.embedding.weight": 0}) == "vq"
-    assert identify(STATE) == "unknown"
 
 
 def test_the_length_of_a_header_and_its_number_of_tensors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -540,20 +531,6 @@ def test_strict_and_never_half_loaded(change: dict, words: str) -> None:
     state = {k: v for k, v in {**STATE, **change}.items() if v is not None}
     refused(lambda: load(state, net, dtype=torch.float16), "checkpoint: x.safetensors", words, ";")
     assert same(net.state_dict(), before)
-
-
-def test_three_names_of_a_kind() -> None:
-    state = {f"extra{i}\n": torch.ones(1) for i in range(30)} | {"a.weight": torch.ones(1)}
-    text = refused(lambda: load(state), "1 missing (a.bias)", "30 unexpected", "1 misshaped")
-    assert len(re.findall(r"a\.bias|a\.weight|extra", text)) == 5
-    refused(lambda: load({"x" * 100000: torch.ones(1), **STATE}), "1 unexpected")
-
-
-@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
-def test_weights_in_fp8_are_read(dtype: torch.dtype) -> None:
-    weight = torch.tensor([[1.0, 2.0, -4.0], [0.5, 0.25, 8.0]])
-    net = load({"a.weight": weight.to(dtype), "a.bias": torch.zeros(2).to(dtype)})
-    assert torch.equal(net["a"].weight, weight)
 
 
 @pytest.mark.parametrize(

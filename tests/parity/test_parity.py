@@ -10,9 +10,7 @@ import pytest
 import torch
 from fastar_nodes.lab.parity import cspd, hybrid, janus, janus_images, lazymar, llamagen, mar, mulosd, tar, vq
 from fastar_nodes.lab.parity.cases import judge
-from fastar_nodes.networks.autoencoder import VQAutoencoder, VQConfig
 from fastar_nodes.networks.llama import Llama
-from fastar_nodes.networks.ta_tok import TATok
 from janus_files import FOLDER as JANUS
 from safetensors.torch import load_file, save_file
 from tar_files import DTOK, TA_TOK, detokenizer_state, tiny_ta_tok
@@ -307,58 +305,6 @@ def test_a_detokenizer_of_another_size(tmp_path):
         io.write_bytes(whole)
         spoil(io, name)
         assert failed(tar.cases, tmp_path) == [f"tar/ar_tiny.{name}"]
-
-
-@torch.no_grad()
-def test_variants_of_another_size(tmp_path):
-    g = torch.Generator().manual_seed(2)
-    idx = torch.randint(20, (2, 8), generator=g)
-    config, cond = replace(DTOK, heads=4, kv_heads=2), torch.randn(2, 4, 24, generator=g)
-    state, net = detokenizer_state(config), Llama(config)
-    net.load_state_dict(state)
-    x = torch.cat([net.prefix(cond), net.tok_embeddings(idx)], 1)
-    logits = net(x, torch.arange(-4, 8), net.positions(3, 4))[:, 3:]
-    path = tmp_path / "ar_tiny_gqa.safetensors"
-    recorded = {**{f"sd.{k}": v for k, v in state.items()}, "cond": cond, "idx": idx, "logits": logits}
-    save(path, recorded)
-    assert verdicts(tar.cases, tmp_path) == {"tar/ar_tiny_gqa": "ok"}
-    save(path, {**recorded, "sd.extra": torch.ones(1)})
-    assert verdicts(tar.cases, tmp_path) == {"tar/ar_tiny_gqa": "FAIL"}
-    save(path, recorded)
-    spoil(path, "logits")
-    assert verdicts(tar.cases, tmp_path) == {"tar/ar_tiny_gqa": "FAIL"}
-
-
-@torch.no_grad()
-def test_ta_tok_and_vq_of_another_size(tmp_path):
-    torch.manual_seed(0)
-    save_file(tiny_ta_tok().state_dict(), tmp_path / "tatok_tiny_state.safetensors")
-    (tmp_path / "tiny_siglip").mkdir()
-    (tmp_path / "tiny_siglip" / "config.json").write_text(json.dumps({"vision_config": {"num_attention_heads": 3}}))
-    # Images are as large as the patches cover, which is what is assumed where nothing says more.
-    img = torch.rand(2, 3, 15, 15)
-    net = TATok(replace(TA_TOK, input_size=15))
-    net.load_state_dict(tiny_ta_tok().state_dict())
-    io = {"img": img, "img_big": torch.rand(1, 3, 20, 31), "hidden_m2": net.encode(img)}
-    io["indices_big"] = net.codes(io["img_big"])
-    for pool in (1, 2):
-        codes = net.codes(img, pool)
-        io |= {f"indices_ps{pool}": codes, f"vq_feats_ps{pool}": net.pooled(img, pool)}
-        io |= {f"rec_ps{pool}": net.features(codes), f"decoded_from_indices_ps{pool}": net.features(codes)}
-    save(tmp_path / "tatok_tiny_io.safetensors", io)
-    net = VQAutoencoder(VQConfig(ch=32, ch_mult=(1, 1), blocks=1, z_channels=8, codes=20))
-    save_file(net.state_dict(), tmp_path / "vq_tiny_state.safetensors")
-    x = torch.rand(1, 3, 8, 12)
-    quant, indices = net.encode(x)
-    io = {"x": x, "prequant": net.features(x), "indices": indices, "quant": quant, "decoded": net.decode(quant)}
-    io |= {"rand_codes": indices, "rand_entry": quant, "rand_decoded": net.decode_codes(indices)}
-    save(tmp_path / "vq_tiny_io.safetensors", io)
-    expected = [f"tatok_tiny.{way}.pool{p}" for p in (1, 2) for way in ("encode", "decode")]
-    expected += ["tatok_tiny.encode.resized", "vq_tiny.encode", "vq_tiny.decode"]
-    assert verdicts(tar.cases, tmp_path) == {f"tar/{name}": "ok" for name in expected}
-    spoil(tmp_path / "tatok_tiny_io.safetensors", "rec_ps2")
-    spoil(tmp_path / "vq_tiny_io.safetensors", "prequant")
-    assert set(failed(tar.cases, tmp_path)) == {"tar/vq_tiny.encode", "tar/tatok_tiny.decode.pool2"}
 
 
 def test_key_lists(tmp_path):

@@ -6,7 +6,7 @@ import logging
 import numpy as np
 import pytest
 from fastar_nodes.reports import fonts
-from fastar_nodes.reports.drawing import Canvas, Ink, shorten, text_width
+from fastar_nodes.reports.drawing import Canvas, Ink, text_width
 from PIL import Image, ImageDraw, ImageFont
 
 SCRIPTS = {"Chinese": "猫船", "Japanese": "かな", "Korean": "고양", "Arabic": "شم", "Cyrillic": "дж", "Latin": "éß"}
@@ -106,27 +106,6 @@ def test_damaged_fonts_are_passed_over(folder):
     for i in range(0, len(whole), 7):
         (folder / f"a{i}.ttf").write_bytes(whole[:i])
     assert (drawn("猫", 20) > 127).sum() == 14 * 14
-
-
-def test_text_stands_where_english_would(folder):
-    """At the same baseline, centred, ending, and cut to a width."""
-    (folder / "Squares.ttf").write_bytes(a_font({"猫": 700, ".": 200}))
-
-    rows = np.flatnonzero(drawn("猫", 20).any(1))
-    assert rows[-1] == np.flatnonzero(drawn("H", 20).any(1))[-1], "the baseline"
-
-    canvas = Canvas(200, 60, (0, 0, 0))
-    canvas.outlined((100, 30), "猫猫", 20)
-    columns = np.flatnonzero((canvas.pixels > 127).any((0, 2)))
-    assert columns[0] == pytest.approx(80, abs=1) and columns[-1] == pytest.approx(113, abs=1)
-
-    canvas = Canvas(200, 60, (0, 0, 0))
-    canvas.write(150, 10, "猫猫", 20, before=1.0)
-    columns = np.flatnonzero((canvas.pixels > 127).any((0, 2)))
-    assert columns[0] == 110 and columns[-1] == 143
-
-    cut = shorten("猫" * 40, 20, 130)
-    assert cut.startswith("猫猫猫") and cut.endswith("...") and text_width(cut, 20) <= 130
 
 
 def test_dejavu_of_matplotlib_serves_where_the_machine_has_no_font(folder, monkeypatch):

@@ -13,8 +13,6 @@ from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import Condition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
-from fastar_nodes.samplers.mar.mar import Diffusion, FullTransformer, annealed_tables
-from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from mar_reference import diffuse, full_z
 from small_settings import MASKED, small
@@ -256,40 +254,3 @@ def expect_equations(settings, result, labels=(1,), seed=5):
 def test_every_token_is_that_of_the_equations(case):
     if case not in NOT_BY_EQUATIONS:
         expect_equations(CASES[case][1], whole(case)[1])
-
-
-def by_norm(settings, bug):
-    """The result of a sampler with an order of its own: every AR step decides the tokens with the largest outputs of
-    the transformer. A ``bug`` is one that is easily made.
-    """
-    canvas = mar_canvas("mar", MODEL, from_ids((1, 4)), settings, PairedNoise(5, (0, 1)), None)
-    order = canvas.order
-    look = FullTransformer(canvas)
-    draw = Diffusion(canvas, look.heads, annealed_tables(canvas, settings))
-    for step in range(order.steps):
-        left = order.next(step, canvas.cells)
-        z = look(step, left)
-        rank = z[0].norm(dim=-1).argsort(dim=1, descending=True)
-        if bug != "columns by rank":
-            z = z.gather(2, rank[None, :, :, None].expand_as(z))
-
-        count, scale = order.sizes[step], order.scale
-        here = left.gather(1, rank[:, :count])
-        order.choose(step, here)
-        if bug == "scale that stays":
-            order.scale = scale
-        canvas.decide(here, draw(step, here, z[:, :, :count]), step)
-    return canvas.finish()
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("bug", ["", "columns by rank", "scale that stays"])
-def test_the_equations_see_a_wrong_order(bug):
-    settings = MARSettings(**FEW)
-    result = by_norm(settings, bug)
-    assert not np.array_equal(result.report.maps["step"], whole("mar")[1].report.maps["step"][:2])
-    if bug:
-        with pytest.raises(AssertionError):
-            expect_equations(settings, result)
-    else:
-        expect_equations(settings, result)

@@ -4,11 +4,8 @@ from dataclasses import replace
 
 import pytest
 import test_sampler_contract as masked
-import torch
-from fastar_nodes.networks.ops import to_device
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.noise import PairedNoise
-from pretended_cuda import META
 from small_settings import MASKED
 from waits import counted_waits, moved, waits_of_steps
 
@@ -81,31 +78,3 @@ def test_a_window_waits_twice_at_most(name):
             before = head_calls
             waits.clear()
     assert windows >= 10 and reads <= 1.5 * windows
-
-
-READS = {
-    "a number": lambda x: int(x[1]),
-    "a condition": lambda x: bool(x[1] > 0),
-    "a list": lambda x: x.tolist(),
-    "a copy to the host": lambda x: x.cpu(),
-    "where it is not zero": lambda x: x.nonzero(),
-    "rows by a mask": lambda x: x[x > 1],
-    "an index that is not pinned": lambda x: x[[1]],
-    "a copy to the device that is not pinned": lambda x: torch.ones(3).to(x.device),
-    "a tensor of a list": lambda x: torch.tensor([1, 2], device=x.device),
-    "repeats whose sum is unknown": lambda x: x.repeat_interleave(x),
-}
-NO_READS = {
-    "arithmetic with a number of the device": lambda x: x * x.float().mean(),
-    "a mask": lambda x: x.masked_fill(x > 1, 0),
-    "rows by an index of the device": lambda x: x[x],
-    "a pinned copy": lambda x: to_device(torch.ones(3), x.device),
-}
-
-
-@pytest.mark.parametrize("name", [*READS, *NO_READS])
-def test_what_makes_the_host_wait_is_counted(name):
-    with counted_waits() as waits:
-        x = torch.arange(3, device=META)
-        (READS | NO_READS)[name](x)
-    assert waits.total() == (name in READS)
