@@ -16,7 +16,7 @@ from PIL import Image, PngImagePlugin
 
 from ...pipeline import load
 from ...runs.labels import PICTURE_BOOK
-from ...runs.registry import SAMPLERS
+from ...runs.registry import SAMPLERS, first_names
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = ROOT / "docs" / "gallery.md"
@@ -63,11 +63,13 @@ def graph(model: Model, sampler: str, seed: int) -> dict[str, Any]:
     elif model.words:
         condition = {"class_type": "FastARPrompt", "inputs": {"text": text}}
 
+    own = SAMPLERS[sampler]
+    entry = next(entry for entry in first_names().values() if entry.run is own.run)  # Tar has LlamaGen's node
     drawn = {"model": ["1", 0], "condition": ["2", 0], "seed": seed}
     nodes: dict[str, Any] = {
         "1": {"class_type": model.loader, "inputs": {"checkpoint": model.checkpoint}},
         "2": condition,
-        "3": {"class_type": SAMPLERS[sampler].node, "inputs": drawn},
+        "3": {"class_type": entry.node, "inputs": drawn},
         "4": {"class_type": "VAEDecode", "inputs": {"samples": ["3", 0], "vae": ["1", 1]}},
         "5": {"class_type": "SaveImage", "inputs": {"images": ["4", 0], "filename_prefix": "FastAR"}},
     }
