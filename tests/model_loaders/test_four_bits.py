@@ -301,7 +301,7 @@ def drawn(model, name: str, parallel: int, images: int = 2) -> torch.Tensor:
 
 @pytest.mark.parametrize("dtype", [INT4, INT4_SMALL, INT8])
 @pytest.mark.parametrize(("name", "file"), [("llamagen", "llamagen-low"), ("par", "par")])
-@pytest.mark.fast_cases(2)
+@pytest.mark.fast_cases(1)
 def test_parallel_decoding_equals_serial(root, name, file, dtype):
     """In fp32 for any number of rows, image by image."""
     model = load_llamagen(root / "demo" / "checkpoints" / f"{file}.safetensors", dtype)

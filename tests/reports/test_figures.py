@@ -183,26 +183,6 @@ def test_a_picture_fits_into_its_cell(tmp_path):
     assert (ys.min(), ys.max() + 1, xs.min(), xs.max() + 1) == (17, 47, 2, 62)
 
 
-def test_figures_under_a_cell():
-    """Passes are the same in both cells, and head calls are not. A shorter form stands beside a figure."""
-    one = cell(1, 1.0, 4.0, 31.04, 0.93, transformer_passes=8, head_calls=1200, accepted=9, rejected=1)
-    other = cell(2, 1.0, 4.0, word="identical", transformer_passes=8, head_calls=30)
-    axis = Axis("threshold", ("0.9", "0.95"))
-    sweep = Sweep("t", CellStore(Path("nowhere")), axis, Axis("", ("",)), (7,), (one, other))
-    assert sweep_images._figures(sweep, one) == [
-        ["1,200 diffusion calls", "1,200"],
-        ["90 % accepted", "90 %"],
-        ["PSNR 31.0 dB", "31.0 dB"],
-        ["about 4.00x", "1.00 s"],
-    ]
-    assert sweep_images._figures(sweep, other)[1:] == [["identical"], ["about 4.00x", "1.00 s"]]
-    one.baseline.process = "another"
-    assert sweep_images._figures(sweep, one)[3] == ["1.00 s"], "a ratio of two processes is none"
-
-    alone = Sweep("t", sweep.store, Axis("threshold", ("0.9",)), sweep.y, (7,), (one,))
-    assert sweep_images._figures(alone, one)[0] == ["8 passes", "8"], "without work that differs the first"
-
-
 # ------------------------------------------------------------------------------------------------ grids and maps
 
 

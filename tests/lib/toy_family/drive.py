@@ -23,17 +23,21 @@ fake_comfy.install()
 fake_comfy.state.folder = folder
 
 from fastar_nodes.cli.main import main  # noqa: E402
+from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig  # noqa: E402
 from fastar_nodes.nodes import compare, conditioning, filling, host, loaders, samplers, sharing, sweep  # noqa: E402
 from fastar_nodes.runs.registry import FAMILIES  # noqa: E402
+from tiny_files import write  # noqa: E402
 
-# 1. The file, in the user's folder.
+# 1. The file, in the user's folder, and that of a decoder.
 CHANNELS = 8
 path = folder / "my toy.safetensors"
 about = {"name": "my toy", "label_set": "imagenet-1k"}
 save_file({"toy_scale": torch.full((CHANNELS,), 0.5)}, path, about)
+small = KLConfig(ch=8, ch_mult=(1, 2), blocks=1, z_channels=CHANNELS, groups=4)
+kl = write(KLAutoencoder(small), folder / "kl.safetensors", 5, groups=4)
 
 # 2. Python.
-pipe = fastar_nodes.load(path, device="cpu", decoder="demo-kl")
+pipe = fastar_nodes.load(path, device="cpu", decoder=kl)
 assert pipe.samplers == ["toy"], pipe.samplers
 images, report = pipe("goldfish, tiger cat", seed=7, rows=2)
 alone, _ = pipe("tiger cat", seed=7, first=1, rows=4)
@@ -42,7 +46,7 @@ assert FAMILIES["toy"].memory(pipe.model, [0], None) == {"tokens": 16 * CHANNELS
 
 # 3. Command line.
 out = folder / "out.png"
-model = ["--model", str(path), "--decoder", "demo-kl", "--device", "cpu"]
+model = ["--model", str(path), "--decoder", str(kl), "--device", "cpu"]
 for command in (
     ["compare", *model, "--label", "tiger cat", "--out", str(out)],
     ["check", *model, "--label", "tiger cat"],
@@ -54,11 +58,11 @@ assert out.exists()
 # 4. Its loader, whose menu is empty before there is a file, and then has it; and its sampler.
 assert [node.define_schema() for node in loaders.NODES if node.options("checkpoint") == []]
 host.folders.paths = lambda *kinds: [folder]
-host.folders.local_files = lambda *kinds: [path.name]
+host.folders.local_files = lambda *kinds: [path.name, kl.name]
 nodes = {node.define_schema().node_id: node for node in (*loaders.NODES, *samplers.NODES)}
 load, sampler = nodes["FastARLoadToy"], nodes["FastARToySampler"]
 assert path.name in load.options("checkpoint")
-loaded, vae = load.execute(path.name, decoder="demo-kl").result
+loaded, vae = load.execute(path.name, decoder=kl.name).result
 labels = conditioning.ClassLabel.execute("goldfish").result[0]
 latent, drawn = sampler.execute(model=loaded, condition=labels, seed=7, preset="custom", rows=2).result
 assert drawn.settings["rows"] == 2 and vae.decode(latent["samples"]).shape[-1] == 3
