@@ -51,7 +51,9 @@ async def comfy_entrypoint():
         from .errors import UserError
 
         here = Path(__file__).parent
-        raise UserError(f"FastAR is installed twice: {other} is used, {here} is not; delete one of the two folders.")
+        raise UserError(
+            f"FastAR is installed twice: ComfyUI uses {other} and ignores {here}; delete one of the two folders."
+        )
 
     from importlib import import_module
 
@@ -81,7 +83,7 @@ def _package():
 
     import logging
 
-    logging.warning("FastAR: other packs import %s from %s, ComfyUI runs %s", _NAME, known.__file__, here.parent)
+    logging.warning("FastAR: other packs import %s from %s, but ComfyUI runs %s", _NAME, known.__file__, here.parent)
     return __name__
 
 

@@ -42,7 +42,7 @@ from .runs.drawing import Drawing, decode
 from .runs.images import AnyImage, batch_of, masks_given, one_for_each, scaled
 from .runs.limits import MOST_IMAGES, SEEDS, whole
 from .runs.loading import AUTO, ENCODER, Drafts, Ready, Source
-from .runs.presets import CUSTOM
+from .runs.presets import BALANCED, CUSTOM
 from .runs.presets import names as preset_names
 from .runs.presets import values as preset_values
 from .runs.registry import FAMILIES, SAMPLERS, Entry, find
@@ -233,7 +233,7 @@ class Pipeline:
         prompt: Prompt,
         *,
         sampler: str | None = None,
-        preset: str = CUSTOM,
+        preset: str = BALANCED,
         seed: int | None = None,
         images: int = 1,
         first: int = 0,
@@ -251,7 +251,8 @@ class Pipeline:
             prompt: a prompt, or several in a list; for models of classes a class name or id, several of them in a list
                 or separated by commas.
             sampler: one of :attr:`samplers`; None for the plain one.
-            preset: "exact", "balanced", "fast", for plain MAR "few steps", or "custom" for the sampler's defaults.
+            preset: "exact", "balanced" (as on the command line and on new nodes), "fast", for plain MAR "few steps", or
+                "custom" for the values that the model's file and the paper recommend.
             seed: 0 to 2^64 - 1; None takes a new one, which the report names. Image i uses the noise of
                 (seed, first + i), so that it is the same alone or in a batch.
             images: images of each prompt or label, one after the other.
@@ -346,7 +347,7 @@ class Pipeline:
             whole = inpainting.put_back(original, drawn, area, crop)
             return result, (whole.movedim(1, -1).clamp(0, 1) * 255).round().to(torch.uint8).numpy()
 
-    def settings(self, sampler: str | None = None, preset: str = CUSTOM, **settings: Any) -> Any:
+    def settings(self, sampler: str | None = None, preset: str = BALANCED, **settings: Any) -> Any:
         """The settings of a sampler on this model, for example to call the sampler as a function.
 
         A later source of a setting takes precedence: the default, the model's file, the preset, and ``settings``.
@@ -413,20 +414,23 @@ class Pipeline:
         kind = self.ready.condition
         if negative is not None and kind != "prompt":
             raise UserError(
-                f"negative: it is for Harmon and UniPic, and {self.model.name} reads {KINDS[kind]}; leave it out."
+                f"negative: only Harmon and UniPic use it, but {self.model.name} reads {KINDS[kind]}; leave it out."
             )
 
         if prompt_settings and kind != "features":
             raise UserError(
-                f"prompt_settings: they are for Tar's language model, which {self.model.name} does not have."
+                f"prompt_settings: they are for Tar's language model, which {self.model.name} does not have; leave "
+                "them out."
             )
 
         if image is not None and not self.ready.kind.reads_images:
-            raise UserError(f"image: {self.model.name} reads {KINDS[kind]}; only a Janus-4o changes an image.")
+            raise UserError(f"image: {self.model.name} reads {KINDS[kind]} and cannot edit an image; load a Janus-4o.")
         if image is not None and negative is not None:
             raise has_null_prompt(self.model.name)
         if freedom is not None and image is None:
-            raise UserError("freedom: it is for an image that the prompt changes; give one, or leave it out.")
+            raise UserError(
+                "freedom: it applies only to an image that the prompt changes; give the image, or leave freedom out."
+            )
 
         asked = prompt_settings or {}
         known = knobs(TarPromptSettings)
@@ -543,7 +547,7 @@ class Pipeline:
             own = FAMILIES[self.ready.family]
             is_what = f"is {own.words}{own.nature}" if own.nature else "does not suit it"
             raise UserError(
-                f"sampler: {entry.name} samples {entry.models}, and {self.model.name} {is_what}; {remedy} one of "
+                f"sampler: {entry.name} samples {entry.models}, but {self.model.name} {is_what}; {remedy} one of "
                 f"{', '.join(suited)}."
             )
         return entry
@@ -557,7 +561,7 @@ class Pipeline:
         if image is None or mask is None:
             raise UserError("mask: inpainting needs an image and a mask; give both, or neither.")
         if entry.needs_up_sampler:
-            raise UserError(f"mask: {entry.name} samples whole images only; choose another sampler for inpainting.")
+            raise UserError(f"mask: {entry.name} samples whole images only; choose a different sampler for inpainting.")
 
         start = image
         if not isinstance(start, Tensor):
@@ -566,7 +570,7 @@ class Pipeline:
         if start.ndim != (3 if codes else 4) or start.is_floating_point() == codes:
             form = "codes int64 [1 or batch, h, w]" if codes else "latents [1 or batch, C, h, w]"
             raise UserError(
-                f"image: it is a tensor {start.dtype} of the shape {list(start.shape)}; give {form} as sample() "
+                f"image: it is a tensor of {start.dtype} and shape {list(start.shape)}; give {form} as sample() "
                 "returns them, or an image."
             )
         if codes:

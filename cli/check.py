@@ -145,7 +145,9 @@ def fitting(what: Subject, memory: int) -> str:
     """
     entry = what.entry
     if entry is None or entry.built_in or entry.family not in DRAWING or not entry.network:
-        raise UserError(f"memory: {what.name} is no download that draws images; name one, for example janus-pro-7b.")
+        raise UserError(
+            f"memory: {what.name} is not a published model that generates images; name one, for example janus-pro-7b."
+        )
 
     card = card_of(memory)
     rows = [["dtype", "GB", f"{memory} GB", "seconds an image, about"]]
@@ -155,7 +157,7 @@ def fitting(what: Subject, memory: int) -> str:
         fits = "fits" if needed.fits(memory) else "streams a part, with speed plain"
         rows.append([dtype, f"{needed.total / 1e9:.1f}", fits, "" if taken is None else f"{taken:.0f}"])
 
-    about = f"{entry.id}, one image, without its decoder. Arithmetic for {card.name}, which no card has confirmed."
+    about = f"{entry.id}, one image, without its decoder. Computed for {card.name}, not measured."
     return f"{markdown(rows, empty=False)}\n{about}"
 
 

@@ -150,9 +150,11 @@ class Check:
         """
         classes = self.loaded.ready.condition == "class"
         if classes and self.prompt is not None:
-            raise UserError(f"prompt: {self.loaded.model.name} draws classes; name one with --label.")
+            raise UserError(f"prompt: {self.loaded.model.name} takes a class, not a prompt; name a class with --label.")
         if not classes and self.label is not None:
-            raise UserError(f"label: {self.loaded.model.name} reads prompts; give one with --prompt.")
+            raise UserError(
+                f"label: {self.loaded.model.name} takes a prompt, not a class; give a prompt with --prompt."
+            )
 
         what = (self.label or LABEL) if classes else (self.prompt or PROMPT)
         condition = self.loaded.condition(what, seed=self.seed)

@@ -56,19 +56,27 @@ def conditions(
     names = ", ".join(dict.fromkeys(p.on.model.name for p in planned))
     kinds = {p.on.condition for p in planned}
     if texts and kinds == {"class"}:
-        raise UserError(f"prompt: the models of this run ({names}) draw classes; name one with --label.")
+        raise UserError(
+            f"prompt: the models of this run ({names}) take classes, not prompts; name a class with --label."
+        )
     if label is not None and "class" not in kinds:
-        raise UserError(f"label: the model of this run ({names}) draws from text; say what with --prompt.")
+        raise UserError(
+            f"label: the model of this run ({names}) takes a prompt, not a class; give a prompt with --prompt."
+        )
     if asked and "features" not in kinds:
         setting = next(iter(asked))
-        raise UserError(f"set: no sampler of this run draws from Tar's codes, which {PROMPT}.{setting} is about.")
+        raise UserError(
+            f"set: {PROMPT}.{setting} is a setting of Tar, but no sampler of this run uses Tar; leave it out."
+        )
 
     images = getattr(options, "image", None)
     stated = getattr(options, "freedom", None)
     if stated is not None and not images:
-        raise UserError("freedom: it is for an image that the prompt changes; name one with --image.")
+        raise UserError("freedom: it applies only to an image that the prompt changes; give the image with --image.")
     if images and "class" in kinds:
-        raise UserError(f"image: the models of this run ({names}) draw classes; only a Janus-4o edits an image.")
+        raise UserError(
+            f"image: the models of this run ({names}) take classes and cannot edit an image; use a Janus-4o."
+        )
 
     build = builder(
         source(options),
@@ -105,12 +113,12 @@ def _expect_prompts(texts: Sequence[str] | None, repeat: int, on: Ready) -> Sequ
     """Check that there are prompts, and not for too many images."""
     if not texts:
         raise UserError(
-            f"prompt: {on.model.name} draws from text; "
-            "say what with --prompt, for example --prompt 'a red boat at sunset'."
+            f"prompt: {on.model.name} needs a prompt; give one with --prompt, for example --prompt 'a red boat at "
+            "sunset'."
         )
 
     if len(texts) * repeat > MOST_IMAGES:
-        raise UserError(f"batch: {len(texts) * repeat} images are more than {MOST_IMAGES}; ask for fewer.")
+        raise UserError(f"batch: {len(texts) * repeat} images are too many; ask for at most {MOST_IMAGES}.")
     return texts
 
 

@@ -216,14 +216,14 @@ def watched(device: torch.device) -> Iterator[Peak]:
         return
 
     if device.type != "cpu":
-        peak.why = f"{device.type} does not tell the peak of its memory"
+        peak.why = f"{device.type} does not report its peak memory"
         yield peak
         return
 
     try:
         before = _own_memory()
     except (OSError, ValueError):
-        peak.why = f"{platform.system()} does not tell the memory of a process as Linux does"
+        peak.why = f"{platform.system()} does not report the memory of a process as Linux does"
         yield peak
         return
 

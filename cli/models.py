@@ -37,8 +37,8 @@ def choose_models(
     for entry in entries:
         if found not in entry.families:
             raise UserError(
-                f"samplers: {entry.name} samples {entry.models}, but {Path(model).name} is {FAMILIES[found].words}"
-                f"{FAMILIES[found].nature}; leave it out, or name another model."
+                f"samplers: {entry.name} samples {entry.models}, but {Path(model).name} is "
+                f"{FAMILIES[found].words}{FAMILIES[found].nature}; leave it out, or name a different model."
             )
 
     return {entry.name: (found, model) for entry in entries}
@@ -96,8 +96,8 @@ def _demo_model(entry: Entry, entries: Sequence[Entry], families: Mapping[str, s
     if len(sizes) > 1:
         (side, first), (other_side, second), *_ = sizes.items()
         raise UserError(
-            f"samplers: the demo model of {' and '.join(first)} has {side} x {side} tokens, and the demo model of "
-            f"{' and '.join(second)} has {other_side} x {other_side}, so {entry.name} can be compared with only one of "
+            f"samplers: the demo model of {' and '.join(first)} has {side} x {side} tokens, but the demo model of "
+            f"{' and '.join(second)} has {other_side} x {other_side}. FastAR can compare {entry.name} with only one of "
             f"them; leave out {' and '.join(first)} or {' and '.join(second)}, and compare it in a second run."
         )
 

@@ -121,7 +121,10 @@ def load(options: argparse.Namespace, entries: Iterable[Entry]) -> dict[str, Rea
 
     families = {family for family, _ in chosen.values()}
     if options.model == DEMO and options.decoder != AUTO and len(families) > 1:
-        raise UserError("decoder: the samplers of this run are of two families with a decoder each; leave it at auto.")
+        raise UserError(
+            "decoder: the samplers of this run belong to two families, and each family has its own decoder; leave "
+            "decoder at auto."
+        )
 
     # Several samplers may have the same model.
     loaded: dict[str, Ready] = {}
@@ -204,7 +207,7 @@ def by_key(names: Iterable[str]) -> dict[str, Entry]:
         out[f"{entry.name}{colon}{variant}"] = entry
 
     if not out:
-        raise UserError("samplers: none is named; give at least one, for example mar.")
+        raise UserError("samplers: the list is empty; name at least one sampler, for example mar.")
 
     return out
 
@@ -258,7 +261,7 @@ def assigned(
         if dot and sampler not in own:
             sampler = next(iter(by_key([sampler])))  # the parts of a combination may be in any order
             if sampler not in own:
-                raise UserError(f"set: {sampler[:60]} is not among the samplers of this run, {', '.join(own)}.")
+                raise UserError(f"set: {sampler[:60]} is not a sampler of this run; choose one of {', '.join(own)}.")
 
         known = names_of_settings({sampler: entries[sampler]} if dot else dict(entries))
         concerned = [entries[sampler]] if dot else list(entries.values())
@@ -270,7 +273,7 @@ def assigned(
             raise UserError(f"set: {whose} setting {name[:60]}; {hint}")
 
         if dot and name in settings_of(sampler):
-            raise UserError(f"set: {sampler}.{name} is in samplers already; leave one of them out.")
+            raise UserError(f"set: samplers already sets {sampler}.{name}; leave one of the two out.")
 
         if dot:
             own[sampler][name] = value

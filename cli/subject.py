@@ -98,7 +98,7 @@ def subject(choice: str, models: str | None) -> Subject:
     read = ck.read(path, "model", shards=weight_files(path, "model", "a model"))
     _, kind = kinds.identified(read)
     if kind not in kinds.KINDS:
-        raise UserError(f"model: {path.name} holds no model that this pack knows; choose another file.")
+        raise UserError(f"model: {path.name} is not a model that FastAR knows; choose a different file.")
     if kinds.KINDS[kind].remedy:
         about = kinds.KINDS[kind]
         raise UserError(f"model: {path.name} holds {about.noun}; {about.remedy}.")
@@ -159,8 +159,9 @@ def expect_disk(files: list[tuple[str, str]], folder: Path | None) -> None:
     free = free_space(folder)
     if lacking > free:
         raise UserError(
-            f"models: the downloads of {', '.join(names)} need {readable_size(lacking)}, and {readable_size(free)} are "
-            f"free on the disk of {folder}; free space there, or name a folder on another disk with --models."
+            f"models: the downloads of {', '.join(names)} need {readable_size(lacking)}, but only "
+            f"{readable_size(free)} are free on the disk of {folder}; free space there, or name a folder on a "
+            "different disk with --models."
         )
 
 
@@ -212,7 +213,7 @@ def expect_memory(what: Subject, files: Source) -> None:
     else:
         remedy = "close other programs, or choose a smaller model or another --device"
     raise UserError(
-        f"memory: the weights of {what.name} need {readable_size(need)} in {dtype} on {files.device}, and "
+        f"memory: the weights of {what.name} need {readable_size(need)} in {dtype} on {files.device}, but only "
         f"{readable_size(free)} are free; {remedy}."
     )
 

@@ -91,7 +91,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the command; exit code 1 if a promise does not hold."""
     if options.dir is not None:
-        raise UserError("dir: recorded results are compared by python -m fastar_nodes.lab parity DIR, in a checkout.")
+        raise UserError("dir: to compare recorded results, use python -m fastar_nodes.lab parity DIR in a checkout.")
 
     def loaded(dtype: str) -> Pipeline:
         return load(options.model, dtype=dtype, device=options.device, models=options.models)
@@ -277,8 +277,8 @@ def hybrid_facts(model: HybridModel, network: str) -> str:
 
     for text, ids in QWEN_IDS.items():
         if model.prompt(text) != [*BEFORE, *ids, *AFTER]:
-            return f"the tokenizer reads {text!r} as other ids"
-    return "" if model.instruction(UNCONDITIONAL) == EMPTY else "the tokenizer reads the empty prompt as other ids"
+            return f"the tokenizer reads {text!r} as different ids"
+    return "" if model.instruction(UNCONDITIONAL) == EMPTY else "the tokenizer reads the empty prompt as different ids"
 
 
 def first_tokens(pipe: Pipeline) -> str:
@@ -294,7 +294,9 @@ def first_tokens(pipe: Pipeline) -> str:
         found = step.latents.flatten()[: len(JANUS_TOKENS)].tolist()
 
     same = sum(a == b for a, b in zip(found, JANUS_TOKENS, strict=True))
-    return "" if found == JANUS_TOKENS else f"{same} of {len(JANUS_TOKENS)} tokens are those of transformers"
+    return (
+        "" if found == JANUS_TOKENS else f"only {same} of {len(JANUS_TOKENS)} tokens equal the tokens of transformers"
+    )
 
 
 def network_of(name: str) -> str:

@@ -78,7 +78,7 @@ def choose_dtype(name: str | Precision, device: str | torch.device, family: str)
     if name not in known:
         raise UserError(f"dtype: {name!r} is not known for {kind.noun}; choose {', '.join(known)}")
     if name == FP8 and not holds_fp8(device):
-        raise UserError(f"dtype: fp8 is not supported on {device}; choose {INT8}, which takes as little memory")
+        raise UserError(f"dtype: fp8 is not supported on {device}; choose {INT8}, which needs the same memory")
 
     fast = fast_halves(device)
     for half in kind.checked:

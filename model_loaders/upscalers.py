@@ -39,7 +39,7 @@ def load_upscaler(path: Path, device: torch.device) -> tuple[Callable[[Tensor], 
     except (ImportError, RuntimeError) as e:  # a torchvision that does not fit torch raises the latter
         raise UserError(
             f"upscale_model: the package spandrel, which reads these files, cannot be imported ({first_line(e)}); "
-            "install it, and the torchvision of the installed torch."
+            "install spandrel, and the torchvision for your torch."
         ) from None
 
     try:
@@ -50,7 +50,7 @@ def load_upscaler(path: Path, device: torch.device) -> tuple[Callable[[Tensor], 
             "another file."
         ) from None
     if not enlarges_rgb(model):
-        raise UserError(f"upscale_model: {path.name} enlarges no RGB images; choose a model that does.")
+        raise UserError(f"upscale_model: {path.name} does not enlarge RGB images; choose a model that does.")
 
     model.eval()
 

@@ -30,8 +30,8 @@ from .torch_state import in_own_state
 
 # Buffer of the official VQ files that inference does not use: the codes that training used last.
 HISTORY = "quantize.codebook_used"
-# GroupNorm groups of the official files, in which nothing states them. In a file of weights alone, such as core's Save
-# VAE writes, a tensor of this name states another number.
+# GroupNorm groups of the official files, in which nothing states them. In a file of weights alone, such as the files of
+# ComfyUI's Save VAE, a tensor of this name states a different number.
 USUAL_GROUPS = 32
 STATED_GROUPS = "fastar_groups"
 # Pixels of an image above which a batch is decoded one by one; 512 x 512 is decoded as it is.
@@ -424,7 +424,7 @@ def _expect_latents(latents: Tensor, channels: int) -> None:
     if not isinstance(latents, Tensor) or latents.ndim != 4 or latents.shape[1] != channels or not latents.numel():
         shape = list(latents.shape) if isinstance(latents, Tensor) else type(latents).__name__
         raise UserError(
-            f"latents: the decoder reads latents of the shape [batch, {channels}, height, width], and got {shape}."
+            f"latents: the decoder reads latents of the shape [batch, {channels}, height, width], but got {shape}."
         )
 
     if not is_finite(latents):
@@ -594,7 +594,7 @@ class VQModel:
 
         if not isinstance(codes, Tensor) or codes.ndim != 3 or not codes.numel():
             shape = list(codes.shape) if isinstance(codes, Tensor) else type(codes).__name__
-            raise UserError(f"codes: the decoder reads codes of the shape [batch, height, width], and got {shape}.")
+            raise UserError(f"codes: the decoder reads codes of the shape [batch, height, width], but got {shape}.")
 
         self.expect_entries(codes, "codes")
         return self.net.vectors(codes.to(self.net.quantize.embedding.weight.device, torch.int64))

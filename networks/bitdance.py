@@ -594,7 +594,7 @@ class BlockModel:
         width = usual[1] if width is None else width
         if self.sizes and (height, width) not in self.sizes:
             names = ", ".join(f"{w} x {h}" for h, w in self.sizes)
-            raise UserError(f"width: {width} x {height} is no size of {self.name}; it draws {names}.")
+            raise UserError(f"width: {self.name} does not generate {width} x {height}; choose one of {names}.")
 
         unit = self.stride * self.net.side
         if height % unit or width % unit or min(height, width) < unit:
@@ -608,8 +608,8 @@ class BlockModel:
             missing = [side for side in grid if side not in self.marks.sizes]
             if missing:
                 raise UserError(
-                    f"width: {width} x {height} needs the token <|res_{missing[0]}|>, which the tokenizer of "
-                    f"{self.name} lacks; choose a smaller size."
+                    f"width: {width} x {height} needs the token <|res_{missing[0]}|>, but the tokenizer of {self.name} "
+                    "does not have it; choose a smaller size."
                 )
         return grid
 
@@ -649,8 +649,8 @@ class BlockModel:
         room = net.config.positions
         if longest + height * width > room:
             raise UserError(
-                f"width: {height * width} tokens behind a prompt of {longest} are more than the {room} of {self.name}; "
-                "choose a smaller size."
+                f"width: {height * width} image tokens after a prompt of {longest} tokens exceed the {room} positions "
+                f"of {self.name}; choose a smaller size or a shorter prompt."
             )
 
         device = net.compute_device

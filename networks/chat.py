@@ -32,7 +32,7 @@ def without_special(ids: list[int], special: Sequence[Container[int]], name: str
     """The ids of a text for the model ``name``; a UserError if one of them is a special token."""
     for reserved in special:
         if any(i in reserved for i in ids):
-            raise UserError(f"{field}: it holds a special token of {name}; write it in another way.")
+            raise UserError(f"{field}: it contains a special token of {name}; write it in a different way.")
 
     return ids
 
@@ -42,13 +42,13 @@ def checked(ids: list[int], vocab: int, most: int, name: str, field: str = "text
     wrong = [i for i in ids if not 0 <= i < vocab]
     if wrong:
         raise UserError(
-            f"{field}: the tokenizer gives token {wrong[0]}, and {name} has {vocab} tokens; use the tokenizer of the "
-            "model."
+            f"{field}: the tokenizer gives token {wrong[0]}, but {name} has only {vocab} tokens; use the tokenizer of "
+            "the model."
         )
     if len(ids) > most:
         raise UserError(
-            f"{field}: the prompt takes {len(ids)} tokens with its template, and {name} reads {max(0, most)}; shorten "
-            "it."
+            f"{field}: the prompt has {len(ids)} tokens with its template, but {name} reads at most {max(0, most)}; "
+            "shorten it."
         )
 
     return ids

@@ -273,7 +273,10 @@ class JanusModel(TokenModel):
         """Token ids of an image in a prompt."""
         t = self.template
         if t.image_end is None or t.place is None or t.end is None:
-            raise UserError(f"image: the tokenizer of {self.name} has no tokens for an image in a prompt; use its own.")
+            raise UserError(
+                f"image: the tokenizer of {self.name} has no tokens for an image in a prompt; use the model's own "
+                "tokenizer."
+            )
 
         return [t.image, *[t.place] * self.tokens, t.image_end]
 

@@ -49,7 +49,9 @@ class LatentSamplersConfig:
         squared = len(state["up_sampler.rise.weight"]) // max(1, up_width)
         ratio = round(squared**0.5)
         if ratio < 2 or ratio**2 != squared:
-            raise ValueError(f"its up-sampler makes {squared} cells of one, which is the square of no integer above 1")
+            raise ValueError(
+                f"its up-sampler makes {squared} cells of one cell, which is not the square of an integer above 1"
+            )
 
         return LatentSamplersConfig(
             ratio=ratio,

@@ -352,13 +352,13 @@ def remark(*nets: nn.Module, operations: Operations = FAST) -> str:
     if kinds:
         remarks.append(f"{' and '.join(kinds)} weights: the images differ, see docs/weights.md")
     if lacking := _without_product(together):
-        remarks.append(f"{lacking} has no product of 4-bit weights: each is unpacked for every pass, which is slower")
+        remarks.append(f"{lacking} cannot multiply 4-bit weights: every pass unpacks them, which is slower")
 
     offloaded = offloaded_bytes(together, operations)
     if offloaded:
         total = sum(parameter.nbytes for parameter in together.parameters())
         remarks.append(
-            f"{offloaded / 1e9:.2g} of {total / 1e9:.2g} GB of weights streamed from main memory, which is slower"
+            f"{offloaded / 1e9:.2g} of {total / 1e9:.2g} GB of weights streamed from system memory, which is slower"
         )
 
     return "; ".join(remarks)
@@ -520,8 +520,8 @@ class PackedLinear(nn.Module):
             return from_tiles(codes)
 
         raise UserError(
-            f"device: an image was drawn on {self.arranged} with these int4 weights, which lie in its order now; load "
-            f"the model again for {self.weight.device}."
+            f"device: an earlier run on {self.arranged} rearranged these int4 weights; load the model again for "
+            f"{self.weight.device}."
         )
 
 

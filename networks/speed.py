@@ -185,7 +185,8 @@ class _Compiled:
             except torch._dynamo.exc.FailOnRecompileLimitHit:  # before anything was computed
                 self.compiled = None
                 logging.getLogger(__name__).warning(
-                    "FastAR: %s was compiled for as many shapes as the compiler keeps; it runs plain from now on.",
+                    "FastAR: %s has been compiled for as many shapes as the compiler keeps; from now on it runs "
+                    "without compilation.",
                     self.plain.__qualname__,
                 )
 
@@ -223,11 +224,11 @@ def _expect_compiler(device: torch.device) -> None:
         from torch._inductor import cpp_builder, exc
 
         if " " in torch.__file__:  # the compiler's command has PyTorch's folder without quotes
-            lacks = "torch.compile builds nothing on a CPU while PyTorch is in a folder with a blank in its name"
+            lacks = "torch.compile cannot build for a CPU while the folder of PyTorch has a space in its name"
         try:
             cpp_builder.get_cpp_compiler()
         except exc.InvalidCxxCompiler:
-            lacks = "torch.compile needs a C++ compiler (g++, clang or MSVC) and finds none"
+            lacks = "torch.compile needs a C++ compiler (g++, clang or MSVC), but finds none"
 
     if lacks:
         raise UserError(f"speed: {lacks}; choose plain.")

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def make_extension(module: str = __name__) -> ComfyExtension:
     """The extension for ComfyUI's loader. Registers the model folders, so that menus can list them.
 
-    What is raised here ends the loading of this pack; ComfyUI writes it to its log and goes on.
+    What is raised here ends the loading of this pack; ComfyUI writes it to its log and continues.
 
     Args:
         module: the name under which ComfyUI has imported this pack.
@@ -113,7 +113,7 @@ def _let_scripts_call(node: type[io.ComfyNode], module: str) -> None:
 
     They import a class from its module if that has a name as in an import statement. ComfyUI imports packs under the
     paths of their folders, and classes of such a module are taken from its table of nodes, as they have to be. They
-    also pass the hidden inputs, which ComfyUI passes in another way, among the others.
+    also pass the hidden inputs, which ComfyUI passes in a different way, among all other inputs.
     """
     from .schema import HIDDEN
 

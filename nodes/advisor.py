@@ -96,7 +96,7 @@ class Advisor(ModelFirst):
             rest = time_left(at.seconds_left)
             host.text.show(cls, f"run {at.done + 1} of about {at.planned}{f', {rest}' if rest else ''}: {at.line}")
 
-        with enough_memory("image: memory is insufficient to draw the images; lower the batch size."):
+        with enough_memory("image: memory is insufficient to generate the images; lower the batch size."):
             image = to_image(_drawn(advice, baseline, settings)[None])
 
         # The last run was of any candidate; the preview that stays is of the answer.
@@ -110,19 +110,19 @@ def _in_a_graph(best: Choice, baseline: str) -> str:
     if best.entry.name == baseline and not best.values and best.preset == CUSTOM:
         return ""
 
-    # Settings of its own are the text for Any Sampler, because a sampler's node has numbers for all of them.
+    # If it has its own settings, the text is for Any Sampler, because a sampler's node has numbers for all of them.
     if best.values or best.preset == CUSTOM:
-        return f"In your graph: Any Sampler with the text {best.text}."
+        return f"In your workflow: Any Sampler with the text {best.text}."
 
     sampler, _, cache = best.entry.name.partition("+")
     used = f"{find(sampler).title} Sampler with preset {best.preset}"
     if cache:
         used += f", its cache input from LazyMAR Cache with preset {best.preset}"
-    return f"In your graph: {used}."
+    return f"In your workflow: {used}."
 
 
 def _drawn(advice: Advice, baseline: str, settings: AdviceSettings) -> np.ndarray:
-    """The images that the answer is about, with its figures, which are those of the table: uint8 [H, W, 3]."""
+    """The images that the answer is about, with its numbers, as in the table: uint8 [H, W, 3]."""
     plain = find(baseline).title
     labels = [plain, advice.best.text][: len(advice.shown)]
     title = f"fastest with {limit_of(settings)}"

@@ -52,7 +52,7 @@ class AskAboutImage(io.ComfyNode):
     }
     more_of_outputs = {
         "answer": (
-            "A node that follows runs once for each answer. The blueprint *Describe and Draw (Janus)* connects it "
+            "A connected node runs once for each answer. The blueprint *Describe and Draw (Janus)* connects it "
             "to *text* of Prompt (FastAR)."
         ),
     }

@@ -29,7 +29,7 @@ class CachePlan(OfFastAR):
     removed: Mapping[str, Any] = field(default_factory=dict)  # see :func:`take_removed`
 
     def __str__(self) -> str:
-        """For people: what core's Preview as Text shows."""
+        """For people: what ComfyUI's Preview as Text shows."""
         return f"LazyMAR's caches, preset {self.preset}: {in_words(CacheSettings, self.values) or 'its own settings'}."
 
     def settings(self, loaded: Loaded[Any], steps: int) -> tuple[Any, str]:

@@ -100,7 +100,7 @@ def _settings_of(report: Report) -> dict[str, Any]:
 
 
 def _title(sampler: str) -> str:
-    """Display name of a sampler; of a combination that is not registered those of its parts."""
+    """Display name of a sampler; for a combination that is not registered, the titles of its parts."""
     if sampler in SAMPLERS:
         return SAMPLERS[sampler].title
 
@@ -329,8 +329,8 @@ def cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | 
         own_reports = _connected(pairs, f"report_{i}")
         if own_reports and len(own_reports) != len(own_images):
             raise UserError(
-                f"report_{i}: it holds {len(own_reports)} reports for {len(own_images)} images on image_{i}; "
-                "connect both outputs of one sampler, or no report."
+                f"report_{i}: it holds {len(own_reports)} reports, but image_{i} has {len(own_images)} images; connect "
+                "both outputs of one sampler, or no report."
             )
 
         for k, image in enumerate(own_images):
@@ -343,9 +343,7 @@ def cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | 
     if not images:
         raise UserError("image_1: there is nothing to compare; connect at least one image.")
     if len(images) > MOST_CELLS:
-        raise UserError(
-            f"image_1: {len(images)} images are more than the {MOST_CELLS} cells of one grid; compare fewer."
-        )
+        raise UserError(f"image_1: {len(images)} images do not fit into one grid of {MOST_CELLS} cells; compare fewer.")
     return images, reports
 
 
@@ -366,7 +364,7 @@ def cell_baselines(cell: int, reports: Sequence[Report | None]) -> list[int | No
 
     with_report = [i for i, report in enumerate(reports) if report is not None]
     if cell and with_report and cell - 1 not in with_report:
-        raise UserError(f"baseline: cell {cell} has no report to measure against; connect it, or choose 0.")
+        raise UserError(f"baseline: cell {cell} has no report to compare with; connect its report, or choose 0.")
 
     if cell:
         return [cell - 1] * len(reports)

@@ -109,7 +109,7 @@ _LABELS = "cat"
 
 @lru_cache(maxsize=1)
 def _names() -> list[str]:
-    """The names of all label sets, the demo's first; the editor shows those of the connected model."""
+    """The names of all label sets, the demo's first; the editor shows the connected model's."""
     found: list[str] = []
     for names in label_sets().values():
         found += names
@@ -277,7 +277,7 @@ class TextPrompt(io.ComfyNode):
         ),
         "encoder": (
             "flan-t5-xl is a download of 11 GB. A local copy is a Hugging Face folder or one file; a decoder in it "
-            "is ignored. The sampler refuses an encoder of another size."
+            "is ignored. The sampler refuses an encoder of a different size."
         ),
         "dtype": "fp16 is not offered because the encoder overflows in it.",
     }
@@ -481,8 +481,8 @@ class ImageAndPrompt(io.ComfyNode):
     more_of_outputs = {
         "condition": (
             "Connect it to LlamaGen Sampler or ZipAR Sampler. FastAR refuses Janus-Pro, which was not trained to "
-            "edit and ignores the image. It decides by the model's name; if the name does not tell, the report says "
-            "so."
+            "edit and ignores the image. FastAR decides by the model's name; if the name does not say it, "
+            "the report warns you."
         ),
     }
 
@@ -490,7 +490,7 @@ class ImageAndPrompt(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         image = io.Image.Input(
             "image",
-            tooltip="Images of any size, each an entry of the condition. They are scaled and padded to a square of "
+            tooltip="Images of any size; each is one entry of the condition. They are scaled and padded to a square of "
             "384 pixels, so a square image keeps the most detail.",
         )
         text = io.String.Input(

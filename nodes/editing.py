@@ -165,11 +165,13 @@ class PasteInpaintedArea(io.ComfyNode):
 
 
 def _expect_batch(batches: Mapping[str, Tensor]) -> None:
-    """Raise a UserError if inputs of a node are neither one nor as many as the others."""
+    """Raise a UserError if an input of a node has neither one entry nor one for each image."""
     images = max(len(batch) for batch in batches.values())
     for name, batch in batches.items():
         if len(batch) not in (1, images):
-            raise UserError(f"{name}: its batch has {len(batch)} entries, not 1 or {images}; connect those of one run.")
+            raise UserError(
+                f"{name}: its batch has {len(batch)} entries, not 1 or {images}; connect outputs of the same run."
+            )
 
 
 NODES: list[type[io.ComfyNode]] = [CropAroundMask, PasteInpaintedArea]

@@ -1,9 +1,9 @@
-"""What a preset fills in: the numbers of its settings for the model behind a loader.
+"""What a preset fills in: the numbers of its settings for the model of a loader.
 
 The editor asks ``POST /fastar/fill`` (web/js/presets.js) when a preset is chosen or a loader changes. The numbers come
-from the functions that make the settings of a run, so that both agree. No weights are loaded and nothing is downloaded:
-the header of the model's file tells its shapes and what it recommends. Of a model that is not here yet the catalogue
-entry tells them.
+from the functions that make the settings of a run, so the two agree. No weights are loaded and nothing is downloaded:
+the header of the model's file tells its shapes and what it recommends. For a model that is not here yet, they come from
+the catalogue entry.
 """
 
 from __future__ import annotations
@@ -135,7 +135,7 @@ def model_of(loader: Any) -> Model:
     kind = loader.get("class_type") if isinstance(loader, Mapping) else None
     inputs = loader.get("inputs") if isinstance(loader, Mapping) else None
     if not isinstance(kind, str) or kind not in _families() or not isinstance(inputs, Mapping):
-        raise UserError("loader: it is not a FastAR loader with its inputs.")
+        raise UserError("loader: this is not a FastAR loader with its inputs.")
 
     family = _families()[kind]
     files = loading.LANGUAGE if family == _LANGUAGE else registry.FAMILIES[family].files
@@ -159,7 +159,7 @@ def _typed(inputs: Mapping[str, Any], widget: str, options: Any) -> str:
 
 
 def _version(path: Path) -> tuple[int, int]:
-    """What changes when a file is replaced."""
+    """Properties of a file that change when it is replaced."""
     about = path.stat()
     return about.st_size, about.st_mtime_ns
 

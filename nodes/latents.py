@@ -19,10 +19,10 @@ from .vae import kind_of
 
 C = TypeVar("C", bound=AnyCondition)
 
-# Where core's empty latents note their pixels per position; those of older nodes have 8.
+# Where ComfyUI's empty latents note their pixels per position; latents of older nodes have 8.
 PIXELS_PER_LATENT = "downscale_ratio_spacial"
 _USUAL_PIXELS = 8
-# Where core's nodes note which images of a batch a part of it is: Rebatch Latents, Latent From Batch.
+# Where ComfyUI's nodes note which images of a batch a latent holds: Rebatch Latents, Latent From Batch.
 BATCH_INDEX = "batch_index"
 
 
@@ -49,7 +49,9 @@ def asked(
 
     condition, edit, numbers = _in_batch(condition, edit, latent)
     if first_image and knows_places(latent):
-        raise UserError("first_image: latent_image already says which images of a batch it holds; set it to 0.")
+        raise UserError(
+            "first_image: latent_image already says which images of a batch it holds; set first_image to 0."
+        )
     return condition, edit, [first_image + number for number in numbers]
 
 
@@ -61,7 +63,7 @@ def knows_places(latent: Any) -> bool:
 def _checked_edit(latent: Any, mask: Any, kind: str) -> Edit | None:
     """The edit of the sockets ``latent_image`` and ``mask``, None if both are unconnected.
 
-    ``kind`` is that of the latents, see ``vae``.
+    ``kind``: of the latents, see ``vae``.
     """
     if latent is None and mask is None:
         return None
@@ -75,8 +77,8 @@ def _checked_edit(latent: Any, mask: Any, kind: str) -> Edit | None:
         raise UserError(f"latent_image: it got {describe(latent)}; connect the output of VAE Encode.")
     if kind_of(latent["samples"]) not in ("", kind):
         raise UserError(
-            "latent_image: it is of another family, which has other latents; connect VAE Encode with the vae of the "
-            "model's loader."
+            "latent_image: it comes from a different family of models, and its latents do not fit; connect VAE Encode "
+            "with the vae of the model's loader."
         )
 
     if mask is None:
@@ -92,7 +94,7 @@ def _checked_edit(latent: Any, mask: Any, kind: str) -> Edit | None:
 
 def _is_size(latent: Any, mask: Any) -> bool:
     """Whether ``latent_image`` is no image but a size, as Empty Latent Image makes it: zeros, without a mask here or on
-    the latent. Core's samplers take zeros for an empty latent too.
+    the latent. ComfyUI's samplers take zeros for an empty latent too.
     """
     if mask is not None or not isinstance(latent, dict) or "samples" not in latent:
         return False
@@ -123,8 +125,8 @@ def _expect_size(latent: Mapping[str, Any], loaded: Loaded[Any], settings: Any) 
     if asked in vae.sizes:  # a model of several sizes, one of which the sampler sets
         remedy = f"set width to {asked[1]} and height to {asked[0]}"
     raise UserError(
-        f"latent_image: it is empty and asks for an image of {asked[1]} x {asked[0]} pixels, and {loaded.model.name} "
-        f"draws {drawn} here; {remedy}, or disconnect latent_image."
+        f"latent_image: the empty latent asks for {asked[1]} x {asked[0]} pixels, but {loaded.model.name} generates "
+        f"{drawn} here; {remedy}, or disconnect latent_image."
     )
 
 
@@ -134,8 +136,8 @@ def _in_batch(condition: C, edit: Edit | None, latent: Any) -> tuple[C, Edit | N
     A single entry of a condition is for all images of the latent, as in core.
 
     A latent that is part of a batch says which of its images it holds: each is drawn as in the whole batch. Its number
-    is its place there. Of a condition or a mask with more entries than the latent, it gets the entry of that place; of
-    as many entries, they belong to the latent's images in their order.
+    is its place there. If a condition or a mask has more entries than the latent, the latent gets the entry of its
+    place; if the numbers are equal, the entries belong to the latent's images in their order.
     """
     if latent is None:
         return condition, edit, range(len(condition))
@@ -175,7 +177,7 @@ def _places(value: Any, count: int) -> list[int]:
 
     if len(places) != count or min(places) < 0:
         raise UserError(
-            f"latent_image: its batch_index is not a place from 0 for each of its {count} latents; make it again, for "
-            "example with Latent From Batch."
+            f"latent_image: its batch_index must give a place from 0 for each of its {count} latents; make it again, "
+            "for example with Latent From Batch."
         )
     return places

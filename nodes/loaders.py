@@ -1,4 +1,4 @@
-"""Loader nodes: a file to a model socket and a decoder on core's VAE socket."""
+"""Loader nodes: from a file to a model socket and a decoder on ComfyUI's VAE socket."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from .schema import BLOCK_MODEL, LATENT_SAMPLERS, MAR, TAR, TOKEN_MODEL, checked
 from .vae import BITS, VQ, FastARVAE
 
 # Model folders of each file family; the first takes downloads.
-# Core's diffusion models are left out, because most of them are not MARs.
+# ComfyUI's diffusion models are left out, because most of them are not MARs.
 FOLDERS: dict[str, tuple[str, ...]] = {
     "kl": (host.folders.FOLDER, "vae"),
     "vq": (host.folders.FOLDER, "vae"),
@@ -88,7 +88,7 @@ def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
 
         entry = hub.absent(choice, family, [*folders, download_to])
         if entry is not None and (entry.size is None or entry.size > FREE_DOWNLOAD):
-            # Of a file whose size nobody states, a note may tell the least.
+            # If nobody states the size of a file, a note may say the least size.
             unknown = entry.note if "GB" in entry.note else "size unknown"
             size = hub.readable_size(entry.size) if entry.size else unknown
             download = (
@@ -97,7 +97,7 @@ def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
             if not allowed:
                 raise UserError(
                     f"{KINDS[family].field}: the run would download {download}; switch on allow_download, one of the "
-                    "advanced inputs, or choose another."
+                    "advanced inputs, or choose a file that is here."
                 )
 
             logging.info("FastAR: downloading %s", download)
@@ -142,9 +142,9 @@ _TOOLTIPS = {
     "checkpoint": "The model: demo models are built in, your own files go into models/fastar, and entries with a size "
     "are downloads. Larger models give better images and are slower.",
     "decoder": "The VQ tokenizer that turns tokens into images. Usual: auto, the one that the model was trained with; "
-    "another one gives wrong images.",
+    "a different one gives wrong images.",
     "ta_tok": "The TA-Tok that reads the semantic codes for the de-tokenizer. Usual: auto, the one that the "
-    "de-tokenizer was trained with; another one gives wrong images.",
+    "de-tokenizer was trained with; a different one gives wrong images.",
     "dtype": "Precision of the weights; auto uses bf16 on GPUs that support it, otherwise fp32. fp32 is the most "
     "exact and takes twice the memory of bf16; int8 and fp8 take half the memory of bf16, are usually slower, "
     "and change the image.",
@@ -160,10 +160,10 @@ _TOOLTIPS = {
     "and rounds differently.",
 }
 
-# Tooltips on dtypes, of families that have those of 4 bits.
+# The end of tooltips on dtypes, for families with 4-bit dtypes.
 _ALL_BITS = (
-    "fp32 takes twice the memory of bf16, int8 and fp8 half, int4 less and int4-g64 least; fewer bits change the image "
-    "more and are usually slower."
+    "fp32 takes twice the memory of bf16, int8 and fp8 take half, int4 takes less and int4-g64 the least; fewer bits "
+    "change the image more and are usually slower."
 )
 _AUTO_BF16 = f"Precision of the weights; auto uses bf16 on GPUs that support it, otherwise fp32. {_ALL_BITS}"
 
@@ -191,7 +191,7 @@ def tokens_per_side(grid: str, size: str) -> int | None:
 
 
 def make_vae(decoder: KLModel | VQModel, model: Any) -> FastARVAE:
-    """The autoencoder of a model for core's VAE nodes."""
+    """The autoencoder of a model for ComfyUI's VAE nodes."""
     config: Any = decoder.net.config
     family = family_of(model)
     kind = family.decoder
@@ -219,7 +219,7 @@ class _Loader(io.ComfyNode):
     family: ClassVar[str]  # of the registry
     usual: ClassVar[tuple[str, ...]]  # the first of these entries that is on the menu is the default
     widgets: ClassVar[tuple[str, ...]] = ("checkpoint", "decoder", "dtype", "allow_download", "speed", "weights")
-    tooltips: ClassVar[dict[str, str]] = {}  # where they differ from those of other loaders
+    tooltips: ClassVar[dict[str, str]] = {}  # where they differ from other loaders' texts
     socket: ClassVar[io.Output]  # of the model
     decodes: ClassVar[bool] = True  # whether it also loads a decoder
 
@@ -349,10 +349,12 @@ class _Loader(io.ComfyNode):
             parts[TA_TOK] = Loaded.of(reader)
             ready = replace(ready, model=replace(cast(Any, ready.model), ta_tok=reader))
 
-        # 3. The decoder as core's VAE, and the model under ComfyUI's memory management.
+        # 3. The decoder as ComfyUI's VAE, and the model under ComfyUI's memory management.
         vae = make_vae(decoder_model, ready.model)
         if menus["size"] != AUTO and vae.downscale_ratio * cast(Any, ready.model).patch != PIXELS:
-            raise UserError(f"size: {ready.model.name} has tokens of another size than {PIXELS} pixels; choose {AUTO}.")
+            raise UserError(
+                f"size: the tokens of {ready.model.name} do not have {PIXELS} pixels a side; choose {AUTO}."
+            )
 
         loaded = Loaded.of(ready.model, vae, parts, loading.defaults(ready), menus["speed"])
         return io.NodeOutput(loaded, vae, ui=cls.said(ready.model))
@@ -363,10 +365,10 @@ class _Loader(io.ComfyNode):
         return None
 
 
-# The end of a sentence on dtypes, of families that have those of 4 bits.
+# The end of a sentence on dtypes, for families with 4-bit dtypes.
 _FOUR_BITS = (
-    "*int4* their feed-forward layers in 4 bits and attention in 8, and *int4-g64* all in 4 bits, for the smallest "
-    "cards. *int8* changes the image least; see docs/precision.md in the repository."
+    "*int4* stores their feed-forward layers in 4 bits and attention in 8 bits, and *int4-g64* stores both in 4 bits, "
+    "for the smallest GPUs. *int8* changes the image least; see docs/precision.md in the repository."
 )
 _KL = "The autoencoder that turns latents into images. Usual: auto, the one that the model was trained with."
 _MAR_OUTPUT = output(MAR, "model", "For MAR Sampler and the samplers that accelerate it.")
@@ -441,7 +443,7 @@ class LoadHybrid(_Loader):
             "arithmetic and the decoder always use fp32. *int8* and *fp8* store the transformer blocks in 8 bits. "
             "*int8* changes the image less than *fp8*; see docs/precision.md in the repository."
         ),
-        "size": "For another size the position tables are resized, and the report says so.",
+        "size": "For a different size, FastAR resizes the position tables, and the report says so.",
     }
     more_of_outputs = {
         "vae": (
@@ -484,7 +486,7 @@ class LoadLlamaGen(_Loader):
         ),
         "dtype": (
             "bf16 is the training precision. The decoder always uses fp32. *int8* and *fp8* store the transformer "
-            f"blocks in 8 bits, {_FOUR_BITS}"
+            f"blocks in 8 bits. {_FOUR_BITS}"
         ),
     }
     more_of_outputs = {
@@ -524,7 +526,7 @@ class LoadTarDetokenizer(_Loader):
         "grid": "FastAR refuses a value that contradicts the file.",
         "dtype": (
             "It is the precision of AR-DTok and TA-Tok, which were trained in bf16. The decoder always uses fp32. "
-            f"*int8* and *fp8* store the transformer blocks in 8 bits, {_FOUR_BITS}"
+            f"*int8* and *fp8* store the transformer blocks in 8 bits. {_FOUR_BITS}"
         ),
     }
     more_of_outputs = {
@@ -544,8 +546,8 @@ class LoadTar(_Loader):
     aliases = ["tar loader", "text to image", "language model", "qwen", "load checkpoint"]
     widgets = ("checkpoint", "dtype", "allow_download")
     tooltips = {
-        "checkpoint": "The model: demo models are built in, your own go into models/fastar as a folder with "
-        "config.json and a tokenizer, and entries with a size are downloads. 7b follows prompts better than "
+        "checkpoint": "The model: demo models are built in; put your own into models/fastar, as a folder with "
+        "config.json and a tokenizer. Entries with a size are downloads. 7b follows prompts better than "
         "1.5b, but is slower and takes five times the memory.",
         "dtype": _AUTO_BF16,
     }
@@ -555,7 +557,7 @@ class LoadTar(_Loader):
     more = {
         "checkpoint": "Press *R* in the editor to refresh the list.",
         "dtype": (
-            f"bf16 is the training precision. *int8* and *fp8* store the transformer blocks in 8 bits, {_FOUR_BITS}"
+            f"bf16 is the training precision. *int8* and *fp8* store the transformer blocks in 8 bits. {_FOUR_BITS}"
         ),
     }
 
@@ -631,9 +633,9 @@ class LoadJanus(_Loader):
     aliases = ["janus pro", "deepseek", "text to image", "autoregressive prompt model", "load checkpoint"]
     widgets = ("checkpoint", "dtype", "allow_download", "speed")
     tooltips = {
-        "checkpoint": "The model: your own go into models/fastar as a folder with tokenizer.json, and entries with "
-        "a size are downloads. In bf16, 1B needs 3.6 GB of GPU memory and 7B 14.2 GB; with less, a part of 7B "
-        "stays in system memory, which is slower.",
+        "checkpoint": "The model: put your own into models/fastar, as a folder with tokenizer.json; entries with a "
+        "size are downloads. In bf16, a 1B model needs 3.6 GB of GPU memory and a 7B model 14.2 GB; with less, a part "
+        "of the model stays in system memory, which is slower.",
         "dtype": _AUTO_BF16,
     }
     socket = output(
@@ -651,7 +653,7 @@ class LoadJanus(_Loader):
         ),
         "dtype": (
             "bf16 is the precision of the published weights. The decoder always uses fp32. *int8* and *fp8* store "
-            f"the transformer blocks in 8 bits, {_FOUR_BITS}"
+            f"the transformer blocks in 8 bits. {_FOUR_BITS}"
         ),
     }
     more_of_outputs = {
@@ -701,7 +703,7 @@ class LoadBitDance(_Loader):
         ),
         "dtype": (
             "fp16 is not offered because it was never tried. The states of the diffusion, the positions and the "
-            "autoencoder always use fp32. *int8* and *fp8* store the weights of the transformer blocks in 8 bits, "
+            "autoencoder always use fp32. *int8* and *fp8* store the weights of the transformer blocks in 8 bits. "
             f"{_FOUR_BITS} Everything else is the same as with *auto*. A file that is "
             "already int8 or scaled fp8 keeps its 8 bits with *auto*; any other choice converts it."
         ),

@@ -40,7 +40,7 @@ def edit_codes(edit: Edit, vae: FastARVAE) -> Edit:
     latents = edit.start
     if latents.shape[1] != channels:
         raise UserError(
-            f"latent_image: it has the shape {list(latents.shape)}, and the model has latents of {channels} channels; "
+            f"latent_image: it has the shape {list(latents.shape)}, but the model has latents of {channels} channels; "
             "connect VAE Encode with the vae of the same loader."
         )
 

@@ -1,7 +1,7 @@
 """The model or the condition of a node made again with another checkpoint, label or prompt, for axes of Sweep.
 
-The nodes behind the socket are called again with the inputs that the graph holds for them. So everything else, such as
-the decoder, the dtype or a negative prompt, is as in the graph.
+The nodes connected to the socket are called again with the inputs that the graph holds for them. So everything else,
+such as the decoder, the dtype or a negative prompt, is as in the graph.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from ..sweeps.plan import CHECKPOINT, LABEL, PROMPT
 from . import conditioning, graph, loaders
 from .schema import describe
 
-# Of every axis: the socket, and by type of the node behind it what changes there; "" is the place of the value.
+# For every axis: the socket, and by type of the node behind it what changes there; "" is the place of the value.
 _LOADERS = {loader.node_id: {"checkpoint": ""} for loader in loaders.NODES if loader is not loaders.LoadTar}
 _CHANGES: dict[str, tuple[str, dict[str, dict[str, str]]]] = {
     CHECKPOINT: ("model", _LOADERS),
@@ -43,7 +43,7 @@ class Remaker:
         """The value of the socket of an axis, :data:`CHECKPOINT`, :data:`LABEL` or :data:`PROMPT`, for a value of it.
 
         Raises:
-            UserError: the node behind the socket is another one, or one whose inputs are not known here; or what the
+            UserError: the connected node is a different one, or its inputs are not known here; or what the
                 node raises.
         """
         socket, kinds = _CHANGES[axis]
@@ -66,8 +66,8 @@ class Remaker:
         kind = _nodes().get(str(name))
         if kind is None:
             raise UserError(
-                f"x: a sweep cannot call the node {describe(name)} again, which its loader or prompt is connected to; "
-                "type the value in its place."
+                f"x: the loader or prompt of the sweep has an input from the node {describe(name)}, which a sweep "
+                "cannot run again; disconnect it and type the value."
             )
 
         known = {part.id for part in kind.define_schema().inputs}

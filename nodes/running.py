@@ -2,8 +2,7 @@
 
 A run takes three steps, in this order:
 
-1. check: the values of the sockets become a :class:`Run`. What is
-   wrong is refused here, before anything is loaded.
+1. check: the values of the sockets become a :class:`Run`. Errors are raised here, before anything is loaded.
 2. estimate: the memory that the run needs, from shapes alone.
 3. run: the weights are loaded with that much memory free, and the sampler is driven to its end.
 """
@@ -128,7 +127,7 @@ def expect_runnable(choice: Choice, loaded: Loaded[Any], draft: Any) -> None:
     if entry.family.kind != family.kind:
         suited = ", ".join(name for name, other in runnable().items() if other.family.kind == family.kind)
         raise UserError(
-            f"sampler: {entry.name} samples {entry.models}, and this is {describe(loaded)}{family.nature}; choose "
+            f"sampler: {entry.name} samples {entry.models}, but this is {describe(loaded)}{family.nature}; choose "
             f"{suited}."
         )
 
@@ -377,7 +376,10 @@ def latent_samplers_of(
         return None
 
     if sockets.upscale_model is not None:
-        raise UserError("latent_samplers: the draft is enlarged once; disconnect upscale_model or latent_samplers.")
+        raise UserError(
+            "latent_samplers: upscale_model is connected too, but the draft is enlarged only once; disconnect one of "
+            "them."
+        )
     samplers: Loaded[LatentSamplersModel] = expect_kind_on(
         value, (Loaded.kind,), "latent_samplers", "Load Latent Samplers"
     )

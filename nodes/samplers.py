@@ -1,6 +1,6 @@
 """Sampler nodes, one a sampler of the registry.
 
-The classes hold texts. What they share is in :class:`_Sampler`; how a sampler is run is in ``running``.
+The classes hold texts. Their common parts are in :class:`_Sampler`; how a sampler is run is in ``running``.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ _GUIDED_BY_IMAGE = (
 
 
 def _edit(mask: str, more: str = "") -> list[io.Input]:
-    """The sockets of an image to change. ``mask``: tooltip of the mask; ``more``: what the help says of the image."""
+    """The sockets of an image to change. ``mask``: tooltip of the mask; ``more``: the help about the image."""
     latent_image = io.Latent.Input(
         "latent_image",
         optional=True,
@@ -134,8 +134,8 @@ class _Sampler(ModelFirst):
                 "enabled",
                 default=True,
                 optional=True,
-                tooltip=f"Off runs {family.unaccelerated} without acceleration, with the same seed and the shared "
-                "settings. Do not bypass the node for this: a bypassed sampler breaks the workflow.",
+                tooltip=f"When this is off, {family.unaccelerated} runs without acceleration, with the same seed and "
+                "the shared settings. Do not bypass the node for this: a bypassed sampler breaks the workflow.",
             )
             main.append(switch)
 
@@ -180,7 +180,7 @@ class _Sampler(ModelFirst):
     ) -> io.NodeOutput:
         entry = SAMPLERS[cls.sampler]
 
-        # 1. Inputs that are models or sockets; the others are widgets.
+        # 1. Inputs that are models or sockets; the other inputs are widgets.
         field = "target" if entry.needs_draft else "model"
         loaded = expect_loaded(inputs.pop(field), field, entry.family.kind)
         draft = inputs.pop("draft", None)
@@ -192,7 +192,7 @@ class _Sampler(ModelFirst):
 
         removed = take_removed(cls, entry.settings, inputs)
 
-        # 2. The settings, and what the node says of them.
+        # 2. The settings, and the node's text about them.
         shown = Shown(entry.settings, cls.options(), facts_of(loaded))
         preset = checked_preset(inputs.pop("preset", cls.options()[0]), cls.options())
         settings, said = shown.settings_sent(preset, inputs)

@@ -31,7 +31,7 @@ BLOCK_MODEL = io.Custom("FASTAR_BITDANCE")
 TAR = io.Custom("FASTAR_TAR")
 LATENT_SAMPLERS = io.Custom("FASTAR_LATENT_SAMPLERS")
 ANY_MODEL = io.Custom(",".join(dict.fromkeys(family.socket for family in FAMILIES.values())))
-# A condition has a type by its kind, so that a sampler that no model reads it with cannot be connected.
+# A condition has a type by its kind: the editor offers only samplers whose models can read it.
 _OF_KIND = {
     "class": "FASTAR_LABELS",
     "prompt": "FASTAR_PROMPT",
@@ -86,14 +86,14 @@ def schema(
     which the editor shows first.
     """
     if _SENDS_TEXT_AGAIN:
-        # What a node says about its run is sent again when its result is reused.
+        # ComfyUI sends a node's text about its run again when it reuses the result.
         about["has_intermediate_output"] = io.Hidden.unique_id in about.get("hidden", ())
 
     return io.Schema(inputs=[*sockets, *sorted(widgets, key=_last), *optional], **about)
 
 
 def _last(widget: Any) -> bool:
-    """Advanced widgets follow the others."""
+    """Advanced widgets come last."""
     return bool(widget.advanced)
 
 
@@ -242,7 +242,7 @@ _MOST_NUMBERS = 10_000_000
 
 
 def first_image_widget() -> io.Input:
-    """The number of the first image, by which the noise of an image differs from that of others with its seed."""
+    """The number of the first image, by which images of one seed have different noise."""
     return io.Int.Input(
         "first_image",
         default=0,
@@ -341,7 +341,7 @@ _SEEN_AS: dict[str, str] = {
     "TATokModel": "a TA-Tok",
     "LatentSamplersModel": "latent samplers",
     "FastARVAE": "a VAE",
-    # Core's.
+    # ComfyUI's.
     "VAE": "a VAE",
     "CLIP": "a CLIP",
     "ModelPatcher": "a MODEL of another kind",

@@ -137,7 +137,7 @@ def line_of(report: Report) -> tuple[str, str]:
         node = f"{find(report.sampler).title} Sampler"
         lacks = f"whose draft the upscale model {literal(str(enlarged))} enlarged; use {node} with that model"
     elif report.edits:
-        lacks = "which drew a part of an image again; use the sampler's own node with the same image and mask"
+        lacks = "which regenerated a part of an image; use the sampler's own node with the same image and mask"
 
     return choose(report.sampler, written).text, lacks
 
@@ -149,7 +149,7 @@ class AnySampler(ModelFirst):
     more = {
         "sampler": (
             "An example is *fasthybrid: preset=fast, threshold=0.9*. Type it, or connect Advisor or Load Report. "
-            "The names are those of the command line: *mar*, *fasthybrid*, *lazymar*, *cspd*, *gtr*, *llamagen*, "
+            "The names are the same as on the command line: *mar*, *fasthybrid*, *lazymar*, *cspd*, *gtr*, *llamagen*, "
             "*par*, *zipar*, *mulosd*, *bitdance*, and *fasthybrid+lazymar*, *gtr+lazymar* and *cspd+lazymar*."
         ),
     }
@@ -181,7 +181,7 @@ class AnySampler(ModelFirst):
 
     @classmethod
     def validate_inputs(cls, sampler: Any = None) -> bool | str:
-        """What is wrong with a typed line."""
+        """The error of a typed line."""
         return validity(lambda line: parse_choice(line, "sampler"), sampler, "sampler")
 
     @classmethod

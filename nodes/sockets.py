@@ -53,7 +53,7 @@ class LabelText(OfFastAR):
     repeat: int
 
     def __str__(self) -> str:
-        """For people: what core's Preview as Text shows."""
+        """For people: what ComfyUI's Preview as Text shows."""
         return (
             f"Class labels, {amount(self.repeat, 'images')} of each: {printable(', '.join(split_labels(self.text)))}."
         )
@@ -374,8 +374,8 @@ def expect_kind_on(value: Any, kinds: tuple[str, ...], field: str, source: str) 
     known = VALUES[kind].version
     if value.fastar_version > known:
         raise UserError(
-            f"{field}: its value of the kind {kind} came from a newer FastAR (sockets of version "
-            f"{value.fastar_version}, this one knows {known}); update this one."
+            f"{field}: its value of the kind {kind} comes from a newer FastAR (its socket version is "
+            f"{value.fastar_version}, but this FastAR knows only {known}); update this FastAR."
         )
 
     own = VALUES[kind].own
@@ -412,7 +412,7 @@ def _expect_one_length(value: Any, field: str) -> None:
         images, entries = len(getattr(value, lists[0])), len(getattr(value, name))
         if images < 1:
             raise UserError(
-                f"{field}: its attribute {name} is an empty list and needs an entry for each image; {_ASK}."
+                f"{field}: its attribute {name} is an empty list, but must have an entry for each image; {_ASK}."
             )
         if entries != images:
             raise UserError(
@@ -424,7 +424,7 @@ def _expect_one_length(value: Any, field: str) -> None:
         for name, found in getattr(value, "maps", {}).items():
             if len(found) != value.images:
                 raise UserError(
-                    f"{field}: its map {name[:60]} must be of {amount(value.images, 'images')}, but is of "
+                    f"{field}: its map {name[:60]} must cover {amount(value.images, 'images')}, but covers "
                     f"{len(found)}; {_ASK}."
                 )
 

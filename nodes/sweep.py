@@ -211,7 +211,7 @@ class SweepNode(ModelFirst):
         shown = sweep_plot(sweep, axis)
         plot = to_image(shown[None])
 
-        # 2. The grid. What is finished stays, also where the grid of a large sweep does not fit into an image.
+        # 2. The grid. Finished cells stay, even if the grid of a large sweep does not fit into an image.
         try:
             cells = sweep_grid(sweep, view.cell_size)
             grid = to_image(cells[None])
@@ -244,7 +244,7 @@ def run(
     for subject in subjects.values():
         expect_runnable(base, subject.loaded, small)
 
-    # 2. Plan the runs: for each seed the plain sampler, then the cells, so that the two are near in time.
+    # 2. Plan the runs: for each seed the plain sampler, then its cells, to keep the two close in time.
     runs = _runs(base, subjects, x_axis, y_axis, seeds)
     for each in runs:
         expect_suited_settings(each.choice, each.subject.loaded)
@@ -472,9 +472,9 @@ def _plan(
     base = _base(chosen, parse_settings(settings, "settings"))
 
     if x == y:
-        raise UserError(f"y: {y} is on the other axis too; choose another setting, or none.")
+        raise UserError(f"y: {y} is already on the other axis; choose a different setting, or none.")
     if {x, y} == {LABEL, PROMPT}:
-        raise UserError("y: a model reads labels or prompts, not both; choose another axis, or none.")
+        raise UserError("y: a model takes labels or prompts, not both; choose a different axis, or none.")
     x_axis = _axis(base, "x", x, x_values)
     y_axis = Axis("", ("",)) if y == NONE else _axis(base, "y", y, y_values)
 

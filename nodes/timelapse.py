@@ -121,7 +121,7 @@ def result_of(images: Sequence[np.ndarray], names: Sequence[str], reports: Seque
 
 
 def _save(frames: Tensor, prefix: str, node: Any) -> Any:
-    """Save an animation by core's helper; a UserError if it cannot be written."""
+    """Save an animation by ComfyUI's helper; a UserError if it cannot be written."""
     try:
         return ui.ImageSaveHelper.get_save_animated_webp_ui(
             frames, prefix, node, fps=FPS, lossless=False, quality=85, method=4

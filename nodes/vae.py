@@ -1,8 +1,8 @@
-"""Decoders on core's VAE socket: of the MARs KL autoencoders, of the token models VQ tokenizers, and of BitDance binary
-autoencoders.
+"""Decoders on ComfyUI's VAE socket: of the MARs KL autoencoders, of the token models VQ tokenizers, and of BitDance
+binary autoencoders.
 
-They are core's VAE (``comfy.sd.VAE``) with networks, sizes and checks of this pack. A node that is for videos, sounds
-or meshes gets a sentence where it asks for what an autoencoder of images lacks.
+They are ComfyUI's VAE (``comfy.sd.VAE``) with networks, sizes and checks of this pack. A node that is for videos,
+sounds or meshes gets a sentence where it asks for what an autoencoder of images lacks.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ KL = "kl"
 VQ = "vq"
 BITS = "bitdance-ae"
 _MODELS = {KL: "a MAR", VQ: "a LlamaGen, a PAR or a Tar de-tokenizer", BITS: "a BitDance"}
-# Inputs by which core's nodes for videos are known. They take a batch of images for one video, and would make of its
-# latents what no model reads.
+# Inputs by which ComfyUI's nodes for videos are recognised. They take a batch of images for one video, and would make
+# of its latents what no model reads.
 _OF_VIDEOS = {"length", "video_frames", "frame_idx", "noise_augmentation"}
 
 
@@ -61,14 +61,14 @@ def _checked_latents(samples: Any, channels: int, name: str, kind: str = "") -> 
     made = kind_of(samples)
     if kind and made not in ("", kind):
         raise UserError(
-            f"samples: these latents are of {_MODELS[made]}, the decoder {name} is for those of {_MODELS[kind]}; "
-            "connect the VAE of the loader that made them."
+            f"samples: these latents come from {_MODELS[made]}, but the decoder {name} is for latents from "
+            f"{_MODELS[kind]}; connect the VAE of the loader that made them."
         )
 
     latents = expect_latents(samples, "samples")
     if latents.shape[1] != channels:
         raise UserError(
-            f"samples: they have {latents.shape[1]} channels, and the decoder {name} reads latents [B, {channels}, h, "
+            f"samples: they have {latents.shape[1]} channels, but the decoder {name} reads latents [B, {channels}, h, "
             "w]; connect the VAE of the loader that made them."
         )
     return latents
@@ -80,12 +80,12 @@ def _checked_pixels(images: Any) -> Tensor:
 
 
 class FastARVAE(host.images.VAE):
-    """A decoder as core's VAE: its own are the methods that use the network, the others are core's.
+    """A decoder as ComfyUI's VAE: the methods that use the network are its own, all other methods are ComfyUI's.
 
     Latents are in the network's scale; samplers have divided by their latent scale. Encoding is deterministic: it
     returns the mean of the posterior, the vectors of the nearest codes, or the bits. All networks normalise by
-    statistics of the whole image: binary autoencoders and those that enlarge refuse tiles, others say that tiles change
-    the image.
+    statistics of the whole image: binary autoencoders and decoders that enlarge refuse tiles; all other decoders say
+    that tiles change the image.
 
     Args:
         net: decodes to images in about -1..1 and encodes them to (latents, ...).
@@ -98,7 +98,7 @@ class FastARVAE(host.images.VAE):
         enlarges: how many times higher and wider than ``sizes`` images are decoded.
     """
 
-    # Names of core's that are the same for every decoder of this pack. Others may use the network by themselves: they
+    # ComfyUI's names that are the same for every decoder of this pack. Others may use the network by themselves: they
     # load it whole, because not all of its layers can stay on the offload device.
     latent_dim = 2
     output_channels = 3
@@ -129,7 +129,7 @@ class FastARVAE(host.images.VAE):
         self.sizes = tuple(sizes)
         self.kind = kind
 
-        # Names of core's.
+        # ComfyUI's names.
         self.size = None  # in bytes; model_size() counts them
         self.downscale_ratio = stride
         self.upscale_ratio = stride * enlarges
@@ -140,7 +140,7 @@ class FastARVAE(host.images.VAE):
         self.patcher = host.memory.make_patcher(net, self.device, host.devices.get_vae_offload_device())
 
     def __str__(self) -> str:
-        """For people: what core's Preview as Text shows."""
+        """For people: what ComfyUI's Preview as Text shows."""
         height, width = self.sizes[0]
         enlarges = self.upscale_ratio // self.downscale_ratio
         drawn = f"{width * enlarges} x {height * enlarges}"
@@ -152,11 +152,13 @@ class FastARVAE(host.images.VAE):
         return self.downscale_ratio
 
     def process_input(self, images: Tensor) -> Tensor:
-        """Images in 0..1 to those of the network, in -1..1."""
+        """Images in 0..1 as the network's images in -1..1."""
         return images * 2 - 1
 
     def process_output(self, images: Tensor) -> Tensor:
-        """Images of the network, in about -1..1, to 0..1: in place, as core's, whose callers may ignore the result."""
+        """Images of the network, in about -1..1, to 0..1: in place, as ComfyUI's method, whose callers may ignore the
+        result.
+        """
         return images.div_(2).add_(0.5).clamp_(0, 1)
 
     @property
@@ -173,7 +175,7 @@ class FastARVAE(host.images.VAE):
             raise NotReadHere("vae", name)
 
     def get_sd(self) -> dict[str, Tensor]:
-        """Weights, for core's Save VAE, which keeps no metadata of ours: what these say is among the weights."""
+        """Weights, for ComfyUI's Save VAE, which keeps no metadata of ours: what these say is among the weights."""
         weights = dict(self.first_stage_model.state_dict())
         groups = self.first_stage_model.config.groups
         if groups != USUAL_GROUPS:
@@ -338,8 +340,8 @@ class FastARVAE(host.images.VAE):
         return model(cast(Any, self.first_stage_model), self.name).encode(x)
 
     def size_for(self, pixels: Tensor) -> tuple[int, int]:
-        """Height and width to which images [B, 3, H, W] are scaled: their own if it is one of the model's sizes, that
-        of the latents that are decoded to it, else the one whose shape is the most similar.
+        """Height and width to which images [B, 3, H, W] are scaled: their own size if the model has it, else the size
+        of the model whose latents are decoded to their own size, else the size with the most similar shape.
         """
         _, _, height, width = pixels.shape
         if (height, width) in self.sizes:
@@ -362,13 +364,13 @@ class FastARVAE(host.images.VAE):
             raise self._made_for("videos")
 
     def _made_for(self, others: str) -> UserError:
-        """The error for a node that is for others than images."""
+        """The error for a node that is not for images."""
         return UserError(
-            f"vae: {self.name} is for single images, and this node is for {others}; connect the VAE of its model."
+            f"vae: {self.name} is for single images, but this node is for {others}; connect a VAE for {others}."
         )
 
     def _check_tiles(self, field: str, x: Tensor, tile: tuple[int, int], remedy: str) -> None:
-        """Refuse tiles that are useless, and say of others that they change the image.
+        """Raise a UserError for useless tiles, and say that other tiles change the image.
 
         Every network normalises by statistics of the whole image. Tiles of the demo's decoders, which enlarge, differ
         from it by 14 to 63 % of its contrast; official decoders are larger, and their tiles may be of use.
@@ -385,8 +387,8 @@ class FastARVAE(host.images.VAE):
         enlarges = self.upscale_ratio != self.downscale_ratio
         if self.kind == BITS or enlarges and not is_whole:
             raise UserError(
-                f"{field}: {self.name} normalises by statistics of the whole image, so tiles would change it; "
-                f"{remedy}, or unload other models."
+                f"{field}: {self.name} cannot work in tiles, because it normalises by statistics of the whole "
+                f"image; {remedy}, or unload other models."
             )
 
         if not is_whole:

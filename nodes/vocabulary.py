@@ -1,4 +1,5 @@
-"""What the models behind a prompt or a label know: words of a prompt, a negative prompt, the names of classes.
+"""The words that the models connected to a prompt or a label know: words of a prompt, a negative prompt, the names of
+classes.
 
 The editor asks ``POST /fastar/words`` (web/js/vocabulary.js) while one types. As for presets, only the header of a
 model's file is read, which holds the demo's tokenizer.
@@ -36,7 +37,7 @@ def known(loaders: Any, text: Any = "", label_set: Any = AUTO) -> dict[str, Any]
     """What the models that loaders would load know.
 
     Args:
-        loaders: a list of the loaders behind a prompt or a label, each as in :func:`.filling.fill`.
+        loaders: a list of the loaders connected to a prompt or a label, each as in :func:`.filling.fill`.
         text: the prompt.
         label_set: what the widget of Class Label says.
 
@@ -57,7 +58,7 @@ def known(loaders: Any, text: Any = "", label_set: Any = AUTO) -> dict[str, Any]
 
 
 def _names(loaders: Iterable[Any], label_set: Any) -> list[str] | None:
-    """The names of the chosen label set, or of those of the models; None if one of the models is not known."""
+    """The names of the chosen label set, or of the models' sets; None if one of the models is not known."""
     if label_set in list(label_sets()):
         return list(label_sets()[label_set])
 

@@ -11,7 +11,6 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
-from ..errors import UserError
 from .fonts import fitting
 
 Colour = tuple[int, int, int]
@@ -142,19 +141,6 @@ class Canvas:
         self.image.paste(Image.fromarray(image), (x, y))
 
 
-def check_batch(images: np.ndarray, name: str) -> np.ndarray:
-    """Return ``images`` if it is a non-empty uint8 array [N, H, W, 3], else raise a UserError."""
-    if not isinstance(images, np.ndarray):
-        raise UserError(f"{name}: it holds {type(images).__name__}, not uint8 images [N, H, W, 3].")
-
-    is_batch = images.ndim == 4 and 0 not in images.shape and images.shape[3] == 3
-    if not is_batch or images.dtype != np.uint8:
-        found = f"{images.dtype} {list(images.shape)}"
-        raise UserError(f"{name}: it holds {found}, not uint8 images [N, H, W, 3].")
-
-    return images
-
-
 def resize(image: np.ndarray, width: int, height: int) -> np.ndarray:
     """Resize uint8 [H, W, 3] smoothly (Lanczos)."""
     if image.shape[:2] == (height, width):
@@ -165,7 +151,7 @@ def resize(image: np.ndarray, width: int, height: int) -> np.ndarray:
 
 def contact_sheet(images: np.ndarray, columns: int = 0, gap: int = 2) -> np.ndarray:
     """Tile a batch uint8 [N, H, W, 3] into one image in row-major order; ``columns`` 0 is a near-square sheet."""
-    n, h, w, _ = check_batch(images, "images").shape
+    n, h, w, _ = images.shape
 
     if columns > 0:
         columns = min(n, columns)

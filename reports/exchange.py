@@ -137,9 +137,9 @@ def read_runs(path: Path) -> Saved:
     shown, text = _read_image(path)
     if text is None:
         raise UserError(
-            f"image: {path.name} holds no FastAR report: no FastAR sampler made it, ComfyUI ran with "
-            "--disable-metadata, or it was edited or sent since; choose a file that a save node of ComfyUI wrote in a "
-            "run with a FastAR sampler."
+            f"image: {path.name} holds no FastAR report. Either no FastAR sampler made it, or ComfyUI ran with "
+            "--disable-metadata, or a program edited or sent it since. Choose a file that a save node of ComfyUI "
+            "wrote in a run with a FastAR sampler."
         )
 
     try:
@@ -222,7 +222,7 @@ def _parse_runs(text: str, name: str) -> list[Any]:
     if version != VERSION:
         found = version if isinstance(version, int) else "unknown"
         raise OtherFormat(
-            f"image: the report of {name} is of the format {found}, and this version reads {VERSION}; "
+            f"image: the report of {name} has the format {found}, but this version reads {VERSION}; "
             "open it with the version of FastAR that wrote it."
         )
 

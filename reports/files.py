@@ -97,12 +97,12 @@ def output(text: str | Path | None, field: str, endings: Sequence[str]) -> Path 
 
     path = typed_path(text, field)
     if path.suffix.lower() not in endings:
-        raise UserError(f"{field}: {_short(path)} should end in {' or '.join(endings)}.")
+        raise UserError(f"{field}: {_short(path)} must end in {' or '.join(endings)}.")
 
     try:
         there = path.exists()
         if there and not path.is_file():
-            raise UserError(f"{field}: {_short(path)} is not a file; name a file in a folder.")
+            raise UserError(f"{field}: {_short(path)} is not a file; name a file.")
         if there and not os.access(path, os.W_OK):
             raise UserError(f"{field}: {_short(path)} is read-only; make it writable, or name another file.")
     except OSError as problem:
@@ -151,7 +151,7 @@ def distinct(**files: Path | None) -> None:
 
         key = os.path.normcase(os.path.realpath(path))
         if key in seen:
-            raise UserError(f"{field}: {_short(path)} is also the file of {seen[key]}; name another.")
+            raise UserError(f"{field}: {_short(path)} is already the file of {seen[key]}; name a different file.")
         seen[key] = field
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import UserError
-from .drawing import LONGEST, Canvas, Ink, check_batch, contact_sheet, line_height, resize, text_width, wrap
+from .drawing import LONGEST, Canvas, Ink, contact_sheet, line_height, resize, text_width, wrap
 from .quality import IDENTICAL, Quality, closeness, difference
 from .record import Baseline, Qualities, Report, against, compared, counted
 from .summary import alone, headline
@@ -87,7 +87,7 @@ def compare_grid(
     sheets: dict[int, np.ndarray] = {}
     for i in range(n):
         of_baseline = _baseline_images(images, bases, i) if differences else None
-        sheets[i] = _cell_image(check_batch(images[i], f"image {i + 1}"), limit, of_baseline)
+        sheets[i] = _cell_image(images[i], limit, of_baseline)
     inner = max(_MIN_WIDTH, *(sheet.shape[1] for sheet in sheets.values()))
 
     # 2. The cells with their texts.

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ..errors import UserError, amount
-from .drawing import PAD, Canvas, Colour, Ink, Size, check_batch, line_height, resize, text_width
+from .drawing import PAD, Canvas, Colour, Ink, Size, line_height, resize, text_width
 from .record import ACCEPTED, CACHED, DRAFTED, EXPANDED, GIVEN, PLAIN, REDONE, REJECTED, Report
 
 # Outcome value to name and colour.
@@ -76,9 +76,10 @@ def token_map(
     kind = _kind_of(report, what)
     grids = kind.values(np.asarray(report.maps[kind.source]))
     batch, h, w = grids.shape
-    if image is not None and len(check_batch(image, "image")) not in (1, batch):
+    if image is not None and len(image) not in (1, batch):
         raise UserError(
-            f"image: it holds {len(image)} images, and the report is of {batch}; connect the images of that run."
+            f"image: it holds {len(image)} images, but the report is for {batch}; connect the image and the report of "
+            "the same run."
         )
 
     height = min(_LARGEST, max(1, round(size * h / w)))
@@ -398,6 +399,6 @@ def _kind_of(report: Report, what: str) -> _Kind:
     kind = _KINDS[what]
     if kind.source not in report.maps:
         have = ", ".join(sorted(report.maps)) or "none at all"
-        raise UserError(f"what: the {report.sampler} report has no map for {what!r}; its maps: {have}.")
+        raise UserError(f"what: the {report.sampler} report has no map for {what!r}; it has {have}.")
 
     return kind

@@ -196,7 +196,7 @@ class Report(OfFastAR):
     subject: str = field(default="", compare=False, metadata=_by(_shared, **NOT_READ))
 
     def __str__(self) -> str:
-        """For people: what core's Preview as Text shows."""
+        """The text that ComfyUI's Preview as Text shows."""
         return to_text(self)
 
     def add(self, **counts: int) -> None:
@@ -703,7 +703,9 @@ def to_text(report: Report) -> str:
         "tokens per pass": figure(report.tokens_per_pass, ".2f"),
         "acceptance": percent(report.acceptance, 1),
         "peak memory": figure(report.peak_memory_bytes, ".0f", " MiB", 2**-20),
-        "memory, estimated": ", ".join(f"{stage} {size / 2**20:.0f} MiB" for stage, size in report.memory.items()),
+        "memory, estimated": ", ".join(
+            f"{_stage(name)} {size / 2**20:.0f} MiB" for name, size in report.memory.items()
+        ),
         "note": literal(report.note, LONGEST_NOTE),
     }
     for name, text in more.items():
@@ -714,6 +716,16 @@ def to_text(report: Report) -> str:
     lines.append(f"settings: {', '.join(settings)}")
 
     return "\n".join(lines)
+
+
+def _stage(name: str) -> str:
+    """A stage of the memory estimate in words: "weights: head (streamed)" is "head weights (streamed)"."""
+    kind, colon, part = name.partition(": ")
+    if not colon:
+        return name
+
+    part, bracket, rest = part.partition(" (")
+    return f"{part} {kind}{bracket}{rest}"
 
 
 def _where(report: Report) -> str:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ..errors import UserError, amount
-from .drawing import Canvas, Ink, check_batch, contact_sheet, line_height, resize, text_width, wrap
+from .drawing import Canvas, Ink, contact_sheet, line_height, resize, text_width, wrap
 from .record import Report
 from .timing import FIRST_RUN
 
@@ -153,10 +153,10 @@ class _Run:
             )
 
         steps = report.maps["step"]
-        if len(check_batch(images, "image")) != len(steps):
+        if len(images) != len(steps):
             raise UserError(
-                f"image: {label[:60]!r} holds {len(images)} images, and its report is of {len(steps)}; "
-                "connect those of one run."
+                f"image: {label[:60]!r} holds {len(images)} images, but its report is for {len(steps)}; connect the "
+                "image and the report of the same run."
             )
 
         self.label = label

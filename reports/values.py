@@ -47,7 +47,7 @@ def parse_texts(text: str, field: str, separators: str) -> tuple[str, ...]:
 def _parts(text: str, field: str, separators: str) -> list[str]:
     """The parts of a text between separators or lines, without empty ones."""
     if len(text) > _MOST_TEXT:
-        raise UserError(f"{field}: {len(text)} characters; give at most {_MOST_TEXT}.")
+        raise UserError(f"{field}: it has {len(text)} characters; give at most {_MOST_TEXT}.")
 
     parts = [part.strip() for part in re.split(f"[{re.escape(separators)}\n]", text)]
     return list(filter(None, parts))
@@ -77,7 +77,7 @@ def _range(part: str, field: str, whole: bool) -> list[str]:
 
     count = int(abs(high - low)) + 1 if match[3] is None else int(match[3])
     if not 1 <= count <= MOST_VALUES or count == 1 and low != high:
-        raise UserError(f"{field}: {part[:60]!r} has {count} values; 2 to {MOST_VALUES} are possible.")
+        raise UserError(f"{field}: {part[:60]!r} asks for {count} values; ask for 2 to {MOST_VALUES}.")
 
     steps = max(1, count - 1)
     return [_short(low + (high - low) * i / steps, whole) for i in range(count)]

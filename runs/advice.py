@@ -110,7 +110,7 @@ def calibrate(
         tried: the candidates; one that cannot run on the model is left out and named in the table.
         make_images: samples with a choice and a seed.
         settings: measure, limit and rounds.
-        seed: of the first round, 0 to 2^64 - 1; the others follow, 0 after 2^64 - 1.
+        seed: of the first round, 0 to 2^64 - 1; the next seeds follow, with 0 after 2^64 - 1.
 
     Raises:
         UserError: the baseline cannot run.
@@ -130,7 +130,7 @@ def calibrate(
             runs.plain(at)
 
         # 2. Every candidate; later ones beside the plain sampler, before and after it in turn.
-        this_round = list(left)  # a copy: the loop removes some of the others
+        this_round = list(left)  # a copy: the loop removes some of the other candidates
         for i, m in enumerate(this_round):
             seconds = runs.seconds([*this_round[i:], *(rounds - k - 1) * left]) if paired else None
             plain_first = paired and (k + i) % 2 == 1
@@ -154,7 +154,7 @@ def calibrate(
             plain_images, plain_report = runs.newest
             quality = measure(images, plain_images, quality_word(report, plain_report))
             m.cells.append(Cell(i, 0, at, "", report, plain_report, quality))
-            if k <= 1:  # those of the first pair
+            if k <= 1:  # the values of the first pair
                 m.images = (plain_images, images)
 
         # 3. Those that can still win.
@@ -234,7 +234,7 @@ def _shown(won: Measured) -> tuple[Shown, Shown]:
     plain_report = repeated([cell.baseline for cell in pairs if cell.baseline is not None])
     report = repeated([cell.report for cell in pairs])
 
-    # Seconds whose ratio is the speed-up; those of each sampler's own median are of different pairs.
+    # Seconds whose ratio is the speed-up; the medians of the two samplers may be from different pairs.
     if len(pairs) > 1:
         base, own = middle(list(zip(plain_report.timings, report.timings, strict=True)))
         plain_report = replace(plain_report, seconds=base)

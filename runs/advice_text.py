@@ -17,7 +17,7 @@ _LONGEST = 400  # characters of a reason in the table
 def answer_of(plain: Choice, won: Measured | None, settings: AdviceSettings, rivals: Sequence[Measured] = ()) -> str:
     """What is said of ``won``, the fastest candidate within the limit; None if there is none.
 
-    ``rivals``: candidates within the limit whose repeats overlap with those of ``won``.
+    ``rivals``: candidates within the limit whose repeats overlap with the repeats of ``won``.
     """
     limit = limit_of(settings)
     if won is None:

@@ -37,8 +37,8 @@ class AnswerSettings(Settings):
 
     limit: int = knob(
         512,
-        "Largest number of tokens of an answer, with about four letters each; more allows longer answers, which end "
-        "when they are complete. Usual: 512.",
+        "Largest number of tokens of an answer; a token has about four letters. More allows longer answers, which end "
+        "when they are complete; usual: 512.",
         low=1,
         high=2048,
         step=1,
@@ -99,8 +99,8 @@ def answer(
     device = net.compute_device
     if head.lm_head.out_features != net.config.words:
         raise UserError(
-            f"model: its output layer has {head.lm_head.out_features} words, and {model.name} {net.config.words}; get "
-            "the files of the model again."
+            f"model: its output layer has {head.lm_head.out_features} words, but {model.name} has {net.config.words}; "
+            "get the files of the model again."
         )
 
     # 1. The question, with the images at their places.
@@ -156,8 +156,9 @@ def expect_reader(model: Any) -> None:
     """
     family = families().get(model.family)
     if family is None or not family.reads_images:
-        raise UserError(f"model: {model.name} reads no images; use a Janus.")
+        raise UserError(f"model: {model.name} cannot read images; use a Janus.")
     if model.vision_file is None:
         raise UserError(
-            f"model: the file of {model.name} holds no part that reads images; get one with all weights of the model."
+            f"model: the file of {model.name} lacks the part that reads images; get a file with all weights of the "
+            "model."
         )

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 
 from ..errors import UserError
-from ..reports.drawing import check_batch
 from ..reports.quality import (
     DISTRIBUTION,
     OTHER_CONDITION,
@@ -28,7 +27,7 @@ from ..reports.record import Baseline, Report, against
 from ..samplers.settings import knobs, make
 from .registry import SAMPLERS
 
-# Above the window of any grid, so that a run of unknown grid does not count as exact.
+# Above the window of any grid, so a run of unknown grid does not count as exact.
 _UNKNOWN_SIDE = 1 << 16
 # Settings that decide which image is drawn from the noise. DiSA's (diffusion_steps_end) are not among them: the first
 # tokens, which decide the layout, keep all diffusion steps.
@@ -141,14 +140,14 @@ def run_of_report(report: Report, group: Hashable) -> ComparedRun:
 
 
 def baselines(runs: Sequence[ComparedRun], alike: bool = False) -> list[int]:
-    """For each run the index of its baseline, a run of its group. Runs of its model and size come before others, with
-    which it cannot be compared. The first of these that there are:
+    """For each run the index of its baseline, a run of its group. Runs of its model and size come first, because it
+    cannot be compared with other runs. The first of these that there are:
 
     1. runs of the plain sampler at exact settings;
     2. runs of accelerators at exact settings;
     3. all runs.
 
-    Of several that one which comes first by
+    If there are several, the one that comes first by
 
     1. most work, which is the same when a comparison is repeated;
     2. most seconds;
@@ -211,19 +210,19 @@ def qualities(
             out.append(None)
             continue
 
-        own = check_batch(images[i], f"image {i + 1}")
-        of_base = check_batch(images[base], f"image {base + 1}")
+        own = images[i]
+        of_base = images[base]
         out.append(measure(own, of_base, quality_word(report, base_report)))
     return out
 
 
 def quality_word(report: Report | None, baseline: Report | None) -> str:
-    """The word of :class:`.Quality`, in place of PSNR and SSIM between two runs; "" if the figures apply.
+    """The word of :class:`.Quality` that replaces PSNR and SSIM between two runs; "" if the figures apply.
 
     They apply to two runs that should draw the same image: one model, one prompt, one edit (the same mask and the same
     image to start from), one seed, and a method and settings that work towards the same image. Otherwise they measure
-    that difference, not what the method costs. Of two images without a report nothing is known, and the figures are
-    those of any two images.
+    that difference, not what the method costs. Of two images without a report nothing is known, so PSNR and SSIM
+    compare them like any two images.
     """
     if report is None or baseline is None:
         known = report or baseline

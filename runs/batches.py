@@ -206,7 +206,7 @@ class _BatchSteps:
         self.decided: Tensor | None = None
 
     def step(self, step: Step, part: range) -> Step:
-        """A step of some images as one of all: that of the whole batch is itself."""
+        """A step of some images as one of all: a setting of the whole batch stays itself."""
         if self.warms:
             step.done += 1
             step.total += 1
@@ -261,14 +261,14 @@ def _note_first_run(report: Report, net: nn.Module, ran_before: set[str] | None)
 
 
 def _joined(values: Sequence[Any], note: str) -> Any:
-    """One field of the parts' results as that of the batch."""
+    """One field of the batch's result, from the fields of the parts' results."""
     first = values[0]
     if isinstance(first, Tensor):
         return torch.cat(list(values))
     if isinstance(first, Report):
         return joined(values, note)
 
-    # A condition: the images' entries one part behind the other.
+    # A condition: the images' entries, one part after the other.
     entries: dict[str, tuple[Any, ...]] = {}
     for f in fields(first):
         of_parts = [getattr(value, f.name) for value in values]

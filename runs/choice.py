@@ -20,7 +20,7 @@ _MOST_NAME = 200
 
 @dataclass(frozen=True)
 class ModelFacts:
-    """What the settings of a run depend on, of its model. The defaults are those of an unknown full-size model."""
+    """What the settings of a run depend on, of its model. The defaults describe an unknown full-size model."""
 
     demo: bool = False  # whether presets take the demo's values
     width: int = 0  # of a MAR's transformer, 0 where unknown
@@ -41,7 +41,7 @@ class ModelFacts:
         return presets.combine(kind, self.recommended, preset, values, self.demo, self.width, steps)
 
     def own_values(self, settings: Any) -> dict[str, Any]:
-        """What the model takes where a setting is None, by name."""
+        """The model's own values of settings that are None, by name."""
         if self.model is not None:
             return own_values_of(self.model, settings)
         return {"t_max": CLIPPED} if isinstance(settings, MARBase) and settings.clips else {}
@@ -98,7 +98,7 @@ def assignment(text: str, field: str) -> tuple[str, str]:
 def parse_settings(text: str, field: str) -> dict[str, str]:
     """Settings of "name=value, name=value"; lines and semicolons separate too."""
     if len(text) > _MOST_TEXT:
-        raise UserError(f"{field}: {len(text)} characters; give at most {_MOST_TEXT}.")
+        raise UserError(f"{field}: it has {len(text)} characters; give at most {_MOST_TEXT}.")
 
     out: dict[str, str] = {}
     for part in filter(None, (p.strip() for p in text.replace("\n", ",").replace(";", ",").split(","))):

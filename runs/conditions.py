@@ -111,7 +111,7 @@ class ConditionBuilder:
         """
         images = len(split_labels(text, field)) * repeat
         if images > most:
-            raise UserError(f"batch: {images} images are more than {most}; ask for fewer.")
+            raise UserError(f"batch: {images} images are too many; ask for at most {most}.")
 
         condition = labels_for(text, on.model.label_set, repeat, field)
         condition.class_ids(on.classes, on.model.label_set, on.device)
@@ -134,7 +134,7 @@ class ConditionBuilder:
         return self.read(self.codes(on, texts, first), on)
 
     def _instructions(self, on: Ready, texts: Sequence[str]) -> PromptCondition:
-        """Prompts for a model with a language model of its own, checked."""
+        """Prompts for a model with its own language model, checked."""
         model: Any = on.model
         for text in dict.fromkeys(texts):
             model.prompt(text)

@@ -17,16 +17,16 @@ class Entry:
 
     name: str  # its command-line name
     title: str
-    # run(model, condition, settings, noise) returns the generator; noise is PairedNoise in the families of latents
-    # and PairedDraws in the others. All but MuLo-SD also take edit, part of an image to sample again.
+    # run(model, condition, settings, noise) returns the generator; noise is PairedNoise in the families of latents, and
+    # PairedDraws in all other families. All but MuLo-SD also take edit, part of an image to sample again.
     run: Callable[..., Sampler]
     check: Callable[[Any, Any], None]  # check(model, settings) raises what run would of them, before anything runs
     settings: type[Settings]
-    families: tuple[str, ...]  # its model families, by name; reports are compared with those of the first
-    baseline: bool = False  # whether the others of its family are measured against it
+    families: tuple[str, ...]  # its model families, by name; reports are compared with the reports of the first
+    baseline: bool = False  # whether the other samplers of its family are measured against it
     needs_draft: bool = False  # whether run also takes draft, a second model
     needs_up_sampler: bool = False  # whether run also takes up_sampler, which enlarges the codes of a draft (MuLo-SD)
-    # The arguments of run that say how a transformer is evaluated: those of LazyMAR's caches are given for them.
+    # The arguments of run that say how a transformer is evaluated; LazyMAR's caches give their own.
     caches: tuple[str, ...] = ()
     demo: tuple[str, ...] = ()  # catalogue entries that "demo" means for it, if not its family's
 

@@ -33,7 +33,7 @@ def batch_of(image: Any) -> np.ndarray:
     """An image, or several of one size, as uint8 [B, H, W, 3]. Raises UserError: see :func:`images_of`."""
     found = images_of(image)
     if not found:
-        raise UserError("image: it is a list without an image; give at least one.")
+        raise UserError("image: the list is empty; give at least one image.")
 
     shapes = {one.shape for one in found}
     if len(shapes) > 1:
@@ -53,8 +53,8 @@ def one_for_each(image: Any, prompts: int) -> list[Tensor]:
 
     if len(found) != prompts:
         raise UserError(
-            f"image: there are {len(found)} images for {amount(prompts, 'prompts')}; a Janus reads one image with a "
-            "prompt or a question, so give one, or one for each prompt."
+            f"image: there are {len(found)} images for {amount(prompts, 'prompts')}; give one image, or one for each "
+            "prompt."
         )
     return found
 
@@ -65,7 +65,7 @@ def masks_given(mask: Any) -> Tensor:
         return _masks_in(mask)
 
     if not mask:
-        raise UserError("mask: it is a list without a mask; give at least one.")
+        raise UserError("mask: the list is empty; give at least one mask.")
     found = [_masks_in(one) for one in mask]
     shapes = {tuple(one.shape[1:]) for one in found}
     if len(shapes) > 1:
@@ -119,7 +119,7 @@ def _read(given: Any, field: str, values_of: Callable[[Image.Image], np.ndarray]
     """The values of an image or a mask. All entrances of Python and the command line read theirs here.
 
     Args:
-        given: an array or a tensor, which is returned as it is, a PIL image or the path of a file.
+        given: an array or a tensor, which is returned unchanged, a PIL image or the path of a file.
         field: name of the argument, for messages.
         values_of: makes the values of a PIL image, which stands upright and has 8 bits per channel.
 
@@ -179,7 +179,9 @@ def _white(largest: float, field: str) -> int:
         if largest < 2 * white:
             return white
 
-    raise UserError(f"{field}: it holds numbers up to {largest:g}, and white is 65535 at most; give 8 or 16 bits.")
+    raise UserError(
+        f"{field}: it holds numbers up to {largest:g}, but white is at most 65535; give an image of 8 or 16 bits."
+    )
 
 
 def _colours(image: Image.Image) -> np.ndarray:
@@ -200,9 +202,7 @@ def _greys(mask: Image.Image) -> np.ndarray:
     black = Image.new("RGBA", layer.size, "black")
     greys = np.asarray(Image.alpha_composite(black, layer).convert("L"))
     if np.asarray(layer)[..., 3].any() and not greys.any():
-        raise UserError(
-            "mask: its visible part is black, and black keeps the image; use white for the area to regenerate."
-        )
+        raise UserError("mask: its visible part is black, which keeps the image; use white for the area to regenerate.")
     return greys
 
 
@@ -233,7 +233,7 @@ def _finite(tensor: Tensor, field: str, source: str, more: Sequence[torch.dtype]
             kind = f"sparse or nested {kind}"
         elif tensor.is_meta:
             kind = f"{kind} without data"
-        raise UserError(f"{field}: it is a tensor of the kind {kind}, not of fp32 numbers; connect {source}.")
+        raise UserError(f"{field}: the tensor has the dtype {kind}, not fp32; connect {source}.")
 
     if tensor.dtype in converted:
         tensor = tensor.float()
@@ -268,7 +268,7 @@ def mask_tensor(tensor: Tensor, field: str) -> Tensor:
 def latent_tensor(tensor: Tensor, field: str) -> Tensor:
     """Check the tensor of a LATENT and return it as [B, C, h, w]: finite, and with one frame if it is [B, C, T, h, w].
 
-    Core's VAE of an image model decodes the first frame of a video's latents and leaves out the others without a word.
+    ComfyUI's VAE of an image model decodes the first frame of a video's latents and silently drops all other frames.
     """
     latents = _finite(tensor, field, LATENT_SOURCE)
 
@@ -279,19 +279,19 @@ def latent_tensor(tensor: Tensor, field: str) -> Tensor:
     has_frames = latents.ndim == 5
     if has_frames and shape[2] != 1:
         raise UserError(
-            f"{field}: it holds the {shape[2]} frames of a video, and this model makes single images; connect Latent "
-            "Cut To Batch between (dim t, slice_size 1), which makes a batch of them."
+            f"{field}: it is a video of {shape[2]} frames, but this model makes single images; insert Latent Cut To "
+            "Batch (dim t, slice_size 1), which turns the frames into a batch."
         )
     return latents[:, :, 0] if has_frames else latents
 
 
 def expect_usual_size(latents: Tensor, field: str) -> None:
-    """Raise a UserError if the numbers of finite latents are larger than those of any image."""
+    """Raise a UserError if the numbers of finite latents are larger than the latents of any image."""
     largest = float(latents.abs().max())
     if largest > LARGEST_LATENT:
         raise UserError(
-            f"{field}: it holds values up to {largest:.3g}, and no latent of an image is above {LARGEST_LATENT}; "
-            "make it again, with VAE Encode and the vae of the same loader."
+            f"{field}: it holds values up to {largest:.3g}, but latents of an image stay below {LARGEST_LATENT}; make "
+            "it again with VAE Encode and the vae of the same loader."
         )
 
 

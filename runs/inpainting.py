@@ -19,7 +19,7 @@ from .images import resized
 # Side of a crop in sides of the mask's bounding box: enough to see what is around it, and little enough that a model
 # which draws its subject as large as in a whole image draws it within the mask.
 CONTEXT = 1.25
-# The same where no square of the image holds the mask with its context, so that the crop is scaled unevenly.
+# The same if no square of the image holds the mask with its context, so the crop is scaled unevenly.
 LEAST_CONTEXT = 1.1
 # Pixels around the mask over which the inpainted area fades out.
 FEATHER = 8
@@ -34,7 +34,7 @@ MOST_OF_EDGE = 250
 ALIKE = 0.15
 # Distance in sides of the crop below which all pixels of the edge count alike.
 NEAR = 0.05
-# Of a pixel, the share of the edge near it that is like it: up to the first it keeps its colour, because it belongs to
+# For a pixel, the share of the edge near it that is like it: up to the first it keeps its colour, because it belongs to
 # the subject; from the second on it takes the whole difference.
 SUBJECT, BACKGROUND = 0.05, 0.35
 
@@ -71,7 +71,7 @@ def crop_around(mask: Tensor, context: float = CONTEXT) -> Crop:
     height, width = painted.shape
     rows, columns = painted.any(1).nonzero(), painted.any(0).nonzero()
     if not len(rows):
-        raise UserError("mask: it is empty; paint over the area to draw again.")
+        raise UserError("mask: it is empty; paint over the area to regenerate.")
 
     top, bottom = int(rows[0]), int(rows[-1]) + 1
     left, right = int(columns[0]), int(columns[-1]) + 1
@@ -94,7 +94,7 @@ def put_back(
 ) -> Tensor:
     """The original [1 or B, 3, H, W] with what was drawn in its crop, [1 or B, 3, h, w] of any size.
 
-    What is painted in the mask [1 or B, H, W] is replaced. Around it, the change fades out over ``feather`` pixels, or
+    The painted area of the mask [1 or B, H, W] is replaced. Around it, the change fades out over ``feather`` pixels, or
     over what there is of the crop around the mask. All other pixels are the original's, bit for bit.
     """
     size = (crop.height, crop.width)
@@ -141,11 +141,11 @@ def _margin(mask: Tensor, crop: Crop) -> int:
 def matched(inpainted: Tensor, original: Tensor, mask: Tensor) -> Tensor:
     """Inpainted images [B, 3, h, w] in the colours of the originals [1 or B, 3, H, W] around their masks, not clamped.
 
-    A model continues an image in colours of its own, which shows at the mask's edge. As in cloning by mean-value
+    A model continues an image in its own colours, which shows at the mask's edge. As in cloning by mean-value
     coordinates (Farbman et al. 2009), the differences along this edge are spread over the area by their distance, here
-    by its inverse square. Two more factors are ours. Differences count where the colour that was drawn is alike, so
-    that a sky takes the colour of the sky around it, and a sail before it stays white. And they count as far as they
-    are typical of the edge, so that something which crosses it does not stain the rest.
+    by its inverse square. Two more factors are ours. Differences count where the new colour is like the edge's. So a
+    sky takes the colour of the sky around it, and a sail in front of it stays white. They also count as far as they are
+    typical of the edge, so something that crosses the edge does not stain the rest.
     """
     longest = max(inpainted.shape[2:])
     shrunk = min(1.0, MATCHED_SIDE / longest)
@@ -161,7 +161,7 @@ def matched(inpainted: Tensor, original: Tensor, mask: Tensor) -> Tensor:
 
 def colour_shift(drawn: Tensor, around: Tensor, painted: Tensor) -> Tensor:
     """What :func:`matched` adds to one image: [3, h, w] of a drawn and a surrounding image [3, h, w], mask [h, w]."""
-    # 1. The edge: painted pixels with others near them, and the mean colour of these.
+    # 1. The edge: painted pixels with unpainted pixels near them, and the mean colour of the unpainted ones.
     kept = (~painted).float()[None]
     share = F.avg_pool2d(kept, 2 * EDGE + 1, 1, EDGE)
     mean = F.avg_pool2d(around * kept, 2 * EDGE + 1, 1, EDGE) / share.clamp(min=1e-6)

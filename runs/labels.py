@@ -157,12 +157,12 @@ def _in_words(label_set: str) -> str:
 
 
 def _closest(key: str, names: Sequence[str]) -> list[str]:
-    """At most three names: those that share a word ("crane", "a red cat"), then those of similar spelling."""
+    """At most three names: names that share a word ("crane", "a red cat"), then names of similar spelling."""
     if len(key) > _LONGEST:
         return []
     by_key = {name.lower(): name for name in names}
 
-    # Of several words the last one is usually the noun.
+    # The last of several words is usually the noun.
     close: list[str] = []
     for word in reversed(_words(key)):
         close += [other for other in by_key if word in _words(other)]
@@ -183,7 +183,7 @@ def words_of(model: Any, texts: Sequence[str]) -> tuple[list[str], list[str]] | 
     """The words of prompts that a model with a vocabulary of words knows, and those that it does not know, each once in
     their order, of at most a thousand; None for other models.
     """
-    # A model with a vocabulary of words has one token for all others, such as these two, which are no words.
+    # A model with a vocabulary of words has one token for all other words, such as these two, which are not words.
     unknown = model.tokenize("qzx") if getattr(model, "tokenize", None) is not None else []
     if len(unknown) != 1 or unknown != model.tokenize("xqz"):
         return None
@@ -203,7 +203,7 @@ def words_of(model: Any, texts: Sequence[str]) -> tuple[list[str], list[str]] | 
 def unknown_words(model: Any, texts: Sequence[str]) -> str:
     """A sentence that names words of prompts that a model with a vocabulary of words does not know.
 
-    Of many words it names the first three, shortened. "" if there are none, and for other models.
+    If there are many words, it names the first three, shortened. "" if there are none, and for other models.
     """
     words = words_of(model, texts)
     if words is None or not words[1]:

@@ -200,7 +200,7 @@ def find_file(
 ) -> Path:
     """The path of a catalogue entry, downloaded to ``folder`` if necessary, or of a file; see :func:`.hub.resolve`.
 
-    Without a folder only built-in entries and files named by their path are found; a UserError for others.
+    Without a folder only built-in entries and files named by their path are found; a UserError for other names.
     """
     path = _named_file(choice, family)
     if path is not None:
@@ -211,8 +211,8 @@ def find_file(
 
     if hub.absent(choice, family, []) is not None:
         raise UserError(
-            f"models: {choice[:80]} is a download, and there is no home folder for it; name a folder with --models "
-            "(models= in Python)."
+            f"models: {choice[:80]} is a download, but there is no home folder to put it in; name a folder with "
+            "--models (models= in Python)."
         )
 
     return hub.resolve(choice, family, [], Path())
@@ -237,8 +237,7 @@ def _named_file(choice: str, family: str) -> Path | None:
     is_utf8 = str(path) == str(path).encode("utf-8", "replace").decode()
     if not is_utf8:
         raise UserError(
-            f"{field}: the name of {ascii(str(path))[1:-1]} is not UTF-8, and the file cannot be opened by it; rename "
-            "it."
+            f"{field}: the file name {ascii(str(path))[1:-1]} is not UTF-8, so the file cannot be opened; rename it."
         )
     return path  # the loader reports what is not a weight file
 
@@ -315,8 +314,8 @@ def listed_family(choice: str) -> str | None:
     """Family of a catalogue entry, None for a file; a UserError for Tar's language model, which draws no images."""
     if choice in _ids(LANGUAGE):
         raise UserError(
-            f"model: {choice} writes the codes that a de-tokenizer draws from; name it with --tar, and a de-tokenizer "
-            f'with --model, for example ar-dtok-512 (in Python: load("ar-dtok-512", tar="{choice}")).'
+            f"model: {choice} is Tar's language model, which needs a de-tokenizer; use --tar {choice}, and --model "
+            f'with a de-tokenizer, for example ar-dtok-512 (in Python: load("ar-dtok-512", tar="{choice}")).'
         )
 
     for name, family in FAMILIES.items():
@@ -348,7 +347,7 @@ def load(
         source: how files are found and where their weights are placed.
         decoder: a catalogue entry or file; "auto" selects the decoder the model was trained with.
         grid: tokens per side of a token model; None takes the file's.
-        weights: which weights of a training's file: "ema" (averaged), "trained" (the others), or "auto".
+        weights: which weights of a training's file: "ema" (averaged), "trained" (not averaged), or "auto".
 
     Raises:
         UserError: a file is missing or does not fit, or the decoder is for other latents.
@@ -392,7 +391,9 @@ def outline(family: str, choice: str, path: Path, grid: int | None = None, weigh
     """
 
     def find(name: str, kind: str) -> Path:
-        raise UserError(f"checkpoint: {path.name} has no tokenizer beside it; load it once, which gets one.")
+        raise UserError(
+            f"checkpoint: {path.name} has no tokenizer beside it; load the model once, which downloads its tokenizer."
+        )
 
     source = Source(find, torch.device("meta"), "fp32")
     model = _load_model(family, path, source, grid, weights)
@@ -487,7 +488,7 @@ def identified(choice: str, files: Source) -> tuple[str, tuple[str, ...]]:
 
 
 def family_of_choice(choice: str, files: Source) -> str:
-    """The family of a catalogue entry or file; that of a file which nobody recognises is :data:`USUAL`."""
+    """The family of a catalogue entry or file; the family of an unrecognised file is :data:`USUAL`."""
     found = listed_family(choice)
     if found is None:
         found, _ = identified(choice, files)
@@ -586,7 +587,7 @@ class Drafts:
 
 
 def holds_latent_samplers(path: Path) -> bool:
-    """Whether a file holds latent samplers; False also for a file that does not exist or that others read."""
+    """Whether a file holds latent samplers; False also for a file that does not exist or that other loaders read."""
     if path.suffix != ".safetensors" or not path.is_file():
         return False
     return kinds.identify(ck.read(path, "upscale_model").state) == LATENT_SAMPLERS
@@ -644,7 +645,7 @@ def beside(entry: Entry, ready: Ready, drafts: Drafts) -> dict[str, Any]:
     """
     if entry.needs_up_sampler and ready.decoder is None:
         raise UserError(
-            f"random: {entry.name} needs a tokenizer, and random weights come without; name a --model instead."
+            f"random: {entry.name} needs a tokenizer, but random weights come without one; name a --model instead."
         )
 
     found: dict[str, Any] = {}

@@ -17,7 +17,7 @@ SSIM = "SSIM"
 ACCEPTANCE = "acceptance"
 EXACT = "identical"
 LOSSLESS = "same distribution"
-# Decimals of a figure in the table. It is judged as it is shown: what reads 0.900 passes a limit of 0.9.
+# Decimals of a figure in the table. It is compared as it is shown: what reads 0.900 passes a limit of 0.9.
 DECIMALS = {SSIM: 3, PSNR: 1, ACCEPTANCE: 1}
 
 
@@ -27,7 +27,7 @@ DECIMALS = {SSIM: 3, PSNR: 1, ACCEPTANCE: 1}
 
 @dataclass(frozen=True)
 class AdviceSettings(Settings):
-    """How a calibration is made. Each measure has a limit of its own, because their units differ."""
+    """How a calibration is made. Each measure has its own limit, because their units differ."""
 
     measure: str = knob(SSIM, "How closeness is measured: SSIM and PSNR compare with the unaccelerated sampler's "
         "image, acceptance is the share of drafts that were accepted. identical allows only identical images, same "
@@ -117,8 +117,8 @@ class Measured:
         if not self.cells:
             return False
 
-        # 1. Images that need no figures: equal ones; for SSIM, PSNR and same distribution also those of the same
-        # distribution.
+        # 1. Images that need no figures: equal ones; for SSIM, PSNR and same distribution also lossless runs, whose
+        # images have the same distribution.
         words = {cell.quality.word for cell in self.cells if cell.quality is not None}
         good = {IDENTICAL} if settings.measure in (EXACT, ACCEPTANCE) else {IDENTICAL, DISTRIBUTION}
         if words and words <= good:

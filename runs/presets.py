@@ -5,9 +5,9 @@ Full-size values come from the papers, which measured MAR-B, L and H and LlamaGe
 sets the accelerator's own settings, not seed or guidance, and *exact* costs what the baseline costs.
 
 Every accelerator has a function of its name below, which returns what a preset sets; :data:`PRESETS` is the table of
-these functions. PAR has none: its groups are fixed by training. Plain MAR has one preset, *few steps*: the order and
-the numbers of steps of LazyMAR's *fast* alone, so that the gain of the caches can be told from theirs. ZipAR has one
-more, *PJD*.
+these functions. PAR has none: its groups are fixed by training. Plain MAR has one preset, *few steps*: only the order
+and the numbers of steps of LazyMAR's *fast*, to separate their gain from the gain of the caches. ZipAR has one more,
+*PJD*.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ Presets: TypeAlias = Callable[[str, Run], Values]  # what the preset of a name, 
 
 
 def values(kind: type, preset: str, demo: bool, width: int = 0, steps: int = 64) -> Values:
-    """The values that a preset, one of :func:`names`, sets on settings of class ``kind``; none for *custom*. The other
-    arguments are those of :class:`Run`.
+    """The values that a preset, one of :func:`names`, sets on settings of class ``kind``; none for *custom*. For the
+    other arguments, see :class:`Run`.
     """
     if preset not in names(kind):
         only = f" {preset} is a preset of {SPECIAL[preset][1]}." if preset in SPECIAL else ""
@@ -82,7 +82,7 @@ def nothing(preset: str, run: Run) -> Values:
 
 
 def names(kind: type) -> tuple[str, ...]:
-    """Names of the presets of settings of class ``kind``; those of accelerators set nothing on a plain sampler."""
+    """Names of the presets of settings of class ``kind``; presets of accelerators set nothing on a plain sampler."""
     return (*NAMES, *(name for name, (own, _) in SPECIAL.items() if own is kind))
 
 
@@ -164,8 +164,8 @@ def gtr(preset: str, run: Run) -> Values:
     """The numbers of steps are the method, so presets set them.
 
     At full size *balanced* has the paper's 17 AR steps: 12, 3, 1 and 1. The demo has a quarter of the tokens:
-    *balanced* has the same share of plain MAR's steps, 6, 1, 1 and 1, and *fast* as many tokens a step as the
-    paper, 3, 1, 1 and 1.
+    *balanced* has the same share of plain MAR's steps, 6, 1, 1 and 1, and *fast* the paper's number of tokens per step,
+    3, 1, 1 and 1.
     """
     if preset == EXACT:
         return {"reconstruction_steps": 0}
@@ -185,7 +185,9 @@ def gtr(preset: str, run: Run) -> Values:
 
 
 def caches(preset: str, run: Run) -> Values:
-    """LazyMAR's caches, beside any sampler. *balanced* is the paper's configuration, the demo's that of 32 AR steps."""
+    """LazyMAR's caches, beside any sampler. *balanced* is the paper's configuration; for the demo, the paper's for 32
+    AR steps.
+    """
     if preset == EXACT:
         return {"refresh_period": 1}
 
@@ -247,7 +249,7 @@ def zipar(preset: str, run: Run) -> Values:
     """The same for all: the demo's grid has the width of the smallest official files.
 
     *PJD* is Parallel Jacobi Decoding (CVPR 2026, arXiv 2606.05703) in ZipAR's terms: several rows at once, Jacobi
-    iteration in each, and a row attends to the rows above. Its images are those of *balanced*.
+    iteration in each, and a row attends to the rows above. Its images are identical to the images of *balanced*.
     """
     if preset == EXACT:
         return {"window": 256}  # no grid is wider
@@ -263,18 +265,18 @@ def mulosd(preset: str, run: Run) -> Values:
     """The paper publishes no values. The demo's were chosen by sweeps on the two LlamaGens and on Tar:
 
     - tau rather than acceptance_target: a fixed share rejects drafts even where all are good;
-    - expansion 0: the area around a rejected token is drawn again without knowing what is kept behind it, which small
-      targets do badly;
+    - expansion 0: the area around a rejected token is resampled without knowing the accepted tokens after it, which
+      small targets do badly;
     - draft_window 8, a whole row of the draft: narrower windows spoil scenes. *fast* drafts the same tokens by exact
       parallel decoding instead, in fewer passes;
-    - draft_rows 0: in several cycles more tokens are drawn again, and what is drawn again does not always fit what is
-      kept.
+    - draft_rows 0: in several cycles, more tokens are resampled, and resampled tokens do not always fit the accepted
+      ones.
 
     Full-size presets set the share of accepted drafts, which does not depend on the model
     (``lab/experiments/redrawn.py``, docs/choose.md). *balanced* is the paper's loop, in two cycles.
     """
     if preset == EXACT:
-        # No probability exceeds 1: every token is redrawn in raster order, as by the target alone.
+        # No probability exceeds 1: every token is resampled in raster order, as by the target alone.
         return {"tau": 1.01, "acceptance_target": 0.0, "draft_rows": 0, "resample_window": 0}
 
     if run.demo:

@@ -39,7 +39,7 @@ from .entries import Entry
 from .families import Family, families
 
 # Raised when any sampler produces other images from the same model, settings and seed, or counts its work differently,
-# so that images of two versions are not mixed in one sweep. tests/lab/test_algorithm.py records digests.
+# so a sweep does not mix images of two versions. tests/lab/test_algorithm.py records digests.
 ALGORITHM = 2
 
 MAR = "mar"
@@ -63,7 +63,7 @@ def family_of(model: Any) -> Family:
 
 
 def own_values_of(model: Any, settings: Any) -> dict[str, Any]:
-    """What a model takes where a setting is None, by name: of a family, or of Tar's language model, which draws no
+    """A model's own values of settings that are None, by name: of a family, or of Tar's language model, which draws no
     images.
     """
     if model.family not in FAMILIES:
@@ -150,7 +150,7 @@ def first_names() -> dict[str, Entry]:
 
 
 def plain_sampler(family: Family) -> Entry:
-    """The sampler that the others of a family are measured against."""
+    """The sampler that the other samplers of a family are measured against."""
     return next(entry for entry in SAMPLERS.values() if entry.baseline and family.name in entry.families)
 
 

@@ -42,7 +42,7 @@ class Shown:
     steps: int | None = None  # of the sampler, for a cache, whose settings do not hold them
 
     def settings(self, option: str, values: Mapping[str, Any] = MappingProxyType({})) -> Any:
-        """The settings of an option, with ``values`` in the place of its own."""
+        """The settings of an option, in which ``values`` replace its own values."""
         preset = presets.CUSTOM if option == RECOMMENDED else option
         return self.model.settings(self.kind, preset, values, self.steps)
 
@@ -51,7 +51,8 @@ class Shown:
         return self._numbers_of(self.settings(option))
 
     def settings_sent(self, option: str, values: Mapping[str, Any]) -> tuple[Any, str]:
-        """The settings of a run from what was sent, and what the node says of them; "" if it has nothing to say.
+        """The settings of a run from the values that were sent, and the node's text about them; "" if it has nothing to
+        say.
 
         Args:
             option: of the preset widget.
@@ -97,7 +98,7 @@ class Shown:
         if not differing:
             return ""
         few = "; ".join(differing[:3]) + ("; ..." if len(differing) > 3 else "")
-        return f"custom: these numbers are not those of *{option}* for this model ({few})."
+        return f"custom: for this model, these numbers differ from *{option}* ({few})."
 
     def _numbers_of(self, settings: Any) -> dict[str, Any]:
         """Settings with the model's own values where one is None."""
@@ -105,5 +106,5 @@ class Shown:
 
 
 def usual_numbers(kind: type, options: Sequence[str]) -> dict[str, Any]:
-    """The settings of a new node, those of its first option for a full-size model; None where they are a model's."""
+    """The settings of a new node, from its first option for a full-size model; None where they are a model's."""
     return vars(Shown(kind, options).settings(options[0]))

@@ -12,7 +12,7 @@ predicts the logits of a learned variance. In BitDance (arXiv 2602.14041) the pr
 data_out = 1, and slope is 0. In both the last step takes the data itself. States and steps are fp32, whatever the dtype
 of the network.
 
-:func:`run_chain` is the loop. Each row may have steps of its own, in a column of the table. FastHybrid changes the
+:func:`run_chain` is the loop. Each row may have its own steps, in a column of the table. FastHybrid changes the
 means of some rows (:class:`MeanAdjustment`), an edit of BitDance fixes some tokens of a row (:class:`FixedTokens`), and
 ``speculation.py`` verifies several steps in one evaluation of the head.
 
@@ -133,7 +133,7 @@ def run_chain(net: Recordable, batch: DiffusionBatch, head: ChainHead) -> Iterat
 def step(
     net: Recordable, evaluation: Evaluation, numbers: Any, cfg: Tensor, noise: Tensor, x: Tensor, change: Any
 ) -> tuple[StepResult, Any]:
-    """Evaluate the head, then :func:`advance` all rows with its output; the other arguments are those of ``advance``.
+    """Evaluate the head, then :func:`advance` all rows with its output; for the other arguments, see ``advance``.
 
     Returns the rows after the step, and what the head keeps for later steps, or None.
     """
@@ -143,7 +143,7 @@ def step(
 
 def joined(first: DiffusionBatch, second: DiffusionBatch) -> DiffusionBatch:
     """The rows of both in one batch, without fixed tokens. Both have equally many steps, and each row keeps its own
-    numbers. Only means of ``second`` may be changed: those of ``first`` get gamma = 0.
+    numbers. Only means of ``second`` may be changed: means of ``first`` get gamma = 0.
     """
     parts = (first, second)
     columns = [part.table.numbers[:, :, None, None].expand(-1, -1, len(part.x), -1) for part in parts]
@@ -198,7 +198,7 @@ class StepNumbers(NamedTuple):
 class StepTable:
     """S steps on the device, the one with most noise first."""
 
-    # fp32 [S, 8], a column for each field of StepNumbers; [S, 8, N, 1 ...] if each row has steps of its own.
+    # fp32 [S, 8], a column for each field of StepNumbers; [S, 8, N, 1 ...] if each row has its own steps.
     numbers: Tensor
     times: Tensor  # embeddings of their times, [S, w] or [S, N, w]
     learned: bool  # whether the head predicts logits of the variance

@@ -58,7 +58,7 @@ class _Entries(OfFastAR):
         return len(self.entries)
 
     def __str__(self) -> str:
-        """For people: what core's Preview as Text shows."""
+        """The text that ComfyUI's Preview as Text shows."""
         names: tuple[str, ...] = self.names  # type: ignore[attr-defined]
         shown = ", ".join(map(printable, names[:_MOST_SHOWN]))
         more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
@@ -115,8 +115,8 @@ class Condition(_Entries):
             raise UserError("condition: it holds no label; name at least one.")
         if self.label_set and label_set and self.label_set != label_set:
             raise UserError(
-                f"condition: its labels are from {self.label_set}, and the model was trained on {label_set}; "
-                f"choose label_set {label_set} in Class Label."
+                f"condition: its labels are from {self.label_set}, but the model was trained on {label_set}; choose "
+                f"label_set {label_set} in Class Label."
             )
 
         bad = [n for n in self.labels if not 0 <= n < classes]
@@ -179,8 +179,9 @@ class EditSettings(Settings):
         high=MOST_FREEDOM,
         step=0.1,
         symbol="w",
-        more="Guidance weighs two versions of the condition as 1 to *freedom*: one with the tokens of the image, "
-        "and one without them. The strength of guidance is *cfg* of the sampler, 5 as published.",
+        more="Guidance combines two versions of the condition: the version with the tokens of the image has the weight "
+        "1, and the version without them has the weight *freedom*. The strength of guidance is *cfg* of the sampler, 5 "
+        "as published.",
     )
 
 
@@ -262,7 +263,7 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
     """Check that a condition is of a model's kind."""
     if condition.kind != kind:
         raise UserError(
-            f"condition: it holds {KINDS[condition.kind]}, but {model} is conditioned on {KINDS[kind]}; connect "
+            f"condition: {model} reads {KINDS[kind]}, but the condition holds {KINDS[condition.kind]}; connect "
             f"{MAKERS[kind]}."
         )
 
@@ -278,12 +279,12 @@ def expect_editor(condition: AnyCondition, model: Any) -> None:
 
     if model.edits is False:
         raise UserError(
-            f"condition: {model.name} was not trained to edit and ignores the image; load a Janus-4o, which was, or "
-            f"connect {MAKERS['prompt']}."
+            f"condition: {model.name} was not trained to edit and would ignore the image; load a Janus-4o, or connect "
+            f"{MAKERS['prompt']}."
         )
     if model.vision_file is None:
         raise UserError(
-            f"condition: the file of {model.name} holds no part that reads images; get one with all weights of the "
+            f"condition: the file of {model.name} lacks the part that reads images; get a file with all weights of the "
             "model."
         )
 
@@ -294,6 +295,6 @@ def expect_null_prompt(condition: PromptCondition, model: str) -> None:
     """
     if condition.unconditional != UNCONDITIONAL:
         raise UserError(
-            f"condition: its prompts have a negative text, and {model} has its own null prompt; leave negative "
-            "at its default."
+            f"condition: its prompts have a negative text, but {model} has its own null prompt; leave negative at its "
+            "default."
         )

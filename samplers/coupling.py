@@ -15,11 +15,11 @@ state is usable only as a whole; channel-wise acceptance probabilities would mul
 
 Means that differ by at most :data:`ROUNDING` (1 + |mean|) in every channel, with log stds within :data:`ROUNDING`,
 count as equal: fp32 evaluations of one head in two batches differ by as much. On the demo (50 diffusion steps from
-t = 950, temperature 0.8, 8 channels) the smallest std of a step with noise is 0.0051, so that the total-variation error
+t = 950, temperature 0.8, 8 channels) the smallest std of a step with noise is 0.0051, so the total-variation error
 is at most 0.0044 in the worst step, 0.00012 in the median step and 0.013 per token, at |mean| = 1 in all channels. With
 the demo's draft model the limit applied in none of 12,032 verified steps.
 
-All randomness is passed in, so that nothing here waits for the device. A std of 0 means no noise, as in the last step;
+All randomness is passed in, so nothing here waits for the device. A std of 0 means no noise, as in the last step;
 a draft is then accepted only if it equals the mean.
 """
 

@@ -41,7 +41,7 @@ class Edit:
         return Edit(start, mask)
 
     def expect_batch(self, images: int) -> None:
-        """Check that there is one start, or one for each of the images, and as many masks.
+        """Check that there is one start and one mask, or one of each for every image.
 
         Raises:
             UserError: a mask of another shape or empty, or another number.
@@ -54,9 +54,9 @@ class Edit:
             if len(x) in (1, images):
                 continue
             channels = name == "mask" and x.shape[2] in (1, 3, 4)
-            remedy = "give [height, width] without channels" if channels else "use one, or as many"
+            remedy = "give [height, width] without channels" if channels else "use one, or one for each image"
             raise UserError(
-                f"{name}: its batch has {len(x)} entries, and the condition asks for {images} images; {remedy}."
+                f"{name}: its batch has {len(x)} entries, but the condition asks for {images} images; {remedy}."
             )
 
     def token_mask(self, grid: int | tuple[int, int], images: int, device: torch.device) -> Tensor:
@@ -74,7 +74,7 @@ class Edit:
         mask = self.mask.to(device, torch.float32)
         tokens = F.adaptive_max_pool2d(mask[:, None], grid)[:, 0] >= LEAST_MASKED
         if not bool(tokens.flatten(1).any(1).all()):
-            raise UserError("mask: it is empty; paint over the area to draw again.")
+            raise UserError("mask: it is empty; paint over the area to regenerate.")
 
         return tokens.flatten(1).expand(images, -1)
 

@@ -158,7 +158,7 @@ class Canvas:
 
         Args:
             cells: int64 [B, n], or [n] if they are the same in every image. Where images differ in number, image and
-                cell, int64 [N] each; then the others are of N cells, too.
+                cell, int64 [N] each; then the other arguments have N cells, too.
             values: [B, n, ...].
             when: the pass that decides them, or int32 [B, n] where cells differ.
             outcome: uint8 [B, n], what became of their drafts, see ``reports/record.py``; None leaves it as it is.
@@ -298,7 +298,7 @@ def finish(sampler: Generator[Any, None, R]) -> R:
 def start_report(name: str, model: Any, condition: Any, settings: Any, noise: Any) -> Report:
     """The report of a generation of images, before its first pass.
 
-    ``name`` is the sampler's; the other arguments are those of the sampler.
+    ``name`` is the sampler's; the other arguments are the sampler's.
 
     Raises:
         UserError: condition and noise are of different numbers of images.

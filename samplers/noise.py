@@ -2,13 +2,13 @@
 
 With one seed two samplers start from the same noise, and image i is the same alone or in a batch.
 
-- :class:`PairedNoise`: noise for diffusion. It is drawn on the CPU with generators of its own, so the image does not
+- :class:`PairedNoise`: noise for diffusion. It is drawn on the CPU with its own generators, so the image does not
   depend on the device, and the global RNG is not used.
-- :class:`CounterRNG`: numbers of a verification. A rejected draft takes as many of them as it needs, which is not known
-  beforehand, so they are computed from a counter.
+- :class:`CounterRNG`: numbers of a verification. How many of them a rejected draft needs is not known beforehand, so
+  they are computed from a counter.
 - :class:`CellNoise`: numbers of discrete tokens, from a counter too; see ``tokens/draws.py``.
 
-Counters are those of SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"): they
+The counters are SplitMix64's (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"): they
 advance in steps of :data:`GOLDEN` and are hashed by :func:`mix_`.
 """
 
@@ -26,7 +26,7 @@ from torch import Tensor
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
-# The step from a cell's numbers to those of the next one: 2^32 of GOLDEN's steps, modulo 2^64.
+# The step from the numbers of a cell to the numbers of the next cell: 2^32 of GOLDEN's steps, modulo 2^64.
 _CELL = (GOLDEN & 0xFFFFFFFF) << 32
 # The largest fp32 number below 1.
 _BELOW_ONE = 1 - 2**-24

@@ -88,7 +88,7 @@ class Guarantees(Settings):
 
     def streams(self) -> dict[str, int]:
         """The noise that a run draws for the diffusion of every token: the name of a stream to its diffusion steps. Its
-        numbers depend on the name, so a sampler has a stream for each diffusion with noise of its own.
+        numbers depend on the name, so a sampler has a stream for each diffusion that has its own noise.
         """
         return {}
 

@@ -4,7 +4,8 @@ Source: De Bortoli, Galashov, Gretton & Doucet 2025 (arXiv 2501.05370), section 
 
 1. at state x_k the next L steps are drafted with the last evaluation's data and variance, without the head;
 2. the head is evaluated at all L drafted states of all rows in one batch;
-3. each row goes on after its longest accepted prefix: the coupling (``coupling.py``) replaces its first rejected step.
+3. each row continues after its longest accepted prefix: the coupling (``coupling.py``) replaces its first rejected
+   step.
 
 Step k of the head is N(m_p(x_k), s_p(x_k)^2), with guidance and temperature in mean and std. Its draft is a sample of
 N(m_q, s_q^2) that depends on earlier steps only, and the coupling turns it into a sample of the head's own kernel,
@@ -74,8 +75,8 @@ FIXED = Coupling(couple_fixed, uniforms=1, counts_last=False)
 
 
 class _Window(NamedTuple):
-    """The M drafted steps that are verified together: as many of each of R rows as the window is long, or as the row
-    has left. A window of four steps of rows 3, 4 and 7, which have done 5, 8 and 7 of 10 steps::
+    """The M drafted steps that are verified together: of each of R rows, as many as the window is long, or fewer if the
+    row has fewer left. A window of four steps of rows 3, 4 and 7, which have done 5, 8 and 7 of 10 steps::
 
         of steps  row            3 3 3 3 4 4 7 7 7
                   step           5 6 7 8 8 9 7 8 9
@@ -88,13 +89,13 @@ class _Window(NamedTuple):
     int64 on the device.
     """
 
-    # Of every step, [M]: its row, its number, the index of its row among the R, and how many steps of that row come
+    # For every step, [M]: its row, its number, the index of its row among the R, and how many steps of that row come
     # before it in the window; the last two are its index in Drafts.
     row: Tensor
     step: Tensor
     index_in_rows: Tensor
     ahead: Tensor
-    # Of every row, [R]: its number, and the indices of its first and its last step among the M.
+    # For every row, [R]: its number, and the indices of its first and its last step among the M.
     rows: Tensor
     first_of_row: Tensor
     last_of_row: Tensor

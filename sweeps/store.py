@@ -17,7 +17,6 @@ from PIL import Image
 from PIL.PngImagePlugin import PngInfo
 
 from ..errors import UserError
-from ..reports.drawing import check_batch
 from ..reports.exchange import KEY, OtherFormat, add_runs, described, read_runs
 from ..reports.files import FULL, replace_file, writable
 from ..reports.record import Report
@@ -65,7 +64,7 @@ class CellStore:
         Raises:
             UserError: the file cannot be written. It appears complete, or not at all.
         """
-        n, h, w, _ = check_batch(images, "images").shape
+        n, h, w, _ = images.shape
         column = images.reshape(n * h, w, 3)
 
         metadata: dict[str, Any] = {}

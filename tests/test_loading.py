@@ -77,7 +77,7 @@ def test_files_are_identified():
     for choice, found in files.items():
         assert loading.identify(built_in(choice, kinds.get(choice, "llamagen"))) == found
     assert [loading.listed_family(c) for c in ("mar-base", "ar-dtok-512", "mine.pth")] == [MAR, TAR, None]
-    with pytest.raises(UserError, match="^model: tar-1.5b writes the codes"):
+    with pytest.raises(UserError, match="^model: tar-1.5b is Tar's language model"):
         loading.listed_family("tar-1.5b")
 
 

@@ -34,7 +34,7 @@ def decoder(channels):
 def test_channels_of_a_token_are_divided_by_the_patch_squared(channels, patch, reads):
     FAMILIES[MAR].expect_decoder(decoder(reads), mar(channels, patch))
     for other in (reads // 2, reads * 2):
-        words = f"^decoder: a KL decodes {other} latent channels, and a MAR makes {reads};"
+        words = f"^decoder: a KL decodes {other} latent channels, .* {reads};"
         with pytest.raises(UserError, match=words):
             FAMILIES[MAR].expect_decoder(decoder(other), mar(channels, patch))
 
@@ -88,7 +88,7 @@ def test_code_vectors_are_compared_by_direction():
     """Loaders store them normalised or not; a direction that differs by 0.6 is another code."""
     loading.expect_same_codes(book([[3.0, 4.0], [0.0, 2.0]]), book([[0.6, 0.8], [0.0, 1.0]]), "target")
     for other in ([[0.8, 0.6], [0.0, 1.0]], [[0.6, 0.8]]):
-        with pytest.raises(UserError, match="^draft: its decoder is book, target's is book"):
+        with pytest.raises(UserError, match="^draft: .* book .*target's .* book"):
             loading.expect_same_codes(book([[3.0, 4.0], [0.0, 2.0]]), book(other), "target")
 
 
@@ -244,9 +244,9 @@ def test_a_setting_in_samplers_and_in_set_is_refused():
     entries = by_key(["zipar: window=4"])
     assert list(entries) == ["zipar:window=4"]
     assert assigned(entries, [("zipar:window=4.parallel", 2)]) == {"zipar:window=4": ({}, {"parallel": 2})}
-    with pytest.raises(UserError, match="^set: zipar:window=4.window is in samplers already"):
+    with pytest.raises(UserError, match="^set: .* zipar:window=4.window"):
         assigned(entries, [("zipar:window=4.window", 8)])
-    with pytest.raises(UserError, match="^set: zipar is not among the samplers of this run, zipar:window=4"):
+    with pytest.raises(UserError, match="^set: zipar is not a sampler of this run; .* zipar:window=4"):
         plan("zipar:window=4", ["zipar.window=8"], {})
 
 

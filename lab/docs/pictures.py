@@ -186,7 +186,7 @@ def run(options: argparse.Namespace) -> int:
     """Draw; returns the exit code."""
     for name in options.names:
         if name not in EVERY:
-            raise UserError(f"name: there is no image {name}; choose one of {', '.join(EVERY)}.")
+            raise UserError(f"name: {name} is not an image of this command; choose one of {', '.join(EVERY)}.")
 
     FOLDER.mkdir(parents=True, exist_ok=True)
     for name in options.names or EVERY:

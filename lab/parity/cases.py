@@ -149,7 +149,7 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     try:
         found = load_file(path)
     except SafetensorError as e:
-        raise UserError(f"{path.name}: damaged ({e}); copy it again.") from None
+        raise UserError(f"{path.name}: it is damaged ({e}); copy it again.") from None
 
     return {k: v.float() if v.dtype == torch.float16 else v for k, v in found.items()}
 
@@ -159,4 +159,4 @@ def read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as e:
-        raise UserError(f"{path.name}: no JSON ({first_line(e)}); copy it again.") from None
+        raise UserError(f"{path.name}: it is not JSON ({first_line(e)}); copy it again.") from None

@@ -50,7 +50,7 @@ def collect(root: Path) -> list[Case]:
         out += janus.cases(folder) + janus_images.cases(folder)
 
     if not out:
-        raise UserError(f"DIR: {root} holds no parity case known here; name a folder laid out like tests/parity.")
+        raise UserError(f"DIR: {root} has no parity case that FastAR knows; name a folder laid out like tests/parity.")
 
     return out
 

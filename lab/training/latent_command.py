@@ -49,7 +49,7 @@ class FolderImages:
         paths = tuple(sorted(path for path in folder.rglob("*") if path.suffix.lower() in _ENDINGS))
         if len(paths) <= HELD_OUT:
             raise UserError(
-                f"images: {folder.name} has {len(paths)} images ({', '.join(_ENDINGS)}), and {HELD_OUT} of them are "
+                f"images: {folder.name} has {len(paths)} images ({', '.join(_ENDINGS)}), but {HELD_OUT} of them are "
                 "not trained on; name a folder with more, thousands for real models."
             )
         return FolderImages(paths, side)
@@ -103,7 +103,7 @@ def run(options: argparse.Namespace) -> int:
     out = typed_path(options.out, "out")
     work = typed_path(options.work, "work")
     if out.suffix != ".safetensors":
-        raise UserError(f"out: {out.name} has to end with .safetensors.")
+        raise UserError(f"out: {out.name} must end in .safetensors.")
     images = FolderImages.of(typed_path(options.images, "images"), side)
     writable(out.parent, "out", out.name)
     writable(work, "work")
@@ -113,7 +113,7 @@ def run(options: argparse.Namespace) -> int:
     vq = without_part(load_vq(path, "fp32", device).net)
     if side % (ratio * vq.config.stride):
         raise UserError(
-            f"side: {side} is no multiple of {ratio * vq.config.stride}, the pixels of a token of the draft."
+            f"side: {side} is not a multiple of {ratio * vq.config.stride}, the pixels of a token of the draft."
         )
 
     # 3. Train.

@@ -107,8 +107,8 @@ def expect_same_codes(target: VQModel, draft: VQModel, model: str) -> None:
     """Raise a UserError if two tokenizers have different codebooks; ``model`` names the target model."""
     if not same_codes(target.net.quantize, draft.net.quantize):
         raise UserError(
-            f"draft: its decoder is {draft.name}, {model}'s is {target.name}, which has other codes; load "
-            "both with the same decoder."
+            f"draft: its decoder {draft.name} and {model}'s decoder {target.name} have different codes; load both "
+            "models with the same decoder."
         )
 
 

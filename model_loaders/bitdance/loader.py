@@ -112,7 +112,7 @@ def _load_class(file: ck.Checkpoint, heads: int | None, about: dict[str, Any]) -
         config = BitDanceConfig.of_bitdance(file.state, heads)
         head = HeadConfig.from_state_dict(_within(file, "head."), CLASS_HEAD_DIM, bounded)
         if (head.heads > 0) != (config.block > 1):
-            raise ValueError(f"its head is not that of blocks of {config.block} tokens")
+            raise ValueError(f"its head is not made for blocks of {config.block} tokens")
     note_defaults(file, "bitdance", heads, config.heads, config.condition_size)
 
     net = ck.load_strictly(file, partial(BitDanceClass, config, head), **about)
@@ -151,7 +151,7 @@ def _load_text(file: ck.Checkpoint, about: dict[str, Any]) -> BlockModel:
     _expect_head(head_file, stated, head)
     if head.condition != config.dim:
         raise head_file.error(
-            f"reads conditions of {head.condition} numbers, and the language model in {file.path.name} makes "
+            f"reads conditions of {head.condition} numbers, but the language model in {file.path.name} makes "
             f"{config.dim}",
             "choose the files of one model",
         )
@@ -196,7 +196,7 @@ def _part(root: Path, part: str, file: ck.Checkpoint) -> tuple[ck.Checkpoint, di
     path = _part_path(root, part)
     if path is None:
         raise file.error(
-            f"holds a language model, and {root.name} has no {part}.safetensors, without which it draws no images",
+            f"holds a language model, but {root.name} has no {part}.safetensors, which generating needs",
             f"choose the folder of a whole BitDance, with {part}.safetensors (in diffusers' layout: "
             f"{_PARTS[part][1]}); in place of three fp8 files for ComfyUI choose bitdance-14b-64x and dtype fp8",
         )
@@ -244,12 +244,12 @@ def _tokens(file: ck.Checkpoint, root: Path, stated: Mapping[str, Any], rows: in
 
     block = file.number("parallel_num", last + 1, 1, 1 << 12, stated)
     if math.isqrt(block) ** 2 != block:
-        raise file.error(f"has blocks of parallel_num = {block} tokens, which is no square number", REMEDY)
+        raise file.error(f"has blocks of parallel_num = {block} tokens, which is not a square number", REMEDY)
     if block > last + 1:
         raise file.error(
             f"has parallel_num = {block}, which needs the tokens <|query_1|> to <|query_{block - 1}|> in the "
-            f"tokenizer, and this one ends at {last}",
-            f"put the tokenizer of the same model there; this one is that of blocks of {last + 1}",
+            f"tokenizer, but this one ends at {last}",
+            f"put the tokenizer of the same model there; this one is for blocks of {last + 1}",
         )
     if not sizes:
         raise file.error(
@@ -267,7 +267,7 @@ def _tokens(file: ck.Checkpoint, root: Path, stated: Mapping[str, Any], rows: in
     largest = max(marks.begin, marks.end, marks.image, *sizes.values(), *marks.queries)
     if largest >= rows:
         raise file.error(
-            f"has {rows} token ids, and its tokenizer has special tokens up to {largest}",
+            f"has {rows} token ids, but its tokenizer has special tokens up to {largest}",
             "put the tokenizer of the same model there",
         )
 
@@ -344,7 +344,7 @@ def load_binary(
         config = BinaryConfig.from_state_dict(file.state, groups)
     if config.noisy:
         raise file.error(
-            "decodes bits together with noise (gan_decoder), which belongs to no BitDance that is loaded here",
+            "decodes bits together with noise (gan_decoder), which no BitDance in FastAR uses",
             "choose ae_d16c32",
         )
 
@@ -363,6 +363,6 @@ def expect_bits(decoder: BinaryModel, model: BlockModel) -> None:
         return
 
     raise UserError(
-        f"decoder: {model.name} draws tokens of {channels} channels at stride {model.stride}, and {decoder.name} has "
-        f"{bits} at {stride}; choose auto, or the autoencoder that the model was trained with."
+        f"decoder: {model.name} has tokens of {channels} channels at stride {model.stride}, but {decoder.name} reads "
+        f"{bits} channels at stride {stride}; choose auto, or the autoencoder that the model was trained with."
     )

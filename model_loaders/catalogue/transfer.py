@@ -297,8 +297,8 @@ def _wrong(part: Path, remote: Remote, digest: str, report: Callable[[], None]) 
     if _SHA256.fullmatch(digest):
         found = _digest(part, report)
         logging.info("FastAR: %s has the sha256 %s", remote.name, found)
-        stated = "the file of the catalogue has" if remote.sha256 else "the server states"
-        return "" if found == digest else f"has another sha256 than {stated} ({found[:16]}...)"
+        stated = "the catalogue states" if remote.sha256 else "the server states"
+        return "" if found == digest else f"has the sha256 {found[:16]}..., not the one that {stated}"
 
     # Nobody states a sha256 of it, as of small files.
     with part.open("rb") as opened:
@@ -321,7 +321,7 @@ def _cause(error: Exception, path: Path) -> str:
             "run python -m pip install --force-reinstall huggingface-hub"
         )
     if isinstance(error, OSError) and error.errno is not None:  # of the file system
-        return f"{path.parent} cannot be written to ({error.strerror}); make room there or allow it, and run again"
+        return f"{path.parent} cannot be written to ({error.strerror}); make room there or allow writing, and run again"
     if type(error).__name__ == "OfflineModeIsEnabled":
         return (
             "HF_HUB_OFFLINE is set, and the Hugging Face cache does not hold it; remove that variable and start again"

@@ -358,7 +358,7 @@ def _unpickled(file: Checkpoint) -> Any:
             "use torch 2.6 or a .safetensors file",
         )
     if file.path.suffix == ".safetensors":  # torch does not map such files
-        raise file.error("is a torch checkpoint and not a safetensors file", "rename it to .pt")
+        raise file.error("is a torch checkpoint, not a safetensors file", "rename it to .pt")
 
     try:
         with torch.serialization.safe_globals([argparse.Namespace, _EasyDict]):
@@ -396,7 +396,7 @@ def member(path: Path, field: str) -> Path:
         UserError: if it is a link that leads nowhere, or out of the folder, unless within Hugging Face's cache.
     """
     if os.path.islink(path) and not os.path.exists(path):  # or leads to itself
-        raise UserError(f"{field}: {path.name} in {path.parent} is a link that leads to no file; put the file there")
+        raise UserError(f"{field}: {path.name} in {path.parent} is a broken link; put the file itself there")
 
     folder = path.parent.resolve()
     target = path.resolve()
@@ -404,7 +404,9 @@ def member(path: Path, field: str) -> Path:
     blobs = [above / "blobs" for above in folder.parents[1:3]]
     cached = folder.parent.name == "snapshots" and any(blob in target.parents for blob in blobs)
     if folder not in target.parents and not cached:
-        raise UserError(f"{field}: {path.name} in {path.parent} is a link out of that folder; put the file there")
+        raise UserError(
+            f"{field}: {path.name} in {path.parent} is a link to a file outside this folder; put the file itself there"
+        )
 
     return path
 

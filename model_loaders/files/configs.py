@@ -137,7 +137,7 @@ def language_numbers(
 
     if not _fit(numbers["heads"], queries, keys):
         raise file.error(
-            f"has {source} in its configuration, and weights of {queries} numbers for queries and {keys} for keys",
+            f"has {source} in its configuration, but weights of {queries} numbers for queries and {keys} for keys",
             REMEDY,
         )
 
@@ -195,7 +195,7 @@ def expect_language(file: ck.Checkpoint, fields: Mapping[str, Any], c: LlamaConf
         if window < c.positions:
             raise file.error(
                 f"states sliding_window = {window} in its configuration, "
-                f"and FastAR attends to all {c.positions} positions",
+                f"but FastAR attends to all {c.positions} positions",
                 "choose another model, or state use_sliding_window = false if it was trained without a window",
             )
 
@@ -204,7 +204,7 @@ def expect_stated(file: ck.Checkpoint, fields: Mapping[str, Any], proved: Mappin
     """Raise a UserError if a configuration states other numbers than those that the weights prove."""
     for name, value in proved.items():
         if file.number(name, value, 0, 1 << 30, fields) != value:
-            raise file.error(f"has {name} = {fields[name]} in its configuration, and weights of {value}", REMEDY)
+            raise file.error(f"has {name} = {fields[name]} in its configuration, but weights of {value}", REMEDY)
 
 
 def expect_fixed(file: ck.Checkpoint, fields: Mapping[str, Any], fixed: Mapping[str, Collection[Any]]) -> None:
@@ -222,6 +222,6 @@ def _expect(file: ck.Checkpoint, name: str, value: Any, accepted: Collection[Any
     only = " or ".join(map(ck.shown, accepted))
     computes = f"FastAR computes {only} only" if only else "FastAR does not compute that"
     raise file.error(
-        f"states {name} = {ck.shown(value)} in its configuration, and {computes}",
+        f"states {name} = {ck.shown(value)} in its configuration, but {computes}",
         "choose another model, or correct the configuration if the model was trained without it",
     )

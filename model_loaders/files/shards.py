@@ -73,8 +73,8 @@ def weight_files(path: Path, field: str, what: str) -> list[Path]:
         )
     if len(candidates) > 1:
         raise UserError(
-            f"{field}: {path.name} holds the weights of several models ({', '.join(candidates)[:160]}); "
-            "choose a file of one of them, or move the others to a folder of their own"
+            f"{field}: {path.name} holds the weights of several models ({', '.join(candidates)[:160]}); choose a file "
+            "of one model, or move the other models to folders of their own"
         )
 
     return _complete(path, next(iter(candidates.values())), field)
@@ -135,8 +135,8 @@ def _complete(folder: Path, names: Sequence[str], field: str) -> list[Path]:
     missing = [name for name in names if not os.path.lexists(folder / name)]
     if missing:
         raise UserError(
-            f"{field}: {folder.name} holds {len(names) - len(missing)} of {len(names)} shards and lacks "
-            f"{listed(missing, 2)}; put them into the same folder"
+            f"{field}: {folder.name} has only {len(names) - len(missing)} of {len(names)} shards; put the missing ones "
+            f"({listed(missing, 2)}) into the same folder"
         )
 
     return [member(folder / name, field) for name in names]

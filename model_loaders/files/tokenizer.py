@@ -94,7 +94,9 @@ def load_tokenizer(
 
     name = _source(folder, stem)
     if name is None:
-        raise UserError(f"{field}: {folder} has no tokenizer (tokenizer.json); put the one of the same model there")
+        raise UserError(
+            f"{field}: {folder} has no tokenizer (tokenizer.json); put the tokenizer of the same model there"
+        )
 
     spec = read_json(folder / name, field)
     if name == "vocab.json":
@@ -193,8 +195,8 @@ def _expect_version(version: str, field: str) -> None:
     if found and (int(found[1]), int(found[2])) < _OLDEST:
         oldest = ".".join(map(str, _OLDEST))
         raise UserError(
-            f"{field}: reading a prompt needs the Python package tokenizers {oldest} or newer, "
-            f"and {version} is installed; update it with: pip install --upgrade tokenizers transformers"
+            f"{field}: reading a prompt needs the Python package tokenizers {oldest} or newer, but {version} is "
+            "installed; update it with: pip install --upgrade tokenizers transformers"
         )
 
 
@@ -222,7 +224,7 @@ def import_error(package: str, field: str, error: BaseException) -> UserError:
     needs = f"{field}: reading a prompt needs the Python package {package}"
     if isinstance(error, ModuleNotFoundError) and error.name == package:
         return UserError(
-            f"{needs}, which ComfyUI brings, and here it is not installed; install it with: pip install {package}"
+            f"{needs}, which comes with ComfyUI but is not installed here; install it with: pip install {package}"
         )
 
     return UserError(

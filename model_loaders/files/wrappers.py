@@ -156,7 +156,7 @@ def _containers(content: Mapping[Any, Any], weights: str, notes: list[str]) -> l
         if weights == EMA:
             raise NoWeights(
                 f"holds averaged (EMA) weights ({unnamed[0][:40]}) that have no names, "
-                "so that nothing tells which is which",
+                "so FastAR cannot tell which is which",
                 "choose auto, which takes the trained ones",
             )
 

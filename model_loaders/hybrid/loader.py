@@ -144,7 +144,7 @@ def _tokenizer(
     chat = tokenizer.chat_tokens()
     if chat is None or max(chat) >= config.llm.vocab:
         raise file.error(
-            f"has {config.llm.vocab} tokens, and its tokenizer has no <|im_start|> and <|im_end|> among them",
+            f"has {config.llm.vocab} tokens, but its tokenizer lacks <|im_start|> and <|im_end|>",
             "put the tokenizer of the same model there",
         )
 
@@ -179,7 +179,7 @@ def config_of(file: ck.Checkpoint, settings: dict[str, Any]) -> HybridConfig:
     mar_heads = file.number("encoder_num_heads", MAR_HEADS.get(width), 1, 1024, mar)
     if mar_heads is None or width % mar_heads:
         stated = f"encoder_num_heads = {mar_heads}" if mar_heads else "no mar.encoder_num_heads"
-        raise file.error(f"has {stated} in its configuration, and a MAR of width {width}", REMEDY)
+        raise file.error(f"has {stated} in its configuration, but a MAR of width {width}", REMEDY)
 
     with ck.misfits(file):
         config = HybridConfig.from_state_dict(file.state, mar_heads=mar_heads, **numbers)

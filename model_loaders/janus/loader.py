@@ -144,7 +144,9 @@ def load_janus(
     side = file.number("num_patches", _GRID, 2, LARGEST_GRID, inner(file, settings, "vq_config"))
     side = file.number("grid", side, 2, LARGEST_GRID)
     if grid not in (None, side):
-        raise UserError(f"grid: Janus only draws {side}x{side} tokens; choose auto, and enlarge the image")
+        raise UserError(
+            f"grid: Janus generates only {side}x{side} tokens; choose auto, and enlarge the image afterwards"
+        )
 
     net = ck.load_strictly(
         file,
@@ -203,7 +205,7 @@ def load_janus_head(
     compute = choose_dtype(dtype, device, "janus")
     file = _part(path, lambda name: name not in WORD_HEADS)
     if not file.state:
-        raise file.error("holds no output layer for words", "choose a copy with all weights of the model")
+        raise file.error("lacks the output layer for words", "choose a copy with all weights of the model")
 
     with ck.misfits(file):
         (weight,) = file.state.values()
@@ -243,7 +245,7 @@ def load_janus_vision(
     compute = choose_dtype(dtype, device, "janus")
     file = _part(path, lambda name: not name.startswith(VISION_PREFIXES) or name.startswith(POOL_PREFIX))
     if not file.state:
-        raise file.error("holds no part that reads images", "choose a copy with all weights of the model")
+        raise file.error("lacks the part that reads images", "choose a copy with all weights of the model")
 
     about = inner(file, file.settings("config", beside=True), "vision_config")
     heads = heads or file.number("num_attention_heads", None, 1, 4096, about)

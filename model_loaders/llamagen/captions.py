@@ -90,8 +90,8 @@ def prompt_of(text: str, field: str) -> str:
         raise UserError(f"{field}: it is empty; describe the image in words.")
     if not clean(prompt):
         raise UserError(
-            f"{field}: addresses, file names and signs are left out, and nothing else is there; "
-            "say in words what to draw."
+            f"{field}: nothing is left of the text without its addresses, file names and signs; describe the image in "
+            "words."
         )
 
     return prompt

@@ -6,7 +6,7 @@ from ..files.kind import Kind
 
 KINDS = {
     "llamagen": Kind(
-        noun="a LlamaGen",
+        noun="a LlamaGen or PAR",
         field="checkpoint",
         prefixes=("tok_embeddings.weight", "cls_embedding."),
         loader="Load LlamaGen / PAR",

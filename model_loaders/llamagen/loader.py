@@ -206,8 +206,8 @@ def _has_null_class(file: ck.Checkpoint, classes: int | None) -> bool:
     if classes is not None:
         if classes not in (rows, rows - 1):
             raise UserError(
-                f"{field}: {file.path.name} has {rows} class rows, which are not {classes} classes "
-                f"with or without a null class; state {rows - 1} (with) or {rows} (without)"
+                f"{field}: {file.path.name} has {rows} class rows, which do not fit {classes} classes with or without "
+                f"a null class; state {rows - 1} (with) or {rows} (without)"
             )
         return classes == rows - 1
 
@@ -249,7 +249,9 @@ def _table_side(file: ck.Checkpoint, config: LlamaConfig) -> int | None:
     side = square_root(rest)
     if side is None and rest >= 4:  # a condition of more rows
         side = math.isqrt(rest)
-        file.assume(f"its RoPE table of {rows} rows is taken for {side}x{side} tokens behind {rows - side**2} others")
+        file.assume(
+            f"its RoPE table of {rows} rows is taken for {side}x{side} tokens after {rows - side**2} other rows"
+        )
 
     return side
 

@@ -149,7 +149,7 @@ def _special_tokens(
     unstated = [key for key in ids if settings.get(key) is None]
     if unstated and rows <= max(_OFFICIAL_IDS.values()):
         raise file.error(
-            f"has {rows} tokens and nothing states which of them are image codes ({unstated[0]} in config.json)",
+            f"has {rows} tokens, but nothing states which of them are image codes ({unstated[0]} in config.json)",
             "choose a Tar, not a plain language model" if len(unstated) == len(ids) else REMEDY,
         )
 
@@ -160,7 +160,7 @@ def _special_tokens(
     beyond = chat is not None and max(chat) >= rows
     if last_code < code or not 1 <= scales <= SCALES or overlap or beyond:
         raise file.error(
-            f"has {rows} tokens, and special tokens that do not fit: an image {image}, "
+            f"has {rows} tokens, but its special tokens do not fit: an image {image}, "
             f"{scales} scales from {scale} on, codes {code} to {last_code}, a chat {chat}",
             "choose a Tar with its own config.json and tokenizer",
         )
@@ -275,8 +275,8 @@ def expect_features(ta_tok: TATokModel, model: TokenModel) -> None:
         return
 
     raise UserError(
-        f"ta_tok: {ta_tok.name} has features of width {width}, and {model.name} needs {expected}; "
-        "choose the TA-Tok that the model was trained with."
+        f"ta_tok: {ta_tok.name} has features of width {width}, but {model.name} needs {expected}; choose the TA-Tok "
+        "that the model was trained with."
     )
 
 
@@ -311,7 +311,7 @@ def _grid(file: ck.Checkpoint, config: LlamaConfig, arguments: Mapping[str, Any]
         side = square_root(tokens)
         if side is None or stated not in (None, side) or prefix is not None and rows != tokens + prefix - 1:
             raise file.error(
-                f"has {rows} positions, and arguments of {tokens} image tokens behind {prefix or 'its'} condition rows"
+                f"has {rows} positions, but arguments of {tokens} image tokens after {prefix or 'its'} condition rows"
             )
         stated = side
 

@@ -18,7 +18,7 @@ EXTENSIONS = {".safetensors", ".pth", ".pt", ".ckpt", ".bin"}
 
 
 def register_folders() -> None:
-    """Register ``models/fastar`` with ComfyUI, and create it, so that a user finds where files belong."""
+    """Register ``models/fastar`` with ComfyUI, and create it, so a user can see where files belong."""
     folder = os.path.join(folder_paths.models_dir, FOLDER)
     folder_paths.add_model_folder_path(FOLDER, folder, is_default=True)
 
@@ -26,7 +26,7 @@ def register_folders() -> None:
         os.makedirs(folder, exist_ok=True)
 
     _, extensions = folder_paths.folder_names_and_paths[FOLDER]
-    if extensions is not folder_paths.supported_pt_extensions:  # shared with core's folders: must not change
+    if extensions is not folder_paths.supported_pt_extensions:  # shared with ComfyUI's folders: must not change
         extensions.update(EXTENSIONS)
 
 
@@ -89,7 +89,7 @@ def sweep_folder(name: str) -> Path:
 def expect_writable(prefix: str, ending: str, field: str) -> None:
     """Check, before the work, that a file with this prefix can be saved in the output folder.
 
-    Core reports it after the work. It replaces %year%, %width% and their like when it saves; the editor replaces
+    ComfyUI reports it after the work. It replaces %year%, %width% and their like when it saves; the editor replaces
     %date:...% and %Node.widget% before it sends the prompt, and a program that sends them gets them in the name.
 
     Raises:
@@ -101,7 +101,7 @@ def expect_writable(prefix: str, ending: str, field: str) -> None:
     # A colon would give an empty file with a hidden stream that holds the content.
     if sys.platform == "win32" and not _NOT_ON_WINDOWS.isdisjoint(prefix):
         raise UserError(
-            f"{field}: {prefix[:80]!a} has a character that no file can have on Windows; leave out "
+            f"{field}: {prefix[:80]!a} has a character that Windows does not allow in file names; leave out "
             f"{' '.join(sorted(_NOT_ON_WINDOWS))}, and write %year%-%month%-%day% instead of %date:...%, which only "
             "the editor replaces."
         )

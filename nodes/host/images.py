@@ -1,4 +1,4 @@
-"""What ComfyUI does with images: its VAE, work in tiles, upscale models."""
+"""ComfyUI's functions for images: its VAE, work in tiles, upscale models."""
 
 from __future__ import annotations
 
@@ -59,9 +59,9 @@ def in_tiles(
 
 
 def upscaler(model: Any, place: Callable[[], None]) -> Callable[[Tensor], Tensor]:
-    """An UPSCALE_MODEL as a function of images fp32 [B, 3, H, W] in 0..1, by core's node.
+    """An UPSCALE_MODEL as a function of images fp32 [B, 3, H, W] in 0..1, by ComfyUI's node.
 
-    Core's node may unload the sampled models to make room for its own; ``place`` loads them again.
+    ComfyUI's node may unload the sampled models to make room for its own; ``place`` loads them again.
     """
     from comfy_extras.nodes_upscale_model import ImageUpscaleWithModel
 

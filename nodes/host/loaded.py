@@ -51,13 +51,13 @@ class Loaded(OfFastAR, Generic[M]):
     parts: Mapping[str, Loaded[Any]] = field(default_factory=dict)
     # Settings of the model's file, for presets.
     recommended: Mapping[str, Any] = field(default_factory=dict)
-    # Of the model's other parts.
+    # For the model's other parts.
     further: Sequence[ModelPatcher] = ()
     # How the model runs, a choice of the loader.
     speed: str = ""
 
     def __str__(self) -> str:
-        """For people: what core's Preview as Text shows."""
+        """For people: what ComfyUI's Preview as Text shows."""
         nets = getattr(self.model, "parts", {"": self.model.net}).values()
         count = sum(weight.numel() for net in nets for weight in net.parameters())
         name = printable(getattr(self.model, "name", ""))
@@ -92,15 +92,15 @@ class Loaded(OfFastAR, Generic[M]):
 
     @property
     def patchers(self) -> list[ModelPatcher]:
-        """Of all parts of the model; not of the decoder, and not of ``parts``."""
+        """For all parts of the model; not of the decoder, and not of ``parts``."""
         return [self.patcher, *self.further]
 
     # Names that core reads.
 
     def get_models(self) -> list[ModelPatcher]:
-        """All patchers but the decoder's, which is on a socket of its own.
+        """All patchers except the decoder's, which has its own socket.
 
-        Core marks them as in use by the prompt that runs, and takes pinned memory from others first.
+        ComfyUI marks them as in use by the prompt that runs, and takes pinned memory from other models first.
         """
         found = list(self.patchers)
         for part in self.parts.values():
@@ -121,7 +121,7 @@ def to_device(
     """Load a model and other networks with ``memory`` bytes free to work in.
 
     The decoder is loaded too, if there are previews of ``latents`` [B, C, h, w]: if they are wanted, and the device can
-    hold the decoder beside the rest. Otherwise weights would have to stay in main memory for the sake of previews.
+    hold the decoder beside the rest. Otherwise weights would have to stay in system memory for the sake of previews.
 
     Returns:
         The FastARVAE of the previews; None without previews.
@@ -178,8 +178,8 @@ class ModelCache:
         if self._loaded is None or self._loaded.patcher is not patcher:
             return
 
-        # Core reads the patcher again after this call, in a loop over its records. If it were freed here, core would
-        # take its record out of the list within that loop. So the record holds it, until core has let go of that.
+        # ComfyUI reads the patcher again after this call, in a loop over its records. If it were freed here, ComfyUI
+        # would remove its record from the list within that loop. So the record holds it until ComfyUI drops the record.
         for record in mm.current_loaded_models:
             if record.model is patcher:
                 record.fastar_unloaded = self._loaded

@@ -26,7 +26,7 @@ def empty_cache() -> None:
 def make_patcher(net: nn.Module, device: torch.device, offload: torch.device, speed: str = PLAIN) -> ModelPatcher:
     """What moves a network between the device on which it computes and ``offload``.
 
-    It is that of ComfyUI's own models, which on graphics cards copies weights to the device when a layer first needs
+    ComfyUI uses the same patcher for its own models. On GPUs it copies weights to the device when a layer first needs
     them (DynamicVRAM). Two kinds of networks take the one that loads weights before the run: those that are recorded or
     compiled, whose weights must be in place, and those without layers of ComfyUI's operations, which it would load one
     by one.
@@ -42,7 +42,7 @@ def _storage() -> dict[str, bool]:
     """Where newer versions of ComfyUI keep the weights that DynamicVRAM leaves off the device, for its patcher.
 
     ``fast_disk``: nowhere but in the file, which its own loader reads again. Weights that this pack has mapped are
-    copied to pinned memory like those of a slow disk, unless the user starts ComfyUI with --fast-disk.
+    copied to pinned memory like weights on a slow disk, unless the user starts ComfyUI with --fast-disk.
     """
     try:
         import comfy.storage

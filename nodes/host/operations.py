@@ -169,7 +169,7 @@ def _working_memory() -> float:
     return mm.minimum_inference_memory() + mm.extra_reserved_memory()
 
 
-# Devices without a product of int8 matrices: Apple's, Intel's and those of DirectML.
+# Devices without a product of int8 matrices: Apple's, Intel's and DirectML's.
 _WITHOUT_INT8 = ("mps", "xpu", "privateuseone")
 
 
@@ -190,7 +190,7 @@ def _expect_int8(device: torch.device) -> None:
     """
     if device.type in _WITHOUT_INT8 and not hasattr(comfy.ops, "get_disabled_quant_formats"):
         raise UserError(
-            f"dtype: this version of ComfyUI computes no int8 weights on {device}; update ComfyUI, or choose fp16, "
+            f"dtype: this version of ComfyUI cannot compute int8 weights on {device}; update ComfyUI, or choose fp16, "
             "bf16 or fp32."
         )
 
@@ -198,8 +198,8 @@ def _expect_int8(device: torch.device) -> None:
 def gather_quantised(state: Mapping[str, Tensor], metadata: Mapping[str, str]) -> dict[str, Tensor]:
     """The weights of a file, with a Quantized in the place of each in a format of ComfyUI of 8 bits, or in its W4A8.
 
-    ComfyUI brings older forms to the newest, and its layers read what this leaves beside each weight. Weights in its
-    other formats stay as they are in the file, and are refused as those of other programs.
+    ComfyUI brings older forms to the newest, and its layers read what this leaves beside each weight. Weights in
+    ComfyUI's other formats stay as they are in the file, and FastAR refuses them like weights of other programs.
     """
     marks = [name for name in state if name.endswith("scaled_fp8")]
     if (

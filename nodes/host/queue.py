@@ -106,7 +106,7 @@ def from_editor() -> bool:
 def previews_wanted() -> bool:
     """Whether previews are sent: if a method is chosen, in the editor or on the command line, or for the editor.
 
-    The command line's default is none. It counts as on in the editor, whose setting can switch previews off.
+    By default, the command line has none. It counts as on in the editor, whose setting can switch previews off.
     """
     extra = _extra_data()
     if extra is None:

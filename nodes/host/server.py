@@ -29,7 +29,7 @@ def serve(path: str, answer: Callable[[bytes], tuple[int, Any]], most: int) -> N
     """
     routes = PromptServer.instance.routes
     if any(getattr(route, "path", None) == path for route in routes):
-        raise UserError(f"another node pack has the address {path}")
+        raise UserError(f"another node pack already uses the address {path}")
 
     # One request at a time: a folder may be slow.
     worker = ThreadPoolExecutor(1, "fastar")

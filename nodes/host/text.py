@@ -27,7 +27,7 @@ REMARK = "fastar.remark"
 
 
 def show(node: Any, line: str) -> None:
-    """Show a line of text on a node, the class that executes, while it runs, as core's API nodes do.
+    """Show a line of text on a node, the class that executes, while it runs, as ComfyUI's API nodes do.
 
     The editor removes it at the end of the run; :func:`output` is for what stays. For a client that is not the
     editor the line is written to the log.
@@ -73,7 +73,7 @@ def output(
         settings: the settings used, in a line.
         prompts: texts for other nodes by their id: what the model does not know of their prompts.
 
-    Empty lines are left out; the others are cut to 8 lines of 400 characters.
+    Empty lines are left out; other texts are cut to 8 lines of 400 characters.
     """
     warned = _lines(warnings)[:MOST_LINES]
     counted = _lines(figures)[: MOST_LINES - len(warned)]

@@ -32,7 +32,7 @@ from ...samplers.noise import PairedNoise
 
 @dataclass(frozen=True)
 class Family(ABC):
-    """A model family. The defaults are those of a family whose samplers draw latents from paired noise."""
+    """A model family. The defaults fit a family whose samplers generate latents from paired noise."""
 
     # For ``loading.py``, loaders and the command line, which find its files.
     name: str
@@ -50,7 +50,7 @@ class Family(ABC):
     # For a command that names no sampler.
     usual_samplers: tuple[str, ...] = ()
     drafted_samplers: tuple[str, ...] = ()  # further ones with a draft model
-    samplers: tuple[Any, ...] = ()  # entries of samplers of its own, see ``runs/entries.py``
+    samplers: tuple[Any, ...] = ()  # entries of its own samplers, see ``runs/entries.py``
 
     # For nodes and pipeline, which join models, samplers, edits and decoders; the unit also for progress bars.
     kind: ClassVar[str]  # families of one kind have the same samplers
@@ -61,12 +61,12 @@ class Family(ABC):
     socket: ClassVar[str]  # type of the sockets of its models
     model_help: ClassVar[str] = ""  # "": it names the loaders
     condition_help: ClassVar[str] = "What to draw, one entry per image."
-    image_help: ClassVar[str] = ""  # what the help says of the image to change
+    image_help: ClassVar[str] = ""  # what the help says about the image to change
     mask_help: ClassVar[str] = "Where the image is drawn again; the rest stays unchanged."
     unaccelerated: ClassVar[str] = "the model"  # what a switched-off accelerator runs
 
     # Words of messages: about a sampler of another kind, and about a missing draft.
-    nature: ClassVar[str] = ""  # what is behind the name of one of its models
+    nature: ClassVar[str] = ""  # what follows the name of one of its models
     small_draft: ClassVar[str] = "a small draft model"  # what its samplers draft with
 
     @property
@@ -135,8 +135,8 @@ class Family(ABC):
         reads = decoder.net.config.z_channels
         if makes != reads:
             raise UserError(
-                f"decoder: {decoder.name} decodes {reads} latent channels, and {model.name} makes {makes}; choose "
-                "auto, or the decoder it was trained with."
+                f"decoder: {decoder.name} decodes {reads} latent channels, but {model.name} makes {makes}; choose "
+                "auto, or the decoder that the model was trained with."
             )
 
     def with_note(self, model: Any, note: str) -> Any:

@@ -30,7 +30,7 @@ class BlockFamily(Family):
     )
     decoder = "bitdance-ae"
     load_decoder = staticmethod(load_binary)
-    nature = ", which draws whole blocks of tokens one after another"
+    nature = ", which generates whole blocks of tokens one after another"
 
     def expect_decoder(self, decoder: BinaryModel, model: BlockModel) -> None:
         expect_bits(decoder, model)

@@ -14,7 +14,7 @@ from ...networks.mar import MARModel
 from ...networks.ops import offloaded_bytes
 from ...networks.tar import TarModel
 
-# Kept during the whole generation: entries that begin with this, and all others that are not working memory.
+# Kept during the whole generation: entries that begin with this, and all other entries that are not working memory.
 WEIGHTS = "weights: "
 # Weights off the device end with this, and are not counted.
 STREAMED = " (streamed)"

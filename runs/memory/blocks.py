@@ -17,16 +17,16 @@ FP32 = 4  # bytes of a number
 
 # Buffers that live at once, rounded up: tests measure that no run holds more.
 #
-# Of a row of the transformer:
+# For a row of the transformer:
 MLP = 3  # of its inner width: both halves of the first layer, and their product
 STREAM = 6  # of the model's width: the residual stream, norms, and what is added
 ATTENTION = 6  # of all heads: queries, keys and values, and these with RoPE and repeated
 FINAL_NORM = 2  # of the model's width, in fp32
-# Of a token in a call of the diffusion head, of the head's width: the values of a residual block.
+# For a token in a call of the diffusion head, of the head's width: the values of a residual block.
 BLOCK = 14
 # Modulations of the head: those in use, the ones before them, and what they are made of.
 MODULATIONS = 3
-# Of a token at a diffusion step, of its bits, in fp32: noise, state, prediction of both branches, mean, next state.
+# For the bits of a token at a diffusion step, in fp32: noise, state, prediction of both branches, mean, next state.
 STATE = 6
 # And of a drafted step: also the draft, both distributions, their samples, and what is compared.
 DRAFTED_STATE = 16
@@ -44,7 +44,7 @@ def estimate(
         model: network and metadata.
         condition: what the images show.
         settings: of the run.
-        edited: whether part of an image is given, so that one pass may feed many blocks.
+        edited: whether part of an image is given, so one pass may feed many blocks.
     """
     net = model.net
     c = net.config

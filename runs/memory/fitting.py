@@ -1,8 +1,9 @@
-"""What one image of a published model needs of a card, and about how long it takes: from shapes, before any download.
+"""The GPU memory that one image of a published model needs, and about how long it takes: from shapes, before any
+download.
 
-The seconds are arithmetic that no card has confirmed. A pass reads the weights of the blocks and the KV cache at a
-share of the card's memory rate, and everything else takes a fixed time for every block. What exceeds the card is copied
-from main memory in every pass.
+The seconds are computed, not measured. A pass reads the weights of the blocks and the KV cache at a share of the GPU's
+memory bandwidth, and everything else takes a fixed time for every block. What does not fit on the GPU is copied from
+system memory in every pass.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from ..registry import FAMILIES, family_of_files, plain_sampler
 from . import tokens as token_memory
 from . import total
 
-# GiB that the driver, PyTorch and a desktop take of a card.
+# GiB of a GPU that the driver, PyTorch and a desktop take.
 TAKEN = 1.0
 GIB = 1 << 30
 # Kinds of files of networks that draw an image, or write the codes of one.
@@ -42,12 +43,12 @@ _ROWS = {Condition.kind: 1, FeatureCondition.kind: SEMANTIC_SIDE**2}
 
 @dataclass(frozen=True)
 class Card:
-    """A card of which many have one, for a memory."""
+    """A widespread GPU with a certain memory."""
 
     name: str
     memory: float  # GB
     rate: float  # bytes a second of its memory
-    bus: float  # bytes a second from main memory
+    bus: float  # bytes per second from system memory
 
 
 CARDS = (
@@ -78,7 +79,7 @@ class Need:
         return self.weights + self.working
 
     def fits(self, card: float) -> bool:
-        """Whether it fits a card of so many GiB."""
+        """Whether it fits on a GPU with ``memory`` GiB."""
         return self.total + TAKEN * GIB <= card * GIB
 
 
@@ -131,7 +132,7 @@ def card_of(memory: float) -> Card:
 
 
 def seconds(entry: hub.Entry, dtype: str, card: Card) -> float | None:
-    """About how many seconds an image takes on a card; None where products decide, not memory."""
+    """About how many seconds an image takes on a GPU; None where products decide, not memory."""
     family = family_of_files(entry.family)
     if family is not None and not family.codes:
         return None

@@ -28,8 +28,8 @@ def estimate(
     # Rows of the transformer at an AR step.
     rows = branches * images * (c.buffer + c.tokens)
 
-    # Tokens in a call of the diffusion head. FastHybrid denoises the AR steps of a lookahead together, CSpD those of a
-    # draft.
+    # Tokens in a call of the diffusion head. FastHybrid denoises the AR steps of a lookahead together, and CSpD the AR
+    # steps of a draft.
     left = settings.left(c.grid**2)
     largest = max(a - b for a, b in zip([c.tokens, *left], left, strict=False))
     tokens = branches * images * min(c.tokens, largest * max(settings.lookahead, settings.verified_at_once))

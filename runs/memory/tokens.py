@@ -34,7 +34,7 @@ FED = 2
 
 
 def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: TokenModel | None = None) -> float:
-    """Bytes of KV caches, rows of the largest pass and logits; with a draft model, those of both, and the neighbour
+    """Bytes of KV caches, rows of the largest pass and logits; with a draft model, of both models, and the neighbour
     table.
     """
     images = len(condition)
@@ -73,7 +73,7 @@ def stages(
 
 
 def conditional_branches(condition: AnyCondition) -> int:
-    """Branches of guidance without that of the null condition, see :class:`.PreparedCondition`."""
+    """Branches of guidance without the null condition's, see :class:`.PreparedCondition`."""
     return 2 if isinstance(condition, ImagePromptCondition) and condition.freedom > 0 else 1
 
 
@@ -124,10 +124,10 @@ def decoding_bytes(
     """Bytes of one model's part: KV cache, rows of the largest pass and logits.
 
     Args:
-        slots: of the cache for an image, those of the condition among them.
+        slots: of the cache for an image, including the condition's.
         cells: that are decided at once, of an image.
         rows: of an image that the largest pass feeds.
-        conditional: branches of guidance without that of the null condition.
+        conditional: branches of guidance without the null condition's.
     """
     branches = conditional + settings.guides
 

@@ -1,7 +1,7 @@
 """BitDance: blocks of binary tokens one after another, each by diffusion.
 
 Source: "BitDance" (arXiv 2602.14041) and its published code. Shapes: B images, L tokens of C bits in blocks of P, width
-D, and R rows of the batch: those of the condition, then with guidance those of the null condition.
+D, and R rows of the batch: the condition's, then with guidance the null condition's.
 """
 
 from __future__ import annotations

@@ -80,7 +80,7 @@ class BlockCanvas(Canvas):
 
         It does where the guidance scale is 1, because there the two branches are not mixed. With linear guidance the
         published code samples the first block so. For example, with four blocks and cfg 5 the scales are 1, 2, 3 and 4:
-        in block 0 each branch has its own tokens, and in the others both read the same ones.
+        in block 0 each branch has its own tokens; in all other blocks, both branches read the same tokens.
         """
         return self.guided and self.cfg(block) == 1
 
@@ -147,7 +147,7 @@ def block_canvas(
 
 
 def _inputs(model: BlockModel, condition: MaskedCondition, guided: bool, grid: tuple[int, int]) -> Inputs:
-    """Rows of the condition, and with guidance those of the null condition."""
+    """Rows of the condition, and with guidance rows of the null condition."""
     if model.condition == Condition.kind:
         net = cast(BitDanceClass, model.net)
         classes = net.config.condition_size
@@ -189,8 +189,8 @@ def given_tokens(model: BlockModel, edit: Edit, grid: tuple[int, int], device: t
             model.grid(own_height, own_width)  # raises for a size that it does not draw
             remedy = f"set width to {own_width} and height to {own_height}, or {remedy}"
         raise UserError(
-            f"latent_image: it is of {own_width} x {own_height} pixels, and the image to draw of {width} x {height}; "
-            f"{remedy}."
+            f"latent_image: it has {own_width} x {own_height} pixels, but the image to generate has {width} x "
+            f"{height}; {remedy}."
         )
 
     bits = torch.where(start.to(device, torch.float32) > 0, 1.0, -1.0)
@@ -215,6 +215,6 @@ def expect_suited(model: BlockModel, device: torch.device, settings: BlockSettin
     rows = height * width * (1 + settings.guides)
     work = 2 * weights * rows * (settings.diffusion_steps + 1)
     raise UserError(
-        f"model: {model.name} needs about {work / 1e15:.1f} PFLOP an image for its diffusion head alone; choose a "
-        "BitDance-ImageNet model on a CPU, or a GPU."
+        f"model: the diffusion head of {model.name} alone needs about {work / 1e15:.1f} PFLOP per image, too much for "
+        "a CPU; use a GPU, or choose a BitDance-ImageNet model."
     )

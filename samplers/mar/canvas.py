@@ -29,8 +29,8 @@ from .tables import Tables, tables
 class Order:
     """Which positions each AR step decides, and its guidance scale.
 
-    The order is known before the first AR step. A method that chooses the positions of an AR step itself looks at those
-    of :meth:`next`, and writes its choice with :meth:`choose`.
+    The order is known before the first AR step. A method that chooses the positions of an AR step itself looks at the
+    positions of :meth:`next`, and writes its choice with :meth:`choose`.
 
     Args:
         reversed_orders: int64 [B, L], a permutation per image; the last position is decided first.
@@ -58,7 +58,7 @@ class Order:
 
         self.cfg = [settings.cfg] * self.steps
         if settings.cfg_schedule == "linear":
-            # The published code's last mask length is 1, so that its linear guidance ends just short of cfg.
+            # The published code's last mask length is 1, so its linear guidance ends just short of cfg.
             self.cfg = [1 + (settings.cfg - 1) * (tokens - max(1, masked)) / tokens for masked in left]
 
         # The published code masks the front of an order, and decides from its end. Fixed positions come first.
@@ -72,7 +72,7 @@ class Order:
         self.scale = self._scale_of_positions()
 
     def _scale_of_positions(self) -> Tensor:
-        """The guidance scale of every position, that of the AR step which decides it."""
+        """The guidance scale of every position: the scale of the AR step that decides it."""
         return torch.empty_like(self._scale_in_order).scatter(1, self.decision_order, self._scale_in_order)
 
     @property
@@ -194,7 +194,7 @@ class MARCanvas(Canvas):
         # tables.
         settings = self.settings
         self.first_timestep = settings.t_max or self.model.first_timestep(settings.diffusion_steps)
-        self.unclipped = self.first_timestep  # that of plain MAR, whose noise shorter tables pick theirs from
+        self.unclipped = self.first_timestep  # plain MAR's, from whose noise shorter tables pick
         if settings.t_max is None and settings.clips:
             self.first_timestep = min(self.first_timestep, CLIPPED)
 
@@ -263,7 +263,7 @@ class MARCanvas(Canvas):
 
         Args:
             z: conditions [P, B, n, C] of the positions from which the tokens were chosen, or [P, N, C] of the tokens.
-            step: AR step whose guidance all tokens get; None: each that of the AR step that decides it.
+            step: AR step whose guidance all tokens get; None: each the number of the AR step that decides it.
         """
         image, position = tokens.index
         if tokens.column is not None:

@@ -17,10 +17,10 @@ Guided steps have noise of their own: with entries of the noise that made the dr
 plain MAR's. The transformer runs at every AR step as in plain MAR, so a restarted lookahead costs no further
 transformer pass.
 
-Not in the paper: the images of a batch go on at *paces of their own* (:class:`Pace`), which the paper leaves open. An
-image in which a token is rejected waits until the others have to make a full pass too, because the pass costs as many
-sequential head calls for one image as for all. Every image is the one that is drawn alone. With ``lookahead_start`` the
-first AR steps are plain MAR's.
+Not in the paper: the images of a batch advance at their *own paces* (:class:`Pace`), which the paper leaves open. An
+image in which a token is rejected waits until the other images need a full pass, too, because a full pass takes the
+same number of sequential head calls for one image as for all images. Every image is the one that is drawn alone. With
+``lookahead_start`` the first AR steps are plain MAR's.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ def fasthybrid(
             drafted = pace.here & pace.moved & drafts.made
             drafts.verify(drafted, Tokens.where(drafted, order.decision_order), z[0])
 
-            # 3. Images whose tokens are all accepted go on now, in few head calls. If there are none, all that are left
-            # go on: a full pass takes as many calls for one image as for all.
+            # 3. Images whose tokens are all accepted go on now, in few head calls. If there are none, all remaining
+            # images continue: a full pass takes the same number of calls for one image as for all images.
             restarts = (pace.here & ~drafts.accepted).any(1, keepdim=True)
             ready = pace.left & ~restarts
             going = ready if ready.any() and not together else pace.left
@@ -146,7 +146,7 @@ class Pace:
         steps = order.steps
         self.order = order
 
-        # Columns: the first one of every AR step, and the first one behind a lookahead from there.
+        # Columns: the first token of every AR step, and the first token after a lookahead from there.
         firsts = [*order.starts, canvas.cells]
         self.firsts = torch.tensor(firsts)
         self.ends = torch.tensor([firsts[min(step + settings.reach(step), steps)] for step in range(steps + 1)])
@@ -268,7 +268,7 @@ class Refinement:
             # The last step has no noise: if its gamma is 1, as with linear-up or a single step, a token is its draft.
             ends_in_drafts = weights[-1] == 1
         self.skips = skipped > 0
-        # Without a step an accepted draft stays as it is.
+        # Without guided steps, an accepted draft does not change.
         self.refines = settings.accepted != "keep" and not ends_in_drafts and skipped < steps
 
         # 2. The steps that are run.
@@ -306,8 +306,8 @@ class Refinement:
 
 
 def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:
-    """gamma_t for t = T_g .. 1 (the order of execution). The paper gives a formula for cos only; the others follow from
-    their names.
+    """gamma_t for t = T_g .. 1 (the order of execution). The paper gives a formula for cos only; the other weights
+    follow from their names.
     """
     weight = {
         "cos": lambda t: math.sin(math.pi / 2 * (t / steps)) ** 2,  # 1 - cos^2(pi t / 2 T_g)

@@ -9,7 +9,7 @@ docs/papers.md.
    them in one or two AR steps. :meth:`GtRSettings.orders` and :meth:`GtRSettings.left` are this plan.
 2. *diffusion steps*: they fall over the structure, to as few as the reconstruction takes.
 3. *frequency-weighted token selection* (FTS): the tokens of an AR step whose conditions have most energy in high
-   frequencies take as many diffusion steps as the first AR step. The others take the AR step's own number.
+   frequencies take the first AR step's number of diffusion steps. The other tokens take the AR step's own number.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def gtr(
 
 
 class FrequencyWeighted(Diffusion):
-    """MAR's draw, but the tokens with most detail take as many diffusion steps as in the first AR step.
+    """MAR's draw, but the tokens with most detail take the first AR step's number of diffusion steps.
 
     Args:
         canvas, heads, tables: see :class:`Diffusion`.
@@ -81,7 +81,7 @@ class FrequencyWeighted(Diffusion):
         # 1. Columns of every image's tokens by falling energy.
         columns = high_frequency_energy(z[0]).argsort(dim=1, descending=True)
 
-        # 2. The tokens with most detail and the others, each with their number of diffusion steps.
+        # 2. The tokens with most detail and all other tokens, each group with its number of diffusion steps.
         detailed = Tokens.in_columns(columns[:, :count], here)
         others = Tokens.in_columns(columns[:, count:], here)
         most_detail = canvas.batch(most, detailed, z, self.noise)

@@ -210,8 +210,8 @@ class Heads:
     def sample_both(self, one: DiffusionBatch, other: DiffusionBatch) -> tuple[Tensor, Tensor]:
         """Sample the tokens of two batches, fp32 [N, channels] each, in one loop.
 
-        The batch with more steps starts alone, and the other one joins it for the last steps. So there are only as many
-        sequential head calls as the longer one has steps. With 5 steps of one and 3 of the other::
+        The batch with more steps starts alone, and the other one joins it for the last steps. So the number of
+        sequential head calls is the number of steps of the longer diffusion. With 5 steps of one and 3 of the other::
 
             head call       0  1  2  3  4
             step of one     0  1  2  3  4

@@ -28,9 +28,9 @@ CLIPPED = 950
 class MARBase(Guarantees):
     """Settings of all MAR samplers (Li et al. 2024)."""
 
-    fewest_steps: ClassVar[int] = 1  # AR steps that the defaults of the others allow
+    fewest_steps: ClassVar[int] = 1  # fewest AR steps that the other defaults allow
 
-    # Settings of some samplers, with their values in the others.
+    # Settings of some samplers, with the values that hold in the other samplers.
     speculation = 0
     lookahead = 0
 
@@ -66,7 +66,7 @@ class MARBase(Guarantees):
 
     @property
     def window(self) -> int:
-        """Diffusion steps that the head drafts at once; 1 for none: steps without noise need no draft."""
+        """Diffusion steps that the head drafts at once; 1 if it drafts none, as in steps without noise."""
         return max(1, self.speculation) if self.temperature > 0 else 1
 
     @property
@@ -81,7 +81,7 @@ class MARBase(Guarantees):
 
     @property
     def passes_at_once(self) -> int:
-        """AR steps that the transformer evaluates in one batch, each with rows of its own."""
+        """AR steps that the transformer evaluates in one batch, each with its own rows."""
         return 1
 
     def orders(self, random: Tensor) -> Tensor:
@@ -91,7 +91,7 @@ class MARBase(Guarantees):
     def left(self, tokens: int, again: Tensor | None = None) -> list[int]:
         """Masked tokens left after each AR step, for an image of this many tokens.
 
-        ``again``: of an edit the tokens to decide, bool [B, L], equally many in every image. With fewer tokens than AR
+        ``again``: in an edit, the tokens to decide, bool [B, L], equally many in every image. With fewer tokens than AR
         steps, an edit decides one token per step.
 
         Raises:
@@ -151,7 +151,7 @@ class FastHybridSettings(DiSASettings):
 
     removed: ClassVar[Mapping[str, Any]] = {"align_lookaheads": False}
     instead: ClassVar[Mapping[str, str]] = {
-        "align_lookaheads": "the images of a batch go on at paces of their own, in fewer head calls",
+        "align_lookaheads": "the images of a batch advance independently, in fewer head calls",
     }
 
     lookahead: int = knob(8, "Draft this many AR steps together; more is faster, but fewer drafts are accepted. "
@@ -229,12 +229,12 @@ class GtRSettings(DiSASettings):
             "number is rounded down: 0.1 chooses one of ten tokens and none of nine. The setting has no effect if "
             "the number of diffusion steps does not fall.")
     first_share: float = knob(0.75, "Share of the AR steps before the reconstruction that decide the first stage; "
-        "higher draws the layout more slowly and the rest faster. Usual: 0.75, 12 of 16.",
+        "higher spends more steps on the layout and fewer on the rest. Usual: 0.75, 12 of 16.",
         low=0.01, high=0.99, step=0.01, advanced=True,
         more="The second stage takes the same share of the steps that are left, 3 of 4. With *stages* quarters it is "
         "the share of all AR steps.")
-    stages: str = knob(PAPER, "Tokens of the stages before the reconstruction: 1/8, 1/8 and 1/4 of all with paper, 1/4 "
-        "and 1/4 with quarters. Usual: paper; quarters is for graphs from before this setting.",
+    stages: str = knob(PAPER, "Shares of all tokens that the stages before the reconstruction decide: 1/8, 1/8 and 1/4 "
+        "with paper, 1/4 and 1/4 with quarters. Usual: paper; quarters is for workflows from before this setting.",
         choices=(PAPER, QUARTERS), advanced=True,
         more="*quarters* was a misreading of the paper; it needs about twice the AR steps, 32 for 256 tokens.")
 
@@ -243,7 +243,7 @@ class GtRSettings(DiSASettings):
         """AR steps of the stages, the reconstruction last.
 
         Raises:
-            UserError: the reconstruction leaves fewer than one for each of the others.
+            UserError: the reconstruction leaves fewer than one AR step for each other stage.
         """
         last = self.reconstruction_steps
         before = 3 if self.stages == PAPER else 2
@@ -277,8 +277,8 @@ class GtRSettings(DiSASettings):
         sizes = [stages[cells].bincount(minlength=count).tolist() for cells in again.cpu()]
         if any(of_image != sizes[0] for of_image in sizes):
             raise UserError(
-                "mask: the images' masks cover different numbers of tokens of GtR's stages; use one mask for the "
-                "batch, or run the images separately."
+                "mask: in one of GtR's stages, the images' masks cover different numbers of tokens; use one mask for "
+                "the batch, or run the images separately."
             )
         return tuple(sizes[0])
 
@@ -315,7 +315,7 @@ class GtRSettings(DiSASettings):
         return self.reconstruction_steps > 0 or super().approximates
 
 
-# Of 100 diffusion steps those from one full evaluation of the head to the next, as in LazyMAR's published code.
+# Diffusion steps from one full evaluation of the head to the next, of 100, as in LazyMAR's published code.
 HEAD_PERIOD = 7
 
 
@@ -325,7 +325,7 @@ class CacheSettings(Guarantees):
 
     # block: which decoder block measures how much a token changed, see usual_block in lazy/plan.py.
     removed: ClassVar[Mapping[str, Any]] = {"block": None, "head_period": HEAD_PERIOD}
-    beside_caches: ClassVar[type[MARBase] | None] = None  # the sampler's settings, of with_cache_settings
+    beside_caches: ClassVar[type[MARBase] | None] = None  # the sampler's, in a class of with_cache_settings
 
     refresh_period: int = knob(9, "AR steps from one full computation to the next; higher is faster and less exact. "
         "Usual: 9 for 64 AR steps, 5 for 32; at 1, nothing is cached.", low=1, high=4096, step=1, symbol="tau",
@@ -356,18 +356,18 @@ class CacheSettings(Guarantees):
             "say which tokens are computed. *undecided* and *decided* ignore *computed_ratio*: they compute all "
             "tokens of that kind, and no class rows.")
     condition_cache: bool = knob(True, "Reuse the unguided prediction between full steps, which halves the "
-        "transformer's work. Off is slower and more exact.", advanced=True,
+        "transformer's work. Without it, runs are slower and more exact.", advanced=True,
         more="Only the conditional branch of guidance is computed; its difference from the other branch is taken "
             "from the last full step. The cache has no effect at *cfg* 1.")
-    token_cache: bool = knob(True, "Skip tokens that hardly change and use their cached values. Off is slower and "
-        "more exact.", advanced=True)
+    token_cache: bool = knob(True, "Skip tokens that hardly change and use their cached values. Without it, runs are "
+        "slower and more exact.", advanced=True)
     head_cache: bool = knob(True, "Reuse most of the diffusion head from one diffusion step to the next, as the "
-        "published code does. Off is slower and more exact.", advanced=True,
+        "published code does. Without it, runs are slower and more exact.", advanced=True,
         more="The paper does not describe this cache, but its speed-ups include it.")
     encoder_cache: bool = knob(True, "Reuse the encoder's results for tokens decided earlier, as the published code "
-        "does. Off is slower and more exact.",
+        "does. Without it, runs are slower and more exact.",
         advanced=True,
-        more="It keeps keys and values, for Harmon and UniPic also those of the language model. The paper does not "
+        more="It keeps keys and values, for Harmon and UniPic also the language model's. The paper does not "
             "mention this cache.")
 
     @property
@@ -376,7 +376,7 @@ class CacheSettings(Guarantees):
         return (self.refresh_period > 1 and caches) or super().approximates
 
     def no_gain(self, report: Report) -> str:
-        """After the reasons of the sampler that the caches are combined with."""
+        """The sampler's own reasons come first."""
         unused = "" if self._cached(report) else "Nothing came from the cache: every AR step was computed in full."
         return super().no_gain(report) or unused
 
@@ -439,7 +439,7 @@ class CSpDSettings(MARBase):
 
     @property
     def verified_at_once(self) -> int:
-        return self.draft_length + (self.mode == "paper")  # mode paper also the next one
+        return self.draft_length + (self.mode == "paper")  # in mode paper, also the next one
 
     @property
     def passes_at_once(self) -> int:
@@ -477,7 +477,9 @@ class CSpDSettings(MARBase):
 
 
 def with_cache_settings(kind: type[MARBase]) -> type[MARBase]:
-    """Settings of a sampler of class ``kind`` with those of LazyMAR's caches: the sampler's fields come first."""
+    """Settings of a sampler of class ``kind``, joined with the settings of LazyMAR's caches: the sampler's fields come
+    first.
+    """
     about = {
         "__doc__": f"{kind.__name__} with the settings of LazyMAR's caches.",
         "__module__": __name__,

@@ -153,8 +153,8 @@ class Slots:
 
 
 class WindowSlots(Slots):
-    """The slots of passes that are fed several in one call: every stand-in has one of its own. A place that is attended
-    to before it is written has a blank slot of its own too, because a later pass of the same call already writes the
+    """The slots of passes that are fed several in one call: every stand-in has its own slot. A place that is attended
+    to before it is written also has its own blank slot, because a later pass of the same call already writes the
     place's slot.
     """
 
@@ -179,5 +179,5 @@ class WindowSlots(Slots):
             else:
                 self.stand_in_slot[place] = self.add(place, k)
                 self.of_rows.append(self.stand_in_slot[place])
-        # The slots of present stand-ins come after those of all places.
+        # The slots of present stand-ins come after the slots of all places.
         self.ends.append(1 + max([-1, *p.last_visible, *self.stand_in_slot.values()]))

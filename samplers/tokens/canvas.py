@@ -35,7 +35,7 @@ class TokenCanvas(Canvas):
     """
 
     phases: tuple[str, str] = ("transformer", "sampling")
-    given: Tensor | None = field(default=None, kw_only=True)  # int64 [B, N + 1], tokens of an edit, -1 for the others
+    given: Tensor | None = field(default=None, kw_only=True)  # int64 [B, N + 1], tokens of an edit, else -1
 
     def to_latents(self, values: Tensor) -> Tensor:
         if self.given is not None:
@@ -100,8 +100,8 @@ def tokens_again(edit: Edit, grid: int, images: int, device: torch.device) -> Te
     height, width = edit.start.shape[-2:]
     if (height, width) != (grid, grid):
         raise UserError(
-            f"latent_image: it has {height} x {width} tokens, and the model draws {grid} x {grid}; encode an image of "
-            "the model's own size with VAE Encode and the vae of the same loader."
+            f"latent_image: it has {height} x {width} tokens, but the model generates {grid} x {grid}; encode an image "
+            "of the model's own size with VAE Encode and the vae of the same loader."
         )
 
     return edit.token_mask(grid, images, device)

@@ -79,5 +79,5 @@ def raster_only(name: str, *models: TokenModel, janus: str = "") -> None:
             )
         if janus and model.reads_images:
             raise UserError(
-                f"model: {model.name} is a Janus, and {name} {janus}; use the LlamaGen Sampler or the ZipAR Sampler."
+                f"model: {model.name} is a Janus, but {name} {janus}; use the LlamaGen Sampler or the ZipAR Sampler."
             )

@@ -38,7 +38,7 @@ class PairedDraws:
         """The draws of some of the images, by their place in the batch.
 
         Raises:
-            TypeError: a class with other numbers that has no ``of`` of its own.
+            TypeError: a class with other numbers that does not define ``of``.
         """
         if type(self) is not PairedDraws:
             raise TypeError(f"{type(self).__name__} draws other numbers; define its of(), which keeps some images.")

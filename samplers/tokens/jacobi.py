@@ -3,7 +3,7 @@
 Sources: Santilli et al. 2023, "Accelerating Transformer Inference for Translation via Parallel Decoding" (ACL 2023,
 arXiv 2305.10427), and Teng et al. 2025, "Accelerating Auto-regressive Text-to-Image Generation with Training-free
 Speculative Jacobi Decoding" (ICLR 2025, arXiv 2410.01699). There, a probabilistic test accepts tokens, and the images
-differ from those of serial decoding. Here the random numbers belong to (seed, image, cell, value), so a token is a
+differ from the images of serial decoding. Here the random numbers belong to (seed, image, cell, value), so a token is a
 function of its logits: the fixed point of the iteration is the image of serial decoding itself, and no test is needed.
 
 In 16 bits a token is the same function of its input only if its pass has the same shape, because the shape decides
@@ -74,8 +74,8 @@ def iterate(
         sampled = window.size
 
         # 1. Feed the rows of the W passes at once, with the tokens so far: certain ones and guesses. Every row attends
-        #    to the slots that it attends to in its own serial pass. Keys and values replace those of the last call. The
-        #    null branch ends with the last guided pass, unless all calls must keep one shape.
+        #    to the slots that it attends to in its own serial pass. Keys and values replace the keys and values of the
+        #    last call. The null branch ends with the last guided pass, unless all calls must keep one shape.
         null = last >= 0 and (has_one_shape or window.certain <= last)
         with canvas.clock.phase(canvas.phases[0]):
             rows, predicted_by = window.fed_rows(table)
@@ -281,10 +281,10 @@ def _remark(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
         )
 
     if is_16_bit(net):
-        hint = f"every value from 1 to {side} draws this image, 0 rounds differently"
+        hint = f"every value from 1 to {side} gives this image, but 0 rounds differently"
         if padded_rows(schedule, width) > padded_rows(schedule, side):
-            hint = f"{width} rounds differently from 0, and from 1 to {side}, which draw one image"
-        canvas.report.remark(f"parallel in {dtype_of(net)}: {hint}; in fp32 all draw one image.")
+            hint = f"{width} rounds differently from 0, and from the values 1 to {side}, which give one image"
+        canvas.report.remark(f"parallel in {dtype_of(net)}: {hint}; in fp32 all values give one image.")
 
 
 def padded_rows(schedule: Schedule, width: int) -> int:

@@ -61,7 +61,7 @@ def llamagen(
         UserError: a condition or an edit that does not fit the model, a PAR, or logits that were not finite.
     """
     check(model, settings)
-    # Reports of a de-tokenizer are compared with each other, not with those of a LlamaGen.
+    # Reports of a de-tokenizer are compared with each other, not with reports of a LlamaGen.
     name = "tar" if model.condition == "features" else "llamagen"
     canvas, prepared = token_canvas(name, model, condition, settings, noise, edit)
     return (yield from decode_schedule(canvas, prepared, settings.schedule(model), settings.parallel))
@@ -114,7 +114,7 @@ def decode_schedule(
     span: tuple[int, int] | None = None,
     **draw: Any,
 ) -> Sampler:
-    """Decode a schedule pass by pass or, with ``parallel`` above 1, in windows of as many passes (``jacobi.py``).
+    """Decode a schedule pass by pass or, with ``parallel`` above 1, in windows of ``parallel`` passes (``jacobi.py``).
 
     With 16-bit weights, ``parallel`` 1 is a window too, which draws the image of larger windows; in fp32 it is the same
     as 0.

@@ -63,7 +63,7 @@ class DeviceTable:
         self.cells = to_device(table.cells, device)
         self.row_in_pass = to_device(table.cell_row - table.row_start[table.cell_pass], device)
 
-        # The condition's slots come before all others, in the cache as in the schedule.
+        # The condition's slots come before all other slots, in the cache as in the schedule.
         always = np.full(prefix, -1)
         self.place = to_device(np.concatenate([always, table.place]), device)
         self.written = to_device(np.concatenate([always, table.written]), device)

@@ -145,15 +145,15 @@ class PARSettings(TokenSettings):
     removed: ClassVar[Mapping[str, Any]] = {"group": ABLATION_GROUP}
 
     grouping: str = knob(TRAINED,
-        "Which tokens are decided together. Usual: from checkpoint, as the PAR model was trained; the paper's two "
-        "ablations run on a LlamaGen, non-local with PAR's groups and adjacent with neighbours in a row.",
+        "Which tokens are decided together. Usual: from checkpoint, as the PAR model was trained; non-local and "
+        "adjacent are the paper's ablations, for a LlamaGen: PAR's groups, and groups of neighbours in a row.",
         choices=(TRAINED, NON_LOCAL, ADJACENT),
         more="A LlamaGen was trained for neither ablation. The paper finds neighbours in a row much worse.")
     sequential_start: bool = knob(True,
-        "Decide the first token of every region one after another, so that the regions fit together. Off decides "
-        "all first tokens at once, as in the paper's ablation.",
+        "Decide the first token of every region one after another, so that the regions fit together. When this is "
+        "off, all first tokens are decided at once, as in the paper's ablation.",
         advanced=True,
-        more="When this is off, a few passes are saved, but the regions fit together less well.")
+        more="That saves a few passes, but the regions fit together less well.")
     parallel: int = parallel_knob("passes", SIDE, OF_PASSES)
     entropy_temperature: float = entropy_temperature_knob("token")
 
@@ -199,8 +199,8 @@ def check(model: TokenModel, settings: PARSettings) -> None:
     """
     if model.condition == "features":
         raise UserError(
-            f"model: {model.name} is a Tar de-tokenizer, which decides its tokens row by row; choose a PAR, or use the "
-            "LlamaGen Sampler or the ZipAR Sampler."
+            f"model: {model.name} is a Tar de-tokenizer, which decides its tokens row by row; choose a PAR model, or "
+            "use the LlamaGen Sampler or the ZipAR Sampler."
         )
     settings.schedule(model)
     resolve(settings, model)

@@ -76,7 +76,7 @@ def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureConditio
     device = ta_tok.net.bottleneck.out_linear.weight.device
     if condition.size and condition.size != size:
         raise UserError(
-            f"condition: its codes are from a codebook of {condition.size}, and {ta_tok.name} has {size}; use the "
+            f"condition: its codes are from a codebook of {condition.size}, but {ta_tok.name} has {size}; use the "
             "TA-Tok that made them."
         )
     _check_codes(condition, size, ta_tok.name)
@@ -109,8 +109,8 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     if isinstance(condition, CodeCondition) and c.condition == "features":
         if model.ta_tok is None:
             raise UserError(
-                f"condition: it holds semantic codes, and {name} is conditioned on {KINDS[c.condition]}; load the "
-                "model with the TA-Tok that turns codes into features."
+                f"condition: it holds semantic codes, but {name} reads {KINDS[c.condition]}; load the model with the "
+                "TA-Tok that turns codes into features."
             )
         condition = features_of(condition, model.ta_tok)
     if isinstance(condition, ImagePromptCondition):
@@ -128,7 +128,7 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
         for rows in entries:
             if rows.shape[-1] != c.condition_size:
                 raise UserError(
-                    f"condition: its features have width {rows.shape[-1]}, and {name} reads width {c.condition_size}; "
+                    f"condition: its features have width {rows.shape[-1]}, but {name} reads width {c.condition_size}; "
                     "use the encoder that the model was trained with."
                 )
 
@@ -170,9 +170,9 @@ def _with_images(model: JanusModel, condition: ImagePromptCondition, device: tor
     for image in read:
         if image.rows.shape != (model.tokens, model.net.config.dim) or image.codes.shape != (model.tokens,):
             raise UserError(
-                f"condition: its image was read as {len(image.rows)} rows of width {image.rows.shape[-1]}, and "
-                f"{model.name} reads {model.tokens} of width {model.net.config.dim}; read it with the part of the same "
-                "model."
+                f"condition: its image was read as {len(image.rows)} rows of width {image.rows.shape[-1]}, but "
+                f"{model.name} reads {model.tokens} rows of width {model.net.config.dim}; read the image with a part "
+                "of the same model."
             )
 
     # 2. Their prompts, padded to the longest, and their rows and codes.
@@ -213,7 +213,7 @@ def _check_lengths(model: TokenModel, counts: list[int]) -> None:
     least = min(counts)
     most = max(counts)
     if c.condition == "text" and most > c.text_rows:
-        raise UserError(f"condition: a text has {most} tokens, and {name} reads {c.text_rows}; shorten it.")
+        raise UserError(f"condition: a text has {most} tokens, but {name} reads at most {c.text_rows}; shorten it.")
     if c.absolute and most != least:
         raise UserError(f"condition: images have {least} to {most} codes; use the same detail for all of them.")
 
@@ -227,7 +227,7 @@ def _check_lengths(model: TokenModel, counts: list[int]) -> None:
         )
     raise UserError(
         f"grid: {model.grid} x {model.grid} tokens after {most} condition rows need {most + model.tokens - 1} "
-        f"positions, and {name} has {c.absolute}; choose the grid that the checkpoint was made for."
+        f"positions, but {name} has only {c.absolute}; choose the grid that the checkpoint was trained for."
     )
 
 

@@ -90,7 +90,7 @@ class TokenDraw:
     def tokens(self, hidden: Tensor, guidance: Guidance, cells: Tensor, tokens: Tensor) -> Tensor:
         """Token values int64 [B, n] of cells int64 [n] or [B, n], from the hidden rows [R, n, C] that predict them.
 
-        ``tokens``: those of the images so far, int64 [B, N + 1], for the repetition penalty.
+        ``tokens``: the tokens of the images so far, int64 [B, N + 1], for the repetition penalty.
         """
         so_far = tokens if self.how.penalty != 1 else None  # a recording copies its arguments
         new, *norms = sample_tokens(self.net, self.how, hidden, guidance, self.noise, cells, self.given, so_far)
@@ -139,7 +139,7 @@ def guided_logits(net: Llama, how: Sampling, hidden: Tensor, guidance: Guidance)
     padded = F.pad(hidden, (0, 0, 0, how.padded_to - cells)) if how.padded_to else hidden
     branches = net.logits(padded, how.span)[:, :cells].split(how.images)
 
-    # 2. The condition's, mixed with those of its part.
+    # 2. The condition's logits, mixed with the logits of its part.
     mixed = branches[0]
     conditional = 1
     if how.part:

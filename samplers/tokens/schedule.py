@@ -12,9 +12,9 @@ decided yet; another token, a *stand-in*, is then fed there. For example, ZipAR 
                                   5      5, 7      4 at 4, and 6 at 6
                                   6      8         5 at 5, in place of the stand-in, and 7 at 7
 
-What a fed row attends to is said by *places*: the places of a sequence are the order in which the model was trained to
+*Places* say what a fed row attends to: the places of a sequence are the order in which the model was trained to
 read the tokens. A row attends to the tokens at all places up to its ``last_visible``. For a model of the next token a
-place is a cell; a PAR has an order of its own (``par.py``). Slots of the KV cache follow from the places, see
+place is a cell; a PAR has its own order (``par.py``). Slots of the KV cache follow from the places, see
 ``cache_slots.py``.
 """
 

@@ -67,7 +67,7 @@ class TokenSettings(Guarantees):
 
 
 def parallel_knob(
-    what: str, usual: str, more: str = "", same: str = "identical image (in half precision, the image of 1)"
+    what: str, usual: str, more: str = "", same: str = "identical image (in half precision, the same image as with 1)"
 ) -> Any:
     """The setting of Jacobi decoding: ``what`` it predicts, its usual value, the longer text of its help, and which
     image is the ``same``.
@@ -86,8 +86,8 @@ def parallel_knob(
 
 # The longer text of a method whose passes are predicted.
 OF_PASSES = (
-    "In fp32, this sampler gives the same image with and without it. In half precision, every value from 1 to the "
-    "side of the grid gives the image of 1."
+    "In fp32, this sampler gives the same image with and without it. In half precision, all values from 1 to the side "
+    "of the grid give the same image."
 )
 
 

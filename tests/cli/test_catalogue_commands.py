@@ -89,13 +89,13 @@ def test_download_gets_what_drawing_needs_once(cli, fetched, tmp_path):
 def test_download_asks_for_room_first(cli, fetched, sentence, tmp_path, monkeypatch):
     monkeypatch.setattr(subject, "free_space", lambda folder: 1_000_000_000)
     said = sentence(cli("download", "mar-base", "mar-huge", "--models", tmp_path))
-    assert said.startswith("models: the downloads of mar-base, kl16, mar-huge need 4.87 GB, and 1.00 GB are free")
+    assert said.startswith("models: the downloads of mar-base, kl16, mar-huge need 4.87 GB, but only 1.00 GB are free")
     assert not fetched
 
 
 def test_a_file_is_no_download(cli, files, sentence):
     said = sentence(cli("download", files.mar))
-    assert said == "download: mar.safetensors is a file on this computer; name entries of the catalogue."
+    assert said.startswith("download: mar.safetensors is a file")
 
 
 # Of several families: the suggestion must not depend on the one that is tried first.

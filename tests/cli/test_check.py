@@ -282,7 +282,7 @@ def test_a_disk_without_room_is_named_before_the_download(
 ):
     monkeypatch.setattr(subject, "free_space", lambda folder: 500_000_000)
     said = sentence(cli(f"check --model {model} --device cpu {options} --models", tmp_path))
-    assert said.startswith(f"models: the downloads of {names} need {need}, and 500 MB are free on the disk of ")
+    assert said.startswith(f"models: the downloads of {names} need {need}, but only 500 MB are free on the disk of ")
 
 
 def test_what_has_arrived_needs_no_room(cli, offline, monkeypatch, tmp_path):
@@ -291,7 +291,7 @@ def test_what_has_arrived_needs_no_room(cli, offline, monkeypatch, tmp_path):
         part.truncate(166_000_000)
     monkeypatch.setattr(subject, "free_space", lambda folder: 99_000_000)
     entry = ("kl16", "kl")
-    with pytest.raises(UserError, match="the downloads of kl16 need 100 MB, and 99 MB are free"):
+    with pytest.raises(UserError, match="the downloads of kl16 need 100 MB, but only 99 MB are free"):
         subject.expect_disk([entry], tmp_path)
     monkeypatch.setattr(subject, "free_space", lambda folder: 100_000_000)
     subject.expect_disk([entry], tmp_path)
@@ -304,8 +304,8 @@ def test_too_little_memory_is_named_before_the_download_and_the_remedy_helps(
     monkeypatch.setattr(subject, "free_memory", lambda device: 2_000_000_000)
     said = sentence(cli("check --model mar-huge --device cpu --models", tmp_path))
     assert said == (
-        "memory: the weights of mar-huge need 3.77 GB in fp32 on cpu, and 2.00 GB are free; choose --dtype bf16, which "
-        "needs 1.88 GB."
+        "memory: the weights of mar-huge need 3.77 GB in fp32 on cpu, but only 2.00 GB are free; choose --dtype "
+        "bf16, which needs 1.88 GB."
     )
     with pytest.raises(pytest.fail.Exception, match="downloaded"):
         cli("check --model mar-huge --device cpu --dtype bf16 --models", tmp_path)

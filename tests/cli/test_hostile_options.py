@@ -23,5 +23,5 @@ def test_long_values_are_shortened(text: str) -> None:
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "{", ""], ids=["lists", "objects", "open", "empty"])
 def test_deep_json_is_no_recorded_case(tmp_path, text):
     (tmp_path / "spec.json").write_text(text)
-    with pytest.raises(UserError, match=r"^spec\.json: no JSON"):
+    with pytest.raises(UserError, match=r"^spec\.json: .* JSON"):
         read_json(tmp_path / "spec.json")

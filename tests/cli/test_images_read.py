@@ -152,7 +152,7 @@ def test_the_type_of_an_array_states_its_white(mask):
 
 def test_numbers_without_a_white_are_refused():
     for numbers in (np.full((4, 4), 1 << 30, np.int32), np.full((4, 4), np.nan, np.float32)):
-        with pytest.raises(UserError, match="^image: it holds numbers up to .*; give 8 or 16 bits"):
+        with pytest.raises(UserError, match="^image: it holds numbers up to .*; give an image of 8 or 16"):
             batch_of(Image.fromarray(numbers))
         with pytest.raises(UserError, match="^mask: it holds numbers up to"):
             masks_given(Image.fromarray(numbers))
@@ -225,5 +225,5 @@ def test_what_pillow_cannot_read_is_one_sentence(tmp_path, turned):
 def test_masks_of_different_sizes_are_refused():
     with pytest.raises(UserError, match="^mask: its masks have the shapes"):
         masks_given([np.ones((4, 4)), np.ones((4, 5))])
-    with pytest.raises(UserError, match="^mask: it is a list without a mask"):
+    with pytest.raises(UserError, match="^mask: the list is empty"):
         masks_given([])

@@ -221,7 +221,7 @@ def test_a_graph_from_before_a_widget_was_removed_opens(editor):
     # What was set to another value is said once; a saved graph is then one of today.
     (told,) = editor.evaluate("[...document.querySelectorAll('.fastar-message')].map(m => m.innerText)")
     assert "diffusion_steps_curve cosine (MAR Sampler), head_period 9 (LazyMAR Cache)" in told and "block" not in told
-    assert told.count("align_lookaheads true (FastHybrid Sampler; the images of a batch go on at paces of") == 2
+    assert told.count("align_lookaheads true (FastHybrid Sampler; the images of a batch advance independently") == 2
     saved = editor.evaluate("app.graph.serialize()")
     editor.evaluate("graph => app.loadGraphData(graph)", saved)
     editor.wait_for_timeout(1500)

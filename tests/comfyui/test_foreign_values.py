@@ -147,7 +147,7 @@ FOREIGN = {
     ),
     "a prompt with a negative": (
         "dict(kind='prompt', fastar_version=1, texts=['a cat'], unconditional='Draw nothing.')",
-        "condition: it holds prompts, but demo MAR is conditioned on class labels; connect Class Label.",
+        "condition: demo MAR reads class labels, but the condition holds prompts; connect Class Label.",
     ),
 }
 

@@ -27,7 +27,7 @@ def twice() -> Iterator[Comfy]:
 
 def test_the_server_starts_and_one_sentence_names_both_folders(twice):
     (line,) = [line for line in twice.log.splitlines() if "FastAR is installed twice" in line]
-    used, unused = re.search(r"twice: (\S+) is used, (\S+) is not; delete one", line).groups()
+    used, unused = re.search(r"twice: ComfyUI uses (\S+) and ignores (\S+);", line).groups()
     folder = twice.base / "custom_nodes"
     assert {used, unused} == {str(folder / PACK), str(folder / SECOND)}
     assert "Traceback" not in twice.log.partition("Import times for custom nodes")[0]

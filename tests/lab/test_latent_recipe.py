@@ -188,10 +188,10 @@ def test_the_command_trains_for_a_tokenizer_of_the_user(lab, photographs, tmp_pa
     [
         ({"--images": "nowhere"}, "images: there is no folder nowhere"),
         ({"--images": "few"}, "images: few has 1 images"),
-        ({"--side": "100"}, "side: 100 is no multiple of 16"),
+        ({"--side": "100"}, "side: 100 is not a multiple of 16"),
         ({"--side": "x"}, "side: "),
         ({"--ratio": "1"}, "ratio: "),
-        ({"--out": "own.pt"}, "out: own.pt has to end with .safetensors"),
+        ({"--out": "own.pt"}, "out: own.pt must end in .safetensors"),
         ({"--vq": "demo-kl"}, "decoder: "),
     ],
 )

@@ -423,7 +423,7 @@ def tokenizer_beyond_the_limit(folder: Path) -> Path:
     return path
 
 
-@attack("tar", "a link that leads to no file")
+@attack("tar", "a broken link")
 def loop_of_links(folder: Path) -> Path:
     """Shards that are links to each other."""
     path = tar(folder)
@@ -433,7 +433,7 @@ def loop_of_links(folder: Path) -> Path:
     return path
 
 
-@attack("tar", "link out of that folder")
+@attack("tar", "link to a file outside this folder")
 def link_to_a_secret(folder: Path) -> Path:
     """A config.json that is a link to a file outside the folder."""
     path = tar(folder)

@@ -76,7 +76,7 @@ def test_a_file_without_the_part_that_reads_images(folder):
 
     changed(folder, without)
     assert load_janus(folder).vision_file is None
-    with pytest.raises(UserError, match="holds no part that reads images"):
+    with pytest.raises(UserError, match="lacks the part that reads images"):
         load_janus_vision(folder, tiny_reader().vq)
 
 
@@ -118,7 +118,7 @@ def test_the_output_layer_for_words_in_both_layouts(folder):
     assert torch.equal(load_janus_head(folder, "fp32").lm_head.weight, weight)
 
     changed(folder, lambda state: state.pop("lm_head.weight"))
-    with pytest.raises(UserError, match="^checkpoint: .*holds no output layer for words"):
+    with pytest.raises(UserError, match="^checkpoint: .*lacks the output layer for words"):
         load_janus_head(folder)
 
 

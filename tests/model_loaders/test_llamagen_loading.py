@@ -97,7 +97,8 @@ class TestTheOrderOfStatements:
         assert stated.grid == 15 and no_note_of(stated) == ""
         guessed = load_llamagen(tiny(rope=266, name="a512"))
         assert (
-            guessed.grid == 16 and "RoPE table of 266 rows is taken for 16x16 tokens behind 10 others" in guessed.note
+            guessed.grid == 16
+            and "RoPE table of 266 rows is taken for 16x16 tokens after 10 other rows" in guessed.note
         )
 
     def test_a_guess_from_the_name_is_said(self, tiny) -> None:

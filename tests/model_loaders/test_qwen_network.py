@@ -141,7 +141,7 @@ def test_prompts_with_and_without_a_chat() -> None:
 
 @pytest.mark.parametrize("made", [15, 16, 18, 20, 39])
 def test_a_tokenizer_that_makes_marks_of_text_is_refused(made: int) -> None:
-    with pytest.raises(UserError, match="^text: it holds a special token of tiny"):
+    with pytest.raises(UserError, match="^text: .* a special token of tiny"):
         replace(tiny_tar(), tokenize=lambda text: [1, made]).prompt("x", 0)
 
 
@@ -150,11 +150,11 @@ def test_prompts_that_do_not_fit() -> None:
     assert len(model.prompt("a " * 46, 0)) == 48
     with pytest.raises(
         UserError,
-        match="^text: the prompt takes 49 tokens with its template, and tiny reads 48; shorten it.$",
+        match="^text: .* 49 tokens .* tiny reads at most 48; shorten it.$",
     ):
         model.prompt("a " * 47, 0)
     assert model.prompt("a " * 58, 1)
     with pytest.raises(UserError, match=r"^detail: tiny only knows 16 codes; choose a finer detail"):
         tiny_tar(sides=(4,)).prompt("a", 1)
-    with pytest.raises(UserError, match="^text: the tokenizer gives token 40, and tiny has 40"):
+    with pytest.raises(UserError, match="^text: the tokenizer gives token 40, .* 40"):
         replace(model, tokenize=lambda text: [40]).prompt("x", 0)

@@ -46,7 +46,7 @@ def test_a_shard_stands_for_its_set(tmp_path: Path, shard: str) -> None:
     assert chosen(folder / shard) == TWO
     assert chosen(folder / FOUR[2]) == FOUR and chosen(folder / BIN[0]) == BIN
     assert chosen(folder / "model.safetensors") == ["model.safetensors"]
-    refused(folder / "other-00001-of-00002.safetensors", "1 of 2 shards", "lacks other-00002-of-00002.safetensors;")
+    refused(folder / "other-00001-of-00002.safetensors", "1 of 2 shards", "(other-00002-of-00002.safetensors)")
 
 
 def test_names_that_only_look_like_shards(tmp_path: Path) -> None:
@@ -83,7 +83,11 @@ def test_a_folder_of_one_model(tmp_path: Path, names: list[str], expected: list[
 def test_a_folder_of_several_models_is_refused_and_both_remedies_work(tmp_path: Path, names, said) -> None:
     folder = files(tmp_path / "both", *names)
     refused(
-        folder, "both holds the weights of several models", *said, "choose a file of one of them", "folder of their own"
+        folder,
+        "both holds the weights of several models",
+        *said,
+        "choose a file of one model",
+        "folders of their own",
     )
     assert chosen(folder / TWO[0]) == TWO
     others = files(tmp_path / "others")
@@ -122,19 +126,19 @@ def test_what_is_missing(tmp_path: Path) -> None:
     others = files(tmp_path / "others", "janus.safetensors", "x.pth")
     refused(others, "shards, only janus.safetensors, x.pth; choose a folder or file with a Janus")
     assert chosen(others / "x.pth") == ["x.pth"]
-    refused(files(tmp_path / "some", *FOUR[1:3]), "holds 2 of 4 shards and lacks", FOUR[0], FOUR[3])
+    refused(files(tmp_path / "some", *FOUR[1:3]), "2 of 4 shards", FOUR[0], FOUR[3])
 
 
 def test_links_that_lead_nowhere(tmp_path: Path) -> None:
     folder = files(tmp_path, TWO[0])
     (folder / TWO[1]).symlink_to(folder / TWO[1])  # to itself
-    refused(folder, f"{TWO[1]} in {folder} is a link that leads to no file; put the file there")
-    refused(folder / TWO[0], "a link that leads to no file")
+    refused(folder, f"{TWO[1]} in {folder} is a broken link; put the file itself there")
+    refused(folder / TWO[0], "a broken link")
     (folder / TWO[1]).unlink()
     (folder / "a").symlink_to(folder / "b")
     (folder / "b").symlink_to(folder / "a")
     (folder / TWO[1]).symlink_to(folder / "a")
-    refused(folder, "a link that leads to no file")
+    refused(folder, "a broken link")
     (folder / TWO[1]).unlink()
     files(folder, TWO[1])
     assert chosen(folder) == TWO
@@ -145,7 +149,7 @@ def test_a_configuration_that_is_a_loop_is_not_taken_for_none(tmp_path: Path) ->
     load_janus(folder)
     (folder / "config.json").unlink()
     (folder / "config.json").symlink_to(folder / "config.json")
-    with pytest.raises(UserError, match=r"config.json in .* is a link that leads to no file"):
+    with pytest.raises(UserError, match=r"config.json in .* is a broken link"):
         load_janus(folder)
 
 
@@ -175,7 +179,7 @@ def test_the_chosen_janus_is_loaded(tmp_path: Path) -> None:
     assert load_janus(shard).net.config.dim == 128 and load_janus_vq(shard).net.config.codes > 0
     shutil.copy(janus_files.FOLDER / "original" / "config.json", folder)
     with pytest.raises(
-        UserError, match="hidden_size = 64 in its configuration, and weights of 128; put the configuration"
+        UserError, match="hidden_size = 64 in its configuration, but weights of 128; put the configuration"
     ):
         load_janus(shard)
     shutil.copy(janus_files.FOLDER / "sharded" / "config.json", folder)

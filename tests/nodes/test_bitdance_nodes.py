@@ -96,7 +96,7 @@ def test_a_decoder_takes_whole_images_only():
         (lambda: vae.decode_tiled(latents), "samples", "take VAE Decode"),
         (lambda: vae.encode_tiled(torch.rand(1, 8, 8, 3)), "pixels", "take VAE Encode"),
     ):
-        with pytest.raises(UserError, match=f"^{field}: tiny bits normalises by statistics .*; {remedy}"):
+        with pytest.raises(UserError, match=f"^{field}: tiny bits .* normalises by statistics .*; {remedy}"):
             tiled()
     assert vae.decode(latents).shape == vae.decode(vae.encode(torch.rand(1, 8, 8, 3))).shape == (1, 8, 8, 3)
 
@@ -108,9 +108,9 @@ def test_without_memory_for_a_whole_image_it_says_so(monkeypatch):
     vae = a_block().vae
     monkeypatch.setattr(vae, "_decode", full)
     monkeypatch.setattr(vae, "_encode", full)
-    with pytest.raises(UserError, match="^samples: .* tiles would change it; memory is insufficient to decode it w"):
+    with pytest.raises(UserError, match="^samples: .* tiles.*; memory is insufficient to decode it w"):
         vae.decode(torch.ones(1, 6, 4, 4))
-    with pytest.raises(UserError, match="^pixels: .* tiles would change it; memory is insufficient to encode it w"):
+    with pytest.raises(UserError, match="^pixels: .* tiles.*; memory is insufficient to encode it w"):
         vae.encode(torch.rand(1, 8, 8, 3))
 
 
@@ -132,11 +132,11 @@ def test_the_memory_of_the_decoder_is_the_networks_own_estimate():
 
 def test_latents_of_other_families_are_refused_both_ways():
     model = a_block()
-    with pytest.raises(UserError, match="^samples: these latents are of a MAR, the decoder tiny bits is for .* a Bit"):
+    with pytest.raises(UserError, match="^samples: .* a MAR, .* the decoder tiny bits is for .* a Bit"):
         model.vae.decode(mark(torch.zeros(1, 6, 4, 4), KL))
-    with pytest.raises(UserError, match="^samples: these latents are of a BitDance"):
+    with pytest.raises(UserError, match="^samples: .* a BitDance"):
         a_gpt().vae.decode(sample(NODE, model=model, **FEW)[0])
-    with pytest.raises(UserError, match="^latent_image: it is of another family"):
+    with pytest.raises(UserError, match="^latent_image: .* family"):
         latent = {"samples": mark(torch.zeros(1, 6, 4, 4), KL)}
         sample(NODE, model=model, latent_image=latent, mask=right_half(), **FEW)
 

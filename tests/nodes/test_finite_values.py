@@ -149,7 +149,7 @@ def test_a_tensor_of_another_kind_is_refused_on_every_socket(kind):
         refused("image_1", lambda: compare.Compare.execute([""], image_1=[made(1, 16, 16, 3)], columns=[0])),
     ]
     named = "sparse or nested float32" if kind == "nested" else kind
-    assert all(f"it is a tensor of the kind {named}, not of fp32 numbers" in text for text in said), said
+    assert all(f" {named}, not fp32" in text for text in said), said
 
 
 def test_fp8_and_bool_are_what_they_say():
@@ -214,7 +214,7 @@ def test_a_latent_that_no_image_has_is_refused():
     for value in (1e38, -1e38, 1.1e4):
         start = {"samples": torch.full((1, 2, 4, 4), value)}
         for node, model in ((samplers.MARSampler, a_mar()), (samplers.LlamaGenSampler, a_gpt())):
-            assert "no latent of an image" in refused(
+            assert "latents of an image stay below" in refused(
                 "latent_image",
                 lambda: sample(node, model=model, latent_image=start, mask=mask),  # noqa: B023
             )
@@ -225,7 +225,7 @@ def test_a_latent_that_no_image_has_is_refused():
 def test_a_decoder_that_overflows_because_of_the_latent_is_not_blamed():
     vae = a_vae()
     vae.first_stage_model.scale.data.fill_(1e30)
-    with pytest.raises(UserError, match="^samples: it holds values up to 1e\\+20, and no latent of an image"):
+    with pytest.raises(UserError, match="^samples: it holds values up to 1e\\+20"):
         vae.decode(torch.full((1, 2, 4, 4), 1e20))
     with pytest.raises(UserError, match="^decoder: tiny computed pixels that are not finite"):
         broken(a_vae(), INF).decode(torch.ones(1, 2, 4, 4))

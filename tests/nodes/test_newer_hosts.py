@@ -64,9 +64,7 @@ def test_a_newer_core_says_what_a_device_multiplies(core, device):
 def test_an_older_core_refuses_int8_where_it_would_fail(core, device):
     operations = core(device, newer=False)
     assert operations.Linear.disabled == FP8_FORMATS
-    with pytest.raises(
-        UserError, match=rf"^dtype: this version of ComfyUI computes no int8 weights on {device}; update"
-    ):
+    with pytest.raises(UserError, match=rf"^dtype: this version of ComfyUI .* int8 weights on {device}; update"):
         operations.entries("layer.weight", round_to(torch.ones(2, 3), INT8))
 
     # Others are converted for every product, as before.

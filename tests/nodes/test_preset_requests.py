@@ -102,7 +102,7 @@ def test_a_number_that_was_sent_is_used(ran, node, preset, defaults):
             continue  # see above
         found, said = ran(node, preset=preset, **changed)
         assert found == changed, name
-        assert said.startswith("custom: these numbers are not those of") and f" {preset} has " in said
+        assert said.startswith("custom: for this model") and f" {preset} has " in said
 
 
 def test_a_few_numbers_are_used_and_the_preset_sets_the_others(ran):

@@ -137,7 +137,7 @@ def test_a_line_that_cannot_repeat_a_run_says_why(folder):
         model=a_mar(), condition=LABELS, seed=1, preset="custom", **SHORT, latent_image=latent
     ).result
     line, (said,) = line_of(report, folder)
-    assert line.startswith("mar: steps=4, ") and "which drew a part of an image again" in said
+    assert line.startswith("mar: steps=4, ") and "which regenerated a part of an image" in said
 
     report.edits = ()
     report.settings |= {"shininess": 3, "order": "spiral"}

@@ -131,7 +131,7 @@ REFUSED = {
         "its value of the kind class lacks labels, a list of whole numbers from 0; ask the author",
     ),
     "names are missing": (value("class", labels=[1]), "lacks names, a list of texts; ask the author"),
-    "a newer version": (replace(Condition((1,), ("x",))), "came from a newer FastAR"),
+    "a newer version": (replace(Condition((1,), ("x",))), "comes from a newer FastAR"),
     "another kind": (value("report"), "it got a report; connect the output of Class Label, Prompt"),
     "without a version": (
         SimpleNamespace(kind="class", labels=[1], names=["x"]),

@@ -491,7 +491,7 @@ def test_the_advisor_answers_with_a_line_that_runs(monkeypatch):
     assert image.ndim == 4 and image.shape[3] == 3
     assert line in (*lines[:2], "mar") and "lazymar: steps=99 was not run" in table
     assert len([row for row in table.splitlines() if row.startswith("| ")]) == 4
-    used = [] if line == "mar" else [f"In your graph: Any Sampler with the text {line}."]
+    used = [] if line == "mar" else [f"In your workflow: Any Sampler with the text {line}."]
     assert said(made) == [table.splitlines()[0], *used]
     assert fake_comfy.state.said[0][1].startswith("run 1 of about "), "while it runs"
     _, shown, _ = fake_comfy.Progress.updates[-1][2]
@@ -513,7 +513,7 @@ def test_nodes_that_the_advisor_names_exist_and_have_the_preset():
             said, _, preset = advisor._in_a_graph(choice, plain).partition(" with preset ")
             if preset:
                 name = preset.split(",")[0].rstrip(".")
-                assert name in nodes[said.removeprefix("In your graph: ")]
+                assert name in nodes[said.removeprefix("In your workflow: ")]
                 assert "LazyMAR Cache" not in preset or name in nodes["LazyMAR Cache"]
 
 

@@ -38,8 +38,8 @@ def test_a_test_leaves_nothing_and_the_folder_is_made_with_the_file(tmp_path):
         ("a\0b.png", "characters that no file name can have"),
         ("x" * 300 + ".png", "give a shorter name"),
         ("", "it is empty"),
-        ("picture.docx", r"should end in \.png"),
-        ("picture", r"should end in \.png"),
+        ("picture.docx", r"must end in \.png"),
+        ("picture", r"must end in \.png"),
         ("folder.png", "is not a file; name a file"),
         ("file/x.png", "folder that you may write to"),
         ("file/deeper/x.png", "folder that you may write to"),
@@ -111,7 +111,7 @@ def test_home_folders(tmp_path, monkeypatch):
 def test_two_results_in_one_file_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     distinct(out=Path("a.png"), maps=None, sheet=Path("b.png"))
-    with pytest.raises(UserError, match="^maps: .* is also the file of out"):
+    with pytest.raises(UserError, match="^maps: .* is already the file of out"):
         distinct(out=Path("a.png"), maps=tmp_path / "a.png")
 
 

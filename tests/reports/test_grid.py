@@ -133,15 +133,9 @@ def test_long_labels_wrap_and_are_shortened():
     assert titled.shape[0] > short.shape[0]
 
 
-NO_BATCHES = (flat(RED).astype(float), flat(RED)[:0], flat(RED)[0], flat(RED)[..., :2], [1, 2])
-MISTAKES = [("images", ([flat(RED)] * 300, ["x"] * 300, [None] * 300, 1))]  # more than a sheet holds
-MISTAKES += [("image 1", ([pictures], ["a"], [None])) for pictures in NO_BATCHES]
-
-
-@pytest.mark.parametrize("field, args", MISTAKES)
-def test_grid_errors(field, args):
-    with pytest.raises(UserError, match=f"^{field}: "):
-        p.compare_grid(*args)
+def test_more_images_than_a_sheet_holds():
+    with pytest.raises(UserError, match="^images: "):
+        p.compare_grid([flat(RED)] * 300, ["x"] * 300, [None] * 300, 1)
 
 
 @pytest.mark.parametrize("shape", [(300, 2), (3000, 2), (2, 3000), (100_000, 1), (1, 100_000), (2200, 2200)])

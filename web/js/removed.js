@@ -15,7 +15,7 @@ const USUAL_BLOCK = 4
 // Names and the values that hold now, as in the settings classes; block depends on the model.
 const HOLDS = { diffusion_steps_curve: "linear", inner_temperature: 42, head_period: 7, mask_undecoded: true, group: 4, align_lookaheads: false }
 // What replaces some of them, in words.
-const INSTEAD = { align_lookaheads: () => say("the images of a batch go on at paces of their own, in fewer head calls") }
+const INSTEAD = { align_lookaheads: () => say("the images of a batch advance independently, in fewer head calls") }
 // Of each node, where removed widgets stand in a saved list of values; of several lists, those that were saved last come first.
 const REMOVED = {
   FastARMARSampler: [{ 11: "diffusion_steps_curve" }],

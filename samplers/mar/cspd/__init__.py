@@ -55,8 +55,8 @@ def _expect_use_of_speculation(settings: CSpDSettings) -> None:
     """Raise a UserError if the target would speculate only before the first draft."""
     if settings.speculation > 1 and settings.mode != "lossless":
         raise UserError(
-            f"speculation: {settings.speculation} has no use in the mode {settings.mode}, whose drafts replace it; set "
-            "it to 0, or set mode to lossless."
+            f"speculation: {settings.speculation} has no effect in the mode {settings.mode}, whose drafts replace it; "
+            "set speculation to 0, or mode to lossless."
         )
 
 
@@ -82,8 +82,8 @@ def check_pair(draft: MARModel, target: MARModel) -> None:
     for what, (found, expected) in pairs.items():
         if found != expected:
             raise UserError(
-                f"draft: {draft.name} and the target {target.name} differ in {what}, {found} and {expected}; "
-                "use a draft model that was trained on the target's tokens and classes."
+                f"draft: {draft.name} and the target {target.name} differ in {what} ({found} and {expected}); use a "
+                "draft model that was trained on the target's tokens and classes."
             )
 
 
@@ -93,8 +93,8 @@ def _expect_one_device(draft: MARModel, target: MARModel) -> None:
     draft_device = next(draft.net.parameters()).device
     if draft_device != device:
         raise UserError(
-            f"draft: {draft.name} is on {draft_device} and the target {target.name} on {device}; "
-            "load both on one device."
+            f"draft: {draft.name} is on {draft_device}, but the target {target.name} is on {device}; load both on one "
+            "device."
         )
 
 
@@ -151,7 +151,7 @@ def remark_start(draft: MARModel, canvas: MARCanvas) -> str:
     if canvas.settings.t_max is not None or own >= canvas.first_timestep:
         return ""
     return (
-        f"t_max: the draft model starts at timestep {canvas.first_timestep}, as the target does, and its file says "
+        f"t_max: the draft model starts at timestep {canvas.first_timestep}, as the target does, but its file says "
         f"{own}; with t_max {own} more drafts may be accepted"
     )
 

@@ -1,8 +1,8 @@
 """CSpD's acceptance and rejection of tokens, shared by its modes ``paper`` and ``published``.
 
 Source: Wang et al. 2024 (arXiv 2411.11925), sections 3.2 and 3.3. p is the target, q the draft, x a token. Each model
-follows a diffusion path of its own. The density of x is that of the last diffusion step, N(mean, std) in every channel;
-Sigma (equation 4) is the product of sigma_q / sigma_p over all other diffusion steps and all channels.
+follows its own diffusion path. The density of x is the last diffusion step's, N(mean, std) in every channel; Sigma
+(equation 4) is the product of sigma_q / sigma_p over all other diffusion steps and all channels.
 
 1. A draft x is accepted with probability min(1, r(x)), where r = Sigma p(x) / q(x) (equation 5).
 2. A rejected draft is replaced by a sample of max(0, Sigma p - q), normalised (equation 6): tokens are sampled from p
@@ -30,7 +30,7 @@ TRIES = 100
 _FIRST_TRIES = 10
 # The number of the accepted proposal counts from 1; this value means that none was accepted.
 _NONE = 0
-# Lanes of a token's random numbers, after those of its diffusion steps (speculation.py).
+# Lanes of a token's random numbers, after the lanes of its diffusion steps (speculation.py).
 _GUESS, _NORMAL, _UNIFORM = range(1 << 20, (1 << 20) + 3)
 
 
@@ -132,7 +132,7 @@ def verify(drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, draws: Rejectio
     proposal, number = proposed(draws, tokens, q, p, rule, 0, _FIRST_TRIES)
     values = torch.where(accepted[:, None], drafts, proposal)
 
-    # 3. The others, for rejected tokens of which none was accepted yet.
+    # 3. The other proposals, for rejected tokens whose proposals so far were all rejected.
     ok, number = torch.stack([accepted.to(number.dtype), number]).cpu()
     ok = ok.bool()
     missing = (~ok & (number == _NONE)).nonzero()[:, 0]

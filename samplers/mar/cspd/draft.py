@@ -27,12 +27,12 @@ class Trace(NamedTuple):
     """The diffusion paths of N rows."""
 
     path: Tensor  # states fp32 [N, S + 1, channels], start noise first, token last
-    # The learned kernel of each step, fp32 [N, S, channels], without the temperature. CSpD compares those of the last
-    # step, which therefore has a std, although in MAR it adds no noise.
+    # The learned kernel of each step, fp32 [N, S, channels], without the temperature. CSpD compares the distributions
+    # of the last step, which therefore has a std, although in MAR it adds no noise.
     kernel: Gaussian
 
     def tokens(self, positions: Tensor) -> Tensor:
-        """The tokens at which the paths end, fp32 [B, n, channels], if the rows are those of positions int64 [B, n]."""
+        """The tokens at which the paths end, fp32 [B, n, channels], if the rows belong to positions int64 [B, n]."""
         return self.path[:, -1].view(*positions.shape, -1)
 
     def split(self, sizes: Sequence[int]) -> list[Trace]:
@@ -53,7 +53,7 @@ def noisy_last_step_table(canvas: MARCanvas) -> chain.StepTable:
 def traced(canvas: MARCanvas, batch: DiffusionBatch, last_noise: bool = False) -> Trace:
     """Sample a batch with the full diffusion head and the steps of :func:`noisy_last_step_table`, and keep their paths.
 
-    ``last_noise``: whether the last step adds noise, as all others do. MAR's does not.
+    ``last_noise``: whether the last step adds noise, as all other steps do. MAR's does not.
     """
     noise = batch.noise
     if not last_noise:
@@ -115,7 +115,7 @@ class Drafter:
         make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
         last_noise: bool = False,
     ):
-        """``canvas``: the target's; ``last_noise``: see :func:`traced`; the other arguments are those of a sampler."""
+        """``canvas``: the target's; ``last_noise``: see :func:`traced`; the other arguments are a sampler's."""
         conditioning = condition.conditioning(model, canvas.guided)
         report = Report("draft", model.name, {}, None, canvas.images, canvas.report.device)
 

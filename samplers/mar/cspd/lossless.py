@@ -82,7 +82,9 @@ class Lossless:
         self.length = min(settings.draft_length, max(1, 2 * accepted_ar_steps))
 
     def verify(self, steps: range, drafts: Sequence[Trace]) -> Iterator[VerifiedPaths]:
-        """Verify the drafts of AR steps, one AR step after another. The head evaluates those of a pass together."""
+        """Verify the drafts of AR steps, one AR step after another. The head evaluates the tokens of a pass
+        together.
+        """
         canvas = self.canvas
         left = iter(drafts)
         for batch, tokens, sizes in target_batches(canvas, self.transformer, steps, self.noise, self.table):

@@ -10,7 +10,7 @@ for discrete tokens (Leviathan et al. 2023, algorithm 1), in the order of the to
 4. If all are accepted, the next token is the target's own.
 
 MAR decides several tokens in an AR step, which are independent given the tokens before it: here gamma counts AR steps,
-and a step is accepted if all of its tokens are. With as many AR steps as tokens it is the algorithm, token by token.
+and a step is accepted if all of its tokens are. With one AR step per token, it is the algorithm, token by token.
 
 A draft must be a sample of the density that it is verified by, so every diffusion step adds its noise, in both models.
 MAR's last step adds none; its std is 0.006 of latents of std 1. Steps before the first draft are MAR's.
@@ -47,10 +47,10 @@ class Paper:
     Every image counts its own gamma: after gamma accepted AR steps in a row the tokens of the next one, ``own_at``, are
     the target's own. So an image does not depend on its batch. All images are at the same AR step, though: drafting
     ends at the first AR step at which any of them takes its own tokens, and a rejection in one image discards the later
-    drafts of all. The others draft these AR steps again, from the same noise, and verify them with the same random
-    numbers. An image that took its own tokens or rejected a draft at AR step k begins to count at k + 1, so it next
-    takes its own tokens at AR step k + 1 + gamma. With gamma = 2 and two images, of which the second one rejects its
-    draft of AR step 5::
+    drafts of all. The other images draft these AR steps again, from the same noise, and verify them with the same
+    random numbers. An image that took its own tokens or rejected a draft at AR step k begins to count at k + 1, so it
+    next takes its own tokens at AR step k + 1 + gamma. With gamma = 2 and two images, of which the second one rejects
+    its draft of AR step 5::
 
         AR step              4          5          6          7
         first image          accepts    accepts    its own    accepts

@@ -77,7 +77,7 @@ class Published:
         with canvas.clock.phase("head"):
             target = traced(canvas, canvas.batch(self.table, tokens, z, self.of_target, step=last))
 
-            # 3. Accept drafts, and resample the others.
+            # 3. Accept drafts, and resample the rejected tokens.
             p = last_step(target.kernel, canvas.settings.temperature)
             verified = verify(canvas.values[tokens.index], drafted.of(tokens), p, self.rule, self.draws, tokens)
             canvas.report.add(**verified.counts())

@@ -2,21 +2,22 @@
 
 Source: Yan et al. 2025, "LazyMAR: Accelerating Masked Autoregressive Models via Feature Caching" (ICCV 2025, arXiv
 2503.12450). Every tau-th AR step is a *refresh*: encoder and decoder compute all rows, of both branches of guidance,
-and their features are stored. A pass at AR step k between two refreshes computes less, by three caches that can be
-switched off one by one (:class:`CacheSettings`):
+and their features are stored. A pass at AR step k between two refreshes computes less, thanks to three caches. Each
+can be switched off (:class:`CacheSettings`):
 
 1. *encoder cache*: the encoder computes the class rows and the tokens decided since the last pass, with the stored keys
    and values of earlier tokens. It is in the published code, not in the paper.
-2. *token cache* (section 3.2.1): the decoder computes all rows up to a chosen block, whose values V tell how similar
-   row i is to what it was at the last pass, and from there on only some rows:
+2. *token cache* (section 3.2.1): the decoder computes all rows up to a chosen block, whose values V show how much
+   row i has changed since the last pass, and from there on only some rows:
 
    - similarity: s_i = cos(V_i^k, V_i^k'), the mean of the heads, where k' is the AR step of the last pass;
-   - (8): the pass computes the rows of the wanted tokens, which are asked for, of the tokens decided since k', and
-     others of lowest s_i (the paper prints argmax; by its text and its code the least similar rows are
-     computed). How many and which is in ``plan.py``, with the other choices of the paper's Table 3;
-   - (9): the blocks after the chosen one see the computed rows together with the stored keys and values of the others.
+   - (8): the pass computes the rows of the wanted tokens, which the caller asks for, of the tokens decided since k',
+     and of further tokens with the lowest s_i. (The paper prints argmax, but its text and its code take the least
+     similar rows.) ``plan.py`` has their number, and the other choices of the paper's Table 3;
+   - (9): the blocks after the chosen one see the computed rows together with the stored keys and values of the other
+     rows.
 
-   The paper takes its 3rd layer, the published code the 4th block.
+   The paper takes its 3rd layer, and the published code takes the 4th block.
 3. *condition cache* (section 3.2.2): only the conditional branch is computed. After the last block, with both branches
    of the last refresh r:
 
@@ -25,10 +26,10 @@ switched off one by one (:class:`CacheSettings`):
 
 The diffusion head has a fourth cache, in ``head.py``.
 
-All are a way to evaluate the transformer and the head, so they combine with plain MAR, FastHybrid and CSpD.
-Differences from the published code: rows that must be computed always are (there, rows of negative similarity can
-displace them); AR steps after the 64th have its share, where the published code fails; the decoder's keys and values
-are stored only after the chosen block, since the blocks before it compute all rows.
+The caches only change how the transformer and the head are evaluated, so they combine with plain MAR, FastHybrid and
+CSpD. Differences from the published code: required rows are always computed (there, rows of negative similarity can
+displace them); AR steps after the 64th have the share of the 64th, where the published code fails; the decoder's keys
+and values are stored only after the chosen block, since the blocks before it compute all rows.
 """
 
 from __future__ import annotations
@@ -62,8 +63,8 @@ def lazymar(
 
 
 def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., Sampler]:
-    """A MAR sampler whose models are evaluated with LazyMAR's caches; ``models`` are its arguments that say how they
-    are evaluated.
+    """A MAR sampler whose models are evaluated with LazyMAR's caches; ``models`` names its arguments that say how a
+    model is evaluated.
     """
 
     def run(model: Any, condition: Any, settings: Any, noise: Any, **more: Any) -> Sampler:

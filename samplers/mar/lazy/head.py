@@ -64,7 +64,7 @@ class HeadPlan(NamedTuple):
 def head_plan(steps: int, period: int, device: torch.device) -> HeadPlan:
     """Diffusion steps are counted down to 0: the first one and every multiple of the period are evaluated in full.
 
-    Of the others, those in the first tenth of the diffusion are "edge", the rest "reused"; see :class:`CachedHead`.
+    Of the other steps, the first tenth of the diffusion is "edge" and the rest "reused"; see :class:`CachedHead`.
     """
     full = {steps - 1, *range(0, steps, period)}
     kinds = []

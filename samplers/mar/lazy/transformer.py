@@ -1,7 +1,7 @@
 """The transformer with LazyMAR's caches; ``__init__.py`` has the method and the numbers of its equations.
 
 Shapes: B images, P branches of guidance, L tokens, N = buffer + L rows of the decoder, C width. A batch has E entries,
-each of one branch of one image, those of the conditional branch first: P B, or B where the null branch is left out and
+each of one branch of one image, the conditional branch first: P B, or B where the null branch is left out and
 in an encoder that does not read the condition (Harmon's and UniPic's), whose output both branches share.
 """
 
@@ -71,7 +71,7 @@ class LazyTransformer(Transformer):
         self.kept_branches = 1 if self.drops_null else self.branches
         self.entries = self.kept_branches * self.images
 
-        # Of a refresh at each AR step: whether later passes leave decoder rows out, and whether they use any of it.
+        # For each AR step of a refresh: whether later passes leave decoder rows out, and whether they use any of it.
         steps = range(canvas.order.steps)
         uses_any = settings.encoder_cache or self.drops_null
         self.prunes = [self.plan.prunes(step) for step in steps]
@@ -128,8 +128,8 @@ class LazyTransformer(Transformer):
         if self.settings.encoder_cache:
             kept.rows = rows[: self.entries].clone()
 
-        # 2. The decoder computes all rows. Its last block computes the wanted ones only, or those of all tokens, whose
-        # residual later passes may need.
+        # 2. The decoder computes all rows. Its last block computes only the wanted rows, or the rows of all tokens if
+        # later passes may need their residual.
         positions = wanted
         if self.drops_null:
             positions = torch.arange(net.config.tokens, device=wanted.device).expand(self.images, -1)

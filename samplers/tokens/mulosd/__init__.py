@@ -20,9 +20,9 @@ There is no public code. Where the paper leaves a choice open:
   method relies on, and the reason why it is *lossy*.
 - The pass that updates the keys and values of the last block is the one that verifies the next block.
 - The draft model reads the new rows of the reduced image only; its cache of earlier rows is kept.
-- The draft model has its own random numbers; the target's belong to the cells, as in ``llamagen.py``. With tau above
-  1 in raster order the tokens are therefore those of serial decoding. A whole image is then decoded serially, without a
-  draft.
+- The draft model has its own random numbers; the target's belong to the cells, as in ``llamagen.py``. With tau above 1
+  in raster order, the tokens are therefore identical to the tokens of serial decoding. A whole image is then decoded
+  serially, without a draft.
 
 Shapes: B images, R = B or, with guidance, 2 B batch rows, G the target's side, h rows of a block, n = h G cells.
 
@@ -91,7 +91,7 @@ def mulosd(
     canvas, prepared = token_canvas("mulosd", target, condition, settings, noise)
     canvas.report.settings = {**asdict(settings), "up_sampler": up_sampler.name}
     if settings.exact(target.grid) and rows_at_once(settings, draft.grid) == draft.grid:
-        # The tokens are those of serial decoding, whatever the draft.
+        # The tokens are identical to the tokens of serial decoding, whatever the draft.
         result = yield from decode_schedule(canvas, prepared, raster(target.grid))
         step = result.report.maps["step"]
         result.report.maps.update(islands=np.zeros_like(step), waves=np.full_like(step, -1))
@@ -161,13 +161,13 @@ def check_pair(target: TokenModel, draft: TokenModel, codes: int, sampler: str) 
     of_draft = draft.net.config.vocab
     if of_draft != of_target:
         raise UserError(
-            f"draft: {draft.name} has {of_draft} codes, and {target.name} has {of_target}; choose two models that use "
+            f"draft: {draft.name} has {of_draft} codes, but {target.name} has {of_target}; choose two models that use "
             "the same VQ tokenizer."
         )
 
     if of_target != codes:
         raise UserError(
-            f"decoder: it has {codes} codes, and {target.name} has {of_target}; choose the VQ tokenizer that the model "
+            f"decoder: it has {codes} codes, but {target.name} has {of_target}; choose the VQ tokenizer that the model "
             "was trained with."
         )
 
@@ -181,8 +181,8 @@ def check_grids(target: TokenModel, draft: TokenModel) -> int:
     ratio, rest = divmod(target.grid, draft.grid)
     if rest or ratio < 2:
         raise UserError(
-            f"draft: {draft.name} draws {draft.grid} x {draft.grid} tokens, and {target.name} draws {target.grid} x "
-            f"{target.grid}; choose a draft of half, a third or a quarter of the side."
+            f"draft: {draft.name} generates {draft.grid} x {draft.grid} tokens, but {target.name} generates "
+            f"{target.grid} x {target.grid}; choose a draft of half, a third or a quarter of the side."
         )
     return ratio
 

@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from ....reports.record import ACCEPTED, EXPANDED, REJECTED
 from ..settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings
 
-# A wave before all others.
+# A wave before all other waves.
 _NEVER = np.iinfo(np.int32).min // 2
 
 
@@ -121,7 +121,7 @@ def islands(region: np.ndarray) -> np.ndarray:
 def waves(numbered: np.ndarray, window: int | None = None) -> np.ndarray:
     """The wave in which each cell is resampled, int32 [B, h, w] from 0; -1 outside. All islands begin in wave 0.
 
-    A cell waits for the cells of its own island that are to its left, and for those above it in columns up to
+    A cell waits for the cells of its island to its left, and for the cells of its island above it in columns up to
     column + ``window`` - 1. ``numbered`` is from :func:`islands`; a window of None, or of a row and more, is raster
     order.
     """
@@ -216,7 +216,7 @@ def wave_passes(wave: np.ndarray, first: int, count: int) -> list[WavePass]:
                                  4     8          5 7    - 8
 
     Cell 2 predicts nothing in wave 3. It is fed because the pass before has resampled it, and its keys and values are
-    those of the draft.
+    still the draft's.
     """
     last = first + wave.shape[1]
     of_cell = np.full((len(wave), count), -1)

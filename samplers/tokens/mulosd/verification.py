@@ -180,7 +180,7 @@ def causal_rows(cells: Tensor, position: Tensor, prefix: int, end: int) -> FedRo
 
 
 def cells_at_once(rows: int, codes: int) -> int:
-    """Cells whose logits of ``rows`` batch rows and ``codes`` codes are computed at once, so that memory is bounded."""
+    """Cells whose logits of ``rows`` batch rows and ``codes`` codes are computed at once, which limits the memory."""
     return max(1, _PIECE // (rows * codes))
 
 

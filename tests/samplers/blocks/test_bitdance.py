@@ -278,7 +278,7 @@ def test_an_edited_image_does_not_depend_on_its_batch(model, settings):
 
 
 def test_latents_of_another_size_are_refused_and_the_remedy_works(model):
-    with pytest.raises(UserError, match="^latent_image: it is of 4 x 4 pixels, and .* of 8 x 8; encode an image of"):
+    with pytest.raises(UserError, match="^latent_image: .* 4 x 4 pixels, .* 8 x 8; encode an image of"):
         draw(model, edit=Edit(bits(1, model, (2, 2)), torch.ones(1, 4, 4)))
     with pytest.raises(UserError, match=r"^latent_image: it has the shape \[1, 5, 4, 4\], but tiny makes latents of 6"):
         draw(model, edit=Edit(bits(1, model, (4, 4))[:, 1:], torch.ones(1, 4, 4)))
@@ -308,12 +308,12 @@ def test_a_prompt_may_have_any_size_of_whole_blocks():
     assert draw(model, replace(FEW, width=8, height=24), labels=("a boat",)).latents.shape == (1, 12, 12, 4)
     with pytest.raises(UserError, match="^width: 12 x 24 cannot be divided into blocks of 8 x 8 pixels"):
         draw(model, replace(FEW, width=12, height=24), labels=("a boat",))
-    with pytest.raises(UserError, match=r"^width: 40 x 8 needs the token <\|res_20\|>, which the tokenizer of"):
+    with pytest.raises(UserError, match=r"^width: 40 x 8 needs the token <\|res_20\|>, .* tokenizer of"):
         draw(model, replace(FEW, width=40, height=8), labels=("a boat",))
 
 
 def test_an_imagenet_model_has_one_size(model):
-    with pytest.raises(UserError, match="^width: 16 x 8 is no size of tiny; it draws 8 x 8"):
+    with pytest.raises(UserError, match="^width: .* 16 x 8; choose one of 8 x 8"):
         draw(model, replace(FEW, width=16, height=8))
     draw(model, replace(FEW, width=8, height=8))
 
@@ -334,9 +334,9 @@ def test_published_sizes():
     assert large.usual_size == (1024, 1024) and len(large.sizes) == 11
     assert large.grid(None, None) == (64, 64) and large.grid(512, 2048) == (32, 128)
     assert large.grid(2048, 512) == (128, 32) and large.grid(1152, 896) == (72, 56)
-    with pytest.raises(UserError, match="^width: 1000 x 1000 is no size of .*; it draws 1024 x 1024, .*896 x 1152"):
+    with pytest.raises(UserError, match="^width: .* 1000 x 1000; choose one of 1024 x 1024, .*896 x 1152"):
         large.grid(1000, 1000)
-    with pytest.raises(UserError, match="^width: 512 x 512 is no size of"):
+    with pytest.raises(UserError, match="^width: .* 512 x 512"):
         large.grid(512, 512)
 
     small = official(16)
@@ -347,7 +347,7 @@ def test_a_large_model_is_refused_on_a_cpu(model, monkeypatch):
     """14B: a head of 1.76 billion weights, 4096 tokens, two branches and 51 evaluations are 1.5 PFLOP."""
     weights = sum(p.numel() for p in model.net.denoiser.parameters())
     monkeypatch.setattr(canvases, "LARGE_HEAD", weights)
-    with pytest.raises(UserError, match="^model: tiny needs about .* PFLOP an image for its diffusion head alone"):
+    with pytest.raises(UserError, match="^model: .* diffusion head of tiny .* PFLOP"):
         draw(model)
     monkeypatch.setattr(canvases, "LARGE_HEAD", weights + 1)
     draw(model)
@@ -364,12 +364,12 @@ def test_too_much_noise_is_refused(model, monkeypatch):
 
 def test_a_long_prompt_is_refused():
     model = text_bitdance()
-    with pytest.raises(UserError, match="^text: the prompt takes .* tokens with its template, .* reads 1024"):
+    with pytest.raises(UserError, match="^text: .* tokens .* reads at most 1024"):
         draw(model, replace(FEW, width=8, height=8), labels=("a red house " * 600,))
     short = replace(model.net.config, positions=40)
     net = type(model.net).__new__(type(model.net))
     net.__dict__ = {**model.net.__dict__, "config": short}
-    with pytest.raises(UserError, match="^width: 16 tokens behind a prompt of .* are more than the 40 of"):
+    with pytest.raises(UserError, match="^width: 16 image tokens .* 40 positions of"):
         draw(replace(model, net=net), replace(FEW, width=8, height=8), labels=("two birds",))
 
 

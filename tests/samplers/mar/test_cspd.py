@@ -49,7 +49,7 @@ def nearly(model: MARModel, amount: float) -> MARModel:
 
 @pytest.mark.parametrize("mode", ["published", "paper"])
 def test_the_target_speculates_in_lossless_only(model, other, mode):
-    told = f"^speculation: 4 has no use in the mode {mode}, .*set mode to lossless"
+    told = f"^speculation: 4 .* {mode}, .* lossless"
     with pytest.raises(UserError, match=told):
         run(model, other, mode=mode, speculation=4)
     for name, about in (("cspd", {"steps": 4}), ("cspd+lazymar", {"steps": 4, "refresh_period": 1})):
@@ -71,7 +71,7 @@ def test_a_draft_starts_where_the_target_does(model, mode):
     found, same = run(target, draft, **few), run(target, target, **few)
     assert torch.equal(found.latents, same.latents) and found.report.counts == same.report.counts
     assert mode == "paper" or found.report.counts["rejected"] == 0
-    assert "the draft model starts at timestep 999, as the target does, and its file says 950" in found.report.note
+    assert "the draft model starts at timestep 999, as the target does, but its file says 950" in found.report.note
     assert not same.report.note and not run(target, draft, **few, t_max=950).report.note
     assert not run(draft, target, **few).report.note, "a lower start than its own needs no remark"
 
@@ -299,19 +299,19 @@ def changed(model: MARModel, **shape) -> MARModel:
 @pytest.mark.parametrize(
     ("draft", "says"),
     [
-        (lambda m: changed(m, channels=8), "channels per token, 8 and 4"),
-        (lambda m: changed(m, tokens=64), "tokens, 64 and 16"),
-        (lambda m: changed(m, classes=1000), "classes, 1000 and 5"),
-        (lambda m: dataclasses.replace(m, latent_scale=0.2325), "latent scale, 0.2325 and 0.5"),
-        (lambda m: dataclasses.replace(m, patch=2), "patch, 2 and 1"),
-        (lambda m: dataclasses.replace(m, label_set="imagenet-1k"), "label set, imagenet-1k and picture-book"),
-        (lambda m: dataclasses.replace(m, max_beta=0.2), "the largest beta of their diffusion, 0.2 and 0.999"),
-        (lambda m: tiny_hybrid(), "the kind of condition, prompt and class"),
+        (lambda m: changed(m, channels=8), "channels per token \\(8 and 4"),
+        (lambda m: changed(m, tokens=64), "tokens \\(64 and 16"),
+        (lambda m: changed(m, classes=1000), "classes \\(1000 and 5"),
+        (lambda m: dataclasses.replace(m, latent_scale=0.2325), "latent scale \\(0.2325 and 0.5"),
+        (lambda m: dataclasses.replace(m, patch=2), "patch \\(2 and 1"),
+        (lambda m: dataclasses.replace(m, label_set="imagenet-1k"), "label set \\(imagenet-1k and picture-book"),
+        (lambda m: dataclasses.replace(m, max_beta=0.2), "the largest beta of their diffusion \\(0.2 and 0.999"),
+        (lambda m: tiny_hybrid(), "the kind of condition \\(prompt and class"),
     ],
 )
 def test_a_draft_of_another_kind_is_refused_before_any_work(model, draft, says):
     named = dataclasses.replace(model, label_set="picture-book")
-    with pytest.raises(UserError, match=f"^draft: .*{says}; use a draft"):
+    with pytest.raises(UserError, match=f"^draft: .*{says}.*; use a draft"):
         next(cspd(named, LABELS, CSpDSettings(**FEW), NOISE, draft=draft(model)))
     # A draft without a label set is taken at its word.
     next(cspd(named, LABELS, CSpDSettings(**FEW), NOISE, draft=model))

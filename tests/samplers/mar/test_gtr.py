@@ -278,7 +278,7 @@ def test_masks_with_stages_of_other_sizes_are_refused(model):
     """Of one image two tokens of the first stage are drawn, of the other one."""
     drawn = torch.zeros(2, 4, 4)
     drawn[0, 0, 0] = drawn[0, 2, 2] = drawn[1, 0, 0] = drawn[1, 0, 1] = 1
-    with pytest.raises(UserError, match="^mask: the images' masks cover different numbers of tokens of GtR's stages"):
+    with pytest.raises(UserError, match="^mask: .*GtR's stages.* different numbers of tokens"):
         run(model, GtRSettings(**BASE), (0, 1), edit=Edit(picture(2), drawn))
 
 

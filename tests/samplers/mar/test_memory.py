@@ -105,7 +105,7 @@ def test_reports_hold_the_estimate():
     assert report.memory == estimate(model, PromptCondition(("a boat", "a cat")), settings)
     assert {"weights: language model", "weights: MAR", "weights: head", "prompt cache"} < set(report.memory)
     assert report.to_dict()["memory_estimate_bytes"] == report.memory
-    assert "memory, estimated: weights: language model" in to_text(report)
+    assert "memory, estimated: language model weights " in to_text(report)
 
 
 @pytest.mark.parametrize("condition_cache", [True, False])

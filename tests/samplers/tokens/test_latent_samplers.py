@@ -79,7 +79,7 @@ def test_they_fit_one_codebook_and_one_ratio():
     expect_fitting(SAMPLERS, VQ, 2)
     with pytest.raises(UserError, match=r"^latent_samplers: tiny latent samplers enlarges 2 times, .* 3 times; "):
         expect_fitting(SAMPLERS, VQ, 3)
-    with pytest.raises(UserError, match=r"^latent_samplers: .* other codes than those of tiny vq; "):
+    with pytest.raises(UserError, match=r"^latent_samplers: .* codes of tiny vq; "):
         expect_fitting(SAMPLERS, other, 2)
 
 

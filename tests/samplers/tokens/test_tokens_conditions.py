@@ -33,8 +33,8 @@ def test_labels_pass_as_they_are():
     [
         ("text", TextCondition((), ()), "condition: it has no image"),
         ("text", TextCondition(features(0), ("",)), "condition: .* without features or codes"),
-        ("text", TextCondition(features(8), ("",)), "condition: .* 8 tokens, and tiny reads 7"),
-        ("text", TextCondition(features(3, width=5), ("",)), "condition: .* width 5, and tiny reads width 6"),
+        ("text", TextCondition(features(8), ("",)), "condition: .* 8 tokens, .* 7"),
+        ("text", TextCondition(features(3, width=5), ("",)), "condition: .* width 5, .* width 6"),
         ("text", FeatureCondition(features(3), ("",)), "condition: .* semantic features"),
         ("features", CodeCondition((torch.tensor([1]),), ("",)), "condition: .* semantic codes"),
         ("features", FeatureCondition(features(3, 4), ("", "")), "condition: .* 3 to 4 codes"),
@@ -55,11 +55,11 @@ def test_as_many_rows_as_the_model_reads_fit():
 
 def test_a_grid_that_leaves_no_room_for_any_code_is_blamed_itself():
     model = dataclasses.replace(tiny_gpt("features"), grid=9)
-    with pytest.raises(UserError, match="^grid: 9 x 9 tokens after 3 condition rows need 83 positions, and tiny"):
+    with pytest.raises(UserError, match="^grid: 9 x 9 tokens after 3 condition rows need 83 positions, "):
         prepare(model, FeatureCondition(features(3), ("",)), CPU)
 
 
 def test_labels_of_another_list_are_refused():
     model = dataclasses.replace(tiny_gpt(), label_set="picture-book")
-    with pytest.raises(UserError, match="labels are from imagenet-1k, and the model was trained on picture-book"):
+    with pytest.raises(UserError, match="labels are from imagenet-1k, .* picture-book"):
         prepare(model, Condition((1,), ("tench",), "imagenet-1k"), CPU)
