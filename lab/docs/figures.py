@@ -331,8 +331,6 @@ def _tiny_words(words: Sequence[str], folder: Path) -> list[str]:
         out += ["--images", str(TINY_IMAGES), "--device", "cpu"]
     elif out[0] == "evaluate":
         out += ["--resamples", "10"]
-    elif out[0] == "plot":
-        out += ["--indices", "0"]
     elif out[0] == "bench":
         out += ["--repeats", "1", "--batch", "1"]
     elif out[0] == "presets" and "--batches" in out:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -12,13 +10,13 @@ from typing import Any
 from ...errors import UserError
 from ...reports.quality import IDENTICAL
 from ...sweeps.plan import shown
-from .measures import EQUAL, MEASURES, PAIR, Result, columns, latest, read_results
-from .records import Cell, Shard
-from .store import Store, work_of
+from .measures import EQUAL, MEASURES, PAIR, Result, latest, measured, read_results
+from .records import Cell
+from .store import Store
 from .times import Time, baselines_of, paired
 
 # Measures of the horizontal axis, the first that there is.
-USUAL = ("fid", "frechet", "judge-scene", "psnr")
+USUAL = ("fid", "judge-scene", "psnr")
 
 
 @dataclass(frozen=True)
@@ -29,8 +27,6 @@ class Point:
     label: str  # values of the settings that differ among the cells of its sampler, "" for a single cell
     result: Result | None  # of the measure
     time: Time | None  # what was measured
-    calls: float  # mean sequential calls of a shard: transformer passes and head calls
-    fewer_calls: float | None  # calls of the baseline divided by its own; None without a baseline
     images: int  # number of finished images
     front: bool = False  # whether no other cell with the same plain sampler is as fast and good, and better in one
 
@@ -66,88 +62,66 @@ def curve(store: Store, measure: str | None = None) -> Curve:
     """The curve of a sweep."""
     cells = store.cells()
     found = latest(read_results(store))
-    column = _column(store, list(found.values()), measure)
+    name = _measure(store, list(found.values()), measure)
     times = paired(store)
-    shards = {cell.id: store.shards(cell) for cell in cells}
     referred_to = baselines_of(cells)
 
     points = []
     for cell in cells:
-        own = _calls(shards[cell.id])
-        base = cell.baseline or (cell.id if cell.id in referred_to else None)
-        plain = 0.0 if base is None else _calls(shards[base])
+        of_itself = _of_itself(cell, name) if cell.id in referred_to else None
         point = Point(
             cell=cell,
             label=label_of(cell, cells),
-            result=found.get((cell.id, column)) or (_of_itself(cell, column) if base == cell.id else None),
+            result=found.get((cell.id, name)) or of_itself,
             time=times.get(cell.id),
-            calls=own,
-            fewer_calls=plain / own if own and plain else None,
-            images=sum(shard.count for shard in shards[cell.id]),
+            images=sum(shard.count for shard in store.shards(cell)),
         )
         points.append(point)
 
     best = front(points)
     marked = tuple(replace(point, front=point.cell.id in best) for point in points)
 
-    return Curve(_title(marked, column), marked)
+    return Curve(_title(marked, name), marked)
 
 
-def _title(points: Sequence[Point], column: tuple[str, str]) -> str:
+def _title(points: Sequence[Point], name: str) -> str:
     """Label of the axis of a measure."""
-    measure = MEASURES[column[0]]
-    results = [p.result for p in points if p.result is not None]
-    name = results[0].title if results else measure.title
+    measure = MEASURES[name]
+    title = measure.title
 
     # What the figures compare with.
-    others = {result.against for result in results} - {""}
+    others = {p.result.against for p in points if p.result is not None} - {""}
     cells = {p.cell.id for p in points}
     compared = "plain sampler" if others & cells else ", ".join(sorted(others))
     if compared:
-        name = f"{name}, against {compared}"
+        title = f"{title}, against {compared}"
 
     better = "higher is better" if measure.higher else "lower is better"
-    return f"{name} ({better})"
+    return f"{title} ({better})"
 
 
-def _of_itself(cell: Cell, column: tuple[str, str]) -> Result | None:
+def _of_itself(cell: Cell, measure: str) -> Result | None:
     """The result of a baseline in a measure of pairs, which compares its images with themselves.
 
     None for other measures.
     """
-    measure, _ = column
     if MEASURES[measure].kind != PAIR:
         return None
 
-    return Result(cell.id, *column, cell.id, cell.images, EQUAL.get(measure), word=IDENTICAL)
+    return Result(cell.id, measure, cell.id, cell.images, EQUAL.get(measure), word=IDENTICAL)
 
 
-def _column(store: Store, results: Sequence[Result], measure: str | None) -> tuple[str, str]:
-    """The measure and extractor that a name means."""
-    there = columns(results)
+def _measure(store: Store, results: Sequence[Result], name: str | None) -> str:
+    """The measure that a name means; without a name, the first of the usual ones."""
+    there = measured(results)
     if not there:
-        raise UserError(f"folder: {store.folder.address} has no measures yet; run the command evaluate on it first.")
+        raise UserError(f"folder: {store.folder.path} has no measures yet; run the command evaluate on it first.")
 
-    # Without a name, the first of the usual measures.
-    if measure is None:
-        for name in USUAL:
-            for column in there:
-                if column[0] == name:
-                    return column
-        return there[0]
-
-    for column in there:
-        if measure in (column[0], ":".join(column)):
-            return column
-
-    names = ", ".join(":".join(column).rstrip(":") for column in there)
-    raise UserError(f"measure: {measure!r} was not measured; choose one of {names}.")
-
-
-def _calls(shards: Sequence[Shard]) -> float:
-    """Mean number of sequential calls of a shard: transformer passes and head calls; 0 without shards or counts."""
-    work = work_of(shards)
-    return (work.a_run("transformer_passes") or 0.0) + (work.a_run("head_calls") or 0.0)
+    if name is None:
+        return next((usual for usual in USUAL if usual in there), there[0])
+    if name not in there:
+        raise UserError(f"measure: {name!r} was not measured; choose one of {', '.join(there)}.")
+    return name
 
 
 def varying(cells: Iterable[Cell]) -> list[str]:
@@ -216,44 +190,3 @@ def _order(value: Any) -> tuple[int, float, str]:
         return 0, float(value), ""
     except (TypeError, ValueError):
         return 1, 0.0, str(value)
-
-
-def to_csv(found: Curve) -> str:
-    """The curve as CSV, one row per cell, in the measure's own unit, with seven digits."""
-    rows = [_row(point) for point in found.points]
-    out = io.StringIO()
-    writer = csv.writer(out, lineterminator="\n")
-
-    writer.writerow(rows[0])
-    for row in rows:
-        writer.writerow([f"{value:.7g}" if isinstance(value, float) else value for value in row.values()])
-
-    return out.getvalue()
-
-
-def _row(p: Point) -> dict[str, Any]:
-    """A cell's row of the CSV, by the names of the columns."""
-    result = p.result
-    time = p.time
-
-    return {
-        "cell": p.cell.id,
-        "sampler": p.cell.sampler,
-        "asked": " ".join(f"{name}={shown(value)}" for name, value in p.cell.asked.items()),
-        "images": p.images,
-        "seconds": time.seconds if time else None,
-        "speedup": time.speedup if time else None,
-        "pairs": time.pairs if time else None,
-        "speedup_low": time.low if time else None,
-        "speedup_high": time.high if time else None,
-        "sequential_calls": p.calls,
-        "fewer_calls": p.fewer_calls,
-        "pareto_front": int(p.front),
-        "measure": result.measure if result else None,
-        "extractor": result.extractor if result else None,
-        "against": result.against if result else None,
-        "value": result.value if result else None,
-        "word": result.word if result else None,
-        "value_low": result.low if result else None,
-        "value_high": result.high if result else None,
-    }

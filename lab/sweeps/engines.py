@@ -52,10 +52,10 @@ def tasks_of(store: Store, cells: Sequence[Cell], rank: int = 0, world: int = 1)
     return tasks[rank::world]
 
 
-def unfinished(store: Store, tasks: Sequence[Task], whole: bool = True) -> tuple[list[Task], int]:
+def unfinished(store: Store, tasks: Sequence[Task]) -> tuple[list[Task], int]:
     """The tasks with the cells that lack a finished shard, and how many shards were damaged.
 
-    Records of damaged shards are removed. ``whole``: whether the images of a shard are read and compared too.
+    Records of damaged shards are removed.
     """
     tasks_by_cell: dict[str, list[Task]] = {}
     for task in tasks:
@@ -74,7 +74,7 @@ def unfinished(store: Store, tasks: Sequence[Task], whole: bool = True) -> tuple
             shard = shards.get((task.first, task.count))
             if shard is None:
                 missing.add((name, task.first))
-            elif sizes.get(f"{shard.stem}.npz") != shard.bytes or whole and not store.complete(cell, shard):
+            elif sizes.get(f"{shard.stem}.npz") != shard.bytes or not store.complete(cell, shard):
                 store.discard(cell, task.first, task.count)
                 missing.add((name, task.first))
                 damaged += 1
@@ -115,8 +115,8 @@ class Cluster:
 class Drawer:
     """A worker in a process of Ray, which keeps its model loaded."""
 
-    def __init__(self, address: str, spec: Spec, models: Path | None, numbers: dict[str, Any]):
-        self.address = address
+    def __init__(self, folder: str, spec: Spec, models: Path | None, numbers: dict[str, Any]):
+        self.folder = folder
         self.spec = spec
         self.models = models  # folder of weight files, None if there is none
         self.numbers = numbers
@@ -131,7 +131,7 @@ class Drawer:
             use(self.numbers)
             device = torch.device(self.numbers["device"])
             source = Source(lambda choice, family: find_file(choice, family, self.models), device, self.spec.dtype)
-            self.worker = Worker(Store(self.address), Models(self.spec, source))
+            self.worker = Worker(Store(self.folder), Models(self.spec, source))
 
         return list(run_task(self.worker, task))
 
@@ -182,7 +182,7 @@ def run_on_ray(
     kind = ray.remote(max_restarts=-1, max_task_retries=RETRIES, num_cpus=cluster.cpus, num_gpus=int(cluster.gpu))(
         Drawer
     )
-    workers = [kind.remote(store.folder.address, spec, models, numbers) for _ in range(count)]
+    workers = [kind.remote(str(store.folder.path), spec, models, numbers) for _ in range(count)]
 
     try:
         for found in ActorPool(workers).map_unordered(lambda worker, task: worker.run.remote(task), list(tasks)):

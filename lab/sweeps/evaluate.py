@@ -1,11 +1,10 @@
 """Measure the images of a sweep: distance from the plain sampler's, and quality against reference images.
 
-PSNR and SSIM compare every image with the plain sampler's image of the same index. torch-fidelity computes FID,
-Inception score, KID, precision and recall from the features of all images and of --reference, or of the plain sampler's
-images if there is no reference. Figures have a 95 % bootstrap interval. Figures that can be compared with the plain
-sampler's also have the interval of the paired difference. Seconds of the sweep stand beside them, and with tflop among
---measures the operations of an image, for which the first shard of every cell is sampled again. Results are added to
-the folder. With --npz the images of every cell are also joined into one file, which the ADM evaluator takes.
+PSNR and SSIM compare every image with the plain sampler's image of the same index. FID compares Inception's features of
+all images with those of --reference, or of the plain sampler's images if there is no reference. Figures have a 95 %
+bootstrap interval. Figures that can be compared with the plain sampler's also have the interval of the paired
+difference. Seconds of the sweep stand beside them, and with tflop among --measures the operations of an image, for
+which the first shard of every cell is sampled again. Results are added to the folder.
 
 In the folder of a paper (lab/papers) every sweep is measured, and the paper's tables are printed with our figures
 beside the paper's.
@@ -27,18 +26,14 @@ from ...reports.table import markdown
 from ...runs.loading import AUTO, Source
 from ...runs.registry import FAMILIES
 from . import paper_files
-from .clip import CLIP, Clip
 from .dry_run import NotHere, here_only
-from .features import INCEPTION, load_extractor, open_reference
+from .features import Inception, open_reference
 from .folder import Folder
-from .joined import write_joined
 from .judging import PictureBookJudge
 from .measures import (
     FEATURES,
     JUDGE,
     MEASURES,
-    OF_PICTURES,
-    PROMPT,
     WORK,
     Means,
     Result,
@@ -52,17 +47,17 @@ from .store import Store
 from .work import Operations
 
 _OF_PAIRS = ("psnr", "ssim", "identical")
-_OF_INCEPTION = ("fid", "is", "kid", "precision", "recall")
+_OF_INCEPTION = ("fid", "is")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("folder", help="folder or fsspec address of a sweep, or of a paper's sweeps")
+    parser.add_argument("folder", help="folder of a sweep, or of a paper's sweeps")
     parser.add_argument(
         "--measures",
         metavar="NAMES",
         help=f"separated by commas: {', '.join(MEASURES)}, judge (all of the demo's judge); "
-        "default psnr, ssim and identical, and with --reference or --extractor those of features",
+        "default psnr, ssim and identical, and with --reference fid and is",
     )
     parser.add_argument(
         "--reference",
@@ -71,15 +66,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "sampler's images",
     )
     parser.add_argument("--resize", action="store_true", help="measure images at the size of the reference's")
-    parser.add_argument(
-        "--extractor",
-        metavar="NAME",
-        help=f"{INCEPTION} (default), or module:function from uint8 [N, H, W, 3] to features [N, D]",
-    )
-    parser.add_argument("--inception", metavar="FILE", help="weights of Inception; default in the folder of torch.hub")
-
-    parser.add_argument("--clip", default=CLIP, metavar="MODEL", help="model of the measure clip; default %(default)s")
-    parser.add_argument("--npz", metavar="FOLDER", help="join the shards of every cell into FOLDER/CELL.npz")
     parser.add_argument(
         "--resamples",
         default=str(RESAMPLES),
@@ -96,11 +82,6 @@ def run(options: argparse.Namespace) -> int:
     paper = paper_files.stored(folder)
     stores = {"": Store(options.folder)} if paper is None else paper_files.stores(folder, paper)
     measures = _measures_of(paper, stores, options)
-    if options.npz is not None:
-        for name, store in stores.items():
-            for path in write_joined(store, typed_path(options.npz, "npz"), f"{name}-" if name else ""):
-                print(f"written: {path}", file=sys.stderr)
-
     resamples = whole(options.resamples, "resamples", 10, 100_000)
     device = choose_device(options.device)
 
@@ -109,8 +90,11 @@ def run(options: argparse.Namespace) -> int:
     if options.reference is not None:
         means.reference = open_reference(typed_path(options.reference, "reference"))
         means.resize = options.resize
-        if means.reference.pictures is None:
-            measures = _of_statistics(measures, means.reference.name, options)
+        if options.resize and means.reference.pictures is None:
+            raise UserError(
+                f"resize: {means.reference.name} holds statistics alone (mu, sigma), which have no size; leave "
+                "--resize out, or give a reference with images (arr_0)."
+            )
     elif options.resize:
         raise UserError("resize: it needs the size of a reference; give --reference, or leave --resize out.")
 
@@ -120,10 +104,7 @@ def run(options: argparse.Namespace) -> int:
     # Networks are loaded after the check, and only those that a measure needs.
     kinds = {MEASURES[measure].kind for own in measures.values() for measure in own}
     if FEATURES in kinds:
-        weights = None if options.inception is None else typed_path(options.inception, "inception")
-        means.extractor = load_extractor(options.extractor or INCEPTION, weights, device)
-    if PROMPT in kinds:
-        means.clip = Clip(options.clip, device)
+        means.inception = Inception(device)
     if JUDGE in kinds:
         means.judge = PictureBookJudge()
 
@@ -207,7 +188,7 @@ def _measures_of(paper: Paper | None, stores: Mapping[str, Store], options: argp
     """
     named = options.measures is not None
     if paper is None:
-        return {name: _measures(options.measures, options.reference is not None, options.extractor) for name in stores}
+        return {name: _measures(options.measures, options.reference is not None) for name in stores}
 
     found = {}
     for name, store in stores.items():
@@ -217,7 +198,7 @@ def _measures_of(paper: Paper | None, stores: Mapping[str, Store], options: argp
             found[name] = own
 
     if named:
-        asked = _measures(options.measures, options.reference is not None, options.extractor)
+        asked = _measures(options.measures, options.reference is not None)
         return {name: asked for name in found}
 
     if options.reference is None and found:
@@ -265,31 +246,10 @@ def _without_weights(
             print(f"tflop{f' of {name}' if name else ''} is left out: {why}.", file=sys.stderr)
 
 
-def _of_statistics(measures: dict[str, list[str]], reference: str, options: argparse.Namespace) -> dict[str, list[str]]:
-    """The measures of each sweep with a reference without images: FID of those that compare features, unless named."""
-    if options.resize:
-        raise UserError(
-            f"resize: {reference} holds statistics alone (mu, sigma), which have no size; leave --resize out, or give "
-            "a reference with images (arr_0)."
-        )
-    if options.measures is not None or options.extractor not in (None, INCEPTION):
-        return measures
-
-    left_out = sorted({name for own in measures.values() for name in own if name in OF_PICTURES})
-    if left_out:
-        print(
-            f"{', '.join(left_out)} are left out: they compare with images, and {reference} holds statistics alone.",
-            file=sys.stderr,
-        )
-
-    return {name: [measure for measure in own if measure not in OF_PICTURES] for name, own in measures.items()}
-
-
-def _measures(text: str | None, reference: bool, extractor: str | None) -> list[str]:
+def _measures(text: str | None, reference: bool) -> list[str]:
     """The measures of a run."""
-    inception = extractor in (None, INCEPTION)
     if text is None:
-        return _usual_measures(reference or bool(extractor), inception)
+        return [*_OF_PAIRS, *_OF_INCEPTION] if reference else list(_OF_PAIRS)
 
     names: list[str] = []
     for part in text.split(","):
@@ -305,23 +265,10 @@ def _measures(text: str | None, reference: bool, extractor: str | None) -> list[
         if name not in MEASURES:
             raise UserError(f"measures: {name!r} is not one of {', '.join(MEASURES)} and judge.")
 
-    for name in names:
-        if name in ("fid", "is") and not inception:
-            raise UserError(f"measures: {name} is a figure of {INCEPTION}; with another extractor name frechet.")
-
-    if (reference or extractor) and not any(MEASURES[name].kind == FEATURES for name in names):
-        option = "reference" if reference else "extractor"
-        raise UserError(f"{option}: no measure of this run uses it; add frechet, kid, precision or recall.")
+    if reference and "fid" not in names:
+        raise UserError("reference: no measure of this run uses it; add fid.")
 
     return list(dict.fromkeys(names))
-
-
-def _usual_measures(of_features: bool, inception: bool) -> list[str]:
-    """The measures of a run that names none."""
-    if not of_features:
-        return list(_OF_PAIRS)
-
-    return [*_OF_PAIRS, *(_OF_INCEPTION if inception else OF_PICTURES)]
 
 
 def _differences(store: Store, results: Sequence[Result]) -> str:
@@ -332,8 +279,9 @@ def _differences(store: Store, results: Sequence[Result]) -> str:
     for result in results:
         value, low, high = result.difference
         if value is not None:
-            show = MEASURES[result.measure].show
-            rows.append([titles[result.cell], result.title, show(value), f"{show(low)} to {show(high)}"])
+            measure = MEASURES[result.measure]
+            interval = f"{measure.show(low)} to {measure.show(high)}"
+            rows.append([titles[result.cell], measure.title, measure.show(value), interval])
 
     if not rows:
         return ""

@@ -19,8 +19,7 @@ from ...reports.quality import IDENTICAL, OTHER_SIZE
 from ...reports.table import figure as figure_text
 from ...reports.table import markdown
 from ..training.quality import nearest
-from .clip import CLIP, Clip
-from .features import INCEPTION, Extractor, Reference, figure, resized
+from .features import Inception, Reference, resized
 from .records import Cell, Shard
 from .statistics import (
     RESAMPLES,
@@ -31,6 +30,7 @@ from .statistics import (
     estimate,
     frechet,
     frechet_from,
+    inception_score,
     mean,
     similarities,
     squared_errors,
@@ -39,11 +39,10 @@ from .statistics import (
 from .store import Store
 from .times import baselines_of, paired
 
-# Kinds of measures: of pairs of a cell's image and its baseline's, of an extractor's features, of an image and its
-# prompt, of the demo's judge, of the sampler's work.
+# Kinds of measures: of pairs of a cell's image and its baseline's, of Inception's features, of the demo's judge, of the
+# sampler's work.
 PAIR = "pair"
 FEATURES = "features"
-PROMPT = "prompt"
 JUDGE = "judge"
 WORK = "work"
 
@@ -74,12 +73,7 @@ MEASURES: dict[str, Measure] = {
     "ssim": Measure("SSIM", PAIR, True, ".4f", least=-1),
     "identical": Measure("identical, %", PAIR, True, ".1f", 100, share=True),
     "fid": Measure("FID", FEATURES, False, ".3f", least=0),
-    "frechet": Measure("Frechet distance", FEATURES, False, ".3f", least=0),
     "is": Measure("Inception score", FEATURES, True, ".2f", least=1),
-    "kid": Measure("KID x 1000", FEATURES, False, ".3f", 1000),
-    "precision": Measure("precision, %", FEATURES, True, ".1f", 100, share=True),
-    "recall": Measure("recall, %", FEATURES, True, ".1f", 100, share=True),
-    "clip": Measure("CLIP score", PROMPT, True, ".2f", least=0),
     "judge-class": Measure("class, %", JUDGE, True, ".1f", 100, share=True),
     "judge-scene": Measure("scene, %", JUDGE, True, ".1f", 100, share=True),
     "judge-prompt": Measure("prompt, %", JUDGE, True, ".1f", 100, share=True),
@@ -89,8 +83,6 @@ MEASURES: dict[str, Measure] = {
     "judge-frechet": Measure("Frechet distance, judge", JUDGE, False, ".1f", least=0),
     "tflop": Measure("TFLOP / image", WORK, False, ".3g", 1e-12, least=0),
 }
-# Measures that need the images of a reference, beside the cell's own.
-OF_PICTURES = ("frechet", "kid", "precision", "recall")
 # Figures of images that equal the baseline's; PSNR has none.
 EQUAL = {"ssim": 1.0, "identical": 1.0}
 
@@ -101,7 +93,6 @@ class Result:
 
     cell: str  # its id
     measure: str
-    extractor: str  # of the features, or ""
     against: str  # id of the baseline's cell, or name of the reference, or ""
     images: int  # number of images of the cell
     value: float | None = None  # None where a word takes its place
@@ -109,17 +100,6 @@ class Result:
     high: float | None = None
     difference: tuple[float | None, ...] = (None, None, None)  # from the baseline's figure, paired, with its interval
     word: str = ""  # of reports.quality, in place of the figure
-
-    @property
-    def column(self) -> tuple[str, str]:
-        """Measure and extractor: what makes two figures comparable, with the same reference."""
-        return self.measure, self.extractor
-
-    @property
-    def title(self) -> str:
-        """Name of its column."""
-        name = MEASURES[self.measure].title
-        return name if self.extractor in ("", INCEPTION, JUDGE, CLIP) else f"{name} ({self.extractor})"
 
     def show(self) -> str:
         """The figure with its interval, or its word."""
@@ -140,15 +120,15 @@ def read_results(store: Store) -> list[Result]:
     return [from_line(line) for line in store.results()]
 
 
-def latest(results: Iterable[Result]) -> dict[tuple[str, tuple[str, str]], Result]:
-    """The last result of every cell and column."""
-    return {(result.cell, result.column): result for result in results}
+def latest(results: Iterable[Result]) -> dict[tuple[str, str], Result]:
+    """The last result of every cell and measure."""
+    return {(result.cell, result.measure): result for result in results}
 
 
-def columns(results: Iterable[Result]) -> list[tuple[str, str]]:
-    """Measures and extractors of results, in the order of :data:`MEASURES`."""
-    order = list(MEASURES)
-    return sorted({result.column for result in results}, key=lambda column: (order.index(column[0]), column[1]))
+def measured(results: Iterable[Result]) -> list[str]:
+    """Names of the measures of results, in the order of :data:`MEASURES`."""
+    there = {result.measure for result in results}
+    return [name for name in MEASURES if name in there]
 
 
 def results_table(store: Store, results: Iterable[Result]) -> str:
@@ -158,12 +138,11 @@ def results_table(store: Store, results: Iterable[Result]) -> str:
     are shown if the sweep recorded any.
     """
     found = latest(results)
-    heads = columns(found.values())
-    titles = {result.column: result.title for result in found.values()}
+    heads = measured(found.values())
     times = paired(store)
 
     of_times = ["s / image", "speed-up"] if times else []
-    rows = [["cell", "images", *of_times, *(titles[head] for head in heads)]]
+    rows = [["cell", "images", *of_times, *(MEASURES[head].title for head in heads)]]
     for cell in store.cells():
         own = [found.get((cell.id, head)) for head in heads]
         images = sorted({result.images for result in own if result is not None})
@@ -178,21 +157,17 @@ def results_table(store: Store, results: Iterable[Result]) -> str:
     return markdown(rows)
 
 
-# KID: most images of a block, and least blocks.
-_BLOCK = 1000
-_BLOCKS = 20
-# Least images: of two in every part of the Inception score and in every block of KID, and of neighbours.
-_LEAST = {"is": 20, "kid": 2 * _BLOCKS, "precision": 4, "recall": 4}
+# Least images: of two in every part of the Inception score.
+_LEAST = {"is": 20}
 
 
 @dataclass
 class Means:
     """What measures are computed with."""
 
-    extractor: Extractor | None = None
+    inception: Inception | None = None
     reference: Reference | None = None  # that features are compared with; None for the baseline's images
-    resize: bool = False  # whether images get the reference's size before features are extracted
-    clip: Clip | None = None
+    resize: bool = False  # whether images get the reference's size before features are computed
     judge: Any = None  # a sweeps.judging.PictureBookJudge
     operations: Callable[[Cell, Shard], float] | None = None  # floating-point operations of an image of a shard
     absent: dict[str, str] = field(default_factory=dict)  # models that are not here, with the reason
@@ -210,24 +185,12 @@ def check(store: Store, measures: Sequence[str], means: Means) -> None:
     kinds = {MEASURES[name].kind for name in measures}
 
     if not any(store.shards(cell) for cell in cells):
-        raise UserError(f"folder: {store.folder.address} holds no finished shard yet; run the sweep first.")
+        raise UserError(f"folder: {store.folder.path} holds no finished shard yet; run the sweep first.")
     of_plain = [name for name in measures if needs_plain(name, means)]
     if measures and of_plain == list(measures) and all(cell.baseline is None for cell in cells):
         raise UserError("measures: no cell has a plain sampler's to be compared with; add the plain sampler.")
 
-    if means.reference is None or FEATURES not in kinds:
-        return
-
-    if means.reference.size is None:
-        for name in measures:
-            if name in OF_PICTURES:
-                raise UserError(
-                    f"measures: {name} compares with images, and {means.reference.name} holds statistics alone (mu, "
-                    "sigma); leave it out, or give a reference with images (arr_0)."
-                )
-        return
-
-    if means.resize:
+    if means.reference is None or FEATURES not in kinds or means.resize:
         return
 
     problems = [_other_size(cell, means) for cell in cells]
@@ -377,9 +340,6 @@ class _Evaluation:
         if kind == FEATURES and _other_size(cell, self.means):
             return _other_size(cell, self.means).rstrip(".")
 
-        if kind == PROMPT and self.store.labels(cell, self._shards[cell.id][0]).dtype.kind != "U":
-            return "its images were drawn from classes, not from prompts"
-
         plain = self._baseline(cell)
         of_plain = needs_plain(measure, self.means)
         if of_plain and plain is None:
@@ -404,30 +364,22 @@ class _Evaluation:
             return min(own, len(reference.pictures))
         return own
 
-    def _compared(self, cell: Cell, measure: str) -> tuple[str, str]:
-        """The extractor of a measure, and what its figure is compared with."""
+    def _compared(self, cell: Cell, measure: str) -> str:
+        """What the figure of a measure is compared with: id of a cell, name of a reference, or ""."""
         kind = MEASURES[measure].kind
         if kind == JUDGE:
-            return JUDGE, "picture book" if measure == "judge-frechet" else ""
-        if kind == WORK:
-            return "", ""
-        if kind == PROMPT:
-            return "" if self.means.clip is None else self.means.clip.name, ""
+            return "picture book" if measure == "judge-frechet" else ""
+        if kind == WORK or measure == "is":
+            return ""
 
-        extractor = self.means.extractor
-        if kind == PAIR or extractor is None:
-            return "", cell.baseline or ""
-
-        if measure == "is":
-            return extractor.name, ""
         reference = self.means.reference
-        if reference is not None:
-            at = ""
-            if reference.size is not None and cell.size != reference.size:
-                height, width = reference.size
-                at = f", at {width} x {height}"
-            return extractor.name, f"{reference.name}{at}"
-        return extractor.name, cell.baseline or ""
+        if kind == PAIR or reference is None:
+            return cell.baseline or ""
+        if reference.size is None or cell.size == reference.size:
+            return reference.name
+
+        height, width = reference.size
+        return f"{reference.name}, at {width} x {height}"
 
     def results(self, cell: Cell, names: Sequence[str]) -> list[Result]:
         """The results of measures, without those that the images are too small for."""
@@ -443,7 +395,7 @@ class _Evaluation:
         counts = {name: self._of_work(cell) for name in names if MEASURES[name].kind == WORK}
 
         # Measures of a set of images, and of the plain sampler's set if it holds the same images.
-        of_sets = [name for name in names if MEASURES[name].kind in (FEATURES, PROMPT, JUDGE)]
+        of_sets = [name for name in names if MEASURES[name].kind in (FEATURES, JUDGE)]
         own = self._estimates(cell, of_sets)
         base: dict[str, Estimate] = {}
         if plain is not None and len(self._pairs(cell, plain)) == len(self._shards[cell.id]):
@@ -467,12 +419,10 @@ class _Evaluation:
             else:
                 continue
 
-            extractor, against = self._compared(cell, name)
             result = Result(
                 cell=cell.id,
                 measure=name,
-                extractor=extractor,
-                against=against,
+                against=self._compared(cell, name),
                 images=images,
                 value=found.value,
                 low=found.low,
@@ -523,16 +473,14 @@ class _Evaluation:
         first = self._shards[cell.id][0]
         return Figure(self.means.operations(cell, first)), first.count
 
-    def _estimate(
-        self, name: str, statistic: Statistic, n: int, biased: bool = False, value: float | None = None
-    ) -> Estimate:
+    def _estimate(self, name: str, statistic: Statistic, n: int, biased: bool = False) -> Estimate:
         """The estimate of a measure, with a progress bar: Inception's features take seconds a resample."""
         with Bar(name) as bar:
 
             def report(done: int, total: int) -> None:
                 bar(done, total, "resamples")
 
-            return estimate(statistic, n, self.means.resamples, biased, value, report)
+            return estimate(statistic, n, self.means.resamples, biased, report)
 
     def _of_baseline(self, plain: Cell, measures: Sequence[str]) -> dict[str, Estimate]:
         """Figures of a plain sampler's images, which are computed once."""
@@ -543,16 +491,13 @@ class _Evaluation:
         return known
 
     def _estimates(self, cell: Cell, measures: Sequence[str]) -> dict[str, Estimate]:
-        """Figures of features, of prompts and of the judge."""
+        """Figures of features and of the judge."""
         features = [name for name in measures if MEASURES[name].kind == FEATURES]
         judged = [name for name in measures if MEASURES[name].kind == JUDGE]
 
         out: dict[str, Estimate] = {}
         if features:
             out |= self._of_features(cell, features)
-        if "clip" in measures:
-            scores = self._of_prompts(cell)
-            out["clip"] = self._estimate("clip", mean(scores), len(scores))
         if judged:
             out |= self._of_judge(cell, judged)
 
@@ -584,61 +529,38 @@ class _Evaluation:
     def _others(self, cell: Cell) -> np.ndarray:
         """Features that those of a cell are compared with. One set is in memory at a time."""
         reference = self.means.reference
-        extractor = self.means.extractor
-        assert extractor is not None
+        assert self.means.inception is not None
 
         name = "" if reference is not None else cell.baseline or ""
         if self._reference is None or self._reference[0] != name:
             if reference is None:
                 pictures = self._pictures(self.store.cell(name))
             else:
-                assert reference.pictures is not None, "check refuses measures of its images"
+                assert reference.pictures is not None, "its statistics are used where it has some"
                 pictures = iter([reference.pictures])
-            features, _ = extractor(pictures)
+            features, _ = self.means.inception(pictures)
             self._reference = (name, features)
 
         return self._reference[1]
 
     def _of_features(self, cell: Cell, measures: Sequence[str]) -> dict[str, Estimate]:
-        """Figures of torch-fidelity with our intervals. The Frechet distance of other extractors is ours."""
-        extractor = self.means.extractor
-        assert extractor is not None
-
+        """Figures of Inception's features and logits."""
+        assert self.means.inception is not None
         moments = None if self.means.reference is None else self.means.reference.moments
-
-        rows, logits = extractor(self._pictures(cell))
-        alone = {"is"} if moments is None else {"is", "fid"}  # measures of the cell's own images
-        other = rows if set(measures) <= alone else self._others(cell)
+        rows, logits = self.means.inception(self._pictures(cell))
         n = len(rows)
 
         out = {}
         for name in measures:
-            if name == "fid" and moments is not None:
-                out[name] = self._estimate(name, frechet_from(rows, moments, self.means.device), n, True)
-            elif name in ("fid", "frechet"):
-                value = figure("fid", rows, other) if name == "fid" else None
-                out[name] = self._estimate(name, frechet(rows, other, self.means.device), n, True, value)
-            elif name == "is":
-                assert logits is not None, "the measure is Inception's alone"
-                out[name] = self._estimate(name, _inception_score(logits), n, True)
-            elif name == "kid":
-                blocks = _kid(rows, other)
-                out[name] = self._estimate(name, mean(blocks), len(blocks))
+            if name == "is":
+                statistic = inception_score(logits)
+            elif moments is not None:
+                statistic = frechet_from(rows, moments, self.means.device)
             else:
-                images = n if name == "precision" else len(other)
-                out[name] = Estimate(figure(name, rows, other), np.empty(0), images)
+                statistic = frechet(rows, self._others(cell), self.means.device)
+            out[name] = self._estimate(name, statistic, n, True)
 
         return out
-
-    def _of_prompts(self, cell: Cell) -> np.ndarray:
-        """CLIP scores of the images of a cell, float64 [N]."""
-        clip = self.means.clip
-        assert clip is not None
-
-        scores = []
-        for shard in self._shards[cell.id]:
-            scores.append(clip.scores(self.store.pictures(cell, shard), self.store.labels(cell, shard)))
-        return np.concatenate(scores)
 
     def _of_judge(self, cell: Cell, measures: Sequence[str]) -> dict[str, Estimate]:
         """Figures of the demo's judge."""
@@ -671,24 +593,3 @@ class _Evaluation:
                 out[name] = self._estimate(name, mean(judged), n)
 
         return out
-
-
-def _inception_score(logits: np.ndarray) -> Statistic:
-    """The Inception score of the images of a resample."""
-    return lambda weights: figure("is", np.repeat(logits, weights.astype(int), axis=0))
-
-
-def _kid(rows: np.ndarray, other: np.ndarray) -> np.ndarray:
-    """KID of blocks, float64 [blocks] (Zaremba et al. 2013, arXiv 1307.1954).
-
-    Classes in turn are spread over all blocks.
-    """
-    least = min(len(rows), len(other))
-    size = min(_BLOCK, least // _BLOCKS)
-    blocks = least // size
-
-    figures = []
-    for k in range(blocks):
-        figures.append(figure("kid", rows[k::blocks][:size], other[k::blocks][:size]))
-
-    return np.array(figures)

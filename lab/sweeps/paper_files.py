@@ -28,16 +28,15 @@ of the file, and the folder of each sweep under its name.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
 from ...cli.planning import by_key, variant_words
 from ...errors import UserError, first_line
 from ...reports.table import figure, literal, markdown
-from .features import INCEPTION
 from .folder import Folder
 from .measures import MEASURES, Result, latest, read_results
 from .records import ID, Cell
@@ -62,16 +61,12 @@ class Measured:
 FIGURES: dict[str, Measured] = {
     "fid": Measured("FID", ".2f"),
     "is": Measured("IS", ".1f"),
-    "precision": Measured("precision", ".2f"),
-    "recall": Measured("recall", ".2f"),
     "tflop": Measured("TFLOP", ".2f", 1e-12),
     "seconds": Measured("s / image", ".3f"),
     "speedup": Measured("speed-up", ".2f"),
     "memory": Measured("memory, MB", ".0f", 2**-20),
     "passes": Measured("passes", ".0f"),
     "acceptance": Measured("acceptance", ".2f"),
-    # CSpD: what its equation 35 expects of the acceptance, the draft length and the measured seconds of a draft.
-    "expected": Measured("speed-up by eq. 35", ".2f"),
     "redraws": Measured("redraws a rejected token", ".2f"),
 }
 
@@ -249,9 +244,9 @@ def title_of(sampler: str) -> str:
     return f"{entry.title}, {variant}" if variant else entry.title
 
 
-def place(address: str, sweep: str) -> str:
-    """The folder of a sweep of a paper whose folder has this address."""
-    return f"{str(address).rstrip('/')}/{sweep}"
+def place(folder: str | Path, sweep: str) -> Path:
+    """The folder of a sweep of a paper."""
+    return Path(folder) / sweep
 
 
 def keep(folder: Folder, paper: Paper) -> None:
@@ -263,7 +258,7 @@ def keep(folder: Folder, paper: Paper) -> None:
     before = stored(folder)
     if before is not None and before.paper != paper.paper:
         raise UserError(
-            f"out: {folder.address} holds the sweeps of {before.paper}, and this file is of {paper.paper}; "
+            f"out: {folder.path} holds the sweeps of {before.paper}, and this file is of {paper.paper}; "
             "name another --out."
         )
 
@@ -280,7 +275,7 @@ def stores(folder: Folder, paper: Paper) -> dict[str, Store]:
     """The sweeps of a paper that are begun, by name."""
     found = {}
     for name in paper.sweeps:
-        store = Store(place(folder.address, name))
+        store = Store(place(folder.path, name))
         if store.manifest() is not None:
             found[name] = store
 
@@ -313,7 +308,7 @@ def comparison(paper: Paper, begun: Mapping[str, Store]) -> str:
 
 
 # Figures that are taken from the cell that is timed.
-_OF_TIMES = ("seconds", "speedup", "memory", "acceptance", "expected", "redraws")
+_OF_TIMES = ("seconds", "speedup", "memory", "acceptance", "redraws")
 
 
 def _compared(table: Table, ours: Mapping[tuple[str, str], Mapping[str, str]]) -> str:
@@ -348,15 +343,14 @@ def _figures(store: Store, spec: Spec) -> dict[str, dict[str, str]]:
 
     ids = {cell.id for cell in cells.values()}
     results = latest(result for result in read_results(store) if _of_reference(result, ids))
-    first = cells[title_of(samplers[0])]
-    times = paired(store, first)
+    times = paired(store, cells[title_of(samplers[0])])
 
     found = {}
     for sampler in samplers:
         cell = cells[title_of(sampler)]
-        values = {**_of_shards(store, cell), **_of_time(times.get(cell.id)), "expected": _expected(store, cell, first)}
+        values = {**_of_shards(store, cell), **_of_time(times.get(cell.id))}
         for name in FIGURES:
-            result = results.get((cell.id, (name, INCEPTION))) or results.get((cell.id, (name, "")))
+            result = results.get((cell.id, name))
             if result is not None:
                 values[name] = result.value
 
@@ -397,51 +391,3 @@ def _of_shards(store: Store, cell: Cell) -> dict[str, float]:
         found["memory"] = max(peaks)
 
     return found
-
-
-def _expected(store: Store, cell: Cell, plain: Cell) -> float | None:
-    """The speed-up that equation 35 of CSpD expects of a cell; None where it drafts nothing, or without times.
-
-    The cost of a draft is its seconds over those of an AR step of ``plain``, the target alone.
-    """
-    acceptance = work_of(store.shards(cell)).acceptance
-    length = cell.settings.get("draft_length")
-    drafted = _seconds_a_pass(store, cell, "draft", "draft_passes")
-    alone = _seconds_a_pass(store, plain, "", "transformer_passes")
-    if acceptance is None or not isinstance(length, int) or not (drafted and alone) or plain.baseline is not None:
-        return None
-
-    return expected_speedup(acceptance, length, drafted / alone)
-
-
-def _seconds_a_pass(store: Store, cell: Cell, phase: str, count: str) -> float | None:
-    """Seconds of a phase, or all if it is "", over a count, of all shards that have both."""
-    times = store.times(cell)
-    seconds = 0.0
-    passes = 0
-    for shard in store.shards(cell):
-        found = times.get(shard.first, {})
-        of_phases = found.get("phases")
-        spent: Any = found.get("seconds")
-        if phase:
-            spent = of_phases.get(phase) if isinstance(of_phases, Mapping) else None
-        if type(spent) in (int, float) and 0 < spent < math.inf and count in shard.counts:
-            seconds += spent
-            passes += shard.counts[count]
-
-    return seconds / passes if passes else None
-
-
-def expected_speedup(acceptance: float, draft_length: int, cost: float) -> float:
-    """Expected speed-up of speculative decoding (Leviathan et al. 2023, theorem 3.8; CSpD, equation 35).
-
-    Args:
-        acceptance: alpha, probability that a draft is accepted, 0..1, taken to be the same for all.
-        draft_length: gamma, drafts of one verification.
-        cost: c, seconds of a draft over those of a step of the target alone.
-    """
-    if acceptance == 1:
-        steps = draft_length + 1.0  # of a verification
-    else:
-        steps = (1 - acceptance ** (draft_length + 1)) / (1 - acceptance)
-    return steps / (draft_length * cost + 1)

@@ -1,7 +1,6 @@
 """Plot a sweep: speed-up against quality of every cell with 95 % intervals, one curve per sampler.
 
-Cells of the Pareto front have a ring. The figures come from the command evaluate. A CSV file with all figures and a
-contact sheet with the same images of every cell are written beside the plot.
+Cells of the Pareto front have a ring. The figures come from the command evaluate.
 """
 
 from __future__ import annotations
@@ -14,13 +13,10 @@ from typing import Any
 
 import numpy as np
 
-from ...cli.options import whole
 from ...errors import UserError, first_line
-from ...reports.files import Result, as_text, distinct, output, save
-from ...reports.values import parse_values
-from .curve import Curve, Point, curve, label_of, lines, to_csv, varying
+from ...reports.files import Result, output, save
+from .curve import Curve, Point, curve, lines, varying
 from .measures import MEASURES
-from .records import MOST_IMAGES, Cell
 from .store import Store
 
 _ENDINGS = (".png", ".jpg", ".pdf", ".svg")
@@ -29,25 +25,16 @@ _HEIGHT = "speed-up, measured: seconds an image, plain / cell\n(median of pairs 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("folder", help="folder or fsspec address of a sweep that was evaluated")
-    parser.add_argument("--measure", metavar="NAME", help="default FID, else a Frechet distance, judge-scene or psnr")
+    parser.add_argument("folder", help="folder of a sweep that was evaluated")
+    parser.add_argument("--measure", metavar="NAME", help="default FID, else judge-scene or psnr")
     parser.add_argument("--out", default="curve.png", metavar="FILE", help="the plot; default curve.png")
-    parser.add_argument("--sheet", metavar="FILE", help="contact sheet; default the plot's name with -sheet")
-    parser.add_argument("--indices", default="0..5", metavar="N,N,...", help="images of the contact sheet")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    texts = parse_values(options.indices, "indices", whole=True)
-    indices = list(dict.fromkeys(whole(text, "indices", 0, MOST_IMAGES) for text in texts))
     figures()  # is matplotlib here?
-
     out = output(options.out, "out", _ENDINGS)
     assert out is not None
-    sheet = output(options.sheet or out.with_name(f"{out.stem}-sheet{out.suffix}"), "sheet", _ENDINGS)
-    numbers = output(out.with_suffix(".csv"), "out", (".csv",))
-    assert sheet is not None and numbers is not None
-    distinct(out=out, sheet=sheet)
 
     store = Store(options.folder)
     found = curve(store, options.measure)
@@ -56,18 +43,12 @@ def run(options: argparse.Namespace) -> int:
     images = [p.images for p in found.points]
     shown = str(min(images)) if min(images) == max(images) else f"{min(images)}-{max(images)}"
     plot = curve_plot(found, f"{models}: {shown} images a cell")
-    pictures = contact_sheet(store, indices)
 
-    results = [
-        Result("out", out, figure_bytes(plot, out)),
-        Result("out", numbers, as_text(to_csv(found))),
-        Result("sheet", sheet, figure_bytes(pictures, sheet)),
-    ]
-    unsaved = save(results)
+    unsaved = save([Result("out", out, figure_bytes(plot, out))])
     if unsaved:
         raise UserError(unsaved)
 
-    print(f"plot: {out}\nnumbers: {numbers}\ncontact sheet: {sheet}")
+    print(f"plot: {out}")
     return 0
 
 
@@ -179,43 +160,6 @@ def _series(axes: Any, places: dict[str, Any], points: Sequence[Point], colour: 
         ring = {"markeredgecolor": "black", "markeredgewidth": 1.8} if p.front else {}
         on.plot([across], [y], "o", color=colour, markersize=9 if p.front else 7, **ring)
         on.annotate(p.label, (across, y), (6, 6), textcoords="offset points", fontsize=8)
-
-
-def pick(store: Store, cell: Cell, indices: Sequence[int]) -> list[np.ndarray | None]:
-    """Images of a cell by index, uint8 [H, W, 3]; None for those that are not finished."""
-    found: dict[int, np.ndarray] = {}
-
-    for shard in store.shards(cell):
-        wanted = [i for i in indices if shard.first <= i < shard.first + shard.count]
-        if wanted:
-            pictures = store.pictures(cell, shard)
-            found |= {i: pictures[i - shard.first] for i in wanted}
-
-    return [found.get(i) for i in indices]
-
-
-def contact_sheet(store: Store, indices: Sequence[int]) -> Any:
-    """The same images of every cell: a row per cell, a column per index, as a matplotlib figure."""
-    cells = store.cells()
-    least = min(cell.images for cell in cells)
-    if not 0 < len(indices) <= 64 or not all(0 <= i < least for i in indices):
-        raise UserError(f"indices: give 1 to 64 of the images 0 to {least - 1} that all cells have.")
-
-    figure = figures()(figsize=(2.5 + len(indices), 0.4 + len(cells)), layout="constrained")
-    grid = figure.subplots(len(cells), len(indices), squeeze=False)
-
-    for cell, places in zip(cells, grid, strict=True):
-        for place, index, picture in zip(places, indices, pick(store, cell, indices), strict=True):
-            place.set(xticks=[], yticks=[], frame_on=False)
-            if cell is cells[0]:
-                place.set_title(f"image {index}", fontsize=8)
-            if picture is not None:
-                place.imshow(picture)
-
-        name = cell.title or f"{cell.sampler} {label_of(cell, cells)}"
-        places[0].set_ylabel("\n".join(name.split(", ")), rotation=0, ha="right", va="center", fontsize=8)
-
-    return figure
 
 
 def figure_bytes(figure: Any, path: Path) -> bytes:

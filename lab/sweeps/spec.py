@@ -29,18 +29,12 @@ from ...runs.loading import AUTO, DEMO, Source
 from ...samplers.settings import make
 from ...samplers.tokens.mulosd.upsampling import BICUBIC
 from ...samplers.tokens.settings import TarPromptSettings
-from ...sweeps.plan import CHECKPOINT, LABEL, MOST_CELLS, SUBJECTS, Combination, combinations
+from ...sweeps.plan import MOST_CELLS, Combination, combinations
 from .records import MOST_BATCH, MOST_IMAGES
 
 MOST_VALUES = 256  # of a setting
 MOST_PROMPTS = 100_000
 _MOST_BYTES = 8 << 20  # of a file
-# Entries of a prompt beside its text: its name in DPG-Bench; its style in HPSv2, and its number within the style.
-DPG = "dpg_bench"
-HPS = "hpsv2_style"
-NUMBER = "hpsv2_number"
-# The files of HPSv2's four styles. DrawBench's prompts lie beside them and are scored by themselves.
-_HPS_FILES = ("anime.json", "concept-art.json", "paintings.json", "photo.json")
 
 
 @dataclass(frozen=True)
@@ -55,26 +49,16 @@ class Spec:
     # Values of "name", "sampler.name" or "prompt.name".
     set: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
     labels: tuple[str, ...] = ()  # class names or ids; all classes of the model if there are none
-    prompts: tuple[Mapping[str, Any], ...] = ()  # objects with an entry "prompt"
-    # Values of subjects, see :data:`.sweeps.plan.SUBJECTS`: a cell has one of each.
-    axes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    prompts: tuple[str, ...] = ()
     images: int = 0  # of every cell
     batch: int = 50  # images of a shard, which are sampled at once
     seed: int = 0
-    decoder: str = AUTO  # from here to grid as the options of the command line
+    decoder: str = AUTO  # from here to dtype as the options of the command line
     draft: str = AUTO
     upscale_model: str = BICUBIC
     tar: str = AUTO
-    ta_tok: str = AUTO
-    encoder: str = "flan-t5-xl"
-    grid: int | None = None
     dtype: str = AUTO
     threads: int = 0  # of a worker on a CPU; 0 for the process's own number
-
-    @property
-    def texts(self) -> tuple[str, ...]:
-        """The prompts."""
-        return tuple(str(p[PROMPT]) for p in self.prompts)
 
     @property
     def prompt_settings(self) -> dict[str, str]:
@@ -92,11 +76,10 @@ LIMITS = {
     "images": (0, MOST_IMAGES),
     "batch": (1, MOST_BATCH),
     "seed": (0, (1 << 64) - 1),
-    "grid": (2, 128),
     "threads": (0, 1024),
 }
 _DTYPES = (AUTO, *ALL_DTYPES)
-_NAMES = ("dtype", "model", "decoder", "draft", "upscale_model", "tar", "ta_tok", "encoder")
+_NAMES = ("dtype", "model", "decoder", "draft", "upscale_model", "tar")
 
 
 def read_spec(path: Path) -> Spec:
@@ -154,43 +137,14 @@ def _toml(text: str) -> dict[str, Any]:
     return tomllib.loads(text)
 
 
-def read_prompts(path: Path) -> list[dict[str, Any]]:
-    """Prompts from a text file with one a line, or from JSON Lines of objects with an entry "prompt", as GenEval's.
-
-    Or from a folder: DPG-Bench's, of text files with a prompt each, or HPSv2's, of JSON files with a style's list each.
-    """
+def read_prompts(path: Path) -> list[str]:
+    """Prompts from a text file with one a line."""
     try:
-        if path.is_dir():
-            return _prompts_of_folder(path)
-
-        lines = [line.strip() for line in _decoded(_bytes(path, "prompts")).splitlines() if line.strip()]
-        if path.suffix.lower() in (".jsonl", ".json"):
-            return [json.loads(line) for line in lines]
-    except UserError:
-        raise
-    except (ValueError, RecursionError) as e:
+        text = _decoded(_bytes(path, "prompts"))
+    except ValueError as e:
         raise UserError(f"prompts: {path.name} cannot be parsed ({first_line(e)}).") from None
 
-    return [{PROMPT: line} for line in lines]
-
-
-def _prompts_of_folder(folder: Path) -> list[dict[str, Any]]:
-    """Prompts of a benchmark, each with what its tool finds the image by: :data:`DPG`, or :data:`HPS` and a number.
-
-    Raises:
-        ValueError: a file is no JSON, or there is none.
-    """
-    texts = sorted(folder.glob("*.txt"))
-    found: list[dict[str, Any]] = []
-    for file in texts or [folder / name for name in _HPS_FILES if (folder / name).is_file()]:
-        text = _decoded(_bytes(file, "prompts"))
-        for number, prompt in enumerate([text.strip()] if texts else json.loads(text)):
-            place = {DPG: file.stem} if texts else {HPS: file.stem, NUMBER: number}
-            found.append({PROMPT: prompt, **place})
-
-    if not found:
-        raise ValueError(f"it holds neither text files, a prompt each, nor HPSv2's {', '.join(_HPS_FILES)}")
-    return found
+    return [line.strip() for line in text.splitlines() if line.strip()]
 
 
 def from_table(table: Mapping[str, Any]) -> Spec:
@@ -203,10 +157,6 @@ def from_table(table: Mapping[str, Any]) -> Spec:
     spec = Spec(**{name: _value(name, value) for name, value in table.items()})
     if not spec.samplers:
         raise UserError('spec: samplers is empty; name at least one, for example samplers = ["mar", "fasthybrid"].')
-
-    for axis, entry in ((LABEL, "labels"), (PROMPT, "prompts")):
-        if axis in spec.axes and getattr(spec, entry):
-            raise UserError(f"{entry}: {axis} is an axis, so that every cell has one of its own; leave {entry} out.")
 
     # Both raise an error for what is not possible.
     expand(spec)
@@ -228,8 +178,6 @@ def _value(name: str, value: Any) -> Any:
         return _name(name, value)
     if name == "set":
         return _settings(value)
-    if name == "axes":
-        return _axes(value)
     if name == "prompts":
         return _prompts(value)
 
@@ -287,43 +235,21 @@ def _settings(table: Any) -> dict[str, tuple[Any, ...]]:
     return out
 
 
-def _axes(table: Any) -> dict[str, tuple[str, ...]]:
-    """Axes that are no settings, by name."""
-    _expect(isinstance(table, Mapping), "axes", table, 'a table of lines such as label = ["cat", "dog"]')
-
-    out: dict[str, tuple[str, ...]] = {}
-    for name, value in table.items():
-        if name not in SUBJECTS:
-            raise UserError(
-                f"axes: there is no axis {str(name)[:60]!r}; it is one of {', '.join(SUBJECTS)}. Settings and presets "
-                "belong to [set]."
-            )
-        out[name] = tuple(map(str, _values(name, list(value) if isinstance(value, tuple) else value, "axes")))
-
-    if LABEL in out and PROMPT in out:
-        raise UserError("axes: label and prompt are both axes, and a model reads one of them; leave the other out.")
-    return out
-
-
-def _values(name: str, value: Any, table: str = "set") -> tuple[Any, ...]:
-    """The values of a setting or an axis, one or a list."""
+def _values(name: str, value: Any) -> tuple[Any, ...]:
+    """The values of a setting, one or a list."""
     listed = value if isinstance(value, list) else [value]
     fits = 0 < len(listed) <= MOST_VALUES and all(isinstance(one, (str, int, float)) for one in listed)
-    _expect(fits, f"{table}: {name}", value, f"1 to {MOST_VALUES} numbers, words, or true and false")
+    _expect(fits, f"set: {name}", value, f"1 to {MOST_VALUES} numbers, words, or true and false")
     return tuple(dict.fromkeys(listed))
 
 
-def _prompts(value: Any) -> tuple[Mapping[str, Any], ...]:
-    """Prompts as objects, from texts or objects."""
+def _prompts(value: Any) -> tuple[str, ...]:
+    """Prompts, checked."""
     _expect(isinstance(value, list) and 0 < len(value) <= MOST_PROMPTS, "prompts", value, f"1 to {MOST_PROMPTS} texts")
-    found = [{PROMPT: entry} if isinstance(entry, str) else entry for entry in value]
+    for i, text in enumerate(value, 1):
+        _expect(isinstance(text, str) and bool(text.strip()), f"prompts: entry {i}", text, "a text")
 
-    for i, entry in enumerate(found, 1):
-        text = entry.get(PROMPT) if isinstance(entry, Mapping) else None
-        is_text = isinstance(text, str) and bool(text.strip())
-        _expect(is_text, f"prompts: entry {i}", entry, f'a text, or an object with an entry "{PROMPT}"')
-
-    return tuple(found)
+    return tuple(value)
 
 
 def expand(spec: Spec) -> list[Combination]:
@@ -344,7 +270,7 @@ def expand(spec: Spec) -> list[Combination]:
     for key, entry in entries.items():
         shared, own = given[key]
         in_key = {name: (value,) for name, value in settings_of(key).items()}
-        grid = {**spec.axes, **shared, **in_key, **own}
+        grid = {**shared, **in_key, **own}
         if len(out) + math.prod(map(len, grid.values())) > MOST_CELLS:
             raise UserError(f"set: the grid has more than {MOST_CELLS} cells; give fewer values.")
 
@@ -359,15 +285,6 @@ def expand(spec: Spec) -> list[Combination]:
 def models_of(spec: Spec, planned: Sequence[Combination], files: Source) -> list[tuple[str, str]]:
     """Family and choice of the model of every combination, as :func:`.cli.models.choose_models`."""
     entries = list(dict.fromkeys(combination.choice.entry for combination in planned))
-    prompted = bool(spec.prompts) or PROMPT in spec.axes
-    labelled = bool(spec.labels) or LABEL in spec.axes
+    chosen = choose_models(spec.model, entries, files, bool(spec.prompts), bool(spec.labels))
 
-    chosen: dict[str, dict[str, tuple[str, str]]] = {}
-    out: list[tuple[str, str]] = []
-    for combination in planned:
-        model = str(combination.asked.get(CHECKPOINT, spec.model))
-        if model not in chosen:
-            chosen[model] = choose_models(model, entries, files, prompted, labelled)
-        out.append(chosen[model][combination.choice.entry.name])
-
-    return out
+    return [chosen[combination.choice.entry.name] for combination in planned]

@@ -102,21 +102,17 @@ def estimate(
     n: int,
     count: int = RESAMPLES,
     biased: bool = False,
-    value: float | None = None,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Estimate:
     """The value of a statistic of n images and its bootstrap distribution.
 
     Args:
-        value: of the statistic, if it is known.
         progress: gets (resamples done, all) after each.
     """
     if n < 2:
         raise UserError(f"images: {n} is too few for a figure with an interval; draw 2 or more.")
 
-    if value is None:
-        value = statistic(np.ones(n))
-
+    value = statistic(np.ones(n))
     samples = np.empty(count)
     for i, weights in enumerate(resamples(n, count)):
         samples[i] = statistic(weights)
@@ -236,3 +232,26 @@ def _cross_of_images(x: Tensor, covariance: Tensor) -> Callable[[Tensor], Tensor
         return torch.linalg.eigvalsh(small).clamp_min(0).sqrt().sum()
 
     return cross
+
+
+# Parts of an Inception score, and the seed of the order in which images are divided, as in torch-fidelity.
+_PARTS = 10
+_SHUFFLED = 2020
+
+
+def inception_score(logits: np.ndarray) -> Statistic:
+    """The Inception score of Inception's logits [N, C]: the mean of ten parts (Salimans et al. 2016)."""
+    rows = torch.from_numpy(np.asarray(logits, np.float64)).log_softmax(1)
+
+    def score(weights: np.ndarray) -> float:
+        drawn = np.repeat(np.arange(len(rows)), weights.astype(int))
+        drawn = drawn[np.random.RandomState(_SHUFFLED).permutation(len(drawn))]
+
+        found = []
+        for part in np.array_split(drawn, _PARTS):
+            own = rows[part]
+            mean = own.exp().mean(0, keepdim=True)
+            found.append((own.exp() * (own - mean.log())).sum(1).mean().exp().item())
+        return float(np.mean(found))
+
+    return score

@@ -45,16 +45,16 @@ from .records import (
 )
 from .spec import Spec, from_table
 
-FORMAT = 1
+FORMAT = 2
 MANIFEST = "manifest.json"
 RESULTS = "results"
 
 
 class Store:
-    """The folder of a sweep, at a local path or an fsspec address."""
+    """The folder of a sweep."""
 
-    def __init__(self, address: str | Path):
-        self.folder = Folder(address)
+    def __init__(self, path: str | Path):
+        self.folder = Folder(path)
         self._cells: dict[str, Cell] | None = None
         self._batch = 0
 
@@ -64,7 +64,7 @@ class Store:
 
         if found is not None and found.get("format") != FORMAT:
             form = str(found.get("format"))[:40]
-            raise UserError(f"folder: {self.folder.address} has format {form!r}; this version reads {FORMAT}.")
+            raise UserError(f"folder: {self.folder.path} has format {form!r}; this version reads {FORMAT}.")
 
         return found
 
@@ -80,7 +80,7 @@ class Store:
         if self._cells is None:
             found = self.manifest()
             if found is None:
-                raise UserError(f"folder: {self.folder.address} holds no sweep; draw one with the command sweep.")
+                raise UserError(f"folder: {self.folder.path} holds no sweep; draw one with the command sweep.")
 
             self._batch = found["batch"]
             self._cells = {name: self._cell(name) for name in found["cells"]}
@@ -208,7 +208,7 @@ class Store:
         for name, value in _deciding(manifest).items():
             if name in theirs and value != theirs[name]:
                 raise UserError(
-                    f"out: {self.folder.address} holds a sweep with {name} {_brief(theirs[name])}, "
+                    f"out: {self.folder.path} holds a sweep with {name} {_brief(theirs[name])}, "
                     f"and this one has {_brief(value)}; use the same value, or name another --out."
                 )
 
@@ -237,7 +237,7 @@ class Store:
         names = [cell.id for cell in cells]
         if isinstance(before, list) and before and set(names).isdisjoint(map(str, before)):
             raise UserError(
-                f"out: {self.folder.address} holds a sweep of other cells, {_brief(before[0])} for example; "
+                f"out: {self.folder.path} holds a sweep of other cells, {_brief(before[0])} for example; "
                 f"name another --out, or remove {MANIFEST} there to start again."
             )
 
@@ -281,15 +281,12 @@ _MAY_CHANGE = (
     "images",
     "samplers",
     "set",
-    "axes",
     "threads",
     "model",
     "decoder",
     "draft",
     "upscale_model",
     "tar",
-    "ta_tok",
-    "encoder",
 )
 
 

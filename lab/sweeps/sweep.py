@@ -16,11 +16,8 @@ from __future__ import annotations
 
 import argparse
 import io
-import json
-import math
 import os
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -41,16 +38,14 @@ from .dry_run import NotHere, by_shapes, here_only
 from .engines import Cluster, Task, connect, run_here, run_on_ray, tasks_of, unfinished
 from .folder import Folder
 from .paper_files import Paper
-from .records import ID, Cell, Shard, ranges
+from .records import Cell, Shard, ranges
 from .records import whole as in_range
-from .spec import DPG, HPS, LIMITS, NUMBER, Spec, from_table, read_prompts, read_table, with_values
+from .spec import LIMITS, Spec, from_table, read_prompts, read_table, with_values
 from .store import Store
-from .work import Conditions, Models, Prepared, Worker, draw, manifest, numerics, plan, use
+from .work import Conditions, Models, Worker, manifest, numerics, plan, use
 
 # Options that replace an entry of the spec.
 _NUMBERS = ("images", "batch", "seed", "threads")
-# Images of a cell that are timed on a CPU; on other devices a whole batch, on which their speed depends.
-CPU_IMAGES = 4
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -58,23 +53,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
 
     add("spec", metavar="SPEC", help="the sweep: a TOML or JSON file")
-    add("--out", metavar="DIR", help="folder of the sweep, or an address such as s3://bucket/sweep")
+    add("--out", metavar="DIR", help="folder of the sweep")
 
     add("--images", metavar="N", help="images of every cell; default the spec's")
     add("--batch", metavar="N", help="images of a shard, sampled at once; default the spec's, or 50")
     add("--seed", metavar="N", help="seed of the noise; default the spec's, or 0")
-    add(
-        "--prompts",
-        metavar="FILE",
-        help="a text file with one prompt a line, JSON Lines, or the folder of a benchmark; default the spec's",
-    )
+    add("--prompts", metavar="FILE", help="a text file with one prompt a line; default the spec's")
 
-    add("--dry-run", action="store_true", help="print cells, shards, time and disk; draw nothing")
-    add(
-        "--png",
-        action="store_true",
-        help="also write image files, with prompts in the folders of GenEval, DPG-Bench or HPSv2",
-    )
+    add("--dry-run", action="store_true", help="print cells, shards and disk; draw nothing")
+    add("--png", action="store_true", help="also write a PNG file for every image")
 
     add("--device", default=AUTO, help="auto (default), cpu, cuda, cuda:1 or mps")
     add("--dtype", choices=(AUTO, *ALL_DTYPES), help="precision of the weights; default the spec's, or auto")
@@ -88,7 +75,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="distribute the images with Ray, on the cluster at this address or on this machine",
     )
     add("--workers", metavar="N", help="with --ray: workers; default as many as there is room for now")
-    add("--cpus", metavar="N", help="with --ray: CPUs of a worker; default threads, 1 beside a GPU")
 
     models_option(parser)
 
@@ -164,7 +150,7 @@ def _run(options: argparse.Namespace, spec: Spec, out: str | None, place: Place)
             _dry_run(spec, models, Conditions(spec, models), numbers, store)
         except NotHere as missing:
             print(by_shapes(spec, files))
-            print(f"\n{missing} Time is not estimated, and no file is checked.")
+            print(f"\n{missing} No file is checked.")
         return
 
     models = Models(spec, files)
@@ -181,18 +167,18 @@ def _run(options: argparse.Namespace, spec: Spec, out: str | None, place: Place)
         raise
 
     if place.rank == 0 and store.manifest() is None:
-        print(f"a new sweep begins in {store.folder.address}", file=sys.stderr)
+        print(f"a new sweep begins in {store.folder.path}", file=sys.stderr)
     store.write_manifest(manifest(spec, numbers), cells)
     tasks = _left(store, tasks_of(store, cells, place.rank, place.world))
 
     if cluster is None:
         _draw(tasks, run_here(Worker(store, models, conditions), tasks))
     else:
-        own = replace(cluster, cpus=cluster.cpus or numbers["threads"] or 1)
+        own = replace(cluster, cpus=numbers["threads"] or 1)
         _draw(tasks, run_on_ray(store, spec, tasks, own, models_folder(options.models), numbers))
 
     if place.rank == 0:
-        _finish(store, cells, spec if options.png else None)
+        _finish(store, cells, options.png)
 
 
 def _specs(options: argparse.Namespace) -> tuple[Paper | None, dict[str, Spec]]:
@@ -230,21 +216,16 @@ def _specs(options: argparse.Namespace) -> tuple[Paper | None, dict[str, Spec]]:
 
 def _cluster(options: argparse.Namespace, world: int) -> Cluster | None:
     """The cluster of --ray, connected; None without it."""
-    numbers = {}
-    for name in ("workers", "cpus"):
-        text = getattr(options, name)
-        if text:
-            numbers[name] = whole(text, name, 1, 65536)
-
+    workers = whole(options.workers, "workers", 1, 65536) if options.workers else 0
     if options.ray is None:
-        if numbers:
-            raise UserError(f"{next(iter(numbers))}: it is for --ray; add that, or leave it out.")
+        if workers:
+            raise UserError("workers: it is for --ray; add that, or leave it out.")
         return None
 
     if world > 1:
         raise UserError("ray: WORLD_SIZE is set too; distribute the images by one of them.")
 
-    cluster = Cluster(options.ray, numbers.get("workers", 0), numbers.get("cpus", 0))
+    cluster = Cluster(options.ray, workers)
     ray = connect(cluster)
     has_gpus = options.device == AUTO and ray.cluster_resources().get("GPU", 0) >= 1
 
@@ -275,14 +256,14 @@ def _files(options: argparse.Namespace, spec: Spec, local: int, cluster: Cluster
 def _numerics(spec: Spec, files: Source, store: Store | None, cluster: Cluster | None) -> dict[str, Any]:
     """See :func:`.work.numerics`.
 
-    The threads are the named number, else that of the folder's earlier run, else Ray's CPUs.
+    The threads are the named number, else that of the folder's earlier run, else one with Ray.
     """
     numbers = numerics(spec, files)
     if spec.threads or numbers["device"] != "cpu":
         return numbers
 
     if cluster is not None:
-        numbers["threads"] = cluster.cpus or 1
+        numbers["threads"] = 1
 
     before = store.manifest() if store is not None else None
     recorded = before.get("numerics") if before else None
@@ -296,8 +277,8 @@ def _numerics(spec: Spec, files: Source, store: Store | None, cluster: Cluster |
 
 
 def _left(store: Store, tasks: Sequence[Task]) -> list[Task]:
-    """The tasks that are not finished; prints how many shards are. Images are read again only of a local folder."""
-    left, damaged = unfinished(store, tasks, whole=store.folder.local)
+    """The tasks that are not finished; prints how many shards are."""
+    left, damaged = unfinished(store, tasks)
     if damaged:
         print(f"{amount(damaged, 'shards')} did not match the record and will be drawn again", file=sys.stderr)
 
@@ -334,83 +315,41 @@ def _draw(tasks: Sequence[Task], drawn: Iterator[tuple[str, Shard]]) -> None:
             raise
 
 
-def _finish(store: Store, cells: Sequence[Cell], exported: Spec | None) -> None:
-    """Print the table; export the images with the prompts of a spec."""
+def _finish(store: Store, cells: Sequence[Cell], png: bool) -> None:
+    """Print the table; export the images."""
     print(store.table())
 
     finished = [cell for cell in cells if len(store.shards(cell)) == len(store.ranges(cell))]
     if len(finished) < len(cells):
         print(f"{len(cells) - len(finished)} cells are not finished; other processes may be at work on them")
 
-    if exported is not None:
+    if png:
         for cell in finished:
-            print(f"written: {export(store, cell, exported.prompts)}")
+            print(f"written: {export(store, cell)}")
 
 
-def export(store: Store, cell: Cell, prompts: Sequence[Mapping[str, Any]] = ()) -> str:
+def export(store: Store, cell: Cell) -> str:
     """Write all images of a cell below the folder ``export`` of the sweep; returns the folder."""
     name = f"export/{cell.id}"
 
-    for i, about in enumerate(prompts):
-        if DPG not in about and HPS not in about:
-            store.folder.write(f"{name}/{i:05d}/metadata.jsonl", json.dumps(about, ensure_ascii=False).encode())
-
     for shard in store.shards(cell):
         for index, picture in enumerate(store.pictures(cell, shard), shard.first):
-            path = image_path(index, prompts)
             out = io.BytesIO()
-            if path.endswith(".jpg"):
-                Image.fromarray(picture).save(out, "JPEG", quality=95)
-            else:
-                Image.fromarray(picture).save(out, "PNG", compress_level=4)
-            store.folder.write(f"{name}/{path}", out.getvalue())
+            Image.fromarray(picture).save(out, "PNG", compress_level=4)
+            store.folder.write(f"{name}/{index:07d}.png", out.getvalue())
 
     return name
 
 
-def image_path(index: int, prompts: Sequence[Mapping[str, Any]]) -> str:
-    """Where the tool of a benchmark looks for image ``index``, whose prompt is that modulo their number.
-
-    GenEval's evaluate_images.py reads all images of a prompt in a folder whose name is a number. DPG-Bench's
-    compute_dpg_bench.py, with --pic-num 1, finds the questions by the name of the prompt's file, and HPSv2's
-    evaluation.py opens a JPEG file by the number of the prompt in its style: every round of the prompts is a folder.
-    """
-    if not prompts:
-        return f"{index:07d}.png"
-
-    repeat, prompt = divmod(index, len(prompts))
-    about = prompts[prompt]
-    if DPG not in about and HPS not in about:
-        return f"{prompt:05d}/samples/{repeat:05d}.png"
-
-    name = str(about.get(DPG, about.get(HPS)))
-    if not ID.fullmatch(name):
-        raise UserError(f"prompts: {name[:60]!r} cannot be the name of a file; write letters, digits and dashes.")
-    if DPG in about:
-        return f"{repeat:05d}/{name}.png"
-
-    number = whole(str(about.get(NUMBER)), NUMBER, 0, 99_999)
-    return f"{repeat:05d}/{name}/{number:05d}.jpg"
-
-
 def _dry_run(spec: Spec, models: Models, conditions: Conditions, numbers: dict[str, Any], store: Store | None) -> None:
-    """Print what a sweep would cost; nothing is written."""
-    seconds: dict[str, float] = {}
-
-    def measure(cell: Cell, prepared: Any) -> None:
-        seconds[cell.id] = time_cell(prepared, conditions, cell, spec.batch)
-
-    cells = plan(spec, models, conditions, numbers, measure)
-    print(markdown(estimates(cells, seconds, spec.batch)))
-
-    shards = sum(math.ceil(cell.images / spec.batch) for cell in cells)
-    images = sum(cell.images for cell in cells)
-    megabytes = sum(disk(cell) for cell in cells) / 1e6
-    total = duration(sum(seconds[cell.id] * cell.images for cell in cells))
-    print(
-        f"\n{len(cells)} cells, {shards} shards of at most {spec.batch} images, {images:,} images, "
-        f"{megabytes:,.0f} MB on disk; about {total} with one worker like this machine."
-    )
+    """Print what a sweep would draw; nothing is written."""
+    cells = plan(spec, models, conditions, numbers)
+    rows = [["cell", "model", "images", "shards", "MB"]]
+    for cell in cells:
+        height, width = cell.size
+        megabytes = f"{cell.images * height * width * 3 / 1e6:,.0f}"
+        rows.append([cell.id, cell.model, str(cell.images), str(len(ranges(cell.images, spec.batch))), megabytes])
+    print(markdown(rows))
 
     if store is not None:
         done = _finished(store, cells, spec.batch)
@@ -427,53 +366,3 @@ def _finished(store: Store, cells: Sequence[Cell], batch: int) -> int:
                 done += 1
 
     return done
-
-
-def time_cell(prepared: Prepared, conditions: Conditions, cell: Cell, batch: int) -> float:
-    """Seconds per image of a short run, sampler and decoder, after a shorter one that is not timed."""
-    count = min(batch, cell.images)
-    if prepared.ready.device.type == "cpu":
-        count = min(count, CPU_IMAGES)
-
-    condition, _ = conditions.of(prepared.ready, 0, count, cell.asked)
-    draw(prepared, condition.of(range(1)), cell.seed, 0)
-
-    began = time.perf_counter()
-    draw(prepared, condition, cell.seed, 0)
-    return (time.perf_counter() - began) / count
-
-
-def duration(seconds: float) -> str:
-    """A duration in words."""
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    if seconds < 5400:
-        return f"{seconds / 60:.0f} min"
-
-    return f"{seconds / 3600:.1f} h"
-
-
-def estimates(cells: Sequence[Cell], seconds: Mapping[str, float], batch: int) -> list[list[str]]:
-    """Rows of a table: shards, seconds, speed-up and disk of every cell, from its seconds per image by id."""
-    rows = [["cell", "shards", "s / image", "time", "speed-up", "MB"]]
-
-    for cell in cells:
-        own = seconds[cell.id]
-        base = seconds.get(cell.baseline or "")
-        row = [
-            cell.id,
-            str(math.ceil(cell.images / batch)),
-            f"{own:.3f}",
-            duration(own * cell.images),
-            "" if base is None else f"{base / own:.2f}x",
-            f"{disk(cell) / 1e6:,.0f}",
-        ]
-        rows.append(row)
-
-    return rows
-
-
-def disk(cell: Cell) -> int:
-    """Bytes of all images of a cell."""
-    height, width = cell.size
-    return cell.images * height * width * 3

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 from ...errors import UserError
 from ...reports.table import figure, markdown, percent
-from .measures import MEASURES, Result, latest, read_results
+from .measures import MEASURES, Result, latest, measured, read_results
 from .records import Cell, Shard
 from .store import Store, work_of
 from .times import Time, paired
@@ -77,19 +77,17 @@ class Sweep:
 def read(store: Store) -> Sweep:
     """The content of a folder."""
     cells = store.cells()
-    results = {(cell, column[0]): result for (cell, column), result in latest(read_results(store)).items()}
-
     numerics = (store.manifest() or {}).get("numerics")
     dtype = str(numerics.get("dtype", "")) if isinstance(numerics, Mapping) else ""
 
-    return Sweep(cells, {cell.id: store.shards(cell) for cell in cells}, paired(store), results, dtype)
+    shards = {cell.id: store.shards(cell) for cell in cells}
+    return Sweep(cells, shards, paired(store), latest(read_results(store)), dtype)
 
 
 def columns_of(text: str | None, sweeps: Sequence[Sweep]) -> list[str]:
     """The columns that an option names, or the usual ones."""
     if text is None:
-        measured = {measure for sweep in sweeps for _, measure in sweep.results}
-        return [*_USUAL, *(name for name in MEASURES if name in measured)]
+        return [*_USUAL, *measured(result for sweep in sweeps for result in sweep.results.values())]
 
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
@@ -29,7 +29,7 @@ from ...samplers.engine import finish
 from ...samplers.settings import make
 from ...samplers.tokens.mulosd.upsampling import BICUBIC
 from ...sweeps.keys import cell_key, cell_name, digest
-from ...sweeps.plan import LABEL, PROMPT, Combination
+from ...sweeps.plan import Combination
 from ..work.operations import countable, counted
 from .folder import host
 from .records import Cell, Shard, shard_key
@@ -125,7 +125,7 @@ class Models:
             self._entries.clear()
             self.used.clear()
 
-            ready = load(family, choice, self.source, self.spec.decoder, self.spec.grid)
+            ready = load(family, choice, self.source, self.spec.decoder)
             self._loaded = ((family, choice), ready, list(self.used))
 
         _, ready, files = self._loaded
@@ -183,73 +183,57 @@ class Conditions:
         self.spec = spec
         self._models = models
 
-        self._build = builder(
-            models.source,
-            tar=spec.tar,
-            ta_tok=spec.ta_tok,
-            encoder=spec.encoder,
-            seed=spec.seed,
-            asked=spec.prompt_settings,
-        )
-        self._about: tuple[Ready, Mapping[str, Any], dict[str, Any]] | None = None
+        self._build = builder(models.source, tar=spec.tar, seed=spec.seed, asked=spec.prompt_settings)
+        self._about: tuple[Ready, dict[str, Any]] | None = None
 
-    def about(self, ready: Ready, asked: Mapping[str, Any]) -> dict[str, Any]:
-        """What the images of a model depend on: its labels, or its prompts. ``asked``: what was asked of their cell.
-
-        Prompts come with the digest of the files that read them.
+    def about(self, ready: Ready) -> dict[str, Any]:
+        """What the images of a model depend on: its labels, or its prompts with the digest of the files that read
+        them.
         """
-        subject = {name: asked[name] for name in (LABEL, PROMPT) if name in asked}
-        if self._about is None or self._about[0] is not ready or self._about[1] != subject:
-            self._about = (ready, subject, self._described(ready, subject))
+        if self._about is None or self._about[0] is not ready:
+            self._about = (ready, self._described(ready))
 
-        return self._about[2]
+        return self._about[1]
 
-    def _described(self, ready: Ready, asked: Mapping[str, Any]) -> dict[str, Any]:
+    def _described(self, ready: Ready) -> dict[str, Any]:
         """See :meth:`about`."""
-        prompts = self._texts(asked)
+        prompts = self.spec.prompts
         if ready.condition == "class":
             if prompts:
                 raise UserError(f"prompts: {ready.model.name} draws classes; leave the prompts out, or name labels.")
-            return {"labels": list(self._labels(ready, asked).labels)}
+            return {"labels": list(self._labels(ready).labels)}
 
         if not prompts:
             raise UserError(
                 f"prompts: {ready.model.name} draws from text; name a file of prompts with --prompts, or in the spec."
             )
-        if self.spec.labels or LABEL in asked:
+        if self.spec.labels:
             raise UserError(f"labels: {ready.model.name} draws from text; leave the labels out.")
 
         self._build.forget()  # so that the files are found again, and recorded
         self._models.used.clear()
-        self.of(ready, 0, 1, asked)
+        self.of(ready, 0, 1)
         files = [file_digest(path) for path in self._models.used]
 
         return {"prompts": list(prompts), "settings": self.spec.prompt_settings, "files": files}
 
-    def _texts(self, asked: Mapping[str, Any]) -> tuple[str, ...]:
-        """The prompts of a cell."""
-        return (str(asked[PROMPT]),) if PROMPT in asked else self.spec.texts
-
-    def _labels(self, ready: Ready, asked: Mapping[str, Any]) -> Condition:
-        """The labels of a cell: its own, those of the spec, or all classes of a model."""
-        words: Sequence[str] = (str(asked[LABEL]),) if LABEL in asked else self.spec.labels
-        words = words or [str(i) for i in range(ready.classes)]
+    def _labels(self, ready: Ready) -> Condition:
+        """The labels of the spec, or all classes of a model."""
+        words = self.spec.labels or [str(i) for i in range(ready.classes)]
         return self._build.labels(ready, "\n".join(words), field="labels")
 
-    def of(self, ready: Ready, first: int, count: int, asked: Mapping[str, Any]) -> tuple[AnyCondition, np.ndarray]:
-        """The condition of a range of images of a cell, and what the shard stores; ``asked`` as in :meth:`about`.
-
-        That is class ids, int64 [count], or prompts, text [count].
+    def of(self, ready: Ready, first: int, count: int) -> tuple[AnyCondition, np.ndarray]:
+        """The condition of a range of images, and what the shard stores: class ids, int64 [count], or prompts, text
+        [count].
         """
         indices = range(first, first + count)
 
         if ready.condition == "class":
-            every = self._labels(ready, asked)
+            every = self._labels(ready)
             condition = every.of([i % len(every) for i in indices])
             return condition, np.array(condition.labels, dtype=np.int64)
 
-        prompts = self._texts(asked)
-        texts = [prompts[i % len(prompts)] for i in indices]
+        texts = [self.spec.prompts[i % len(self.spec.prompts)] for i in indices]
         return self._build.prompts(ready, texts, first), np.array(texts)
 
 
@@ -258,7 +242,6 @@ def plan(
     models: Models,
     conditions: Conditions,
     numbers: Mapping[str, Any],
-    use: Callable[[Cell, Prepared], object] = lambda cell, prepared: None,
 ) -> list[Cell]:
     """The cells of a spec, by model and in the order of its samplers. Every model is loaded once."""
     combinations = expand(spec)
@@ -273,13 +256,12 @@ def plan(
     for combination, (family, choice) in planned:
         prepared = models.prepare(combination.choice, family, choice)
         numbers = {**numbers, "dtype": models.source.precision_name(family)}
-        cell = _cell(spec, combination, choice, prepared, conditions.about(prepared.ready, combination.asked), numbers)
+        cell = _cell(spec, combination, choice, prepared, conditions.about(prepared.ready), numbers)
 
         if cell.key not in cells:  # two combinations may come to the same settings, by a preset and by a value
             cells[cell.key] = cell
             if combination.variant:
                 variants.add(cell.key)
-            use(cell, prepared)
 
     return _with_baselines(list(cells.values()), variants)
 
@@ -330,8 +312,7 @@ def _with_baselines(cells: Sequence[Cell], variants: Collection[str] = ()) -> li
     """
     runs = []
     for cell in cells:
-        group = (cell.family, cell.model, cell.asked.get(LABEL), cell.asked.get(PROMPT))
-        runs.append(ComparedRun(group, cell.sampler, cell.settings, 0))
+        runs.append(ComparedRun((cell.family, cell.model), cell.sampler, cell.settings, 0))
 
     chosen = baselines(runs, alike=True)
     controls = _controls(runs, chosen, [cell.key in variants for cell in cells])
@@ -404,7 +385,7 @@ class Worker:
         began = time.perf_counter()
 
         prepared = self.models.restore(cell)
-        condition, labels = self.conditions.of(prepared.ready, first, count, cell.asked)
+        condition, labels = self.conditions.of(prepared.ready, first, count)
         self._warm_up(cell, prepared, condition)
         pictures, report = draw(prepared, condition, cell.seed, first)
 
@@ -413,7 +394,6 @@ class Worker:
         times = {
             "seconds": report.seconds,
             "wall": time.perf_counter() - began,
-            "phases": report.phases,
             "worker": self.name,
             "machine": self._machine,
             "peak_memory_bytes": report.peak_memory_bytes,
@@ -450,7 +430,7 @@ class Operations:
             UserError: a file of the cell is missing, or is not the one that the sweep began with.
         """
         prepared = self._models.restore(cell)
-        condition, _ = self._conditions.of(prepared.ready, shard.first, shard.count, cell.asked)
+        condition, _ = self._conditions.of(prepared.ready, shard.first, shard.count)
         with countable(self._models.source.device), counted() as work:
             sample(prepared, condition, cell.seed, shard.first)
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 from command_line import lab, sentence  # noqa: F401
 from command_models import command_files, tiny_demo  # noqa: F401
-from fastar_nodes.lab.sweeps import features
 from tiny_sweeps import table, undisturbed, write_files
 
 
@@ -36,11 +35,6 @@ def whole(files, tmp_path_factory):
     return undisturbed(tmp_path_factory.mktemp("whole"), table(files))
 
 
-@pytest.fixture(params=["local", "memory"])
-def address(request, tmp_path):
-    return tmp_path / "sweep" if request.param == "local" else f"memory://{tmp_path.name}/sweep"
-
-
 @pytest.fixture(autouse=True)
 def settled():
     """The threads of the other tests."""
@@ -52,8 +46,4 @@ def settled():
 @pytest.fixture
 def fake_fidelity(monkeypatch):
     """A stand-in for torch-fidelity."""
-    features.fidelity.cache_clear()
-    module = fidelity.make()
-    monkeypatch.setitem(sys.modules, "torch_fidelity", module)
-    yield module
-    features.fidelity.cache_clear()
+    monkeypatch.setitem(sys.modules, "torch_fidelity", fidelity.make())

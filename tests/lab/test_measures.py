@@ -13,10 +13,9 @@ from pathlib import Path
 import made_sweeps
 import numpy as np
 import pytest
-import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.lab.sweeps import measures, statistics
-from fastar_nodes.lab.sweeps.features import Extractor, open_reference
+from fastar_nodes.lab.sweeps.features import open_reference
 from fastar_nodes.lab.sweeps.judging import Reading
 from fastar_nodes.lab.sweeps.measures import Means, Result, evaluate, from_line, latest, read_results, results_table
 from fastar_nodes.lab.sweeps.records import Shard, shard_key
@@ -27,13 +26,10 @@ from fastar_nodes.reports import quality
 pytestmark = pytest.mark.slow
 
 
-def averages(pictures: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def COLOUR(parts):
     """Mean colour as features, and logits of it."""
-    x = pictures.float().mean((1, 2))
+    x = np.concatenate([part.astype(np.float32).mean((1, 2)) for part in parts])
     return x, x / 50
-
-
-COLOUR = Extractor("inception", averages)
 
 
 @pytest.fixture(scope="module")
@@ -59,15 +55,15 @@ def test_pairs_agree_with_compare(store):
     found = latest(evaluate(store, ["psnr", "ssim", "identical"], means()))
     for name in ("fasthybrid-0.8", "fasthybrid-0.9"):
         a, b = pictures_of(store, name), pictures_of(store, "mar-0")
-        assert found[name, ("psnr", "")].value == pytest.approx(quality.psnr(a, b))
-        assert found[name, ("ssim", "")].value == pytest.approx(quality.ssim(a, b))
-        result = found[name, ("psnr", "")]
+        assert found[name, "psnr"].value == pytest.approx(quality.psnr(a, b))
+        assert found[name, "ssim"].value == pytest.approx(quality.ssim(a, b))
+        result = found[name, "psnr"]
         assert result.low < result.value < result.high and result.against == "mar-0" and result.images == 48
-        assert found[name, ("identical", "")].value == 0
-    exact = found["fasthybrid-1.0", ("psnr", "")]
-    assert (exact.value, exact.word) == (None, "identical") and found["fasthybrid-1.0", ("ssim", "")].value == 1
-    assert found["fasthybrid-1.0", ("identical", "")].value == 1
-    lossless = found["cspd-0", ("psnr", "")]
+        assert found[name, "identical"].value == 0
+    exact = found["fasthybrid-1.0", "psnr"]
+    assert (exact.value, exact.word) == (None, "identical") and found["fasthybrid-1.0", "ssim"].value == 1
+    assert found["fasthybrid-1.0", "identical"].value == 1
+    lossless = found["cspd-0", "psnr"]
     assert (lossless.value, lossless.word) == (None, "same distribution")
     assert not any(name == "mar-0" for name, _ in found), "the plain sampler is not compared with itself"
 
@@ -78,30 +74,31 @@ def reference(tmp_path):
     return open_reference(tmp_path / "real.npz")
 
 
-def test_features_against_a_reference(shared, reference, monkeypatch, fake_fidelity):
-    """FID, Inception score and KID are torch-fidelity's; the Frechet distance of the same features is ours."""
+def test_features_against_a_reference(shared, reference, monkeypatch):
     monkeypatch.setattr(shared, "append_results", lambda lines: None)
-    names = ["fid", "frechet", "is", "kid", "precision", "recall"]
-    found = latest(evaluate(shared, names, means(extractor=COLOUR, reference=reference)))
+    found = latest(evaluate(shared, ["fid", "is"], means(inception=COLOUR, reference=reference)))
     real = reference.pictures.astype(np.float32).mean((1, 2))
     for name in ("mar-0", "fasthybrid-0.8"):
         own = pictures_of(shared, name).astype(np.float32).mean((1, 2))
-        fid = found[name, ("fid", "inception")]
-        assert fid.value == pytest.approx(((own.mean(0) - real.mean(0)) ** 2).sum(), rel=1e-3)
+        fid = found[name, "fid"]
+        assert fid.value == pytest.approx(frechet(own, real)(np.ones(len(own))), rel=1e-4)
         assert fid.low < fid.value < fid.high and fid.against == "real.npz"
-        value = frechet(own, real)(np.ones(len(own)))
-        assert found[name, ("frechet", "inception")].value == pytest.approx(value, rel=1e-4)
-        assert found[name, ("is", "inception")].value == pytest.approx(own.mean() / 50, rel=1e-4)
-        blocks = [own[k::22][:4].sum() - real[k::22][:4].sum() for k in range(22)]  # 88 images: 22 blocks of 4
-        assert found[name, ("kid", "inception")].value == pytest.approx(np.mean(blocks), rel=1e-3)
-        precision = found[name, ("precision", "inception")]
-        assert precision.value == 0.25 and precision.low == pytest.approx(0.171, abs=2e-3)  # Wilson, n = 88
-        assert found[name, ("recall", "inception")].value == 0.75 and precision.difference == (None, None, None)
-    first, other, same = (found[n, ("frechet", "inception")] for n in ("mar-0", "fasthybrid-0.8", "fasthybrid-1.0"))
+        assert found[name, "is"].value == pytest.approx(statistics.inception_score(own / 50)(np.ones(len(own))))
+    first, other, same = (found[name, "fid"] for name in ("mar-0", "fasthybrid-0.8", "fasthybrid-1.0"))
     assert first.difference == (None, None, None)
     assert other.difference[0] == pytest.approx(other.value - first.value)
     assert other.difference[1] <= other.difference[0] <= other.difference[2]
     assert same.value == first.value and same.difference == (0, 0, 0)
+
+
+def test_the_inception_score_by_hand():
+    """Images of k of 4 classes without doubt score k, and images of which nothing is known 1."""
+    for classes in (1, 2, 4):
+        logits = 50.0 * np.eye(4)[np.arange(4000) % classes]
+        assert statistics.inception_score(logits)(np.ones(4000)) == pytest.approx(classes, rel=0.02)
+    assert statistics.inception_score(np.zeros((40, 4)))(np.ones(40)) == pytest.approx(1)
+    weights = np.array([2.0, 0.0] * 2000)  # every second image twice, all of one class
+    assert statistics.inception_score(50.0 * np.eye(2)[np.arange(4000) % 2])(weights) == pytest.approx(1)
 
 
 def test_two_evaluations_at_once_lose_nothing(store):
@@ -110,21 +107,21 @@ def test_two_evaluations_at_once_lose_nothing(store):
 
     def log(text: str) -> None:
         if not lines:
-            evaluate(Store(store.folder.address), ["identical"], means())
+            evaluate(Store(store.folder.path), ["identical"], means())
         lines.append(text)
 
     evaluate(store, ["psnr"], means(), log)
     found = latest(read_results(store))
-    assert sorted(found) == sorted((c.id, (m, "")) for c in store.cells()[1:] for m in ("psnr", "identical"))
+    assert sorted(found) == sorted((c.id, m) for c in store.cells()[1:] for m in ("psnr", "identical"))
 
 
 def test_without_a_reference_the_plain_sampler_is_one(shared, monkeypatch):
     monkeypatch.setattr(shared, "append_results", lambda lines: None)
-    found = latest(evaluate(shared, ["frechet"], means(extractor=Extractor("colour", COLOUR.run))))
-    assert ("mar-0", ("frechet", "colour")) not in found
-    assert found["fasthybrid-1.0", ("frechet", "colour")].value == pytest.approx(0, abs=1e-8)
-    assert found["fasthybrid-0.8", ("frechet", "colour")].against == "mar-0"
-    assert found["cspd-0", ("frechet", "colour")].value > 0
+    found = latest(evaluate(shared, ["fid"], means(inception=COLOUR)))
+    assert ("mar-0", "fid") not in found
+    assert found["fasthybrid-1.0", "fid"].value == pytest.approx(0, abs=1e-6)
+    assert found["fasthybrid-0.8", "fid"].against == "mar-0"
+    assert found["cspd-0", "fid"].value > 0
 
 
 class FakeJudge:
@@ -147,17 +144,17 @@ def test_the_judge_reads_labels_and_pictures(shared, monkeypatch):
     names = [name for name in measures.MEASURES if name.startswith("judge")]
     found = latest(evaluate(shared, names, means(judge=FakeJudge())))
     labels = np.arange(88) % 10
-    assert found["mar-0", ("judge-class", "judge")].value == pytest.approx((labels < 5).mean())
+    assert found["mar-0", "judge-class"].value == pytest.approx((labels < 5).mean())
     whole = pictures_of(shared, "cspd-0").astype(np.float32).mean((1, 2, 3)) > 100
-    assert found["cspd-0", ("judge-whole", "judge")].value == pytest.approx(whole.mean())
-    assert found["cspd-0", ("judge-frechet", "judge")].difference[0] is not None
-    assert ("mar-0", ("judge-prompt", "judge")) not in found, "a measure that these images do not have"
-    assert found["mar-0", ("judge-distinct", "judge")].value == pytest.approx(4 / 88)
+    assert found["cspd-0", "judge-whole"].value == pytest.approx(whole.mean())
+    assert found["cspd-0", "judge-frechet"].difference[0] is not None
+    assert ("mar-0", "judge-prompt") not in found, "a measure that these images do not have"
+    assert found["mar-0", "judge-distinct"].value == pytest.approx(4 / 88)
 
     images = pictures_of(shared, "mar-0").reshape(88, -1) / 255
     distances = np.sqrt(np.square(images[:, None] - images).mean(2))
     np.fill_diagonal(distances, np.inf)
-    assert found["mar-0", ("judge-nearest", "judge")].value == pytest.approx(distances.min(1).mean(), rel=1e-4)
+    assert found["mar-0", "judge-nearest"].value == pytest.approx(distances.min(1).mean(), rel=1e-4)
 
 
 def test_the_demo_judge_recognises_its_own_pictures():
@@ -206,7 +203,7 @@ def test_new_pictures_are_measured_and_old_figures_kept(tmp_path):
     evaluate(whole, ["identical"], means())
     own = [r for r in read_results(whole) if r.cell == "cspd-0"]
     assert [r.images for r in own] == [16, 48], "the earlier line is still there"
-    assert latest(read_results(whole))["cspd-0", ("identical", "")].images == 48
+    assert latest(read_results(whole))["cspd-0", "identical"].images == 48
 
 
 def test_a_cell_is_written_when_it_is_measured(store, monkeypatch):
@@ -220,7 +217,7 @@ def test_a_cell_is_written_when_it_is_measured(store, monkeypatch):
 
 
 def test_a_line_is_a_result():
-    whole = Result("a", "psnr", "", "b", 3, 1.0, 0.5, 2.0)
+    whole = Result("a", "psnr", "b", 3, 1.0, 0.5, 2.0)
     assert from_line(json.loads(json.dumps(asdict(whole)))) == whole
 
 
@@ -236,7 +233,7 @@ def test_what_cannot_be_measured_is_refused_before_a_picture_is_read(store, refe
     monkeypatch.setattr(Store, "pictures", lambda *_: pytest.fail("no image should be read"))
     wrong = dataclasses.replace(reference, pictures=np.zeros((4, 32, 16, 3), np.uint8))
     with pytest.raises(UserError, match="^reference: "):
-        evaluate(store, ["fid"], means(extractor=COLOUR, reference=wrong))
+        evaluate(store, ["fid"], means(inception=COLOUR, reference=wrong))
     empty, alone = Store(tmp_path / "empty"), Store(tmp_path / "alone")
     for words in ("holds no sweep", "no finished shard"):
         with pytest.raises(UserError, match=words):
@@ -246,9 +243,9 @@ def test_what_cannot_be_measured_is_refused_before_a_picture_is_read(store, refe
     alone.write_manifest({"batch": 8}, [cell])
     record = Shard(shard_key(cell.key, 0, 8), 0, 8, "")
     alone.write_shard(cell, record, made_sweeps.pictures(0, 8, 0), np.zeros(8, np.int64), {})
-    for names in (["psnr"], ["frechet", "ssim"]):
+    for names in (["psnr"], ["fid", "ssim"]):
         with pytest.raises(UserError, match="no cell has a plain sampler's"):
-            evaluate(alone, names, means(extractor=COLOUR))
+            evaluate(alone, names, means(inception=COLOUR))
 
 
 def test_cells_of_another_size_than_the_references_are_left_out(reference, tmp_path):
@@ -261,9 +258,9 @@ def test_cells_of_another_size_than_the_references_are_left_out(reference, tmp_p
         drawn = made_sweeps.pictures(0, 8, 0, side=cell.size[0])
         store.write_shard(cell, record, drawn, np.zeros(8, np.int64), {})
     lines = []
-    found = evaluate(store, ["frechet"], means(extractor=COLOUR, reference=reference), lines.append)
+    found = evaluate(store, ["fid"], means(inception=COLOUR, reference=reference), lines.append)
     assert [result.cell for result in found] == ["mar-0"]
-    assert "frechet of large: reference: real.npz holds images of 16 x 16 pixels, and large of 32 x 32" in lines[-1]
+    assert "fid of large: reference: real.npz holds images of 16 x 16 pixels, and large of 32 x 32" in lines[-1]
 
 
 def normal(n: int, d: int, seed: int, shift: float = 0.0, scale: float = 1.0) -> np.ndarray:

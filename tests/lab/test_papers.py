@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict
 from pathlib import Path
 
+import fidelity
 import made_sweeps
 import numpy as np
 import pytest
@@ -16,9 +17,8 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.lab.sweeps import evaluate as evaluate_command
 from fastar_nodes.lab.sweeps import paper_files, sweep
 from fastar_nodes.lab.sweeps.engines import run_here
-from fastar_nodes.lab.sweeps.features import INCEPTION, Extractor, open_reference, resized
+from fastar_nodes.lab.sweeps.features import WEIGHTS, open_reference, resized
 from fastar_nodes.lab.sweeps.measures import Means, Result, evaluate, latest
-from fastar_nodes.lab.sweeps.paper_files import expected_speedup
 from fastar_nodes.lab.sweeps.records import Shard, shard_key
 from fastar_nodes.lab.sweeps.spec import expand, read_table
 from fastar_nodes.lab.sweeps.store import Store
@@ -298,8 +298,8 @@ def test_our_figures_stand_beside_the_papers(made, lab):
     """
     store = Store(made / "base")
     found = [
-        Result("mar-4", "fid", INCEPTION, "real.npz", 4, value=2.5),
-        Result("mar-4", "fid", INCEPTION, "mar-0", 4, value=9.9),
+        Result("mar-4", "fid", "real.npz", 4, value=2.5),
+        Result("mar-4", "fid", "mar-0", 4, value=9.9),
     ]
     store.append_results([asdict(result) for result in found])
     answer = lab("evaluate made")
@@ -318,67 +318,22 @@ def test_our_figures_stand_beside_the_papers(made, lab):
     assert answer.out.endswith("- GenEval is not measured here: it needs a detector.\n- A note.\n")
 
 
-def test_the_speed_up_of_equation_35_stands_beside_the_measured_one(tmp_path, lab):
-    """By hand: an AR step of MAR takes 4 / 8 s, a draft 0.5 / 4 s, so that c = 0.25; a = 3 / 4 and g = 2. The mean of
-    two redraws of one rejected token and 6 of another is 4.
-    """
-    expected = (1 + 0.75 + 0.75**2) / (2 * 0.25 + 1)
-    table = {
-        **MADE,
-        "tables": [
-            {
-                "title": "Table 1",
-                "columns": ["acceptance", "speedup", "expected", "redraws"],
-                "rows": [{"row": "MAR", "cell": "base/mar"}, {"row": "CSpD", "cell": "base/cspd"}],
-            }
-        ],
-    }
-    store = Store(tmp_path / "made" / "base")
-    about = {"images": 4, "side": 8, "baseline": None}
-    cells = [
-        made_sweeps.cell("mar-0", "mar", {}, title="MAR", **about),
-        made_sweeps.cell("cspd-0", "cspd", {"draft_length": 2}, title="CSpD", **about),
-    ]
-    store.write_manifest({"batch": 2}, cells)
-    drafts = {"transformer_passes": 9, "draft_passes": 4, "accepted": 3, "rejected": 1}
-    for first, redraws in ((0, 2), (2, 6)):
-        for cell, counts, seconds in (
-            (cells[0], {"transformer_passes": 8}, 4.0),
-            (cells[1], {**drafts, "redraws": redraws}, 2.0),
-        ):
-            shard = Shard(shard_key(cell.key, first, 2), first, 2, "", counts=counts)
-            times = {"seconds": seconds, "worker": "one", "phases": {"draft": 0.5, "head": 1.0}}
-            store.write_shard(cell, shard, made_sweeps.pictures(first, 2, 1.0, side=8), np.arange(2), times)
-
-    (tmp_path / "made" / "paper.json").write_text(json.dumps(table))
-    head, mar, cspd = cells_of(lab("evaluate made").out)
-    assert dict(zip(head, cspd, strict=True)) == {
-        "row": "CSpD",
-        "images": "4",
-        "acceptance, here": "0.75",
-        "speed-up, here": "2.00",
-        "speed-up by eq. 35, here": f"{expected:.2f}",
-        "redraws a rejected token, here": "4.00",
-    }
-    assert mar == ["MAR", "4", "", "1.00", "", ""]
-    assert expected_speedup(1.0, 4, 0.0) == 5 and expected_speedup(0.0, 4, 0.5) == pytest.approx(1 / 3)
-
-
 def test_evaluate_measures_every_sweep_of_a_paper(made, lab, tmp_path, monkeypatch, fake_fidelity):
-    """FID is that of the stand-in for torch-fidelity, by hand: the squared distance of the mean colours."""
+    """FID by hand: the reference is one colour, so it is the squared distance of the means, and the variances."""
     np.savez(tmp_path / "real.npz", arr_0=np.zeros((4, 4, 4, 3), np.uint8))
     (tmp_path / "hub" / "checkpoints").mkdir(parents=True)
-    weights = tmp_path / "w.pth"
-    torch.save({"fc.weight": torch.ones(4, 3), "fc.bias": torch.zeros(4)}, weights)
+    monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path / "hub"))
+    torch.save(fidelity.Inception.state(), tmp_path / "hub" / "checkpoints" / WEIGHTS)
 
-    line = f"evaluate made --reference real.npz --inception {weights.as_posix()} --resamples 10 --device cpu"
+    line = "evaluate made --reference real.npz --measures fid --resamples 10 --device cpu"
     refused = lab(line)
     assert refused.code == 2 and "--resize" in refused.err
     answer = lab(f"{line} --resize")
     assert answer.code == 0, answer.err
 
     small = resized(made_sweeps.pictures(0, 4, 1.0, side=8), (4, 4))
-    distance = float(np.square(small.astype(float).mean((0, 1, 2))).sum())
+    colours = small.astype(float).mean((1, 2))
+    distance = float(np.square(colours.mean(0)).sum() + colours.var(0, ddof=1).sum())
     (mar,) = (cells for cells in cells_of(answer.out[answer.out.index("# Made") :]) if cells[0] == "MAR")
     assert float(mar[3]) == pytest.approx(distance, abs=0.006)
     assert (
@@ -428,11 +383,12 @@ def test_images_are_resized_without_antialiasing():
     assert resized(pictures, (8, 8)) is pictures
 
 
-def of_colour(pictures):
-    """2048 features, of which the first is the mean of an image."""
-    features = torch.zeros(len(pictures), 2048)
-    features[:, 0] = pictures.float().mean((1, 2, 3))
-    return features, None
+def of_colour(parts):
+    """2048 features, of which the first is the mean of an image, and logits."""
+    pictures = np.concatenate(list(parts))
+    features = np.zeros((len(pictures), 2048), np.float32)
+    features[:, 0] = pictures.mean((1, 2, 3))
+    return features, np.zeros((len(pictures), 4))
 
 
 def test_fid_is_of_the_references_statistics(tmp_path):
@@ -442,9 +398,9 @@ def test_fid_is_of_the_references_statistics(tmp_path):
     mean[0] = 100.0
     images = np.zeros((4, 16, 16, 3), np.uint8)
     np.savez(tmp_path / "real.npz", arr_0=images, mu=mean, sigma=np.zeros((2048, 2048)))
-    means = Means(Extractor(INCEPTION, of_colour), open_reference(tmp_path / "real.npz"), resamples=10)
+    means = Means(of_colour, open_reference(tmp_path / "real.npz"), resamples=10)
 
-    found = latest(evaluate(store, ["fid"], means))["mar-0", ("fid", INCEPTION)]
+    found = latest(evaluate(store, ["fid"], means))["mar-0", "fid"]
     own = made_sweeps.pictures(0, 16, 0.0).astype(float).mean((1, 2, 3))
     assert found.value == pytest.approx((own.mean() - 100) ** 2 + own.var(ddof=1), rel=1e-4)
 
@@ -466,29 +422,22 @@ def test_statistics_alone_are_a_reference(tmp_path):
 
     found = {}
     for name in ("both.npz", "s.npz"):
-        means = Means(Extractor(INCEPTION, of_colour), open_reference(tmp_path / name), resamples=10)
-        found[name] = latest(evaluate(store, ["fid"], means))["mar-0", ("fid", INCEPTION)]
+        means = Means(of_colour, open_reference(tmp_path / name), resamples=10)
+        found[name] = latest(evaluate(store, ["fid"], means))["mar-0", "fid"]
     assert found["s.npz"].value == found["both.npz"].value > 0
     assert (found["s.npz"].against, found["both.npz"].against) == ("s.npz", "both.npz")
 
-    with pytest.raises(UserError, match="^measures: kid compares with images, and s.npz holds statistics alone"):
-        evaluate(store, ["fid", "kid"], Means(reference=open_reference(tmp_path / "s.npz")))
 
-
-def test_evaluate_leaves_out_what_statistics_do_not_give(lab, sentence, tmp_path, monkeypatch, fake_fidelity):
-    def with_logits(pictures):
-        return of_colour(pictures)[0], torch.zeros(len(pictures), 4)
-
-    monkeypatch.setattr(evaluate_command, "load_extractor", lambda *_: Extractor(INCEPTION, with_logits))
+def test_statistics_alone_are_enough(lab, sentence, tmp_path, monkeypatch):
+    monkeypatch.setattr(evaluate_command, "Inception", lambda device: of_colour)
     statistics(tmp_path / "s.npz")
     made_sweeps.write(tmp_path / "sweep", images=24)
     line = "--reference s.npz --resamples 10 --device cpu"
     assert "--resize" in sentence(lab(f"evaluate sweep {line} --resize"))
-    assert "recall compares with images" in sentence(lab(f"evaluate sweep {line} --measures recall"))
     answer = lab(f"evaluate sweep {line}")
-    assert answer.code == 0 and "kid, precision, recall are left out" in answer.err, answer.err
+    assert answer.code == 0, answer.err
     head = cells_of(answer.out)[0]
-    assert "FID" in head and "Inception score" in head and "recall, %" not in head
+    assert "FID" in head and "Inception score" in head
 
 
 @pytest.mark.parametrize(

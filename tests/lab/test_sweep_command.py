@@ -81,16 +81,14 @@ def test_prompts_alternate_and_do_not_depend_on_the_shard(lab, tmp_path):
         (cell,) = store.cells()
         assert store.labels(cell, store.shards(cell)[0]).tolist() == ["a cat", "a boat"] * (batch // 2)
         pictures[batch] = np.concatenate([store.pictures(cell, s) for s in store.shards(cell)])
-        assert len(list((tmp_path / f"sweep{batch}" / "export" / cell.id / "00001" / "samples").iterdir())) == 2
+        assert len(list((tmp_path / f"sweep{batch}" / "export" / cell.id).iterdir())) == 4
     assert np.abs(pictures[2].astype(int) - pictures[4]).max() <= 1 and len({p.tobytes() for p in pictures[2]}) == 4
 
 
 def test_a_dry_run_draws_nothing(lab, tiny_demo, spec, tmp_path):
     answer = lab("sweep", spec(), "--dry-run")
     assert answer.code == 0 and [p.name for p in tmp_path.iterdir()] == ["spec.json"]
-    assert "5 cells, 15 shards of at most 2 images, 25 images" in answer.out
-    table = rows(answer.out)
-    assert [r[1] for r in table] == ["3"] * 5 and [bool(r[4]) for r in table] == [False, True, False, True, True]
+    assert [row[2:4] for row in rows(answer.out)] == [["5", "3"]] * 5
     lab("sweep", spec(), "--out", "sweep")
     before = sorted((tmp_path / "sweep").rglob("*"))
     answer = lab("sweep", spec(), "--out", "sweep", "--dry-run")
@@ -149,7 +147,7 @@ def test_bad_input_is_refused_before_anything_is_drawn(lab, sentence, tiny_demo,
 def test_a_missing_folder_or_file_is_refused(lab, sentence, spec, tmp_path, monkeypatch):
     spec()
     (tmp_path / "file").write_text("")
-    for line in ("spec.json", "none.toml --out x", "spec.json --out file", "spec.json --out nonsense://x"):
+    for line in ("spec.json", "none.toml --out x", "spec.json --out file"):
         sentence(lab(f"sweep {line}"))
     for name, value in (("RANK", "x"), ("RANK", "3"), ("WORLD_SIZE", "")):
         with monkeypatch.context() as patched:

@@ -1,13 +1,10 @@
 """The engine of one process: whatever happens on the way, the folder ends up as that of an undisturbed run."""
 
-import itertools
 import os
 import shutil
 import signal
 import subprocess
 import time
-from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,16 +12,13 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.lab.sweeps import work
 from fastar_nodes.lab.sweeps.engines import run_here, tasks_of, unfinished
 from fastar_nodes.lab.sweeps.records import shard_key, stem
-from fastar_nodes.lab.sweeps.spec import expand, from_table
 from fastar_nodes.lab.sweeps.store import Store
-from fastar_nodes.lab.sweeps.sweep import estimates, time_cell
 from fastar_nodes.lab.sweeps.times import paired
 from fastar_nodes.lab.sweeps.work import Worker
 from fastar_nodes.runs import registry
 from fastar_nodes.runs.drawing import Drawing
-from fastar_nodes.runs.labels import PICTURE_BOOK
 from fastar_nodes.sweeps import keys as sweep_keys
-from tiny_sweeps import SETTINGS, begin, command, finish, lasting, table, write_files, write_mar, write_spec
+from tiny_sweeps import begin, command, finish, lasting, table, write_files, write_spec
 
 pytestmark = pytest.mark.slow
 
@@ -138,57 +132,6 @@ def test_pictures_depend_on_the_index_and_labels_are_balanced(files, tmp_path):
         assert len({p.tobytes() for p in a}) == 12
         labels = np.concatenate([store.labels(cell, s) for s in store.shards(cell)])
         assert labels.tolist() == [i % 10 for i in range(12)]
-
-
-def test_checkpoints_and_labels_are_axes_and_each_has_its_own_baseline(files, tmp_path):
-    other = write_mar(tmp_path / "other.safetensors", 5)
-    axes = {"checkpoint": [str(files.mar), str(other)], "label": ["cat", "boat"]}
-    few = {**SETTINGS, "fasthybrid.threshold": 0.5}
-    store, drawn = finish(tmp_path / "axes", table(files, axes=axes, set=few, images=2))
-    cells = store.cells()
-    assert len(cells) == 2 * 2 * 2 == len(drawn)
-    for cell in cells:
-        (shard,) = store.shards(cell)
-        assert set(store.labels(cell, shard)) == {PICTURE_BOOK.index(cell.asked["label"])}
-        assert cell.model == cell.asked["checkpoint"]
-        if cell.sampler == "fasthybrid":
-            (base,) = [one for one in cells if one.id == cell.baseline]
-            assert base.sampler == "mar" and base.asked["label"] == cell.asked["label"] and base.model == cell.model
-
-    # What sweeps without axes draw.
-    for model, label in itertools.product(*axes.values()):
-        alone = table(files, model=model, labels=[label], set=few, images=2)
-        single, _ = finish(tmp_path / f"{Path(model).stem} {label}", alone)
-        for own in single.cells():
-            (cell,) = [one for one in cells if one.key == own.key]
-            pictures = single.pictures(own, single.shards(own)[0])
-            assert np.array_equal(pictures, store.pictures(cell, store.shards(cell)[0]))
-
-    # More values later keep what is finished.
-    axes["label"].append("fish")
-    _, more = finish(tmp_path / "axes", table(files, axes=axes, set=few, images=2))
-    assert len(more) == 2 * 2
-
-
-def test_prompts_are_an_axis(tmp_path, monkeypatch):
-    read = []
-    monkeypatch.setattr(work.Conditions, "_labels", lambda *given: pytest.fail("of a model that reads prompts"))
-    spec = from_table({"samplers": ["mar"], "axes": {"prompt": ["a cat", "a dog"]}, "images": 2})
-    models = SimpleNamespace(source=None, used=[])
-    monkeypatch.setattr(
-        work,
-        "builder",
-        lambda *given, **more: SimpleNamespace(
-            prompts=lambda ready, texts, first: read.append((texts, first)) or texts, forget=lambda: None
-        ),
-    )
-    conditions = work.Conditions(spec, models)
-    ready = SimpleNamespace(condition="prompt", model=SimpleNamespace(name="tiny"))
-    for combination in expand(spec):
-        text = combination.asked["prompt"]
-        condition, kept = conditions.of(ready, 2, 2, combination.asked)
-        assert condition == [text, text] and list(kept) == [text, text]
-        assert conditions.about(ready, combination.asked)["prompts"] == [text]
 
 
 def test_a_task_is_a_range_of_all_cells(files, tmp_path):
@@ -321,18 +264,3 @@ def test_times_are_paired_within_a_process(files, tmp_path):
     for other in others:
         assert other.pairs == 3, "whole shards only"
         assert other.low <= other.speedup <= other.high and other.seconds > 0
-
-
-def test_estimates_follow_from_the_seconds_of_an_image(files, tmp_path):
-    seconds = {}
-    store, cells, worker = begin(tmp_path, table(files, images=7))
-
-    def measure(cell, prepared):
-        seconds[cell.id] = time_cell(prepared, worker.conditions, cell, 2)
-
-    spec = worker.models.spec
-    work.plan(spec, worker.models, worker.conditions, work.numerics(spec, worker.models.source), measure)
-    assert list(seconds) == [c.id for c in cells] and min(seconds.values()) > 0
-    _, *rows = estimates(cells, {c.id: 0.5 * (i + 1) for i, c in enumerate(cells)}, 2)
-    wanted = (["4", "0.500", "4 s", ""], ["4", "1.000", "7 s", "0.50x"], ["4", "1.500", "10 s", "0.33x"])
-    assert [row[1:5] for row in rows] == [*wanted]

@@ -48,14 +48,6 @@ def test_what_the_loader_decided_of_a_draft_model_is_in_the_key(tmp_path, monkey
     assert first.isdisjoint(keys_of(tmp_path, "other", entries))
 
 
-def test_another_grid_draws_other_cells(files, tmp_path):
-    """The size is no setting of a sampler, and the weights are the same."""
-    about = {"model": str(files.llamagen), "decoder": str(files.vq), "samplers": ["llamagen"], "set": {}}
-    found = [begin(tmp_path / str(grid), table(files, **about, grid=grid))[1] for grid in (8, 12)]
-    assert [cell.size for (cell,) in found] == [(16, 16), (24, 24)]
-    assert len({cell.key for (cell,) in found}) == 2
-
-
 def test_keys_are_made_where_those_of_nodes_are(files, tmp_path, monkeypatch):
     """What enters there enters here: the algorithm's number, for example."""
     first = keys_of(tmp_path, "first", table(files))

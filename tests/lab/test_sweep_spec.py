@@ -5,7 +5,7 @@ import sys
 
 import pytest
 from fastar_nodes.errors import UserError
-from fastar_nodes.lab.sweeps.spec import expand, from_table, read_prompts, read_spec
+from fastar_nodes.lab.sweeps.spec import expand, from_table, read_spec
 
 pytestmark = pytest.mark.slow
 
@@ -23,17 +23,6 @@ def test_a_list_makes_a_grid():
     assert titles(set={"cfg": [1, 2]}) == [f"{n}, cfg {c}" for n in ("MAR", "FastHybrid", "ZipAR") for c in (1, 2)]
     found = titles(samplers=["mar", "mar:disa"], set={"mar:disa.diffusion_steps_end": [5, 10]})
     assert found == ["MAR", *(f"MAR, disa, diffusion steps end {n}" for n in (5, 10))]
-
-
-def test_an_axis_makes_a_grid_with_the_settings():
-    axes = {"checkpoint": ["demo", "a/b.safetensors"], "label": ["cat"]}
-    found = titles(samplers=["fasthybrid"], axes=axes, set={"preset": ["exact", "fast"]})
-    values = [
-        f"checkpoint {name}, preset {preset}" for name in ("demo", "b.safetensors") for preset in ("exact", "fast")
-    ]
-    assert found == [f"FastHybrid, {value}" for value in values]
-    (first, *_) = expand(from_table({**BASE, "axes": {"label": ["cat", "dog"]}}))
-    assert first.asked == {"label": "cat"} and first.choice.values == {}
 
 
 def test_settings_go_to_the_samplers_that_have_them():
@@ -55,22 +44,16 @@ def test_toml_and_json_say_the_same(tmp_path):
         assert read_spec(tmp_path / "a.toml") == from_json
 
 
-def test_prompts_are_read_from_text_and_from_geneval(tmp_path):
+def test_prompts_are_the_lines_of_a_text(tmp_path):
     (tmp_path / "p.txt").write_text("a red boat\n\n a cat \n")
-    assert read_prompts(tmp_path / "p.txt") == [{"prompt": "a red boat"}, {"prompt": "a cat"}]
-    (tmp_path / "p.jsonl").write_text('{"tag": "colors", "prompt": "a red boat"}\n')
-    (tmp_path / "a.json").write_text(json.dumps({**BASE, "prompts": "p.jsonl"}))
-    spec = read_spec(tmp_path / "a.json")
-    assert spec.texts == ("a red boat",) and spec.prompts[0]["tag"] == "colors"
+    (tmp_path / "a.json").write_text(json.dumps({**BASE, "prompts": "p.txt"}))
+    assert read_spec(tmp_path / "a.json").prompts == ("a red boat", "a cat")
 
 
 # Words of the refusal, and entries.
 BAD = {
     "samplers": [{"samplers": []}, {"samplers": [3.5]}],
     "'vroom'": [{"samplers": ["vroom"]}, {"set": {"vroom.x": 1}}],
-    "axes": [{"axes": {"cfg": [1]}}, {"axes": 3}, {"axes": {"label": []}}, {"axes": {"label": ["a"], "prompt": ["b"]}}],
-    "leave labels out": [{"labels": ["cat"], "axes": {"label": ["dog"]}}],
-    "leave prompts out": [{"prompts": ["a cat"], "axes": {"prompt": ["a dog"]}}],
     "images": [{"images": "many"}, {"images": True}],
     "choose one of model, ": [{"imges": 5}],
     "did you mean threshold": [{"set": {"treshold": 1}}],
@@ -86,7 +69,7 @@ BAD = {
     "prompts": [{"prompts": []}],
     "prompts: .*1": [{"prompts": [" "]}, {"prompts": [{"text": "x"}]}],
 }
-OTHER_TYPES = {"model": ["demo"], "batch": 0, "seed": -1, "dtype": "fp4", "decoder": 5, "set": [1]}
+OTHER_TYPES = {"model": ["demo"], "batch": 0, "seed": -1, "dtype": "fp4", "draft": 5, "set": [1]}
 BAD |= {name: [{name: value}] for name, value in OTHER_TYPES.items()}
 
 
@@ -108,32 +91,6 @@ def test_bad_files_are_refused_in_a_sentence(tmp_path, name, content):
     for path in (tmp_path / name, tmp_path / "none.toml", tmp_path, tmp_path / ("x" * 300)):
         with pytest.raises(UserError):
             read_spec(path)
-
-
-def test_prompts_of_benchmarks_are_read_from_their_folders(tmp_path):
-    """DPG-Bench: a text file a prompt. HPSv2: a list a style, numbered within it."""
-    (tmp_path / "dpg").mkdir()
-    (tmp_path / "dpg" / "partiprompts1.txt").write_text("a red boat\n", encoding="utf-8")
-    (tmp_path / "dpg" / "midjourney3.txt").write_text("a cat", encoding="utf-8")
-    found = read_prompts(tmp_path / "dpg")
-    assert found == [
-        {"prompt": "a cat", "dpg_bench": "midjourney3"},
-        {"prompt": "a red boat", "dpg_bench": "partiprompts1"},
-    ]
-
-    (tmp_path / "hps").mkdir()
-    (tmp_path / "hps" / "photo.json").write_text('["a dog", "a hat"]', encoding="utf-8")
-    (tmp_path / "hps" / "anime.json").write_text('["a fish"]', encoding="utf-8")
-    (tmp_path / "hps" / "drawbench.json").write_text('["a cup"]', encoding="utf-8")
-    styles = [(about["hpsv2_style"], about["hpsv2_number"]) for about in read_prompts(tmp_path / "hps")]
-    assert styles == [("anime", 0), ("photo", 0), ("photo", 1)]
-
-    (tmp_path / "hps" / "photo.json").write_text("[", encoding="utf-8")
-    with pytest.raises(UserError, match="^prompts: hps cannot be parsed"):
-        read_prompts(tmp_path / "hps")
-    (tmp_path / "none").mkdir()
-    with pytest.raises(UserError, match="^prompts: none cannot be parsed .it holds neither"):
-        read_prompts(tmp_path / "none")
 
 
 def test_settings_after_a_colon_are_settings_in_a_spec_too():

@@ -1,18 +1,8 @@
-"""A stand-in for torch-fidelity, which imports torchvision: its public names, and figures that can
-be computed by hand.
-"""
+"""A stand-in for torch-fidelity, which imports torchvision: its Inception."""
 
 from types import ModuleType
 
 import torch
-
-
-class Base(torch.nn.Module):
-    """FeatureExtractorBase."""
-
-    def __init__(self, name: str, features_list: list[str]):
-        super().__init__()
-        assert set(features_list) <= set(self.get_provided_features_list())
 
 
 class Inception(torch.nn.Module):
@@ -35,28 +25,7 @@ class Inception(torch.nn.Module):
 
 
 def make() -> ModuleType:
-    """The module; ``asked`` holds the options of all calls."""
-    module, extractors = ModuleType("torch_fidelity"), {}
-    module.asked = []
-
-    def calculate_metrics(input1: torch.utils.data.Dataset, **options: object) -> dict[str, float]:
-        module.asked.append(options)
-        kind = extractors[options["feature_extractor"]]
-        net = kind(options["feature_extractor"], [kind.get_default_feature_layer_for_metric("any")])
-        rows = [torch.stack([side[i] for i in range(len(side))]) for side in (input1, options.get("input2")) if side]
-        (own,), (other,) = net(rows[0]), net(rows[-1])
-        if options.get("fid"):
-            return {"fid": float((own.mean(0) - other.mean(0)).square().sum())}
-        if options.get("isc"):
-            return {"is": float(own.mean())}
-        if options.get("kid"):
-            return {"kid": float(own.sum() - other.sum())}
-        return {"precision": 0.25, "recall": 0.75}
-
-    names = {"FID": "fid", "ISC_MEAN": "is", "KID_MEAN": "kid", "PRECISION": "precision", "RECALL": "recall"}
-    for name, key in names.items():
-        setattr(module, f"KEY_METRIC_{name}", key)
-    module.FeatureExtractorBase, module.FeatureExtractorInceptionV3 = Base, Inception
-    module.register_feature_extractor = extractors.__setitem__
-    module.calculate_metrics = calculate_metrics
+    """The module."""
+    module = ModuleType("torch_fidelity")
+    module.FeatureExtractorInceptionV3 = Inception
     return module
