@@ -44,7 +44,6 @@ GROUPS: dict[str, Commands] = {
         "translate": (".docs.translate", "write the translated texts of nodes, menu groups and messages"),
     },
     "Releases:": {
-        "rehearse": (".release.rehearse", "check every catalogue entry, with files of the official names and shapes"),
         "release": (".release.release", "check that the pack is ready to be published"),
     },
 }

@@ -333,8 +333,6 @@ def _tiny_words(words: Sequence[str], folder: Path) -> list[str]:
         out += ["--resamples", "10"]
     elif out[0] == "bench":
         out += ["--repeats", "1", "--batch", "1"]
-    elif out[0] == "presets" and "--batches" in out:
-        out[out.index("--batches") + 1] = out[out.index("--rejected") + 1] = "1"
     elif out[0] == "presets":
         out[out.index("--models") + 1] = _TINY_MODEL
     elif out[0] == "published":

@@ -5,8 +5,7 @@ published one, with rows of few numbers. Every matrix product with a weight is c
 weight, and attention at the published width of a head. Of blocks that are all evaluated alike, those of the diffusion
 head and of language models, one runs and is counted as many times as there are. What a random network cannot know,
 whether a draft is accepted, is simulated: every draft is accepted with a given probability, independently of the
-others. Operations of the autoencoder and of the text encoder are not counted. The last column has the figures that a
-paper states for the preset's settings.
+others. Operations of the autoencoder and of the text encoder are not counted.
 """
 
 from __future__ import annotations
@@ -38,15 +37,11 @@ from ...runs import presets, registry
 from ...runs.choice import Choice, ModelFacts
 from ...runs.loading import Ready, defaults
 from ...runs.outlines import SEMANTIC_SIDE, outlined
-from ...samplers.chain import DiffusionBatch
 from ...samplers.conditioning import AnyCondition, Condition, FeatureCondition, PromptCondition, TextCondition
 from ...samplers.engine import finish
 from ...samplers.mar.cspd import densities
-from ...samplers.mar.mar import FullTransformer, Heads
 from ...samplers.tokens import mulosd
 from ...samplers.tokens.mulosd.upsampling import PixelUpSampling
-from ..sweeps.paper_files import Paper, paper_of
-from ..sweeps.spec import read_table
 from ..training.initialise import initialise_hybrid, initialise_llama, initialise_mar
 from .operations import PRODUCTS, countable
 from .sizes import AROUND, random_words
@@ -58,18 +53,6 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "full_size.md"
 ACCEPTED = {"fasthybrid": 0.99, "cspd": 0.26}
 # Drafts of the paper, where the catalogue names none.
 _DRAFTS = {"mar-large": "mar-base-ema", "mar-huge": "mar-base-ema"}
-# Rows of the papers' files (lab/papers) that a preset is of, by entry, sampler and preset: of the same AR steps, and
-# with a figure of a kind that is counted here. Speed-ups in seconds stand beside counts in :mod:`.published`.
-_IN_PAPERS = {
-    ("mar-huge", "gtr", presets.BALANCED): ("gtr", "GtR"),
-    ("llamagen-xxl-384", "llamagen", presets.CUSTOM): ("par", "LlamaGen-XXL"),
-    ("par-xxl-4x", "par", presets.CUSTOM): ("par", "PAR-XXL (4×)"),
-}
-for _entry, _size in (("mar-base", "B"), ("mar-large", "L"), ("mar-huge", "H")):
-    _IN_PAPERS[_entry, "mar", presets.CUSTOM] = ("lazymar", f"MAR-{_size}, 64")
-    _IN_PAPERS[_entry, "lazymar", presets.BALANCED] = ("lazymar", f"LazyMAR-{_size}, 64")
-# Papers whose speed-ups are ratios of operations; those of the others are of seconds.
-_OF_OPERATIONS = ("lazymar", "gtr")
 # Width of a head of a narrow network: of a MAR and of a language model, of a target and of its draft. All differ, so
 # that attention is counted at the width of the network that it is of.
 _MAR_HEADS = (2, 6)
@@ -384,35 +367,6 @@ def rows_of(entry: hub.Entry) -> list[Row]:
     return rows
 
 
-@lru_cache(maxsize=8)
-def _paper(name: str) -> Paper:
-    """A file of lab/papers."""
-    return paper_of(read_table(Path(__file__).parents[1] / "papers" / f"{name}.toml"))
-
-
-def in_paper(row: Row) -> str:
-    """The paper's own figures for a row: operations, passes and a ratio of operations, those that it states; "" if
-    none.
-    """
-    found = _IN_PAPERS.get((row.entry.id, row.sampler, row.preset))
-    if found is None:
-        return ""
-
-    file, name = found
-    rows = [own for table in _paper(file).tables for own in table.rows if own.row == name]
-    figures = rows[0].figures
-
-    parts = []
-    if "tflop" in figures:
-        parts.append(f"{figures['tflop']} TFLOP")
-    if "passes" in figures:
-        parts.append(f"{figures['passes']} passes")
-    speedup = figures.get("speedup")
-    if file in _OF_OPERATIONS and speedup is not None and float(speedup) != 1:
-        parts.append(speedup)
-    return ", ".join(parts)
-
-
 def line(row: Row, own: Cost, plain: Cost) -> list[str]:
     """A row of the table."""
     return [
@@ -424,7 +378,6 @@ def line(row: Row, own: Cost, plain: Cost) -> list[str]:
         f"{own.head_rows:,}" if own.head_rows else "",
         short(own.flops / 1e12),
         f"{plain.flops / own.flops:.2f}",
-        in_paper(row),
     ]
 
 
@@ -433,7 +386,7 @@ def short(number: float) -> str:
     return f"{number:,.0f}" if number >= 1000 else f"{number:.3g}"
 
 
-HEAD = ["model", "sampler", "passes", "head calls", "rows", "head rows", "TFLOP", "plain / this", "paper"]
+HEAD = ["model", "sampler", "passes", "head calls", "rows", "head rows", "TFLOP", "plain / this"]
 
 
 def lines_of(entry: hub.Entry, titles: Collection[str] | None = None) -> list[list[str]]:
@@ -467,88 +420,8 @@ def missing_rows() -> list[str]:
     return missing
 
 
-# ----------------------------------------------------------------------------------------------- batches of FastHybrid
-
-BATCHES_HEAD = ["model", "drafts rejected", "images", "head calls, in step", "head calls", "MAR / this", "passes"]
-
-
-def batch_lines(entry: hub.Entry, rejected: Sequence[float], batches: Sequence[int]) -> list[list[str]]:
-    """Rows of the table of batches: FastHybrid's *balanced* for an entry, by the share of rejected drafts.
-
-    *In step* is the control: all images at the same AR step, so that a full pass is made wherever one of them needs it.
-    """
-    network = narrow(entry)
-    settings = Row(entry, "fasthybrid", presets.BALANCED).settings
-    plain = settings.steps * settings.diffusion_steps
-
-    lines = []
-    for share in rejected:
-        for images in batches:
-            in_step, own = (_counts(network, settings, images, 1 - share, pace) for pace in (False, True))
-            calls = own["head_calls"]
-            ratio = f"{plain / calls:.2f}"
-            passes = str(own["transformer_passes"])
-            lines.append(
-                [entry.id, f"{share:.1%}", str(images), f"{in_step['head_calls']:,}", f"{calls:,}", ratio, passes]
-            )
-    return lines
-
-
-def _counts(network: Narrow, settings: Any, images: int, kept: float, own_pace: bool) -> dict[str, int]:
-    """What the report counts of a batch that keeps a share of its drafts. No network is evaluated."""
-    own = registry.find("fasthybrid")
-    condition = Condition((1,) * images, ("",) * images)
-    noise = own.family.noise(0, range(images))
-    with ExitStack() as stack:
-        stack.enter_context(accepting(kept))
-        for owner, name, instead in (
-            (FullTransformer, "own_pace", own_pace),
-            (FullTransformer, "_pass", _pass),
-            (Heads, "sample", _sample),
-        ):
-            stack.enter_context(mock.patch.object(owner, name, instead))
-        made: Any = finish(own.run(network.model, condition, settings, noise))
-    return dict(made.report.counts)
-
-
-def _pass(
-    look: FullTransformer, conditioning: Any, vectors: Tensor, tokens: Tensor, known: Tensor, wanted: Tensor, *_: Any
-) -> Tensor:
-    """A pass of the transformer that is only counted."""
-    canvas = look.canvas
-    canvas.report.add(transformer_passes=1, transformer_tokens=0)
-    return torch.zeros(1 + canvas.guided, *wanted.shape, canvas.model.net.config.dim)
-
-
-def _sample(heads: Heads, batch: DiffusionBatch) -> Tensor:
-    """A chain of diffusion steps that is only counted."""
-    if len(batch.x) and len(batch.noise):
-        heads.report.add(head_calls=len(batch.noise), head_rows=0)
-    return batch.x
-
-
-def _numbers(text: str, name: str, kind: type[float] | type[int]) -> list[Any]:
-    """Numbers above 0, separated by commas."""
-    try:
-        numbers = [kind(part) for part in text.split(",")]
-    except ValueError:
-        numbers = []
-    if not numbers or min(numbers) <= 0:
-        raise UserError(f"{name}: {text[:60]!r} is not a list of numbers above 0; separate them by commas.")
-    return numbers
-
-
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument(
-        "--batches", metavar="NUMBERS", help="numbers of images: print what FastHybrid's batches cost instead"
-    )
-    parser.add_argument(
-        "--rejected",
-        metavar="PERCENT",
-        default="0.5,1,2,10",
-        help="with --batches: rejected drafts; default %(default)s",
-    )
     parser.add_argument("--models", metavar="NAMES", help="entries of the catalogue, separated by commas; default all")
 
 
@@ -559,16 +432,6 @@ def run(options: argparse.Namespace) -> int:
     for name in names:
         if name not in every:
             raise UserError(f"models: {name[:60]!r} is not one of {', '.join(every)}.")
-
-    if options.batches is not None:
-        shares = [percent / 100 for percent in _numbers(options.rejected, "rejected", float)]
-        batches = _numbers(options.batches, "batches", int)
-        names = [name for name in names if every[name].family == "mar"]
-        if not names:
-            raise UserError("models: --batches simulates entries that read a class, for example mar-base.")
-        lines = [line for name in names for line in batch_lines(every[name], shares, batches)]
-        print(markdown([BATCHES_HEAD, *lines], empty=False))
-        return 0
 
     table = [HEAD]
     for name in names:
