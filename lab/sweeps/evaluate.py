@@ -39,11 +39,12 @@ from .measures import (
     Result,
     check,
     evaluate,
-    results_table,
+    measured,
 )
 from .paper_files import Paper
 from .statistics import RESAMPLES
 from .store import Store
+from .table import read, table
 from .work import Operations
 
 _OF_PAIRS = ("psnr", "ssim", "identical")
@@ -171,7 +172,7 @@ def _measure(
     if name:
         print(f"{name}\n")
 
-    print(results_table(store, results))
+    print(table([read(store)], ["images", "seconds", "speedup", *measured(results)]))
     differences = _differences(store, results)
     if differences:
         print(f"\nDifference from the plain sampler, paired:\n\n{differences}")

@@ -16,8 +16,6 @@ import torch
 from ...cli.progress import Bar
 from ...errors import UserError, amount
 from ...reports.quality import IDENTICAL, OTHER_SIZE
-from ...reports.table import figure as figure_text
-from ...reports.table import markdown
 from ..training.quality import nearest
 from .features import Inception, Reference, resized
 from .records import Cell, Shard
@@ -37,7 +35,7 @@ from .statistics import (
     to_psnr,
 )
 from .store import Store
-from .times import baselines_of, paired
+from .times import baselines_of
 
 # Kinds of measures: of pairs of a cell's image and its baseline's, of Inception's features, of the demo's judge, of the
 # sampler's work.
@@ -129,32 +127,6 @@ def measured(results: Iterable[Result]) -> list[str]:
     """Names of the measures of results, in the order of :data:`MEASURES`."""
     there = {result.measure for result in results}
     return [name for name in MEASURES if name in there]
-
-
-def results_table(store: Store, results: Iterable[Result]) -> str:
-    """A Markdown table with a row per cell and a column per measure.
-
-    A cell has several numbers of images if its measures differ in it. Seconds and speed-ups, as in the command table,
-    are shown if the sweep recorded any.
-    """
-    found = latest(results)
-    heads = measured(found.values())
-    times = paired(store)
-
-    of_times = ["s / image", "speed-up"] if times else []
-    rows = [["cell", "images", *of_times, *(MEASURES[head].title for head in heads)]]
-    for cell in store.cells():
-        own = [found.get((cell.id, head)) for head in heads]
-        images = sorted({result.images for result in own if result is not None})
-        figures = ["" if result is None else result.show() for result in own]
-        if times:
-            time = times.get(cell.id)
-            seconds = None if time is None else time.seconds
-            speedup = None if time is None else time.speedup
-            figures = [figure_text(seconds, ".3f"), figure_text(speedup, ".2f"), *figures]
-        rows.append([cell.title, "/".join(map(str, images)), *figures])
-
-    return markdown(rows)
 
 
 # Least images: of two in every part of the Inception score.

@@ -14,7 +14,6 @@ reproducible values only; seconds are in files of their own.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 import uuid
@@ -28,7 +27,6 @@ import numpy as np
 
 from ...errors import UserError
 from ...reports.reading import read
-from ...reports.table import figure, markdown, percent
 from ...reports.work import Work
 from ...runs.batches import SPLIT
 from .folder import Folder
@@ -172,13 +170,6 @@ class Store:
 
         return out
 
-    def table(self) -> str:
-        """A Markdown table of the finished images. It is a function of the images and counts alone."""
-        rows = [["cell", "images", "pictures", "passes", "head calls", "head rows", "accepted"]]
-        rows += [_row(cell, self.shards(cell)) for cell in self.cells()]
-
-        return markdown(rows)
-
     def results(self) -> Iterator[Any]:
         """The lines of all results, oldest first."""
         for name in self.folder.sizes(RESULTS):
@@ -312,25 +303,6 @@ def _brief(value: Any) -> str:
     """A value in a message."""
     text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
     return text if len(text) <= 60 else f"{text[:57]}..."
-
-
-def _row(cell: Cell, shards: Sequence[Shard]) -> list[str]:
-    """A cell's row of the table. Sequential calls are means per shard, head rows a mean per image."""
-    digest = ""
-    if shards:
-        digests = "".join(shard.sha256 for shard in shards)
-        digest = hashlib.sha256(digests.encode()).hexdigest()[:16]
-
-    work = work_of(shards)
-    return [
-        cell.id,
-        str(work.images),
-        digest,
-        figure(work.a_run("transformer_passes"), ".2f"),
-        figure(work.a_run("head_calls"), ".2f"),
-        figure(work.an_image("head_rows"), ".2f"),
-        percent(work.acceptance, 2),
-    ]
 
 
 def work_of(shards: Sequence[Shard]) -> Work:

@@ -42,10 +42,13 @@ from .records import Cell, Shard, ranges
 from .records import whole as in_range
 from .spec import LIMITS, Spec, from_table, read_prompts, read_table, with_values
 from .store import Store
+from .table import read, table
 from .work import Conditions, Models, Worker, manifest, numerics, plan, use
 
 # Options that replace an entry of the spec.
 _NUMBERS = ("images", "batch", "seed", "threads")
+# Columns of the table at the end, none of which depends on the machine.
+_COLUMNS = ("images", "passes", "head-calls", "accepted")
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
@@ -194,15 +197,15 @@ def _specs(options: argparse.Namespace) -> tuple[Paper | None, dict[str, Spec]]:
             values[name] = whole(text, name, low, high)
 
     path = typed_path(options.spec, "spec")
-    table = read_table(path)
+    entries = read_table(path)
 
     paper = None
     specs: Mapping[str, Spec]
-    if paper_files.is_paper(table):
-        paper = paper_files.paper_of(table)
+    if paper_files.is_paper(entries):
+        paper = paper_files.paper_of(entries)
         specs = paper.sweeps
     else:
-        specs = {"": from_table(table)}
+        specs = {"": from_table(entries)}
 
     if options.prompts is not None:
         values["prompts"] = read_prompts(typed_path(options.prompts, "prompts"))
@@ -317,7 +320,7 @@ def _draw(tasks: Sequence[Task], drawn: Iterator[tuple[str, Shard]]) -> None:
 
 def _finish(store: Store, cells: Sequence[Cell], png: bool) -> None:
     """Print the table; export the images."""
-    print(store.table())
+    print(table([read(store)], _COLUMNS))
 
     finished = [cell for cell in cells if len(store.shards(cell)) == len(store.ranges(cell))]
     if len(finished) < len(cells):

@@ -22,6 +22,7 @@ from .times import Time, paired
 
 # Columns beside the measures: name to title.
 WORK = {
+    "images": "images",
     "seconds": "s / image",
     "speedup": "speed-up",
     "passes": "passes",
@@ -185,6 +186,8 @@ def _time(name: str, time: Time, cell: Cell) -> str:
 def _count(name: str, shards: Sequence[Shard]) -> str:
     """A count of finished shards."""
     work = work_of(shards)
+    if name == "images":
+        return str(work.images)
     if name == "accepted":
         return percent(work.acceptance, 1)
     if name == "redraws":

@@ -31,7 +31,7 @@ def files(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def whole(files, tmp_path_factory):
-    """The lasting files and the table of an undisturbed run."""
+    """The lasting files of an undisturbed run."""
     return undisturbed(tmp_path_factory.mktemp("whole"), table(files))
 
 

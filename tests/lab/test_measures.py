@@ -17,7 +17,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.lab.sweeps import measures, statistics
 from fastar_nodes.lab.sweeps.features import open_reference
 from fastar_nodes.lab.sweeps.judging import Reading
-from fastar_nodes.lab.sweeps.measures import Means, Result, evaluate, from_line, latest, read_results, results_table
+from fastar_nodes.lab.sweeps.measures import Means, Result, evaluate, from_line, latest, read_results
 from fastar_nodes.lab.sweeps.records import Shard, shard_key
 from fastar_nodes.lab.sweeps.statistics import frechet
 from fastar_nodes.lab.sweeps.store import Store
@@ -219,14 +219,6 @@ def test_a_cell_is_written_when_it_is_measured(store, monkeypatch):
 def test_a_line_is_a_result():
     whole = Result("a", "psnr", "b", 3, 1.0, 0.5, 2.0)
     assert from_line(json.loads(json.dumps(asdict(whole)))) == whole
-
-
-def test_the_table_shows_figures_with_intervals_and_words(store):
-    text = results_table(store, evaluate(store, ["psnr", "identical"], means()))
-    rows = [[part.strip() for part in line.strip("|").split("|")] for line in text.splitlines()]
-    assert rows[0] == ["cell", "images", "s / image", "speed-up", "PSNR, dB", "identical, %"]
-    assert rows[2] == ["mar-0", "", "1.000", "1.00", "", ""] and rows[3][1:4] == ["48", "0.250", "4.00"]
-    assert rows[3][4].count(" (") == 1 and rows[5][4:] == ["identical", "100.0 (92.6 to 100.0)"]
 
 
 def test_what_cannot_be_measured_is_refused_before_a_picture_is_read(store, reference, tmp_path, monkeypatch):

@@ -6,7 +6,7 @@ import made_sweeps
 import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
-from fastar_nodes.lab.sweeps import measures, work
+from fastar_nodes.lab.sweeps import work
 from fastar_nodes.lab.sweeps.curve import Point, curve, front
 from fastar_nodes.lab.sweeps.measures import Means, Result, evaluate, latest
 from fastar_nodes.lab.sweeps.records import Shard, shard_key
@@ -75,21 +75,11 @@ def test_figures_are_those_of_the_last_evaluation():
     assert latest([old, other, new]) == {("fast", "psnr"): new, ("slow", "psnr"): other}
 
 
-def test_the_blocks_of_kid_hold_images_from_the_whole_sweep(monkeypatch):
-    """40 images are 20 blocks of 2, and image i of a sweep has class i mod 10: the second half repeats the first."""
-    seen = []
-    monkeypatch.setattr(measures, "figure", lambda name, rows, other: seen.append((rows, other)) or 0.5)
-    rows = np.arange(40.0)[:, None]
-    assert measures._kid(rows, rows + 100).tolist() == [0.5] * 20
-    assert [own.ravel().tolist() for own, _ in seen] == [[k, k + 20] for k in range(20)]
-    assert [other.ravel().tolist() for _, other in seen] == [[k + 100, k + 120] for k in range(20)]
-
-
 def a_point(name: str, good: float, fast: float, plain: str | None = "mar-0") -> Point:
     """A point of a curve; ``good`` is its PSNR."""
     own = made_sweeps.cell(name, "fasthybrid", {}, 4, SIDE, baseline=plain)
     result = Result(name, "psnr", plain or "", 4, good)
-    return Point(own, "", result, Time(1.0, fast), calls=1.0, fewer_calls=1.0, images=4)
+    return Point(own, "", result, Time(1.0, fast), images=4)
 
 
 def test_a_point_is_on_the_front_unless_one_of_its_baseline_is_as_good_and_as_fast():

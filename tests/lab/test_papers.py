@@ -540,7 +540,7 @@ def test_every_sweep_of_a_paper_goes_to_ray(tiny, lab, tmp_path, monkeypatch):
         return Ray
 
     def run_on_ray(store, spec, tasks, cluster, models, numbers):
-        asked.append((Path(store.folder.address).name, spec.model, len(tasks), cluster.workers))
+        asked.append((Path(store.folder.path).name, spec.model, len(tasks), cluster.workers))
         files = Source(tiny_papers.finder(tiny), torch.device("cpu"), spec.dtype)
         return run_here(Worker(store, Models(spec, files)), tasks)
 

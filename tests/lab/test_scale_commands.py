@@ -21,7 +21,7 @@ def sweep(tmp_path) -> Store:
 def test_evaluate_and_plot_from_the_command_line(sweep, lab, tmp_path):
     code, out, err = lab("evaluate sweep --resamples 20")
     head = [title.strip() for title in out.splitlines()[0].split("|")[1:-1]]
-    assert code == 0 and head[:5] == ["cell", "images", "s / image", "speed-up", "PSNR, dB"]
+    assert code == 0 and head[:5] == ["cell", "images", "s / image, batch 8", "speed-up, batch 8", "PSNR, dB"]
     assert "fasthybrid-0.8: 3 measured" in err
     assert lab("evaluate sweep --resamples 20")[:2] == (0, out), "figures are deterministic"
     code, out, _ = lab("plot sweep")

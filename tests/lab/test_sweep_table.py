@@ -68,7 +68,7 @@ def test_columns(many):
     sweeps = [read(many)]
     assert columns_of(None, sweeps) == ["speedup", "passes", "head-calls", "identical"]
     assert columns_of("passes, judge-scene", sweeps) == ["passes", "judge-scene"]
-    with pytest.raises(UserError, match="columns: 'speed' is not one of seconds, speedup, "):
+    with pytest.raises(UserError, match="columns: 'speed' is not one of images, seconds, speedup, "):
         columns_of("speed", sweeps)
 
 
@@ -89,10 +89,10 @@ def test_two_cells_of_one_folder_are_two_rows(tmp_path):
 def test_counts_are_means(tmp_path):
     """Of made_sweeps.SMALL: shards of 2, 2 and 1 images; 3 passes a shard, 4 head rows an image, half of the drafts."""
     store = made_sweeps.filled(tmp_path)
-    found = cells(table([read(store)], ["passes", "head-rows", "accepted", "seconds"]))
-    assert found[1] == ["MAR", "3", "4", "50.0 %", "0.500"]
+    found = cells(table([read(store)], ["images", "passes", "head-rows", "accepted", "seconds"]))
+    assert found[1] == ["MAR", "5", "3", "4", "50.0 %", "0.500"]
 
 
 def test_the_command_prints_it(many, lab):
-    code, out, _ = lab("table", many.folder.address, "--columns", "head-calls")
+    code, out, _ = lab("table", many.folder.path, "--columns", "head-calls")
     assert code == 0 and cells(out)[1] == ["mar-0", "1000"]

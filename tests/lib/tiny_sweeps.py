@@ -69,8 +69,9 @@ def begin(address: object, entries: dict[str, Any]) -> tuple[Store, list[Cell], 
 
 
 def lasting(folder: Path) -> dict[str, bytes]:
-    """The files of a sweep that do not differ from run to run, by name."""
-    found = (p for p in sorted((folder / "cells").rglob("*")) if p.is_file() and not p.name.endswith(".time.json"))
+    """The files of a sweep that do not differ from run to run, by name; without those that killed writers left."""
+    every = (p for p in sorted((folder / "cells").rglob("*")) if p.is_file() and not p.name.startswith("."))
+    found = (p for p in every if not p.name.endswith(".time.json"))
     return {p.relative_to(folder).as_posix(): p.read_bytes() for p in found}
 
 
@@ -81,10 +82,10 @@ def finish(folder: Path, entries: dict[str, Any], **parts: int) -> tuple[Store, 
     return store, [(name, shard.first) for name, shard in run_here(worker, tasks)]
 
 
-def undisturbed(folder: Path, entries: dict[str, Any]) -> tuple[dict[str, bytes], str]:
-    """The lasting files and the table of a run in one process."""
-    store, _ = finish(folder, entries)
-    return lasting(folder), store.table()
+def undisturbed(folder: Path, entries: dict[str, Any]) -> dict[str, bytes]:
+    """The lasting files of a run in one process."""
+    finish(folder, entries)
+    return lasting(folder)
 
 
 def command(*argv: object) -> list[str]:
