@@ -1,11 +1,11 @@
 """Count the images of exact parallel decoding that equal those of serial decoding, by dtype.
 
-Every image is drawn from the same noise with each value of *parallel*; the first value is the reference. --alone draws
-the reference again, one image at a time. Two images are equal if all their tokens are. In fp32, (nearly) all images
-should be equal. In 16 bits the order of a sum affects the result: values from 1 to the side of the image compute in one
-shape and should give equal images; serial decoding (0) uses another shape. A CPU has other kernels for bf16 and fp16
-than a GPU, so run the command on the device in question. --random draws with an official width, random weights and a
-few blocks. For a de-tokenizer the codes of Tar's language model are counted, too.
+Every image is drawn from the same noise with *parallel* 1, which is the reference, 0 and 8. Two images are equal if all
+their tokens are. In fp32, (nearly) all images should be equal. In 16 bits the order of a sum affects the result: values
+from 1 to the side of the image compute in one shape and should give equal images; serial decoding (0) uses another
+shape. A CPU has other kernels for bf16 and fp16 than a GPU, so run the command on the device in question. --random
+draws with an official width, random weights and a few blocks. For a de-tokenizer the codes of Tar's language model are
+counted, too.
 """
 
 from __future__ import annotations
@@ -36,6 +36,11 @@ from ...samplers.tokens.settings import TarPromptSettings
 from ...samplers.tokens.tar import tar_prompt
 from ..work.random_options import planned_for, shared_options
 
+# Values of parallel: of the reference, and those that are compared with it.
+REFERENCE = 1
+COMPARED = (0, 8)
+# Images that are drawn at once.
+_BATCH = 25
 # Of a network with random weights: blocks, and tokens per side of its images.
 _BLOCKS = 2
 _GRID = 4
@@ -44,18 +49,13 @@ _GRID = 4
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     shared_options(parser)
-    parser.add_argument("--parallel", default="1,0,8", metavar="W,W", help="values to compare; default 1,0,8")
     parser.add_argument("--images", default="200", metavar="N", help="images of each sampler; default 200")
-    parser.add_argument("--batch", default="25", metavar="N", help="images that are drawn at once; default 25")
     parser.add_argument("--seed", default="0", metavar="N", help="seed of the noise; default 0")
-    parser.add_argument("--alone", action="store_true", help="also draw every image alone, which takes long")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    windows = [whole(text, "parallel", 0, 4096) for text in options.parallel.split(",")]
     images = whole(options.images, "images", 1, MOST_IMAGES)
-    batch = min(whole(options.batch, "batch", 1, MOST_IMAGES), images)
     seed = whole(options.seed, "seed", 0, 2**63)
 
     planned, asked = planned_for(options)
@@ -75,9 +75,9 @@ def run(options: argparse.Namespace) -> int:
         writer = _writer(readers[0], options, asked, seed)
         found.append(("Tar's language model", dtype_of(writer.model.net), writer))
 
-    rows = [["sampler", "dtype", "compared", f"equal to parallel {windows[0]}", "of", "equal tokens %"]]
+    rows = [["sampler", "dtype", "compared", f"equal to parallel {REFERENCE}", "of", "equal tokens %"]]
     for label, dtype, source_of_codes in found:
-        for name, equal, share in _counts(source_of_codes, windows, images, batch, options.alone):
+        for name, equal, share in _counts(source_of_codes, images):
             rows.append([label, dtype, name, str(equal), str(images), f"{share:.1f}"])
 
     print(markdown(rows, empty=False))
@@ -87,11 +87,8 @@ def run(options: argparse.Namespace) -> int:
 class _Codes(Protocol):
     """What draws codes."""
 
-    def __call__(self, window: int, chosen: range, first: int, count: int) -> Tensor:
-        """Codes int64 [B, N] of the images ``chosen`` of a batch, with a value of ``parallel``.
-
-        The batch has ``count`` images from ``first`` on; ``chosen`` counts from its first one.
-        """
+    def __call__(self, window: int, first: int, count: int) -> Tensor:
+        """Codes int64 [B, N] of ``count`` images from ``first`` on, with a value of ``parallel``."""
 
 
 @dataclass(frozen=True)
@@ -102,11 +99,11 @@ class _Sampler:
     seed: int
     condition: Callable[[int], AnyCondition]  # of a number of images
 
-    def __call__(self, window: int, chosen: range, first: int, count: int) -> Tensor:
+    def __call__(self, window: int, first: int, count: int) -> Tensor:
         condition: Any = self.condition(count)
         settings = replace(self.planned.settings, parallel=window)
         planned = replace(self.planned, settings=settings)
-        codes: Tensor = draw(planned, condition.of(chosen), self.seed, first + chosen.start).latents
+        codes: Tensor = draw(planned, condition, self.seed, first).latents
         return codes.flatten(1).cpu()
 
 
@@ -119,9 +116,9 @@ class _Writer:
     prompts: Sequence[str]  # in turn
     seed: int
 
-    def __call__(self, window: int, chosen: range, first: int, count: int) -> Tensor:
-        texts = [self.prompts[i % len(self.prompts)] for i in chosen]
-        draws = PairedDraws(self.seed, [first + i for i in chosen])
+    def __call__(self, window: int, first: int, count: int) -> Tensor:
+        texts = [self.prompts[i % len(self.prompts)] for i in range(count)]
+        draws = PairedDraws(self.seed, range(first, first + count))
         sampler = tar_prompt(self.model, texts, replace(self.settings, parallel=window), draws)
         codes: Tensor = drive(sampler, "prompt", "codes").codes
         return codes.cpu()
@@ -140,24 +137,17 @@ def _writer(on: Ready, options: argparse.Namespace, asked: Mapping[str, str], se
     return _Writer(model, prompt_settings(stated, asked), options.text or [PROMPT_TEXT], seed)
 
 
-def _counts(
-    codes: _Codes, windows: Sequence[int], images: int, batch: int, alone: bool
-) -> Iterator[tuple[str, int, float]]:
-    """For each value of ``parallel`` but the first, and for images alone: images that equal those of the first value,
-    and the share of equal tokens in percent.
+def _counts(codes: _Codes, images: int) -> Iterator[tuple[str, int, float]]:
+    """For each value of ``parallel`` that is compared: images that equal those of :data:`REFERENCE`, and the share of
+    equal tokens in percent.
     """
     same: dict[str, list[Tensor]] = {}
-    for first in range(0, images, batch):
-        count = min(batch, images - first)
-        everything = range(count)
-        reference = codes(windows[0], everything, first, count)
-        for window in windows[1:]:
-            found = codes(window, everything, first, count)
+    for first in range(0, images, _BATCH):
+        count = min(_BATCH, images - first)
+        reference = codes(REFERENCE, first, count)
+        for window in COMPARED:
+            found = codes(window, first, count)
             same.setdefault(f"parallel {window}", []).append(found == reference)
-
-        if alone:
-            singles = [codes(windows[0], range(i, i + 1), first, count) for i in everything]
-            same.setdefault("alone", []).append(torch.cat(singles) == reference)
 
     for name, parts in same.items():
         equal = torch.cat(parts)

@@ -1,16 +1,13 @@
-"""Count the operations of one run of each sampler, and the minimum time for them on this CPU.
+"""Count the operations of one run of each sampler.
 
-Every operation that computes or copies counts as one kernel launch on a GPU; views are not counted. The floor is the
-minimum time: for every matrix product and attention, the larger of the times for arithmetic and for memory traffic at
-the rates measured here. All counts are of what runs on this device: a CPU may compute two rows of a product as four,
-which evaluate's measure tflop counts as two.
+Every operation that computes or copies counts as one kernel launch on a GPU; views are not counted. All counts are of
+what runs on this device: a CPU may compute two rows of a product as four, which evaluate's measure tflop counts as two.
 """
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -21,11 +18,9 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from ...cli.bench import conditions_of
-from ...cli.options import whole
 from ...cli.running import draw, warm_up
 from ...networks import ops
 from ...reports.table import markdown
-from ...runs.limits import MOST_IMAGES
 from .random_options import planned_for, shared_options
 
 # Operations after which the host waits for values of a device.
@@ -41,60 +36,20 @@ PRODUCTS: Mapping[str, tuple[int, int]] = {
 class Work:
     """Counts of a run."""
 
-    operations: int
-    waits: int
-    products: list[tuple[int, int]]  # multiplications, and bytes read and written
-    attention: int = 0  # multiplications in attention
+    operations: int = 0
+    waits: int = 0
+    multiplications: int = 0  # in matrix products and attention
+    attention: int = 0  # in attention alone
 
     @property
     def flops(self) -> int:
-        """Floating-point operations of the products, 2 a multiply-add."""
-        return 2 * sum(multiplications for multiplications, _ in self.products)
+        """Floating-point operations, 2 a multiply-add."""
+        return 2 * self.multiplications
 
     @property
     def attention_share(self) -> float:
         """Attention's share of :attr:`flops`: scores, and sums of values."""
-        return 2 * self.attention / self.flops
-
-    def floor(self, speed: Speed) -> float:
-        """Least seconds for the products: each takes at least its arithmetic and at least its memory traffic."""
-        seconds = 0.0
-        for multiplications, traffic in self.products:
-            seconds += max(2 * multiplications / speed.arithmetic, traffic / speed.memory)
-
-        return seconds
-
-
-@dataclass(frozen=True)
-class Speed:
-    """Rates of a CPU with the present number of threads."""
-
-    arithmetic: float  # floating-point operations a second
-    memory: float  # bytes a second
-
-
-def measure_speed(clock: Callable[[], float] = time.perf_counter) -> Speed:
-    """The better of PyTorch's two matrix products, and the sum of 256 MB; the best of several runs each."""
-
-    def best(call: Callable[[], Any], repeats: int) -> float:
-        times = []
-        for _ in range(repeats):
-            began = clock()
-            call()
-            times.append(clock() - began)
-
-        return min(times)
-
-    with torch.inference_mode():
-        a = torch.ones(1024, 1024)
-        b = torch.ones(1024, 1024)
-        calls: list[Callable[[], Any]] = [lambda: a @ b.T]
-        if torch.backends.mkldnn.is_available():
-            calls.append(lambda: torch.ops.mkldnn._linear_pointwise(a, b, None, "none", [], ""))
-        product = min(best(call, 6) for call in calls)
-
-        long = torch.ones(1 << 26)
-        return Speed(2 * 1024**3 / product, long.nbytes / best(long.sum, 4))
+        return self.attention / self.multiplications
 
 
 def _share_storage(out: Any, args: Sequence[Any]) -> bool:
@@ -122,28 +77,21 @@ class _Counter(TorchDispatchMode):
             self.work.waits += 1
 
         if name in PRODUCTS:
-            first, second = PRODUCTS[name]
-            a = args[first]
-            b = args[second]
-            self._product(out.numel() * a.shape[-1], a, b, out)
+            first, _ = PRODUCTS[name]
+            self.work.multiplications += out.numel() * args[first].shape[-1]
         elif "scaled_dot_product" in name:
-            q, k, v = args[:3]
+            q, k = args[:2]
             multiplications = 2 * q.numel() * k.shape[-2]
-            self._product(multiplications, q, k, v)
+            self.work.multiplications += multiplications
             self.work.attention += multiplications
 
         return out
-
-    def _product(self, multiplications: int, *tensors: Tensor) -> None:
-        """Record a product with the bytes of the tensors that it reads and writes."""
-        traffic = sum(t.numel() * t.element_size() for t in tensors)
-        self.work.products.append((multiplications, traffic))
 
 
 @contextmanager
 def counted() -> Iterator[Work]:
     """Count the operations of a block."""
-    work = Work(0, 0, [])
+    work = Work()
 
     with _Counter(work):
         yield work
@@ -167,18 +115,14 @@ def countable(device: torch.device | str = "cpu") -> Iterator[None]:
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     shared_options(parser)
-    parser.add_argument("--batch", default="1", metavar="N", help="images; default 1")
 
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    batch = whole(options.batch, "batch", 1, MOST_IMAGES)
-
     planned, asked = planned_for(options)
-    speed = measure_speed() if planned[0].on.device.type == "cpu" else None
 
-    rows = [["sampler", "operations", "waits", "floor, s", "TFLOP", "attention %"]]
-    for p, condition in zip(planned, conditions_of(planned, batch, options, asked), strict=True):
+    rows = [["sampler", "operations", "waits", "TFLOP", "attention %"]]
+    for p, condition in zip(planned, conditions_of(planned, 1, options, asked), strict=True):
         warm_up(p, condition)
         with counted() as work:
             draw(p, condition, 0)
@@ -187,7 +131,6 @@ def run(options: argparse.Namespace) -> int:
             p.label,
             f"{work.operations:,}",
             str(work.waits),
-            f"{work.floor(speed):.3f}" if speed else "",
             f"{work.flops / 1e12:.3g}",
             f"{100 * work.attention_share:.1f}",
         ]

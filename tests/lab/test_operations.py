@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from fastar_nodes.lab.work.operations import Speed, Work, counted
+from fastar_nodes.lab.work.operations import counted
 from fastar_nodes.model_loaders.catalogue.official import DTOK_SIZES, official, official_gpt
 from fastar_nodes.networks import ops
 from fastar_nodes.networks.llama import Llama, TokenModel
@@ -82,7 +82,7 @@ def test_operations_are_counted_without_views():
         y = torch.addmm(b, x.view(3, 8), w.t())
         (y + 1).sum().item()
     assert work.operations == 4 and work.waits == 1  # addmm, add, sum, item
-    assert work.products == [(3 * 8 * 5, 4 * (3 * 8 + 8 * 5 + 3 * 5))]
+    assert work.multiplications == 3 * 8 * 5
 
 
 def test_the_share_of_attention():
@@ -112,23 +112,16 @@ def test_products_are_counted_with_every_method(rows):
     linear = Linear(512, 1024)
     with torch.inference_mode(), counted() as work:
         linear(torch.ones(rows, 512))
-    ((multiplications, traffic),) = work.products
     doubled = rows == 2 and ops._is_amd() and ops._has_onednn()
-    assert multiplications == (4 if doubled else rows) * 512 * 1024
-    assert traffic >= 4 * (rows * 512 + 512 * 1024 + rows * 1024)
-
-
-def test_the_floor_is_the_larger_of_arithmetic_and_memory():
-    work = Work(0, 0, [(1000, 10), (10, 4000)])
-    assert work.floor(Speed(arithmetic=1000.0, memory=1000.0)) == pytest.approx(2.0 + 4.0)
+    assert work.multiplications == (4 if doubled else rows) * 512 * 1024
 
 
 @pytest.mark.slow
 @pytest.mark.fast_cases(1)
 def test_the_command_counts_every_sampler(lab, tiny_demo):
-    done = lab("operations --samplers llamagen,zipar --set zipar.window=1 --device cpu --batch 2")
+    done = lab("operations --samplers llamagen,zipar --set zipar.window=1 --device cpu")
     assert done.code == 0, done
     rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in done.out.splitlines()]
-    assert rows[0] == ["sampler", "operations", "waits", "floor, s", "TFLOP", "attention %"] and len(rows) == 4
+    assert rows[0] == ["sampler", "operations", "waits", "TFLOP", "attention %"] and len(rows) == 4
     plain, zipar = (int(row[1].replace(",", "")) for row in rows[2:])
     assert plain > zipar > 100 and float(rows[2][3]) >= 0
