@@ -26,7 +26,7 @@ _SHARD = re.compile(r"shard-([0-9]{7})-([0-9]{7})\.json")
 class Cell:
     """A sampler with settings on a model."""
 
-    id: str  # name of its folder: readable words and 8 hexadecimal digits of the key
+    id: str  # name of its folder: the sampler and 8 hexadecimal digits of the key
     key: str  # digest of all that its images depend on
     title: str  # name in tables and plots
     model: str  # what selected the model

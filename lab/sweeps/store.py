@@ -18,7 +18,6 @@ import json
 import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -182,54 +181,22 @@ class Store:
 
             yield from lines
 
-    def expect_same(self, manifest: Mapping[str, Any]) -> None:
-        """Check that the folder holds no sweep, or one that a sweep with this manifest continues.
-
-        Samplers, their settings and the number of images may change: finished cells of the folder are then taken as
-        they are. All else decides every image, so that nothing of the folder could be used.
-
-        Raises:
-            UserError: the folder's manifest has another format, is damaged, or has another value of an entry.
-        """
-        before = self.manifest()
-        if before is None:
-            return
-
-        theirs = _deciding(before)
-        for name, value in _deciding(manifest).items():
-            if name in theirs and value != theirs[name]:
-                raise UserError(
-                    f"out: {self.folder.path} holds a sweep with {name} {_brief(theirs[name])}, "
-                    f"and this one has {_brief(value)}; use the same value, or name another --out."
-                )
-
-    def named(self, cells: Sequence[Cell]) -> list[Cell]:
-        """The cells under the names that the folder has for their keys, so that finished shards are found again.
-
-        A name holds the values that vary, and a changed spec may vary others.
-        """
-        known: dict[str, str] = {}
-        if self.manifest() is not None:
-            with suppress(UserError):  # a damaged record is written again
-                known = {cell.key: cell.id for cell in self.cells()}
-
-        names = {cell.id: known.get(cell.key, cell.id) for cell in cells}
-        return [replace(cell, id=names[cell.id], baseline=names.get(cell.baseline or "")) for cell in cells]
-
     def write_manifest(self, manifest: Mapping[str, Any], cells: Sequence[Cell]) -> None:
         """Write the cells' records and then the manifest.
 
-        Raises:
-            UserError: the folder holds another sweep: see :meth:`expect_same`, or no cell of it is among these.
-        """
-        self.expect_same(manifest)
+        Samplers, their settings and the number of images may change between two runs: finished cells are taken as they
+        are. All else decides every image, and is in the name of every cell.
 
+        Raises:
+            UserError: the folder holds a sweep, and no cell of it is among these.
+        """
         before: Any = (self.manifest() or {}).get("cells")
         names = [cell.id for cell in cells]
         if isinstance(before, list) and before and set(names).isdisjoint(map(str, before)):
             raise UserError(
-                f"out: {self.folder.path} holds a sweep of other cells, {_brief(before[0])} for example; "
-                f"name another --out, or remove {MANIFEST} there to start again."
+                f"out: {self.folder.path} holds a sweep of other cells, {str(before[0])[:80]} for example: its seed, "
+                "batch, dtype, device, threads, labels, prompts or files differ. Name another --out, or remove "
+                f"{MANIFEST} there to start again."
             )
 
         for cell in cells:
@@ -264,45 +231,6 @@ class Store:
         text = "".join(json.dumps(line, sort_keys=True) + "\n" for line in lines)
         name = f"{time.time_ns():020d}-{uuid.uuid4().hex[:8]}.jsonl"
         self.folder.write(f"{RESULTS}/{name}", text.encode())
-
-
-# Entries of a spec that may change between two runs of a sweep. Files may move: cells are compared by the digests of
-# their content. The threads of a run are among its numerics.
-_MAY_CHANGE = (
-    "images",
-    "samplers",
-    "set",
-    "threads",
-    "model",
-    "decoder",
-    "draft",
-    "upscale_model",
-    "tar",
-)
-
-
-def _deciding(manifest: Mapping[str, Any]) -> dict[str, Any]:
-    """The entries of a manifest that two runs of one sweep share, by name, in the form in which JSON keeps them."""
-    found: dict[str, Any] = {}
-    for name in ("algorithm", "batch"):
-        if name in manifest:
-            found[name] = manifest[name]
-
-    spec = manifest.get("spec")
-    if isinstance(spec, Mapping):
-        found |= {name: value for name, value in spec.items() if name not in _MAY_CHANGE}
-
-    numerics = manifest.get("numerics")
-    if isinstance(numerics, Mapping):
-        found |= numerics
-
-    return json.loads(json.dumps(found))
-
-
-def _brief(value: Any) -> str:
-    """A value in a message."""
-    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 def work_of(shards: Sequence[Shard]) -> Work:

@@ -281,10 +281,8 @@ def _cell(
 
     drawn = {"family": family, "batch": spec.batch, **about}
     key = cell_key(prepared.digest, drawn, numbers, name, settings, spec.seed)
-    words = f"{name} {combination.title.partition(', ')[2]}"
-
     return Cell(
-        id=cell_name(words, key, digits=8),
+        id=cell_name(name, key, digits=8),
         key=key,
         title=combination.title,
         model=choice,

@@ -63,7 +63,7 @@ def begin(address: object, entries: dict[str, Any]) -> tuple[Store, list[Cell], 
     models = Models(spec, files)
     conditions = Conditions(spec, models)
     store = Store(address)
-    cells = store.named(plan(spec, models, conditions, numbers))
+    cells = plan(spec, models, conditions, numbers)
     store.write_manifest(manifest(spec, numbers), cells)
     return store, cells, Worker(store, models, conditions)
 
