@@ -28,20 +28,18 @@ of the file, and the folder of each sweep under its name.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from pathlib import Path
-from types import MappingProxyType
 from typing import Any
 
 from ...cli.planning import by_key, variant_words
-from ...errors import UserError, first_line
+from ...errors import UserError
 from ...reports.table import figure, literal, markdown
 from .folder import Folder
 from .measures import MEASURES, Result, latest, read_results
-from .records import ID, Cell
+from .records import Cell
 from .records import whole as in_range
-from .spec import Spec, expand, from_table
+from .spec import Spec, from_table
 from .store import Store, work_of
 from .times import Time, paired
 
@@ -76,9 +74,8 @@ class Row:
     """A row of a paper's table."""
 
     row: str  # its name in the paper
-    cell: tuple[str, str] = ("", "")  # name of the sweep and entry of its samplers; empty if it cannot be run
-    # The same of the cell that its seconds, speed-up, memory and acceptance are taken from, if that is another one.
-    timed: tuple[str, str] = ("", "")
+    cell: str = ""  # "sweep/entry of its samplers"; "" if it cannot be run
+    timed: str = ""  # the cell of its seconds, speed-up, memory and acceptance; "" for the same
     skipped: str = ""  # why it cannot be run, or ""
     figures: Mapping[str, str] = field(default_factory=dict)  # the paper's, by names of FIGURES or not_measured
 
@@ -107,7 +104,7 @@ class Paper:
         """Measures of the command evaluate that the tables have of a sweep; [] for one whose times alone they have."""
         wanted: set[str] = set()
         for table in self.tables:
-            if any(row.cell[0] == sweep for row in table.rows):
+            if any(row.cell.startswith(f"{sweep}/") for row in table.rows):
                 wanted.update(table.columns)
 
         return [name for name in FIGURES if name in wanted and name in MEASURES]
@@ -123,117 +120,29 @@ _OWN = ("paper", "sweeps", "tables", "not_measured", "notes")
 
 
 def paper_of(source: Mapping[str, Any]) -> Paper:
-    """A paper from the entries of a file.
-
-    Raises:
-        UserError: an entry is missing, unknown or of a wrong type, or a row names no cell.
-    """
-    try:
-        return _paper(source)
-    except (AttributeError, KeyError, TypeError) as problem:
-        what = f"{type(problem).__name__}: {first_line(problem)}"
-        raise UserError(
-            f"paper: an entry is missing, unknown or of a wrong type ({what}); lab/papers has examples."
-        ) from None
-
-
-def _paper(source: Mapping[str, Any]) -> Paper:
-    """See :func:`paper_of`; entries of a wrong type raise what Python raises."""
+    """A paper from the entries of a file. Sweeps have the entries of all, then their own."""
     shared = {name: value for name, value in source.items() if name not in _OWN}
     sweeps: dict[str, Spec] = {}
-    for entry in source["sweeps"]:
-        name, spec = _sweep(shared, **entry)
-        if name in sweeps:
-            raise UserError(f"sweeps: two are named {name!r}; give each its own name.")
-        sweeps[name] = spec
-
-    not_measured = {title: _text(why) for title, why in source.get("not_measured", {}).items()}
-    known = [*FIGURES, *not_measured]
-    tables = tuple(_table(sweeps, known, **entry) for entry in source["tables"])
-
-    notes = source.get("notes", [])
-    if not isinstance(notes, list):
-        raise TypeError("notes are no list")
-    return Paper(_text(source["paper"]), sweeps, tables, not_measured, tuple(map(_text, notes)), source)
-
-
-def _text(value: Any) -> str:
-    """An entry that is a text."""
-    if not isinstance(value, str):
-        raise TypeError(f"{str(value)[:60]!r} is no text")
-    return value
-
-
-def _sweep(shared: Mapping[str, Any], name: str, **own: Any) -> tuple[str, Spec]:
-    """Name and spec of a sweep: the entries of all sweeps, then its own."""
-    if not ID.fullmatch(name):
-        raise UserError(f"sweeps: the name {name[:60]!r} cannot be that of a folder; write letters, digits and dashes.")
-
-    try:
+    for own in source["sweeps"]:
         settings = {**shared.get("set", {}), **own.get("set", {})}
-        return name, from_table({**shared, **own, "set": settings})
-    except UserError as problem:
-        raise UserError(f"sweeps: in {name}, {problem}") from None
+        entries = {**shared, **own, "set": settings}
+        name = entries.pop("name")
+        sweeps[name] = from_table(entries)
 
+    tables = []
+    for about in source["tables"]:
+        rows = tuple(Row(**row) for row in about["rows"])
+        columns = about.get("columns") or dict.fromkeys(name for row in rows for name in row.figures)
+        tables.append(Table(about["title"], rows, tuple(columns)))
 
-def _table(
-    sweeps: Mapping[str, Spec],
-    known: Sequence[str],
-    title: str,
-    rows: Sequence[Mapping[str, Any]],
-    columns: Sequence[str] | None = None,
-) -> Table:
-    """A table of the file; ``known``: names of figures. Its columns are those of its rows if it names none."""
-    made = tuple(_row(sweeps, known, **row) for row in rows)
-    if columns is None:
-        columns = list(dict.fromkeys(name for row in made for name in row.figures))
-
-    for name in columns:
-        _known_figure(name, known)
-    return Table(_text(title), made, tuple(columns))
-
-
-def _row(
-    sweeps: Mapping[str, Spec],
-    known: Sequence[str],
-    row: str,
-    cell: str = "",
-    timed: str = "",
-    skipped: str = "",
-    figures: Mapping[str, str] = MappingProxyType({}),
-) -> Row:
-    """A row of a table."""
-    for name, value in figures.items():
-        _known_figure(name, known)
-        _text(value)
-
-    if skipped:
-        return Row(_text(row), skipped=_text(skipped), figures=dict(figures))
-
-    place = _place(cell, row, sweeps)
-    return Row(_text(row), place, _place(timed, row, sweeps) if timed else place, figures=dict(figures))
-
-
-def _known_figure(name: Any, known: Sequence[str]) -> None:
-    """Check the name of a figure."""
-    if name not in known:
-        raise UserError(
-            f"figures: {str(name)[:60]!r} is not one of {', '.join(known)}; add it to not_measured, with a reason."
-        )
-
-
-def _place(text: str, row: str, sweeps: Mapping[str, Spec]) -> tuple[str, str]:
-    """Sweep and sampler of "sweep/sampler"; the sampler has one cell in the sweep."""
-    sweep, _, sampler = text.partition("/")
-    found = [combination.title for combination in expand(sweeps[sweep])]
-    keys = by_key(sweeps[sweep].samplers)
-    if sampler not in keys or title_of(sampler) not in found:
-        raise UserError(
-            f"rows: {row} names {sampler[:60]!r} in {sweep}, which has no single cell of it; choose one of "
-            f"{', '.join(keys)}, or write a variant for each value of a list."
-        )
-
-    return sweep, sampler
+    return Paper(
+        paper=source["paper"],
+        sweeps=sweeps,
+        tables=tuple(tables),
+        not_measured=source.get("not_measured", {}),
+        notes=tuple(source.get("notes", ())),
+        source=source,
+    )
 
 
 def title_of(sampler: str) -> str:
@@ -242,11 +151,6 @@ def title_of(sampler: str) -> str:
     variant = variant_words(key)
 
     return f"{entry.title}, {variant}" if variant else entry.title
-
-
-def place(folder: str | Path, sweep: str) -> Path:
-    """The folder of a sweep of a paper."""
-    return Path(folder) / sweep
 
 
 def keep(folder: Folder, paper: Paper) -> None:
@@ -275,7 +179,7 @@ def stores(folder: Folder, paper: Paper) -> dict[str, Store]:
     """The sweeps of a paper that are begun, by name."""
     found = {}
     for name in paper.sweeps:
-        store = Store(place(folder.path, name))
+        store = Store(folder.path / name)
         if store.manifest() is not None:
             found[name] = store
 
@@ -284,10 +188,10 @@ def stores(folder: Folder, paper: Paper) -> dict[str, Store]:
 
 def comparison(paper: Paper, begun: Mapping[str, Store]) -> str:
     """The paper's tables in Markdown, our figures beside the paper's; ``begun``: the sweeps, see :func:`stores`."""
-    ours: dict[tuple[str, str], dict[str, str]] = {}
+    ours: dict[str, dict[str, str]] = {}
     for name, store in begun.items():
         for sampler, figures in _figures(store, paper.sweeps[name]).items():
-            ours[name, sampler] = figures
+            ours[f"{name}/{sampler}"] = figures
 
     parts = [f"# {literal(paper.paper)}"]
     for table in paper.tables:
@@ -311,7 +215,7 @@ def comparison(paper: Paper, begun: Mapping[str, Store]) -> str:
 _OF_TIMES = ("seconds", "speedup", "memory", "acceptance", "redraws")
 
 
-def _compared(table: Table, ours: Mapping[tuple[str, str], Mapping[str, str]]) -> str:
+def _compared(table: Table, ours: Mapping[str, Mapping[str, str]]) -> str:
     """A table in Markdown."""
     head = ["row", "images"]
     for name in table.columns:
@@ -322,7 +226,7 @@ def _compared(table: Table, ours: Mapping[tuple[str, str], Mapping[str, str]]) -
     rows = [head]
     for row in table.rows:
         own = ours.get(row.cell, {})
-        timed = ours.get(row.timed, {})
+        timed = ours.get(row.timed or row.cell, {})
 
         cells = [row.row, own.get("images", "")]
         for name in table.columns:

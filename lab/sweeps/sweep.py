@@ -20,6 +20,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -119,10 +120,7 @@ def run(options: argparse.Namespace) -> int:
         if name and rank == 0:
             print(f"\n{name}\n", flush=True)
 
-        out = options.out
-        if name and out:
-            out = paper_files.place(out, name)
-        _run(options, spec, out, place)
+        _run(options, spec, folder and folder.path / name, place)
 
     if paper is not None and folder is not None and rank == 0 and not options.dry_run:
         print(f"\n{paper_files.comparison(paper, paper_files.stores(folder, paper))}")
@@ -139,7 +137,7 @@ class Place:
     cluster: Cluster | None  # None without --ray
 
 
-def _run(options: argparse.Namespace, spec: Spec, out: str | None, place: Place) -> None:
+def _run(options: argparse.Namespace, spec: Spec, out: Path | None, place: Place) -> None:
     """Draw a sweep to the folder ``out``, or print what it would cost."""
     cluster = place.cluster
     files = _files(options, spec, place.local if place.world > 1 else 0, cluster)
