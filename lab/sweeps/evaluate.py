@@ -3,8 +3,7 @@
 PSNR and SSIM compare every image with the plain sampler's image of the same index. FID compares Inception's features of
 all images with those of --reference, or of the plain sampler's images if there is no reference. Figures have a 95 %
 bootstrap interval. Figures that can be compared with the plain sampler's also have the interval of the paired
-difference. Seconds of the sweep stand beside them, and with tflop among --measures the operations of an image, for
-which the first shard of every cell is sampled again. Results are added to the folder.
+difference. Seconds of the sweep stand beside them. Results are added to the folder.
 
 In the folder of a paper (lab/papers) every sweep is measured, and the paper's tables are printed with our figures
 beside the paper's.
@@ -18,15 +17,12 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from ...cli.options import choose_device, models_folder, models_option, source, whole
+from ...cli.options import choose_device, whole
 from ...errors import UserError, amount
-from ...networks.speed import PLAIN
 from ...reports.files import typed_path
 from ...reports.table import markdown
-from ...runs.loading import AUTO, Source
-from ...runs.registry import FAMILIES
+from ...runs.loading import AUTO
 from . import paper_files
-from .dry_run import NotHere, here_only
 from .features import Inception, open_reference
 from .folder import Folder
 from .judging import PictureBookJudge
@@ -34,7 +30,6 @@ from .measures import (
     FEATURES,
     JUDGE,
     MEASURES,
-    WORK,
     Means,
     Result,
     check,
@@ -45,7 +40,6 @@ from .paper_files import Paper
 from .statistics import RESAMPLES
 from .store import Store
 from .table import read, table
-from .work import Operations
 
 _OF_PAIRS = ("psnr", "ssim", "identical")
 _OF_INCEPTION = ("fid", "is")
@@ -74,7 +68,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help=f"bootstrap resamples of an interval; default {RESAMPLES}",
     )
     parser.add_argument("--device", default=AUTO, help="auto (default), cpu, cuda, cuda:1 or mps")
-    models_option(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -100,7 +93,6 @@ def run(options: argparse.Namespace) -> int:
         raise UserError("resize: it needs the size of a reference; give --reference, or leave --resize out.")
 
     _expect_measurable(measures, stores, means)
-    _without_weights(measures, stores, means, options)
 
     # Networks are loaded after the check, and only those that a measure needs.
     kinds = {MEASURES[measure].kind for own in measures.values() for measure in own}
@@ -109,18 +101,13 @@ def run(options: argparse.Namespace) -> int:
     if JUDGE in kinds:
         means.judge = PictureBookJudge()
 
-    unsaved: list[str] = []
     failed: list[str] = []
     for name, own in measures.items():
-        if any(MEASURES[measure].kind == WORK for measure in own):
-            means.operations = Operations(stores[name], _source(stores[name], options)).of
-        _measure(name, stores[name], own, means, unsaved, failed)
+        _measure(name, stores[name], own, means, failed)
 
     if paper is not None:
         print(paper_files.comparison(paper, stores))
 
-    if unsaved:
-        raise UserError(f"{unsaved[0].rstrip('.')}; the tables above are all that is left of this evaluation.")
     if failed:
         count = amount(len(failed), "cells")
         raise UserError(f"measures: {count} of those above cannot be measured; the tables hold the others.")
@@ -148,12 +135,10 @@ def _expect_measurable(measures: dict[str, list[str]], stores: Mapping[str, Stor
         del measures[name]
 
 
-def _measure(
-    name: str, store: Store, measures: Sequence[str], means: Means, unsaved: list[str], failed: list[str]
-) -> None:
+def _measure(name: str, store: Store, measures: Sequence[str], means: Means, failed: list[str]) -> None:
     """Measure a sweep and print its tables; ``name`` is that of a paper's sweep, or "".
 
-    ``unsaved`` and ``failed`` as for :func:`.measures.evaluate`. A paper's sweep without any results does not stop the
+    ``failed`` as for :func:`.measures.evaluate`. A paper's sweep without any results does not stop the
     others.
     """
 
@@ -161,7 +146,7 @@ def _measure(
         print(text, file=sys.stderr, flush=True)
 
     try:
-        results = evaluate(store, measures, means, log, unsaved, failed)
+        results = evaluate(store, measures, means, log, failed)
     except UserError as problem:
         if not name:
             raise
@@ -204,47 +189,9 @@ def _measures_of(paper: Paper | None, stores: Mapping[str, Store], options: argp
 
     if options.reference is None and found:
         print("Only times and counts are shown: name the images to compare with by --reference.", file=sys.stderr)
-        counts = {name: [measure for measure in own if MEASURES[measure].kind == WORK] for name, own in found.items()}
-        return {name: own for name, own in counts.items() if own}
+        return {}
 
     return found
-
-
-def _source(store: Store, options: argparse.Namespace) -> Source:
-    """Where the models of a sweep are, of which none is downloaded."""
-    settings = argparse.Namespace(models=options.models, device=options.device, dtype=store.spec().dtype, speed=PLAIN)
-    return here_only(source(settings), models_folder(options.models))
-
-
-def _without_weights(
-    measures: dict[str, list[str]], stores: Mapping[str, Store], means: Means, options: argparse.Namespace
-) -> None:
-    """Find out which models are not on this machine, and leave out the measures that need one in a sweep that has none.
-
-    Raises:
-        UserError: nothing is left to measure, and the measures were asked for.
-    """
-    wanted = {name: own for name, own in measures.items() if any(MEASURES[measure].kind == WORK for measure in own)}
-    for name, own in wanted.items():
-        find = _source(stores[name], options).find
-        models = dict.fromkeys((cell.family, cell.model) for cell in stores[name].cells())
-        for family, model in models:
-            try:
-                find(model, FAMILIES[family].files)
-            except NotHere as missing:
-                means.absent[model] = str(missing).rstrip(".")
-
-        if all(model in means.absent for _, model in models):
-            measures[name] = [measure for measure in own if MEASURES[measure].kind != WORK]
-
-    if wanted and options.measures is not None and not any(measures.values()):
-        why = next(iter(means.absent.values()))
-        raise UserError(f"measures: tflop needs the model, and {why}; get it, or leave tflop out.")
-
-    for name in wanted:
-        if not any(MEASURES[measure].kind == WORK for measure in measures[name]):
-            why = next(means.absent[cell.model] for cell in stores[name].cells())
-            print(f"tflop{f' of {name}' if name else ''} is left out: {why}.", file=sys.stderr)
 
 
 def _measures(text: str | None, reference: bool) -> list[str]:

@@ -37,12 +37,10 @@ from .statistics import (
 from .store import Store
 from .times import baselines_of
 
-# Kinds of measures: of pairs of a cell's image and its baseline's, of Inception's features, of the demo's judge, of the
-# sampler's work.
+# Kinds of measures: of pairs of a cell's image and its baseline's, of Inception's features, of the demo's judge.
 PAIR = "pair"
 FEATURES = "features"
 JUDGE = "judge"
-WORK = "work"
 
 
 @dataclass(frozen=True)
@@ -79,7 +77,6 @@ MEASURES: dict[str, Measure] = {
     "judge-distinct": Measure("distinct scenes, %", JUDGE, True, ".1f", 100, least=0),
     "judge-nearest": Measure("to the nearest image", JUDGE, True, ".3f", least=0),
     "judge-frechet": Measure("Frechet distance, judge", JUDGE, False, ".1f", least=0),
-    "tflop": Measure("TFLOP / image", WORK, False, ".3g", 1e-12, least=0),
 }
 # Figures of images that equal the baseline's; PSNR has none.
 EQUAL = {"ssim": 1.0, "identical": 1.0}
@@ -141,8 +138,6 @@ class Means:
     reference: Reference | None = None  # that features are compared with; None for the baseline's images
     resize: bool = False  # whether images get the reference's size before features are computed
     judge: Any = None  # a sweeps.judging.PictureBookJudge
-    operations: Callable[[Cell, Shard], float] | None = None  # floating-point operations of an image of a shard
-    absent: dict[str, str] = field(default_factory=dict)  # models that are not here, with the reason
     resamples: int = RESAMPLES
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # of matrix products
 
@@ -195,7 +190,6 @@ def evaluate(
     measures: Sequence[str],
     means: Means,
     log: Callable[[str], None] = lambda text: None,
-    unsaved: list[str] | None = None,
     failed: list[str] | None = None,
 ) -> list[Result]:
     """Measure all cells, add the results to the folder, and return them.
@@ -204,8 +198,6 @@ def evaluate(
 
     Args:
         log: gets a line for every cell, and one for every reason why measures are left out.
-        unsaved: gets the reasons why results could not be added to the folder any more; without it the first one is
-            raised.
         failed: gets the cells that could not be measured although they have images, with the reason, such as a damaged
             file; without it the first reason is raised after the other cells.
 
@@ -235,12 +227,7 @@ def evaluate(
         out += results
 
         if results:
-            try:
-                store.append_results([asdict(result) for result in results])
-            except UserError as problem:
-                if unsaved is None:
-                    raise
-                unsaved.append(str(problem))
+            store.append_results([asdict(result) for result in results])
 
         count = work.images(cell)
         short = "" if count == cell.images else f"; {count} of its {cell.images} images are finished"
@@ -295,8 +282,6 @@ class _Evaluation:
         if kind == JUDGE:
             judge = self.means.judge
             return judge is not None and measure in judge.measures(cell.size, self.store.labels(cell, shards[0]))
-        if kind == WORK:
-            return self.means.operations is not None
 
         # Other measures compare with the plain sampler's images, which a plain sampler's cell does not.
         return not needs_plain(measure, self.means) or cell.baseline is not None
@@ -307,8 +292,6 @@ class _Evaluation:
             return ""
 
         kind = MEASURES[measure].kind
-        if kind == WORK:
-            return self.means.absent.get(cell.model, "")
         if kind == FEATURES and _other_size(cell, self.means):
             return _other_size(cell, self.means).rstrip(".")
 
@@ -341,7 +324,7 @@ class _Evaluation:
         kind = MEASURES[measure].kind
         if kind == JUDGE:
             return "picture book" if measure == "judge-frechet" else ""
-        if kind == WORK or measure == "is":
+        if measure == "is":
             return ""
 
         reference = self.means.reference
@@ -363,9 +346,6 @@ class _Evaluation:
         if plain is not None and of_pairs:
             paired = self._paired(cell, plain, of_pairs)
 
-        # The work of the first shard, whose images are sampled again.
-        counts = {name: self._of_work(cell) for name in names if MEASURES[name].kind == WORK}
-
         # Measures of a set of images, and of the plain sampler's set if it holds the same images.
         of_sets = [name for name in names if MEASURES[name].kind in (FEATURES, JUDGE)]
         own = self._estimates(cell, of_sets)
@@ -381,8 +361,6 @@ class _Evaluation:
 
             if name in paired:
                 found, word, images = paired[name]
-            elif name in counts:
-                found, images = counts[name]
             elif name in own:
                 found = MEASURES[name].figure(own[name])
                 if name in base:
@@ -438,12 +416,6 @@ class _Evaluation:
                     out[name] = (MEASURES[name].figure(self._estimate(name, mean(alike), n)), "", n)
 
         return out
-
-    def _of_work(self, cell: Cell) -> tuple[Figure, int]:
-        """Operations of an image of the first shard, and the number of its images."""
-        assert self.means.operations is not None
-        first = self._shards[cell.id][0]
-        return Figure(self.means.operations(cell, first)), first.count
 
     def _estimate(self, name: str, statistic: Statistic, n: int, biased: bool = False) -> Estimate:
         """The estimate of a measure, with a progress bar: Inception's features take seconds a resample."""

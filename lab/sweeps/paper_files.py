@@ -55,11 +55,10 @@ class Measured:
     scale: float = 1.0  # for display
 
 
-# The first ones are measures of the command evaluate; all but tflop need its reference. The others come with a sweep.
+# The first two are measures of the command evaluate, which need its reference. The others come with a sweep.
 FIGURES: dict[str, Measured] = {
     "fid": Measured("FID", ".2f"),
     "is": Measured("IS", ".1f"),
-    "tflop": Measured("TFLOP", ".2f", 1e-12),
     "seconds": Measured("s / image", ".3f"),
     "speedup": Measured("speed-up", ".2f"),
     "memory": Measured("memory, MB", ".0f", 2**-20),
@@ -268,7 +267,7 @@ def _figures(store: Store, spec: Spec) -> dict[str, dict[str, str]]:
 
 def _of_reference(result: Result, cells: Collection[str]) -> bool:
     """Whether a result compares with reference images or with nothing, as papers do, and not with another cell."""
-    return result.against not in cells and (bool(result.against) or result.measure in ("is", "tflop"))
+    return result.against not in cells and (bool(result.against) or result.measure == "is")
 
 
 def _of_time(time: Time | None) -> dict[str, float | None]:

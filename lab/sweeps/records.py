@@ -17,8 +17,7 @@ from ...reports.reading import within
 MOST_IMAGES = 10_000_000  # of a cell
 MOST_BATCH = 4096  # images of a shard
 MOST_SIDE = 8192  # pixels
-# Names of the cells' folders, and of the shards' records.
-ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,120}")
+# Name of a shard's record.
 _SHARD = re.compile(r"shard-([0-9]{7})-([0-9]{7})\.json")
 
 

@@ -40,7 +40,6 @@ from .records import (
     stem,
     to_npz,
 )
-from .spec import Spec, from_table
 
 FORMAT = 2
 MANIFEST = "manifest.json"
@@ -64,13 +63,6 @@ class Store:
             raise UserError(f"folder: {self.folder.path} has format {form!r}; this version reads {FORMAT}.")
 
         return found
-
-    def spec(self) -> Spec:
-        """The spec that the sweep was drawn from, checked again."""
-        found: Any = (self.manifest() or {}).get("spec")
-        if not isinstance(found, dict):
-            raise self.folder.damaged(MANIFEST)
-        return from_table({name: value for name, value in found.items() if value not in (None, [], {})})
 
     def cells(self) -> list[Cell]:
         """The cells in the order of the manifest; read once."""

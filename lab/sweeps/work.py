@@ -30,7 +30,6 @@ from ...samplers.settings import make
 from ...samplers.tokens.mulosd.upsampling import BICUBIC
 from ...sweeps.keys import cell_key, cell_name, digest
 from ...sweeps.plan import Combination
-from ..work.operations import countable, counted
 from .folder import host
 from .records import Cell, Shard, shard_key
 from .spec import Spec, expand, models_of
@@ -411,36 +410,7 @@ class Worker:
         prepared.drawing(condition.of(range(1)), 0, 0).warm_up()
 
 
-class Operations:
-    """Counts the floating-point operations of a store's shards, by sampling them again."""
-
-    def __init__(self, store: Store, source: Source):
-        spec = store.spec()
-        self._models = Models(spec, source)
-        self._conditions = Conditions(spec, self._models)
-
-    def of(self, cell: Cell, shard: Shard) -> float:
-        """Operations of an image, the mean of a shard: matrix products and attention of the sampler, 2 a multiply-add.
-
-        Operations of the decoder and of text encoders are not counted.
-
-        Raises:
-            UserError: a file of the cell is missing, or is not the one that the sweep began with.
-        """
-        prepared = self._models.restore(cell)
-        condition, _ = self._conditions.of(prepared.ready, shard.first, shard.count)
-        with countable(self._models.source.device), counted() as work:
-            sample(prepared, condition, cell.seed, shard.first)
-
-        return work.flops / shard.count
-
-
 def draw(prepared: Prepared, condition: AnyCondition, seed: int, first: int) -> tuple[np.ndarray, Report]:
     """Images uint8 [n, H, W, 3] of a condition whose first image has the index ``first``, and the report."""
-    made = sample(prepared, condition, seed, first)
+    made = finish(prepared.drawing(condition, seed, first).steps())
     return decode(prepared.ready, made).numpy(), made.report
-
-
-def sample(prepared: Prepared, condition: AnyCondition, seed: int, first: int) -> Any:
-    """Latents or codes with the report, see :func:`draw`."""
-    return finish(prepared.drawing(condition, seed, first).steps())

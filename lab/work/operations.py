@@ -1,7 +1,7 @@
 """Count the operations of one run of each sampler.
 
 Every operation that computes or copies counts as one kernel launch on a GPU; views are not counted. All counts are of
-what runs on this device: a CPU may compute two rows of a product as four, which evaluate's measure tflop counts as two.
+what runs on this device: a CPU may compute two rows of a product as four.
 """
 
 from __future__ import annotations
@@ -98,15 +98,12 @@ def counted() -> Iterator[Work]:
 
 
 @contextmanager
-def countable(device: torch.device | str = "cpu") -> Iterator[None]:
-    """Use operations that can be counted: no packed copies or halves of weights, and masks that are plain tensors.
-
-    ``device``: of the model that runs in this block.
-    """
+def countable() -> Iterator[None]:
+    """Use operations that can be counted: no packed copies or halves of weights, and masks that are plain tensors."""
     from torch.nn.attention import bias  # imports PyTorch's compiler
 
     def lower_right(queries: int, keys: int) -> Tensor:
-        return torch.ones(queries, keys, dtype=torch.bool, device=device).tril(keys - queries)
+        return torch.ones(queries, keys, dtype=torch.bool).tril(keys - queries)
 
     with mock.patch.object(ops, "LARGE_WEIGHT", 1 << 62), mock.patch.object(bias, "causal_lower_right", lower_right):
         yield

@@ -345,19 +345,6 @@ def test_resamples_are_reported_as_they_are_done():
     assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_results_that_cannot_be_added_are_still_returned(store, monkeypatch):
-    def full(lines):
-        raise UserError("out: the folder cannot be written to.")
-
-    monkeypatch.setattr(store, "append_results", full)
-    unsaved: list[str] = []
-    found = evaluate(store, ["identical"], means(), unsaved=unsaved)
-    assert [r.cell for r in found] == [cell.id for cell in store.cells()[1:]]
-    assert unsaved == ["out: the folder cannot be written to."] * 4
-    with pytest.raises(UserError, match="^out: "):
-        evaluate(store, ["identical"], means())
-
-
 def test_a_folder_that_is_not_writable_is_refused_before_a_picture_is_read(store, monkeypatch):
     monkeypatch.setattr(Store, "pictures", lambda *_: pytest.fail("no image should be read"))
 

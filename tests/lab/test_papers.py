@@ -158,7 +158,7 @@ def test_figures_are_those_that_the_papers_print():
 
     lazy = printed("lazymar")
     assert lazy["Table 1: ImageNet 256 x 256", "LazyMAR-L, 32"] == (
-        "seconds 0.30, Latency (CPU/s) 17.07, tflop 9.41, speedup 3.72, Param 479M, fid 2.11, is 284.4"
+        "seconds 0.30, Latency (CPU/s) 17.07, TFLOP 9.41, speedup 3.72, Param 479M, fid 2.11, is 284.4"
     )
     selected = "Table 3: token selection, MAR-H, 64 AR steps"
     assert lazy[selected, "+Unpredicted Token (I)"].endswith("speedup 3.06, fid 3.61, is 248.1")
