@@ -137,7 +137,7 @@ def _heading(about: Mapping[str, Any]) -> str:
 
 def table(rows: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> str:
     """The rows as Markdown: of auto and compile the last image counts, behind those that recorded and compiled."""
-    head = ["model", "batch", "dtype", "plain, s", "auto, s", "compile, s", "speed-up", "goal, s", "equal"]
+    head = ["model", "batch", "dtype", "plain, s", "auto, s", "compile, s", "speed-up", "equal"]
     head += ["launches", "auto", "floor, s", "share %", "GB", "auto GB", "accepted %", "remarks"]
     out = [head]
     for row in rows:
@@ -151,7 +151,7 @@ def table(rows: Sequence[Mapping[str, Any]], about: Mapping[str, Any]) -> str:
         cells = [row["name"], str(row["batch"]), row.get("dtype", "")]
         cells += [_seconds(before), _seconds(after), _seconds(_last(measured.get("compile", {})))]
         cells.append(f"{before / after:.2f}" if before and after else "")
-        cells += [f"{row['goal']:g}" if row["goal"] else "", auto.get("equal", "")]
+        cells.append(auto.get("equal", ""))
         cells += [_launches(measured.get("launches, plain", {})), _launches(measured.get("launches, auto", {}))]
         cells += [_seconds(floor), f"{100 * floor / best:.0f}" if floor and best else ""]
         cells += [_gigabytes(plain), _gigabytes(auto)]

@@ -12,7 +12,6 @@ class Case:
     name: str
     arguments: str  # of the command bench; PRODUCTS: products alone
     batch: int = 1
-    goal: float | None = None  # seconds on an H200
     speeds: str = ""  # to measure, written as for the option --speeds; "" for the option's own
 
     @property
@@ -82,9 +81,9 @@ PARTS: tuple[Part, ...] = (
     Part(
         "janus-7b",
         (
-            Case("Janus-Pro-7B, bf16", f"{_JANUS_7B} bf16", goal=3.3),
-            Case("Janus-Pro-7B, int8", f"{_JANUS_7B} int8", goal=3.3),
-            Case("Janus-Pro-7B, int4", f"{_JANUS_7B} int4", goal=2.8),
+            Case("Janus-Pro-7B, bf16", f"{_JANUS_7B} bf16"),
+            Case("Janus-Pro-7B, int8", f"{_JANUS_7B} int8"),
+            Case("Janus-Pro-7B, int4", f"{_JANUS_7B} int4"),
         ),
     ),
     Part(
@@ -97,8 +96,8 @@ PARTS: tuple[Part, ...] = (
     Part(
         "lazymar",
         (
-            Case("MAR-L, MAR", f"{_MAR_L} mar", goal=1.2),
-            Case("MAR-L, LazyMAR", f"{_MAR_L} lazymar", goal=0.75),
+            Case("MAR-L, MAR", f"{_MAR_L} mar"),
+            Case("MAR-L, LazyMAR", f"{_MAR_L} lazymar"),
         ),
     ),
     Part(
@@ -146,7 +145,7 @@ PARTS: tuple[Part, ...] = (
             Case("LlamaGen-XL, ZipAR", f"{_LLAMAGEN} zipar"),
             Case("LlamaGen-XL, ZipAR, parallel 24", f"{_LLAMAGEN} zipar --set parallel=24"),
             Case("LlamaGen-XL, LlamaGen, parallel 24", f"{_LLAMAGEN} llamagen --set parallel=24"),
-            Case("PAR-XL, PAR, 4 regions", f"{_LLAMAGEN} par", goal=0.3),
+            Case("PAR-XL, PAR, 4 regions", f"{_LLAMAGEN} par"),
         ),
     ),
     Part(
@@ -156,12 +155,12 @@ PARTS: tuple[Part, ...] = (
             *(Case(f"Janus-Pro-1B, {dtype}", f"{_JANUS_1B} {dtype}", speeds=_COMPILED) for dtype in _DTYPES),
         ),
     ),
-    Part("llamagen", (Case("LlamaGen-XL, LlamaGen", f"{_LLAMAGEN} llamagen", goal=0.9, speeds="plain,auto,compile"),)),
+    Part("llamagen", (Case("LlamaGen-XL, LlamaGen", f"{_LLAMAGEN} llamagen", speeds="plain,auto,compile"),)),
     Part(
         "bitdance-14b",
         (
             Case("BitDance-14B-64x, 1,024 pixels, int4", f"{_BITDANCE} --dtype int4"),
-            Case("BitDance-14B-64x, 1,024 pixels", _BITDANCE, goal=8),
+            Case("BitDance-14B-64x, 1,024 pixels", _BITDANCE),
         ),
     ),
     Part(

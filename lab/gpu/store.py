@@ -48,7 +48,7 @@ class PartFile:
 
     def row(self, i: int, case: Case) -> dict[str, Any]:
         """The row of a case."""
-        about = {"name": case.name, "batch": case.batch, "goal": case.goal, "command": case.command, "measured": {}}
+        about = {"name": case.name, "batch": case.batch, "command": case.command, "measured": {}}
         return self.rows.setdefault(str(i), about)
 
     def reference(self, i: int) -> Path:

@@ -266,7 +266,7 @@ def test_the_table_has_the_last_image_of_auto_and_the_share_of_the_floor():
     plain = {"seconds": [8.0], "peak_bytes": 10**9, **done}
     auto = {"seconds": [8.1, 5.0, 2.0], "peak_bytes": 2 * 10**9, "equal": "yes", "note": "", **done}
     counted = {"operations": 1234, "replays": 56, "extrapolated": True, **done}
-    row = {"name": "MAR", "batch": 1, "goal": 1.5, "dtype": "fp16", "acceptance": 0.5, "floor_bytes": 10**12}
+    row = {"name": "MAR", "batch": 1, "dtype": "fp16", "acceptance": 0.5, "floor_bytes": 10**12}
     row["measured"] = {"plain": plain, "auto": auto, "launches, auto": counted, "compile": {PROBLEM: "it failed"}}
 
     text = gpu.table([row], {"copy_rate": 2e12})
