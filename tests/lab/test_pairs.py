@@ -171,7 +171,6 @@ def test_a_cell_that_none_is_compared_with_has_no_speed_up(tmp_path):
 
     evaluate(store, ["psnr"], Means(resamples=10))
     points = {point.cell.id: point for point in curve(store, "psnr").points}
-    assert [points[name].fewer_calls for name in ("par", "mar-0", "fast")] == [None, 1.0, 1.0]
     assert points["par"].result is None and points["mar-0"].result.word == "identical" and points["fast"].result.value
 
 
