@@ -24,7 +24,6 @@ PATHS = {
     "sweep": "spec",
     "evaluate": "folder",
     "plot": "folder",
-    "against": "against",
     "train-demo --only kl --device cpu --out": "out",
     "train-demo --only kl --device cpu --work": "work",
 }
@@ -40,7 +39,7 @@ def test_the_home_of_an_unknown_user_is_named_in_every_path(lab, sentence, tmp_p
 @pytest.mark.parametrize(
     "line",
     [
-        "plot nosuch --out a/b/x.png --sheet a/c/s.png",
+        "plot nosuch --out a/b/x.png",
         "sweep nosuch.toml --out a/b",
         "train-demo --only kl,judge --device abacus --work a/b --out c/d",
         "train-demo --only kl --device cpu --work a/b --out file",
