@@ -62,7 +62,7 @@ def drawn(folder: Path) -> dict[str, tuple[np.ndarray, dict[str, int]]]:
         spec = Spec(str(model), (name,), decoder=str(decoder), draft=str(draft), seed=3)
         models = Models(spec, source(spec))
         prepared = models.prepare(choose(name, settings_of(name)), family, str(par if name == "par" else model))
-        condition, _ = Conditions(spec, models).of(prepared.ready, 0, 2, {})
+        condition, _ = Conditions(spec, models).of(prepared.ready, 0, 2)
         pictures, report = draw(prepared, condition, spec.seed, 0)
         out[name] = pictures, dict(sorted(report.counts.items()))
     return out
