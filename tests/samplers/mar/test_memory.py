@@ -109,9 +109,12 @@ def test_reports_hold_the_estimate():
 
 
 @pytest.mark.parametrize("condition_cache", [True, False])
-def test_what_lazymar_keeps_is_within_the_estimate(condition_cache):
+@pytest.mark.parametrize("encoder_cache", [True, False])
+def test_what_lazymar_keeps_is_within_the_estimate(encoder_cache, condition_cache):
     lazy = {"steps": 8, "diffusion_steps": 4, "start_step": 1, "refresh_period": 4, "ratio_schedule": "stretched"}
-    report = run(tiny_hybrid(), lazymar, LazyMARSettings(**lazy, condition_cache=condition_cache))
+    report = run(
+        tiny_hybrid(), lazymar, LazyMARSettings(**lazy, encoder_cache=encoder_cache, condition_cache=condition_cache)
+    )
     assert 0 < report.counts["cache_bytes"] <= report.memory["feature cache"] <= 3 * report.counts["cache_bytes"]
 
 
