@@ -126,19 +126,3 @@ def test_the_second_stage_chooses_likely_codes(tmp_path, monkeypatch) -> None:
     assert second < first
     recipes.train_gpt(replace(job, folder=tmp_path / "again"), tmp_path / "gpt.safetensors", recipe, vq, net)
     assert len(seen) == 120
-
-
-def test_idle_codes_are_revived() -> None:
-    torch.manual_seed(0)
-    module = recipes._Tokenizer(VQAutoencoder(tiny.VQ))
-    features = torch.nn.functional.normalize(torch.randn(40, 8), dim=1)
-    assert module.revive(features, torch.Generator().manual_seed(0)) == 32
-    rows = {tuple(row) for row in features.tolist()}
-    assert all(tuple(row) in rows for row in module.net.quantize.embedding.weight.tolist())
-    for _ in range(recipes.PATIENCE):
-        module.count_idle(torch.tensor([[0, 5]]))
-    assert module.idle[[0, 5]].tolist() == [0, 0]
-    kept = module.net.quantize.embedding.weight[[0, 5]].clone()
-    assert module.revive(features, torch.Generator().manual_seed(1)) == 30
-    assert torch.equal(module.net.quantize.embedding.weight[[0, 5]], kept)
-    assert module.revive(features, torch.Generator().manual_seed(1)) == 0

@@ -68,10 +68,6 @@ TEXT = "last run"
 TITLE_BAR = 30
 # Width of a collapsed node with a short title.
 COLLAPSED = 84
-# Mean width of a character of a group's title, and width of the name of the pack over a node.
-CHARACTER, BADGE = 9, 80
-# Mean width of a character of a node's title, and room of a sub-graph's icon and button beside it.
-CHARACTER_OF_NODE, BUTTONS = 8.5, 55
 # Room of the canvas at 1366 x 768, in which a template is as large as the editor draws it; and of the two that show all
 # wires at 60 %, below which the classic renderer draws no text.
 WIDTH, HEIGHT = 1300, 740

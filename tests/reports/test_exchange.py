@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.reports import exchange
-from fastar_nodes.reports.quality import OTHER_IMAGE, Quality
+from fastar_nodes.reports.quality import Quality
 from fastar_nodes.reports.record import Report
 from fastar_nodes.reports.summary import one_line
 from fastar_nodes.runs.baseline import no_gain
@@ -254,7 +254,3 @@ def test_a_report_of_another_format_is_not_read(tmp_path, version):
     text = json.dumps({**GOOD, "version": version})
     with pytest.raises(UserError, match="^image: the report of a.png has the format .* reads 1"):
         exchange.read_runs(write(tmp_path / "a.png", text))
-
-
-def test_the_word_of_an_older_report_is_todays():
-    assert exchange._quality({"identical": False, "word": "another image"}) == Quality(word=OTHER_IMAGE)
