@@ -4,10 +4,8 @@ and their statistics.
 
 import dataclasses
 import errno
-import json
 import math
 import os
-from dataclasses import asdict
 from pathlib import Path
 
 import made_sweeps
@@ -17,7 +15,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.lab.sweeps import measures, statistics
 from fastar_nodes.lab.sweeps.features import open_reference
 from fastar_nodes.lab.sweeps.judging import Reading
-from fastar_nodes.lab.sweeps.measures import Means, Result, evaluate, from_line, latest, read_results
+from fastar_nodes.lab.sweeps.measures import Means, evaluate, latest, read_results
 from fastar_nodes.lab.sweeps.records import Shard, shard_key
 from fastar_nodes.lab.sweeps.statistics import frechet
 from fastar_nodes.lab.sweeps.store import Store
@@ -216,11 +214,6 @@ def test_a_cell_is_written_when_it_is_measured(store, monkeypatch):
     assert [r.cell for r in read_results(store)] == ["fasthybrid-0.8"]
 
 
-def test_a_line_is_a_result():
-    whole = Result("a", "psnr", "b", 3, 1.0, 0.5, 2.0)
-    assert from_line(json.loads(json.dumps(asdict(whole)))) == whole
-
-
 def test_what_cannot_be_measured_is_refused_before_a_picture_is_read(store, reference, tmp_path, monkeypatch):
     monkeypatch.setattr(Store, "pictures", lambda *_: pytest.fail("no image should be read"))
     wrong = dataclasses.replace(reference, pictures=np.zeros((4, 32, 16, 3), np.uint8))
@@ -306,14 +299,6 @@ def test_shares_have_an_interval_where_all_images_agree():
     assert (half.low, half.high) == (pytest.approx(0.4038, abs=1e-4), pytest.approx(0.5962, abs=1e-4))
 
 
-def test_frechet_distance_against_the_definition():
-    x, y = normal(300, 6, 8) @ normal(6, 6, 9), normal(200, 6, 10, shift=0.3)
-    a, b = np.cov(x, rowvar=False), np.cov(y, rowvar=False)
-    values = np.linalg.eigvals(a @ b)
-    wanted = ((x.mean(0) - y.mean(0)) ** 2).sum() + np.trace(a) + np.trace(b) - 2 * np.sqrt(values.real.clip(0)).sum()
-    assert statistics.frechet(x, y)(np.ones(300)) == pytest.approx(wanted, rel=1e-6)
-
-
 def test_few_images_have_the_distance_of_many_features(monkeypatch):
     """The matrix of the images [N, N] and that of the features [D, D] give the same, for all weights of a bootstrap."""
     x, y = normal(20, 60, 13) @ normal(60, 60, 14), normal(35, 60, 15, shift=0.2)
@@ -326,23 +311,6 @@ def test_few_images_have_the_distance_of_many_features(monkeypatch):
     values = np.linalg.eigvals(a @ b).real.clip(0)
     wanted = ((x.mean(0) - y.mean(0)) ** 2).sum() + np.trace(a) + np.trace(b) - 2 * np.sqrt(values).sum()
     assert fast(np.ones(20)) == pytest.approx(wanted, rel=1e-5)
-
-
-def test_two_images_by_hand():
-    """Features (0, 0, 0), (2, 0, 0) against (0, 0, 0), (4, 0, 0): means
-    1 and 2 apart by 1, variances 2 and 8, (sqrt 8 - sqrt 2)^2 = 2.
-    """
-    x, y = np.array([[0.0, 0, 0], [2, 0, 0]]), np.array([[0.0, 0, 0], [4, 0, 0]])
-    assert statistics.frechet(x, y)(np.ones(2)) == pytest.approx(1 + 2)
-    # The second image twice: mean 2, no variance.
-    assert statistics.frechet(x, y)(np.array([0.0, 2.0])) == pytest.approx(0 + 8)
-
-
-def test_resamples_are_reported_as_they_are_done():
-    seen = []
-    values = np.arange(5.0)
-    statistics.estimate(statistics.mean(values), 5, 3, progress=lambda done, total: seen.append((done, total)))
-    assert seen == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_a_folder_that_is_not_writable_is_refused_before_a_picture_is_read(store, monkeypatch):

@@ -1,17 +1,17 @@
 """Pairs of shards and of images: figures of a sweep whose values are worked out by hand."""
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import made_sweeps
 import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.lab.sweeps import work
-from fastar_nodes.lab.sweeps.curve import Point, curve, front
-from fastar_nodes.lab.sweeps.measures import Means, Result, evaluate, latest
+from fastar_nodes.lab.sweeps.curve import curve
+from fastar_nodes.lab.sweeps.measures import Means, evaluate, latest
 from fastar_nodes.lab.sweeps.records import Shard, shard_key
 from fastar_nodes.lab.sweeps.store import Store
-from fastar_nodes.lab.sweeps.times import Time, paired
+from fastar_nodes.lab.sweeps.times import paired
 from fastar_nodes.runs.registry import SAMPLERS
 
 SIDE = 16
@@ -68,32 +68,6 @@ def test_a_batch_that_was_cut_short_is_not_timed(tmp_path):
     assert paired(store)["mar-0"].seconds == 1.0
 
 
-def test_figures_are_those_of_the_last_evaluation():
-    old = Result("fast", "psnr", "mar-0", 4, 20.0)
-    new = replace(old, value=30.0, images=8)
-    other = replace(old, cell="slow")
-    assert latest([old, other, new]) == {("fast", "psnr"): new, ("slow", "psnr"): other}
-
-
-def a_point(name: str, good: float, fast: float, plain: str | None = "mar-0") -> Point:
-    """A point of a curve; ``good`` is its PSNR."""
-    own = made_sweeps.cell(name, "fasthybrid", {}, 4, SIDE, baseline=plain)
-    result = Result(name, "psnr", plain or "", 4, good)
-    return Point(own, "", result, Time(1.0, fast), images=4)
-
-
-def test_a_point_is_on_the_front_unless_one_of_its_baseline_is_as_good_and_as_fast():
-    points = [
-        a_point("good", 40.0, 1.5),
-        a_point("fast", 20.0, 3.0),
-        a_point("as fast, worse", 19.0, 3.0),
-        a_point("as good, slower", 40.0, 1.4),
-        a_point("good again", 40.0, 1.5),
-        a_point("of another model", 10.0, 1.1, "mar-1"),
-    ]
-    assert front(points) == {"good", "fast", "good again", "of another model"}
-
-
 def test_one_equal_image_is_not_a_cell_of_equal_images(tmp_path):
     """Three of four images are equal, the last is 51 levels darker: a mean squared error of 51^2 / 4, and
     20 log10(255 / 51) + 10 log10(4) = 13.979 + 6.021 = 20.0 dB.
@@ -106,12 +80,6 @@ def test_one_equal_image_is_not_a_cell_of_equal_images(tmp_path):
     assert found["fast", "psnr"].value == pytest.approx(20.0, abs=0.001) and found["fast", "psnr"].word == ""
     assert found["fast", "ssim"].word == "" and 0 < found["fast", "ssim"].value < 1
     assert found["fast", "identical"].value == 0.75
-
-
-def test_equal_images_are_called_identical(tmp_path):
-    store = store_of(tmp_path, {name: [(grey(100), by("a", 1.0))] * 4 for name in ("mar-0", "fast")})
-    found = latest(evaluate(store, ["psnr", "ssim", "identical"], Means(resamples=20)))
-    assert found["fast", "psnr"].word == "identical" and found["fast", "ssim"].value == 1
 
 
 def planned(*cells: tuple[str, str, dict]) -> dict[str, str | None]:

@@ -13,7 +13,6 @@ import tiny_papers
 import torch
 from fastar_nodes.cli import options
 from fastar_nodes.errors import UserError
-from fastar_nodes.lab.sweeps import evaluate as evaluate_command
 from fastar_nodes.lab.sweeps import paper_files, sweep
 from fastar_nodes.lab.sweeps.engines import run_here
 from fastar_nodes.lab.sweeps.features import WEIGHTS, open_reference, resized
@@ -46,14 +45,6 @@ def cells_of(table):
     """Rows of a Markdown table."""
     lines = [line for line in table.splitlines() if line.startswith("| ")]
     return [[cell.strip() for cell in line.split("|")[1:-1]] for line in lines]
-
-
-def test_the_page_states_how_many_sweeps_and_cells_there_are():
-    page = (ROOT / "docs" / "scale.md").read_text(encoding="utf-8")
-    for name in NAMES:
-        sweeps = paper_of(name).sweeps.values()
-        cells = sum(len(expand(spec)) for spec in sweeps)
-        assert f"| `{name}.toml` | {len(sweeps)}, {cells} |" in page
 
 
 @pytest.fixture(scope="session")
@@ -124,67 +115,6 @@ def test_a_dry_run_of_every_paper_needs_no_file(name, lab, tmp_path, monkeypatch
         assert len(rows) == len(expand(spec))
         side = sides[spec.model.partition("-")[0] if spec.model.startswith("mar") else spec.model.rpartition("-")[2]]
         assert {row[-1] for row in rows} == {f"{spec.images * side**2 * 3 / 1e6:,.0f}"}
-
-
-def test_a_dry_run_without_files_checks_the_settings(lab, sentence, tmp_path, monkeypatch):
-    refuse_downloads(monkeypatch)
-    (tmp_path / "bad.toml").write_text(
-        'model = "mar-base"\nsamplers = ["mar"]\nimages = 1\n[set]\nsteps = 257\n', encoding="utf-8"
-    )
-    assert "steps" in sentence(lab("sweep", tmp_path / "bad.toml", "--dry-run", "--models", tmp_path / "none"))
-
-
-def printed(name):
-    """The figures of a file by table and row, as one text each."""
-    found = {}
-    for table in paper_of(name).tables:
-        for row in table.rows:
-            found[table.title, row.row] = ", ".join(f"{figure} {value}" for figure, value in row.figures.items())
-
-    return found
-
-
-def test_figures_are_those_that_the_papers_print():
-    """A row of every table, copied by hand."""
-    fast = printed("fasthybrid")
-    main = "Main results, ImageNet 256 x 256"
-    own = "#Param 943M, fid 1.70, is 309.2, memory 7074, seconds 21.0, speedup 1.69"
-    assert fast[main, "FastHybrid-H-64"] == own
-    assert fast["Ablation: threshold and guidance, MAR-B", "RG-0.6"] == "fid 4.98, is 216.2, seconds 8.60"
-    weights = "Ablation: guidance method and weight schedule, MAR-B"
-    assert fast[weights, "inverse(15*0.9)"] == "fid 4.87, is 225.6, seconds 7.64"
-
-    assert printed("gtr")["MAR-H, ImageNet 256 x 256", "GtR"] == "seconds 0.22, speedup 3.72, fid 1.59, is 304.4"
-
-    lazy = printed("lazymar")
-    assert lazy["Table 1: ImageNet 256 x 256", "LazyMAR-L, 32"] == (
-        "seconds 0.30, Latency (CPU/s) 17.07, TFLOP 9.41, speedup 3.72, Param 479M, fid 2.11, is 284.4"
-    )
-    selected = "Table 3: token selection, MAR-H, 64 AR steps"
-    assert lazy[selected, "+Unpredicted Token (I)"].endswith("speedup 3.06, fid 3.61, is 248.1")
-    caches = "Table 2: the two caches, MAR-H, 64 AR steps"
-    assert lazy[caches, "token cache"].endswith("speedup 1.59, fid 1.62, is 297.9")
-
-    cspd = printed("cspd")
-    for batch, speedup in ((1, "1.44"), (8, "1.61"), (128, "2.17"), (256, "2.33")):
-        wanted = f"acceptance 0.19, speedup {speedup}"
-        assert cspd[f"Table 1: speed-up at batch size {batch}", "MAR-H, MAR-B, 32"] == wanted
-    guided = "Table 2: FID and IS with guidance"
-    assert cspd[guided, "MAR-L, MAR-B"] == "fid 1.81 ± 0.05, is 303.7 ± 4.3"
-    aligned = "Table 3: acceptance without and with trajectory alignment"
-    assert cspd[aligned, "MAR-H, MAR-L, 16: w/o align"] == "acceptance 0.08"
-    assert cspd[aligned, "MAR-H, MAR-L, 16: w/ align"] == "acceptance 0.35"
-    filled = "Table 4: acceptance and speed-up by share of pre-filled tokens"
-    assert cspd[filled, "MAR-L, MAR-B, 8: 5 %"] == "acceptance 0.39, speedup 1.13"
-
-    par = printed("par")
-    assert par[main, "PAR-XXL (4×)"] == "Params 1.4B, fid 2.29, is 271.4, passes 147, seconds 3.46"
-    assert par["Ablation: parallel strategies", "Naive Parallel (Adjacent Tokens)"] == "fid 10.05, is 150.2"
-
-    mulo = printed("mulosd")
-    assert mulo["Main results", "Tar-7B (1024p): MuLo-SD (4×)"] == (
-        "speedup 5.33, GenEval 85.4, DPG-Bench 80.8, fid 34.8, HPSv2 29.5"
-    )
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -425,18 +355,6 @@ def test_statistics_alone_are_a_reference(tmp_path):
         found[name] = latest(evaluate(store, ["fid"], means))["mar-0", "fid"]
     assert found["s.npz"].value == found["both.npz"].value > 0
     assert (found["s.npz"].against, found["both.npz"].against) == ("s.npz", "both.npz")
-
-
-def test_statistics_alone_are_enough(lab, sentence, tmp_path, monkeypatch):
-    monkeypatch.setattr(evaluate_command, "Inception", lambda device: of_colour)
-    statistics(tmp_path / "s.npz")
-    made_sweeps.write(tmp_path / "sweep", images=24)
-    line = "--reference s.npz --resamples 10 --device cpu"
-    assert "--resize" in sentence(lab(f"evaluate sweep {line} --resize"))
-    answer = lab(f"evaluate sweep {line}")
-    assert answer.code == 0, answer.err
-    head = cells_of(answer.out)[0]
-    assert "FID" in head and "Inception score" in head
 
 
 @pytest.mark.parametrize(

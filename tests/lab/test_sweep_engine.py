@@ -13,7 +13,6 @@ from fastar_nodes.lab.sweeps import work
 from fastar_nodes.lab.sweeps.engines import run_here, tasks_of, unfinished
 from fastar_nodes.lab.sweeps.records import shard_key, stem
 from fastar_nodes.lab.sweeps.store import Store
-from fastar_nodes.lab.sweeps.times import paired
 from fastar_nodes.lab.sweeps.work import Worker
 from fastar_nodes.runs import registry
 from fastar_nodes.runs.drawing import Drawing
@@ -132,13 +131,6 @@ def test_pictures_depend_on_the_index_and_labels_are_balanced(files, tmp_path):
         assert labels.tolist() == [i % 10 for i in range(12)]
 
 
-def test_a_task_is_a_range_of_all_cells(files, tmp_path):
-    store, cells, _ = begin(tmp_path, table(files))
-    ids = tuple(cell.id for cell in cells)
-    assert [(t.first, t.count, t.cells) for t in tasks_of(store, cells)] == [(f, 2, ids) for f in (0, 2, 4, 6)]
-    assert [c.baseline for c in cells] == [None, ids[0], ids[0]]
-
-
 @pytest.mark.parametrize("world", [2, 3, 5])
 def test_a_static_split_equals_a_whole_sweep(files, whole, tmp_path, world):
     drawn = [finish(tmp_path, table(files), rank=rank, world=world) for rank in reversed(range(world))]
@@ -249,13 +241,3 @@ def test_killed_processes_lose_only_the_shard_in_flight(files, tmp_path):
         assert name not in seen or path.stat().st_mtime_ns == before, "nothing finished is drawn again"
     finish(tmp_path / "alone", entries)
     assert lasting(tmp_path / "sweep") == lasting(tmp_path / "alone")
-
-
-def test_times_are_paired_within_a_process(files, tmp_path):
-    store, _ = finish(tmp_path, table(files, images=7))
-    found = paired(store)
-    mar, *others = (found[c.id] for c in store.cells())
-    assert mar.speedup == 1 and mar.pairs == 0
-    for other in others:
-        assert other.pairs == 3, "whole shards only"
-        assert other.low <= other.speedup <= other.high and other.seconds > 0

@@ -4,7 +4,6 @@ from dataclasses import fields, make_dataclass, replace
 
 import pytest
 from fastar_nodes.lab.sweeps import work
-from fastar_nodes.sweeps import keys
 from tiny_files import write_gpt, write_vq
 from tiny_sweeps import begin, finish, table
 
@@ -46,13 +45,6 @@ def test_what_the_loader_decided_of_a_draft_model_is_in_the_key(tmp_path, monkey
     first = keys_of(tmp_path, "first", entries)
     monkeypatch.setattr(work.Drafts, "load", lambda *given: with_field(load(*given), 1.0))
     assert first.isdisjoint(keys_of(tmp_path, "other", entries))
-
-
-def test_keys_are_made_where_those_of_nodes_are(files, tmp_path, monkeypatch):
-    """What enters there enters here: the algorithm's number, for example."""
-    first = keys_of(tmp_path, "first", table(files))
-    monkeypatch.setattr(keys, "ALGORITHM", keys.ALGORITHM + 1)
-    assert first.isdisjoint(keys_of(tmp_path, "other", table(files)))
 
 
 def test_finished_shards_are_found_where_other_values_vary(files, tmp_path):

@@ -156,16 +156,3 @@ def test_a_folder_that_is_moved_while_it_is_used_is_not_made_anew(tmp_path):
     (tmp_path / "moved").rename(tmp_path / "sweep")
     folder.write("cells/b", b"2")
     assert reader.read("cells/b") == b"2", "the remedy"
-
-
-def test_a_folder_that_fails_keeps_what_it_holds_and_says_so_only_then(tmp_path, monkeypatch):
-    def fails(*_):
-        raise OSError(errno.EIO, os.strerror(errno.EIO))
-
-    folder = Folder(tmp_path / "sweep")
-    for kept in ("again.", "again; what is finished is kept."):
-        with monkeypatch.context() as patched:
-            patched.setattr(os, "replace", fails)
-            with pytest.raises(UserError, match=f"^out: .* cannot be written to .*; make it writable and run {kept}$"):
-                folder.write("cells/a", b"1")
-        folder.write("cells/b", b"2")
