@@ -45,7 +45,7 @@ from .runs.loading import AUTO, ENCODER, Drafts, Ready, Source
 from .runs.presets import BALANCED, CUSTOM
 from .runs.presets import names as preset_names
 from .runs.presets import values as preset_values
-from .runs.registry import FAMILIES, SAMPLERS, Entry, find
+from .runs.registry import SAMPLERS, Entry, find
 from .samplers.conditioning import KINDS, AnyCondition
 from .samplers.editing import Edit
 from .samplers.engine import Sampled, Step, finish
@@ -544,11 +544,9 @@ class Pipeline:
         if entry.name not in suited:
             demos = entry.demos(entry.family.name)
             remedy = f'load another model, for example load("{demos[0]}"), or choose' if demos else "choose"
-            own = FAMILIES[self.ready.family]
-            is_what = f"is {own.words}{own.nature}" if own.nature else "does not suit it"
             raise UserError(
-                f"sampler: {entry.name} samples {entry.models}, but {self.model.name} {is_what}; {remedy} one of "
-                f"{', '.join(suited)}."
+                f"sampler: {entry.name} samples {entry.models}, but {self.model.name} does not suit it; {remedy} one "
+                f"of {', '.join(suited)}."
             )
         return entry
 

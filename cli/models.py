@@ -38,7 +38,7 @@ def choose_models(
         if found not in entry.families:
             raise UserError(
                 f"samplers: {entry.name} samples {entry.models}, but {Path(model).name} is "
-                f"{FAMILIES[found].words}{FAMILIES[found].nature}; leave it out, or name a different model."
+                f"{FAMILIES[found].words}; leave it out, or name a different model."
             )
 
     return {entry.name: (found, model) for entry in entries}

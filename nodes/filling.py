@@ -197,5 +197,7 @@ def _outlined(family: str, choice: str) -> Any:
 
 def _words(family: str, demo: bool) -> str:
     """A model in words."""
-    title = _LANGUAGE_TITLE if family == _LANGUAGE else registry.FAMILIES[family].title
+    title = _LANGUAGE_TITLE
+    if family != _LANGUAGE:
+        _, _, title = registry.FAMILIES[family].words.partition(" ")  # without its article
     return f"{'demo' if demo else 'full-size'} {title}"

@@ -127,8 +127,7 @@ def expect_runnable(choice: Choice, loaded: Loaded[Any], draft: Any) -> None:
     if entry.family.kind != family.kind:
         suited = ", ".join(name for name, other in runnable().items() if other.family.kind == family.kind)
         raise UserError(
-            f"sampler: {entry.name} samples {entry.models}, but this is {describe(loaded)}{family.nature}; choose "
-            f"{suited}."
+            f"sampler: {entry.name} samples {entry.models}, but this is {describe(loaded)}; choose {suited}."
         )
 
     if entry.needs_draft and draft is None:
@@ -358,12 +357,7 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
 
     samplers = latent_samplers_of(sockets, loaded, draft) if entry.needs_up_sampler else None
 
-    drawing = replace(
-        drawing,
-        settings=family.complete(model, settings),
-        draft=None if draft is None else draft.model,
-        cache=cache,
-    )
+    drawing = replace(drawing, draft=None if draft is None else draft.model, cache=cache)
     return Run(drawing, loaded, draft, upscale_model, samplers)
 
 

@@ -46,7 +46,7 @@ def with_estimate(steps: Sampler, model: Any, condition: AnyCondition, settings:
 
     # Afterwards: the sampler has checked its inputs, and its clock has stopped.
     family = family_of(model)
-    result.report.memory |= family.memory(model, condition, family.complete(model, settings), **more)
+    result.report.memory |= family.memory(model, condition, settings, **more)
     return result
 
 

@@ -72,8 +72,7 @@ class Drawing:
 
     def memory(self) -> dict[str, int]:
         """Bytes of the run by stage, see ``runs/memory/__init__.py``."""
-        settings = self.family.complete(self.model, self.settings)
-        return self.family.memory(self.model, self.condition, settings, **self._in_memory)
+        return self.family.memory(self.model, self.condition, self.settings, **self._in_memory)
 
     @property
     def _in_memory(self) -> dict[str, Any]:

@@ -548,7 +548,7 @@ class Drafts:
         choice = hub.draft_for(target.choice) if self._choice == AUTO else self._choice
         if choice is None:
             raise UserError(
-                f"draft: {sampler} needs {target.kind.small_draft} beside {self._name}; name one with --draft (draft= "
+                f"draft: {sampler} needs a small draft model beside {self._name}; name one with --draft (draft= "
                 "in Python)."
             )
 

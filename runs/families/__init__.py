@@ -65,16 +65,6 @@ class Family(ABC):
     mask_help: ClassVar[str] = "Where the image is drawn again; the rest stays unchanged."
     unaccelerated: ClassVar[str] = "the model"  # what a switched-off accelerator runs
 
-    # Words of messages: about a sampler of another kind, and about a missing draft.
-    nature: ClassVar[str] = ""  # what follows the name of one of its models
-    small_draft: ClassVar[str] = "a small draft model"  # what its samplers draft with
-
-    @property
-    def title(self) -> str:
-        """Its models on a label, without an article."""
-        _, _, title = self.words.partition(" ")
-        return title
-
     @property
     def reads_prompts(self) -> bool:
         """Whether its models draw from a prompt, or from the codes of one."""
@@ -172,10 +162,6 @@ class Family(ABC):
         return settings
 
     # ---------------------------------------------------------------- for the checks before a run: memory, device, edit
-
-    def complete(self, model: Any, settings: Any) -> Any:
-        """The settings with the model's own values where a memory estimate needs them."""
-        return settings
 
     def memory(self, model: Any, condition: AnyCondition, settings: Any, **more: Any) -> dict[str, int]:
         """Bytes of a run by stage, see ``runs/memory/__init__.py``.

@@ -30,7 +30,6 @@ class BlockFamily(Family):
     )
     decoder = "bitdance-ae"
     load_decoder = staticmethod(load_binary)
-    nature = ", which generates whole blocks of tokens one after another"
 
     def expect_decoder(self, decoder: BinaryModel, model: BlockModel) -> None:
         expect_bits(decoder, model)

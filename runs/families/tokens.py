@@ -38,7 +38,6 @@ class TokenFamily(Family):
     )
     image_help = "The VQ tokenizer also encodes the rest of the image, so small details may change."
     unaccelerated = "the model"
-    small_draft = "a draft model of a smaller image"
     load_decoder = staticmethod(load_vq)
 
     def expect_decoder(self, decoder: VQModel, model: TokenModel) -> None:
@@ -75,10 +74,7 @@ class TokenFamily(Family):
         draft: TokenModel | None = None,
         **more: Any,
     ) -> dict[str, int]:
-        return stages(model, condition, settings, draft)
-
-    def complete(self, model: TokenModel, settings: Any) -> Any:
-        return resolve(settings, model)
+        return stages(model, condition, resolve(settings, model), draft)
 
     def own_values(self, model: TokenModel, settings: Any) -> dict[str, Any]:
         neighbours = neighbours_of(MuLoSDSettings(), model.net.config.vocab)
