@@ -82,7 +82,7 @@ def test_what_a_worker_reports_stops_the_sweep_in_a_sentence(ray, files, tmp_pat
     store, cells, worker = begin(tmp_path, table(files))
     numbers = numerics(worker.models.spec, worker.models.source)
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(UserError, match="format 'None'; this version reads 1"):
+    with pytest.raises(UserError, match="format 'None'; this version reads 2"):
         list(run_on_ray(store, worker.models.spec, tasks_of(store, cells), Cluster(workers=1), Path("/x"), numbers))
 
 

@@ -407,7 +407,7 @@ def test_other_packs_import_the_copy_that_comfyui_runs():
 def test_a_name_that_another_copy_has_is_left_to_it():
     told, log = registered(taken="/elsewhere/fastar_nodes/__init__.py")
     assert told == "{'/comfy/custom_nodes/fastar-nodes'} None\n"
-    assert "other packs import fastar_nodes from /elsewhere/fastar_nodes/__init__.py, ComfyUI runs" in log
+    assert "other packs import fastar_nodes from /elsewhere/fastar_nodes/__init__.py, but ComfyUI runs" in log
 
 
 # ------------------------------------------------------------------------------------------------ types of conditions

@@ -87,10 +87,10 @@ def test_marks_that_are_typed_stay_text(hybrid):
 @pytest.mark.parametrize(
     ("model", "condition", "says"),
     [
-        (tiny_hybrid(positions=60), PromptCondition((LONG,)), "reads 41"),
+        (tiny_hybrid(positions=60), PromptCondition((LONG,)), "reads at most 41"),
         (tiny_hybrid(), PromptCondition(()), "no prompt"),
-        (tiny_hybrid(), from_ids([0, 1]), "conditioned on prompts"),
-        (tiny_mar(), PROMPTS, "conditioned on class labels"),
+        (tiny_hybrid(), from_ids([0, 1]), "reads prompts, but"),
+        (tiny_mar(), PROMPTS, "reads class labels, but"),
     ],
 )
 def test_conditions_that_cannot_be_read_are_refused(model, condition, says):
