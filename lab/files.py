@@ -10,5 +10,5 @@ def checkpoint(name: str, folder: Path | None = None) -> Path:
     repository's own, ``lab`` for the judge, which is not shipped.
     """
     if folder is None:
-        folder = _ROOT / ("lab" if name == "judge" else "demo") / "checkpoints"
+        folder = _ROOT / ("lab" if name in ("judge", "judge-patches") else "demo") / "checkpoints"
     return folder / f"{name}.safetensors"

@@ -22,14 +22,18 @@ from ...errors import UserError, amount
 from ...reports.files import typed_path
 from ...reports.table import markdown
 from ...runs.loading import AUTO
+from ..training.judge import JUDGES
 from . import paper_files
+from .clip import CLIP, Clip
 from .features import Inception, open_reference
 from .folder import Folder
+from .joined import write_joined
 from .judging import PictureBookJudge
 from .measures import (
     FEATURES,
     JUDGE,
     MEASURES,
+    PROMPT,
     Means,
     Result,
     check,
@@ -61,6 +65,14 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         "sampler's images",
     )
     parser.add_argument("--resize", action="store_true", help="measure images at the size of the reference's")
+    parser.add_argument("--clip", default=CLIP, metavar="MODEL", help="model of the measure clip; default %(default)s")
+    parser.add_argument("--npz", metavar="FOLDER", help="join the shards of every cell into FOLDER/CELL.npz")
+    parser.add_argument(
+        "--judge",
+        default="judge",
+        choices=JUDGES,
+        help="the network of the judge's measures: of convolutions (judge, default) or of patches and attention",
+    )
     parser.add_argument(
         "--resamples",
         default=str(RESAMPLES),
@@ -76,6 +88,11 @@ def run(options: argparse.Namespace) -> int:
     paper = paper_files.stored(folder)
     stores = {"": Store(options.folder)} if paper is None else paper_files.stores(folder, paper)
     measures = _measures_of(paper, stores, options)
+    if options.npz is not None:
+        for name, store in stores.items():
+            for path in write_joined(store, typed_path(options.npz, "npz"), f"{name}-" if name else ""):
+                print(f"written: {path}", file=sys.stderr)
+
     resamples = whole(options.resamples, "resamples", 10, 100_000)
     device = choose_device(options.device)
 
@@ -98,8 +115,10 @@ def run(options: argparse.Namespace) -> int:
     kinds = {MEASURES[measure].kind for own in measures.values() for measure in own}
     if FEATURES in kinds:
         means.inception = Inception(device)
+    if PROMPT in kinds:
+        means.clip = Clip(options.clip, device)
     if JUDGE in kinds:
-        means.judge = PictureBookJudge()
+        means.judge = PictureBookJudge(options.judge)
 
     failed: list[str] = []
     for name, own in measures.items():

@@ -34,12 +34,12 @@ class Reading(NamedTuple):
 
 
 class PictureBookJudge:
-    """The judge of the picture book. Raises UserError if its file is missing."""
+    """A judge of the picture book. Raises UserError if its file is missing."""
 
-    def __init__(self) -> None:
-        path = files.checkpoint("judge")
+    def __init__(self, name: str = "judge") -> None:
+        path = files.checkpoint(name)
         if not path.is_file():
-            raise UserError(f"judge: {path.name} is missing; make it with train-demo --only judge.")
+            raise UserError(f"judge: {path.name} is missing; make it with train-demo --only {name}.")
         self._judge, self._tolerance = load_judge(path)
 
         # Features of real images, by what they show and their size.

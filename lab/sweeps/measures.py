@@ -17,6 +17,7 @@ from ...cli.progress import Bar
 from ...errors import UserError, amount
 from ...reports.quality import IDENTICAL, OTHER_SIZE
 from ..training.quality import nearest
+from .clip import Clip
 from .features import Inception, Reference, resized
 from .records import Cell, Shard
 from .statistics import (
@@ -37,9 +38,11 @@ from .statistics import (
 from .store import Store
 from .times import baselines_of
 
-# Kinds of measures: of pairs of a cell's image and its baseline's, of Inception's features, of the demo's judge.
+# Kinds of measures: of pairs of a cell's image and its baseline's, of Inception's features, of an image and its prompt,
+# of the demo's judge.
 PAIR = "pair"
 FEATURES = "features"
+PROMPT = "prompt"
 JUDGE = "judge"
 
 
@@ -70,6 +73,7 @@ MEASURES: dict[str, Measure] = {
     "identical": Measure("identical, %", PAIR, True, ".1f", 100, share=True),
     "fid": Measure("FID", FEATURES, False, ".3f", least=0),
     "is": Measure("Inception score", FEATURES, True, ".2f", least=1),
+    "clip": Measure("CLIP score", PROMPT, True, ".2f", least=0),
     "judge-class": Measure("class, %", JUDGE, True, ".1f", 100, share=True),
     "judge-scene": Measure("scene, %", JUDGE, True, ".1f", 100, share=True),
     "judge-prompt": Measure("prompt, %", JUDGE, True, ".1f", 100, share=True),
@@ -137,6 +141,7 @@ class Means:
     inception: Inception | None = None
     reference: Reference | None = None  # that features are compared with; None for the baseline's images
     resize: bool = False  # whether images get the reference's size before features are computed
+    clip: Clip | None = None
     judge: Any = None  # a sweeps.judging.PictureBookJudge
     resamples: int = RESAMPLES
     device: torch.device = field(default_factory=lambda: torch.device("cpu"))  # of matrix products
@@ -295,6 +300,9 @@ class _Evaluation:
         if kind == FEATURES and _other_size(cell, self.means):
             return _other_size(cell, self.means).rstrip(".")
 
+        if kind == PROMPT and self.store.labels(cell, self._shards[cell.id][0]).dtype.kind != "U":
+            return "its images were drawn from classes, not from prompts"
+
         plain = self._baseline(cell)
         of_plain = needs_plain(measure, self.means)
         if of_plain and plain is None:
@@ -324,7 +332,7 @@ class _Evaluation:
         kind = MEASURES[measure].kind
         if kind == JUDGE:
             return "picture book" if measure == "judge-frechet" else ""
-        if measure == "is":
+        if measure == "is" or kind == PROMPT:
             return ""
 
         reference = self.means.reference
@@ -347,7 +355,7 @@ class _Evaluation:
             paired = self._paired(cell, plain, of_pairs)
 
         # Measures of a set of images, and of the plain sampler's set if it holds the same images.
-        of_sets = [name for name in names if MEASURES[name].kind in (FEATURES, JUDGE)]
+        of_sets = [name for name in names if MEASURES[name].kind in (FEATURES, PROMPT, JUDGE)]
         own = self._estimates(cell, of_sets)
         base: dict[str, Estimate] = {}
         if plain is not None and len(self._pairs(cell, plain)) == len(self._shards[cell.id]):
@@ -435,13 +443,16 @@ class _Evaluation:
         return known
 
     def _estimates(self, cell: Cell, measures: Sequence[str]) -> dict[str, Estimate]:
-        """Figures of features and of the judge."""
+        """Figures of features, of prompts and of the judge."""
         features = [name for name in measures if MEASURES[name].kind == FEATURES]
         judged = [name for name in measures if MEASURES[name].kind == JUDGE]
 
         out: dict[str, Estimate] = {}
         if features:
             out |= self._of_features(cell, features)
+        if "clip" in measures:
+            scores = self._of_prompts(cell)
+            out["clip"] = self._estimate("clip", mean(scores), len(scores))
         if judged:
             out |= self._of_judge(cell, judged)
 
@@ -505,6 +516,16 @@ class _Evaluation:
             out[name] = self._estimate(name, statistic, n, True)
 
         return out
+
+    def _of_prompts(self, cell: Cell) -> np.ndarray:
+        """CLIP scores of the images of a cell, float64 [N]."""
+        clip = self.means.clip
+        assert clip is not None
+
+        scores = []
+        for shard in self._shards[cell.id]:
+            scores.append(clip.scores(self.store.pictures(cell, shard), self.store.labels(cell, shard)))
+        return np.concatenate(scores)
 
     def _of_judge(self, cell: Cell, measures: Sequence[str]) -> dict[str, Estimate]:
         """Figures of the demo's judge."""

@@ -4,7 +4,8 @@ It predicts class, colour, time of day, variant, place and size. A quarter of it
 another scene, so that it reads the object. Another quarter is corrupted as token models fail: blocks of latents
 exchanged with another scene of the class, noise on some latents, or no object.
 
-``quality.py`` computes the quality figures.
+``quality.py`` computes the quality figures. A second judge, of patches and attention, is trained on other scenes: what
+both say does not depend on one network.
 """
 
 import json
@@ -26,6 +27,10 @@ from .training import Figures, Job, Schedule, generator, seeded, train
 WIDTHS = (24, 48, 64, 96)
 FEATURES = 64
 SCHEDULE, COUNT = Schedule(steps=1600, batch=64, lr=2e-3, ema=0.995, weight_decay=0.01, decay=0.5), 8000
+# Of the second judge: its schedule, the seed of its scenes and weights, the side of a patch in pixels, its width, heads
+# and blocks.
+PATCH_SCHEDULE, PATCH_SEED = Schedule(steps=3600, batch=64, lr=1e-3, ema=0.997, weight_decay=0.01, decay=0.6), 1000
+PATCH, PATCH_WIDTH, PATCH_HEADS, PATCH_BLOCKS = 8, 96, 4, 4
 # Outputs: class, colour, time, variant, (x, y, scale), whole.
 _SIZES = {"label": 10, "colour": len(picture_book.COLOURS), "time": 3, "parts": 3, "where": 3, "whole": 1}
 # Normalisation of x, y (in units of half an image) and scale to about unit variance.
@@ -55,6 +60,34 @@ class Judge(nn.Module):
         return f, dict(zip(_SIZES, parts, strict=True))
 
 
+class PatchJudge(nn.Module):
+    """As :class:`Judge`, by attention among patches: another architecture, which fails in other ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        count = (RESOLUTION // PATCH) ** 2
+        self.patches = nn.Conv2d(3, PATCH_WIDTH, PATCH, stride=PATCH)
+        self.places = nn.Parameter(0.02 * torch.randn(count, PATCH_WIDTH))
+
+        block = nn.TransformerEncoderLayer(
+            PATCH_WIDTH, PATCH_HEADS, 2 * PATCH_WIDTH, dropout=0.0, activation="gelu", batch_first=True, norm_first=True
+        )
+        self.blocks = nn.TransformerEncoder(block, PATCH_BLOCKS, enable_nested_tensor=False)
+        self.features = nn.Linear(PATCH_WIDTH, FEATURES)
+        self.out = nn.Linear(FEATURES, sum(_SIZES.values()))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Figures]:
+        rows = self.patches(x).flatten(2).transpose(1, 2) + self.places
+        f = self.features(self.blocks(rows).mean(1))
+        parts = self.out(F.silu(f)).split(list(_SIZES.values()), dim=1)
+        return f, dict(zip(_SIZES, parts, strict=True))
+
+
+AnyJudge = Judge | PatchJudge
+# By the file's name.
+JUDGES: dict[str, type[AnyJudge]] = {"judge": Judge, "judge-patches": PatchJudge}
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Predictions for N images: features [N, 64], scenes (``drift`` is not predicted and 0.5), and the probability
@@ -66,7 +99,7 @@ class Verdict:
 
 
 @torch.no_grad()
-def read(judge: Judge, rgb: np.ndarray) -> Verdict:
+def read(judge: AnyJudge, rgb: np.ndarray) -> Verdict:
     """Predictions for images uint8 [N, 64, 64, 3]."""
     device = next(judge.parameters()).device
     features, outs = [], []
@@ -198,12 +231,13 @@ def placed(s: Scenes) -> Tensor:
     return (torch.from_numpy(np.stack([s.x, s.y, s.scale], 1)) - _CENTRE) / _SPREAD
 
 
-def train_judge(job: Job, out: Path, kl: KLAutoencoder, name: str = "judge", seed: int = 0) -> Judge:
+def train_judge(job: Job, out: Path, kl: KLAutoencoder, name: str = "judge") -> AnyJudge:
     """Train a judge, set its redraw tolerance on held-out images (``quality.py``) and write ``out``.
 
-    ``name`` is that of the training's state; another ``seed`` gives a judge of other weights and scenes.
+    ``name`` is one of :data:`JUDGES`.
     """
-    count, b = job.count(COUNT), SCHEDULE.batch
+    schedule, seed = (SCHEDULE, 0) if name == "judge" else (PATCH_SCHEDULE, PATCH_SEED)
+    count, b = job.count(COUNT), schedule.batch
     scenes, images = _training_images(job, kl, count, seed)
     truth, where = attributes(scenes), placed(scenes)
 
@@ -216,7 +250,7 @@ def train_judge(job: Job, out: Path, kl: KLAutoencoder, name: str = "judge", see
         labels = {k: t[row].to(job.device) for k, t in truth.items()}
         return reading_loss(o, labels, where[row].to(job.device), readable, own)
 
-    judge = train(job, name, seeded(5 + seed, Judge), loss, SCHEDULE)
+    judge = train(job, name, seeded(5 + seed, JUDGES[name]), loss, schedule)
     rgb, _ = picture_book.render(picture_book.scenes(TRAIN_SEED + seed + 300, 2000), RESOLUTION)
 
     with torch.no_grad():
@@ -231,11 +265,11 @@ def train_judge(job: Job, out: Path, kl: KLAutoencoder, name: str = "judge", see
     return judge
 
 
-def load_judge(path: Path) -> tuple[Judge, float]:
+def load_judge(path: Path) -> tuple[AnyJudge, float]:
     """The judge and its redraw tolerance (mean absolute colour error, 0..1)."""
     with safe_open(path, "pt") as f:
         state = {k: f.get_tensor(k).float() for k in f.keys()}  # noqa: SIM118 - safe_open is not a mapping
         tolerance = float(json.loads(f.metadata()["tolerance"]))
-    judge = Judge()
+    judge = JUDGES[path.stem]()
     judge.load_state_dict(state)
     return judge.eval(), tolerance
