@@ -51,7 +51,6 @@ from .samplers.editing import Edit
 from .samplers.engine import Sampled, Step, finish
 from .samplers.settings import is_removed, knobs, make, no_setting
 from .samplers.tokens.draws import PairedDraws
-from .samplers.tokens.mulosd.upsampling import BICUBIC
 from .samplers.tokens.settings import TarPromptSettings
 
 P = ParamSpec("P")
@@ -70,7 +69,7 @@ def load(
     *,
     decoder: str | Path = AUTO,
     draft: str | Path = AUTO,
-    upscale_model: str | Path = BICUBIC,
+    upscale_model: str | Path = AUTO,
     tar: str | Path = AUTO,
     ta_tok: str | Path = AUTO,
     encoder: str | Path = ENCODER,
@@ -90,7 +89,8 @@ def load(
         decoder: KL or VQ autoencoder, an entry or a file; "auto" is the one that the model was trained with.
         draft: draft model of cspd and mulosd, an entry or a file; "auto" is the catalogue's.
         upscale_model: what enlarges the draft of mulosd: "bicubic", the file of latent samplers, or the file of a
-            super-resolution model, which the package spandrel reads.
+            super-resolution model, which the package spandrel reads; "auto" is built-in latent samplers where they
+            fit, else "bicubic".
         tar: language model of Tar, for de-tokenizers; "auto" is the demo's, or tar-1.5b.
         ta_tok: TA-Tok, for de-tokenizers; "auto" is the de-tokenizer's.
         encoder: text encoder of LlamaGen's text-to-image models.

@@ -11,7 +11,6 @@ from ..model_loaders.kinds import ALL_DTYPES
 from ..networks.speed import SPEEDS
 from ..runs import limits
 from ..runs.loading import AUTO, DEMO, ENCODER, Source, choose_device, find_file, models_folder
-from ..samplers.tokens.mulosd.upsampling import BICUBIC
 
 # Options for models, devices and folders that take text: name to default and help.
 MODEL_OPTIONS = {
@@ -24,9 +23,9 @@ MODEL_OPTIONS = {
         "an entry of the catalogue or a file",
     ),
     "upscale-model": (
-        BICUBIC,
-        "what enlarges the draft of mulosd: bicubic (default), a file of latent samplers, or a file of a "
-        "super-resolution model, for which the package spandrel is needed",
+        AUTO,
+        "what enlarges the draft of mulosd: auto (built-in latent samplers where they fit, else bicubic), bicubic, a "
+        "file of latent samplers, or a file of a super-resolution model, for which the package spandrel is needed",
     ),
     "tar": (AUTO, "language model of Tar: auto (the demo's, or tar-1.5b), an entry, a folder or a file"),
     "ta-tok": (AUTO, "TA-Tok of Tar: auto (the de-tokenizer's), an entry of the catalogue or a file"),

@@ -34,6 +34,7 @@ from ..runs.choice import Choice, choose
 from ..runs.drawing import Drawing
 from ..runs.images import to_bytes
 from ..runs.labels import labels_for
+from ..runs.loading import built_in_latent_samplers
 from ..runs.memory import DECODE, WEIGHTS
 from ..runs.registry import SAMPLERS, Entry, family_of
 from ..samplers.conditioning import (
@@ -364,10 +365,20 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
 def latent_samplers_of(
     sockets: Sockets, loaded: Loaded[Any], draft: Loaded[Any] | None
 ) -> Loaded[LatentSamplersModel] | None:
-    """The latent samplers on the socket of a run of MuLo-SD; None if nothing is connected."""
+    """The latent samplers of a run of MuLo-SD: those on its socket, or the built-in ones if nothing else enlarges.
+
+    None if an upscale model is connected, or if no built-in ones fit.
+    """
+    assert draft is not None, "a sampler that enlarges a draft has one"
+    tokenizer = loaded.vae.tokenizer
+    ratio = check_grids(loaded.model, draft.model)
+
     value = sockets.latent_samplers
-    if value is None:
+    if value is None and sockets.upscale_model is not None:
         return None
+    if value is None:
+        found = built_in_latent_samplers(tokenizer, ratio, host.devices.get_offload_device())
+        return None if found is None else Loaded.of(found)
 
     if sockets.upscale_model is not None:
         raise UserError(
@@ -380,8 +391,7 @@ def latent_samplers_of(
     if samplers.model.family != LatentSamplersModel.family:
         raise UserError(f"latent_samplers: it got {describe(samplers)}; connect the output of Load Latent Samplers.")
 
-    assert draft is not None, "a sampler that enlarges a draft has one"
-    expect_fitting(samplers.model, loaded.vae.tokenizer, check_grids(loaded.model, draft.model))
+    expect_fitting(samplers.model, tokenizer, ratio)
     return samplers
 
 

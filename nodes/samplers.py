@@ -476,8 +476,9 @@ class MuLoSDSampler(_Sampler):
             "*exact* uses no draft and gives the target's own image. For full-size models *balanced* accepts 95 % "
             "of the drafted tokens and *fast* 98 %. *balanced* is the paper's loop in two cycles; *fast* drafts the "
             "whole image first, which the paper's text does not do. Both make far fewer passes than the target alone "
-            "and compute about twice its operations (docs/full_size.md). On the demo both draft the whole image first, "
-            "with *tau* 0.3 and *expansion* 0, and *fast* generates the same image with *draft_parallel* 8."
+            "and compute about twice its operations (docs/full_size.md). On the demo, *tau* is 0.1 and *expansion* 0; "
+            "*balanced* drafts four rows in each of two cycles, and *fast* the whole image first, with "
+            "*draft_parallel* 8."
         ),
         "condition": "Both models use it.",
         "cfg_interval": "In the draft, guidance ends at the same fraction of the image.",
@@ -490,7 +491,8 @@ class MuLoSDSampler(_Sampler):
             "upscale_model",
             optional=True,
             tooltip="Enlarges the draft, from Load Upscale Model; with a sharper draft, more tokens are accepted. If "
-            "neither this nor latent_samplers is connected, bicubic interpolation enlarges it.",
+            "neither this nor latent_samplers is connected, the demo's own latent samplers enlarge its drafts, and "
+            "bicubic interpolation those of other models.",
         )
         latent_samplers = LATENT_SAMPLERS.Input(
             "latent_samplers",

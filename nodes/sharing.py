@@ -9,12 +9,14 @@ import numpy as np
 from comfy_api.v0_0_2 import io
 
 from ..errors import UserError
+from ..model_loaders.catalogue import hub
 from ..networks.torch_state import in_own_state
 from ..reports.exchange import read_runs
 from ..reports.record import Report, to_table
 from ..reports.table import literal
 from ..runs.choice import choose, parse_choice
 from ..runs.labels import unknown_words
+from ..runs.loading import LATENT_SAMPLERS
 from ..runs.registry import find
 from ..samplers.tokens.mulosd.upsampling import BICUBIC
 from . import host
@@ -131,11 +133,12 @@ def line_of(report: Report) -> tuple[str, str]:
     # What it cannot hold.
     lacks = ""
     enlarged = report.settings.get("up_sampler", BICUBIC)
+    found_again = {BICUBIC, *(entry.id for entry in hub.entries(LATENT_SAMPLERS) if entry.built_in)}
     if unknown:
         lacks = f"which has settings that this version does not have ({', '.join(unknown)})"
-    elif enlarged != BICUBIC:
+    elif enlarged not in found_again:
         node = f"{find(report.sampler).title} Sampler"
-        lacks = f"whose draft the upscale model {literal(str(enlarged))} enlarged; use {node} with that model"
+        lacks = f"whose draft {literal(str(enlarged))} enlarged; use {node} with it"
     elif report.edits:
         lacks = "which regenerated a part of an image; use the sampler's own node with the same image and mask"
 

@@ -17,7 +17,7 @@ import torch
 from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders import kinds
-from ..model_loaders.autoencoders.latent_samplers import expect_fitting, load_latent_samplers
+from ..model_loaders.autoencoders.latent_samplers import expect_fitting, fits, load_latent_samplers
 from ..model_loaders.autoencoders.loader import expect_same_codes, load_vq
 from ..model_loaders.catalogue import hub
 from ..model_loaders.catalogue.known import entry_of
@@ -31,6 +31,7 @@ from ..networks.autoencoder import KLModel, VQModel
 from ..networks.bitdance import BlockModel
 from ..networks.janus import JanusModel, WordHead
 from ..networks.janus_vision import ImageReader, ReadImage
+from ..networks.latent_samplers import LatentSamplersModel
 from ..networks.llama import TokenModel
 from ..networks.mar import MARModel
 from ..networks.ops import Operations
@@ -499,11 +500,11 @@ class Drafts:
     """Draft models of the samplers of a run, each loaded once.
 
     ``choice``: "auto" (the catalogue's), a catalogue entry or a file; ``target_name``: what the user called the target;
-    ``upscale_model``: what enlarges drafts of a smaller image: "bicubic", or the file of latent samplers or of a
-    super-resolution model.
+    ``upscale_model``: what enlarges drafts of a smaller image: "auto" (built-in latent samplers where they fit, else
+    bicubic interpolation), "bicubic", or the file of latent samplers or of a super-resolution model.
     """
 
-    def __init__(self, source: Source, choice: str, target_name: str, upscale_model: str = BICUBIC):
+    def __init__(self, source: Source, choice: str, target_name: str, upscale_model: str = AUTO):
         self._source = source
         self._choice = choice
         self._name = target_name
@@ -524,6 +525,10 @@ class Drafts:
     def _make_up_sampling(self, vq: VQModel, ratio: int) -> UpSampling:
         if self._upscale_model == BICUBIC:
             return PixelUpSampling(vq)
+
+        if self._upscale_model == AUTO:
+            found = built_in_latent_samplers(vq, ratio, self._source.device, **self._source.about)
+            return PixelUpSampling(vq) if found is None else LatentUpSampling(vq, found)
 
         path = typed_path(self._upscale_model, "upscale_model")
         if not holds_latent_samplers(path):
@@ -586,6 +591,23 @@ class Drafts:
         expect_same_codes(target.vq, vq, target.model.name)
 
 
+def built_in_latent_samplers(
+    vq: VQModel, ratio: int, device: str | torch.device, **about: Any
+) -> LatentSamplersModel | None:
+    """The built-in latent samplers for a tokenizer and the ratio of the sides of two grids; None if there are none.
+
+    ``about``: as for :func:`load_latent_samplers`.
+    """
+    for entry in hub.entries(LATENT_SAMPLERS):
+        if not entry.built_in or entry.missing:
+            continue
+        path = hub.resolve(entry.id, LATENT_SAMPLERS, (), Path())
+        samplers = load_latent_samplers(path, device, **about)
+        if fits(samplers, vq, ratio):
+            return samplers
+    return None
+
+
 def holds_latent_samplers(path: Path) -> bool:
     """Whether a file holds latent samplers; False also for a file that does not exist or that other loaders read."""
     if path.suffix != ".safetensors" or not path.is_file():
@@ -597,7 +619,7 @@ def holds_latent_samplers(path: Path) -> bool:
 _NAMED_BESIDE: dict[str, tuple[Any, str]] = {
     "decoder": (AUTO, "it is for models that draw"),
     "draft": (AUTO, "only CSpD and MuLo-SD have a draft model"),
-    "upscale_model": (BICUBIC, "only MuLo-SD enlarges a draft"),
+    "upscale_model": (AUTO, "only MuLo-SD enlarges a draft"),
     "grid": (None, ""),  # each family says why
     "tar": (AUTO, "it is for Tar's de-tokenizers"),
     "ta_tok": (AUTO, "it is for Tar's de-tokenizers"),

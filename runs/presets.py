@@ -262,27 +262,27 @@ def zipar(preset: str, run: Run) -> Values:
 
 
 def mulosd(preset: str, run: Run) -> Values:
-    """The paper publishes no values. The demo's were chosen by sweeps on the two LlamaGens and on Tar:
+    """The paper publishes no values. The demo's were chosen by sweeps on the two LlamaGens and on Tar, with the demo's
+    latent samplers:
 
     - tau rather than acceptance_target: a fixed share rejects drafts even where all are good;
+    - draft_rows 4, the paper's loop in two cycles. *fast* drafts the whole image first;
     - expansion 0: the area around a rejected token is resampled without knowing the accepted tokens after it, which
       small targets do badly;
-    - draft_window 8, a whole row of the draft: narrower windows spoil scenes. *fast* drafts the same tokens by exact
-      parallel decoding instead, in fewer passes;
-    - draft_rows 0: in several cycles, more tokens are resampled, and resampled tokens do not always fit the accepted
-      ones.
+    - draft_window 8, a whole row of the draft: narrower windows spoil scenes. *fast* drafts a row by exact parallel
+      decoding instead, in fewer passes.
 
-    Full-size presets set the share of accepted drafts, which does not depend on the model
-    (``lab/experiments/redrawn.py``, docs/choose.md). *balanced* is the paper's loop, in two cycles.
+    Full-size presets set the share of accepted drafts, which does not depend on the model (docs/choose.md). There
+    *balanced* is the paper's loop in two cycles, too.
     """
     if preset == EXACT:
         # No probability exceeds 1: every token is resampled in raster order, as by the target alone.
         return {"tau": 1.01, "acceptance_target": 0.0, "draft_rows": 0, "resample_window": 0}
 
     if run.demo:
-        by_tau = {"tau": 0.3, "acceptance_target": 0.0, "expansion": 0, "draft_rows": 0}
-        balanced = {**by_tau, "draft_window": 8, "resample_window": 4}
-        fast = {**balanced, "draft_parallel": 8}
+        by_tau = {"tau": 0.1, "acceptance_target": 0.0, "expansion": 0}
+        balanced = {**by_tau, "draft_rows": 4, "draft_window": 8, "resample_window": 4}
+        fast = {**balanced, "draft_rows": 0, "draft_parallel": 8}
     else:
         balanced = {"acceptance_target": 0.95, "draft_rows": 8, "draft_window": 8, "resample_window": 8}
         fast = {"acceptance_target": 0.98, "draft_rows": 0, "draft_window": 4, "resample_window": 4}

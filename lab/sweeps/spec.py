@@ -27,7 +27,6 @@ from ...model_loaders.kinds import ALL_DTYPES
 from ...reports.files import typed_path
 from ...runs.loading import AUTO, DEMO, Source
 from ...samplers.settings import make
-from ...samplers.tokens.mulosd.upsampling import BICUBIC
 from ...samplers.tokens.settings import TarPromptSettings
 from ...sweeps.plan import MOST_CELLS, Combination, combinations
 from .records import MOST_BATCH, MOST_IMAGES
@@ -55,7 +54,7 @@ class Spec:
     seed: int = 0
     decoder: str = AUTO  # from here to dtype as the options of the command line
     draft: str = AUTO
-    upscale_model: str = BICUBIC
+    upscale_model: str = AUTO
     tar: str = AUTO
     dtype: str = AUTO
     threads: int = 0  # of a worker on a CPU; 0 for the process's own number

@@ -22,7 +22,7 @@ from ...reports.record import Report
 from ...runs.baseline import ComparedRun, baselines, is_lossless, likeness
 from ...runs.choice import Choice
 from ...runs.drawing import Drawing, decode
-from ...runs.loading import Drafts, Ready, Source, beside, load
+from ...runs.loading import AUTO, Drafts, Ready, Source, beside, load
 from ...runs.registry import ALGORITHM, Entry, find
 from ...samplers.conditioning import AnyCondition, Condition
 from ...samplers.engine import finish
@@ -160,7 +160,9 @@ class Models:
             # The files hold the weights. Their names and the options may have decided the rest: grid, heads, scales.
             decided = digest(ready.model, ready.decoder, found.get("draft"), weights=False)
             contents = [file_digest(path) for path in files + self.used]
-            if entry.needs_up_sampler and self.spec.upscale_model != BICUBIC:
+            if entry.needs_up_sampler:
+                contents.append(found["up_sampler"].name)
+            if entry.needs_up_sampler and self.spec.upscale_model not in (AUTO, BICUBIC):
                 contents.append(file_digest(typed_path(self.spec.upscale_model, "upscale_model")))
             self._entries[entry.name] = (found, [decided, *contents])
 

@@ -34,7 +34,6 @@ from . import (
     judge,
     latent_recipe,
     recipes,
-    reward_recipe,
     ta_tok_recipe,
     tar_recipes,
     token_recipes,
@@ -47,8 +46,6 @@ IMPROVE = (
 )
 # What is added to the name of an autoencoder for the training of its part that enlarges, which is in the same file.
 ENLARGING = "-enlarging"
-# The same for the last training of the LlamaGen of 16 x 16 tokens.
-REWARD = "-reward"
 # Loaders of the autoencoders whose decoders enlarge.
 AUTOENCODERS: dict[str, Callable[..., Any]] = {"kl": load_kl, "vq": load_vq, "binary": load_binary}
 
@@ -68,7 +65,7 @@ class Trainings:
 
     def path(self, name: str) -> Path:
         """The file of a checkpoint."""
-        return files.checkpoint(name.removesuffix(ENLARGING).removesuffix(REWARD), self.out)
+        return files.checkpoint(name.removesuffix(ENLARGING), self.out)
 
     def _net(self, load: Callable[..., Any], name: str) -> Any:
         """The network of a checkpoint, without the part that enlarges. Raises UserError if its file is missing."""
@@ -95,8 +92,8 @@ class Trainings:
         start = self._start(load_mar, "mar-draft")
         draft_recipe.train_draft(self.job, self.path("mar-draft"), kl, target, start)
 
-    def judge(self) -> None:
-        judge.train_judge(self.job, self.path("judge"), self._net(load_kl, "kl"))
+    def judge(self, name: str) -> None:
+        judge.train_judge(self.job, self.path(name), self._net(load_kl, "kl"), name)
 
     def vq(self) -> None:
         token_recipes.train_vq(self.job, self.path("vq"), self._net(load_kl, "kl"))
@@ -105,19 +102,14 @@ class Trainings:
         recipe, path, vq = token_recipes.RECIPES[name], self.path(name), self._net(load_vq, "vq")
         token_recipes.train_gpt(self.job, path, recipe, vq, self._start(load_llamagen, name))
 
-    def reward(self) -> None:
-        kl, vq, net = self._net(load_kl, "kl"), self._net(load_vq, "vq"), self._net(load_llamagen, "llamagen")
-        path = self.job.folder / "reward-judge.safetensors"
-        judge.train_judge(self.job, path, kl, "reward-judge", reward_recipe.JUDGE_SEED)
-        reward_recipe.train_reward(self.job, self.path("llamagen"), vq, *judge.load_judge(path), net)
-
     def latent_samplers(self) -> None:
-        vq = self._net(load_vq, "vq")
+        vq, target = self._net(load_vq, "vq"), self._net(load_llamagen, "llamagen")
+        likely = token_recipes.LikelyCodes(target, token_recipes.GRID, vq)
         images = latent_recipe.BookImages(self.job.count(latent_recipe.COUNT), token_recipes.GRID * vq.config.stride)
         ratio = token_recipes.GRID // token_recipes.LOW_GRID
         path, recipe = self.path(latent_recipe.NAME), latent_recipe.DEMO
         latent_recipe.train_latent_samplers(
-            self.job, path, vq, images, ratio, recipe, latent_recipe.PATCHGAN, f"demo-{latent_recipe.NAME}"
+            self.job, path, vq, images, ratio, recipe, latent_recipe.TOKEN, f"demo-{latent_recipe.NAME}", likely
         )
 
     def ta_tok(self) -> None:
@@ -163,10 +155,9 @@ PROGRAMS: dict[str, Callable[[Trainings], None]] = {
     "kl": Trainings.kl,
     "mar": Trainings.mar,
     "mar-draft": Trainings.draft,
-    "judge": Trainings.judge,
+    **{name: partial(Trainings.judge, name=name) for name in judge.JUDGES},
     "vq": Trainings.vq,
     **{name: partial(Trainings.gpt, name=name) for name in token_recipes.RECIPES},
-    f"llamagen{REWARD}": Trainings.reward,
     latent_recipe.NAME: Trainings.latent_samplers,
     "ta-tok": Trainings.ta_tok,
     "tar": Trainings.tar,
@@ -181,7 +172,7 @@ PROGRAMS: dict[str, Callable[[Trainings], None]] = {
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     parser.add_argument("--only", default=",".join(PROGRAMS), help="what to train, separated by commas; default all")
-    folders = "folder of the checkpoints; default: the repository's, demo/checkpoints and lab/checkpoints (the judge)"
+    folders = "folder of the checkpoints; default: the repository's, demo/checkpoints and lab/checkpoints (the judges)"
     parser.add_argument("--out", metavar="DIR", help=folders)
     parser.add_argument("--work", default="train-demo", metavar="DIR", help="resumable state")
     parser.add_argument("--improve", action="store_true", help=IMPROVE)

@@ -5,9 +5,10 @@ a token loss, then the losses of pixels, MSE and LPIPS, then a PatchGAN. The pap
 those are this project's own. LPIPS is a network of another package; its place takes the same distance of features of
 the tokenizer's encoder, without the weights that LPIPS learnt from people's judgements.
 
-A pair is an image's codes, and the codes of the image at 1/r the side (averaged areas). Each network is trained in two
-stages, the first with the token loss, the second with the chosen losses. The chosen losses may be the token loss again,
-which is the control of an ablation: as many steps, and nothing else.
+A pair is an image's codes, and the codes of the image at 1/r the side (averaged areas). A target that was trained on
+codes of its own choice finds the encoder's unlikely, so that the large ones may be chosen by the target. Each network
+is trained in two stages, the first with the token loss, the second with the chosen losses. The chosen losses may be the
+token loss again, which is the control of an ablation: as many steps, and nothing else.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from ...networks.autoencoder import VQAutoencoder
 from ...networks.latent_samplers import LatentSamplers, LatentSamplersConfig
 from . import picture_book
 from .recipes import TRAIN_SEED, psnr, save_checkpoint, to_signed
+from .token_recipes import LikelyCodes
 from .training import Figures, Job, Schedule, generator, seeded, train
 
 # Losses of the second stage: the token loss again, or those of pixels, each with the ones before it.
@@ -38,7 +40,7 @@ TOKEN_WEIGHT, PIXEL_WEIGHT, PERCEPTUAL_WEIGHT, PATCHGAN_WEIGHT = 0.3, 16.0, 4.0,
 # Largest std of the noise on code vectors that a network reads, per image. Sampled codes are not those of an encoder.
 NOISE = 0.12
 # The demo's file, and its number of training images.
-NAME, COUNT = "latent-samplers", 2400
+NAME, COUNT = "latent-samplers", 9000
 # Held-out images for the figures of a training.
 HELD_OUT = 60
 # Pixels of images that are encoded at once.
@@ -84,11 +86,11 @@ class Recipe:
         crop: cells per side of the part of an image that the losses of pixels decode; a whole image takes more time.
     """
 
-    width: int = 64
+    width: int = 96
     up_small: int = 5
     up_large: int = 1
     down_small: int = 4
-    first: Schedule = Schedule(steps=1200, batch=16, lr=3e-3, ema=0.99, weight_decay=1e-4, warmup=40, decay=0.7)
+    first: Schedule = Schedule(steps=3000, batch=16, lr=3e-3, ema=0.995, weight_decay=1e-4, warmup=40, decay=0.7)
     second: Schedule = Schedule(steps=200, batch=8, lr=6e-4, ema=0.98, weight_decay=1e-4, warmup=20, decay=0.8)
     crop: int = 8
 
@@ -110,7 +112,15 @@ class Pairs(NamedTuple):
 
 
 def train_latent_samplers(
-    job: Job, out: Path, vq: VQAutoencoder, images: Images, ratio: int, recipe: Recipe, losses: str, name: str
+    job: Job,
+    out: Path,
+    vq: VQAutoencoder,
+    images: Images,
+    ratio: int,
+    recipe: Recipe,
+    losses: str,
+    name: str,
+    likely: LikelyCodes | None = None,
 ) -> LatentSamplers:
     """Train both networks and write ``out``.
 
@@ -122,11 +132,12 @@ def train_latent_samplers(
         ratio: r, the target's side over the draft's.
         losses: the last of :data:`LOSSES` that the second stage has.
         name: display name, which the file states.
+        likely: chooses the large codes; None takes the encoder's.
     """
     # bf16 cannot distinguish neighbouring codes, and the networks are small.
     job = replace(job, fp32=True)
     vq = vq.to(job.device).eval().requires_grad_(False)
-    pairs = cached_pairs(job, vq, images, ratio)
+    pairs = cached_pairs(job, vq, images, ratio, likely)
     net = seeded(71, lambda: LatentSamplers(recipe.config(vq, ratio))).to(job.device)
     net.codebook.embedding.weight.data.copy_(vq.quantize.unit())
     net.codebook.requires_grad_(False)
@@ -210,29 +221,31 @@ class _Training:
 # ------------------------------------------------------------ pairs of codes
 
 
-def cached_pairs(job: Job, vq: VQAutoencoder, images: Images, ratio: int) -> Pairs:
+def cached_pairs(job: Job, vq: VQAutoencoder, images: Images, ratio: int, likely: LikelyCodes | None = None) -> Pairs:
     """The pairs of all images, from the job's folder if they were made before."""
-    about = sha256(f"{images} {ratio} {vq.quantize.unit().sum(0).tolist()}".encode()).hexdigest()
+    chooser = "" if likely is None else likely.key
+    about = sha256(f"{images} {ratio} {vq.quantize.unit().sum(0).tolist()} {chooser}".encode()).hexdigest()
     path = job.folder / f"pairs-{about[:16]}.pt"
     if path.is_file():
         return Pairs(*torch.load(path, weights_only=True))
 
     job.folder.mkdir(parents=True, exist_ok=True)
-    made = Pairs(*(torch.cat(parts) for parts in zip(*_encoded(job, vq, images, ratio), strict=True)))
+    made = Pairs(*(torch.cat(parts) for parts in zip(*_encoded(job, vq, images, ratio, likely), strict=True)))
     torch.save(tuple(made), path)
     return made
 
 
 @torch.no_grad()
-def _encoded(job: Job, vq: VQAutoencoder, images: Images, ratio: int) -> Iterator[Pairs]:
+def _encoded(job: Job, vq: VQAutoencoder, images: Images, ratio: int, likely: LikelyCodes | None) -> Iterator[Pairs]:
     """Pairs of some images at a time."""
     kept = torch.int16 if vq.config.codes < 1 << 15 else torch.int32
     at_once = max(1, _PIXELS // images.side**2)
     for at in range(0, len(images), at_once):
         rows = torch.arange(at, min(at + at_once, len(images)))
         x = to_signed(images.read(rows)).to(job.device)
-        small, large = (vq.encode(of_size)[1].to("cpu", kept) for of_size in (F.avg_pool2d(x, ratio), x))
-        yield Pairs(small, large)
+        small = vq.encode(F.avg_pool2d(x, ratio))[1]
+        large = vq.encode(x)[1] if likely is None else likely(F.normalize(vq.features(x).float(), dim=1))
+        yield Pairs(small.to("cpu", kept), large.to("cpu", kept))
         if at % (20 * at_once) == 0:
             job.log(f"encoding images: {at}/{len(images)}")
 

@@ -8,6 +8,7 @@ fp16 safetensors file whose metadata holds the configuration that the state dict
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -42,8 +43,8 @@ SMALL_PICTURES, LARGE_PICTURES = 120_000, 100_000
 DEFAULTS = {"cfg": 1.5, "temperature": 1.0, "top_k": 0, "top_p": 0.8}
 # ZipAR's window by grid. A window of 8 on the 8 x 8 grid would be raster order.
 WINDOWS = {LOW_GRID: 6, GRID: 8}
-# A large image has four times as many tokens and so more errors; its LlamaGen has a lower temperature.
-LARGE_DEFAULTS = {"temperature": 0.5}
+# Of the LlamaGen of large images, which learned codes of its own choice: less guidance and a shorter tail.
+LARGE_DEFAULTS = {"cfg": 1.1, "top_p": 0.75}
 
 
 def token_defaults(grid: int) -> dict[str, float]:
@@ -76,17 +77,25 @@ class TokenRecipe:
 _SMALL = Schedule(steps=12000, batch=64, lr=1e-3, muon_lr=2e-3, ema=0.9985, decay=0.45)
 GPT_LOW = TokenRecipe("llamagen-low", "picture book GPT, 8x8", LOW_GRID, _SMALL, SMALL_PICTURES)
 GPT_HIGH = TokenRecipe(
-    "llamagen", "picture book GPT, 16x16", GRID, replace(_SMALL, steps=30000, batch=24), LARGE_PICTURES, likely=True
-)
+    "llamagen", "picture book GPT, 16x16", GRID, replace(_SMALL, steps=30000, batch=24), LARGE_PICTURES,
+    replace(TokenRecipe.config, depth=8, hidden=256), likely=True,
+)  # fmt: skip
 PAR = TokenRecipe(
     "par", "picture book PAR, 4 regions, 8x8", LOW_GRID, _SMALL, SMALL_PICTURES, replace(TokenRecipe.config, special=3)
 )
 RECIPES = {recipe.name: recipe for recipe in (GPT_LOW, GPT_HIGH, PAR)}
 
-# The second stage: schedule, std of the code vectors around the features in and around the object, and elsewhere, and
-# the weight of a token of the object. Most tokens are background, most errors are in objects.
-LIKELY = Schedule(steps=6500, batch=48, lr=4e-4, muon_lr=8e-4, ema=0.997, decay=0.6)
-SPREAD, OBJECT = (0.12, 0.24), 4.0
+# The second stage: schedule, number of its images, std of the code vectors around the features in and around an
+# object and elsewhere, and the weight of a token of the object: most tokens are background, most errors in objects.
+LIKELY, LIKELY_PICTURES = Schedule(steps=5600, batch=24, lr=6e-4, muon_lr=1.2e-3, ema=0.998, decay=0.65), 30_000
+SPREAD, OBJECT = (0.25, 0.4), 4.0
+# Rounds of choosing codes before its first step, and the share of tokens that keep their code in a round or a step.
+ROUNDS, KEPT = 3, 0.4
+# The std where nobody knows what is an object.
+EVERYWHERE = 0.3
+# A sampled token is sometimes wrong, and the model has to go on from it. In half of the sequences up to MISLED of the
+# tokens that the model reads are wrong: half of them are codes at about the distance NEAR, half are any.
+MISLED, NEAR = 0.08, 0.35
 
 
 # ------------------------------------------------------------------------------------------------ tokenizer
@@ -324,6 +333,26 @@ def likely_codes(logits: Tensor, features: Tensor, vectors: Tensor, spread: Tens
     return (distance / (2 * spread[..., None] ** 2) - logits.float().log_softmax(-1)).argmin(-1)
 
 
+def misled(tokens: Tensor, vectors: Tensor, g: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Tokens int64 [B, N] of which some are wrong, see :data:`MISLED`, and whether a sequence is right, bool [B].
+
+    ``vectors``: of the codes, [V, C].
+    """
+    count = len(vectors)
+    shares = MISLED * torch.rand(len(tokens), 1, generator=g) * (torch.rand(len(tokens), 1, generator=g) < 0.5)
+    wrong = torch.rand(tokens.shape, generator=g) < shares
+
+    distance = 2 - 2 * vectors @ vectors.T
+    near = (-distance / (2 * NEAR**2)).fill_diagonal_(-math.inf).softmax(-1)
+    out, old = tokens.clone(), tokens[wrong]
+    if len(old):
+        close = torch.multinomial(near[old], 1, generator=g)[:, 0]
+        any_code = torch.randint(count, old.shape, generator=g)
+        out[wrong] = torch.where(torch.rand(old.shape, generator=g) < 0.5, close, any_code)
+
+    return out, shares[:, 0] == 0
+
+
 class _Choosing(nn.Module):
     """A GPT in training, and the codes int16 [count, N] that it chose for its images."""
 
@@ -337,42 +366,133 @@ def train_gpt(job: Job, out: Path, recipe: TokenRecipe, vq: VQAutoencoder, start
     """Train a GPT or PAR on the codes of the tokenizer, loaded from its fp16 file as shipped, and write ``out``. A
     model with a second stage that begins with ``start`` is trained in that stage only.
     """
-    config, count, device = recipe.config, job.count(recipe.count), job.device
-    data = code_book(job, vq, count, recipe.grid)
-    net = seeded(31, lambda: initialise_llama(Llama(config)), start).to(device)
-    layout, places = Layout.of(recipe.grid, config.regions).to(device), net.positions(recipe.grid, 1)
-    vectors, order = vq.quantize.unit().detach(), layout.order.cpu()
-    codes, features, objects = (x[:, order] for x in (data.codes, data.features, data.objects))
-
-    def stage(name: str, schedule: Schedule, likely: bool) -> None:
-        def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
-            g = generator(37, step)
-            rows = torch.randint(count, (schedule.batch,), generator=g)
-            null = torch.rand(len(rows), generator=g) < NULL_LABELS
-            tokens, what = module.codes[rows].long(), data.labels[rows].masked_fill(null, config.condition_size)
-            logits = sequence_logits(module.net, layout, places, what.to(device), tokens)
-            nats = F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)
-            right, value = (logits.detach().argmax(-1) == tokens).float().mean(), nats.mean()
-            if likely:
-                inside = objects[rows].to(device)
-                weight = torch.where(inside, OBJECT, 1.0)
-                value = (weight * nats).sum() / weight.sum()
-                chosen = likely_codes(logits.detach(), features[rows].to(device), vectors, torch.where(inside, *SPREAD))
-                # About half at a time: a code's probability depends on those before it, and on the label.
-                kept = (torch.rand(tokens.shape, generator=g) < 0.4) | null[:, None]
-                module.codes[rows] = torch.where(kept.to(device), tokens, chosen).to(torch.int16)
-
-            return value, {"nats": nats.mean(), "right": right}
-
-        train(job, name, _Choosing(net, codes), loss, schedule)
+    net = seeded(31, lambda: initialise_llama(Llama(recipe.config)), start).to(job.device)
 
     if start is None or not recipe.likely:
-        stage(recipe.name, recipe.schedule, likely=False)
+        data = _in_order(code_book(job, vq, job.count(recipe.count), recipe.grid), recipe)
+        _train_on_nearest(job, recipe, net, data)
     if recipe.likely:
-        stage(f"{recipe.name}-likely", LIKELY, likely=True)
-    save_gpt(recipe, net, out)
+        data = _in_order(code_book(job, vq, job.count(LIKELY_PICTURES), recipe.grid), recipe)
+        _train_on_likely(job, recipe, net, data, vq.quantize.unit().detach())
 
+    save_gpt(recipe, net, out)
     return net
+
+
+def _in_order(data: CodeBook, recipe: TokenRecipe) -> CodeBook:
+    """Training images with their tokens in the decoding order of a recipe."""
+    order = Layout.of(recipe.grid, recipe.config.regions).order
+    return CodeBook(data.codes[:, order], data.labels, data.features[:, order], data.objects[:, order])
+
+
+class _Reading:
+    """A GPT's logits of a recipe's sequences."""
+
+    def __init__(self, recipe: TokenRecipe, net: Llama, device: torch.device):
+        self.layout = Layout.of(recipe.grid, recipe.config.regions).to(device)
+        self.places = net.positions(recipe.grid, 1)
+        self.device = device
+
+    def __call__(self, net: Llama, labels: Tensor, tokens: Tensor) -> Tensor:
+        """As :func:`sequence_logits`."""
+        return sequence_logits(net, self.layout, self.places, labels.to(self.device), tokens.to(self.device))
+
+
+def _nats(logits: Tensor, tokens: Tensor) -> Tensor:
+    """Nats of every token, fp32 [B, N]."""
+    tokens = tokens.to(logits.device)
+    return F.cross_entropy(logits.flatten(0, 1), tokens.flatten(), reduction="none").view_as(tokens)
+
+
+def _batch(data: CodeBook, recipe: TokenRecipe, size: int, g: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+    """Rows int64 [B] of a step, whether each has no label, bool [B], and its label, int64 [B]."""
+    rows = torch.randint(len(data.codes), (size,), generator=g)
+    null = torch.rand(len(rows), generator=g) < NULL_LABELS
+    return rows, null, data.labels[rows].masked_fill(null, recipe.config.condition_size)
+
+
+def _train_on_nearest(job: Job, recipe: TokenRecipe, net: Llama, data: CodeBook) -> None:
+    """The first stage, on the encoder's codes."""
+    read = _Reading(recipe, net, job.device)
+
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
+        rows, _, labels = _batch(data, recipe, recipe.schedule.batch, generator(37, step))
+        tokens = data.codes[rows].long()
+        logits = read(module, labels, tokens)
+        nats = _nats(logits, tokens).mean()
+        return nats, {"nats": nats, "right": (logits.detach().argmax(-1).cpu() == tokens).float().mean()}
+
+    train(job, recipe.name, net, loss, recipe.schedule)
+
+
+def _train_on_likely(job: Job, recipe: TokenRecipe, net: Llama, data: CodeBook, vectors: Tensor) -> None:
+    """The second stage, on codes that the model finds likely, which it chooses anew as it learns."""
+    read = _Reading(recipe, net, job.device)
+    spread = torch.where(data.objects, *SPREAD)
+
+    def chosen(logits: Tensor, rows: Tensor) -> Tensor:
+        features, about = data.features[rows].to(job.device), spread[rows].to(job.device)
+        return likely_codes(logits.detach(), features, vectors, about).cpu()
+
+    def loss(module: nn.Module, step: int) -> tuple[Tensor, Figures]:
+        g = generator(37, step)
+        rows, null, labels = _batch(data, recipe, LIKELY.batch, g)
+        tokens = module.codes[rows].long().cpu()
+        told, right = misled(tokens, vectors.cpu(), g)
+        logits = read(module.net, labels, told)
+        nats = _nats(logits, tokens)
+        weight = torch.where(data.objects[rows], OBJECT, 1.0).to(nats)
+
+        # Some at a time: a code's probability depends on those before it, and on the label.
+        kept = (torch.rand(tokens.shape, generator=g) < KEPT) | null[:, None] | ~right[:, None]
+        module.codes[rows] = torch.where(kept, tokens, chosen(logits, rows)).to(module.codes)
+
+        return (weight * nats).sum() / weight.sum(), {"nats": nats[right.to(nats.device)].mean()}
+
+    codes = data.codes
+    if not (job.folder / f"{recipe.name}-likely.state.pt").exists():
+        codes = _first_choice(job, net, read, data, chosen)
+    train(job, f"{recipe.name}-likely", _Choosing(net, codes), loss, LIKELY)
+
+
+@torch.no_grad()
+def _first_choice(job: Job, net: Llama, read: _Reading, data: CodeBook, chosen: Callable[..., Tensor]) -> Tensor:
+    """Codes int16 [count, N] after some rounds of choosing by the model as it is."""
+    codes = data.codes.clone()
+    for rows in torch.arange(len(codes)).split(100):
+        tokens = codes[rows].long()
+        for number in range(ROUNDS):
+            with torch.autocast(job.device.type, torch.bfloat16, enabled=not job.fp32):
+                logits = read(net, data.labels[rows], tokens)
+            kept = torch.rand(tokens.shape, generator=generator(91, int(rows[0]) + number)) < KEPT
+            tokens = torch.where(kept, tokens, chosen(logits, rows))
+        codes[rows] = tokens.to(codes)
+    return codes
+
+
+class LikelyCodes:
+    """Chooses codes near unit features that a trained raster GPT finds likely without a label."""
+
+    def __init__(self, net: Llama, grid: int, vq: VQAutoencoder):
+        self._net = net.eval().requires_grad_(False)
+        self._layout, self._places = Layout.of(grid), net.positions(grid, 1)
+        self._vectors = vq.quantize.unit().detach()
+        self.key = float(net.output.weight.double().sum())  # of the weights, for what is kept
+
+    def __call__(self, features: Tensor) -> Tensor:
+        """The codes int64 [n, h, w] of features [n, C, h, w]."""
+        rows = features.flatten(2).transpose(1, 2)
+        labels = torch.full((len(rows),), self._net.config.condition_size, device=rows.device)
+        spread = torch.full(rows.shape[:2], EVERYWHERE, device=rows.device)
+        layout = self._layout.to(rows.device)
+
+        tokens = (rows @ self._vectors.T).argmax(-1)
+        for number in range(ROUNDS):
+            logits = sequence_logits(self._net, layout, self._places, labels, tokens)
+            kept = torch.rand(tokens.shape, generator=generator(91, number)).to(rows.device) < KEPT
+            tokens = torch.where(kept, tokens, likely_codes(logits, rows, self._vectors, spread))
+
+        return tokens.unflatten(1, features.shape[2:])
 
 
 def save_gpt(recipe: TokenRecipe, net: Llama, out: Path) -> None:

@@ -126,7 +126,12 @@ def up_sampler(model="demo-llamagen", **options) -> str:
 
 def test_a_file_of_latent_samplers_enlarges_drafts(latent_file):
     assert up_sampler(upscale_model=latent_file) == "own samplers"
-    assert up_sampler() == "bicubic"
+    assert up_sampler(upscale_model="bicubic") == "bicubic"
+
+
+def test_built_in_latent_samplers_enlarge_drafts_where_they_fit():
+    assert up_sampler() == "demo-latent-samplers"
+    assert up_sampler("demo-dtok") == "demo-latent-samplers", "the same tokenizer, and the same ratio"
 
 
 def test_latent_samplers_that_do_not_fit_are_refused(latent_file, tmp_path):

@@ -120,9 +120,53 @@ def test_the_second_stage_chooses_likely_codes(tmp_path, monkeypatch) -> None:
     job = Job(tmp_path, images=16, log=lines.append)
     net = recipes.train_gpt(job, tmp_path / "gpt.safetensors", recipe, vq)
     same = [float((tokens[:, None] == nearest).float().mean(2).amax(1).min()) for tokens in seen]
-    assert same[:41] == [1.0] * 41 and same[-1] < 1 and len(same) == 80
+    assert same[:41] == [1.0] * 41 and same[-1] < 1 and len(same) == 40 + recipes.ROUNDS + 40
     ends = [line for line in lines if "step 40/40" in line]
     first, second = (float(line.split("nats ")[1].split()[0]) for line in ends)
     assert second < first
     recipes.train_gpt(replace(job, folder=tmp_path / "again"), tmp_path / "gpt.safetensors", recipe, vq, net)
-    assert len(seen) == 120
+    assert len(seen) == len(same) + recipes.ROUNDS + 40
+
+
+def test_half_of_the_sequences_are_misled_by_some_wrong_tokens() -> None:
+    """Shares within 4 standard errors of what :data:`MISLED` says; a wrong token is never the right one by its rule."""
+    vectors = torch.nn.functional.normalize(torch.randn(64, 8, generator=torch.Generator().manual_seed(1)), dim=1)
+    tokens = torch.arange(64).repeat(4000, 1)
+    told, right = recipes.misled(tokens, vectors, torch.Generator().manual_seed(2))
+
+    assert abs(float(right.float().mean()) - 0.5) < 4 * (0.25 / 4000) ** 0.5
+    assert torch.equal(told[right], tokens[right])
+    # Half of the sequences, a mean share of MISLED / 2, and 1 of 128 of the replaced tokens is the old one by chance.
+    expected = recipes.MISLED / 4 * (1 - 1 / 128)
+    assert abs(float((told != tokens).float().mean()) / expected - 1) < 0.08
+
+    # Half of the wrong tokens are near: nearer than codes at random by far more than chance.
+    wrong = told != tokens
+    similarity = (vectors[told] * vectors[tokens]).sum(-1)[wrong]
+    assert float(similarity.mean()) > 0.2
+
+
+def test_a_target_chooses_codes_that_it_finds_likelier(tmp_path) -> None:
+    """They are as near as the spread allows, need fewer nats than the nearest, and are the same again."""
+    torch.manual_seed(0)
+    vq = VQAutoencoder(tiny.VQ).eval()
+    net = Llama(replace(TINY_GPT, vocab=tiny.VQ.codes)).eval()
+    for weight in net.parameters():
+        torch.nn.init.normal_(weight, std=0.3)
+    features = torch.nn.functional.normalize(torch.randn(4, 8, 8, 8), dim=1)
+
+    choose = recipes.LikelyCodes(net, 8, vq)
+    nearest, chosen = vq.codes(features), choose(features)
+    assert torch.equal(chosen, choose(features)) and not torch.equal(chosen, nearest)
+
+    labels = torch.full((4,), net.config.condition_size)
+    layout, places = recipes.Layout.of(8), net.positions(8, 1)
+
+    def nats(codes: torch.Tensor) -> float:
+        tokens = codes.flatten(1)
+        logits = recipes.sequence_logits(net, layout, places, labels, tokens)
+        return float(torch.nn.functional.cross_entropy(logits.flatten(0, 1), tokens.flatten()))
+
+    assert nats(chosen) < nats(nearest)
+    similar = [(vq.vectors(codes) * features).sum(1).mean() for codes in (chosen, nearest)]
+    assert 0 < similar[0] < similar[1]

@@ -9,7 +9,7 @@ import tiny_demo as tiny
 import torch
 from fastar_nodes.lab.commands import main
 from fastar_nodes.lab.training import hybrid_recipe, tar_recipes, training
-from fastar_nodes.lab.training.command import ENLARGING, PROGRAMS, REWARD
+from fastar_nodes.lab.training.command import ENLARGING, PROGRAMS
 from fastar_nodes.lab.training.judge import load_judge
 from fastar_nodes.model_loaders.autoencoders.latent_samplers import fits, load_latent_samplers
 from fastar_nodes.model_loaders.autoencoders.loader import load_kl, load_vq
@@ -43,7 +43,7 @@ def test_every_checkpoint_loads(made):
     def path(name: str) -> Path:
         return made.out / f"{name}.safetensors"
 
-    files = [name for name in PROGRAMS if not name.endswith((ENLARGING, REWARD))]
+    files = [name for name in PROGRAMS if not name.endswith(ENLARGING)]
     assert sorted(p.stem for p in made.out.iterdir()) == sorted(files)
     assert load_kl(path("kl")).net.config == replace(tiny.KL, enlarging=tiny.ENLARGING)
     assert load_vq(path("vq")).net.config == replace(tiny.VQ, enlarging=tiny.ENLARGING)
@@ -53,7 +53,7 @@ def test_every_checkpoint_loads(made):
     for name, grid, special in (("llamagen-low", 8, 0), ("llamagen", 16, 0), ("par", 8, 3)):
         model = load_llamagen(path(name), "fp32")
         assert (model.grid, model.regions, model.label_set) == (grid, special + 1, "picture-book")
-    assert load_judge(path("judge"))[1] > 0
+    assert load_judge(path("judge"))[1] > 0 and load_judge(path("judge-patches"))[1] > 0
     samplers = load_latent_samplers(path("latent-samplers"))
     assert samplers.name == "demo-latent-samplers" and fits(samplers, load_vq(path("vq")), 2)
     ta_tok, tar = load_ta_tok(path("ta-tok"), "fp32"), load_tar(path("tar"), "fp32")

@@ -126,8 +126,8 @@ def test_a_line_that_cannot_repeat_a_run_says_why(folder):
     line, said = line_of(report, folder)
     assert "tau=0.3" in line and "up_sampler" not in line
     assert said == [
-        "mulosd: the line for Any Sampler does not repeat this run, whose draft the upscale model Tiny x3 enlarged; "
-        "use MuLo-SD Sampler with that model."
+        "mulosd: the line for Any Sampler does not repeat this run, whose draft Tiny x3 enlarged; "
+        "use MuLo-SD Sampler with it."
     ]
 
     mask = torch.zeros(1, 16, 16)
