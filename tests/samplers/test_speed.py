@@ -155,7 +155,7 @@ def _no_compiler():
     [
         ("torch._dynamo.is_dynamo_supported", lambda: False, "version of Python"),
         ("torch._inductor.cpp_builder.get_cpp_compiler", _no_compiler, r"C\+\+ compiler"),
-        ("torch.__file__", "/home/a b/torch/__init__.py", "blank"),
+        ("torch.__file__", "/home/a b/torch/__init__.py", "has a space"),
     ],
 )
 def test_what_cannot_be_compiled_is_refused(monkeypatch, changed, value, says):
