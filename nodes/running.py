@@ -326,7 +326,7 @@ class Run:
 
 
 def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: Sockets) -> Run:
-    """Check the inputs of a run; nothing is loaded or computed."""
+    """Check the inputs of a run; nothing is computed, and only built-in latent samplers are loaded."""
     model = loaded.model
     family = family_of(model)
 

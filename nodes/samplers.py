@@ -491,8 +491,8 @@ class MuLoSDSampler(_Sampler):
             "upscale_model",
             optional=True,
             tooltip="Enlarges the draft, from Load Upscale Model; with a sharper draft, more tokens are accepted. If "
-            "neither this nor latent_samplers is connected, the demo's own latent samplers enlarge its drafts, and "
-            "bicubic interpolation those of other models.",
+            "neither this nor latent_samplers is connected, drafts of the demo are enlarged by its latent samplers, "
+            "and other drafts by bicubic interpolation.",
         )
         latent_samplers = LATENT_SAMPLERS.Input(
             "latent_samplers",

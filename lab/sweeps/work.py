@@ -162,8 +162,8 @@ class Models:
             contents = [file_digest(path) for path in files + self.used]
             if entry.needs_up_sampler:
                 contents.append(found["up_sampler"].name)
-            if entry.needs_up_sampler and self.spec.upscale_model not in (AUTO, BICUBIC):
-                contents.append(file_digest(typed_path(self.spec.upscale_model, "upscale_model")))
+                if self.spec.upscale_model not in (AUTO, BICUBIC):
+                    contents.append(file_digest(typed_path(self.spec.upscale_model, "upscale_model")))
             self._entries[entry.name] = (found, [decided, *contents])
 
         found, held = self._entries[entry.name]

@@ -6,9 +6,10 @@ those are this project's own. LPIPS is a network of another package; its place t
 the tokenizer's encoder, without the weights that LPIPS learnt from people's judgements.
 
 A pair is an image's codes, and the codes of the image at 1/r the side (averaged areas). A target that was trained on
-codes of its own choice finds the encoder's unlikely, so that the large ones may be chosen by the target. Each network
-is trained in two stages, the first with the token loss, the second with the chosen losses. The chosen losses may be the
-token loss again, which is the control of an ablation: as many steps, and nothing else.
+codes of its own choice finds the encoder's codes unlikely. For such a target, the large codes of the pairs are those
+that it finds likely. Each network is trained in two stages, the first with the token loss, the second with the chosen
+losses. The chosen losses may be the token loss again, which is the control of an ablation: as many steps, and nothing
+else.
 """
 
 from __future__ import annotations

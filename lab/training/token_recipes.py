@@ -43,7 +43,7 @@ SMALL_PICTURES, LARGE_PICTURES = 120_000, 100_000
 DEFAULTS = {"cfg": 1.5, "temperature": 1.0, "top_k": 0, "top_p": 0.8}
 # ZipAR's window by grid. A window of 8 on the 8 x 8 grid would be raster order.
 WINDOWS = {LOW_GRID: 6, GRID: 8}
-# Of the LlamaGen of large images, which learned codes of its own choice: less guidance and a shorter tail.
+# The LlamaGen of large images learned codes of its own choice; it needs less guidance and a smaller top_p.
 LARGE_DEFAULTS = {"cfg": 1.1, "top_p": 0.75}
 
 

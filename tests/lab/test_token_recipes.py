@@ -129,7 +129,7 @@ def test_the_second_stage_chooses_likely_codes(tmp_path, monkeypatch) -> None:
 
 
 def test_half_of_the_sequences_are_misled_by_some_wrong_tokens() -> None:
-    """Shares within 4 standard errors of what :data:`MISLED` says; a wrong token is never the right one by its rule."""
+    """Shares within 4 standard errors of what :data:`MISLED` says."""
     vectors = torch.nn.functional.normalize(torch.randn(64, 8, generator=torch.Generator().manual_seed(1)), dim=1)
     tokens = torch.arange(64).repeat(4000, 1)
     told, right = recipes.misled(tokens, vectors, torch.Generator().manual_seed(2))
@@ -146,7 +146,7 @@ def test_half_of_the_sequences_are_misled_by_some_wrong_tokens() -> None:
     assert float(similarity.mean()) > 0.2
 
 
-def test_a_target_chooses_codes_that_it_finds_likelier(tmp_path) -> None:
+def test_a_target_chooses_codes_that_it_finds_likelier() -> None:
     """They are as near as the spread allows, need fewer nats than the nearest, and are the same again."""
     torch.manual_seed(0)
     vq = VQAutoencoder(tiny.VQ).eval()
