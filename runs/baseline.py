@@ -119,11 +119,12 @@ def works_towards_another_image(report: Report, baseline: Report) -> bool:
     """Whether two runs from the same noise are not meant to draw one image.
 
     Their methods or settings differ in what decides the image: the number of steps, the order, guidance, temperature.
-    Other accelerators approximate the plain sampler's image, and PSNR says how closely.
+    Other accelerators approximate the plain sampler's image, and PSNR says how closely. None is the model's own value,
+    which a report does not know, so it counts as equal to every value.
     """
     for name in _DECIDE_IMAGE:
-        values = [run.settings[name] for run in (report, baseline) if name in run.settings]
-        if len(values) == 2 and values[0] != values[1]:
+        values = [run.settings.get(name) for run in (report, baseline)]
+        if None not in values and values[0] != values[1]:
             return True
 
     sides = [int(run.maps["step"].shape[-1]) if "step" in run.maps else _UNKNOWN_SIDE for run in (report, baseline)]

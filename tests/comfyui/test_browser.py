@@ -6,6 +6,7 @@ Needs playwright and a Chromium ($CHROMIUM, or one on the path). Screenshots and
 import itertools
 import json
 import os
+import re
 import shutil
 import time
 import uuid
@@ -253,6 +254,13 @@ def _comparison(workflow: dict[str, Any]) -> int | None:
     return max(shown, key=lambda node: node["size"][0])["id"] if compares and shown else None
 
 
+def _figures_of_note(workflow: dict[str, Any]) -> list[str]:
+    """The passes and calls that the first paragraph of a template's note promises for its first run: "53 passes"."""
+    notes = [node["widgets_values"][0] for node in workflow["nodes"] if node["type"] == "MarkdownNote"]
+    first = [note.split("\n\n")[0].replace("*", "") for note in notes]
+    return re.findall(r"\d[\d,]* (?:passes|diffusion calls)", " ".join(first))
+
+
 @pytest.mark.parametrize("name", TEMPLATES)
 def test_a_template_reads_on_a_laptop_and_runs(comfy, editor, info, name, artifacts):
     workflow = load_workflow(name)
@@ -276,6 +284,8 @@ def test_a_template_reads_on_a_laptop_and_runs(comfy, editor, info, name, artifa
     _looks_well(editor)
     if _comparison(workflow):
         assert editor.evaluate(DRAWN, _comparison(workflow)) >= 380
+    told = json.dumps(entry["outputs"])
+    assert [figure for figure in _figures_of_note(workflow) if figure not in told] == []
     shown = [image for output in entry["outputs"].values() for image in output.get("images", [])]
     assert shown and all(np.asarray(comfy.picture(image)).std() > 5 for image in shown)
 

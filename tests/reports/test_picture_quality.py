@@ -100,6 +100,8 @@ SETTINGS = [
     ("mar", {"steps": 32}, "lazymar", {"steps": 32}, ""),
     ("mar", {"order": "random"}, "mar", {"order": "halton"}, q.OTHER_IMAGE),
     ("mar", {"cfg": 2.0}, "fasthybrid", {"cfg": 3.0}, q.OTHER_IMAGE),
+    ("mar", {"t_max": 999}, "fasthybrid", {"t_max": 950}, q.OTHER_IMAGE),
+    ("mar", {"t_max": None}, "fasthybrid", {"t_max": 950}, ""),  # None: the model's own, here 950
     ("bitdance", {"diffusion_steps": 50}, "bitdance", {"diffusion_steps": 25}, q.OTHER_IMAGE),
     ("llamagen", {"temperature": 1.0, "parallel": 0}, "zipar", {"temperature": 1.0, "parallel": 16}, ""),
     ("llamagen", {"top_k": 0}, "llamagen", {"top_k": 10}, q.OTHER_IMAGE),
