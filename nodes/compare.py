@@ -163,7 +163,13 @@ class Compare(io.ComfyNode):
             description="Shows images side by side, each with its label and its numbers: speed-up, seconds, passes, "
             "accepted drafts, PSNR and SSIM. It also outputs them as a table.",
             search_aliases=[
-                *("side by side", "image grid", "contact sheet", "xy plot", "speed-up", "benchmark", "compare images")
+                "side by side",
+                "image grid",
+                "contact sheet",
+                "xy plot",
+                "speed-up",
+                "benchmark",
+                "compare images",
             ],
             is_input_list=True,
             is_output_node=True,
@@ -519,7 +525,7 @@ class ReportToText(io.ComfyNode):
         if settings.format == "json":
             return io.NodeOutput(to_json([checked]))
         if settings.format == "csv":
-            return io.NodeOutput(to_csv([checked]))
+            return io.NodeOutput(to_csv(checked))
         return io.NodeOutput(to_text(checked))
 
 

@@ -596,7 +596,7 @@ _CSV_COLUMNS = (
     "acceptance",
     "restarts",
 )
-_CSV_RESULTS = ("psnr", "ssim", "seconds", "repeats", "first_run", "speedup", "speedup_low", "speedup_high")
+_CSV_RESULTS = ("seconds", "repeats", "first_run")
 
 
 def _in_table(report: Report, count: str) -> str:
@@ -633,40 +633,26 @@ def to_table(
     return markdown(rows, empty=False)
 
 
-def to_csv(
-    reports: Sequence[Report], labels: Sequence[str] | None = None, baseline: Baseline = 0, quality: Qualities = ()
-) -> str:
-    """The figures of :func:`to_table` as CSV, as numbers without units: the acceptance is a fraction from 0 to 1.
+def to_csv(report: Report) -> str:
+    """One run as CSV, a header and a line of numbers without units: the acceptance is a fraction from 0 to 1.
 
-    ``repeats`` says from how many runs seconds and speed-up are; ``speedup_low`` and ``speedup_high`` are the spread of
-    the repeats. A method's own count with a column in tables is a column here if a run has it. An unknown figure is an
-    empty cell. A name that a spreadsheet would compute as a formula begins with a quote.
+    ``repeats`` says from how many runs the seconds are. A method's own count with a column in tables is a column here
+    if the run has it. An unknown figure is an empty cell. A name that a spreadsheet would compute as a formula begins
+    with a quote.
     """
-    names = labels or [report.sampler for report in reports]
-    bases = against(reports, baseline)
-    qualities = quality or [None] * len(reports)
-
     own = [count for count, title in COUNTS.items() if title and count not in ("accepted", *_CSV_COLUMNS)]
-    shown = [count for count in own if any(count in report.counts for report in reports)]
-    columns = (*_CSV_COLUMNS, *shown, *_CSV_RESULTS)
+    columns = (*_CSV_COLUMNS, *(count for count in own if count in report.counts), *_CSV_RESULTS)
 
-    rows: list[list[Any]] = []
-    for name, report, base, found in zip(names, reports, bases, qualities, strict=True):
-        figures = report.to_dict(base, found)
-        figures.update(figures["counts"])
-        figures.update(figures.get("quality") or {})
-        figures["first_run"] = int(report.first_run)
-        low, high = figures.get("speedup_range", ("", ""))
-        figures["speedup_low"] = low
-        figures["speedup_high"] = high
-        figures["sampler"] = f"'{name}" if name.startswith(_FORMULA) else name
-
-        rows.append([figures.get(column, "") for column in columns])
+    figures = report.to_dict()
+    figures |= figures["counts"]
+    figures["first_run"] = int(report.first_run)
+    if report.sampler.startswith(_FORMULA):
+        figures["sampler"] = f"'{report.sampler}"
 
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(columns)
-    writer.writerows(rows)
+    writer.writerow([figures.get(column, "") for column in columns])
     return out.getvalue()
 
 

@@ -75,7 +75,7 @@ def test_the_work_of_a_draft_model_is_shown_apart():
     ]
     assert one_line(report) == "12 passes (draft 27), 576 diffusion calls (draft 1,296), 1.00 s (one run)"
     assert "| 12 (draft 27) | 576 (draft 1296) |" in to_table([report])
-    head, row = to_csv([report]).split()
+    head, row = to_csv(report).split()
     found = dict(zip(head.split(","), row.split(","), strict=True))
     assert (found["transformer_passes"], found["draft_passes"], found["draft_head_calls"]) == ("39", "27", "1296")
     assert summary([Cell(0, 0, 7, "k", report, report, None)]).passes == 12
