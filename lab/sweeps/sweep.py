@@ -8,8 +8,7 @@ prompt. The table printed at the end depends only on the images, not on the numb
 The file of a paper (lab/papers) holds several sweeps, which are drawn one after another, and the paper's figures,
 which are printed beside ours.
 
-If RANK and WORLD_SIZE are set, as by torchrun, the process draws its part of the images. With --ray, Ray distributes
-them.
+If RANK and WORLD_SIZE are set, as by torchrun, the process draws its part of the images.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +35,7 @@ from ...reports.table import markdown
 from ...runs.loading import AUTO, Source
 from . import paper_files
 from .dry_run import NotHere, by_shapes, here_only
-from .engines import Cluster, Task, connect, run_here, run_on_ray, tasks_of, unfinished
+from .engines import Task, run_here, tasks_of, unfinished
 from .folder import Folder
 from .paper_files import Paper
 from .records import Cell, Shard, ranges
@@ -71,15 +70,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--dtype", choices=(AUTO, *ALL_DTYPES), help="precision of the weights; default the spec's, or auto")
     add("--threads", metavar="N", help="threads of a worker on a CPU; default this process's")
 
-    add(
-        "--ray",
-        nargs="?",
-        const="",
-        metavar="ADDRESS",
-        help="distribute the images with Ray, on the cluster at this address or on this machine",
-    )
-    add("--workers", metavar="N", help="with --ray: workers; default as many as there is room for now")
-
     models_option(parser)
 
 
@@ -110,7 +100,7 @@ def run(options: argparse.Namespace) -> int:
     if not options.out and not options.dry_run:
         raise UserError("out: no folder is named; give --out DIR, or --dry-run to see what would be drawn.")
 
-    place = Place(rank, world, local, _cluster(options, world))
+    place = Place(rank, world, local)
     folder = Folder(options.out) if options.out else None
     if paper is not None and folder is not None and not options.dry_run:
         folder.check("out")
@@ -134,15 +124,13 @@ class Place:
     rank: int
     world: int  # number of processes
     local: int  # rank on this machine
-    cluster: Cluster | None  # None without --ray
 
 
 def _run(options: argparse.Namespace, spec: Spec, out: Path | None, place: Place) -> None:
     """Draw a sweep to the folder ``out``, or print what it would cost."""
-    cluster = place.cluster
-    files = _files(options, spec, place.local if place.world > 1 else 0, cluster)
+    files = _files(options, spec, place.local if place.world > 1 else 0)
     store = Store(out) if out else None
-    numbers = _numerics(spec, files, store, cluster)
+    numbers = _numerics(spec, files, store)
     use(numbers)
 
     if store is None or options.dry_run:
@@ -169,11 +157,7 @@ def _run(options: argparse.Namespace, spec: Spec, out: Path | None, place: Place
     store.write_manifest(manifest(spec, numbers), cells)
     tasks = _left(store, tasks_of(store, cells, place.rank, place.world))
 
-    if cluster is None:
-        _draw(tasks, run_here(Worker(store, models, conditions), tasks))
-    else:
-        own = replace(cluster, cpus=numbers["threads"] or 1)
-        _draw(tasks, run_on_ray(store, spec, tasks, own, models_folder(options.models), numbers))
+    _draw(tasks, run_here(Worker(store, models, conditions), tasks))
 
     if place.rank == 0:
         _finish(store, cells, options.png)
@@ -212,37 +196,9 @@ def _specs(options: argparse.Namespace) -> tuple[Paper | None, dict[str, Spec]]:
     return paper, changed
 
 
-def _cluster(options: argparse.Namespace, world: int) -> Cluster | None:
-    """The cluster of --ray, connected; None without it."""
-    workers = whole(options.workers, "workers", 1, 65536) if options.workers else 0
-    if options.ray is None:
-        if workers:
-            raise UserError("workers: it is for --ray; add that, or leave it out.")
-        return None
-
-    if world > 1:
-        raise UserError("ray: WORLD_SIZE is set too; distribute the images by one of them.")
-
-    cluster = Cluster(options.ray, workers)
-    ray = connect(cluster)
-    has_gpus = options.device == AUTO and ray.cluster_resources().get("GPU", 0) >= 1
-
-    return replace(cluster, gpu=has_gpus or options.device.startswith("cuda"))
-
-
-def _files(options: argparse.Namespace, spec: Spec, local: int, cluster: Cluster | None) -> Source:
-    """Where models are.
-
-    Each process of a machine takes a CUDA device of its own; with Ray this one only plans, on the CPU.
-    """
+def _files(options: argparse.Namespace, spec: Spec, local: int) -> Source:
+    """Where models are. Each process of a machine takes a CUDA device of its own."""
     settings = argparse.Namespace(models=options.models, device=options.device, dtype=spec.dtype, speed=PLAIN)
-
-    if cluster is not None:
-        if cluster.gpu and spec.dtype == AUTO and not torch.cuda.is_available():
-            raise UserError("dtype: this machine has no GPU to choose it by; name it, for example --dtype bf16.")
-
-        settings.device = "cpu"
-        return replace(source(settings), compute=torch.device("cuda" if cluster.gpu else "cpu"))
 
     if local and options.device == AUTO and torch.cuda.is_available():
         # A scheduler may show each process its own device only.
@@ -251,17 +207,11 @@ def _files(options: argparse.Namespace, spec: Spec, local: int, cluster: Cluster
     return source(settings)
 
 
-def _numerics(spec: Spec, files: Source, store: Store | None, cluster: Cluster | None) -> dict[str, Any]:
-    """See :func:`.work.numerics`.
-
-    The threads are the named number, else that of the folder's earlier run, else one with Ray.
-    """
+def _numerics(spec: Spec, files: Source, store: Store | None) -> dict[str, Any]:
+    """See :func:`.work.numerics`; the threads are the named number, else that of the folder's earlier run."""
     numbers = numerics(spec, files)
     if spec.threads or numbers["device"] != "cpu":
         return numbers
-
-    if cluster is not None:
-        numbers["threads"] = 1
 
     before = store.manifest() if store is not None else None
     recorded = before.get("numerics") if before else None

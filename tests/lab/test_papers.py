@@ -13,17 +13,14 @@ import tiny_papers
 import torch
 from fastar_nodes.cli import options
 from fastar_nodes.errors import UserError
-from fastar_nodes.lab.sweeps import paper_files, sweep
-from fastar_nodes.lab.sweeps.engines import run_here
+from fastar_nodes.lab.sweeps import paper_files
 from fastar_nodes.lab.sweeps.features import WEIGHTS, open_reference, resized
 from fastar_nodes.lab.sweeps.measures import Means, Result, evaluate, latest
 from fastar_nodes.lab.sweeps.records import Shard, shard_key
 from fastar_nodes.lab.sweeps.spec import expand, read_table
 from fastar_nodes.lab.sweeps.store import Store
-from fastar_nodes.lab.sweeps.work import Models, Worker
 from fastar_nodes.model_loaders.catalogue import hub
 from fastar_nodes.model_loaders.llamagen import text
-from fastar_nodes.runs.loading import Source
 
 pytestmark = pytest.mark.slow
 
@@ -393,28 +390,3 @@ def test_models_that_read_text_need_prompts(tiny, lab, tmp_path):
     answer = lab(f"sweep one.json {OPTIONS} --prompts prompts.txt --out drawn")
     assert answer.code == 0, answer.err
     assert cells_of(answer.out)[-1][:2] == ["MuLo-SD", "1"]
-
-
-def test_every_sweep_of_a_paper_goes_to_ray(tiny, lab, tmp_path, monkeypatch):
-    """A cluster is connected once, and gets every sweep with the folder of its own."""
-    connected, asked = [], []
-
-    class Ray:
-        cluster_resources = staticmethod(dict)
-
-    def connect(cluster):
-        connected.append(cluster.address)
-        return Ray
-
-    def run_on_ray(store, spec, tasks, cluster, models, numbers):
-        asked.append((Path(store.folder.path).name, spec.model, len(tasks), cluster.workers))
-        files = Source(tiny_papers.finder(tiny), torch.device("cpu"), spec.dtype)
-        return run_here(Worker(store, Models(spec, files)), tasks)
-
-    monkeypatch.setattr(sweep, "connect", connect)
-    monkeypatch.setattr(sweep, "run_on_ray", run_on_ray)
-    answer = lab("sweep", path_of("par"), *OPTIONS.split(), "--out", "drawn", "--ray", "head:6379", "--workers", 3)
-    assert answer.code == 0, answer.err
-    assert connected == ["head:6379"]
-    assert [entry[1:] for entry in asked] == [(spec.model, 1, 3) for spec in paper_of("par").sweeps.values()]
-    assert [entry[0] for entry in asked] == list(paper_of("par").sweeps)

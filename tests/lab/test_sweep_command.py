@@ -3,14 +3,12 @@
 import json
 import re
 import shlex
-import socket
 
 import numpy as np
 import pytest
 import torch
 import yaml
 from fastar_nodes.cli.main import Parser
-from fastar_nodes.lab.sweeps import engines
 from fastar_nodes.lab.sweeps.spec import expand, read_spec
 from fastar_nodes.lab.sweeps.store import Store
 from fastar_nodes.lab.sweeps.sweep import arguments
@@ -155,24 +153,6 @@ def test_a_missing_folder_or_file_is_refused(lab, sentence, spec, tmp_path, monk
             assert f"{name} {value!r}" in sentence(lab("sweep spec.json --out x"))
 
 
-def test_an_unreachable_cluster_is_refused(lab, sentence, spec, tmp_path, monkeypatch):
-    class Ray:
-        @staticmethod
-        def init(*args, **about):
-            raise ConnectionError("Could not find any running Ray instance")
-
-    monkeypatch.setattr(engines, "import_ray", lambda: Ray)
-    with socket.socket() as closed:
-        closed.bind(("127.0.0.1", 0))
-        closed_port = f"127.0.0.1:{closed.getsockname()[1]}"
-        for address in (closed_port, f"ray://{closed_port}", "auto", "nonsense", "host:port"):
-            says = sentence(lab("sweep", spec(), "--out", "x", "--ray", address))
-            assert f"no cluster was found at {address} (" in says
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert "WORLD_SIZE is set too" in sentence(lab("sweep", spec(), "--out", "x", "--ray"))
-    assert not (tmp_path / "x").exists()
-
-
 def test_the_examples_are_accepted(root):
     """Files as they are, and the sweep commands in them without their variables."""
     folder = root / "docs" / "examples"
@@ -187,6 +167,6 @@ def test_the_examples_are_accepted(root):
             asked = parser.parse_args(shlex.split(found.split("'")[0]))
             assert asked.out and int(asked.images) >= 2000
             named.append(path.name)
-    assert {*named} == {"demo.toml", "ray-cluster.yaml", "slurm.sh", "skypilot.yaml"}
+    assert {*named} == {"demo.toml", "slurm.sh", "skypilot.yaml"}
     pytest.importorskip("tomllib")
     assert len(expand(read_spec(folder / "demo.toml"))) == 12
