@@ -31,7 +31,6 @@ from ..runs.labels import PICTURE_BOOK, check_labels, label_sets, resolve_labels
 from ..runs.loading import AUTO, dtype_name
 from ..runs.memory.tokens import estimate_prompt
 from ..runs.shown import PLAIN, Shown
-from ..runs.syntax import read_as_text
 from ..samplers.conditioning import CodeCondition, EditSettings, ImagePromptCondition, PromptCondition, TextCondition
 from ..samplers.settings import Settings, knob, make
 from ..samplers.tokens.settings import DETAILS, TarPromptSettings
@@ -345,7 +344,7 @@ class TextPrompt(io.ComfyNode):
         # All images have the same prompt.
         rows = (host.devices.to_output(features),) * settings.images
         prompts = (prompt,) * settings.images
-        return io.NodeOutput(TextCondition(rows, prompts), ui=host.text.output([], [read_as_text([prompt])]))
+        return io.NodeOutput(TextCondition(rows, prompts))
 
 
 def _usual_encoder(encoders: list[str]) -> str:
@@ -386,8 +385,8 @@ class Prompt(io.ComfyNode):
             "in CLIP Text Encode. Harmon and UniPic get the prompt after the words *Generate an image:*. Janus gets "
             "only the prompt, without spaces at its ends. BitDance gets it as the user's message in a chat. The "
             "model reads names of special tokens as plain text. It also reads `(red:1.2)`, `<lora:...>`, "
-            "`embedding:...`, `__wildcard__` and BREAK as plain text; the node lists them after a run. The prompts "
-            "of the authors' benchmarks end with a full stop."
+            "`embedding:...`, `__wildcard__` and BREAK as plain text. The prompts of the authors' benchmarks end with "
+            "a full stop."
         ),
         "negative": (
             "It has no effect at *cfg* 1. The editor hides the field for models that do not read it: Janus and "
@@ -453,7 +452,7 @@ class Prompt(io.ComfyNode):
         # The sampler's model reads the prompt: what it does not know is said here after the run, see running.reported.
         avoided = expect_text(negative, "negative")
         condition = PromptCondition(tuple(texts), avoided if avoided.strip() else UNCONDITIONAL)
-        return io.NodeOutput(condition, ui=host.text.output([], [read_as_text([*texts, negative])]))
+        return io.NodeOutput(condition)
 
 
 # Pixels per side of the images that Janus-4o reads and draws.
@@ -538,7 +537,7 @@ class ImageAndPrompt(io.ComfyNode):
                 "pixels, with grey beside it."
             ]
         condition = ImagePromptCondition((typed,) * len(pixels), tuple(pixels), settings.freedom)
-        return io.NodeOutput(condition, ui=host.text.output(said, [read_as_text([typed])]))
+        return io.NodeOutput(condition, ui=host.text.output(said))
 
 
 _ta_tok = ModelCache(host.devices.get_compute_device, host.devices.get_offload_device)
@@ -637,7 +636,7 @@ class TarPrompt(io.ComfyNode):
         load_to_device(loaded, estimate_prompt(model, settings, prompt, count))
 
         done: TarPrompted = drive(written_codes(model, [prompt] * count, settings, number, first))
-        said = host.text.output([], [read_as_text([prompt]), unknown_words(model, [prompt]), warning])
+        said = host.text.output([], [unknown_words(model, [prompt]), warning])
         return io.NodeOutput(done.condition, ui=said)
 
 

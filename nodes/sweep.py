@@ -23,7 +23,6 @@ from ..runs import presets
 from ..runs.baseline import quality_word
 from ..runs.choice import PRESET, Choice, choose, names_of_settings, parse_settings
 from ..runs.registry import find
-from ..runs.syntax import read_as_text
 from ..samplers.settings import Settings, default_or_paper, in_words, knob, knobs, make, no_setting, setting_in_words
 from ..sweeps.images import AUTO, MEASURES, measured_by, side_by_side, sweep_grid, sweep_plot
 from ..sweeps.keys import cell_key, cell_name, digest
@@ -226,7 +225,7 @@ class SweepNode(ModelFirst):
         if len(lines) >= host.text.MOST_LINES:
             lines = []
         shared = in_words(find(sweep.cells[0].report.sampler).settings, _shared(sweep))
-        said = host.text.output([told, *lines], [*warnings, read_as_text(_prompts(sweep))], f"all cells: {shared}.")
+        said = host.text.output([told, *lines], warnings, f"all cells: {shared}.")
 
         told_of_cells = {CELLS: as_samplers(sweep)}
         return io.NodeOutput(grid, sweep_table(sweep), plot, ui={**said, **images, **told_of_cells})
@@ -319,11 +318,6 @@ def _cells(runs: Sequence[_Run], names: Sequence[str], made: Iterable[tuple[int,
     if all(cell.report is cell.baseline for cell in cells):
         return [replace(cell, baseline=None, quality=None) for cell in cells]
     return cells
-
-
-def _prompts(sweep: Sweep) -> list[str]:
-    """The prompts of a sweep over prompts."""
-    return [value for axis in (sweep.x, sweep.y) if axis.name == PROMPT for value in axis.values]
 
 
 @dataclass(frozen=True, eq=False)

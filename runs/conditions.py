@@ -52,7 +52,6 @@ from .loading import (
     prompt_settings,
     read_images,
 )
-from .syntax import read_as_text
 
 
 def _finish(sampler: Generator[Any, Any, Any], title: str, unit: str) -> Any:
@@ -127,7 +126,6 @@ class ConditionBuilder:
             return self._instructions(on, texts)
         if on.condition == "text":
             prompts = [prompt_of(text, "prompt") for text in texts]
-            self._warn(read_as_text(prompts))
             rows = [self._encoded(on, prompt) for prompt in prompts]
             return TextCondition(tuple(rows), tuple(prompts))
 
@@ -138,7 +136,6 @@ class ConditionBuilder:
         model: Any = on.model
         for text in dict.fromkeys(texts):
             model.prompt(text)
-        self._warn(read_as_text([*texts, self.unconditional or ""]))
         self._warn(unknown_words(model, texts))
 
         condition = PromptCondition(tuple(texts))
@@ -175,7 +172,6 @@ class ConditionBuilder:
         expect_editor(condition, model)
         for text in dict.fromkeys(texts):
             model.image_prompt(text)
-        self._warn(read_as_text(texts))
 
         return read_images(condition, self.image_reader(on))
 
@@ -214,7 +210,6 @@ class ConditionBuilder:
         model, stated = self._language
         settings = prompt_settings(stated, self.asked)
         prompts = [text.strip() for text in texts]
-        self._warn(read_as_text(prompts))
         self._warn(unknown_words(model, prompts))
 
         return self.run(written_codes(model, prompts, settings, self.seed, first), "prompt", "codes").condition

@@ -54,11 +54,6 @@ def test_the_command_line_names_unknown_words_once(cli, tiny_demo):
     assert answer.code == 0 and answer.err.count("qqzz") == 1 and "does not know: qqzz." in answer.err
 
 
-def test_the_command_line_names_what_is_read_as_plain_text_once(cli, tiny_demo):
-    answer = cli("compare --device cpu --samplers tar --prompt 'a (red:1.2) boat' --prompt 'a (red:1.2) boat'")
-    assert answer.code == 0 and answer.err.count("note: The model reads (red:1.2) as plain text") == 1
-
-
 def test_prompts_of_text_encoders_are_one_line_and_hold_words():
     assert prompt_of("  a red\n boat ", "text") == "a red boat"
     for text, words in ((" \n", "it is empty"), ("@somebody #123", ".* addresses, file names and")):

@@ -101,26 +101,6 @@ def test_the_node_of_a_subgraph_shows_what_the_nodes_inside_said(comfy: Comfy, e
     _no_complaint(editor)
 
 
-def test_a_prompt_keeps_what_it_says_itself_beside_what_its_sampler_says(comfy: Comfy, editor: Any) -> None:
-    """Notations that are read as text; the words that the demo does not know stand in a list of their own."""
-    graph = load_workflow("04 Text")
-    prompt = next(node for node in graph["nodes"] if node["type"] == "FastARPrompt")
-    prompt["widgets_values"][0] = f"a (red:1.2) zzyx boat {editor.renderer}"
-    editor.evaluate("graph => app.loadGraphData(graph)", graph)
-    editor.wait_for_timeout(1500)
-    for _ in range(2):
-        assert not comfy.failure(_run(comfy, editor))
-        editor.wait_for_timeout(1500)
-        said = editor.evaluate(TEXT, "FastARPrompt")
-        assert said.startswith("The model reads (red:1.2) as plain text") and "does not know" not in said
-        editor.evaluate("""() => {
-            const sampler = app.graph._nodes.find(node => node.comfyClass?.endsWith('Sampler'))
-            const seed = sampler.widgets.find(widget => widget.name === 'seed')
-            seed.value += 1
-        }""")
-    _no_complaint(editor)
-
-
 def test_an_image_that_nobody_chose_is_not_in_a_prompt(comfy: Comfy, editor: Any) -> None:
     """So neither ComfyUI nor an exported script looks for its file; with the switch on it is asked for."""
     editor.evaluate("graph => app.loadGraphData(graph)", load_workflow("05 Inpaint"))

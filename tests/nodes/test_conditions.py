@@ -343,26 +343,6 @@ def test_a_label_set_that_this_version_does_not_know_takes_ids():
         running.as_labels(label("cat"), "of a newer version")
 
 
-def test_what_is_read_as_plain_text_is_said_by_every_prompt(encoders, monkeypatch):
-    monkeypatch.setattr(conditioning.TarPrompt, "hidden", SimpleNamespace(unique_id="7", prompt={}), raising=False)
-    tar = Loaded.of(tiny_tar())
-    image = torch.zeros(1, 4, 4, 3)
-    makers = {
-        "Prompt": lambda text: conditioning.Prompt.execute(text),
-        "its negative": lambda text: conditioning.Prompt.execute("a boat", text),
-        "its lines": lambda text: conditioning.Prompt.execute(f"a boat\n{text}", lines=True),
-        "Image and Prompt": lambda text: conditioning.ImageAndPrompt.execute(image, text),
-        "LlamaGen Prompt": lambda text: conditioning.TextPrompt.execute(text, encoder="one.safetensors"),
-        "Tar Prompt": lambda text: conditioning.TarPrompt.execute(tar, text, 3),
-    }
-    for name, make in makers.items():
-        (parts,) = make("a (red:1.2) boat").ui["fastar_text_parts"]
-        (said,) = [line for line in parts["warnings"] if "plain text" in line]
-        assert said.startswith("The model reads (red:1.2) as plain text"), name
-        (parts,) = make("a cat (sitting), snake_case").ui["fastar_text_parts"]
-        assert not any("plain text" in line for line in parts["warnings"]), name
-
-
 @pytest.mark.parametrize(
     "graph", [{"1": 5}, {"1": {"inputs": 3}}, {"1": {"inputs": {"condition": ["3"]}}}, {"3": None}, [1], {"1": {}}]
 )
