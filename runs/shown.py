@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from types import MappingProxyType
 from typing import Any
 
-from ..samplers.settings import filled_in, knobs, make, setting_in_words, shown
+from ..samplers.settings import filled_in, setting_in_words, shown
 from . import presets
 from .choice import ModelFacts
 
@@ -61,28 +61,8 @@ class Shown:
         if option == presets.CUSTOM:
             return self.settings(option, values), ""
 
-        if self._are_defaults(values):
-            left_alone = free_of(self.kind, option)
-            used = self.settings(option, {name: value for name, value in values.items() if name in left_alone})
-            if self._numbers_of(used) == self._numbers_of(make(self.kind, values)):
-                return used, ""
-            return used, (
-                f"The preset {option} set all numbers, because the numbers sent were the node's defaults; name custom "
-                "to use them as sent."
-            )
-
         used = self.settings(option, values)
         return used, self._differing(option, values, used)
-
-    def _are_defaults(self, values: Mapping[str, Any]) -> bool:
-        """Whether all numbers were sent as /object_info lists them, as a program does that was only given a preset."""
-        names = [name for name in knobs(self.kind) if name not in FREE]
-        if not all(name in values for name in names):
-            return False
-
-        found = filled_in(make(self.kind, values), {})
-        usual = filled_in(make(self.kind, usual_numbers(self.kind, self.options)), {})
-        return all(found[name] == usual[name] for name in names)
 
     def _differing(self, option: str, names: Iterable[str], settings: Any) -> str:
         """What to say of numbers that arrived under a preset and are not its own; "" if all are."""
