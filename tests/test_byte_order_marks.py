@@ -1,14 +1,11 @@
 """Texts with a byte order mark, as Excel, PowerShell and editors on Windows write them, read as those without one."""
 
 import codecs
-import re
-from pathlib import Path
 
 import pytest
 from fastar_nodes.lab.sweeps.spec import read_prompts
 from fastar_nodes.model_loaders.files.checkpoint import parse_json, read_json, read_text
 
-ROOT = Path(__file__).resolve().parents[1]
 MARKED = {
     "UTF-8": lambda text: codecs.BOM_UTF8 + text.encode(),
     "UTF-16": lambda text: codecs.BOM_UTF16_LE + text.encode("utf-16-le"),
@@ -29,12 +26,3 @@ def test_files_of_model_folders(tmp_path):
     assert read_json(tmp_path / "config.json", "checkpoint") == {"heads": 2}
     assert read_text(tmp_path / "merges.txt", "checkpoint") == "a b\nb c\n"
     assert parse_json('\ufeff{"heads": 2}', "the entry config", "checkpoint") == {"heads": 2}
-
-
-def test_every_reader_of_texts_leaves_out_a_mark():
-    """In the pack, lab/ and the examples; files below /proc have none."""
-    plain = re.compile(r"""read_text\((encoding="utf-8")?\)""")
-    paths = [path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in ("tests", ".venv")]
-    lines = [(path, line) for path in paths for line in path.read_text(encoding="utf-8").splitlines()]
-    assert len(lines) > 30_000
-    assert [(path.name, line) for path, line in lines if plain.search(line) and "/proc/" not in line] == []
