@@ -66,7 +66,7 @@ class NotReadHere(UserError, AttributeError, TypeError):
     __qualname__ = "UserError"  # as which ComfyUI reports it
 
     def __init__(self, kind: str, asked: str):
-        field = kind if kind in ("model", "vae", "report", "cache", "sweep", "crop") else "condition"
+        field = kind if kind in ("model", "vae", "report", "cache", "crop") else "condition"
         reader = "a node of FastAR that reads it"
         if field in ("model", "condition"):
             reader = "a sampler of FastAR"

@@ -95,8 +95,8 @@ def load(
         ta_tok: TA-Tok, for de-tokenizers; "auto" is the de-tokenizer's.
         encoder: text encoder of LlamaGen's text-to-image models.
         device: "auto" is CUDA, then MPS, then the CPU.
-        dtype: of the weights: "auto", "fp32", "bf16", "fp16", "int8" or "fp8" (8 bits in the blocks), or a
-            torch.dtype.
+        dtype: of the weights: "auto", "fp32", "bf16", "fp16", "int8" or "fp8" (8 bits in the blocks), "int4" or
+            "int4-g64" (fewer), or a torch.dtype.
         speed: "auto" launches repeated work as CUDA graphs where there is a CUDA device, with the results of "plain",
             which launches it step by step; "compile" also uses torch.compile.
         grid: tokens along one side of a token model; None is what its file states.

@@ -229,15 +229,6 @@ def settings_of(key: str) -> dict[str, str]:
     return parse_settings(variant, "samplers") if is_settings(variant) else {}
 
 
-def variant_words(key: str) -> str:
-    """The variant of a key of :func:`by_key` in words: its label, or its settings as "window 4, parallel 16"."""
-    settings = settings_of(key)
-    if not settings:
-        return key.partition(":")[2]
-
-    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
-
-
 def assigned(
     entries: Mapping[str, Entry], values: Iterable[tuple[str, V]]
 ) -> dict[str, tuple[dict[str, V], dict[str, V]]]:

@@ -77,7 +77,6 @@ Case = Callable[[], str]
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
-    parser.add_argument("dir", nargs="?", help=argparse.SUPPRESS)  # what the command took once
     for name in ("model", "device"):
         default, about = MODEL_OPTIONS[name]
         parser.add_argument(f"--{name}", default=default, help=about)
@@ -90,8 +89,6 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 @torch.no_grad()
 def run(options: argparse.Namespace) -> int:
     """Run the command; exit code 1 if a promise does not hold."""
-    if options.dir is not None:
-        raise UserError("dir: to compare recorded results, use python -m fastar_nodes.lab parity DIR in a checkout.")
 
     def loaded(dtype: str) -> Pipeline:
         return load(options.model, dtype=dtype, device=options.device, models=options.models)

@@ -102,7 +102,7 @@ def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None =
     ``mask``, broadcast to [R, heads, n, S]: bool, True where a query attends to a key, or numbers that are added to the
     scores. ``causal``: query i attends to the keys 0 to i.
 
-    ComfyUI's options for attention, such as ``--use-sage-attention``, change nothing here; docs/weights.md says why.
+    ComfyUI's options for attention, such as ``--use-sage-attention``, change nothing here; docs/precision.md says why.
     Several of ComfyUI's functions would not keep our contracts either: they add a mask of bools to the scores as 0 and
     1, cut a product by the memory that is free, or call PyTorch's function after an error.
     """
@@ -350,7 +350,7 @@ def remark(*nets: nn.Module, operations: Operations = FAST) -> str:
 
     kinds = sorted({kind_of(parameter) for parameter in together.parameters()} - {""})
     if kinds:
-        remarks.append(f"{' and '.join(kinds)} weights: the images differ, see docs/weights.md")
+        remarks.append(f"{' and '.join(kinds)} weights: the images differ, see docs/precision.md")
     if lacking := _without_product(together):
         remarks.append(f"{lacking} cannot multiply 4-bit weights: every pass unpacks them, which is slower")
 

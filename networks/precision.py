@@ -20,7 +20,7 @@ VQ, KL autoencoders    fp32 (dtype "auto")     all                              
 - The residual stream is the sum of the outputs of all blocks. It is the part that can exceed 65,504, the largest number
   of fp16. Within a block a number may still do so; the samplers then refuse the image (``errors.not_finite``).
 - bf16 has the range of fp32. There the residual stream of token models is bf16, as in the authors' code: fp32 would
-  cost six operations a block and does not make more images of parallel decoding equal (docs/weights.md).
+  cost six operations a block and does not make more images of parallel decoding equal (docs/precision.md).
 - The blocks of MAR's diffusion head are 16-bit under autocast too. Its last layer is fp32 here, unlike there, because
   the first diffusion step multiplies its errors by hundreds (samplers/mar/tables.py).
 """

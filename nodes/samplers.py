@@ -455,15 +455,13 @@ class MuLoSDSampler(_Sampler):
         "(MuLo-SD, CVPR 2026). The image differs from the image of the large model alone."
     )
     aliases = [
-        *(
-            "mulo-sd",
-            "mulosd",
-            "multi-scale",
-            "upscale",
-            "speculative decoding",
-            "accelerated tar",
-            "accelerated llamagen",
-        )
+        "mulo-sd",
+        "mulosd",
+        "multi-scale",
+        "upscale",
+        "speculative decoding",
+        "accelerated tar",
+        "accelerated llamagen",
     ]
     models = {
         "target": "The large model whose image you want: Tar's de-tokenizer for 512 or 1024 pixels, or a LlamaGen.",

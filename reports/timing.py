@@ -135,10 +135,10 @@ def middle(pairs: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return mean(base), mean(own)
 
 
-def speedup_of_pairs(pairs: Sequence[tuple[float, float]], note: str = ONE_RUN) -> Speedup:
+def speedup_of_pairs(pairs: Sequence[tuple[float, float]]) -> Speedup:
     """The speed-up of pairs of runs, from their seconds: it is the ratio of those of :func:`middle`."""
     base, own = middle(pairs)
-    return replace(speedup_of([one / other for one, other in pairs], note=note), value=base / own)
+    return replace(speedup_of([one / other for one, other in pairs], note=ONE_RUN), value=base / own)
 
 
 def times_as_fast(ratio: float) -> str:

@@ -40,10 +40,6 @@ class Work:
         mean = self.a_run(name)
         return None if mean is None else mean - (self.a_run(OF_DRAFT.get(name, "")) or 0)
 
-    def an_image(self, name: str) -> float | None:
-        """Mean of a count over the images; None if no run has it."""
-        return self.counts[name] / self.images if name in self.counts else None
-
     @property
     def acceptance(self) -> float | None:
         """Accepted drafts as a fraction of verified drafts, 0..1; None if no draft was verified."""

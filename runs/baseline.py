@@ -140,25 +140,25 @@ def run_of_report(report: Report, group: Hashable) -> ComparedRun:
     return ComparedRun(group, report.sampler, report.settings, side, work, seconds, report.target)
 
 
-def baselines(runs: Sequence[ComparedRun], alike: bool = False) -> list[int]:
-    """For each run the index of its baseline, a run of its group. Runs of its model and size come first, because it
-    cannot be compared with other runs. The first of these that there are:
-
-    1. runs of the plain sampler at exact settings;
-    2. runs of accelerators at exact settings;
-    3. all runs.
-
-    If there are several, the one that comes first by
+def baselines(runs: Sequence[ComparedRun]) -> list[int]:
+    """For each run the index of its baseline: of its :func:`candidates`, the one that comes first by
 
     1. most work, which is the same when a comparison is repeated;
     2. most seconds;
     3. its place among the runs.
+    """
+    return [max(among, key=lambda i: (runs[i].work, runs[i].seconds)) for among in candidates(runs)]
 
-    With ``alike``, of several runs at exact settings, instead by
 
-    1. serial decoding before parallel;
-    2. most settings in common with the run;
-    3. its place among the runs.
+def candidates(runs: Sequence[ComparedRun]) -> list[list[int]]:
+    """For each run the indices of the runs of its group that may be its baseline.
+
+    Runs of its model and size come first, because it cannot be compared with other runs. They are the first of these
+    that there are:
+
+    1. runs of the plain sampler at exact settings;
+    2. runs of accelerators at exact settings;
+    3. all runs.
     """
     members: dict[Hashable, list[int]] = {}
     for i, run in enumerate(runs):
@@ -166,31 +166,16 @@ def baselines(runs: Sequence[ComparedRun], alike: bool = False) -> list[int]:
 
     exact = [run.exact for run in runs]
 
-    def most_work(i: int) -> tuple[tuple[int, ...], float]:
-        return runs[i].work, runs[i].seconds
-
-    chosen: list[int] = []
+    found: list[list[int]] = []
     for run in runs:
         group = members[run.group]
         comparable = [i for i in group if runs[i].comparable(run)]
         among = comparable if len(comparable) > 1 else group
 
         exact_ones = [i for i in among if exact[i]]
-        candidates = [i for i in exact_ones if runs[i].plain] or exact_ones
-        if candidates and alike:
-            likes = {i: likeness(runs[i], run) for i in candidates}
-            chosen.append(max(candidates, key=likes.__getitem__))
-        else:
-            chosen.append(max(candidates or among, key=most_work))
+        found.append([i for i in exact_ones if runs[i].plain] or exact_ones or among)
 
-    return chosen
-
-
-def likeness(candidate: ComparedRun, run: ComparedRun) -> tuple[bool, int]:
-    """Whether a candidate for the baseline of a run decodes serially, and how many settings it shares with the run."""
-    is_serial = not candidate.settings.get("parallel")
-    shared = sum(run.settings.get(name) == value for name, value in candidate.settings.items())
-    return is_serial, shared
+    return found
 
 
 def qualities(

@@ -55,10 +55,6 @@ class Choice:
     preset: str = presets.CUSTOM  # one of .presets.names
     values: Mapping[str, Any] = field(default_factory=dict)  # setting name to value, as text or of its type
 
-    def with_values(self, values: Mapping[str, Any]) -> Choice:
-        """The same sampler with further settings, the preset among them; they take precedence."""
-        return choose(self.entry.name, {PRESET: self.preset, **self.values, **values})
-
     def settings(self, model: ModelFacts) -> Any:
         """The settings for a model."""
         return model.settings(self.entry.settings, self.preset, self.values)

@@ -161,8 +161,9 @@ def icon(side: int = 256) -> Image.Image:
     return out
 
 
-def banner(height: int = 360) -> Image.Image:
+def banner() -> Image.Image:
     """The registry's banner of 21:9: the icon, and squares of the templates' thumbnails in two rows."""
+    height = 360
     out = Image.new("RGB", (height * 21 // 9, height), Ink.BACKGROUND)
     mark = icon(height * 2 // 3 // 64 * 64)
     out.paste(mark, ((height - mark.width) // 2, (height - mark.height) // 2))

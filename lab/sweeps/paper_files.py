@@ -32,14 +32,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...cli.planning import by_key, variant_words
+from ...cli.planning import by_key
 from ...errors import UserError
 from ...reports.table import figure, literal, markdown
 from .folder import Folder
 from .measures import MEASURES, Result, latest, read_results
 from .records import Cell
 from .records import whole as in_range
-from .spec import Spec, from_table
+from .spec import Spec, from_table, variant_words
 from .store import Store, work_of
 from .times import Time, paired
 

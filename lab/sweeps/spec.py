@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from ...cli.models import choose_models
-from ...cli.planning import PROMPT, assigned, by_key, settings_of, split_samplers, variant_words
+from ...cli.planning import PROMPT, assigned, by_key, settings_of, split_samplers
 from ...errors import UserError, first_line
 from ...model_loaders.kinds import ALL_DTYPES
 from ...reports.files import typed_path
@@ -249,6 +249,15 @@ def _prompts(value: Any) -> tuple[str, ...]:
         _expect(isinstance(text, str) and bool(text.strip()), f"prompts: entry {i}", text, "a text")
 
     return tuple(value)
+
+
+def variant_words(key: str) -> str:
+    """The variant of a key of :func:`by_key` in words: its label, or its settings as "window 4, parallel 16"."""
+    settings = settings_of(key)
+    if not settings:
+        return key.partition(":")[2]
+
+    return ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
 
 
 def expand(spec: Spec) -> list[Combination]:

@@ -88,9 +88,9 @@ def _finite(value: float) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def resamples(n: int, count: int, seed: int = 0) -> Iterator[np.ndarray]:
+def resamples(n: int, count: int) -> Iterator[np.ndarray]:
     """``count`` bootstrap weights float64 [n]: how often each of n images occurs among n drawn with replacement."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(0)
 
     for _ in range(count):
         drawn = generator.integers(n, size=n)

@@ -197,4 +197,5 @@ def _count(name: str, shards: Sequence[Shard]) -> str:
     if name in _OF_SHARDS:
         return figure(work.a_run(_OF_SHARDS[name]), ".0f")
 
-    return figure(work.an_image(_OF_IMAGES[name]), ".0f")
+    count = _OF_IMAGES[name]
+    return figure(work.counts[count] / work.images if count in work.counts else None, ".0f")

@@ -19,7 +19,7 @@ from ...errors import UserError
 from ...reports.files import typed_path
 from ...reports.quality import DISTRIBUTION
 from ...reports.record import Report
-from ...runs.baseline import ComparedRun, baselines, is_lossless, likeness
+from ...runs.baseline import ComparedRun, candidates, is_lossless
 from ...runs.choice import Choice
 from ...runs.drawing import Drawing, decode
 from ...runs.loading import AUTO, Drafts, Ready, Source, beside, load
@@ -313,7 +313,7 @@ def _with_baselines(cells: Sequence[Cell], variants: Collection[str] = ()) -> li
     for cell in cells:
         runs.append(ComparedRun((cell.family, cell.model), cell.sampler, cell.settings, 0))
 
-    chosen = baselines(runs, alike=True)
+    chosen = most_alike(runs)
     controls = _controls(runs, chosen, [cell.key in variants for cell in cells])
 
     out = []
@@ -325,6 +325,23 @@ def _with_baselines(cells: Sequence[Cell], variants: Collection[str] = ()) -> li
         out.append(replace(cells[i], baseline=name))
 
     return out
+
+
+def most_alike(runs: Sequence[ComparedRun]) -> list[int]:
+    """For each run the index of the baseline that is most like it, see :func:`likeness`."""
+    found = []
+    for run, among in zip(runs, candidates(runs), strict=True):
+        likes = {i: likeness(runs[i], run) for i in among}
+        found.append(max(among, key=likes.__getitem__))
+
+    return found
+
+
+def likeness(candidate: ComparedRun, run: ComparedRun) -> tuple[bool, int]:
+    """Whether a candidate for the baseline of a run decodes serially, and how many settings it shares with the run."""
+    is_serial = not candidate.settings.get("parallel")
+    shared = sum(run.settings.get(name) == value for name, value in candidate.settings.items())
+    return is_serial, shared
 
 
 def _controls(runs: Sequence[ComparedRun], chosen: Sequence[int], variants: Sequence[bool]) -> dict[int, int]:

@@ -59,27 +59,27 @@ DEFAULTS = {"steps": 32, "diffusion_steps": 50, "cfg": 2.0, "temperature": 0.8}
 DEFAULTS |= {"lookahead": 4, "threshold": 0.95, "guided_steps": 5}
 NULL_LABELS = 0.1
 HEAD_REPEATS = 3
+# Scenes of a book that are rendered at once.
+CHUNK = 500
 # Largest std of the noise on known tokens. A sampler continues from its own tokens, which are inexact; a model trained
 # on exact tokens continues an intermediate colour.
 CONTEXT_NOISE = 0.5
 
 
-def book(
-    job: Job, count: int, side: int = RESOLUTION, seed: int = TRAIN_SEED, chunk: int = 500
-) -> Iterator[tuple[Scenes, Tensor]]:
+def book(job: Job, count: int, side: int = RESOLUTION, seed: int = TRAIN_SEED) -> Iterator[tuple[Scenes, Tensor]]:
     """Scenes of a book and their images uint8 [n, 3, side, side], in chunks: all images together take gigabytes."""
-    for at in range(0, count, chunk):
-        s = picture_book.scenes(seed, min(chunk, count - at), at)
+    for at in range(0, count, CHUNK):
+        s = picture_book.scenes(seed, min(CHUNK, count - at), at)
         yield s, torch.from_numpy(picture_book.render(s, side)[0]).permute(0, 3, 1, 2)
-        if (at + chunk) % 10_000 == 0:
-            job.log(f"rendering the picture book: {at + chunk}/{count}")
+        if (at + CHUNK) % 10_000 == 0:
+            job.log(f"rendering the picture book: {at + CHUNK}/{count}")
 
 
 def pictures(job: Job, count: int, side: int = RESOLUTION) -> tuple[Tensor, Tensor]:
     """The first training images, uint8 [count, 3, side, side], and their labels int64 [count]."""
     images, labels = torch.empty(count, 3, side, side, dtype=torch.uint8), []
     for i, (s, rgb) in enumerate(book(job, count, side)):
-        images[500 * i : 500 * i + len(s)] = rgb
+        images[CHUNK * i : CHUNK * i + len(s)] = rgb
         labels.append(torch.from_numpy(s.label))
     return images, torch.cat(labels)
 

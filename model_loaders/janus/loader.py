@@ -1,7 +1,8 @@
 """Loader of Janus-Pro and Janus 1.3B: the network that draws, its tokenizer, and from the same file the VQ tokenizer
 and what reads images.
 
-The authors' parameter names and those of transformers are accepted. The output layer for words is not read.
+The authors' parameter names and those of transformers are accepted. What answers questions about images,
+the output layer for words, is loaded apart.
 """
 
 from __future__ import annotations

@@ -89,10 +89,6 @@ def test_all_that_is_promised_holds_for_a_model_of_every_family(cli, name):
     assert len(lines) >= 2 and all(line.endswith(": ok") for line in lines)
 
 
-def test_a_folder_of_recorded_results_is_the_labs(cli, sentence):
-    assert "fastar_nodes.lab parity DIR" in sentence(cli("verify tests/parity"))
-
-
 def test_a_broken_promise_is_the_exit_code(cli, monkeypatch):
     broken = lambda loaded, network, dtypes: iter([("one", lambda: ""), ("other", lambda: "it differs")])  # noqa: E731
     monkeypatch.setattr(verify, "cases", broken)

@@ -12,6 +12,7 @@ from fastar_nodes.lab.sweeps.measures import Means, evaluate, latest
 from fastar_nodes.lab.sweeps.records import Shard, shard_key
 from fastar_nodes.lab.sweeps.store import Store
 from fastar_nodes.lab.sweeps.times import paired
+from fastar_nodes.runs.baseline import ComparedRun
 from fastar_nodes.runs.registry import SAMPLERS
 
 SIDE = 16
@@ -90,6 +91,19 @@ def planned(*cells: tuple[str, str, dict]) -> dict[str, str | None]:
         made.append(made_sweeps.cell(name, sampler, {}, 4, SIDE, settings=settings, baseline=None))
     found = work._with_baselines(made, [cell.key for cell in made if ":" in cell.id])
     return {cell.id: cell.baseline for cell in found}
+
+
+def test_the_baseline_is_the_one_with_most_settings_in_common_and_serial_before_parallel():
+    def run(sampler, settings):
+        return ComparedRun("a model", sampler, settings, 8)
+
+    few, many, own = run("mar", {"steps": 8}), run("mar", {"steps": 64}), run("fasthybrid", {"steps": 8})
+    assert work.most_alike([few, many, own]) == [0, 1, 0]
+
+    serial, parallel = run("llamagen", {}), run("llamagen", {"parallel": 8})
+    both = run("zipar", {"window": 2, "parallel": 8})
+    assert work.most_alike([serial, parallel, both]) == [0, 0, 0]
+    assert work.most_alike([parallel, both]) == [0, 0], "where there is no serial one"
 
 
 def test_controls_are_compared_with_the_plain_cell():

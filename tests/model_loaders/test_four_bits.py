@@ -214,8 +214,8 @@ def test_a_device_without_a_product_is_one_sentence():
     """fp16, for example, on a card before Ampere."""
     net = nn.Sequential(layer_of(FORMS["int4"], torch.float16))
     words = "cpu in float16 cannot multiply 4-bit weights: every pass unpacks them, which is slower"
-    assert remark(net) == f"int4 weights: the images differ, see docs/weights.md; {words}"
-    assert remark(nn.Sequential(layer_of(FORMS["int4"]))) == "int4 weights: the images differ, see docs/weights.md"
+    assert remark(net) == f"int4 weights: the images differ, see docs/precision.md; {words}"
+    assert remark(nn.Sequential(layer_of(FORMS["int4"]))) == "int4 weights: the images differ, see docs/precision.md"
 
 
 def test_int8_becomes_planes_where_these_are_faster(monkeypatch):

@@ -9,7 +9,7 @@ export const LOADED = ["checkpoint", "grid", "size", "weights"]
 export const isLoader = ({ node }) => node.comfyClass?.startsWith("FastARLoad") && widgetOf(node, "checkpoint") !== undefined
 
 /** The instance behind an input of another one. */
-export const sourceOf = (instance, names) => behind(instance, instance.node.inputs?.find(({ name }) => names.includes(name)))
+const sourceOf = (instance, names) => behind(instance, instance.node.inputs?.find(({ name }) => names.includes(name)))
 
 /** Whether a model arrives at an instance, whichever it is. */
 export const hasModel = (sampler) => Boolean(sourceOf(sampler, MODELS))
