@@ -124,10 +124,9 @@ def _placed_head(loaded: Loaded[Any], memory: float) -> Loaded[Any]:
     dtype = dtype_name(model.net.norm.weight.dtype)
 
     def load() -> Any:
-        operations = host.operations.suited(host.devices.get_compute_device())
-        more: dict[str, Any] = {} if operations is None else {"operations": operations}
+        about = host.operations.suited(host.devices.get_compute_device())
         assert model.vision_file is not None, "expect_reader() has checked it"
-        return _Head(load_janus_head(model.vision_file, dtype, host.devices.get_offload_device(), **more))
+        return _Head(load_janus_head(model.vision_file, dtype, host.devices.get_offload_device(), **about))
 
     head = _head.get((model.vision_file, dtype), load)
     host.memory.load_weights([*loaded.patchers, head.patcher], memory)

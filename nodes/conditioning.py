@@ -545,11 +545,8 @@ _ta_tok = ModelCache(host.devices.get_compute_device, host.devices.get_offload_d
 
 def _load_ta_tok(path: Path, dtype: str) -> TATokModel:
     """Load a TA-Tok, for the compute device, on the device of networks that are not in use."""
-    operations = host.operations.suited(host.devices.get_compute_device())
-    if operations is None:
-        return load_ta_tok(path, dtype, host.devices.get_offload_device())
-
-    return load_ta_tok(path, dtype, host.devices.get_offload_device(), operations=operations)
+    about = host.operations.suited(host.devices.get_compute_device())
+    return load_ta_tok(path, dtype, host.devices.get_offload_device(), **about)
 
 
 # Images per batch of TA-Tok's encoder; the codebook is projected once per batch.

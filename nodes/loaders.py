@@ -336,7 +336,7 @@ class _Loader(io.ComfyNode):
             dtype=menus["dtype"],
             compute=host.devices.get_compute_device(),
             speed=menus["speed"],
-            operations=host.operations.suited(host.devices.get_compute_device()),
+            about=host.operations.suited(host.devices.get_compute_device()),
         )
         side = tokens_per_side(menus["grid"], menus["size"])
         ready = loading.load(cls.family, checkpoint, source, decoder, side, menus["weights"])
@@ -575,7 +575,7 @@ class LoadTar(_Loader):
             device=host.devices.get_offload_device(),
             dtype=dtype,
             compute=host.devices.get_compute_device(),
-            operations=host.operations.suited(host.devices.get_compute_device()),
+            about=host.operations.suited(host.devices.get_compute_device()),
         )
 
         with enough_memory(
@@ -616,9 +616,8 @@ class LoadLatentSamplers(_Loader):
     def execute(cls, checkpoint: Any) -> io.NodeOutput:  # type: ignore[override]
         find = finder(cls, False)
         path = find(listed(checkpoint, "latent-samplers"), "latent-samplers")
-        operations = host.operations.suited(host.devices.get_compute_device())
-        more: dict[str, Any] = {} if operations is None else {"operations": operations}
-        return io.NodeOutput(Loaded.of(load_latent_samplers(path, host.devices.get_offload_device(), **more)))
+        about = host.operations.suited(host.devices.get_compute_device())
+        return io.NodeOutput(Loaded.of(load_latent_samplers(path, host.devices.get_offload_device(), **about)))
 
 
 class LoadJanus(_Loader):

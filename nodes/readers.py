@@ -71,12 +71,12 @@ def placed_reader(loaded: Loaded[Any]) -> ImageReader:
     path = loaded.model.vision_file
 
     def load() -> Any:
-        operations = host.operations.suited(host.devices.get_compute_device())
-        more: dict[str, Any] = {} if operations is None else {"operations": operations}
-        dtype = dtype_name(choose_dtype(AUTO, host.devices.get_compute_device(), "janus"))
+        compute = host.devices.get_compute_device()
+        dtype = dtype_name(choose_dtype(AUTO, compute, "janus"))
         # The cached reader must not keep the tokenizer of a loader that is gone.
         tokenizer = cast(VQModel, proxy(vae.tokenizer))
-        return load_janus_vision(path, tokenizer, dtype, host.devices.get_offload_device(), **more)
+        offload = host.devices.get_offload_device()
+        return load_janus_vision(path, tokenizer, dtype, offload, **host.operations.suited(compute))
 
     reader = _image_reader.get(path, load)
     side = reader.model.side

@@ -20,7 +20,6 @@ from ..model_loaders import kinds
 from ..model_loaders.autoencoders.latent_samplers import expect_fitting, fits, load_latent_samplers
 from ..model_loaders.autoencoders.loader import expect_same_codes, load_vq
 from ..model_loaders.catalogue import hub
-from ..model_loaders.catalogue.known import entry_of
 from ..model_loaders.files import checkpoint as ck
 from ..model_loaders.files.shards import weight_files
 from ..model_loaders.janus.loader import load_janus_head, load_janus_vision
@@ -34,7 +33,6 @@ from ..networks.janus_vision import ImageReader, ReadImage
 from ..networks.latent_samplers import LatentSamplersModel
 from ..networks.llama import TokenModel
 from ..networks.mar import MARModel
-from ..networks.ops import Operations
 from ..networks.quantized import QUANTISED
 from ..networks.speed import choose
 from ..networks.ta_tok import TATokModel
@@ -89,12 +87,8 @@ class Source:
     dtype: str = AUTO  # "auto" or one of kinds.ALL_DTYPES
     compute: torch.device | None = None  # device for which "auto" selects the dtype; None for ``device``
     speed: str = AUTO  # how the networks run, see speed.SPEEDS
-    operations: Operations | None = None  # a host's, of which the networks are built; None for their own
-
-    @property
-    def about(self) -> dict[str, Any]:
-        """Further arguments of every loader."""
-        return {} if self.operations is None else {"operations": self.operations}
+    # Further arguments of every loader: the operations of a host, of which the networks are built.
+    about: Mapping[str, Any] = field(default_factory=dict)
 
     def precision(self, family: str) -> kinds.Precision:
         """What a family's networks compute in; a UserError if ``dtype`` is unknown or not for the device."""
@@ -375,7 +369,7 @@ def load(
     about.expect_decoder(made, model)
 
     # 3. Say so if the model may have been trained with another one.
-    if stated is None or stated not in (decoder, entry_of(file, about.decoder)):
+    if stated is None or stated not in (decoder, hub.entry_of(file, about.decoder)):
         model = about.with_note(model, _unknown_decoder(made, model, stated))
     return Ready(family, model, made, metadata, choice)
 

@@ -213,6 +213,15 @@ def entries(family: str) -> list[Entry]:
     return sorted(own, key=lambda entry: not entry.built_in)
 
 
+def entry_of(path: Path, family: str) -> str:
+    """The id of the catalogue entry whose name a file has; "" for other files. ``family``: as of :func:`entries`."""
+    for entry in entries(family):
+        if f"/{path.as_posix()}".endswith(f"/{entry.file}"):
+            return entry.id
+
+    return ""
+
+
 class _Place(NamedTuple):
     """Where a name in a model folder meets an entry.
 

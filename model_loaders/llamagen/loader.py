@@ -15,7 +15,7 @@ from ...errors import UserError
 from ...networks.llama import CLASS, OFFICIAL_HEADS, Llama, LlamaConfig, TokenModel
 from ...networks.ops import FAST, Operations
 from ...networks.torch_state import in_own_state
-from ..catalogue.known import is_published
+from ..catalogue.hub import entry_of
 from ..files import checkpoint as ck
 from ..files.wrappers import AUTO
 from ..kinds import Precision, choose_bits, choose_dtype, read
@@ -131,7 +131,7 @@ def _grid(file: ck.Checkpoint, config: LlamaConfig, requested: int | None) -> in
         stated=stated,
         measured=_table_side(file, config),
         usual=_PAR_GRID if is_official_par else None,
-        published=is_published(file.path, "llamagen"),
+        published=bool(entry_of(file.path, "llamagen")),
     )
     if side % across:
         raise UserError(
@@ -183,7 +183,7 @@ def note_defaults(file: ck.Checkpoint, family: str, stated: int | None, heads: i
         heads: number of attention heads.
         classes: number of classes.
     """
-    if is_published(file.path, family):
+    if entry_of(file.path, family):
         return
 
     if stated is None:
@@ -216,7 +216,7 @@ def _has_null_class(file: ck.Checkpoint, classes: int | None) -> bool:
         return dropout > 0
 
     null = rows != IMAGENET
-    if rows != IMAGENET + 1 and not is_published(file.path, "llamagen"):
+    if rows != IMAGENET + 1 and not entry_of(file.path, "llamagen"):
         if null:
             meaning = f"{rows - 1} classes and the null class of guidance"
         else:

@@ -21,7 +21,7 @@ from ...networks.ops import FAST, TORCH, Operations
 from ...networks.ta_tok import ENCODING, TATok, TATokConfig, TATokModel, unused
 from ...networks.tar import SpecialTokens, TarModel
 from ...networks.torch_state import in_own_state
-from ..catalogue.known import is_published
+from ..catalogue.hub import entry_of
 from ..files import checkpoint as ck
 from ..files.configs import REMEDY, expect_fixed, expect_language, expect_stated, language_numbers, language_part
 from ..files.tokenizer import load_tokenizer
@@ -320,7 +320,7 @@ def _grid(file: ck.Checkpoint, config: LlamaConfig, arguments: Mapping[str, Any]
         requested,
         stated,
         measured=square_root(rows - OFFICIAL_SIDE**2 + 1),
-        published=is_published(file.path, "dtok"),
+        published=bool(entry_of(file.path, "dtok")),
     )
     if grid**2 > rows:
         raise UserError(

@@ -247,9 +247,9 @@ _CORE_OPERATIONS = _CoreOperations()
 graphs.allowed = not getattr(args, "disable_cuda_graphs", False)
 
 
-def suited(device: torch.device) -> Operations | None:
-    """The operations of networks that compute on a device: ComfyUI's.
+def suited(device: torch.device) -> dict[str, Any]:
+    """The arguments of loaders for networks that compute on a device: ComfyUI's operations.
 
-    None on a CPU, where all weights stay in place: there the networks' own operations are faster.
+    Empty on a CPU, where all weights stay in place: there the networks' own operations are faster.
     """
-    return None if mm.is_device_cpu(device) else _CORE_OPERATIONS
+    return {} if mm.is_device_cpu(device) else {"operations": _CORE_OPERATIONS}

@@ -111,7 +111,7 @@ with torch.inference_mode():
         own.net.to(DEVICE)
         expected = run(own)
 
-        model = load(path, dtype, operations=host.operations.suited(torch.device("cuda")))
+        model = load(path, dtype, **host.operations.suited(torch.device("cuda")))
         patcher = host.memory.make_patcher(model.net, DEVICE, CPU)
         host.memory.load_weights([patcher], 0)
         layers = [layer for layer in model.net.modules() if hasattr(layer, "comfy_cast_weights")]
@@ -121,19 +121,15 @@ with torch.inference_mode():
             "cast": sum(layer.comfy_cast_weights for layer in layers),
             "layers": len(layers),
         }
-        again = load(path, dtype, operations=host.operations.suited(torch.device("cuda")))
+        again = load(path, dtype, **host.operations.suited(torch.device("cuda")))
         compiled = host.memory.make_patcher(again.net, DEVICE, CPU, "compile")
         found[name]["compiled"] = compiled.is_dynamic()
 
 
 # What core's tracker and cache make of the outputs of a loader: a model of three parts, one without a decoder.
 def outputs(speed):
-    model = hybrids.load_hybrid(
-        DEMO / "hybrid.safetensors", "fp32", operations=host.operations.suited(torch.device("cuda"))
-    )
-    decoder = autoencoders.load_kl(
-        DEMO / "kl.safetensors", "fp32", operations=host.operations.suited(torch.device("cuda"))
-    )
+    model = hybrids.load_hybrid(DEMO / "hybrid.safetensors", "fp32", **host.operations.suited(torch.device("cuda")))
+    decoder = autoencoders.load_kl(DEMO / "kl.safetensors", "fp32", **host.operations.suited(torch.device("cuda")))
     vae = vaes.FastARVAE(decoder.net, "kl", 8, decoder.net.config.z_channels, 8, [(64, 64)], vaes.KL)
     return host.loaded.Loaded.of(model, vae, speed=speed), vae
 

@@ -206,7 +206,7 @@ def run(file, path, bits, compute=torch.float32):
         model.net.to(DEVICE)
     expected = hidden(numbers)
 
-    model = load(path, kinds.Precision(compute, bits), operations=host.operations.suited(CARD))
+    model = load(path, kinds.Precision(compute, bits), **host.operations.suited(CARD))
     patcher = host.memory.make_patcher(model.net, DEVICE, CPU)
     runs = []
     for part in (10.0, 0.5, 0, 10.0):
@@ -250,8 +250,7 @@ def other(family, bits):
     folder, name, path = OTHERS[family]
     load = getattr(module(f"model_loaders.{folder}.loader"), name)
     own, on_card = (
-        load(path, kinds.Precision(torch.float32, bits), **more)
-        for more in ({}, {"operations": host.operations.suited(CARD)})
+        load(path, kinds.Precision(torch.float32, bits), **more) for more in ({}, host.operations.suited(CARD))
     )
     nets = [getattr(model, "hybrid", None) or model.net for model in (own, on_card)]
     for net in nets:

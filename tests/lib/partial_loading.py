@@ -92,7 +92,7 @@ def own_layers(net):
 
 
 def offloaded(nets):
-    return sum(ops.offloaded_bytes(net, host.operations.suited(CARD)) for net in nets)
+    return sum(ops.offloaded_bytes(net, **host.operations.suited(CARD)) for net in nets)
 
 
 CARD = torch.device("cuda")

@@ -34,13 +34,13 @@ def calls(monkeypatch):
 
 def of_core(net: Llama) -> Llama:
     """The same network of ComfyUI's operations."""
-    built = Llama(net.config, host.operations.suited(GPU))
+    built = Llama(net.config, **host.operations.suited(GPU))
     built.load_state_dict(net.state_dict())
     return built.eval().requires_grad_(False)
 
 
 def test_networks_for_a_card_are_built_of_comfyuis_layers_and_those_for_a_cpu_of_their_own():
-    assert host.operations.suited(CPU) is None
+    assert host.operations.suited(CPU) == {}
 
     net = of_core(tiny_qwen())
     layers = fake_comfy.Layers
