@@ -1,10 +1,9 @@
-"""The families of weight files: how each is identified by parameter names, chosen, converted to a dtype, and read."""
+"""The kinds of weight files: how each is identified by parameter names, chosen, converted to a dtype, and read."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,10 +11,8 @@ import torch
 
 from ..errors import UserError
 from ..networks.quantized import EIGHT_BITS, FEWER_BITS, FP8, INT8, QUANTISED
-from .families import FAMILIES
 from .files import checkpoint as ck
 from .files.formats import packed_format
-from .files.kind import Kind
 from .files.shards import weight_files
 from .files.wrappers import AUTO, EMA, TRAINED, is_averaged, listed
 
@@ -27,24 +24,161 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 ALL_DTYPES = (*DTYPES, *QUANTISED)
 
 
+class Kind(NamedTuple):
+    """A kind of weight files: how a file of it is recognised, chosen and converted to a dtype."""
+
+    noun: str  # what messages call a file of the kind
+    field: str  # the input that selects its files; messages begin with it
+    # Beginnings of parameter names that a file of the kind has, each at least once (of a tuple any); () if it is not
+    # identified.
+    prefixes: tuple[str | tuple[str, ...], ...] = ()
+    folder: bool = False  # whether it may be a model folder
+    loader: str = ""  # the node that loads it, if it has one of its own
+    decoder: str = ""  # catalogue id of its official decoder
+    # 16-bit dtypes that the authors' code offers, and in which tests/model_loaders/test_precision.py compares the
+    # kind with fp32; "auto" takes the first one that a GPU computes at full speed, and never another. See also
+    # networks/precision.py.
+    checked: tuple[str, ...] = ()
+    overflows: bool = False  # whether it overflows in fp16
+    blocks: bool = False  # whether it has blocks whose weights may be quantised
+    four_bits: bool = False  # whether its images were measured with weights of 4 bits
+    untested: bool = False  # whether it was trained in bf16 and never tried in fp16
+    remedy: str = ""  # what to choose in place of a file of the kind where another one is expected
+
+
+# A file is of the first kind whose prefixes are all there.
+KINDS: dict[str, Kind] = {
+    "mar": Kind(
+        noun="a MAR",
+        field="checkpoint",
+        prefixes=("diffloss.net.",),
+        loader="Load MAR",
+        decoder="kl16",
+        checked=("fp16",),
+        blocks=True,
+    ),
+    "llamagen": Kind(
+        noun="a LlamaGen or PAR",
+        field="checkpoint",
+        prefixes=("tok_embeddings.weight", "cls_embedding."),
+        loader="Load LlamaGen / PAR",
+        decoder="vq16-c2i",
+        checked=("bf16", "fp16"),
+        blocks=True,
+        four_bits=True,
+    ),
+    "t5": Kind(
+        noun="a T5 text encoder",
+        field="encoder",
+        prefixes=("encoder.block.0.layer.0.SelfAttention.",),
+        folder=True,
+        checked=("bf16",),
+        overflows=True,
+    ),
+    "dtok": Kind(
+        noun="a Tar de-tokenizer",
+        field="checkpoint",
+        prefixes=("tok_embeddings.weight", "clip_proj."),
+        loader="Load Tar De-tokenizer",
+        decoder="vq16-t2i",
+        checked=("bf16",),
+        blocks=True,
+        four_bits=True,
+    ),
+    "ta-tok": Kind(
+        noun="a TA-Tok",
+        field="ta_tok",
+        prefixes=("bottleneck.regularizer.",),
+        checked=("bf16",),
+    ),
+    "hybrid": Kind(
+        noun="a Harmon or UniPic",
+        field="checkpoint",
+        prefixes=("mar.fake_latent", "llm.model.embed_tokens."),
+        folder=True,
+        loader="Load Harmon / UniPic",
+        decoder="kl16",
+        checked=("bf16",),
+        overflows=True,
+        blocks=True,
+    ),
+    "tokenizer": Kind(noun="a tokenizer", field="checkpoint", folder=True),
+    "janus": Kind(
+        noun="a Janus",
+        field="checkpoint",
+        prefixes=(("gen_head.vision_head.", "model.generation_head.vision_head."),),
+        folder=True,
+        loader="Load Janus",
+        checked=("bf16",),
+        blocks=True,
+        four_bits=True,
+    ),
+    "bitdance": Kind(
+        noun="a BitDance",
+        field="checkpoint",
+        # An ImageNet model; or the language model of a text model, whose other parts lie beside it.
+        prefixes=(("head.net.ada_ln_blocks.", "model.layers.0.self_attn.q_norm."),),
+        folder=True,
+        loader="Load BitDance",
+        decoder="bitdance-ae",
+        checked=("bf16",),
+        blocks=True,
+        four_bits=True,
+        untested=True,
+    ),
+    "bitdance-fp8": Kind(
+        noun="one of BitDance's three fp8 files for ComfyUI, which lack the configuration and the tokenizer",
+        field="checkpoint",
+        prefixes=(("diffusion_head.net.", "vision_head.net.", "net.ada_ln_blocks."), ("projector.fc1.", "fc1.")),
+        remedy="choose the entry bitdance-14b-64x, and dtype fp8 or int8",
+    ),
+    "bitdance-head": Kind(
+        noun="the diffusion head of a BitDance only",
+        field="checkpoint",
+        prefixes=("net.ada_ln_blocks.",),
+        remedy="choose the folder with config.json and the shards of the language model",
+    ),
+    "bitdance-ae": Kind(
+        noun="a binary autoencoder",
+        field="decoder",
+        prefixes=("decoder.adaptive.0.gamma.", "encoder.down."),
+    ),
+    "vq": Kind(
+        noun="a VQ autoencoder",
+        field="decoder",
+        prefixes=("quantize.embedding.weight",),
+    ),
+    "kl": Kind(
+        noun="a KL autoencoder",
+        field="decoder",
+        prefixes=("post_quant_conv.weight", "decoder."),
+    ),
+    "latent-samplers": Kind(
+        noun="latent samplers of MuLo-SD",
+        field="latent_samplers",
+        prefixes=("up_sampler.rise.", "down_sampler.read."),
+        loader="Load Latent Samplers",
+    ),
+    # Last, because files of other kinds have these names, too. The second one is that of transformers' models with an
+    # image reader.
+    "tar": Kind(
+        noun="a Tar language model",
+        field="checkpoint",
+        prefixes=(("model.embed_tokens.weight", "model.language_model.embed_tokens.weight"),),
+        folder=True,
+        loader="Load Tar",
+        checked=("bf16",),
+        blocks=True,
+        four_bits=True,
+    ),
+}
+
+
 class Precision(NamedTuple):
     """A dtype that was chosen for a device."""
 
     compute: torch.dtype  # of the computation, and of the weights that are not quantised
     bits: str = ""  # weights in the blocks: a key of QUANTISED, "auto": as the file holds them, "": as ``compute``
-
-
-def _all_kinds() -> dict[str, Kind]:
-    """The kinds of files of all families and of what they share, in the order of identification."""
-    found: dict[str, Kind] = {}
-    for folder in (*FAMILIES, "autoencoders"):
-        found |= import_module(f".{folder}.kinds", __package__).KINDS
-
-    return dict(sorted(found.items(), key=lambda item: item[1].general))
-
-
-# A file is of the first kind whose prefixes are all there.
-KINDS = _all_kinds()
 
 
 def choose_dtype(name: str | Precision, device: str | torch.device, family: str) -> torch.dtype:

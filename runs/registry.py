@@ -35,8 +35,7 @@ from ..samplers.tokens.par import check as check_par
 from ..samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings
 from ..samplers.tokens.zipar import ZipARSettings, zipar
 from ..samplers.tokens.zipar import check as check_zipar
-from .entries import Entry
-from .families import Family, families
+from .families import Entry, Family, families
 
 # Raised when any sampler produces other images from the same model, settings and seed, or counts its work differently,
 # so a sweep does not mix images of two versions. tests/lab/test_algorithm.py records digests.

@@ -177,7 +177,7 @@ OTHERS = {
     "model_loaders.janus.squares": PICTURES,
     "cli": {*PICTURES, "safetensors", "tqdm"},
     "lab": {*PICTURES, "safetensors", "tomli", "matplotlib"},
-    "lab.sweeps": {*PICTURES, "tomli", "ray", "matplotlib"},
+    "lab.sweeps": {*PICTURES, "tomli", "matplotlib"},
     "lab.docs.translate": {"fake_comfy", "test_schemas", "fastar_nodes"},  # the nodes without a ComfyUI
 }
 

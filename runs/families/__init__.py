@@ -1,4 +1,4 @@
-"""The record of a model family: all that loading, runs, nodes and command line ask of its models.
+"""The records of model families, all that loading, runs, nodes and command line ask of models; and of samplers.
 
 A family is found by its name, which its models carry as ``family``; nothing outside asks for the class of a model, or
 for the name of a family. Families of one kind are sampled in one way: ``masked.py``, ``tokens.py`` and ``blocks.py``
@@ -19,15 +19,16 @@ from typing import Any, ClassVar
 import torch
 
 from ...errors import UserError
-from ...model_loaders import families as listed
 from ...model_loaders.autoencoders.loader import load_kl
-from ...model_loaders.catalogue.hub import Entry
+from ...model_loaders.catalogue import hub
 from ...model_loaders.catalogue.official import NETWORKS
 from ...model_loaders.files.wrappers import AUTO
 from ...networks.ops import shapes_only
 from ...samplers.conditioning import AnyCondition, CodeCondition, ImagePromptCondition, PromptCondition
 from ...samplers.editing import Edit
+from ...samplers.engine import Sampler
 from ...samplers.noise import PairedNoise
+from ...samplers.settings import Settings
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Family(ABC):
     # For a command that names no sampler.
     usual_samplers: tuple[str, ...] = ()
     drafted_samplers: tuple[str, ...] = ()  # further ones with a draft model
-    samplers: tuple[Any, ...] = ()  # entries of its own samplers, see ``runs/entries.py``
+    samplers: tuple[Entry, ...] = ()  # its own samplers
 
     # For nodes and pipeline, which join models, samplers, edits and decoders; the unit also for progress bars.
     kind: ClassVar[str]  # families of one kind have the same samplers
@@ -137,7 +138,7 @@ class Family(ABC):
         """The published settings of a model, which may be without weights."""
         return {}
 
-    def outlined(self, entry: Entry) -> Any:
+    def outlined(self, entry: hub.Entry) -> Any:
         """The model of a catalogue entry that names its network, without weights: what its settings and memory depend
         on.
         """
@@ -222,7 +223,47 @@ class Family(ABC):
         return 0
 
 
-def network_of(entry: Entry) -> Any:
+@dataclass(frozen=True)
+class Entry:
+    """A sampler."""
+
+    name: str  # its command-line name
+    title: str
+    # run(model, condition, settings, noise) returns the generator; noise is PairedNoise in the families of latents, and
+    # PairedDraws in all other families. All but MuLo-SD also take edit, part of an image to sample again.
+    run: Callable[..., Sampler]
+    check: Callable[[Any, Any], None]  # check(model, settings) raises what run would of them, before anything runs
+    settings: type[Settings]
+    families: tuple[str, ...]  # its model families, by name; reports are compared with the reports of the first
+    baseline: bool = False  # whether the other samplers of its family are measured against it
+    needs_draft: bool = False  # whether run also takes draft, a second model
+    needs_up_sampler: bool = False  # whether run also takes up_sampler, which enlarges the codes of a draft (MuLo-SD)
+    # The arguments of run that say how a transformer is evaluated; LazyMAR's caches give their own.
+    caches: tuple[str, ...] = ()
+    demo: tuple[str, ...] = ()  # catalogue entries that "demo" means for it, if not its family's
+
+    @property
+    def family(self) -> Family:
+        """The first of its families."""
+        return families()[self.families[0]]
+
+    @property
+    def models(self) -> str:
+        """Description of its models in messages."""
+        return ", or ".join(families()[family].words for family in self.families)
+
+    @property
+    def node(self) -> str:
+        """Id of its node, in which saved graphs find it. Combinations have none, and Tar's is LlamaGen's."""
+        return f"FastAR{self.title.replace('-', '')}Sampler"
+
+    def demos(self, family: str) -> tuple[str, ...]:
+        """What "demo" may mean for it in one of its families."""
+        own = self.demo or families()[family].demo
+        return own[:1] if self.needs_up_sampler else own  # the smaller one is the draft
+
+
+def network_of(entry: hub.Entry) -> Any:
     """The network of a catalogue entry without weights."""
     with shapes_only():
         return NETWORKS[entry.network](entry.network)
@@ -233,7 +274,18 @@ def token_a_word(text: str) -> list[int]:
     return [ord(word[0]) % 256 for word in text.split()]
 
 
+# The families, each with a module of its name, which has its record. Messages list them in this order.
+FAMILIES = (
+    "mar",
+    "llamagen",
+    "tar",
+    "hybrid",
+    "janus",
+    "bitdance",
+)
+
+
 @cache
 def families() -> dict[str, Family]:
-    """The records of all families by name, in the order of ``model_loaders/families.py``."""
-    return {name: import_module(f".{name}", __package__).FAMILY for name in listed.FAMILIES}
+    """The records of all families by name."""
+    return {name: import_module(f".{name}", __package__).FAMILY for name in FAMILIES}

@@ -1,4 +1,4 @@
-"""A family of a stranger: a folder, a record and a line, and it is loaded, drawn, compared, swept and seen in nodes."""
+"""A stranger's family: a loader, a record and its names, and it is loaded, drawn, compared, swept and seen in nodes."""
 
 import shutil
 import subprocess
@@ -13,8 +13,14 @@ TOY = ROOT / "tests" / "lib" / "toy_family"
 COPIED = ("model_loaders", "runs")
 
 
+KIND = """    "toy": Kind(
+        noun="a toy", field="checkpoint", prefixes=("toy_scale",), loader="Load Toy", decoder="demo-kl"
+    ),
+"""
+
+
 def with_toy(package: Path) -> Path:
-    """A copy of the package with the toy's folder, its record, and its line in the list of families."""
+    """A copy of the package with the toy's loader, its record, its kind of files and its name."""
     package.mkdir()
     for path in ROOT.iterdir():
         if path.name in COPIED:
@@ -25,17 +31,22 @@ def with_toy(package: Path) -> Path:
     folder = package / "model_loaders" / "toy"
     folder.mkdir()
     (folder / "__init__.py").touch()
-    for name in ("kinds.py", "loader.py"):
-        shutil.copy(TOY / name, folder)
+    shutil.copy(TOY / "loader.py", folder)
     shutil.copy(TOY / "record.py", package / "runs" / "families" / "toy.py")
 
-    listed = package / "model_loaders" / "families.py"
-    text = listed.read_text(encoding="utf-8")
-    listed.write_text(text.replace('    "bitdance",\n', '    "bitdance",\n    "toy",\n'), encoding="utf-8")
+    _insert(package / "model_loaders" / "kinds.py", "KINDS: dict[str, Kind] = {\n", KIND)
+    _insert(package / "runs" / "families" / "__init__.py", '    "bitdance",\n', '    "toy",\n')
     return package
 
 
-def test_a_stranger_adds_a_family_by_a_folder_a_record_and_a_line(tmp_path):
+def _insert(path: Path, line: str, more: str) -> None:
+    """Write ``more`` behind a line of a file."""
+    text = path.read_text(encoding="utf-8")
+    assert text.count(line) == 1, path
+    path.write_text(text.replace(line, line + more), encoding="utf-8")
+
+
+def test_a_stranger_adds_a_family_by_a_loader_a_record_and_its_names(tmp_path):
     package = with_toy(tmp_path / "fastar_nodes")
     folder = tmp_path / "models"
     folder.mkdir()

@@ -11,8 +11,7 @@ from torch import Tensor
 from ...model_loaders.toy.loader import SIDE, ToyModel, load_toy
 from ...samplers.engine import Canvas, Sampler, decode, new_report
 from ...samplers.settings import Guarantees, knob
-from ..entries import Entry
-from . import Family
+from . import Entry, Family
 
 
 @dataclass(frozen=True)
