@@ -250,62 +250,55 @@ class Room:
 
 
 @dataclass(frozen=True)
-class Run:
-    """A checked run of a sampler."""
+class Run(Drawing):
+    """A checked run of a sampler on the models of loaders. An edit starts from latents."""
 
-    drawing: Drawing  # its edit starts from latents
-    loaded: Loaded[Any]
-    draft: Loaded[Any] | None = None
+    loaded: Loaded[Any] = field(kw_only=True)
+    loaded_draft: Loaded[Any] | None = None
     # What enlarges a draft, at most one of them; without both bicubic interpolation does.
     upscale_model: Any = None
     latent_samplers: Loaded[LatentSamplersModel] | None = None
-
-    @property
-    def enlarges(self) -> bool:
-        """Whether a draft of a smaller image is enlarged."""
-        return self.drawing.entry.needs_up_sampler
 
     def estimate(self) -> Room:
         """What the run needs.
 
         The stages' memory is added, because allocators reuse little between them.
         """
-        drawing = self.drawing
-        memory: float = sum(count for name, count in drawing.memory().items() if not name.startswith(WEIGHTS))
+        memory: float = sum(count for name, count in self.memory().items() if not name.startswith(WEIGHTS))
 
         vae = self.loaded.vae
-        height, width = drawing.family.latents(drawing.model, drawing.settings)
-        others = [] if self.draft is None else list(self.draft.patchers)
+        height, width = self.family.latents(self.model, self.settings)
+        others = [] if self.loaded_draft is None else list(self.loaded_draft.patchers)
         if self.latent_samplers is not None:
             others += self.latent_samplers.patchers
-        elif self.enlarges:
+        elif self.entry.needs_up_sampler:
             # The draft is enlarged between the decoder and the encoder.
             side = height * vae.downscale_ratio
-            at_once = max(1, min(drawing.images, _PIXELS // side**2))
+            at_once = max(1, min(self.images, _PIXELS // side**2))
             memory += at_once * vae.memory_used_encode((1, 3, side, side), vae.vae_dtype)
             others.append(vae.patcher)
 
         channels = 0 if vae is None else vae.latent_channels
-        return Room(memory, (drawing.images, channels, height, width), others)
+        return Room(memory, (self.images, channels, height, width), others)
 
-    def start(self, room: Room) -> tuple[Steps, FastARVAE | None]:
+    def start(self) -> tuple[Steps, FastARVAE | None]:
         """Read the condition, load the weights, and begin the sampler.
 
         Returns its steps, and the decoder of previews if there are any.
         """
-        drawing = self.drawing
-        condition = read_pictures(read_codes(drawing.condition, self.loaded), self.loaded)
+        room = self.estimate()
+        condition = read_pictures(read_codes(self.condition, self.loaded), self.loaded)
 
         def place() -> FastARVAE | None:
             return to_device(self.loaded, room.memory, room.latents, room.others)
 
         vae = place()
-        edit = drawing.edit
-        if edit is not None and drawing.family.codes:
+        edit = self.edit
+        if edit is not None and self.family.codes:
             edit = edit_codes(edit, self.loaded.vae)
 
-        up_sampler = self._up_sampling(place) if self.enlarges else None
-        return replace(drawing, condition=condition, edit=edit, up_sampler=up_sampler).steps(warm=True), vae
+        up_sampler = self._up_sampling(place) if self.entry.needs_up_sampler else None
+        return replace(self, condition=condition, edit=edit, up_sampler=up_sampler).steps(warm=True), vae
 
     def _up_sampling(self, place: Callable[[], Any]) -> UpSampling:
         """What enlarges the draft; ``place`` loads the run's networks again after an upscale model."""
@@ -320,7 +313,7 @@ class Run:
 
     def latents(self, step: Any) -> Tensor:
         """Latents [B, C, h, w] of a step or of the result, a LATENT; of codes their vectors."""
-        if self.drawing.family.codes:
+        if self.family.codes:
             return self.loaded.vae.vectors(step.latents)
         return step.latents
 
@@ -336,8 +329,8 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
     # 2. The condition, and the part of an image to draw again.
     whole = as_condition(sockets.condition, model)
     condition, edit, numbers = asked(whole, sockets.latent_image, sockets.mask, sockets.first_image, loaded, settings)
-    drawing = Drawing(entry, model, settings, condition, seed, numbers, edit)
-    drawing.check(host.devices.get_compute_device(), "condition")
+    checked = Run(entry, model, settings, condition, seed, numbers, edit, loaded=loaded)
+    checked.check(host.devices.get_compute_device(), "condition")
 
     # 3. What else the sampler takes.
     draft = None
@@ -358,8 +351,14 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
 
     samplers = latent_samplers_of(sockets, loaded, draft) if entry.needs_up_sampler else None
 
-    drawing = replace(drawing, draft=None if draft is None else draft.model, cache=cache)
-    return Run(drawing, loaded, draft, upscale_model, samplers)
+    return replace(
+        checked,
+        draft=None if draft is None else draft.model,
+        cache=cache,
+        loaded_draft=draft,
+        upscale_model=upscale_model,
+        latent_samplers=samplers,
+    )
 
 
 def latent_samplers_of(
@@ -398,17 +397,6 @@ def latent_samplers_of(
 # ------------------------------------------------------------------------------------------------ 3. run
 
 
-def start(
-    entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: Sockets
-) -> tuple[Steps, Run, FastARVAE | None]:
-    """Check, estimate and begin a run; returns its steps, the run, and the decoder of previews if there are any."""
-    checked = check(entry, loaded, settings, seed, sockets)
-    room = checked.estimate()
-    steps, vae = checked.start(room)
-
-    return steps, checked, vae
-
-
 @in_own_state
 def run(
     entry: Entry, loaded: Loaded[Any], settings: Any, seed: Any, sockets: Sockets, bar: Bar | None = None
@@ -418,7 +406,8 @@ def run(
     ``loaded`` was checked to be of the sampler's family; ``bar``: the progress bar of a node with several runs.
     """
     seed = checked_seed(seed)
-    steps, checked, vae = start(entry, loaded, settings, seed, sockets)
+    checked = check(entry, loaded, settings, seed, sockets)
+    steps, vae = checked.start()
     done = drive(steps, vae, checked.latents, bar)
 
     with enough_memory(READING):
@@ -432,7 +421,7 @@ def run(
 
     latent: dict[str, Any] = {"samples": samples}
     if sockets.first_image or knows_places(sockets.latent_image):
-        latent[BATCH_INDEX] = list(checked.drawing.numbers)
+        latent[BATCH_INDEX] = list(checked.numbers)
     return io.NodeOutput(latent, report)
 
 
@@ -457,11 +446,11 @@ def draw_images(
 
 
 def warm_up(loaded: Loaded[Any], condition: Any) -> None:
-    """Begin the plain sampler, untimed, as :func:`runs.batches.warm_up`."""
+    """Begin the plain sampler, untimed, as :meth:`.Drawing.warm_up`."""
     plain = choose(baseline_of(loaded), {})
     settings = plain.entry.family.short(plain.settings(facts_of(loaded)))
 
-    steps, _, _ = start(plain.entry, loaded, settings, 0, Sockets(condition))
+    steps, _ = check(plain.entry, loaded, settings, 0, Sockets(condition)).start()
     run_beginning(steps)
 
 

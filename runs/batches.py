@@ -22,8 +22,7 @@ from ..memory import out_of_memory
 from ..networks import graphs
 from ..networks.speed import COMPILE, suited_threads, threads
 from ..reports.record import Report, joined
-from ..samplers.conditioning import AnyCondition
-from ..samplers.engine import Sampler, Step
+from ..samplers.engine import Step
 from ..samplers.noise import noise_bytes
 from .registry import family_of
 
@@ -36,18 +35,6 @@ SPLIT = "Memory was insufficient for"
 _RAN: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 R = TypeVar("R", bound=tuple)
-
-
-def with_estimate(steps: Sampler, model: Any, condition: AnyCondition, settings: Any, **more: Any) -> Sampler:
-    """The same steps of a sampler, which end by writing the memory estimate into its report; arguments as for
-    :meth:`.Family.memory`.
-    """
-    result = yield from steps
-
-    # Afterwards: the sampler has checked its inputs, and its clock has stopped.
-    family = family_of(model)
-    result.report.memory |= family.memory(model, condition, settings, **more)
-    return result
 
 
 def expect_little_noise(model: Any, settings: Any, images: int, field: str) -> None:

@@ -25,7 +25,7 @@ from ..samplers.engine import Sampler, Step
 from ..samplers.mar.lazy import LazyTransformer
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.tokens.mulosd.upsampling import UpSampling
-from .batches import expect_little_noise, in_parts, run_beginning, with_estimate
+from .batches import expect_little_noise, in_parts, run_beginning
 from .families import Family
 from .loading import Ready
 from .memory import DECODE
@@ -72,12 +72,8 @@ class Drawing:
 
     def memory(self) -> dict[str, int]:
         """Bytes of the run by stage, see ``runs/memory/__init__.py``."""
-        return self.family.memory(self.model, self.condition, self.settings, **self._in_memory)
-
-    @property
-    def _in_memory(self) -> dict[str, Any]:
-        """What else the memory estimate depends on, see :meth:`.Family.memory`."""
-        return {"edited": self.edit is not None, "cache": self.cache, "draft": self.draft}
+        more = {"edited": self.edit is not None, "cache": self.cache, "draft": self.draft}
+        return self.family.memory(self.model, self.condition, self.settings, **more)
 
     def steps(self, warm: bool = False) -> Generator[Step, None, Any]:
         """Draw all images, in parts if memory is insufficient for all at once: see :func:`.batches.in_parts`."""
@@ -85,12 +81,19 @@ class Drawing:
 
     def begin(self, part: Sequence[int]) -> Sampler:
         """Begin the sampler on some of the images, by their place in the batch."""
-        noise = self.family.noise(self.seed, [self.numbers[i] for i in part])
-        condition = self.condition.of(part)
+        return self._of(part)._sampled()
 
+    def _of(self, part: Sequence[int]) -> Drawing:
+        """The same of some of the images."""
+        edit = None if self.edit is None else self.edit.of(part, self.images)
+        numbers = [self.numbers[i] for i in part]
+        return replace(self, condition=self.condition.of(part), numbers=numbers, edit=edit)
+
+    def _sampled(self) -> Sampler:
+        """The steps of the sampler, which end by writing the memory estimate into its report."""
         more: dict[str, Any] = {}
         if self.edit is not None:
-            more["edit"] = self.edit.of(part, self.images)
+            more["edit"] = self.edit
         if self.draft is not None:
             more["draft"] = self.draft
         if self.up_sampler is not None:
@@ -98,8 +101,12 @@ class Drawing:
         if self.cache is not None:
             more |= dict.fromkeys(self.entry.caches, partial(LazyTransformer, settings=self.cache))
 
-        steps = self.entry.run(self.model, condition, self.settings, noise, **more)
-        return with_estimate(steps, self.model, condition, self.settings, **self._in_memory)
+        noise = self.family.noise(self.seed, self.numbers)
+        result = yield from self.entry.run(self.model, self.condition, self.settings, noise, **more)
+
+        # Afterwards: the sampler has checked its inputs, and its clock has stopped.
+        result.report.memory |= self.memory()
+        return result
 
     def warm_up(self) -> None:
         """Run three steps, untimed, with as little work as the sampler can do: the first calls in a process initialise

@@ -86,9 +86,9 @@ def test_nothing_is_loaded_before_all_is_checked():
     }
     for field, sockets in wrong.items():
         with pytest.raises(UserError, match=f"^{field}: "):
-            running.start(SAMPLERS["mar"], a_mar(), FEW, 3, Sockets(**{"condition": LABELS, **sockets}))
+            running.run(SAMPLERS["mar"], a_mar(), FEW, 3, Sockets(**{"condition": LABELS, **sockets}))
     with pytest.raises(UserError, match="^draft: "):
-        running.start(SAMPLERS["cspd"], a_mar(), FEW, 3, Sockets(LABELS))
+        running.run(SAMPLERS["cspd"], a_mar(), FEW, 3, Sockets(LABELS))
     assert not fake_comfy.state.loaded
 
 
@@ -292,7 +292,7 @@ def test_the_mask_of_a_place_is_the_mask_of_that_number():
     masks = torch.stack([torch.eye(4).roll(i, 0) for i in range(3)])
     latent = {"samples": torch.zeros(1, 2, 4, 4), "batch_index": [2]}
     found = checked("mar", a_mar(), FEW, condition=from_ids((1,)), latent_image=latent, mask=masks)
-    assert torch.equal(found.drawing.edit.mask, masks[2:])
+    assert torch.equal(found.edit.mask, masks[2:])
     with pytest.raises(UserError, match="^mask: its batch has 3 entries"):
         checked("mar", a_mar(), FEW, condition=from_ids((1,)), latent_image=latent | {"batch_index": [3]}, mask=masks)
 
@@ -353,7 +353,7 @@ def test_what_size_an_empty_latent_asks_for():
     # A decoder that enlarges: 32 pixels are drawn, of latents of 16.
     model.vae.upscale_ratio = 8
     for side in (16, 32):
-        assert checked("mar", model, FEW, latent_image=core_empty(side, side)).drawing.edit is None, side
+        assert checked("mar", model, FEW, latent_image=core_empty(side, side)).edit is None, side
     with pytest.raises(UserError, match="^latent_image: .* 64 x 48 pixels, .* 32 x 32 here; set this size"):
         checked("mar", model, FEW, latent_image=core_empty(64, 48))
 
@@ -379,7 +379,7 @@ def test_as_many_images_as_an_empty_latent_asks_for_or_one(latent, labels):
 def test_an_empty_latent_with_a_mask_is_an_image_to_inpaint():
     for latent, mask in (({"noise_mask": torch.ones(1, 4, 4)}, None), ({}, torch.ones(1, 4, 4))):
         given = {"samples": torch.zeros(1, 2, 4, 4), **latent}
-        assert checked("mar", a_mar(), FEW, latent_image=given, mask=mask).drawing.edit is not None
+        assert checked("mar", a_mar(), FEW, latent_image=given, mask=mask).edit is not None
     with pytest.raises(UserError, match="^mask: inpainting needs a mask; "):
         checked("mar", a_mar(), FEW, latent_image={"samples": torch.full((1, 2, 4, 4), 1e-3)})
 
@@ -390,8 +390,8 @@ def test_one_label_is_for_every_image_of_a_latent():
     latent = {"samples": start}
     one, three = (checked("mar", a_mar(), FEW, condition=from_ids(labels), latent_image=latent, mask=torch.eye(4)[None])
                   for labels in ([4], [4, 4, 4]))  # fmt: skip
-    assert one.drawing.condition == three.drawing.condition and torch.equal(one.drawing.edit.start, start)
-    assert list(one.drawing.numbers) == list(three.drawing.numbers) == [0, 1, 2]
+    assert one.condition == three.condition and torch.equal(one.edit.start, start)
+    assert list(one.numbers) == list(three.numbers) == [0, 1, 2]
 
 
 def test_as_many_masks_and_labels_as_latents_are_in_the_order_of_the_latents():
@@ -399,10 +399,8 @@ def test_as_many_masks_and_labels_as_latents_are_in_the_order_of_the_latents():
     masks = torch.stack([torch.eye(4), torch.eye(4).roll(1, 0)])
     latent = {"samples": torch.zeros(2, 2, 4, 4), "batch_index": [1, 0]}
     found = checked("mar", a_mar(), FEW, condition=from_ids((5, 6)), latent_image=latent, mask=masks)
-    assert (
-        torch.equal(found.drawing.edit.mask, masks) and found.drawing.condition.digests() == from_ids((5, 6)).digests()
-    )
-    assert list(found.drawing.numbers) == [1, 0]
+    assert torch.equal(found.edit.mask, masks) and found.condition.digests() == from_ids((5, 6)).digests()
+    assert list(found.numbers) == [1, 0]
 
 
 def test_the_report_says_what_decodes_the_latent_and_which_run_it_is_of(monkeypatch):

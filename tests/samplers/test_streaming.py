@@ -15,13 +15,12 @@ from fastar_nodes.networks import ops
 from fastar_nodes.networks.autoencoder import VQModel
 from fastar_nodes.networks.bitdance import BitDanceText, BlockNetwork
 from fastar_nodes.networks.hybrid import HybridModel
-from fastar_nodes.runs.batches import with_estimate
+from fastar_nodes.runs.drawing import Drawing
 from fastar_nodes.runs.memory import STREAMED, WEIGHTS, total
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.settings import CSpDSettings
-from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
@@ -170,8 +169,7 @@ def test_a_report_says_what_streams_and_counts_only_what_is_loaded():
 
     def memory(model):
         _, settings = masked.CASES["mar"]
-        steps = masked.start("mar", model=model, condition=PROMPTS)
-        return finish(with_estimate(steps, model, PROMPTS, settings)).report.memory
+        return finish(Drawing(SAMPLERS["mar"], model, settings, PROMPTS, 3, range(3)).begin(range(3))).report.memory
 
     whole = memory(tiny_hybrid())
     partly = memory(model)
@@ -188,9 +186,8 @@ def test_a_draft_that_streams_is_not_counted_as_loaded():
     settings = CSpDSettings(steps=4, diffusion_steps=2)
 
     def memory(draft):
-        model = tiny_hybrid()
-        steps = cspd(model, PROMPTS, settings, PairedNoise(3, range(3)), draft=draft)
-        return finish(with_estimate(steps, model, PROMPTS, settings, draft=draft)).report.memory
+        drawing = Drawing(SAMPLERS["cspd"], tiny_hybrid(), settings, PROMPTS, 3, range(3), draft=draft)
+        return finish(drawing.begin(range(3))).report.memory
 
     found = memory(draft)
     away = sum(p.nbytes for layer in storage.held for p in layer.parameters())

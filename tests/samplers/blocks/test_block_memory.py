@@ -11,17 +11,17 @@ from fastar_nodes.networks.bitdance import BitDanceText, BlockModel
 from fastar_nodes.networks.ops import quantize
 from fastar_nodes.networks.quantized import INT8
 from fastar_nodes.reports.record import Report
-from fastar_nodes.runs.batches import with_estimate
+from fastar_nodes.runs.drawing import Drawing
 from fastar_nodes.runs.memory import HEAD, KV_CACHE, NOISE, POSITIONS, TRANSFORMER, WEIGHTS, total
 from fastar_nodes.runs.memory import blocks as memory
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers import chain
-from fastar_nodes.samplers.blocks.bitdance import bitdance
 from fastar_nodes.samplers.blocks.diffusion import BUDGET, evaluations
 from fastar_nodes.samplers.blocks.settings import BlockSettings
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.noise import CounterRNG, PairedNoise
+from fastar_nodes.samplers.noise import CounterRNG
 from fastar_nodes.samplers.speculation import Speculation
 from live_bytes import counted
 
@@ -102,8 +102,7 @@ def test_a_report_holds_the_estimate_and_the_cache_is_within_it(model, edited):
         mask[:, -1, -1] = 1
         edit = Edit(bits(1, model, grid), mask)
 
-    steps = bitdance(model, condition, settings, PairedNoise(5, (0,)), edit=edit)
-    report = finish(with_estimate(steps, model, condition, settings, edited=edited)).report
+    report = finish(Drawing(SAMPLERS["bitdance"], model, settings, condition, 5, (0,), edit).begin((0,))).report
     assert report.memory == memory.estimate(model, condition, settings, edited)
     assert report.counts["cache_bytes"] == report.memory[KV_CACHE]
 

@@ -8,16 +8,13 @@ from fastar_nodes.networks.llama import LlamaConfig, qwen_config
 from fastar_nodes.networks.mar import MARConfig
 from fastar_nodes.reports.record import to_text
 from fastar_nodes.runs import memory
-from fastar_nodes.runs.batches import with_estimate
-from fastar_nodes.runs.memory.mar import estimate
-from fastar_nodes.runs.registry import family_of
+from fastar_nodes.runs.drawing import Drawing
+from fastar_nodes.runs.registry import SAMPLERS, family_of
+from fastar_nodes.runs.registry import SAMPLERS, family_of
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar.cspd import cspd
-from fastar_nodes.samplers.mar.lazy import lazymar
-from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, LazyMARSettings, MARSettings
-from fastar_nodes.samplers.noise import PairedNoise, noise_bytes
+from fastar_nodes.samplers.noise import noise_bytes
 from live_bytes import counted
 from tiny_hybrids import TURN, characters, tiny_hybrid
 
@@ -91,11 +88,10 @@ def test_passes_hold_what_is_estimated(unipic, monkeypatch):
         assert live.peak < work["MAR"] < 4 * live.peak
 
 
-def run(model, sampler=mar, settings=None, **more):
+def run(model, sampler="mar", settings=None, **more):
     condition = PromptCondition(("a boat", "a cat"))
     settings = settings or MARSettings(steps=4, diffusion_steps=4)
-    steps = sampler(model, condition, settings, PairedNoise(3, range(2)), **more)
-    return finish(with_estimate(steps, model, condition, settings, **more)).report
+    return finish(Drawing(SAMPLERS[sampler], model, settings, condition, 3, range(2), **more).begin(range(2))).report
 
 
 def test_reports_hold_the_estimate():
@@ -113,13 +109,13 @@ def test_reports_hold_the_estimate():
 def test_what_lazymar_keeps_is_within_the_estimate(encoder_cache, condition_cache):
     lazy = {"steps": 8, "diffusion_steps": 4, "start_step": 1, "refresh_period": 4, "ratio_schedule": "stretched"}
     report = run(
-        tiny_hybrid(), lazymar, LazyMARSettings(**lazy, encoder_cache=encoder_cache, condition_cache=condition_cache)
+        tiny_hybrid(), "lazymar", LazyMARSettings(**lazy, encoder_cache=encoder_cache, condition_cache=condition_cache)
     )
     assert 0 < report.counts["cache_bytes"] <= report.memory["feature cache"] <= 3 * report.counts["cache_bytes"]
 
 
 def test_a_draft_s_weights_are_part_of_it():
-    report = run(tiny_hybrid(), cspd, CSpDSettings(steps=4, diffusion_steps=4), draft=tiny_hybrid(1))
+    report = run(tiny_hybrid(), "cspd", CSpDSettings(steps=4, diffusion_steps=4), draft=tiny_hybrid(1))
     assert report.memory["weights: draft language model"] == report.memory["weights: language model"]
 
 
