@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ..errors import OfFastAR, UserError
 from ..runs import registry
-from ..runs.shown import PRESETS, Shown
+from ..runs.shown import settings_sent
 from ..samplers.mar.lazy import check as check_caches
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.settings import in_words, knobs, make
@@ -34,7 +34,7 @@ class CachePlan(OfFastAR):
 
     def settings(self, loaded: Loaded[Any], steps: int) -> tuple[Any, str]:
         """The settings for a model and a number of AR steps, and what its sampler says of them."""
-        made, said = Shown(CacheSettings, PRESETS, facts_of(loaded), steps).settings_sent(self.preset, self.values)
+        made, said = settings_sent(CacheSettings, self.preset, facts_of(loaded), self.values, steps)
         return made, f"LazyMAR Cache: {said}" if said else ""
 
 

@@ -30,7 +30,7 @@ from ..runs.images import to_bytes, to_rgb
 from ..runs.labels import PICTURE_BOOK, check_labels, label_sets, resolve_labels, split_labels, unknown_words
 from ..runs.loading import AUTO, dtype_name
 from ..runs.memory.tokens import estimate_prompt
-from ..runs.shown import PLAIN, Shown
+from ..runs.shown import PLAIN, settings_sent
 from ..samplers.conditioning import CodeCondition, EditSettings, ImagePromptCondition, PromptCondition, TextCondition
 from ..samplers.settings import Settings, knob, make
 from ..samplers.tokens.settings import DETAILS, TarPromptSettings
@@ -627,8 +627,8 @@ class TarPrompt(io.ComfyNode):
         number = checked_seed(seed)
         count = make(PromptImages, {"images": images}).images
         first = checked_first_image(first_image)
-        shown = Shown(TarPromptSettings, PLAIN, facts_of(loaded))
-        settings, warning = shown.settings_sent(checked_preset(preset, PLAIN), values)
+        option = checked_preset(preset, PLAIN)
+        settings, warning = settings_sent(TarPromptSettings, option, facts_of(loaded), values)
 
         load_to_device(loaded, estimate_prompt(model, settings, prompt, count))
 

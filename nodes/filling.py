@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from ..runs import loading, presets, registry
 from ..runs.choice import ModelFacts
 from ..runs.loading import AUTO
 from ..runs.registry import SAMPLERS
-from ..runs.shown import PLAIN, PRESETS, Shown, free_of
+from ..runs.shown import PLAIN, PRESETS, free_of, numbers
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.tokens.settings import TarPromptSettings
 from . import host, loaders, samplers
@@ -32,13 +31,6 @@ from .schema import checked_preset, describe
 # The language model of Tar, which no family of the registry is; and it in words.
 _LANGUAGE = "tar language model"
 _LANGUAGE_TITLE = "Tar"
-
-
-@dataclass(frozen=True)
-class Model(ModelFacts):
-    """What the numbers of a preset depend on."""
-
-    words: str = ""  # for example "demo MAR"
 
 
 PATH = "/fastar/fill"
@@ -78,15 +70,14 @@ def fill(node: Any, preset: Any, loader: Any = None, steps: Any = None) -> dict[
     """
     kind, options = _settings_of(node)
     name = checked_preset(preset, options)
-    about = model_of(loader)
+    model, words = model_of(loader)
     if name == presets.CUSTOM:
-        return {"values": {}, "model": about.words}
+        return {"values": {}, "model": words}
 
-    known_steps = steps if isinstance(steps, int) else None
-    values = Shown(kind, options, about, known_steps).numbers(name)
+    values = numbers(kind, name, model, steps if isinstance(steps, int) else None)
     for free in free_of(kind, name):
         values.pop(free, None)
-    return {"values": values, "model": about.words}
+    return {"values": values, "model": words}
 
 
 @lru_cache(maxsize=1)
@@ -127,10 +118,10 @@ def reads_negatives(loader: Any) -> bool | None:
     return family != _LANGUAGE and registry.FAMILIES[family].reads_negatives
 
 
-def model_of(loader: Any) -> Model:
-    """The model that a loader would load."""
+def model_of(loader: Any) -> tuple[ModelFacts, str]:
+    """What the numbers of a preset depend on, of the model that a loader would load; and it in words: "demo MAR"."""
     if loader is None:
-        return Model(words="full-size model")
+        return ModelFacts(), "full-size model"
 
     kind = loader.get("class_type") if isinstance(loader, Mapping) else None
     inputs = loader.get("inputs") if isinstance(loader, Mapping) else None
@@ -165,26 +156,28 @@ def _version(path: Path) -> tuple[int, int]:
 
 
 @lru_cache(maxsize=32)
-def _of_file(family: str, choice: str, path: Path, version: tuple[int, int], side: int | None, weights: str) -> Model:
+def _of_file(
+    family: str, choice: str, path: Path, version: tuple[int, int], side: int | None, weights: str
+) -> tuple[ModelFacts, str]:
     """What the file of a model tells."""
     if family == _LANGUAGE:
         network, stated = loading.outline_language_model(path)
         demo = any(entry.id == choice and entry.built_in for entry in hub.entries(loading.LANGUAGE))
-        return Model(demo, recommended=stated, model=network, words=_words(family, demo))
+        return ModelFacts(demo, recommended=stated, model=network), _words(family, demo)
 
     ready = loading.outline(family, choice, path, side, weights)
-    return Model(**vars(ready.facts), words=_words(family, ready.demo))
+    return ready.facts, _words(family, ready.demo)
 
 
-def _of_entry(entry: hub.Entry, family: str) -> Model:
+def _of_entry(entry: hub.Entry, family: str) -> tuple[ModelFacts, str]:
     """What is known of a model that is not here yet; catalogue entries that are not built in are full-size models."""
     words = _words(family, demo=False)
     if family == _LANGUAGE:
-        return Model(words=words)
+        return ModelFacts(), words
 
     about = registry.FAMILIES[family]
     model = _outlined(family, entry.id)
-    return Model(**vars(ModelFacts.of(model, about.published(model))), words=words)
+    return ModelFacts.of(model, about.published(model)), words
 
 
 @lru_cache(maxsize=4)

@@ -13,7 +13,7 @@ from ..networks.torch_state import in_own_state
 from ..runs import presets, registry
 from ..runs.labels import unknown_words
 from ..runs.registry import SAMPLERS, Entry, plain_sampler
-from ..runs.shown import PLAIN, PRESETS, RECOMMENDED, Shown
+from ..runs.shown import PLAIN, PRESETS, RECOMMENDED, settings_sent
 from ..samplers.mar.schedule import QUARTERS
 from ..samplers.mar.settings import CacheSettings, GtRSettings
 from ..samplers.settings import in_words, knobs, make
@@ -193,9 +193,8 @@ class _Sampler(ModelFirst):
         removed = take_removed(cls, entry.settings, inputs)
 
         # 2. The settings, and the node's text about them.
-        shown = Shown(entry.settings, cls.options(), facts_of(loaded))
         preset = checked_preset(inputs.pop("preset", cls.options()[0]), cls.options())
-        settings, said = shown.settings_sent(preset, inputs)
+        settings, said = settings_sent(entry.settings, preset, facts_of(loaded), inputs)
         expect_removed_to_hold(entry.settings, removed, registry.own_values_of(loaded.model, settings))
         warnings = [said]
         if sockets.cache is not None:

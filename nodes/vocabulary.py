@@ -78,7 +78,8 @@ def _names(loaders: Iterable[Any], label_set: Any) -> list[str] | None:
 def _network(loader: Any) -> Any:
     """The model that a loader would load, without weights; None if its file is not here or cannot be read."""
     try:
-        return filling.model_of(loader).model
+        model, _ = filling.model_of(loader)
+        return model.model
     except Exception:  # a file may be damaged in any way, which a run reports
         return None
 

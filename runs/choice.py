@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import UserError
 from ..samplers.mar.settings import CLIPPED, MARBase
-from ..samplers.settings import knobs, make
+from ..samplers.settings import Settings, knobs, make
 from . import presets
 from .labels import DEMO_LABELS
 from .registry import FAMILIES, Entry, family_of, find, own_values_of
+
+S = TypeVar("S", bound=Settings)
 
 PRESET = "preset"
 _MOST_TEXT = 8192
@@ -36,9 +38,36 @@ class ModelFacts:
         demo = model.label_set == DEMO_LABELS
         return ModelFacts(demo, family_of(model).width(model), recommended, model)
 
-    def settings(self, kind: type, preset: str, values: Mapping[str, Any], steps: int | None = None) -> Any:
-        """Settings of class ``kind`` from all sources, see :func:`.presets.combine`."""
-        return presets.combine(kind, self.recommended, preset, values, self.demo, self.width, steps)
+    def settings(self, kind: type[S], preset: str, values: Mapping[str, Any], steps: int | None = None) -> S:
+        """Settings of class ``kind`` from all sources; a later one takes precedence: defaults, the model's file, the
+        preset, the user.
+
+        Args:
+            preset: one of :func:`.presets.names`.
+            values: by the user, name by name.
+            steps: of the run, for settings that do not hold it.
+
+        Raises:
+            UserError: no such preset, or a value out of range.
+        """
+        # Before what the file recommends, so that the message names the user's setting.
+        make(kind, values)
+
+        suited = {k: v for k, v in self.recommended.items() if k in knobs(kind)}
+        try:
+            make(kind, suited)
+        except UserError as e:
+            raise UserError(f"model: its file recommends a setting that cannot be used ({str(e).rstrip('.')}).") from e
+
+        def settings(steps: int) -> S:
+            chosen = presets.values(kind, preset, self.demo, self.width, steps)
+            if preset == presets.BALANCED and "window" in suited:
+                chosen["window"] = suited["window"]  # measured on the model's own grid
+            return make(kind, {**suited, **chosen, **values})
+
+        # A preset may set the AR steps, on which its other values depend.
+        usual = vars(make(kind, {**suited, **values})).get("steps", steps or 64)
+        return settings(vars(settings(usual)).get("steps", usual))
 
     def own_values(self, settings: Any) -> dict[str, Any]:
         """The model's own values of settings that are None, by name."""

@@ -54,11 +54,6 @@ from .loading import (
 )
 
 
-def _finish(sampler: Generator[Any, Any, Any], title: str, unit: str) -> Any:
-    """Run a sampler without showing its progress."""
-    return finish(sampler)
-
-
 def has_null_prompt(model: str) -> UserError:
     """The error for a negative prompt to a model that reads none; ``model``: its name."""
     return UserError(f"negative: {model} has its own null prompt and reads no negative text; leave it out.")
@@ -75,7 +70,8 @@ class ConditionBuilder:
     seed: int = 0  # of Tar's codes
     asked: Mapping[str, Any] = field(default_factory=dict)  # settings of Tar's language model
     unconditional: str | None = None  # instruction of the unconditional branch of Harmon and UniPic; None for their own
-    run: Callable[[Generator[Any, Any, Any], str, str], Any] = _finish  # runs Tar's sampler; also gets title and unit
+    # Runs Tar's sampler; also gets title and unit.
+    run: Callable[[Generator[Any, Any, Any], str, str], Any] = lambda sampler, title, unit: finish(sampler)
     warn: Callable[[str], None] = lambda sentence: None  # gets a sentence about what a model does not read as meant
 
     def __post_init__(self) -> None:

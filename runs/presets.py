@@ -13,7 +13,7 @@ and the numbers of steps of LazyMAR's *fast*, to separate their gain from the ga
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ..errors import UserError
@@ -26,7 +26,7 @@ from ..samplers.mar.settings import (
     LazyMARSettings,
     MARSettings,
 )
-from ..samplers.settings import Settings, knobs, make
+from ..samplers.settings import Settings
 from ..samplers.tokens.settings import AT_ONCE, LOCAL, MuLoSDSettings
 from ..samplers.tokens.zipar import ZipARSettings
 
@@ -84,47 +84,6 @@ def nothing(preset: str, run: Run) -> Values:
 def names(kind: type) -> tuple[str, ...]:
     """Names of the presets of settings of class ``kind``; presets of accelerators set nothing on a plain sampler."""
     return (*NAMES, *(name for name, (own, _) in SPECIAL.items() if own is kind))
-
-
-def combine(
-    kind: type[S],
-    recommended: Mapping[str, Any],
-    preset: str,
-    given: Mapping[str, Any],
-    demo: bool,
-    width: int = 0,
-    steps: int | None = None,
-) -> S:
-    """Settings of class ``kind`` from all sources; a later one takes precedence: defaults, the model's file, the
-    preset, the user.
-
-    Args:
-        recommended: by the model's file; names that ``kind`` does not have are ignored.
-        given: by the user, name by name.
-        preset, demo, width: as :func:`values`.
-        steps: of the run, for settings that do not hold it.
-
-    Raises:
-        UserError: no such preset, or a value out of range.
-    """
-    # Before what the file recommends, so that the message names the user's setting.
-    make(kind, given)
-
-    suited = {k: v for k, v in recommended.items() if k in knobs(kind)}
-    try:
-        make(kind, suited)
-    except UserError as e:
-        raise UserError(f"model: its file recommends a setting that cannot be used ({str(e).rstrip('.')}).") from e
-
-    def settings(steps: int) -> S:
-        chosen = values(kind, preset, demo, width, steps)
-        if preset == BALANCED and "window" in suited:
-            chosen["window"] = suited["window"]  # measured on the model's own grid
-        return make(kind, {**suited, **chosen, **given})
-
-    # A preset may set the AR steps, on which its other values depend.
-    usual = vars(make(kind, {**suited, **given})).get("steps", steps or 64)
-    return settings(vars(settings(usual)).get("steps", usual))
 
 
 # ------------------------------------------------------------------------------------------------ FastHybrid

@@ -7,9 +7,7 @@ preset *custom*, with which all are sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from types import MappingProxyType
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ..samplers.settings import filled_in, setting_in_words, shown
@@ -32,59 +30,56 @@ def free_of(kind: type, option: str) -> tuple[str, ...]:
     return tuple(name for name in FREE if name not in sets)
 
 
-@dataclass(frozen=True)
-class Shown:
-    """The numbers of a node for each option of its preset widget, for one model."""
+def numbers(kind: type, option: str, model: ModelFacts, steps: int | None = None) -> dict[str, Any]:
+    """What a node shows for an option of its preset widget: with the model's own values where a setting is None.
 
-    kind: type  # class of the settings
-    options: Sequence[str]
-    model: ModelFacts = ModelFacts()
-    steps: int | None = None  # of the sampler, for a cache, whose settings do not hold them
+    Args:
+        kind: class of the node's settings.
+        steps: of the sampler, for a cache, whose settings do not hold them.
+    """
+    return _with_own(_settings(kind, option, model, {}, steps), model)
 
-    def settings(self, option: str, values: Mapping[str, Any] = MappingProxyType({})) -> Any:
-        """The settings of an option, in which ``values`` replace its own values."""
-        preset = presets.CUSTOM if option == RECOMMENDED else option
-        return self.model.settings(self.kind, preset, values, self.steps)
 
-    def numbers(self, option: str) -> dict[str, Any]:
-        """What the node shows for an option: with the model's own values where a setting is None."""
-        return self._numbers_of(self.settings(option))
+def settings_sent(
+    kind: type, option: str, model: ModelFacts, values: Mapping[str, Any], steps: int | None = None
+) -> tuple[Any, str]:
+    """The settings of a run from the values that were sent, and the node's text about them; "" if it has nothing to
+    say.
 
-    def settings_sent(self, option: str, values: Mapping[str, Any]) -> tuple[Any, str]:
-        """The settings of a run from the values that were sent, and the node's text about them; "" if it has nothing to
-        say.
+    Args:
+        kind, option, model, steps: as of :func:`numbers`.
+        values: setting name to value; any may be left out.
+    """
+    used = _settings(kind, option, model, values, steps)
+    if option == presets.CUSTOM:
+        return used, ""
 
-        Args:
-            option: of the preset widget.
-            values: setting name to value; any may be left out.
-        """
-        if option == presets.CUSTOM:
-            return self.settings(option, values), ""
+    found = _with_own(used, model)
+    of_preset = numbers(kind, option, model, steps)
 
-        used = self.settings(option, values)
-        return used, self._differing(option, values, used)
+    differing: list[str] = []
+    for name in values:
+        if name not in FREE and found[name] != of_preset[name]:
+            given = setting_in_words(name, found[name])
+            differing.append(f"{given}, {option} has {shown(of_preset[name])}")
 
-    def _differing(self, option: str, names: Iterable[str], settings: Any) -> str:
-        """What to say of numbers that arrived under a preset and are not its own; "" if all are."""
-        used = self._numbers_of(settings)
-        of_preset = self.numbers(option)
-
-        differing: list[str] = []
-        for name in names:
-            if name not in FREE and used[name] != of_preset[name]:
-                given = setting_in_words(name, used[name])
-                differing.append(f"{given}, {option} has {shown(of_preset[name])}")
-
-        if not differing:
-            return ""
-        few = "; ".join(differing[:3]) + ("; ..." if len(differing) > 3 else "")
-        return f"custom: for this model, these numbers differ from *{option}* ({few})."
-
-    def _numbers_of(self, settings: Any) -> dict[str, Any]:
-        """Settings with the model's own values where one is None."""
-        return filled_in(settings, self.model.own_values(settings))
+    if not differing:
+        return used, ""
+    few = "; ".join(differing[:3]) + ("; ..." if len(differing) > 3 else "")
+    return used, f"custom: for this model, these numbers differ from *{option}* ({few})."
 
 
 def usual_numbers(kind: type, options: Sequence[str]) -> dict[str, Any]:
     """The settings of a new node, from its first option for a full-size model; None where they are a model's."""
-    return vars(Shown(kind, options).settings(options[0]))
+    return vars(_settings(kind, options[0], ModelFacts(), {}))
+
+
+def _settings(kind: type, option: str, model: ModelFacts, values: Mapping[str, Any], steps: int | None = None) -> Any:
+    """The settings of an option, in which ``values`` replace its own values."""
+    preset = presets.CUSTOM if option == RECOMMENDED else option
+    return model.settings(kind, preset, values, steps)
+
+
+def _with_own(settings: Any, model: ModelFacts) -> dict[str, Any]:
+    """Settings with the model's own values where one is None."""
+    return filled_in(settings, model.own_values(settings))

@@ -106,7 +106,7 @@ def test_a_cache_is_for_the_steps_of_its_sampler():
 )
 def test_a_harmon_that_is_not_here_starts_where_it_will_start(entry, steps, wanted):
     """With fewer than 100 diffusion steps at 950, because its diffusion is MAR's; UniPic's ends at a lower beta."""
-    model = filling.model_of(loader(entry, "FastARLoadMAR" if entry == "mar-base" else HARMON))
+    model, _ = filling.model_of(loader(entry, "FastARLoadMAR" if entry == "mar-base" else HARMON))
     own = model.own_values(MARSettings(diffusion_steps=steps))
     assert {name: own[name] for name in wanted} == wanted
 

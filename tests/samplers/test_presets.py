@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.runs import presets
+from fastar_nodes.runs.choice import ModelFacts
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.mar.settings import (
     CacheSettings,
@@ -54,7 +55,7 @@ def test_a_combination_has_the_presets_of_its_parts(name, preset):
     """The periods of the caches are those of the AR steps that the sampler's preset sets."""
     own = presets.values(SAMPLERS[name.partition("+")[0]].settings, preset, False)
     cache = presets.values(CacheSettings, preset, False, steps=own.get("steps", 64))
-    together = vars(presets.combine(SAMPLERS[name].settings, {}, preset, {}, False))
+    together = vars(ModelFacts().settings(SAMPLERS[name].settings, preset, {}))
     assert {**own, **cache}.items() <= together.items() and not set(own) & set(cache)
 
 
@@ -91,7 +92,7 @@ def test_draft_length_is_a_share_of_the_ar_steps(steps, balanced, fast):
     """The paper's 16 and 32 of 256 AR steps. The demo's are its own."""
     for name, length in (("balanced", balanced), ("fast", fast)):
         assert presets.values(CSpDSettings, name, False, steps=steps)["draft_length"] == length
-        assert presets.combine(CSpDSettings, {}, name, {"steps": steps}, False).draft_length == length
+        assert ModelFacts().settings(CSpDSettings, name, {"steps": steps}).draft_length == length
         assert presets.values(CSpDSettings, name, True, steps=steps) == presets.values(CSpDSettings, name, True)
     assert "draft_length" not in presets.values(CSpDSettings, "exact", False, steps=steps)
 
@@ -113,10 +114,10 @@ def test_lookahead_is_a_share_of_the_ar_steps(width, steps, k):
     """The paper's k is for 64 AR steps. It follows those of the run, whoever names them; a k that is named stays."""
     for name, times in (("balanced", 1), ("fast", 2)):
         assert presets.values(FastHybridSettings, name, False, width, steps)["lookahead"] == times * k
-        asked = presets.combine(FastHybridSettings, {}, name, {"steps": steps}, False, width)
-        of_file = presets.combine(FastHybridSettings, {"steps": steps}, name, {}, False, width)
+        asked = ModelFacts(width=width).settings(FastHybridSettings, name, {"steps": steps})
+        of_file = ModelFacts(False, width, {"steps": steps}).settings(FastHybridSettings, name, {})
         assert asked.lookahead == of_file.lookahead == times * k
-        own = presets.combine(FastHybridSettings, {}, name, {"steps": steps, "lookahead": 3}, False, width)
+        own = ModelFacts(width=width).settings(FastHybridSettings, name, {"steps": steps, "lookahead": 3})
         assert own.lookahead == 3
     assert presets.values(FastHybridSettings, "exact", False, width, steps)["lookahead"] == 0
 
@@ -149,5 +150,5 @@ def test_exact_is_exact_and_fast_is_not(kind, demo):
 @pytest.mark.parametrize(("asked", "periods"), [({}, (5, 4)), ({"steps": 64}, (9, 5)), ({"steps": 32}, (5, 4))])
 def test_periods_of_the_caches_follow_the_steps_that_run(asked, periods):
     """GtR's preset sets 17 AR steps; a user's number replaces it."""
-    found = presets.combine(SAMPLERS["gtr+lazymar"].settings, {}, "balanced", asked, False)
+    found = ModelFacts().settings(SAMPLERS["gtr+lazymar"].settings, "balanced", asked)
     assert found.steps == asked.get("steps", 17) and (found.refresh_period, found.start_step) == periods
