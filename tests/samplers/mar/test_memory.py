@@ -9,7 +9,7 @@ from fastar_nodes.networks.mar import MARConfig
 from fastar_nodes.reports.record import to_text
 from fastar_nodes.runs import memory
 from fastar_nodes.runs.drawing import Drawing
-from fastar_nodes.runs.registry import SAMPLERS, family_of
+from fastar_nodes.runs.memory.mar import estimate
 from fastar_nodes.runs.registry import SAMPLERS, family_of
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.engine import finish
