@@ -35,7 +35,6 @@ from ...reports.table import markdown
 from ...runs.loading import AUTO, Source
 from . import paper_files
 from .dry_run import NotHere, by_shapes, here_only
-from .engines import Task, run_here, tasks_of, unfinished
 from .folder import Folder
 from .paper_files import Paper
 from .records import Cell, Shard, ranges
@@ -43,6 +42,7 @@ from .records import whole as in_range
 from .spec import LIMITS, Spec, from_table, read_prompts, read_table, with_values
 from .store import Store
 from .table import read, table
+from .tasks import Task, draw, tasks_of, unfinished
 from .work import Conditions, Models, Worker, manifest, numerics, plan, use
 
 # Options that replace an entry of the spec.
@@ -157,7 +157,7 @@ def _run(options: argparse.Namespace, spec: Spec, out: Path | None, place: Place
     store.write_manifest(manifest(spec, numbers), cells)
     tasks = _left(store, tasks_of(store, cells, place.rank, place.world))
 
-    _draw(tasks, run_here(Worker(store, models, conditions), tasks))
+    _draw(tasks, draw(Worker(store, models, conditions), tasks))
 
     if place.rank == 0:
         _finish(store, cells, options.png)

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.lab.sweeps import work
-from fastar_nodes.lab.sweeps.engines import run_here, tasks_of, unfinished
 from fastar_nodes.lab.sweeps.records import shard_key, stem
 from fastar_nodes.lab.sweeps.store import Store
+from fastar_nodes.lab.sweeps.tasks import draw, tasks_of, unfinished
 from fastar_nodes.lab.sweeps.work import Worker
 from fastar_nodes.runs import registry
 from fastar_nodes.runs.drawing import Drawing
@@ -160,7 +160,7 @@ def test_an_interrupted_sweep_goes_on(files, whole, tmp_path, monkeypatch):
     for _ in range(40):
         left, _ = unfinished(store, tasks)
         try:
-            drawn.extend((name, shard.first) for name, shard in run_here(worker, left))
+            drawn.extend((name, shard.first) for name, shard in draw(worker, left))
             break
         except KeyboardInterrupt:
             pass
@@ -173,7 +173,7 @@ def test_a_shard_that_another_process_finished_meanwhile_is_not_drawn(files, who
     tasks = tasks_of(store, cells)
     finish(tmp_path, table(files))
     monkeypatch.setattr(Worker, "run_shard", lambda *_: pytest.fail("it is there"))
-    assert len(list(run_here(worker, tasks))) == 12 and lasting(tmp_path) == whole
+    assert len(list(draw(worker, tasks))) == 12 and lasting(tmp_path) == whole
 
 
 def test_corrupt_shards_are_drawn_again(files, whole, tmp_path):

@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from fastar_nodes.lab.sweeps.engines import run_here, tasks_of, unfinished
 from fastar_nodes.lab.sweeps.records import Cell
 from fastar_nodes.lab.sweeps.spec import Spec, from_table
 from fastar_nodes.lab.sweeps.store import Store
+from fastar_nodes.lab.sweeps.tasks import draw, tasks_of, unfinished
 from fastar_nodes.lab.sweeps.work import Conditions, Models, Worker, manifest, numerics, plan, use
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.networks.mar import MAR
@@ -79,7 +79,7 @@ def finish(folder: Path, entries: dict[str, Any], **parts: int) -> tuple[Store, 
     """Draw what is left; the store and (cell, first image) of what this call drew."""
     store, cells, worker = begin(folder, entries)
     tasks, _ = unfinished(store, tasks_of(store, cells, **parts))
-    return store, [(name, shard.first) for name, shard in run_here(worker, tasks)]
+    return store, [(name, shard.first) for name, shard in draw(worker, tasks)]
 
 
 def undisturbed(folder: Path, entries: dict[str, Any]) -> dict[str, bytes]:

@@ -1,4 +1,4 @@
-"""Drawing a sweep.
+"""The tasks of a sweep.
 
 A task is a range of images over all cells of one model, so that the cells of a range are drawn by one worker, one after
 the other, and their times are paired. A shard that exists is not drawn again, and a repetition of one writes the same
@@ -75,7 +75,7 @@ def unfinished(store: Store, tasks: Sequence[Task]) -> tuple[list[Task], int]:
     return left, damaged
 
 
-def run_here(worker: Worker, tasks: Sequence[Task]) -> Iterator[tuple[str, Shard]]:
+def draw(worker: Worker, tasks: Sequence[Task]) -> Iterator[tuple[str, Shard]]:
     """Draw the cells of tasks that no other process has finished by then; yields the id of each and its shard."""
     for task in tasks:
         for name in task.cells:
