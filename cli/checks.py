@@ -31,7 +31,7 @@ from ..reports.timing import shown_seconds
 from ..runs import batches
 from ..runs.answers import answer_bytes
 from ..runs.conditions import ConditionBuilder
-from ..runs.drawing import decode
+from ..runs.drawing import Drawing, decode
 from ..runs.loading import (
     AUTO,
     LANGUAGE,
@@ -44,7 +44,6 @@ from ..runs.loading import (
     load_language_model,
     prompt_settings,
 )
-from ..runs.memory import WEIGHTS
 from ..runs.memory.tokens import estimate_prompt
 from ..runs.presets import BALANCED
 from ..runs.registry import FAMILIES, SAMPLERS, Entry
@@ -249,7 +248,7 @@ def _load(check: Check) -> list[torch.nn.Module]:
 
     ready = load(what.family, what.choice, check.files, check.decoder, None, check.weights)
     check.pipe = Pipeline(ready, Drafts(check.files, AUTO, what.choice), check.readers)
-    return [own_net(ready), check.pipe.decoder.net]
+    return [ready.kind.network(ready.model), check.pipe.decoder.net]
 
 
 def _load_part(check: Check) -> Any:
@@ -268,12 +267,6 @@ def _load_part(check: Check) -> Any:
         return load_text_encoder(check.found, AUTO, check.device)
 
     return load_tokenizer(check.found, "", {}, "model")
-
-
-def own_net(ready: Ready) -> torch.nn.Module:
-    """All of a model without its decoder."""
-    net: torch.nn.Module = ready.kind.network(ready.model)
-    return net
 
 
 def _shapes(check: str, network: str, net: torch.nn.Module) -> Line:
@@ -336,7 +329,7 @@ def first_step(check: Check) -> Iterator[Line]:
     planned = check.planned(check.loaded.samplers[0])
     reads_alone = check.loaded.ready.condition in ("class", "prompt")
     condition = check.condition() if reads_alone else stand_in(check.loaded.ready)
-    need = working_bytes(check.loaded, planned.entry.family.short(planned.settings), condition)
+    need = working_bytes(planned.drawing(condition, check.seed).short())
 
     began = time.perf_counter()
     with watched(check.device) as peak:
@@ -353,7 +346,7 @@ def image(check: Check) -> Iterator[Line]:
     planned = check.planned(plain)
     condition = check.condition()
     warm_up(planned, condition)
-    need = working_bytes(check.loaded, planned.settings, condition)
+    need = working_bytes(planned.drawing(condition, check.seed))
 
     with watched(check.device) as peak:
         made = draw(planned, condition, check.seed)
@@ -436,7 +429,7 @@ def reading(check: Check) -> Iterator[Line]:
         return
     planned = check.planned(check.loaded.samplers[0])
     condition = check.readers.image_prompts(ready, [EDIT], image)
-    need = working_bytes(check.loaded, planned.entry.family.short(planned.settings), condition)
+    need = working_bytes(planned.drawing(condition, check.seed).short())
     with watched(check.device) as peak:
         warm_up(planned, condition)
     yield _memory("memory of an edit", peak, need)
@@ -448,13 +441,11 @@ def _gradient(side: int) -> np.ndarray:
     return np.stack(np.broadcast_arrays(ramp[:, None], ramp[None], 128), axis=-1).astype(np.uint8)
 
 
-def working_bytes(pipe: Pipeline, settings: Any, condition: AnyCondition) -> float:
+def working_bytes(drawing: Drawing) -> float:
     """The estimate of a run's memory beside the weights, as the nodes ask it of ComfyUI; on a CPU with packed copies of
     the weights, which these networks keep outside of ComfyUI.
     """
-    packed = packed_bytes(own_net(pipe.ready))
-    stages = pipe.ready.kind.memory(pipe.model, condition, settings)
-    return packed + sum(count for name, count in stages.items() if not name.startswith(WEIGHTS))
+    return packed_bytes(drawing.family.network(drawing.model)) + drawing.working()
 
 
 # ------------------------------------------------------------------------------------------------ part of a model

@@ -35,7 +35,7 @@ from ..runs.drawing import Drawing
 from ..runs.images import to_bytes
 from ..runs.labels import labels_for
 from ..runs.loading import built_in_latent_samplers
-from ..runs.memory import DECODE, WEIGHTS
+from ..runs.memory import DECODE
 from ..runs.registry import SAMPLERS, Entry, family_of
 from ..samplers.conditioning import (
     AnyCondition,
@@ -260,11 +260,8 @@ class Run(Drawing):
     latent_samplers: Loaded[LatentSamplersModel] | None = None
 
     def estimate(self) -> Room:
-        """What the run needs.
-
-        The stages' memory is added, because allocators reuse little between them.
-        """
-        memory: float = sum(count for name, count in self.memory().items() if not name.startswith(WEIGHTS))
+        """What the run needs."""
+        memory: float = self.working()
 
         vae = self.loaded.vae
         height, width = self.family.latents(self.model, self.settings)

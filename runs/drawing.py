@@ -28,7 +28,7 @@ from ..samplers.tokens.mulosd.upsampling import UpSampling
 from .batches import expect_little_noise, in_parts, run_beginning
 from .families import Family
 from .loading import Ready
-from .memory import DECODE
+from .memory import DECODE, WEIGHTS
 from .registry import Entry, family_of
 
 
@@ -75,6 +75,14 @@ class Drawing:
         more = {"edited": self.edit is not None, "cache": self.cache, "draft": self.draft}
         return self.family.memory(self.model, self.condition, self.settings, **more)
 
+    def working(self) -> int:
+        """Bytes of the run beside the weights; the stages' are added, because allocators reuse little between them."""
+        return sum(count for name, count in self.memory().items() if not name.startswith(WEIGHTS))
+
+    def short(self) -> Drawing:
+        """The same with as little work as the sampler can do."""
+        return replace(self, settings=self.family.short(self.settings))
+
     def steps(self, warm: bool = False) -> Generator[Step, None, Any]:
         """Draw all images, in parts if memory is insufficient for all at once: see :func:`.batches.in_parts`."""
         return in_parts(self.begin, self.images, self.model.net, warm)
@@ -109,11 +117,8 @@ class Drawing:
         return result
 
     def warm_up(self) -> None:
-        """Run three steps, untimed, with as little work as the sampler can do: the first calls in a process initialise
-        libraries.
-        """
-        short = replace(self, settings=self.family.short(self.settings))
-        run_beginning(short.steps())
+        """Run three short steps, untimed: the first calls in a process initialise libraries."""
+        run_beginning(self.short().steps())
 
 
 @in_own_state
