@@ -1,9 +1,9 @@
 """The records of model families, all that loading, runs, nodes and command line ask of models; and of samplers.
 
 A family is found by its name, which its models carry as ``family``; nothing outside asks for the class of a model, or
-for the name of a family. Families of one kind are sampled in one way: ``masked.py``, ``tokens.py`` and ``blocks.py``
-have what the families of a kind share, and a file each the record of a family. How images are drawn is not here:
-samplers are functions of plan, look and draw (``engine.py``), listed in ``registry.py``.
+for the name of a family. Families of one kind are sampled in one way: ``masked.py`` and ``tokens.py`` have what the
+families of a kind share, and a file each the record of a family. How images are drawn is not here: samplers are
+functions of plan, look and draw (``engine.py``), listed in ``registry.py``.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""BitDance as a family."""
+"""BitDance as a family: its models draw whole blocks of bits one after another."""
 
 from __future__ import annotations
 
@@ -8,21 +8,72 @@ from typing import Any
 
 import torch
 
-from ...model_loaders.bitdance.loader import autoencoder_path, load_binary, load_bitdance
+from ...model_loaders.bitdance.loader import autoencoder_path, expect_bits, load_binary, load_bitdance
 from ...model_loaders.catalogue.hub import Entry
 from ...model_loaders.catalogue.official import official_binary
 from ...model_loaders.files.wrappers import AUTO
 from ...networks.binary import BinaryModel
 from ...networks.bitdance import BitDanceClass, BlockModel, BlockNetwork, Marks
-from . import network_of, token_a_word
-from .blocks import BlockFamily
+from ...samplers.blocks.canvas import expect_edit, expect_suited
+from ...samplers.editing import Edit
+from ..memory.blocks import estimate
+from . import Family, network_of, token_a_word
 
 # Published guidance scales of ImageNet: by width and tokens of a block, else by width.
 _SCALES: dict[Any, float] = {(768, 4): 3.9, (768, 16): 6.1, 1024: 4.0, 1280: 4.55}
 _SCALE = 3.2
 
 
-class _BitDance(BlockFamily):
+class _BitDance(Family):
+    kind = "blocks"
+    socket = "FASTAR_BITDANCE"
+    condition_help = (
+        "What to draw, one entry per image: from Class Label for an ImageNet model, from Prompt (FastAR) for a 14B."
+    )
+    mask_help = (
+        "The area to regenerate; all other tokens stay bit-identical. New tokens match the blocks above and to the "
+        "left of them, but not the blocks below."
+    )
+    decoder = "bitdance-ae"
+    load_decoder = staticmethod(load_binary)
+
+    def expect_decoder(self, decoder: BinaryModel, model: BlockModel) -> None:
+        expect_bits(decoder, model)
+
+    def classes(self, model: BlockModel) -> int:
+        return model.net.config.condition_size
+
+    def grid(self, model: BlockModel, settings: Any = None) -> tuple[int, int]:
+        if settings is None:
+            return model.grid(None, None)
+        return model.grid(settings.height, settings.width)
+
+    def sizes(self, model: BlockModel, stride: int) -> tuple[tuple[int, int], ...]:
+        return model.sizes or (model.usual_size,)
+
+    def step_numbers(self, model: BlockModel, settings: Any) -> int:
+        height, width = self.grid(model, settings)
+        return height * width * model.net.channels
+
+    def memory(
+        self, model: BlockModel, condition: Any, settings: Any, edited: bool = False, **more: Any
+    ) -> dict[str, int]:
+        return estimate(model, condition, settings, edited)
+
+    def own_values(self, model: BlockModel, settings: Any) -> dict[str, Any]:
+        height, width = model.usual_size
+        return {"width": width, "height": height}
+
+    def short(self, settings: Any) -> Any:
+        """Two diffusion steps of a block."""
+        return replace(settings, diffusion_steps=2)
+
+    def expect_device(self, model: BlockModel, device: torch.device, settings: Any) -> None:
+        expect_suited(model, device, settings)
+
+    def expect_edit(self, model: BlockModel, edit: Edit, settings: Any, images: int) -> None:
+        expect_edit(model, edit, settings, images)
+
     def decoder_inside(self, path: Path, device: torch.device, **about: Any) -> BinaryModel | None:
         inside = autoencoder_path(path)
         return None if inside is None else load_binary(inside, AUTO, device, **about)
