@@ -40,23 +40,6 @@ def scene_numbers(scenes: Scenes) -> np.ndarray:
     return np.ravel_multi_index(values, [picture_book.VALUES[name] for name in PARAMETERS])
 
 
-def absent_values(scenes: Scenes) -> list[tuple[str, str, int]]:
-    """Class, parameter and value of everything that none of the scenes shows, without sunsets, which have one time.
-
-    With 40 images of each class, a value of the picture book is absent by chance in less than one of 1,000 classes.
-    """
-    absent = []
-    for label, title in enumerate(picture_book.LABELS):
-        if title == "sunset":
-            continue
-
-        for name in PARAMETERS[1:]:
-            seen = set(getattr(scenes, name)[scenes.label == label].tolist())
-            absent += [(title, name, value) for value in range(picture_book.VALUES[name]) if value not in seen]
-
-    return absent
-
-
 def nearest(rgb: np.ndarray) -> np.ndarray:
     """Distance of each image to the nearest other one, float64 [N]: the root of the mean squared difference, 0 to 1.
 
