@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..errors import OfFastAR, UserError
-from ..runs import registry
 from ..runs.shown import settings_sent
 from ..samplers.mar.lazy import check as check_caches
 from ..samplers.mar.settings import CacheSettings
@@ -58,7 +57,7 @@ def checked_cache(value: Any, loaded: Loaded[Any], settings: Any) -> CacheSettin
     plan = expect_cache(value)
     with _blamed_on_cache(knobs(settings)):
         caches, _ = plan.settings(loaded, settings.steps)
-        expect_removed_to_hold(CacheSettings, plan.removed, registry.own_values_of(loaded.model, settings))
+        expect_removed_to_hold(CacheSettings, plan.removed, facts_of(loaded).own_values(settings))
         check_caches(loaded.model, settings, caches)
     return caches
 

@@ -193,9 +193,10 @@ class _Sampler(ModelFirst):
         removed = take_removed(cls, entry.settings, inputs)
 
         # 2. The settings, and the node's text about them.
+        facts = facts_of(loaded)
         preset = checked_preset(inputs.pop("preset", cls.options()[0]), cls.options())
-        settings, said = settings_sent(entry.settings, preset, facts_of(loaded), inputs)
-        expect_removed_to_hold(entry.settings, removed, registry.own_values_of(loaded.model, settings))
+        settings, said = settings_sent(entry.settings, preset, facts, inputs)
+        expect_removed_to_hold(entry.settings, removed, facts.own_values(settings))
         warnings = [said]
         if sockets.cache is not None:
             _, said = expect_cache(sockets.cache).settings(loaded, settings.steps)
@@ -219,7 +220,7 @@ class _Sampler(ModelFirst):
 
         made = run(entry, loaded, settings, seed, sockets)
         unknown = unknown_words(loaded.model, texts_of(condition))
-        return reported(cls, made, warnings, unknown, registry.own_values_of(loaded.model, settings))
+        return reported(cls, made, warnings, unknown, facts.own_values(settings))
 
 
 class MARSampler(_Sampler):

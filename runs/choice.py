@@ -11,7 +11,7 @@ from ..samplers.mar.settings import CLIPPED, MARBase
 from ..samplers.settings import Settings, knobs, make
 from . import presets
 from .labels import DEMO_LABELS
-from .registry import FAMILIES, Entry, family_of, find, own_values_of
+from .registry import FAMILIES, Entry, family_of, find
 
 S = TypeVar("S", bound=Settings)
 
@@ -71,9 +71,11 @@ class ModelFacts:
 
     def own_values(self, settings: Any) -> dict[str, Any]:
         """The model's own values of settings that are None, by name."""
-        if self.model is not None:
-            return own_values_of(self.model, settings)
-        return {"t_max": CLIPPED} if isinstance(settings, MARBase) and settings.clips else {}
+        if self.model is None:
+            return {"t_max": CLIPPED} if isinstance(settings, MARBase) and settings.clips else {}
+        if self.model.family not in FAMILIES:
+            return {"repetition_penalty": self.model.repetition_penalty}
+        return family_of(self.model).own_values(self.model, settings)
 
 
 @dataclass(frozen=True)

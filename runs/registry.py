@@ -61,15 +61,6 @@ def family_of(model: Any) -> Family:
     return FAMILIES[model.family]
 
 
-def own_values_of(model: Any, settings: Any) -> dict[str, Any]:
-    """A model's own values of settings that are None, by name: of a family, or of Tar's language model, which draws no
-    images.
-    """
-    if model.family not in FAMILIES:
-        return {"repetition_penalty": model.repetition_penalty}
-    return family_of(model).own_values(model, settings)
-
-
 _MASKED = (MAR, HYBRID)
 _TOKENS = (LLAMAGEN, TAR)
 _CACHES = ("make_transformer",)

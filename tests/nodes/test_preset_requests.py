@@ -9,7 +9,8 @@ import pytest
 from fastar_nodes.nodes import conditioning, samplers
 from fastar_nodes.nodes.host.loaded import Loaded
 from fastar_nodes.runs import conditions
-from fastar_nodes.runs.registry import SAMPLERS, own_values_of
+from fastar_nodes.runs.choice import ModelFacts
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.runs.shown import FREE
 from fastar_nodes.samplers.settings import filled_in, knobs
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
@@ -54,7 +55,7 @@ def ran(monkeypatch):
         node.execute(**given(node), condition=LABELS, seed=3, **inputs)
 
         (((loaded, settings), warnings),) = found
-        numbers = filled_in(settings, own_values_of(loaded.model, settings))
+        numbers = filled_in(settings, ModelFacts.of(loaded.model, {}).own_values(settings))
         return {k: v for k, v in numbers.items() if k not in FREE}, " ".join(filter(None, warnings))
 
     return run
@@ -125,7 +126,7 @@ def test_a_cache_has_the_numbers_of_its_preset_and_those_that_are_sent():
 
     for preset in ("balanced", "fast", "exact"):
         alone, _ = plan(preset).settings(loaded, 32)
-        numbers = filled_in(alone, own_values_of(loaded.model, alone))
+        numbers = filled_in(alone, ModelFacts.of(loaded.model, {}).own_values(alone))
         used, said = plan(preset, **numbers).settings(loaded, 32)
         assert filled_in(used, {}) == numbers and said == ""
         assert plan(preset, refresh_period=3).settings(loaded, 32)[0] == replace(alone, refresh_period=3)
