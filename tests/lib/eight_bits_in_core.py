@@ -269,7 +269,7 @@ def sampled(bits):
     """The codes that nodes make with core's operations, beside those of the network's own."""
     condition = module("samplers.conditioning").from_ids([1, 3])
     codes = []
-    for chosen in (lambda device: None, operations):
+    for chosen in (lambda device: {}, operations):
         host.operations.suited = chosen
         model = loaders.LoadLlamaGen.execute("demo-llamagen-low", "auto", bits, False, "plain").result[0]
         latent, report = samplers.LlamaGenSampler.execute(
