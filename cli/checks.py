@@ -5,7 +5,6 @@ Each yields the lines of the table as soon as they are known.
 
 from __future__ import annotations
 
-import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,7 +19,7 @@ from torch import Tensor
 from ..errors import UserError, first_line
 from ..model_loaders import kinds
 from ..model_loaders.catalogue import hub, official
-from ..model_loaders.catalogue.transfer import readable_size
+from ..model_loaders.catalogue.transfer import readable_size, sha256_of
 from ..model_loaders.files.tokenizer import load_tokenizer
 from ..model_loaders.tar.loader import load_ta_tok
 from ..networks.autoencoder import KLModel, VQModel
@@ -201,19 +200,9 @@ def files(check: Check) -> Iterator[Line]:
         yield Line("sha256", "no public record states it", result=NOT_MEASURED)
         return
 
-    other = [name for name, digest in pinned.items() if _sha256(place[name]) != digest]
+    other = [name for name, digest in pinned.items() if sha256_of(place[name]) != digest]
     found = f"{other[0]} has another" if other else f"of {len(pinned)} files" if len(pinned) > 1 else "the same"
     yield compared("sha256", not other, found, "that of the catalogue")
-
-
-def _sha256(path: Path) -> str:
-    """Digest of a file."""
-    digest = hashlib.sha256()
-    with path.open("rb") as opened:
-        while chunk := opened.read(1 << 22):
-            digest.update(chunk)
-
-    return digest.hexdigest()
 
 
 # ------------------------------------------------------------------------------------------------ loading

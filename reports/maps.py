@@ -337,16 +337,6 @@ def _write(image: np.ndarray, grid: np.ndarray, numbers: list[tuple[int, int, in
 # ------------------------------------------------------------------------------------------------ kinds of maps
 
 
-def _as_it_is(found: np.ndarray) -> np.ndarray:
-    """The values of the report's map."""
-    return found
-
-
-def _no_numbers(image: np.ndarray, grid: np.ndarray) -> np.ndarray:
-    """The image of a map without numbers on its tokens."""
-    return image
-
-
 class _Kind(NamedTuple):
     """How a map is made from a report's, and drawn."""
 
@@ -354,8 +344,9 @@ class _Kind(NamedTuple):
     colour: Callable[[np.ndarray, int, int], _Coloured] = _colour_ramp  # of one image's grid, lowest and highest value
     # Texts at the ends of the ramp, for the lowest and the highest value; None if the map has a legend.
     ends: Callable[[int, int], tuple[str, str]] | None = None
-    values: Callable[[np.ndarray], np.ndarray] = _as_it_is  # [B, h, w] to [B, h, w]
-    write: Callable[[np.ndarray, np.ndarray], np.ndarray] = _no_numbers  # image and grid to the image with numbers
+    values: Callable[[np.ndarray], np.ndarray] = lambda found: found  # [B, h, w] to [B, h, w]
+    # Image and grid to the image with numbers on its tokens.
+    write: Callable[[np.ndarray, np.ndarray], np.ndarray] = lambda image, grid: image
 
 
 def _of_steps(low: int, high: int) -> tuple[str, str]:

@@ -16,6 +16,7 @@ import torch
 from ...cli.bench import machine
 from ...cli.conditions import builder
 from ...errors import UserError
+from ...model_loaders.catalogue.transfer import sha256_of
 from ...reports.files import typed_path
 from ...reports.quality import DISTRIBUTION
 from ...reports.record import Report
@@ -70,29 +71,14 @@ def use(numbers: Mapping[str, Any]) -> None:
         torch.set_num_threads(numbers["threads"])
 
 
-_digests: dict[tuple[str, int, int], str] = {}
-
-
 def file_digest(path: Path) -> str:
-    """sha256 of a file, or of the files of a folder with their names.
-
-    A file is read again only if its size or time changes.
-    """
+    """sha256 of a file, or of the files of a folder with their names."""
     if path.is_dir():
         inside = sorted(p for p in path.rglob("*") if p.is_file())
         text = "".join(f"{p.relative_to(path).as_posix()}:{file_digest(p)};" for p in inside)
         return hashlib.sha256(text.encode()).hexdigest()
 
-    about = path.stat()
-    key = (str(path), about.st_size, about.st_mtime_ns)
-    if key not in _digests:
-        state = hashlib.sha256()
-        with open(path, "rb") as file:
-            while part := file.read(1 << 22):
-                state.update(part)
-        _digests[key] = state.hexdigest()
-
-    return _digests[key]
+    return sha256_of(path)
 
 
 class Models:

@@ -21,7 +21,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -107,18 +107,23 @@ def _cached_digest(path: Path) -> str:
         if _SHA256.fullmatch(blob):
             return blob
 
+    return sha256_of(path)
+
+
+def sha256_of(path: Path) -> str:
+    """The sha256 of a file, computed again only if the file has changed."""
     about = path.stat()
     return _digest_once(path, about.st_size, about.st_mtime_ns)
 
 
-@lru_cache(maxsize=64)
+@cache
 def _digest_once(path: Path, size: int, changed: int) -> str:
-    """The sha256 of a file, computed again only if the file has changed."""
+    """The sha256 of a file of this size and time."""
     return _digest(path, lambda: None)
 
 
 def _digest(path: Path, report: Callable[[], None]) -> str:
-    """The sha256 of a file."""
+    """The sha256 of a file; ``report`` is called after every part that was read."""
     digest = hashlib.sha256()
     with path.open("rb") as opened:
         while block := opened.read(_BLOCK):
