@@ -27,18 +27,18 @@ from .schema import ANY_DRAFT, ANY_SOCKETS, HIDDEN, SEED, checked_seed, output, 
 
 class Advisor(ModelFirst):
     more = {
-        "condition": "The number of images in it is the batch size that is measured.",
-        "seed": "The first round uses this seed.",
-        "draft": "If a draft model is connected, Advisor also tries CSpD or MuLo-SD.",
+        "condition": "Advisor measures batches of as many images as the condition has entries.",
+        "seed": "Advisor uses this seed in the first round.",
+        "draft": "If you connect a draft model, Advisor also tries CSpD or MuLo-SD.",
     }
     more_of_outputs = {
         "sampler": (
-            "An example is *fasthybrid: preset=fast*. If nothing is faster within the limit, it is the "
+            "An example is *fasthybrid: preset=fast*. If no sampler within the limit is faster, this is the "
             "unaccelerated sampler."
         ),
-        "table": "It has the median speed-up, and the lowest and the highest speed-up of the repeats.",
-        "image": "Both images are from the first repeat. The preview on the node also shows the recommended "
-        "sampler's image.",
+        "table": "The table has the median speed-up, and the lowest and the highest speed-up of the repeats.",
+        "image": "Both images are from the first repeat. The preview on the node also shows the image of the "
+        "recommended sampler.",
     }
 
     @classmethod
@@ -49,8 +49,8 @@ class Advisor(ModelFirst):
             output(
                 io.Image,
                 "image",
-                "The unaccelerated sampler's image next to the recommended sampler's image, "
-                "with the numbers of the table.",
+                "The image of the unaccelerated sampler and the image of the recommended sampler, side by side, with "
+                "the numbers of the table.",
             ),
         ]
 
@@ -58,8 +58,8 @@ class Advisor(ModelFirst):
             node_id="FastARAdvisor",
             display_name="Advisor",
             category="FastAR/compare",
-            description="Tries the accelerators that work with the model on your computer, and finds the fastest "
-            "one whose images stay close enough to the images without acceleration. All use the same seeds.",
+            description="Tries all accelerated samplers that work with the model, on your computer and with the same "
+            "seeds. It finds the fastest one whose images stay close enough to the images without acceleration.",
             search_aliases=["recommend settings", "calibrate", "auto tune", "which sampler", "fastest"],
             hidden=HIDDEN,
             sockets=ANY_SOCKETS,

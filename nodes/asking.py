@@ -39,20 +39,23 @@ class _Head:
 
 _head = ModelCache(host.devices.get_compute_device, host.devices.get_offload_device)
 
+_SEED = "Controls the randomness of the answers. The seed matters only if temperature is above 0."
+_SEED_IN_BATCH = "The answer for image *i* of a batch is the same as if you ask about that image alone."
+
 
 class AskAboutImage(io.ComfyNode):
     more = {
-        "model": "It may be Janus-Pro 1B or 7B, Janus 1.3B or Janus-4o. Its file must hold all weights of the model.",
-        "image": "An image is scaled so that its longer side has 384 pixels, and padded with grey.",
-        "seed": "The seed matters only if *temperature* is above 0.",
+        "model": "It may be Janus-Pro-1B, Janus-Pro-7B, Janus-Pro-R1-7B, Janus 1.3B or Janus-4o-7B. The file must hold "
+        "all weights of the model.",
+        "image": "FastAR scales an image so that its longer side has 384 pixels, and pads it with grey to a square.",
         "temperature": (
-            "At 0, the same question always gets the same answer. Above 0, words are sampled from the likeliest "
-            "words that together reach a probability of 0.95; the published demo uses 0.1."
+            "At 0, the same question about the same image always gets the same answer. Above 0, each word is sampled "
+            "from the likeliest words that together reach a probability of 0.95. The authors' demo uses 0.1."
         ),
     }
     more_of_outputs = {
         "answer": (
-            "A connected node runs once for each answer. The blueprint *Describe and Draw (Janus)* connects it "
+            "A connected node runs once for each answer. The subgraph *Describe and Draw (Janus)* connects the answer "
             "to *text* of Prompt (FastAR)."
         ),
     }
@@ -60,7 +63,7 @@ class AskAboutImage(io.ComfyNode):
     @classmethod
     def define_schema(cls) -> io.Schema:
         image = io.Image.Input(
-            "image", tooltip="Images of any size; the question is asked about each image separately."
+            "image", tooltip="Images of any size. The model answers the question about each image separately."
         )
         question = io.String.Input(
             "question",
@@ -68,18 +71,18 @@ class AskAboutImage(io.ComfyNode):
             optional=True,
             multiline=True,
             placeholder="what to tell about the image",
-            tooltip="A question or a task in plain words, the same for all images.",
+            tooltip="A question or a task in plain words; it is the same for all images.",
         )
 
         return schema(
             node_id="FastARAskAboutImage",
             display_name="Ask about Image",
             category="FastAR/condition",
-            description="Answers a question about an image in words, or describes it, with a Janus. The answer can be "
-            "the prompt of another node.",
+            description="Answers a question about an image in words, or describes the image, with a Janus. The answer "
+            "can be the prompt of another node.",
             search_aliases=["caption", "describe", "interrogate", "image to text", "vision", "vqa", "janus"],
             sockets=[TOKEN_MODEL.Input("model", tooltip="A Janus, from Load Janus."), image],
-            widgets=[question, seed_widget(), *widgets(AnswerSettings)],
+            widgets=[question, seed_widget(tooltip=_SEED, more=_SEED_IN_BATCH), *widgets(AnswerSettings)],
             outputs=[output(io.String, "answer", "One answer for each image.", is_output_list=True)],
             hidden=[io.Hidden.unique_id],
         )

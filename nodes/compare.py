@@ -48,29 +48,30 @@ class CompareSettings(Settings):
 
     columns: int = knob(
         0,
-        "Cells per row; more makes the image wider. Usual: 0, which chooses up to four.",
+        "Number of cells in a row; more cells make the image wider. Usual: 0, which chooses up to four cells.",
         low=0,
         high=MOST_CELLS,
         step=1,
-        more="Four cells are shown two by two.",
+        more="At 0, four cells are shown in two rows of two.",
     )
     baseline: int = knob(
         0,
-        "Number of the cell that the others are compared with, counted from 1; it is shown first. Usual: 0, the "
-        "unaccelerated sampler.",
+        "Number of the cell with which all other cells are compared, counted from 1; this cell is shown first. Usual: "
+        "0, which chooses the unaccelerated sampler.",
         low=0,
         high=MOST_CELLS,
         step=1,
-        more="At 0, FastAR chooses: the unaccelerated sampler (MAR, LlamaGen, Tar) if there is one, otherwise an "
-        "accelerator at its exact setting, otherwise the cell with the most work. MAR, LlamaGen and Tar then "
-        "each get their own baseline, because their networks and image sizes differ, and their cells are "
-        "grouped; the same holds for two models or sizes of one family. A cell that no other cell is compared "
-        "with is no baseline. Any other number makes that cell the baseline for all.",
+        more="At 0, the baseline is the unaccelerated sampler (MAR, LlamaGen, Tar) if one is connected. Otherwise it "
+        "is an accelerated sampler whose settings give the identical image, or else the cell with the most work. MAR, "
+        "LlamaGen and Tar "
+        "each get a baseline and a group of cells of their own, because their networks and image sizes differ. The "
+        "same holds for two models, or two sizes, of one family. Any other number makes this cell the baseline of all "
+        "cells.",
     )
     differences: bool = knob(
         False,
-        "Also show, below each image, its difference from the baseline's image, amplified four times. Black means "
-        "that the pixels are equal.",
+        "Also show, below each image, how it differs from the baseline's image, amplified four times. Black means that "
+        "the pixels are equal.",
     )
 
 
@@ -117,17 +118,18 @@ class Compare(io.ComfyNode):
     """
 
     more = {
-        "image_1": "The editor shows two pairs of sockets and adds a pair when the last one is connected.",
-        "report_1": "Without a report, the cell has no numbers.",
+        "image_1": "The editor shows two pairs of sockets, and adds a pair when you connect the last pair.",
+        "report_1": "Without a report, the cell shows no numbers.",
         "labels": (
-            "The name then includes the settings in which the cells of a method differ. Characters beyond English "
-            "come from the fonts of the machine that runs ComfyUI; one that no font has is shown as its code."
+            "This name includes the settings in which the cells of one method differ. For characters that English does "
+            "not use, FastAR needs a font of the machine that runs ComfyUI; a character that no font has is shown as "
+            "its code."
         ),
     }
     more_of_outputs = {
-        "image": "If nothing is connected, the node shows it itself. Connect Save Image to keep it.",
+        "image": "If you connect nothing, the node itself shows this image. Connect Save Image to keep it.",
         "table": "Connect it to Preview as Text.",
-        "images": "Connect it to Save Image: every image gets a file of its own, without captions.",
+        "images": "Connect Save Image: every image gets a file of its own, without captions.",
     }
 
     @classmethod
@@ -137,13 +139,14 @@ class Compare(io.ComfyNode):
             image = io.Image.Input(
                 f"image_{i}",
                 optional=i > 1,
-                tooltip=f"Image or batch {i}, shown in one cell. A list, such as the images of a sweep, fills one cell "
-                "per entry.",
+                tooltip=f"Image or batch {i}, shown in one cell. A list of images fills one cell for each entry of the "
+                "list.",
             )
             report = REPORT.Input(
                 f"report_{i}",
                 optional=True,
-                tooltip=f"The report of the sampler that made image_{i}; its numbers are shown below the image.",
+                tooltip=f"The report of the sampler that generated image_{i}; the node shows the numbers of the report "
+                "below the image.",
             )
             pairs += [image, report]
 
@@ -153,7 +156,8 @@ class Compare(io.ComfyNode):
             optional=True,
             multiline=True,
             placeholder="labels, one line per cell (optional)",
-            tooltip="One line per cell, in the order of the inputs. An empty line uses the sampler's name.",
+            tooltip="Labels of the cells, one line per cell, in the order of the inputs. For an empty line, the node "
+            "shows the name of the sampler.",
         )
 
         return schema(
@@ -179,7 +183,7 @@ class Compare(io.ComfyNode):
             outputs=[
                 output(io.Image, "image", "All cells as one image."),
                 output(io.String, "table", "The numbers of all reports as a Markdown table."),
-                output(io.Image, "images", "The images alone, one per cell, to be saved.", is_output_list=True),
+                output(io.Image, "images", "The images without labels and numbers, one per cell.", is_output_list=True),
             ],
         )
 
@@ -413,21 +417,24 @@ class TokenMapSettings(Settings):
 
     what: str = knob(
         WHAT[0],
-        "What the colours show: fixed at step is the step that decided a token, outcome is what happened to its draft. "
-        "The help page explains the others.",
+        "What the colours show: fixed at step is the step that decided a token, and outcome is what happened to the "
+        "draft of a token. The help page explains the other choices.",
         choices=WHAT,
-        more="\n  - *fixed at step*: the AR step (MAR) or transformer pass (LlamaGen, Tar, PAR, ZipAR, MuLo-SD) "
-        "that decided the token, from dark blue (first) to yellow (last).\n  - *order*: the same, with the number "
-        "on every token.\n  - *outcome*: blue for accepted drafts, orange for drafts that FastHybrid resampled, "
-        "vermilion for drafts that CSpD or MuLo-SD rejected, orange for accepted drafts that MuLo-SD resampled "
-        "because of a rejected neighbour. Dark grey tokens had no draft. In inpainting, tokens that stay are nearly "
-        "black.\n  - *accepted*, *redone*, *rejected*: this outcome only. *drafted*: drafts that are not verified "
-        "yet; there are none at the end of a run.\n  - *cached*: number of AR steps that took the token from "
-        "LazyMAR's cache, from dark blue (fewest) to yellow (most).\n  - *tokens per step*: number of tokens "
-        "decided in the same step or pass, from dark blue (fewest) to yellow (most).\n  - *islands* (MuLo-SD): "
-        "connected areas of resampled tokens, each with its own colour and number.\n  - *waves* (MuLo-SD): the pass "
-        "of its area in which a token was resampled, from dark blue (first) to yellow (last).\n  - *expanded* "
-        "(MuLo-SD): accepted drafts that were resampled because a token near them was rejected.",
+        more="\n  - *fixed at step*: the AR step (MAR) or the pass of the transformer (LlamaGen, Tar, PAR, ZipAR, "
+        "MuLo-SD) that decided the token, from dark blue (first) to yellow (last).\n  - *order*: the same, with the "
+        "number of the step on every token.\n  - *outcome*: accepted drafts are blue. Drafts that CSpD or MuLo-SD "
+        "rejected are vermilion. Drafts that FastHybrid resampled are orange, and so are accepted drafts that MuLo-SD "
+        "resampled because a draft near them was rejected. Tokens without a draft are dark grey. In inpainting, tokens "
+        "that stay unchanged are nearly black.\n  - *accepted*, *redone*, *rejected*: only the tokens with this "
+        "outcome; *redone* means resampled. *drafted*: drafts that are not verified yet; there are none at the end of "
+        "a "
+        "run.\n  - *cached*: number of AR steps that took the token from LazyMAR's cache, from dark blue (fewest) to "
+        "yellow (most).\n  - *tokens per step*: number of tokens that were decided in the same step or pass, from dark "
+        "blue (fewest) to yellow (most).\n  - *islands* (MuLo-SD): connected areas of resampled tokens, each with its "
+        "own colour and number.\n  - *waves* (MuLo-SD): within such an area, the pass in which the token was "
+        "resampled, "
+        "from dark blue (first) to yellow (last).\n  - *expanded* (MuLo-SD): accepted drafts that were resampled "
+        "because a draft near them was rejected.",
     )
     opacity: float = knob(
         0.6,
@@ -440,20 +447,21 @@ class TokenMapSettings(Settings):
 
 class TokenMap(io.ComfyNode):
     more_of_outputs = {
-        "image": "A legend stands below each. If nothing is connected, the node shows the maps itself.",
+        "image": "Each map has a legend below it. If you connect nothing, the node itself shows the maps.",
     }
 
     @classmethod
     def define_schema(cls) -> io.Schema:
-        report = REPORT.Input("report", tooltip="The report of the sampler that made the image.")
-        image = io.Image.Input("image", optional=True, tooltip="The decoded images of that run, as the background.")
+        report = REPORT.Input("report", tooltip="The report of the sampler that generated the image.")
+        image = io.Image.Input("image", optional=True, tooltip="The decoded images of the same run, which become the "
+            "background of the maps.")
 
         return schema(
             node_id="FastARTokenMap",
             display_name="Token Map",
             category="FastAR/compare",
-            description="Colours every token by what happened to it: when it was decided, whether its draft was "
-            "accepted, how often it came from a cache. A legend is shown below the image.",
+            description="Colours every token of an image by what happened to the token: when it was decided, whether "
+            "its draft was accepted, or how often its features came from a cache. A legend is shown below the image.",
             search_aliases=["acceptance map", "heat map", "overlay", "token overlay", "visualise tokens"],
             is_output_node=True,
             hidden=HIDDEN,
@@ -486,13 +494,14 @@ class ReportSettings(Settings):
 
     format: str = knob(
         "text",
-        "text is for reading, json is for programs, and csv is one line for a spreadsheet. The help page explains "
-        "the names.",
+        "text is for reading, json is for programs, and csv is one line for a spreadsheet. The help page explains the "
+        "names in the report.",
         choices=("text", "json", "csv"),
-        more='\n  - *json*: the same as the command line writes. `{"version", "device", "runs": '
+        more='\n  - *json*: what the command line writes, too: `{"version", "device", "runs": '
         '[{"sampler", "model", "settings", "seed", "images", "seconds", "repeats", "counts", '
         '"acceptance", "tokens_per_pass", "phases", "threads", "dtype", "process", "conditions", '
-        '"peak_memory_bytes"}]}`. Counts that do not apply are left out.\n  - *csv*: a header and a line of '
+        '"peak_memory_bytes"}]}`. Counts that do not apply to the sampler are left out.\n  - *csv*: a header and a '
+        'line of '
         "numbers without units. The acceptance is a fraction from 0 to 1.",
     )
 

@@ -74,7 +74,7 @@ def _images(what: str) -> Any:
     """The setting of the number of images; ``what`` is the first sentence of its tooltip."""
     return knob(
         1,
-        f"{what}. More takes more time and memory, but less than separate runs.",
+        f"{what}. More images take more time and memory, but less time than separate runs.",
         low=1,
         high=MOST_IMAGES,
         step=1,
@@ -93,7 +93,7 @@ class LabelSettings(Settings):
 
     label_set: str = knob(
         AUTO,
-        "The list of class names. Usual: auto, the list of the connected model; picture-book is the demo's list, "
+        "The list of class names. Usual: auto, the list of the connected model; picture-book is the demo's list, and "
         "imagenet-1k is the list of the official models.",
         choices=(AUTO, *label_sets()),
         more="\n  - *picture-book* (the demo): 0 sunset, 1 mountains, 2 flower, 3 fish, 4 house, 5 tree, 6 planet, "
@@ -162,11 +162,12 @@ def set_of_entry(checkpoint: Any) -> str | None:
 class ClassLabel(io.ComfyNode):
     more = {
         "labels": (
-            "Case does not matter. FastAR reports names that the connected model does not know before the workflow "
-            "runs, with similar names that it knows. `{cat|boat}` picks one for every run."
+            "Capital letters do not matter. Before the workflow runs, FastAR reports names that the connected model "
+            "does not know, and suggests similar names. `{cat|boat}` picks one of the two names for every run."
         ),
-        "images_per_label": "The images of a label follow each other in the batch, which has at most 256 images.",
-        "add_label": "Without a model, *label_set* determines which labels the list offers. *labels* may be empty.",
+        "images_per_label": "The images of one label follow each other in the batch. A batch has at most 256 images.",
+        "add_label": "If no model is connected, *label_set* determines which labels the menu offers. If you choose a "
+        "label here, *labels* may be empty.",
     }
 
     @classmethod
@@ -186,19 +187,20 @@ class ClassLabel(io.ComfyNode):
             options=[NONE, *_names()],
             default=NONE,
             optional=True,
-            tooltip="One more label, added after the entries of labels. The list holds the names that the connected "
-            "model knows; open it and type a part of a name.",
+            tooltip="One more label, added after those in labels. The menu lists the names that the connected model "
+            "knows; open the menu and type a part of a name.",
         )
 
         return schema(
             node_id="FastARClassLabel",
             display_name="Class Label",
             category="FastAR/condition",
-            description="Chooses what to draw by class name or number, one label per image; several labels make a "
-            "batch. For MAR, LlamaGen, PAR and BitDance's ImageNet models.",
+            description="Chooses what to generate by the name or number of a class, one label per image; several "
+            "labels make a batch. For MAR, LlamaGen, PAR and the ImageNet models of BitDance.",
             search_aliases=["class conditioning", "imagenet class", "label", "category", "prompt"],
             widgets=[labels, *widgets(LabelSettings), add_label],
-            outputs=[output(LABELS, "condition", "For the samplers of MAR, LlamaGen, PAR and BitDance models.")],
+            outputs=[output(LABELS, "condition", "The labels. Connect them to a sampler for MAR, LlamaGen, PAR or "
+                "BitDance.")],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
@@ -270,15 +272,17 @@ _LAKE = "a red boat on a calm lake"
 class TextPrompt(io.ComfyNode):
     more = {
         "text": (
-            "Lines are joined. Like the training captions, the text is changed to lower case, and web addresses, "
-            "markup, file names, long numbers and most symbols are removed. It has at most 20,000 characters. "
-            "`{red|blue}` picks one for every run, as in CLIP Text Encode."
+            "FastAR joins the lines. It also changes the text to lower case, and removes web addresses, markup, file "
+            "names, long numbers and most symbols, because the authors treated the training captions in this way. The "
+            "text may have at most 20,000 characters. `{red|blue}` picks one of the two words for every run, as in "
+            "CLIP Text Encode."
         ),
         "encoder": (
-            "flan-t5-xl is a download of 11 GB. A local copy is a Hugging Face folder or one file; a decoder in it "
-            "is ignored. The sampler refuses an encoder of a different size."
+            "The download of flan-t5-xl has 11 GB. Your own copy may be a Hugging Face folder or one file; if it also "
+            "holds the decoder of Flan-T5, FastAR ignores that part. The sampler refuses an encoder of a different "
+            "size."
         ),
-        "dtype": "fp16 is not offered because the encoder overflows in it.",
+        "dtype": "FastAR does not offer fp16, because the encoder overflows in fp16.",
     }
 
     @classmethod
@@ -290,7 +294,7 @@ class TextPrompt(io.ComfyNode):
             multiline=True,
             dynamic_prompts=True,
             placeholder="what to draw, in plain words",
-            tooltip="What to draw, in plain English, as one prompt. Usual: one or two sentences; text beyond "
+            tooltip="What to generate, in plain English, as one prompt. Usual: one or two sentences; text beyond "
             f"{MAX_TOKENS} tokens (about 90 words) is cut off.",
         )
 
@@ -300,19 +304,20 @@ class TextPrompt(io.ComfyNode):
             options=encoders,
             default=_usual_encoder(encoders),
             optional=True,
-            tooltip="The text encoder; the official models need flan-t5-xl. Allow its download, or put it into "
-            "models/text_encoders or models/fastar.",
+            tooltip="The text encoder; the official models need flan-t5-xl. Allow the download, or put the encoder "
+            "into models/text_encoders or models/fastar.",
         )
 
         return schema(
             node_id="FastARLlamaGenPrompt",
             display_name="LlamaGen Prompt",
             category="FastAR/condition",
-            description="Describes in words what LlamaGen's text-to-image models generate. The Flan-T5-XL encoder, "
-            "with which they were trained, reads the text.",
+            description="Describes in words what LlamaGen's text-to-image models generate. The text encoder "
+            "Flan-T5-XL, with which these models were trained, reads the text.",
             search_aliases=["text to image", "prompt", "t5", "flan-t5", "llamagen t2i", "clip text encode"],
             widgets=[text, encoder, allow_download(), *widgets(PromptSettings)],
-            outputs=[output(TEXT, "condition", "For the samplers of LlamaGen's text-to-image models.")],
+            outputs=[output(TEXT, "condition", "The text. Connect it to a sampler for LlamaGen's text-to-image "
+                "models.")],
             hidden=[io.Hidden.unique_id],
         )
 
@@ -371,26 +376,26 @@ class PromptLines(PromptImages):
 
     lines: bool = knob(
         False,
-        "Read every line as a separate prompt and generate all of them in one batch. Off: the whole text is one "
-        "prompt.",
+        "Read every line as a separate prompt, and generate the images of all prompts in one batch. When this is off, "
+        "the whole text is one prompt.",
         advanced=True,
-        more="Each line gets *images* images. Empty lines are left out.",
+        more="FastAR generates as many images of each line as *images* says, and skips empty lines.",
     )
 
 
 class Prompt(io.ComfyNode):
     more = {
         "text": (
-            "The text is used as typed and has at most 20,000 characters. `{red|blue}` picks one for every run, as "
-            "in CLIP Text Encode. Harmon and UniPic get the prompt after the words *Generate an image:*. Janus gets "
-            "only the prompt, without spaces at its ends. BitDance gets it as the user's message in a chat. The "
-            "model reads names of special tokens as plain text. It also reads `(red:1.2)`, `<lora:...>`, "
-            "`embedding:...`, `__wildcard__` and BREAK as plain text. The prompts of the authors' benchmarks end with "
-            "a full stop."
+            "FastAR uses the text as typed; it may have at most 20,000 characters. `{red|blue}` picks one of the two "
+            "words for every run, as in CLIP Text Encode. Harmon and UniPic get the prompt after the words *Generate "
+            "an image:*. Janus gets only the prompt, without spaces at its ends. BitDance gets the prompt as the "
+            "user's message in a chat. The model reads names of special tokens as plain text. It also reads "
+            "`(red:1.2)`, `<lora:...>`, `embedding:...`, `__wildcard__` and BREAK as plain text. The prompts of the "
+            "authors' benchmarks end with a full stop."
         ),
         "negative": (
-            "It has no effect at *cfg* 1. The editor hides the field for models that do not read it: Janus and "
-            "BitDance have a null prompt of their own."
+            "If *cfg* is 1, this has no effect. The editor hides the field for Janus and BitDance, which do not read a "
+            "negative prompt, because they have a null prompt of their own."
         ),
     }
 
@@ -403,7 +408,7 @@ class Prompt(io.ComfyNode):
             multiline=True,
             dynamic_prompts=True,
             placeholder=_PLACEHOLDER,
-            tooltip=f"What to draw, in plain words; it may be empty. {_SUBJECTS}",
+            tooltip=f"What to generate, in plain words; the text may be empty. {_SUBJECTS}",
         )
         negative = io.String.Input(
             "negative",
@@ -412,21 +417,21 @@ class Prompt(io.ComfyNode):
             multiline=True,
             dynamic_prompts=True,
             placeholder="what the image should not show; may be empty",
-            tooltip="What the image should not show, such as red or night: guidance moves away from it. For Harmon and "
-            "UniPic; usual: empty.",
+            tooltip="What the image should not show, such as red or night; guidance moves the image away from it. Only "
+            "Harmon and UniPic read this text; usual: empty.",
         )
         condition = output(
             PROMPT,
             "condition",
-            "For the samplers of Harmon, UniPic, Janus and BitDance 14B.",
+            "The prompts. Connect them to a sampler for Harmon, UniPic, Janus or a 14B model of BitDance.",
         )
 
         return schema(
             node_id="FastARPrompt",
             display_name="Prompt (FastAR)",
             category="FastAR/condition",
-            description="Describes in words what Harmon, UniPic, Janus or BitDance generates. The model of the "
-            "sampler reads the prompt, so one prompt can serve several models.",
+            description="Describes in words what Harmon, UniPic, Janus or BitDance generates. The model that is "
+            "connected to the sampler reads the prompt, so you can use one prompt for several models.",
             search_aliases=["text prompt", "harmon prompt", "unipic prompt", "janus prompt", "positive", "negative"],
             widgets=[text, *widgets(PromptImages), negative, *widgets(PromptLines)[1:]],
             outputs=[condition],
@@ -472,16 +477,16 @@ _CHANGE = "make it night"
 class ImageAndPrompt(io.ComfyNode):
     more = {
         "image": (
-            "The longer side of an image gets 384 pixels, and grey fills the square. The model reads the image "
-            "twice: its content by the vision tower, and its pixels as 576 tokens."
+            "A square image keeps the most detail. The model reads the image in two ways: its vision tower (an image "
+            "encoder) extracts the content, and the VQ tokenizer turns the pixels into 576 tokens."
         ),
         "text": "The model reads names of special tokens as plain text.",
     }
     more_of_outputs = {
         "condition": (
-            "Connect it to LlamaGen Sampler or ZipAR Sampler. FastAR refuses Janus-Pro, which was not trained to "
-            "edit and ignores the image. FastAR decides by the model's name; if the name does not say it, "
-            "the report warns you."
+            "FastAR refuses this condition for Janus-Pro, which was not trained to edit and ignores the image. FastAR "
+            "recognises from the model's name whether it was trained to edit. If the name does not tell, the report "
+            "contains a warning."
         ),
     }
 
@@ -489,8 +494,8 @@ class ImageAndPrompt(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         image = io.Image.Input(
             "image",
-            tooltip="Images of any size; each is one entry of the condition. They are scaled and padded to a square of "
-            "384 pixels, so a square image keeps the most detail.",
+            tooltip="Images of any size, one for each image to generate. Each is scaled so that its longer side has "
+            "384 pixels, and padded with grey to 384 x 384 pixels.",
         )
         text = io.String.Input(
             "text",
@@ -499,7 +504,7 @@ class ImageAndPrompt(io.ComfyNode):
             multiline=True,
             dynamic_prompts=True,
             placeholder="what to change, as an instruction: turn the apple into a ball",
-            tooltip="What to change, as an instruction in plain words; the same for all images.",
+            tooltip="What to change, as an instruction in plain words; the instruction is the same for all images.",
         )
 
         return schema(
@@ -511,7 +516,8 @@ class ImageAndPrompt(io.ComfyNode):
             search_aliases=["edit image", "image to image", "instruct", "janus-4o", "kontext", "img2img"],
             sockets=[image],
             widgets=[text, *widgets(ImagePromptSettings)],
-            outputs=[output(IMAGE_PROMPT, "condition", "For the samplers of Janus-4o.")],
+            outputs=[output(IMAGE_PROMPT, "condition", "The images and the instruction. Connect them to LlamaGen "
+                "Sampler or ZipAR Sampler with Janus-4o.")],
             hidden=[io.Hidden.unique_id],
         )
 
@@ -534,7 +540,7 @@ class ImageAndPrompt(io.ComfyNode):
             left, top, right, bottom = box_of(width, height, _JANUS_SIDE)
             said = [
                 f"Read as a square: the image takes {right - left} x {bottom - top} of {_JANUS_SIDE} x {_JANUS_SIDE} "
-                "pixels, with grey beside it."
+                "pixels, and grey fills the rest."
             ]
         condition = ImagePromptCondition((typed,) * len(pixels), tuple(pixels), settings.freedom)
         return io.NodeOutput(condition, ui=host.text.output(said))
@@ -553,22 +559,26 @@ def _load_ta_tok(path: Path, dtype: str) -> TATokModel:
 _BATCH = 8
 
 
+_CODES_SEED = "Controls the randomness of the codes. A different seed gives a different image of the same prompt."
+_CODES_SEED_MORE = (
+    "The codes of image *i* of a batch are the same as if you generate them alone. The seed of the sampler only "
+    "changes "
+    "how the codes are turned into pixels."
+)
+
+
 class TarPrompt(io.ComfyNode):
     more = {
         "text": (
-            "The text is used as typed, up to the model's context length and at most 20,000 characters. Names of "
-            "special tokens are read as plain text. `{red|blue}` picks one for every run, as in CLIP Text Encode. "
-            "An empty text gives an unconditional image."
-        ),
-        "seed": (
-            "The seed determines the codes: a different seed gives a different image of the same prompt. The sampler's "
-            "own seed only changes how the codes are turned into pixels."
+            "FastAR uses the text as typed; it may have at most 20,000 characters and must fit the model's context "
+            "length. The model reads names of special tokens as plain text. `{red|blue}` picks one of the two words "
+            "for every run, as in CLIP Text Encode. With an empty text, the model generates an unconditional image."
         ),
         "preset": RECOMMENDS,
         "images": "Each image gets its own codes.",
         "first_image": (
-            "To get only the codes of the fourth image of a batch, set 3 here and on the sampler, and set *images* "
-            "to 1."
+            "To get only the codes of the fourth image of a batch, set *first_image* to 3 here and on the sampler, and "
+            "set *images* to 1."
         ),
     }
 
@@ -581,15 +591,15 @@ class TarPrompt(io.ComfyNode):
             multiline=True,
             dynamic_prompts=True,
             placeholder=_PLACEHOLDER,
-            tooltip=f"What to draw, in plain words, usually in one or two sentences. {_SUBJECTS}",
+            tooltip=f"What to generate, in plain words, usually in one or two sentences. {_SUBJECTS}",
         )
 
         return schema(
             node_id="FastARTarPrompt",
             display_name="Tar Prompt",
             category="FastAR/condition",
-            description="Describes in words what Tar generates: its language model writes the semantic codes of the "
-            "image. Several samplers can generate images from the same codes, at any size.",
+            description="Describes in words what Tar generates: the language model of Tar writes semantic codes, which "
+            "describe the image. Several samplers can generate images from the same codes, each at its own size.",
             search_aliases=["text to image", "prompt", "tar", "semantic codes", "clip text encode"],
             sockets=[
                 TAR.Input(
@@ -599,13 +609,14 @@ class TarPrompt(io.ComfyNode):
             ],
             widgets=[
                 text,
-                seed_widget(),
+                seed_widget(tooltip=_CODES_SEED, more=_CODES_SEED_MORE),
                 preset_widget(PLAIN),
                 *setting_widgets(TarPromptSettings, PLAIN),
                 *widgets(PromptImages),
                 first_image_widget(),
             ],
-            outputs=[output(CODES, "condition", "For the samplers of a Tar de-tokenizer.")],
+            outputs=[output(CODES, "condition", "The semantic codes. Connect them to a sampler for a Tar "
+                "de-tokenizer.")],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
@@ -643,10 +654,10 @@ class ImageToCodesSettings(Settings):
 
     detail: str = knob(
         DETAILS[0],
-        "Number of semantic codes that describe the image; fewer keeps less of it. Usual: 729, on which Tar was "
-        "trained most.",
+        "Number of semantic codes that describe the image; fewer codes keep less of it. Usual: 729, the number with "
+        "which Tar was trained most.",
         choices=DETAILS,
-        more="A TA-Tok with a different grid replaces the three numbers by its own.",
+        more="For a TA-Tok with a different grid, FastAR replaces these three numbers with the numbers of that TA-Tok.",
     )
     images: int = _images("Number of variants of every image")
     dtype: str = knob(
@@ -663,19 +674,19 @@ _READERS = ("demo-ta-tok", "ta-tok")
 
 class ImageToCodes(io.ComfyNode):
     more = {
-        "image": "The square has 384 pixels for the official TA-Tok.",
+        "image": "For the official TA-Tok, the square has 384 x 384 pixels.",
         "ta_tok": (
-            "It must be complete: the file of a de-tokenizer often contains only the part that reads codes. Put "
-            "your own files into `models/fastar`."
+            "The file must hold the complete TA-Tok; the file of a de-tokenizer often contains only the part that "
+            "reads codes. Put your own files into `models/fastar`."
         ),
-        "dtype": "Codes are always compared in fp32.",
+        "dtype": "The search for the nearest code always uses fp32.",
     }
 
     @classmethod
     def define_schema(cls) -> io.Schema:
         image = io.Image.Input(
             "image",
-            tooltip="Images of any size; each is stretched to a square and becomes one entry of the condition.",
+            tooltip="Images of any size, one for each image to generate. Each is stretched to a square.",
         )
 
         readers = menu("ta-tok")
@@ -684,8 +695,8 @@ class ImageToCodes(io.ComfyNode):
             options=readers,
             default=usual(readers, *_READERS),
             optional=True,
-            tooltip="The TA-Tok that reads the images: the one with which the de-tokenizer was trained. Entries with "
-            "a size are downloads.",
+            tooltip="The TA-Tok that reads the images; choose the one with which the de-tokenizer was trained. Entries "
+            "of the menu that show a size are downloads.",
         )
 
         return schema(
@@ -693,11 +704,12 @@ class ImageToCodes(io.ComfyNode):
             display_name="Image to Codes",
             category="FastAR/condition",
             description="Reads the content of an image as Tar's semantic codes, from which a de-tokenizer generates "
-            "new images. They show the same content but are not copies.",
+            "new images. The new images show the same content, but they are not copies.",
             search_aliases=["ta-tok", "image to tokens", "semantic codes", "variation", "reconstruct", "vae encode"],
             sockets=[image],
             widgets=[ta_tok, allow_download(), *widgets(ImageToCodesSettings)],
-            outputs=[output(CODES, "condition", "For the samplers of a Tar de-tokenizer.")],
+            outputs=[output(CODES, "condition", "The semantic codes. Connect them to a sampler for a Tar "
+                "de-tokenizer.")],
             hidden=[io.Hidden.unique_id],
         )
 

@@ -26,8 +26,8 @@ class CropSettings(Settings):
 
     context: float = knob(
         inpainting.CONTEXT,
-        "Side of the crop as a multiple of the mask's side; more shows the model more of the image and leaves less "
-        "room for its subject. Usual: 1.25.",
+        "Side of the crop as a multiple of the mask's side; a larger crop shows the model more of your image, but the "
+        "subject becomes smaller. Usual: 1.25.",
         low=inpainting.LEAST_CONTEXT,
         high=8.0,
         step=0.05,
@@ -41,18 +41,19 @@ class PasteSettings(Settings):
 
     feather: int = knob(
         inpainting.FEATHER,
-        "Pixels around the mask over which the inpainted area fades out; more hides the seam and changes more of the "
-        "original. Usual: 8; 0 is a hard edge.",
+        "Width in pixels of the border around the mask over which the inpainted area fades out; a wider border hides "
+        "the seam better and changes more of the original. Usual: 8; 0 gives a hard edge.",
         low=0,
         high=128,
         step=1,
-        more="The feather ends at the edge of the crop, so a small mask has a small feather.",
+        more="The border ends at the edge of the crop, so it is narrow around a small mask.",
     )
     match_colours: bool = knob(
         True,
-        "Gives the new background the colours around the mask, so that no edge shows. Off: the colours of the model.",
-        more="A model continues an image in its own colours, for example a sunset in a blue sky. Whatever does not "
-        "look like the background, such as a boat in front of it, keeps its colours.",
+        "Gives the new background the colours around the mask, so that no edge is visible. When this is off, the new "
+        "background keeps the model's colours.",
+        more="A model continues an image in its own colours; for example, it may put an orange sunset into a blue sky. "
+        "A subject that does not look like the background, such as a boat in front of the sky, keeps its colours.",
     )
 
 
@@ -69,10 +70,10 @@ class Cropped(OfFastAR):
 
 class CropAroundMask(io.ComfyNode):
     more = {
-        "mask": "A soft stroke counts as part of the mask. All masks of a batch share one crop.",
+        "mask": "The soft edge of a stroke counts as part of the mask. All masks of a batch share one crop.",
     }
     more_of_outputs = {
-        "image": "VAE Encode scales it to the model's size.",
+        "image": "VAE Encode scales the crop to the model's size.",
     }
 
     @classmethod
@@ -84,15 +85,16 @@ class CropAroundMask(io.ComfyNode):
             node_id="FastARCropAroundMask",
             display_name="Crop around Mask",
             category="FastAR/sample",
-            description="Crops a square around the mask from your own image, so the model generates its subject at "
-            "the size of the mask. Paste Inpainted Area puts the result back.",
+            description="Crops a square around the mask from your own image, so that the model generates its subject "
+            "at about the size of the mask. Paste Inpainted Area puts the result back.",
             search_aliases=["inpaint", "inpainting", "crop", "own image", "edit", "mask"],
             sockets=[image, mask],
             widgets=widgets(CropSettings),
             outputs=[
-                output(io.Image, "image", "The crop, for VAE Encode."),
-                output(io.Mask, "mask", "The mask of the crop, for the sampler."),
-                output(CROP, "crop", "The image, its mask and the place of the crop, for Paste Inpainted Area."),
+                output(io.Image, "image", "The crop. Connect it to VAE Encode."),
+                output(io.Mask, "mask", "The mask of the crop. Connect it to mask of the sampler."),
+                output(CROP, "crop", "Your image, its mask and the position of the crop. Connect it to Paste Inpainted "
+                    "Area."),
             ],
         )
 
@@ -101,7 +103,7 @@ class CropAroundMask(io.ComfyNode):
         """Whether the image has a file: without one Load Image fails with words of the operating system."""
         title = graph.without_file(cls, "image")
         if title:
-            return f"{title[:80]!r} has no file; choose or upload an image there, or switch it off."
+            return f"{title[:80]!r} has no file; choose or upload an image in this node, or switch the node off."
 
         graph.leave_unread(cls)
         return True
@@ -114,7 +116,7 @@ class CropAroundMask(io.ComfyNode):
         given = expect_mask(mask, "mask")
         _expect_batch({"image": original, "mask": given})
 
-        with enough_memory("image: memory is insufficient to crop it; use a smaller image."):
+        with enough_memory("image: there is not enough memory to crop the image; use a smaller image."):
             area = inpainting.fitted(given.to(original), (original.shape[2], original.shape[3]))
             crop = inpainting.crop_around(area, context)
 
@@ -124,28 +126,28 @@ class CropAroundMask(io.ComfyNode):
 
 class PasteInpaintedArea(io.ComfyNode):
     more_of_outputs = {
-        "image": "Pixels outside the mask and its feather are bit-identical to the original.",
+        "image": "Pixels outside the mask and the border around it (*feather*) are bit-identical to the original.",
     }
 
     @classmethod
     def define_schema(cls) -> io.Schema:
         crop = CROP.Input("crop", tooltip="The crop that was inpainted, from Crop around Mask.")
         inpainted = io.Image.Input(
-            "inpainted", tooltip="The decoded images of the sampler; they are scaled to the size of the crop."
+            "inpainted", tooltip="The decoded images of the sampler. FastAR scales them to the size of the crop."
         )
 
         return schema(
             node_id="FastARPasteInpaintedArea",
             display_name="Paste Inpainted Area",
             category="FastAR/sample",
-            description="Puts the inpainted crop back into your own image, at the image's size. Pixels outside the "
-            "mask and its feather stay as in the original.",
+            description="Puts the inpainted crop back into your own image, at its original size. Pixels outside the "
+            "mask and the border around it (feather) stay unchanged.",
             search_aliases=["inpaint", "composite", "feather", "blend", "stitch", "put back", "keep original"],
             sockets=[crop, inpainted],
             widgets=widgets(PasteSettings),
             outputs=[
-                output(io.Image, "image", "The original with the inpainted area."),
-                output(io.Image, "before_after", "Before, the mask, and after, side by side in one image."),
+                output(io.Image, "image", "Your image with the inpainted area."),
+                output(io.Image, "before_after", "Your image, the mask and the result, side by side in one image."),
             ],
         )
 

@@ -97,7 +97,7 @@ def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
             if not allowed:
                 raise UserError(
                     f"{KINDS[family].field}: the run would download {download}; switch on allow_download, one of the "
-                    "advanced inputs, or choose a file that is here."
+                    "advanced inputs, or choose a file that is on this computer."
                 )
 
             logging.info("FastAR: downloading %s", download)
@@ -133,39 +133,39 @@ def usual(choices: list[str], *ids: str) -> str:
 
 # Tooltips of networks without weights of 8 bits.
 PRECISION = (
-    "Precision of the weights; auto uses bf16 on GPUs that support it, otherwise fp32. fp32 is the most exact and "
-    "takes twice the memory."
+    "Precision of the weights; auto uses bf16 on GPUs that support bf16, otherwise fp32. fp32 is the most exact and "
+    "takes twice as much memory as bf16."
 )
 
 # Tooltips of the widgets that several loaders have; a loader's own replace them.
 _TOOLTIPS = {
-    "checkpoint": "The model: demo models are built in, your own files go into models/fastar, and entries with a size "
-    "are downloads. Larger models give better images and are slower.",
-    "decoder": "The VQ tokenizer that turns tokens into images. Usual: auto, the one that the model was trained with; "
-    "a different one gives wrong images.",
-    "ta_tok": "The TA-Tok that reads the semantic codes for the de-tokenizer. Usual: auto, the one that the "
-    "de-tokenizer was trained with; a different one gives wrong images.",
-    "dtype": "Precision of the weights; auto uses bf16 on GPUs that support it, otherwise fp32. fp32 is the most "
-    "exact and takes twice the memory of bf16; int8 and fp8 take half the memory of bf16, are usually slower, "
-    "and change the image.",
-    "grid": "Tokens along one side of the image; a wrong number gives noise. Usual: auto, which reads it from the "
-    "file, or else 16 for 256 pixels, 24 for 384, 32 for 512, 64 for 1024.",
-    "size": "Side of the image in pixels. Usual: auto, the trained size (512 for Harmon, 1024 for UniPic); other "
-    "sizes usually look worse.",
-    "weights": "Which weights to read from a training checkpoint that also holds averaged (EMA) weights. auto and "
-    "ema use the averaged weights (ema refuses a file without them), trained uses the weights that are not "
-    "averaged.",
-    "speed": "auto uses CUDA graphs on an NVIDIA GPU and gives the same image as plain; on other devices it does "
-    "the same as plain. compile also uses torch.compile, which needs a compiler and about a minute at first, "
-    "and rounds differently.",
+    "checkpoint": "The model. Demo models are built in, your own files go into models/fastar, and entries of the menu "
+    "that show a size are downloads; a larger model gives better images and is slower.",
+    "decoder": "The VQ tokenizer that turns tokens into images. Usual: auto, which loads the tokenizer that the model "
+    "was trained with; a different tokenizer gives wrong images.",
+    "ta_tok": "The TA-Tok that reads the semantic codes for the de-tokenizer. Usual: auto, which loads the TA-Tok that "
+    "the de-tokenizer was trained with; a different TA-Tok gives wrong images.",
+    "dtype": "Precision of the weights; auto uses bf16 on GPUs that support bf16, otherwise fp32. fp32 is the most "
+    "exact and takes twice as much memory as bf16; int8 and fp8 take about 60 to 70 % of the memory of bf16, are "
+    "usually slower, and change the image.",
+    "grid": "Number of tokens along one side of the image; a wrong number gives noise. Usual: auto, which reads the "
+    "number from the file; otherwise 16 for 256 pixels, 24 for 384, 32 for 512, and 64 for 1024.",
+    "size": "Side of the image in pixels. Usual: auto, the size of the training images (512 for Harmon, 1024 for "
+    "UniPic); images of other sizes usually look worse.",
+    "weights": "Which weights to read from a training checkpoint that also holds averaged (EMA) weights. auto and ema "
+    "use the averaged weights, and ema refuses a file that has none; trained uses the weights that are not averaged.",
+    "speed": "plain launches every operation separately; on an NVIDIA GPU, auto uses CUDA graphs instead, which is "
+    "faster and gives the identical image, and on other devices auto does the same as plain. compile also uses "
+    "torch.compile, which needs a compiler and about a minute before the first image, and changes the image by "
+    "rounding errors.",
 }
 
 # The end of tooltips on dtypes, for families with 4-bit dtypes.
 _ALL_BITS = (
-    "fp32 takes twice the memory of bf16, int8 and fp8 take half, int4 takes less and int4-g64 the least; fewer bits "
-    "change the image more and are usually slower."
+    "fp32 takes twice as much memory as bf16, int8 and fp8 take about 60 to 70 % of it, int4 takes less, and int4-g64 "
+    "takes least; fewer bits change the image more and are usually slower."
 )
-_AUTO_BF16 = f"Precision of the weights; auto uses bf16 on GPUs that support it, otherwise fp32. {_ALL_BITS}"
+_AUTO_BF16 = f"Precision of the weights; auto uses bf16 on GPUs that support bf16, otherwise fp32. {_ALL_BITS}"
 
 # Speeds of graphs that were saved earlier, and what they are now.
 _OLD_SPEEDS = {"compile-static": COMPILE}
@@ -254,7 +254,7 @@ class _Loader(io.ComfyNode):
 
         outputs = [cls.socket]
         if cls.decodes:
-            outputs.append(output(io.Vae, "vae", "For VAE Decode and VAE Encode."))
+            outputs.append(output(io.Vae, "vae", "The decoder. Connect it to VAE Decode and VAE Encode."))
 
         return schema(
             node_id=cls.node_id,
@@ -367,11 +367,15 @@ class _Loader(io.ComfyNode):
 
 # The end of a sentence on dtypes, for families with 4-bit dtypes.
 _FOUR_BITS = (
-    "*int4* stores their feed-forward layers in 4 bits and attention in 8 bits, and *int4-g64* stores both in 4 bits, "
-    "for the smallest GPUs. *int8* changes the image least; see docs/precision.md in the repository."
+    "*int4* stores the feed-forward layers of these blocks in 4 bits and the attention layers in 8 bits. *int4-g64* "
+    "stores both kinds of layers in 4 bits, for the smallest GPUs. Of these four dtypes, *int8* changes the image "
+    "least; see docs/precision.md in the repository."
 )
-_KL = "The autoencoder that turns latents into images. Usual: auto, the one that the model was trained with."
-_MAR_OUTPUT = output(MAR, "model", "For MAR Sampler and the samplers that accelerate it.")
+_KL = (
+    "The autoencoder that turns latents into images. Usual: auto, which loads the autoencoder that the model was "
+    "trained with."
+)
+_MAR_OUTPUT = output(MAR, "model", "The model. Connect it to MAR Sampler, or to a sampler that accelerates MAR.")
 
 
 class LoadMAR(_Loader):
@@ -387,28 +391,28 @@ class LoadMAR(_Loader):
     tooltips = {
         "decoder": _KL,
         "dtype": "Precision of the weights; auto uses fp16 on GPUs with fast fp16, otherwise fp32. fp32 is the most "
-        "exact and takes twice the memory of fp16; int8 and fp8 take half the memory of fp16, are usually "
-        "slower, and change the image.",
+        "exact and takes twice as much memory as fp16; int8 and fp8 take about 60 to 70 % of the memory of fp16, are "
+        "usually slower, and change the image.",
     }
     socket = _MAR_OUTPUT
     more = {
         "checkpoint": (
-            "*demo* and the smaller *demo-draft* generate simple scenes of ten classes. Your files may be "
-            "`.safetensors` or the official `.pth`. Press *R* in the editor to refresh the list."
+            "*demo* and the smaller model *demo-draft* generate simple scenes of ten classes. Your own files may be "
+            "`.safetensors` files or the official `.pth` files. Press *R* in the editor to refresh the list."
         ),
-        "decoder": "Another autoencoder must use the same latents.",
+        "decoder": "If you choose a different autoencoder, it must use the same latents.",
         "dtype": (
-            "*bf16* is less precise than fp16 for this model, which may be visible. Sums and norms in the blocks, "
-            "the last layer, the diffusion arithmetic and the decoder always use fp32. *int8* and *fp8* store the "
-            "transformer blocks in 8 bits. *int8* changes the image less than *fp8*; see docs/precision.md in the "
-            "repository."
+            "For this model, *bf16* is less precise than *fp16*, and the difference may be visible. Sums and norms in "
+            "the transformer blocks, the last layer, the diffusion arithmetic and the decoder always use fp32. *int8* "
+            "and *fp8* store the weights of the transformer blocks in 8 bits. *int8* changes the image less than *fp8* "
+            "does; see docs/precision.md in the repository."
         ),
     }
     more_of_outputs = {
         "vae": (
-            "It also works in VAE Encode (for Inpainting) and VAESave; ComfyUI's nodes for videos, sounds and "
-            "meshes stop with an error. VAE Encode scales any image to the size that the model encodes. The demo's "
-            "decoder makes images with four times the side, 256 x 256, and refuses tiles, see Notes."
+            "You can also connect it to VAE Encode (for Inpainting) and VAESave; ComfyUI's nodes for videos, sounds "
+            "and meshes stop with an error. VAE Encode scales any image to the size that the model encodes. The demo's "
+            "decoder enlarges the images to four times the side, 256 x 256, and refuses tiles (see Notes)."
         ),
     }
 
@@ -425,30 +429,32 @@ class LoadHybrid(_Loader):
     aliases = ["harmon", "unipic", "skywork", "text to image", "hybrid loader", "load checkpoint"]
     widgets = ("checkpoint", "decoder", "dtype", "allow_download", "size", "speed")
     tooltips = {
-        "checkpoint": "The model: demo models are built in, and your own files go into models/fastar with a Qwen2.5 "
-        "tokenizer beside them. Entries with a size are downloads; the official ones are for non-commercial use.",
+        "checkpoint": "The model. Demo models are built in; your own files go into models/fastar, together with a "
+        "Qwen2.5 tokenizer; entries of the menu that show a size are downloads, and the official models are for "
+        "non-commercial use.",
         "decoder": _KL,
     }
     socket = _MAR_OUTPUT
     more = {
         "checkpoint": (
-            "Your files may be a Hugging Face folder, its shards, one `.safetensors` file, or the authors' `.pth` "
-            "or `.bin`. The tokenizer (`tokenizer.json`, or `vocab.json` and `merges.txt`) is read from the same "
-            "folder; for a single file, `NAME.tokenizer.json` works too. A download brings the tokenizer with it. "
+            "Your own model may be a Hugging Face folder, its shards, one `.safetensors` file, or the authors' `.pth` "
+            "or `.bin` file. FastAR reads the tokenizer (`tokenizer.json`, or `vocab.json` and `merges.txt`) from the "
+            "same folder; for a single file, it also reads `NAME.tokenizer.json`. A download includes the tokenizer. "
             "Press *R* in the editor to refresh the list."
         ),
-        "decoder": "For the official models it is the KL-16.",
+        "decoder": "For the official models, this is the autoencoder KL-16 of MAR.",
         "dtype": (
-            "fp16 is not offered because the language model overflows in it. The last layer, the diffusion "
-            "arithmetic and the decoder always use fp32. *int8* and *fp8* store the transformer blocks in 8 bits. "
-            "*int8* changes the image less than *fp8*; see docs/precision.md in the repository."
+            "FastAR does not offer fp16, because the language model overflows in fp16. The last layer, the diffusion "
+            "arithmetic and the decoder always use fp32. *int8* and *fp8* store the weights of the transformer blocks "
+            "in 8 bits. *int8* changes the image less than *fp8* does; see docs/precision.md in the repository."
         ),
-        "size": "For a different size, FastAR resizes the position tables, and the report says so.",
+        "size": "For any other size, FastAR resizes the position tables, and the report mentions it.",
     }
     more_of_outputs = {
         "vae": (
             "Decoding an image of 1024 pixels needs 2.7 GB. VAE Decode (Tiled) needs less, but changes colours and "
-            "contrast and says so; if memory is short, unload other models first. The demo's decoder refuses tiles."
+            "contrast, and shows a warning about it. If memory is short, unload other models first. The demo's decoder "
+            "refuses tiles."
         ),
     }
 
@@ -465,35 +471,39 @@ class LoadLlamaGen(_Loader):
     aliases = ["llamagen loader", "par loader", "autoregressive", "vqgan", "load checkpoint", "fastar demo"]
     widgets = ("checkpoint", "decoder", "dtype", "allow_download", "grid", "speed")
     tooltips = {
-        "dtype": "Precision of the weights; auto uses bf16 on GPUs that support it, otherwise fp16 or fp32. "
+        "dtype": "Precision of the weights; auto uses bf16 on GPUs that support bf16, otherwise fp16 or fp32. "
         f"{_ALL_BITS}"
     }
-    socket = output(TOKEN_MODEL, "model", "For LlamaGen Sampler and the samplers that accelerate it.")
+    socket = output(TOKEN_MODEL, "model", "The model. Connect it to LlamaGen Sampler, or to a sampler that accelerates "
+        "LlamaGen; a PAR model fits only PAR Sampler.")
     more = {
         "checkpoint": (
-            "Your files may be `.safetensors` or the official `.pt`. Press *R* in the editor to refresh the list.\n "
-            " - *llamagen-...*: images of ImageNet's classes. The number at the end is the side of the image in "
-            "pixels.\n  - *llamagen-t2i-...*: images of a text, with a condition from LlamaGen Prompt.\n  - "
-            "*par-...*: models that were trained to decide 4 or 16 tokens per pass. Only PAR Sampler can run them."
+            "Your own files may be `.safetensors` files or the official `.pt` files. Press *R* in the editor to "
+            "refresh "
+            "the list.\n  - *llamagen-...*: models that generate images of ImageNet's classes. The number at the end "
+            "of the name is the side of the image in pixels.\n  - *llamagen-t2i-...*: models that generate images of "
+            "a text, with a condition from LlamaGen Prompt.\n  - *par-...*: models that were trained to decide 4 or "
+            "16 tokens per pass. Only PAR Sampler can run them."
         ),
         "decoder": (
-            "FastAR refuses a tokenizer with a different number of codes. If the file does not name its tokenizer, "
-            "the report says that the match is unknown."
+            "FastAR refuses a tokenizer with a different number of codes. If the model's file does not name its "
+            "tokenizer, the report warns you that the two may not belong together."
         ),
         "grid": (
-            "FastAR reads the number from the file's metadata, its training arguments or a stored RoPE table. If "
-            "these are missing, it takes the size in the file's name (*c2i_B_256.pt*), and the report says so."
+            "FastAR reads the number from the file's metadata, its training arguments or a stored RoPE table. If all "
+            "of these are missing, FastAR computes it from the size in the file's name (such as *c2i_B_256.pt*), and "
+            "the report mentions it."
         ),
         "dtype": (
-            "bf16 is the training precision. The decoder always uses fp32. *int8* and *fp8* store the transformer "
-            f"blocks in 8 bits. {_FOUR_BITS}"
+            "bf16 is the precision of the training. The decoder always uses fp32. *int8* and *fp8* store the weights "
+            "of the transformer blocks in 8 bits. {_FOUR_BITS}"
         ),
     }
     more_of_outputs = {
         "vae": (
-            "A latent of these models holds the vector of one code at each position. VAE Decode replaces every "
-            "vector with the nearest code, so a modified latent becomes valid codes first. VAE Decode (Tiled) "
-            "changes colours and contrast and says so; the demo's decoder refuses tiles."
+            "A latent of these models holds, at each position, the vector of one code. Before VAE Decode decodes a "
+            "latent, it replaces every vector with the nearest code, so you may modify a latent. VAE Decode (Tiled) "
+            "changes colours and contrast, and shows a warning about it; the demo's decoder refuses tiles."
         ),
     }
 
@@ -505,32 +515,34 @@ class LoadTarDetokenizer(_Loader):
     usual = ("demo-dtok", "demo-dtok-low", "ar-dtok-512")
     description = (
         "Loads the models that turn Tar's semantic codes into an image: the de-tokenizer (AR-DTok), TA-Tok and the VQ "
-        "tokenizer. Fits every Tar language model."
+        "tokenizer. They fit every Tar language model."
     )
     aliases = ["ar-dtok", "detokenizer", "tar decoder", "ta-tok", "vqgan", "load checkpoint"]
     widgets = ("checkpoint", "ta_tok", "decoder", "dtype", "allow_download", "grid", "speed")
     tooltips = {
-        "checkpoint": "The de-tokenizer; the number in its name is the side of the image in pixels, and larger is "
-        "sharper and slower. Demo models are built in, your own files go into models/fastar, and entries with a size "
-        "are downloads.",
+        "checkpoint": "The de-tokenizer; the number in its name is the side of the image in pixels, and a larger image "
+        "is sharper and slower. Demo models are built in, your own files go into models/fastar, and entries of the "
+        "menu that show a size in GB are downloads.",
         "dtype": _AUTO_BF16,
     }
-    socket = output(TOKEN_MODEL, "model", "For LlamaGen Sampler and the samplers that accelerate a Tar de-tokenizer.")
+    socket = output(TOKEN_MODEL, "model", "The de-tokenizer. Connect it to LlamaGen Sampler, ZipAR Sampler or MuLo-SD "
+        "Sampler.")
     more = {
         "checkpoint": (
-            "256, 512 or 1024 pixels take 256, 1024 or 4096 tokens. Your files may be `.safetensors` or the "
-            "official `.pth`."
+            "An image of 256, 512 or 1024 pixels consists of 256, 1024 or 4096 tokens. Your own files may be "
+            "`.safetensors` files or the official `.pth` files."
         ),
         "ta_tok": "FastAR refuses a TA-Tok with a different feature width. Only the part that reads codes is loaded.",
         "decoder": "FastAR refuses a decoder with a different number of codes.",
         "grid": "FastAR refuses a value that contradicts the file.",
         "dtype": (
-            "It is the precision of AR-DTok and TA-Tok, which were trained in bf16. The decoder always uses fp32. "
-            f"*int8* and *fp8* store the transformer blocks in 8 bits. {_FOUR_BITS}"
+            "The setting applies to AR-DTok and TA-Tok, which were trained in bf16. The decoder always uses fp32. "
+            "*int8* and *fp8* store the weights of the transformer blocks in 8 bits. {_FOUR_BITS}"
         ),
     }
     more_of_outputs = {
-        "vae": "VAE Decode (Tiled) changes colours and contrast and says so; the demo's decoder refuses tiles.",
+        "vae": "VAE Decode (Tiled) changes colours and contrast, and shows a warning about it; the demo's decoder "
+        "refuses tiles.",
     }
 
 
@@ -546,18 +558,19 @@ class LoadTar(_Loader):
     aliases = ["tar loader", "text to image", "language model", "qwen", "load checkpoint"]
     widgets = ("checkpoint", "dtype", "allow_download")
     tooltips = {
-        "checkpoint": "The model: demo models are built in; put your own into models/fastar, as a folder with "
-        "config.json and a tokenizer. Entries with a size are downloads. 7b follows prompts better than "
-        "1.5b, but is slower and takes five times the memory.",
+        "checkpoint": "The model. Demo models are built in; your own model goes into models/fastar, as a folder with "
+        "config.json and a tokenizer; entries of the menu that show a size are downloads. 7b follows prompts better "
+        "than 1.5b, but it is slower and takes five times as much memory.",
         "dtype": _AUTO_BF16,
     }
-    socket = output(TAR, "tar", "For Tar Prompt.")
+    socket = output(TAR, "tar", "The language model. Connect it to Tar Prompt.")
     decodes = False
 
     more = {
         "checkpoint": "Press *R* in the editor to refresh the list.",
         "dtype": (
-            f"bf16 is the training precision. *int8* and *fp8* store the transformer blocks in 8 bits. {_FOUR_BITS}"
+            f"bf16 is the precision of the training. *int8* and *fp8* store the weights of the transformer blocks in 8 "
+            f"bits. {_FOUR_BITS}"
         ),
     }
 
@@ -579,8 +592,8 @@ class LoadTar(_Loader):
         )
 
         with enough_memory(
-            "dtype: memory is insufficient to load this model; choose int8, bf16 or fp16, a smaller model, or unload "
-            "others."
+            "dtype: there is not enough memory to load this model; choose int8, bf16 or fp16, choose a smaller model, "
+            "or unload other models."
         ):
             model, stated = loading.load_language_model(listed(checkpoint, "tar"), source)
 
@@ -599,10 +612,11 @@ class LoadLatentSamplers(_Loader):
     aliases = ["mulo-sd", "up-sampler", "down-sampler", "upscale draft", "latent upscale"]
     widgets = ("checkpoint",)
     tooltips = {
-        "checkpoint": "The latent samplers; your own files go into models/fastar. The lab's train-latent-samplers "
-        "trains them for a tokenizer, from a folder of images.",
+        "checkpoint": "The file with the two networks; put your own files into models/fastar. The notes of the help "
+        "page say how to train such a file.",
     }
-    socket = output(LATENT_SAMPLERS, "latent_samplers", "For MuLo-SD Sampler.")
+    socket = output(LATENT_SAMPLERS, "latent_samplers", "The two networks. Connect them to latent_samplers of MuLo-SD "
+        "Sampler.")
     decodes = False
 
     more = {"checkpoint": "Press *R* in the editor to refresh the list."}
@@ -632,32 +646,34 @@ class LoadJanus(_Loader):
     aliases = ["janus pro", "deepseek", "text to image", "autoregressive prompt model", "load checkpoint"]
     widgets = ("checkpoint", "dtype", "allow_download", "speed")
     tooltips = {
-        "checkpoint": "The model: put your own into models/fastar, as a folder with tokenizer.json; entries with a "
-        "size are downloads. In bf16, a 1B model needs 3.6 GB of GPU memory and a 7B model 14.2 GB; with less, a part "
-        "of the model stays in system memory, which is slower.",
+        "checkpoint": "The model. Entries of the menu that show a size are downloads; to use your own model, put its "
+        "folder, with tokenizer.json, into models/fastar. In bf16, a 1B model with its decoder needs 3.6 GB of GPU "
+        "memory, and a 7B model 14.2 GB; with less memory, a part of the model stays in system memory, which is "
+        "slower.",
         "dtype": _AUTO_BF16,
     }
     socket = output(
         TOKEN_MODEL,
         "model",
-        "For LlamaGen Sampler and the samplers that accelerate a Janus, with a condition from Prompt (FastAR).",
+        "The model. Connect it to LlamaGen Sampler or ZipAR Sampler, with a condition from Prompt (FastAR), or from "
+        "Image and Prompt for Janus-4o.",
     )
 
     more = {
         "checkpoint": (
-            "It may be Janus-Pro-1B or 7B, the fine-tunes Janus-4o-7B and Janus-Pro-R1-7B, or Janus 1.3B. FastAR "
-            "reads the layouts of deepseek-ai and of transformers, as `.safetensors` or the official `.bin`, in one "
-            'file or in shards; `config.json` may be in the folder. A folder with "1.3b" in its name is read as '
-            "first-generation Janus, which uses a different prompt template."
+            "The model may be Janus-Pro-1B or Janus-Pro-7B, one of the fine-tunes Janus-4o-7B and Janus-Pro-R1-7B, or "
+            "Janus 1.3B. FastAR reads the layouts of deepseek-ai and of transformers, as `.safetensors` or the "
+            "official `.bin`, in one file or in shards; `config.json` is optional. A folder with \"1.3b\" in its name "
+            "is loaded as a Janus of the first generation, which uses a different prompt template."
         ),
         "dtype": (
-            "bf16 is the precision of the published weights. The decoder always uses fp32. *int8* and *fp8* store "
-            f"the transformer blocks in 8 bits. {_FOUR_BITS}"
+            "bf16 is the precision of the published weights. The decoder always uses fp32. *int8* and *fp8* store the "
+            "weights of the transformer blocks in 8 bits. {_FOUR_BITS}"
         ),
     }
     more_of_outputs = {
-        "model": "Advisor, Any Sampler and Sweep also accept it.",
-        "vae": "VAE Decode (Tiled) changes colours and contrast and says so.",
+        "model": "You can also connect it to Advisor, Any Sampler, Sweep and Ask about Image.",
+        "vae": "VAE Decode (Tiled) changes colours and contrast, and shows a warning about it.",
     }
 
     @classmethod
@@ -680,40 +696,41 @@ class LoadBitDance(_Loader):
     )
     aliases = ["bitdance loader", "binary tokens", "text to image", "autoregressive", "load checkpoint"]
     tooltips = {
-        "checkpoint": "The model: your own files go into models/fastar, a 14B model as a folder with all its parts, "
-        "and entries with a size are downloads. A 14B model needs about 21 GB of GPU memory in 8 bits and 34 GB "
-        "in bf16.",
-        "decoder": "The binary autoencoder that turns bits into images. Usual: auto, the one that the model was "
-        "trained with, which often lies in or beside its file.",
+        "checkpoint": "The model. Your own files go into models/fastar, and a 14B model is a folder with all its "
+        "parts; entries of the menu that show a size are downloads. A 14B model needs about 21 GB of GPU memory in 8 "
+        "bits and 34 GB in bf16.",
+        "decoder": "The binary autoencoder that turns bits into images. Usual: auto, which loads the autoencoder that "
+        "the model was trained with; it is often in the model's file or folder.",
         "dtype": _AUTO_BF16,
     }
-    socket = output(BLOCK_MODEL, "model", "For BitDance Sampler.")
+    socket = output(BLOCK_MODEL, "model", "The model. Connect it to BitDance Sampler.")
 
     more = {
         "checkpoint": (
-            "An ImageNet model is a `.pt` or `.safetensors` file. A 14B has the authors' layout (`config.json`, the "
-            "shards, `vision_head.safetensors`, `projector.safetensors`, `ae.safetensors`, the tokenizer) or that "
-            "of diffusers (`text_encoder`, `diffusion_head`, `projector`, `autoencoder`, `tokenizer`). FastAR never "
-            "reads the language model's output layer."
+            "An ImageNet model is a `.pt` or `.safetensors` file. A 14B model is a folder in the authors' layout "
+            "(`config.json`, the shards, `vision_head.safetensors`, `projector.safetensors`, `ae.safetensors`, the "
+            "tokenizer) or in the layout of diffusers (`text_encoder`, `diffusion_head`, `projector`, `autoencoder`, "
+            "`tokenizer`). FastAR never reads the output layer of the language model."
         ),
         "decoder": (
-            "If there is none, *auto* uses the official autoencoder. FastAR refuses an autoencoder whose tokens "
-            "have a different number of bits or a different size."
+            "If there is no autoencoder, *auto* uses the official one. FastAR refuses an autoencoder whose tokens have "
+            "a number of bits, or a size in pixels, that does not fit the model."
         ),
         "dtype": (
-            "fp16 is not offered because it was never tried. The states of the diffusion, the positions and the "
-            "autoencoder always use fp32. *int8* and *fp8* store the weights of the transformer blocks in 8 bits. "
-            f"{_FOUR_BITS} Everything else is the same as with *auto*. A file that is "
-            "already int8 or scaled fp8 keeps its 8 bits with *auto*; any other choice converts it."
+            "FastAR does not offer fp16, because nobody has tested BitDance in fp16. The states of the diffusion, the "
+            "positions and the autoencoder always use fp32. *int8* and *fp8* store the weights of the transformer "
+            "blocks in 8 bits. "
+            f"{_FOUR_BITS} All other parts have the same precision as with *auto*. If the file itself is int8 or "
+            "scaled fp8, *auto* keeps its 8 bits; any other choice converts them."
         ),
     }
     more_of_outputs = {
-        "model": "Any Sampler, Sweep and Advisor also accept it.",
+        "model": "You can also connect it to Any Sampler, Sweep and Advisor.",
         "vae": (
-            "A latent has one channel for each bit, -1 or +1; for other numbers the sign counts. If the model "
-            "generates images of this size, VAE Encode keeps the size; otherwise it scales the image to the size "
-            "with the most similar shape. **Tiles are refused**: the decoder normalises over the whole image, so "
-            "tiles would change it."
+            "A latent has one channel for each bit, with the values -1 and +1; of any other number, only the sign is "
+            "used. If the model generates images of the size of your image, VAE Encode keeps this size; otherwise it "
+            "scales the image to the size with the most similar shape. **VAE Decode (Tiled) stops with an error**, "
+            "because the decoder normalises over the whole image, so tiles would change it."
         ),
     }
 
@@ -723,7 +740,7 @@ class LoadBitDance(_Loader):
         if len(model.sizes) == 1:
             return None
         sizes = [f"{width} x {height}" for height, width in model.sizes or (model.usual_size,)]
-        return host.text.output([f"Draws {', '.join(sizes)} pixels."])
+        return host.text.output([f"This model generates images of {', '.join(sizes)} pixels."])
 
 
 def _node_of(family: Family) -> type[_Loader]:

@@ -47,7 +47,8 @@ def sampled(vae: str = "the same loader") -> list[io.Output]:
         output(
             REPORT,
             "report",
-            "What the sampler did: time, passes, accepted drafts, settings. For Compare, Token Map and Report.",
+            "What the sampler did: time, passes, accepted drafts, settings. Connect it to Compare, Token Map or "
+            "Report.",
         ),
     ]
 
@@ -55,17 +56,17 @@ def sampled(vae: str = "the same loader") -> list[io.Output]:
 _CACHE = CACHE.Input(
     "cache",
     optional=True,
-    tooltip="From LazyMAR Cache: reuses most of the transformer's work from one step to the next. If nothing is "
-    "connected, everything is computed.",
+    tooltip="Connect LazyMAR Cache to reuse most of the transformer's work from one AR step to the next. If nothing is "
+    "connected, every step computes everything.",
 )
 _MASK = (
-    "The mask may have any size. If it is not connected, the sampler uses the mask of Set Latent Noise Mask. A "
-    "token is resampled even if the mask covers it only faintly, so soft edges of a mask are resampled too."
+    "The mask may have any size. If no mask is connected, the sampler uses the mask of Set Latent Noise Mask. A token "
+    "is resampled even if the mask covers it only faintly, so the area under a soft edge is resampled too."
 )
 
 _GUIDED_BY_IMAGE = (
-    "With Image and Prompt, guidance moves away from an empty prompt and towards a mean of two versions of the "
-    "image, which *freedom* of that node weighs. This takes three branches, or two at *freedom* 0 or *cfg* 1."
+    "With a condition from Image and Prompt, every pass runs the model on three versions of the condition, which "
+    "*freedom* of that node weighs. If *freedom* is 0 or *cfg* is 1, there are only two versions."
 )
 
 
@@ -74,15 +75,17 @@ def _edit(mask: str, more: str = "") -> list[io.Input]:
     latent_image = io.Latent.Input(
         "latent_image",
         optional=True,
-        tooltip="The image to inpaint: VAE Encode with the vae of the same loader, and a mask here or on the "
-        "latent. Empty Latent Image only sets the number of images; its size must be the model's.",
+        tooltip="The image to inpaint, from VAE Encode with the vae of the same loader; connect a mask to mask, or set "
+        "it on the latent. An Empty Latent Image only sets the number of images, and its size must be the size of "
+        "the images that the model generates.",
     )
     where = io.Mask.Input("mask", optional=True, tooltip=mask)
     return [explained(latent_image, more), explained(where, _MASK)]
 
 
 _LABEL_OR_TEXT = (
-    "What to draw, one entry per image: from Class Label, or from LlamaGen Prompt for LlamaGen's text-to-image models."
+    "What to generate, one label or prompt per image, from Class Label, or from LlamaGen Prompt for LlamaGen's "
+    "text-to-image models."
 )
 
 
@@ -135,7 +138,8 @@ class _Sampler(ModelFirst):
                 default=True,
                 optional=True,
                 tooltip=f"When this is off, {family.unaccelerated} runs without acceleration, with the same seed and "
-                "the shared settings. Do not bypass the node for this: a bypassed sampler breaks the workflow.",
+                "with the settings that the unaccelerated sampler has too. Do not bypass the node for this "
+                "purpose, because a bypassed sampler breaks the workflow.",
             )
             main.append(switch)
 
@@ -227,17 +231,18 @@ class MARSampler(_Sampler):
     sampler = "mar"
     preset = False
     description = (
-        "Generates an image with MAR as published, without acceleration. The accelerated MAR samplers are compared "
-        "with it."
+        "Generates an image with MAR as published, without acceleration. Use it to see what the accelerated MAR "
+        "samplers change."
     )
     aliases = ["masked autoregressive", "mar", "autoregressive sampler", "baseline sampler", "disa", "inpaint"]
 
     more = {
         "preset": (
-            "*recommended* uses the values that the model's file recommends, or else the paper's values. *few "
-            "steps* gives a different image, much sooner: it sets 12 AR steps in Halton order on the demo, with 25 "
-            "diffusion steps that fall to 5. For full-size models, it sets 24 AR steps, with 50 diffusion steps "
-            "that fall to 10; this was not measured. LazyMAR's *fast* has the same steps and adds caches."
+            "*recommended* uses the values that the model's file recommends. If the file recommends none, it uses the "
+            "paper's values. *few steps* is much faster and gives a different image. On the demo, it sets 12 AR steps "
+            "in Halton order, with 25 diffusion steps that fall to 5. For full-size models, it sets 24 AR steps, with "
+            "50 diffusion steps that fall to 10; we have not measured these values. The preset *fast* of LazyMAR "
+            "Sampler has the same steps, and also uses caches."
         ),
     }
 
@@ -249,20 +254,23 @@ class MARSampler(_Sampler):
 class FastHybridSampler(_Sampler):
     sampler = "fasthybrid"
     description = (
-        "Drafts several AR steps at once and refines drafts that are close enough with a few guided steps (FastHybrid, "
-        "CVPR 2026). The image differs from MAR's with the same seed and usually shows the same subject."
+        "Drafts the tokens of several AR steps at once, and refines the drafts that are close enough in a few guided "
+        "steps (FastHybrid, CVPR 2026). The image differs from MAR's image for the same seed, but usually shows the "
+        "same subject."
     )
     aliases = ["fast hybrid", "lookahead", "speculative", "accelerated mar", "fasthybrid"]
     more = {
         "preset": (
-            "*exact* is plain MAR up to rounding; *balanced* and *fast* are faster and less similar to it. They "
-            "were measured on the demo. For full-size models *balanced* has the paper's values; *fast* has its "
-            "lower threshold and twice its *lookahead*. Both make fewer calls of the diffusion head, but compute "
-            "more operations than MAR (docs/full_size.md)."
+            "*exact* gives the image of unaccelerated MAR, up to rounding. *balanced* and *fast* are faster, and their "
+            "images are less similar to MAR's; we measured both on the demo. For full-size models, *balanced* has the "
+            "paper's values. *fast* has the lower one of the paper's thresholds, and drafts twice as many AR steps "
+            "ahead (*lookahead*) as the paper. Both presets call the diffusion head less often, but compute more "
+            "operations than MAR (docs/full_size.md in the repository)."
         ),
         "cache": (
-            "FastHybrid makes fewer calls of the diffusion head, and the cache makes every pass and call smaller. "
-            "A batch makes more calls with it than without, because all images stay at the same AR step."
+            "FastHybrid calls the diffusion head less often, and the cache makes every pass of the transformer and "
+            "every call of the head smaller. With the cache, a batch makes more calls than without it, because all "
+            "images stay at the same AR step."
         ),
     }
 
@@ -270,28 +278,30 @@ class FastHybridSampler(_Sampler):
 class LazyMARSampler(_Sampler):
     sampler = "lazymar"
     description = (
-        "Runs MAR with feature caching: it reuses features that hardly change from one step to the next (LazyMAR, "
-        "ICCV 2025). Every step takes less work; the image may differ from MAR's."
+        "Runs MAR and reuses features that hardly change from one AR step to the next (LazyMAR, ICCV 2025). Every step "
+        "takes less work, and the image may differ from MAR's image."
     )
     aliases = ["lazy mar", "feature cache", "token cache", "condition cache", "accelerated mar"]
     more = {
         "preset": (
-            "*exact* gives plain MAR. *balanced* is the configuration measured in the paper; for the demo, it is "
-            "the paper's configuration for 32 AR steps. *fast* also takes fewer steps (on the demo 12 AR steps in "
-            "Halton order, with 25 diffusion steps that fall to 5) and sets *ratio_schedule* to *stretched*. Most "
-            "of its speed-up comes from the steps; to see how much, compare it with MAR Sampler's preset *few "
-            "steps*, which has the same steps and no caches. For full-size models, *fast* scales the demo's values. "
-            "We have not measured *balanced* or *fast* on full-size models."
+            "*exact* gives the image of unaccelerated MAR. *balanced* is the configuration that the paper measured; "
+            "for the demo, it is the paper's configuration for 32 AR steps. *fast* also takes fewer steps (on the demo "
+            "12 AR steps in Halton order, with 25 diffusion steps that fall to 5) and sets *ratio_schedule* to "
+            "*stretched*. Most of the speed-up of *fast* comes from the smaller number of steps. To see how much, "
+            "compare with the preset *few steps* of MAR Sampler, which has the same steps but no caches. For full-size "
+            "models, *fast* uses the demo's values, scaled to 64 AR steps and 256 tokens. We have not measured "
+            "*balanced* or *fast* on full-size models."
         ),
-        "speculation": "*speculation* needs *head_cache* off.",
+        "speculation": "To use *speculation*, switch *head_cache* off.",
     }
 
 
 class CSpDSampler(_Sampler):
     sampler = "cspd"
     description = (
-        "A small MAR drafts several AR steps, and a large MAR verifies them together (CSpD, 2024). The mode "
-        "lossless keeps the large model's distribution exactly; published and paper are approximate."
+        "A small MAR drafts the tokens of several AR steps, and a large MAR verifies them together (CSpD, 2024). The "
+        "mode lossless keeps the distribution of the large model exactly; the modes published and paper are "
+        "approximate."
     )
     aliases = ["continuous speculative decoding", "speculative", "draft model", "cspd", "accelerated mar"]
     models = {
@@ -301,15 +311,15 @@ class CSpDSampler(_Sampler):
     }
     more = {
         "preset": (
-            "*balanced* and *fast* use the mode *published*; they were measured on the demo. For full-size models, "
-            "they draft the same shares of the AR steps as in the paper: a sixteenth (*balanced*) and an eighth "
-            "(*fast*), which is 4 and 8 of 64. *exact* uses no drafts and gives the target's own image."
+            "*balanced* and *fast* use the mode *published*; we measured them on the demo. For full-size models, they "
+            "draft the same shares of the AR steps as the paper: a sixteenth (*balanced*, 4 of 64 AR steps) and an "
+            "eighth (*fast*, 8 of 64). *exact* uses no drafts and gives the image of the target alone."
         ),
         "draft": (
-            "For the demo, choose *demo-draft*. The closer its distribution is to the target's distribution, the "
-            "more drafts are accepted."
+            "For the demo, choose *demo-draft*. The more similar the distributions of the two models are, the more "
+            "drafts are accepted."
         ),
-        "t_max": "*t_max* applies to both models.",
+        "t_max": "In CSpD, *t_max* applies to both models.",
         "cache": "LazyMAR then caches features of both the target and the draft model.",
     }
 
@@ -317,34 +327,38 @@ class CSpDSampler(_Sampler):
 class GtRSampler(_Sampler):
     sampler = "gtr"
     description = (
-        "Decides one colour of a checkerboard of tokens slowly, then the other colour in one or two AR steps (GtR, "
-        "ICLR 2026). It takes fewer AR steps and diffusion steps than MAR and gives a different image."
+        "Divides the tokens into the two colours of a checkerboard, and decides one colour slowly and the other in one "
+        "or two AR steps (GtR, ICLR 2026). It takes fewer AR steps and diffusion steps than MAR, and gives a different "
+        "image."
     )
     aliases = ["gtr", "generation then reconstruction", "checkerboard", "two-stage", "accelerated mar"]
     more = {
         "preset": (
-            "It sets *steps*, *diffusion_steps*, *diffusion_steps_end* and *t_max* too. *exact* is plain MAR. For "
-            "full-size models *balanced* has the paper's values; *fast* has half its AR steps, which nobody "
-            "measured. On the demo, with a quarter of the tokens, they have 9 and 6 AR steps."
+            "The presets also set *steps*, *diffusion_steps*, *diffusion_steps_end* and *t_max*. *exact* gives the "
+            "image of unaccelerated MAR. For full-size models, *balanced* has the paper's values, and *fast* has half "
+            "of the paper's AR steps, which nobody has measured. The demo has a quarter of the tokens; there, "
+            "*balanced* has 9 AR steps and *fast* has 6."
         ),
         "steps": (
-            "The paper generates 256 tokens in 17 or 18 AR steps: 12 for the first eighth of the tokens, 3 for the "
-            "second eighth, 1 for the next quarter, and 1 or 2 for the other half. Each stage needs at least as many "
+            "The paper generates 256 tokens in 17 or 18 AR steps: 12 steps for the first eighth of the tokens, 3 for "
+            "the second eighth, 1 for the next quarter, and 1 or 2 for the other half. Each stage needs at least as "
+            "many "
             "tokens as AR steps."
         ),
         "diffusion_steps": (
-            "In GtR, the first tokens and the most detailed tokens get this many steps. The paper uses 50."
+            "In GtR, the first tokens and the tokens with most detail (see *detail_share*) get this many steps. The "
+            "paper uses 50."
         ),
         "diffusion_steps_end": (
-            "In GtR, the number of diffusion steps falls to this value, which the reconstruction uses. The paper "
-            "uses 20."
+            "In GtR, the number of diffusion steps falls to this value until the reconstruction starts, and the "
+            "reconstruction uses this value. The paper uses 20."
         ),
         "order": "In GtR, the order applies within each stage.",
-        "cache": "It makes every pass of the transformer smaller, and with *head_cache* also most calls of the "
+        "cache": "The cache makes every pass of the transformer smaller, and with *head_cache* also most calls of the "
         "diffusion head.",
         "mask": (
-            "Every token to generate keeps the stage of its place. A stage of fewer tokens than AR steps decides one "
-            "per step. The masks of a batch must cover the same number of tokens of each stage."
+            "Every token that is generated keeps the stage of its position. A stage that has fewer tokens than AR "
+            "steps decides one token per step. All masks of a batch must cover the same number of tokens of each stage."
         ),
     }
 
@@ -362,14 +376,15 @@ class GtRSampler(_Sampler):
 class LazyMARCache(io.ComfyNode):
     more = {
         "preset": (
-            "*exact* caches nothing. *balanced* is the configuration measured in the paper; for the demo, it is the "
+            "*exact* caches nothing. *balanced* is the configuration that the paper measured; for the demo, it is the "
             "paper's configuration for 32 AR steps. *fast* sets *ratio_schedule* to *stretched*, which makes a "
-            "difference below 64 AR steps; for the demo, it also has a longer *refresh_period*. We have not "
+            "difference if the sampler has fewer than 64 AR steps; for the demo, *fast* also has a longer "
+            "*refresh_period*. We have not "
             "measured *balanced* or *fast* on full-size models."
         ),
     }
     more_of_outputs = {
-        "cache": "You can connect one node to several samplers; each sampler has its own caches.",
+        "cache": "You can connect it to several samplers; each sampler has its own caches.",
     }
 
     @classmethod
@@ -378,11 +393,11 @@ class LazyMARCache(io.ComfyNode):
             node_id="FastARLazyMARCache",
             display_name="LazyMAR Cache",
             category="FastAR/sample",
-            description="Adds LazyMAR's caches to a MAR sampler that has a cache input. Use it to combine LazyMAR with "
-            "another sampler.",
+            description="Adds LazyMAR's caches to a MAR sampler that has a cache input. Use this node to combine "
+            "LazyMAR with another method.",
             search_aliases=["lazy mar", "feature cache", "combine accelerators"],
             widgets=[preset_widget(), *setting_widgets(CacheSettings)],
-            outputs=[output(CACHE, "cache", "For the cache input of a MAR sampler.")],
+            outputs=[output(CACHE, "cache", "The settings of the caches. Connect it to cache of a MAR sampler.")],
             hidden=[io.Hidden.prompt],
         )
 
@@ -398,8 +413,8 @@ class LlamaGenSampler(_Sampler):
     sampler = "llamagen"
     preset = False
     description = (
-        "Generates an image as published, one token after another, row by row, with LlamaGen, Janus or Tar. The "
-        "accelerated samplers are compared with it."
+        "Generates an image with LlamaGen, Janus or Tar as published: one token after another, row by row. Use it to "
+        "see what the accelerated samplers change."
     )
     aliases = ["llamagen", "tar", "autoregressive sampler", "token sampler", "raster", "baseline sampler"]
     more = {"preset": RECOMMENDS, "cfg": _GUIDED_BY_IMAGE}
@@ -409,36 +424,41 @@ class PARSampler(_Sampler):
     sampler = "par"
     preset = False
     description = (
-        "Divides the image into regions and decides one token per region in parallel (PAR, CVPR 2025). It needs a "
-        "PAR model; with a LlamaGen, it runs the paper's ablations."
+        "Divides the image into regions and decides one token of every region in each pass (PAR, CVPR 2025). It needs "
+        "a PAR model; with a LlamaGen, it repeats two experiments of the paper."
     )
     aliases = ["par", "parallelized autoregressive", "parallel decoding", "accelerated llamagen"]
     condition = _LABEL_OR_TEXT
-    models = {"model": "A PAR model from Load LlamaGen / PAR, or a LlamaGen for the ablations of grouping."}
+    models = {
+        "model": "A PAR model from Load LlamaGen / PAR. A LlamaGen works only with the two choices of grouping that "
+        "are named ablation, which are for experiments."
+    }
     more = {
         "preset": RECOMMENDS,
         "model": "The training of a PAR model fixes the number of tokens per pass.",
-        "cfg_interval": "In PAR, it counts the steps after the first tokens, as published.",
+        "cfg_interval": "In PAR, as published, the count begins after the first token of every region has been "
+        "decided.",
     }
 
 
 class ZipARSampler(_Sampler):
     sampler = "zipar"
     description = (
-        "Starts a row as soon as the row above is a window of tokens ahead, so several rows are decided at once "
-        "(ZipAR, ICML 2025). It works with LlamaGen, Janus and Tar, without training."
+        "Starts a row of tokens as soon as the row above is a few tokens ahead, so several rows are decided at the "
+        "same time (ZipAR, ICML 2025). It works with LlamaGen, Janus and Tar, without training."
     )
     aliases = ["zipar", "parallel decoding", "spatial locality", "accelerated llamagen", "accelerated tar"]
     more = {
         "preset": (
-            "*exact* uses a window of a whole row, which is plain decoding. *balanced* and *fast* were measured on "
-            "the demo; for full-size models the values come from the paper, and they compute 1 to 5 % more "
-            "operations than plain decoding, in fewer passes. *PJD* is Parallel Jacobi Decoding (CVPR 2026): the "
-            "images of *balanced*, with *parallel* 16 in fewer passes still, each of more rows."
+            "*exact* uses a window as long as a row, so the rows are decided one after another, without acceleration. "
+            "We measured *balanced* and *fast* on the demo. For full-size models, the values of both come from the "
+            "paper; they compute 1 to 5 % more operations than without acceleration, in fewer passes. *PJD* is "
+            "Parallel Jacobi Decoding (CVPR 2026): it generates the images of *balanced*, but with *parallel* 16, "
+            "which takes still fewer passes and computes more tokens in each pass."
         ),
         "cfg": _GUIDED_BY_IMAGE,
-        "model": "FastAR refuses a PAR model, because it decides tokens in a different order.",
-        "cfg_interval": "In ZipAR, it counts the steps after the first row, as published.",
+        "model": "FastAR refuses a PAR model, because a PAR model decides the tokens in a different order.",
+        "cfg_interval": "In ZipAR, as published, the count begins after the first row has been decided.",
     }
 
     @classmethod
@@ -449,9 +469,9 @@ class ZipARSampler(_Sampler):
 class MuLoSDSampler(_Sampler):
     sampler = "mulosd"
     vae = "the target's loader"
-    condition = f"{_LABEL_OR_TEXT} For Tar from Tar Prompt or Image to Codes."
+    condition = f"{_LABEL_OR_TEXT} For Tar, connect Tar Prompt or Image to Codes."
     description = (
-        "Drafts a small image, enlarges it and resamples only the tokens that the large model finds unlikely "
+        "Drafts a small image, enlarges the draft, and resamples only the tokens that the large model finds unlikely "
         "(MuLo-SD, CVPR 2026). The image differs from the image of the large model alone."
     )
     aliases = [
@@ -464,23 +484,25 @@ class MuLoSDSampler(_Sampler):
         "accelerated llamagen",
     ]
     models = {
-        "target": "The large model whose image you want: Tar's de-tokenizer for 512 or 1024 pixels, or a LlamaGen.",
-        "draft": "A model of the same kind with the same decoder, for images with a half, a third or a quarter of "
-        "the target's side. Usual for Tar: the de-tokenizer for 256 pixels.",
+        "target": "The large model whose images you want: a de-tokenizer of Tar for 512 or 1024 pixels, or a LlamaGen.",
+        "draft": "A model of the same kind and with the same decoder, for images whose side is a half, a third or a "
+        "quarter of the side of the target's images. Usual for Tar: the de-tokenizer for 256 pixels.",
     }
 
     more = {
         "preset": (
-            "*exact* uses no draft and gives the target's own image. For full-size models *balanced* accepts 95 % "
-            "of the drafted tokens and *fast* 98 %. *balanced* is the paper's loop in two cycles; *fast* drafts the "
-            "whole image first, which the paper's text does not do. Both make far fewer passes than the target alone "
-            "and compute about twice its operations (docs/full_size.md). On the demo, *tau* is 0.1 and *expansion* 0; "
-            "*balanced* drafts four rows in each of two cycles, and *fast* the whole image first, with "
+            "*exact* uses no draft and gives the image of the target alone. For full-size models, *balanced* is set to "
+            "accept 95 % of the draft tokens, and *fast* to accept 98 %. *balanced* follows the paper: the small model "
+            "drafts a part of the small image, the large model verifies this part, and then both continue with the "
+            "next part. *fast* drafts the whole small image first, which the paper's text does not do. Both presets "
+            "make far fewer passes than the target alone, but compute about twice as many operations "
+            "(docs/full_size.md in the repository). On the demo, *tau* is 0.1 and *expansion* is 0. There, *balanced* "
+            "drafts the small image in two parts of four rows, and *fast* drafts the whole small image, with "
             "*draft_parallel* 8."
         ),
-        "condition": "Both models use it.",
-        "cfg_interval": "In the draft, guidance ends at the same fraction of the image.",
-        "upscale_model": "Any factor works; the result is resized to the target's size.",
+        "condition": "Both models use this condition.",
+        "cfg_interval": "While the draft model runs, guidance ends at the same fraction of the image.",
+        "upscale_model": "The upscale model may enlarge by any factor; FastAR resizes its result to the target's size.",
     }
 
     @classmethod
@@ -488,15 +510,16 @@ class MuLoSDSampler(_Sampler):
         upscale_model = io.UpscaleModel.Input(
             "upscale_model",
             optional=True,
-            tooltip="Enlarges the draft, from Load Upscale Model; with a sharper draft, more tokens are accepted. If "
-            "neither this nor latent_samplers is connected, drafts of the demo are enlarged by its latent samplers, "
-            "and other drafts by bicubic interpolation.",
+            tooltip="The model that enlarges the draft, from Load Upscale Model; with a sharper draft, more tokens are "
+            "accepted. If neither this input nor latent_samplers is connected, the demo's own latent samplers "
+            "enlarge drafts of the demo, and bicubic interpolation enlarges all other drafts.",
         )
         latent_samplers = LATENT_SAMPLERS.Input(
             "latent_samplers",
             optional=True,
-            tooltip="Enlarges the draft and reduces the result again, from Load Latent Samplers; they are trained "
-            "for the decoder, so most tokens are accepted. Use them instead of upscale_model.",
+            tooltip="The two networks that enlarge the draft and reduce the result again, from Load Latent Samplers; "
+            "they were trained for the decoder, so most tokens are accepted. Use this input instead of "
+            "upscale_model.",
         )
 
         return [upscale_model, latent_samplers]
@@ -506,23 +529,26 @@ class BitDanceSampler(_Sampler):
     sampler = "bitdance"
     preset = False
     description = (
-        "Generates an image with BitDance: block after block, all bits of a block together by diffusion. Fewer "
-        "diffusion_steps, for all blocks or for the later blocks (DiSA), are faster."
+        "Generates an image with BitDance, one block of tokens after another; diffusion samples all bits of a block "
+        "together. To make it faster, lower diffusion_steps for all blocks, or diffusion_steps_end for the later "
+        "blocks (DiSA)."
     )
     aliases = ["bitdance", "binary tokens", "block autoregressive", "text to image", "disa", "inpaint"]
     more = {
-        "preset": f"{RECOMMENDS} *recommended* also sets the model's usual size.",
-        "condition": "FastAR refuses a negative prompt, because the model has its own null prompt.",
-        "seed": "The noise belongs to the tokens of the grid, so models with different blocks start from the same "
-        "noise.",
+        "preset": f"{RECOMMENDS} *recommended* also sets the usual size of the model's images.",
+        "condition": "FastAR refuses a negative prompt, because BitDance has its own null prompt, from which guidance "
+        "moves the image away.",
+        "seed": "The noise belongs to the positions of the tokens, so models with blocks of different sizes start from "
+        "the same noise.",
         "latent_image": (
-            "The image must have the size of *width* and *height*. Decoding still changes pixels outside the mask "
-            "slightly; Paste Inpainted Area restores them."
+            "The image must have the size of *width* and *height*. VAE Decode slightly changes pixels outside the "
+            "mask, too; Paste Inpainted Area restores these pixels."
         ),
-        "mask": ("Blocks are decided in raster order; a new token also matches the tokens of its own block that stay."),
+        "mask": ("The blocks are decided row by row. A new token also matches the tokens of its own block that stay "
+        "unchanged."),
     }
     more_of_outputs = {
-        "latent": "Tiles are refused.",
+        "latent": "VAE Decode (Tiled) stops with an error.",
     }
 
 

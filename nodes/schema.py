@@ -58,10 +58,12 @@ def condition_input(kinds: Collection[str], tooltip: str) -> io.Input:
 # Of nodes that run any sampler.
 ANY_SOCKETS = [
     ANY_MODEL.Input("model", tooltip="The model to sample, from any loader except Load Tar."),
-    condition_input(_OF_KIND, "What to draw, one entry per image, as for the sampler's own node."),
+    condition_input(_OF_KIND, "What to generate, one label or prompt per image. Connect the same condition as to the "
+        "sampler's own node."),
 ]
 ANY_DRAFT = ANY_MODEL.Input(
-    "draft", optional=True, tooltip="The draft model, for samplers that draft with a second model."
+    "draft", optional=True, tooltip="The draft model; only the samplers CSpD and MuLo-SD, which draft with a second "
+    "model, need it."
 )
 
 # Hidden inputs of nodes that show text and write reports to saved images.
@@ -100,37 +102,38 @@ def _last(widget: Any) -> bool:
 # What the help pages say of inputs and outputs of many nodes, beyond their tooltips.
 MORE_OF_MANY = {
     "allow_download": (
-        "FastAR uses files that are already in the Hugging Face cache. Cancelling takes effect after the current 10 "
-        "MB, and the next run resumes the download."
+        "FastAR uses files that are already in the Hugging Face cache. If you cancel a download, it stops after the "
+        "current 10 MB, and the next run resumes it."
     ),
     "speed": (
-        "*plain* launches every operation separately, which takes two to eight times as long on an NVIDIA GPU. With "
-        "*auto*, the first two images of each image size and batch size are slower. If ComfyUI keeps weights in "
-        "system memory, *auto* does the same as *plain*; on a GPU, the report says why. *compile* compiles the "
-        "transformer blocks, and the diffusion steps of MAR and BitDance. It needs Triton on a GPU or a C++ "
-        "compiler on a CPU. The report lists parts that ran without compilation."
+        "On an NVIDIA GPU, *plain* takes two to eight times as long as *auto*. With *auto*, the first two runs of each "
+        "image size and batch size are slower than later runs. If ComfyUI keeps weights in system memory, *auto* does "
+        "the same as *plain*; on a GPU, the report says why. *compile* compiles the transformer blocks, and the "
+        "diffusion steps of MAR and BitDance. Compilation needs Triton on a GPU, or a C++ compiler on a CPU. The "
+        "report lists parts that ran without compilation."
     ),
-    "weights": "The official `checkpoint-last.pth` of MAR is such a file. With *auto*, the report says which "
-    "weights were read.",
-    "seed": "Image *i* of a batch is the same as when you generate it alone.",
+    "weights": "The official `checkpoint-last.pth` of MAR is such a file. With *auto*, the report says which weights "
+    "FastAR has read.",
     "first_image": (
-        "Image *i* of a batch uses the noise of *seed* and *i*. The latent stores the number as *batch_index*, so a "
-        "sampler that inpaints it uses the same noise."
+        "The noise of an image depends on *seed* and on this position. The latent stores the position as "
+        "*batch_index*, so a sampler that inpaints the latent uses the same noise."
     ),
     "images": "Usual: 1 to 4.",
     "latent_image": (
-        "VAE Encode scales any image to the model's size; the latent of another sampler fits too. *condition* "
-        "describes the new content. You can also pass part of a batch, from Rebatch Latents or Latent From Batch. "
-        "Each image then keeps the noise of its position in the whole batch, and uses the entry of that position if "
-        "*condition* or *mask* has entries for the whole batch. Without a mask, Empty Latent Image (a latent of "
-        "zeros) sets the number of images, as it does for ComfyUI's own samplers; *batch_size* generates that many "
-        "images from a single label or prompt, each with its own noise. Its size must be the size of the images that "
-        "the model generates or that VAE Encode encodes; for any other size, an error tells you which size to set."
+        "VAE Encode scales any image to the model's size. You can also connect the latent of another sampler, or a "
+        "part of a batch from Rebatch Latents or Latent From Batch. Each image of such a part keeps the noise of its "
+        "position in the whole batch. If *condition* or *mask* has entries for the whole batch, the image uses the "
+        "entry of its position. *condition* describes the new content. If you connect Empty Latent Image (a latent of "
+        "zeros) and no mask, its *batch_size* sets how many images are generated from a single label or prompt, each "
+        "with its own noise. If its size does not fit the model, an error tells you which size to set."
     ),
 }
 
 
-RECOMMENDS = "*recommended* uses the values that the model's file recommends, or else the published values."
+RECOMMENDS = (
+    "*recommended* uses the values that the model's file recommends. If the file recommends none, it uses the "
+    "published values."
+)
 
 
 def explained(part: Any, more: str) -> Any:
@@ -195,7 +198,8 @@ def preset_widget(options: Sequence[str] = PRESETS) -> io.Input:
         options=list(options),
         default=options[0],
         optional=True,
-        tooltip="Sets the numbers below for the connected model; changing one of them selects custom.",
+        tooltip="Sets the numbers below for the connected model. If you change one of these numbers, the preset "
+            "becomes custom.",
     )
 
 
@@ -223,18 +227,27 @@ def checked_preset(value: Any, options: Sequence[str] = PRESETS) -> str:
 SEED = 0
 
 
-def seed_widget(optional: bool = True) -> io.Input:
-    """The seed widget, the same as KSampler's. It can be required where it is the first."""
-    return io.Int.Input(
+_SEED = (
+    "Controls all randomness. With the same seed, all samplers of a model start from the same noise, so you can "
+    "compare their images pixel by pixel."
+)
+_SEED_IN_BATCH = "Image *i* of a batch is the same image as if you generate it alone."
+
+
+def seed_widget(optional: bool = True, tooltip: str = _SEED, more: str = _SEED_IN_BATCH) -> io.Input:
+    """The seed widget, the same as KSampler's. It can be required where it is the first. ``tooltip`` and ``more``: what
+    the seed of a node decides that generates no image.
+    """
+    widget = io.Int.Input(
         "seed",
         default=SEED,
         optional=optional,
         min=0,
         max=SEED_LIMIT,
         control_after_generate=True,
-        tooltip="Controls all randomness. With the same seed, all samplers of a model use the same noise, so you "
-        "can compare their images pixel by pixel.",
+        tooltip=tooltip,
     )
+    return explained(widget, more)
 
 
 # Largest number of an image; sweeps draw up to ten million.
@@ -250,8 +263,8 @@ def first_image_widget() -> io.Input:
         max=_MOST_NUMBERS,
         optional=True,
         advanced=True,
-        tooltip="Index of the first image, counted from 0; to regenerate only the fourth image of a batch, set 3 "
-        "and connect its label or prompt alone. Usual: 0.",
+        tooltip="Position in the batch of the first image of this run, counted from 0. Usual: 0; to generate only the "
+            "fourth image of a batch again, set this to 3 and connect only the label or prompt of that image.",
     )
 
 
@@ -302,7 +315,7 @@ def expect_text(value: Any, field: str) -> str:
     text = expect(value, str, field, "a text node, or type it")
 
     if len(text) > MOST_TEXT:
-        raise UserError(f"{field}: it has {len(text)} characters; give at most {MOST_TEXT}.")
+        raise UserError(f"{field}: the text has {len(text)} characters; write at most {MOST_TEXT}.")
     return text
 
 

@@ -31,15 +31,15 @@ class LoadReport(io.ComfyNode):
         "image": "The file may be in ComfyUI's input, output or temp folder.",
     }
     more_of_outputs = {
-        "image": "For an animation, it is the first frame.",
-        "reports": "They fit Compare, Report and other nodes.",
+        "image": "For an animation, this is the first frame.",
+        "reports": "You can connect them to Compare, Report and other nodes.",
         "table": (
-            "If the runs were compared, the table has PSNR, SSIM and speed-ups relative to their baseline. It does "
-            "not compare times of different models, sizes, edits, devices or processes."
+            "If the runs were compared, the table has PSNR, SSIM and speed-ups relative to their baseline. The table "
+            "does not compare the times of runs that differ in model, size, edit, device or process."
         ),
         "samplers": (
-            "With the same model, condition and seed, a line generates the same image. If a line cannot hold "
-            "something (an edit, an upscale model, settings of a different version), the node says so."
+            "With the same model, condition and seed, such a line generates the same image. If a line cannot hold a "
+            "part of the run (an edit, an upscale model, settings of a different version), the node says so."
         ),
     }
 
@@ -62,7 +62,7 @@ class LoadReport(io.ComfyNode):
             output(
                 io.String,
                 "samplers",
-                "The sampler and settings of each run, as text for Any Sampler.",
+                "The sampler and settings of each run, as one line of text for Any Sampler.",
                 is_output_list=True,
             ),
         ]
@@ -72,7 +72,7 @@ class LoadReport(io.ComfyNode):
             display_name="Load Report",
             category="FastAR/compare",
             description="Reads the reports of the samplers from an image that ComfyUI saved: seconds, passes, "
-            "accepted drafts, settings. It generates nothing.",
+            "accepted drafts, settings. The node generates no image.",
             search_aliases=["png info", "read metadata", "image metadata", "drop image"],
             widgets=[saved_image],
             outputs=outputs,
@@ -151,7 +151,7 @@ _SAMPLER = "fasthybrid: preset=balanced"
 class AnySampler(ModelFirst):
     more = {
         "sampler": (
-            "An example is *fasthybrid: preset=fast, threshold=0.9*. Type it, or connect Advisor or Load Report. "
+            "An example is *fasthybrid: preset=fast, threshold=0.9*. Type the line, or connect Advisor or Load Report. "
             "The names are the same as on the command line: *mar*, *fasthybrid*, *lazymar*, *cspd*, *gtr*, *llamagen*, "
             "*par*, *zipar*, *mulosd*, *bitdance*, and *fasthybrid+lazymar*, *gtr+lazymar* and *cspd+lazymar*."
         ),
@@ -164,8 +164,9 @@ class AnySampler(ModelFirst):
             default=_SAMPLER,
             optional=True,
             multiline=True,
-            tooltip="Name of a sampler, then settings as name=value, separated by commas; preset can be exact, "
-            "balanced or fast. Settings that you leave out come from the preset, the model's file or the paper.",
+            tooltip="The name of a sampler, a colon, and settings as name=value, separated by commas; most samplers "
+            "have the presets exact, balanced and fast. Settings that you leave out come from the preset, the model's "
+            "file or the paper.",
         )
 
         return schema(
@@ -173,7 +174,7 @@ class AnySampler(ModelFirst):
             display_name="Any Sampler",
             category="FastAR/sample",
             description="Runs a sampler that is written as text with its settings, such as fasthybrid: preset=fast, "
-            "threshold=0.9. The line comes from Advisor or Load Report, or you type it.",
+            "threshold=0.9. Type the line, or connect Advisor or Load Report.",
             search_aliases=["sampler from text", "apply settings", "advised sampler"],
             hidden=HIDDEN,
             sockets=ANY_SOCKETS,

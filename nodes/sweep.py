@@ -65,21 +65,22 @@ class SweepSettings(Settings):
     """Choices of the node Sweep."""
 
     sampler: str = knob(
-        "fasthybrid", "The sampler for all cells. A plus combines two methods.", choices=tuple(runnable())
+        "fasthybrid", "The sampler for all cells. A plus sign in its name means that it combines two methods.",
+        choices=tuple(runnable())
     )
     x: str = knob(
         "threshold",
         "What changes from column to column: a setting of the chosen sampler, its preset, or the checkpoint, label or "
         "prompt.",
         choices=_AXES,
-        more="For *checkpoint*, the sweep runs the loader connected to *model* again with each value. For *label* "
-        "or *prompt*, it runs the node connected to *condition* again; this must be Class Label, Prompt "
-        "(FastAR), LlamaGen Prompt or Tar Prompt, connected directly. The other inputs of these nodes stay as "
-        "they are. The models of all checkpoints are in system memory at the same time.",
+        more="For *checkpoint*, the sweep runs the loader that is connected to *model* again, with each value. For "
+        "*label* or *prompt*, it runs the node that is connected to *condition* again; this node must be Class Label, "
+        "Prompt (FastAR), LlamaGen Prompt or Tar Prompt, and must be connected directly. All other inputs of these "
+        "nodes stay unchanged. The models of all checkpoints are in system memory at the same time.",
     )
     y: str = knob(
         NONE,
-        "What changes from row to row, as for x. Usual: none, for a single row.",
+        "What changes from row to row, with the same choices as x. Usual: none, which gives a single row.",
         choices=(NONE, *_AXES),
     )
 
@@ -100,9 +101,9 @@ class ViewSettings(Settings):
     )
     measure: str = knob(
         AUTO,
-        "The horizontal axis of the plot: closeness to the unaccelerated sampler's image (PSNR, SSIM), the share of "
-        "drafts that were accepted, or transformer passes. Usual: auto, the first of these measures that the cells "
-        "have.",
+        "What the horizontal axis of the plot shows: closeness to the unaccelerated sampler's image (PSNR, SSIM), the "
+        "share of the drafts that were accepted, or the number of transformer passes. Usual: auto, which takes the "
+        "first of these measures that the cells have.",
         choices=(AUTO, *MEASURES),
         advanced=True,
     )
@@ -122,19 +123,21 @@ class SweepNode(ModelFirst):
     more = {
         "x_values": (
             "Equal values, such as *0.5, 0.50*, count once. For a setting with choices, write the names of the "
-            "choices. For checkpoints, write the names in the loader's menu without the size, such as *demo, "
-            "mar-base*, or files."
+            "choices. For checkpoints, write names of files, or names from the loader's menu without the size, such as "
+            "*demo, mar-base*."
         ),
-        "seeds": "Times and PSNR are medians, not means.",
+        "seeds": "Only times and PSNR are medians.",
         "folder": (
-            "Each cell is a PNG file with its report in the metadata. Its name begins with the sampler and the seed."
+            "Each cell is a PNG file with its report in the metadata. The name of the file begins with the sampler and "
+            "the seed."
         ),
         "draft": "A sweep has at most 1024 cells.",
     }
     more_of_outputs = {
-        "image": "It has a column for each value of x, and a row for each value of y and seed.",
-        "table": "The node shows up to six rows of it.",
-        "plot": "The quality is *measure*.",
+        "image": "The image has a column for each value of x, and a row for each combination of a value of y and a "
+        "seed.",
+        "table": "The node itself shows at most six rows of the table.",
+        "plot": "*measure* sets what counts as quality.",
     }
 
     @classmethod
@@ -142,29 +145,32 @@ class SweepNode(ModelFirst):
         x_values = _text(
             "x_values",
             _X_VALUES,
-            "Values of x, one column each, separated by commas (prompts by semicolons). 0.8..1 x 5 means five "
-            "evenly spaced values, and 4..8 means whole numbers in steps of 1.",
+            "Values of x, one for each column, separated by commas (prompts by semicolons). 0.8..1 x 5 means five "
+            "evenly spaced values from 0.8 to 1, and 4..8 means the whole numbers from 4 to 8.",
         )
         y_values = _text(
             "y_values",
             "",
-            "Values of y, one row each, written as in x_values. Leave it empty if y is none.",
+            "Values of y, one for each row, written as in x_values. Leave this empty if y is none.",
         )
         seeds = _text(
-            "seeds", _SEEDS, "Seeds, such as 7, or 7..9 for three seeds. The numbers are means over the seeds."
+            "seeds", _SEEDS, "Seeds, such as 7, or 7..9 for three seeds. The numbers of a cell are means over the "
+            "seeds."
         )
 
         settings = _text(
             "settings",
             "",
             "Settings that all cells share, as name=value, separated by commas, such as preset=fast, steps=32. All "
-            "others come from the preset, balanced if none is named, the model's file and the paper.",
+            "other settings come from the preset (balanced, unless you name one), from the model's file and from the "
+            "paper.",
             multiline=True,
         )
         folder = _text(
             "folder",
             _FOLDER,
-            "Folder for the cells, in output/fastar_sweeps. The sweep does not generate finished cells in it again.",
+            "Folder in output/fastar_sweeps in which the sweep saves its cells. The sweep does not generate a cell "
+            "again if this folder holds it.",
             advanced=True,
         )
 
@@ -172,8 +178,8 @@ class SweepNode(ModelFirst):
             node_id="FastARSweep",
             display_name="Sweep (FastAR)",
             category="FastAR/compare",
-            description="Runs a sampler for every combination of seeds and of values on one or two axes, and shows "
-            "all images with their numbers. Finished cells are saved, so a stopped sweep resumes there.",
+            description="Runs a sampler for every combination of seeds and of values on one or two axes, and shows all "
+            "images with their numbers. The node saves finished cells, so an interrupted sweep can go on.",
             search_aliases=["xy plot", "x/y plot", "image grid", "parameter sweep", "grid search", "benchmark"],
             is_output_node=True,
             hidden=HIDDEN,

@@ -33,23 +33,24 @@ class TimeLapseSettings(Settings):
 
     duration: float = knob(
         4.0,
-        "Seconds that the slowest run takes in the animation; the other runs take proportionally less. Usual: 4; "
-        "longer shows more of the steps.",
+        "Seconds that the slowest run takes in the animation; the other runs take proportionally less. Usual: 4; a "
+        "longer animation shows more of the steps.",
         low=1.0,
         high=10.0,
         step=0.5,
-        more="The animation shows the finished images for two more seconds.",
+        more="After that, the animation shows the finished images for two more seconds.",
     )
 
 
 class TimeLapse(io.ComfyNode):
     more = {
-        "image_1": "All runs are shown at the same size.",
-        "report_1": "A report from Load Report does not work, because it does not hold the steps.",
-        "filename_prefix": "ComfyUI also replaces *%year%*, *%month%* and *%day%*, for programs too.",
+        "image_1": "The animation shows all runs at the same size.",
+        "report_1": "A report from Load Report does not work here, because it does not hold the steps of the tokens.",
+        "filename_prefix": "ComfyUI also replaces *%year%*, *%month%* and *%day%*, even if a program sends the "
+        "workflow.",
     }
     more_of_outputs = {
-        "frames": "For an MP4, set *fps* of Create Video to 12.",
+        "frames": "To save an MP4 file, set *fps* of Create Video to 12.",
     }
 
     @classmethod
@@ -64,7 +65,8 @@ class TimeLapse(io.ComfyNode):
             report = REPORT.Input(
                 f"report_{i}",
                 optional=i > 1,
-                tooltip=f"The report of the sampler that made image_{i}, with the order of its tokens and its seconds.",
+                tooltip=f"The report of the sampler that generated image_{i}; it holds the order of the tokens and the "
+                "seconds of the run.",
             )
             pairs += [image, report]
 
@@ -73,7 +75,7 @@ class TimeLapse(io.ComfyNode):
             default=_PREFIX,
             optional=True,
             tooltip="Name of the file in the output folder; FastAR adds a number, and a slash makes a folder. "
-            "%date:yyyy-MM-dd% and %Node.widget% stand for a date and a value, as in Save Image.",
+            "%date:yyyy-MM-dd% stands for the date, and %Node.widget% for the value of a widget, as in Save Image.",
         )
 
         return schema(
@@ -87,7 +89,8 @@ class TimeLapse(io.ComfyNode):
             hidden=HIDDEN,
             sockets=pairs,
             widgets=[filename_prefix, *widgets(TimeLapseSettings)],
-            outputs=[output(io.Image, "frames", f"All frames, {FPS} per second, for Create Video and Save Video.")],
+            outputs=[output(io.Image, "frames", f"All frames, {FPS} per second. Connect them to Create Video, and then "
+                "to Save Video.")],
         )
 
     @classmethod

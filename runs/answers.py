@@ -37,16 +37,16 @@ class AnswerSettings(Settings):
 
     limit: int = knob(
         512,
-        "Largest number of tokens of an answer; a token has about four letters. More allows longer answers, which end "
-        "when they are complete; usual: 512.",
+        "Largest number of tokens of an answer; a token has about four letters. A higher limit allows longer answers, "
+        "but a complete answer ends sooner; usual: 512.",
         low=1,
         high=2048,
         step=1,
     )
     temperature: float = knob(
         0.0,
-        "Randomness of every word; higher is more varied and less reliable. Usual: 0, which always takes the "
-        "likeliest word, or 0.1.",
+        "Randomness of every word; higher is more varied and less reliable. Usual: 0 or 0.1; at 0, the model always "
+        "takes the likeliest word.",
         low=0.0,
         high=2.0,
         step=0.01,

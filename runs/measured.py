@@ -29,25 +29,26 @@ DECIMALS = {SSIM: 3, PSNR: 1, ACCEPTANCE: 1}
 class AdviceSettings(Settings):
     """How a calibration is made. Each measure has its own limit, because their units differ."""
 
-    measure: str = knob(SSIM, "How closeness is measured: SSIM and PSNR compare with the unaccelerated sampler's "
-        "image, acceptance is the share of drafts that were accepted. identical allows only identical images, same "
-        "distribution also allows lossless methods.",
+    measure: str = knob(SSIM, "How to measure whether an image is close enough: SSIM and PSNR compare it with the "
+        "unaccelerated sampler's image, and acceptance is the share of the drafts that were accepted. identical allows "
+        "only identical images, and same distribution also allows lossless methods.",
         choices=(SSIM, PSNR, ACCEPTANCE, EXACT, LOSSLESS),
-        more="Identical images always pass; for *SSIM* and *PSNR*, lossless methods pass too. A sampler that is "
-            "meant to give a *different image*, for example with fewer steps, passes only if the limit is 0.")
-    least_ssim: float = knob(0.9, "Lowest SSIM to accept, from 0 to 1, if measure is SSIM; higher is slower and "
-        "closer to the unaccelerated image. Usual: 0.9.", low=0.0, high=1.0, step=0.01)
-    least_psnr: float = knob(25.0, "Lowest PSNR to accept, in dB, if measure is PSNR; higher is slower and closer "
-        "to the unaccelerated image. Usual: 20 to 40.", low=0.0, high=100.0, step=0.5, unit="dB")
-    least_acceptance: float = knob(80.0, "Lowest share of accepted drafts, in percent, if measure is acceptance; "
-        "higher is slower and closer to the unaccelerated image. Usual: 80.",
+        more="Identical images always pass. With *SSIM* and *PSNR*, lossless methods pass too. A sampler that is meant "
+        "to give a *different image*, for example because it has fewer steps, passes only if the limit is 0.")
+    least_ssim: float = knob(0.9, "Lowest SSIM to accept, from 0 to 1, if measure is SSIM; a higher limit allows only "
+        "samplers that are slower, but closer to the unaccelerated image. Usual: 0.9.", low=0.0, high=1.0, step=0.01)
+    least_psnr: float = knob(25.0, "Lowest PSNR to accept, in dB, if measure is PSNR; a higher limit allows only "
+        "samplers that are slower, but closer to the unaccelerated image. Usual: 20 to 40.", low=0.0, high=100.0,
+        step=0.5, unit="dB")
+    least_acceptance: float = knob(80.0, "Lowest share of accepted drafts, in percent, if measure is acceptance; a "
+        "higher limit allows only samplers that are slower, but closer to the unaccelerated image. Usual: 80.",
         low=0.0, high=100.0, step=1.0, unit="%")
-    repeats: int = knob(2, "Number of repeats, each with its own seed, after a first round that tries every candidate "
-        "once; more takes longer and gives steadier results. Usual: 2.",
+    repeats: int = knob(2, "Number of repeats, each with its own seed, after a first round that tries every sampler "
+        "once; more repeats take longer and give steadier results. Usual: 2.",
         low=1, high=100, step=1,
-        more="The first round drops the candidates that cannot win. In each repeat, every remaining candidate runs "
-            "next to the unaccelerated sampler, alternately before and after it. After the first round, the node "
-            "shows the maximum number of minutes left.")
+        more="After the first round, Advisor drops the samplers that cannot be the fastest. In each repeat, every "
+        "remaining sampler runs once, and the unaccelerated sampler runs alternately before or after it. After the "
+        "first round, the node shows how many minutes the repeats take at most.")
 
 
     @property

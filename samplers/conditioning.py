@@ -173,15 +173,16 @@ class EditSettings(Settings):
 
     freedom: float = knob(
         FREEDOM,
-        "How freely the model may change the image; higher follows what the image shows, lower stays closer to its "
-        "pixels. Usual: 5, as published; 0 stays closest and saves a third of the work.",
+        "How freely the model may change the image; at a higher value, the result keeps what the image shows, but "
+        "changes its pixels more. Usual: 5, as published; at 0, the result stays closest to the pixels, and a third of "
+        "the work is saved.",
         low=0.0,
         high=MOST_FREEDOM,
         step=0.1,
         symbol="w",
-        more="Guidance combines two versions of the condition: the version with the tokens of the image has the weight "
-        "1, and the version without them has the weight *freedom*. The strength of guidance is *cfg* of the sampler, 5 "
-        "as published.",
+        more="Guidance runs the model on three versions of the condition: one with the tokens of the image (weight 1), "
+            "one without these tokens (weight *freedom*), and one that is empty, from which the image moves away. "
+            "*cfg* of the sampler sets the strength of guidance; the published value is 5.",
     )
 
 

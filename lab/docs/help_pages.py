@@ -71,7 +71,7 @@ def more_of(node: Any, part: Any, title: str = "") -> str:
     parts = []
     for text in longer_texts(node, part):
         home = homes()[part.id, text] if title else ""
-        parts.append(f"More: the help of {home}." if home != title and len(text.split()) >= LONG else text)
+        parts.append(f"See also the help page of {home}." if home != title and len(text.split()) >= LONG else text)
 
     return " ".join(dict.fromkeys(parts))
 

@@ -79,7 +79,8 @@ def download(row: Row, known: Mapping[str, Entry]) -> str:
     for name in row.entries:
         model = known[name]
         if model.size is None:
-            return "not stated"
+            # A note may say the least size.
+            return model.note.replace(" GB", "") if "GB" in model.note else "not stated"
 
         total = model.size
         for other in (model.decoder, *row.also):
@@ -130,9 +131,9 @@ def table() -> str:
         "reads",
         "pixels",
         "download, GB",
-        "bf16, GB",
-        "int8, GB",
-        "int4, GB",
+        "GPU memory in bf16, GB",
+        "in int8, GB",
+        "in int4, GB",
         "licence of the weights",
         "checked",
     ]

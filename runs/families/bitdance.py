@@ -28,7 +28,8 @@ class _BitDance(Family):
     kind = "blocks"
     socket = "FASTAR_BITDANCE"
     condition_help = (
-        "What to draw, one entry per image: from Class Label for an ImageNet model, from Prompt (FastAR) for a 14B."
+        "What to generate, one label or prompt per image, from Class Label for an ImageNet model, or from Prompt "
+        "(FastAR) for a 14B model."
     )
     mask_help = (
         "The area to regenerate; all other tokens stay bit-identical. New tokens match the blocks above and to the "

@@ -25,7 +25,8 @@ class MARFamily(Family):
     unit = "AR steps"
     socket = "FASTAR_MAR"
     condition_help = (
-        "What to draw, one entry per image: from Class Label for a MAR, from Prompt (FastAR) for Harmon and UniPic."
+        "What to generate, one label or prompt per image, from Class Label for a MAR, or from Prompt (FastAR) for "
+        "Harmon and UniPic."
     )
     mask_help = (
         "The area to regenerate; everything else in the latent stays unchanged. A token is resampled if the mask "

@@ -29,14 +29,16 @@ class TokenFamily(Family):
     socket = "FASTAR_TOKEN_MODEL"
     model_help = "The model to sample: a LlamaGen, a Janus or a de-tokenizer of Tar, each from its own loader."
     condition_help = (
-        "What to draw, one entry per image: from Class Label, or from LlamaGen Prompt for LlamaGen's text-to-image "
-        "models. For Janus from Prompt (FastAR) or Image and Prompt, for Tar from Tar Prompt or Image to Codes."
+        "What to generate, one label or prompt per image, from Class Label, or from LlamaGen Prompt for LlamaGen's "
+        "text-to-image models. For Janus, connect Prompt (FastAR) or Image and Prompt; for Tar, connect Tar Prompt or "
+        "Image to Codes."
     )
     mask_help = (
-        "The area to regenerate; the other tokens stay. New tokens match the image above and to the left of them, "
+        "The area to regenerate; all other tokens stay unchanged. New tokens match the image above and to the left of "
+        "them, "
         "but not below or to the right."
     )
-    image_help = "The VQ tokenizer also encodes the rest of the image, so small details may change."
+    image_help = "Small details outside the mask may also change, because the VQ tokenizer encodes the whole image."
     unaccelerated = "the model"
     load_decoder = staticmethod(load_vq)
 

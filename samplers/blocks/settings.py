@@ -18,39 +18,45 @@ class BlockSettings(Annealed):
     """BitDance (arXiv 2602.14041), with annealed diffusion steps (DiSA, arXiv 2505.20297)."""
 
     refused: ClassVar[Mapping[str, str]] = {
-        "parallel": "exact parallel decoding is hopeless on a BitDance, where all bits of a block must agree with the "
-            "guess, 512 to 2,048 of a 14B; lower diffusion_steps, or set diffusion_steps_end",
-        "sampler": "a BitDance has one sampler, the stochastic one of its paper; the euler of the published code takes "
-            "the prediction of the tokens for a velocity and is not here; leave it out",
+        "parallel": "exact parallel decoding cannot help a BitDance, because it accepts a guessed block only if all "
+        "bits are right, 512 to 2,048 bits in a 14B model; lower diffusion_steps, or set diffusion_steps_end",
+        "sampler": "FastAR has only the stochastic sampler of BitDance's paper, and not the euler sampler of the "
+        "published code, which uses the network's prediction of the tokens as a velocity; leave this setting out",
         "steps": "the size of the image sets the number of blocks of a BitDance; set diffusion_steps",
     }
 
     diffusion_steps: int = knob(50, "Denoising steps for every block; more is slower and cleaner. Usual: 50 for "
-        "prompts, 100 for ImageNet; 25 halves the time and may cost a little quality.", low=1, high=1000, step=1,
-        more="A block takes one call more than it has diffusion steps.")
+        "prompts, 100 for ImageNet's classes; 25 instead of 50 halves the time and may cost a little quality.", low=1,
+        high=1000, step=1,
+        more="The diffusion network runs once more than this number for every block.")
     cfg: float = knob(7.5, "How closely the image follows the class or prompt; higher is more typical and less "
-        "varied. Usual: 7.5 for prompts, 3.2 to 6.1 for ImageNet; 1 turns guidance off and halves the work.",
+        "varied. Usual: 7.5 for prompts, 3.2 to 6.1 for ImageNet's classes; at 1, guidance is off, which halves the "
+        "work.",
         low=1.0, high=20.0, step=0.1,
-        more="Published for ImageNet: 3.2, 3.9 and 6.1 for B with blocks of 1, 4 and 16 tokens, 4.0 for L and 4.55 "
-        "for H.")
-    width: int | None = knob(None, "Width of the image in pixels. Usual: width and height of a size that the model "
-        "was trained for; Load BitDance lists these sizes.", low=8, high=8192, step=8, paper=1024, unit="pixels")
-    height: int | None = knob(None, "Height of the image in pixels. Usual: width and height of a size that the "
-        "model was trained for; Load BitDance lists these sizes.", low=8, high=8192, step=8, paper=1024, unit="pixels")
-    cfg_schedule: str = knob("constant", "constant uses cfg from the start, linear increases guidance from 1 to cfg "
-        "from the first block to the last. Usual: constant for prompts, linear for ImageNet.",
+        more="The published values for ImageNet are 3.2, 3.9 and 6.1 for model B with blocks of 1, 4 and 16 tokens, "
+            "4.0 for model L and 4.55 for model H.")
+    width: int | None = knob(None, "Width of the image in pixels. Usual: a width that the model was trained for, "
+        "together with its height; Load BitDance lists these sizes.", low=8, high=8192, step=8, paper=1024,
+        unit="pixels")
+    height: int | None = knob(None, "Height of the image in pixels. Usual: a height that the model was trained for, "
+        "together with its width; Load BitDance lists these sizes.", low=8, high=8192, step=8, paper=1024,
+        unit="pixels")
+    cfg_schedule: str = knob("constant", "With constant, guidance is cfg from the start; with linear, guidance "
+        "increases from 1 at the first block to cfg at the last block. Usual: constant for prompts, linear for "
+        "ImageNet's classes.",
         choices=("constant", "linear"), advanced=True,
-        more="With *linear*, the last block has nearly *cfg*.")
-    diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last block, which needs fewer than the "
-        "first block (DiSA); lower is faster. Usual: a fifth of diffusion_steps; set it to diffusion_steps to turn "
-        "it off.",
+        more="With *linear*, guidance for the last block is nearly *cfg*.")
+    diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last block, which needs fewer steps than the "
+        "first block (DiSA); lower is faster. Usual: a fifth of diffusion_steps; if both numbers are equal, DiSA is "
+        "off.",
         low=1, high=1000, step=1, paper=50, advanced=True)
-    speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the "
-        "diffusion head; you get a different image, sampled from exactly BitDance's distribution. Usual: 8 on a "
-        "GPU; 0 turns it off.",
+    speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the diffusion "
+        "network; the image is a different one, sampled from exactly BitDance's distribution. Usual: 8 on a GPU; at 0 "
+        "or 1, nothing is drafted.",
         low=0, high=64, step=1, symbol="L", advanced=True,
-        more="A higher number means fewer, larger calls, which may be slower on a CPU with many images. The more "
-            "*diffusion_steps*, the more drafts are accepted. At 1, it is also off.")
+        more="With a higher number, the diffusion network runs less often, but computes more at once, which may be "
+            "slower on a CPU with many images. The more *diffusion_steps* there are, the larger is the share of the "
+            "drafts that are accepted.")
 
     @property
     def guides(self) -> bool:

@@ -34,27 +34,30 @@ class MARBase(Guarantees):
     speculation = 0
     lookahead = 0
 
-    steps: int = knob(64, "Number of AR steps in which the image is generated; more is slower and finer. Usual: 64 "
+    steps: int = knob(64, "Number of AR steps (the steps in which the tokens of the image are decided); more is slower "
+        "and finer. Usual: 64 "
         "for full-size models, 16 to 64 for the demo.", low=1, high=4096, step=1)
-    diffusion_steps: int = knob(100, "Denoising steps for every token; more is slower and cleaner. Usual: 100; "
-        "below about 30, set t_max to 950.", low=1, high=1000, step=1)
+    diffusion_steps: int = knob(100, "Denoising steps for every token; more is slower and cleaner. Usual: 100; if you "
+        "use fewer than 30, set t_max to 950.", low=1, high=1000, step=1)
     cfg: float = knob(3.0, "How closely the image follows the class or prompt; higher is more typical and less "
-        "varied. Usual: 2.9 to 3.3; 1 turns guidance off and halves the work.",
+        "varied. Usual: 2.9 to 3.3; at 1, guidance is off, which halves the work.",
         low=1.0, high=20.0, step=0.1)
-    cfg_schedule: str = knob("linear", "linear increases guidance from 1 to cfg while the tokens are decided, as in "
-        "the paper. constant uses cfg from the start.", choices=("linear", "constant"), advanced=True)
+    cfg_schedule: str = knob("linear", "With linear, guidance increases from 1 to cfg while the tokens are decided, as "
+        "in the paper. With constant, guidance is cfg from the start.", choices=("linear", "constant"), advanced=True)
     temperature: float = knob(1.0, "Amount of noise in every diffusion step; lower is smoother and less varied. "
         "Usual: 1.",
         low=0.0, high=2.0, step=0.01, advanced=True,
         more="The demo's file recommends 0.8.")
     order: str = knob("random", "Order in which the tokens are decided. Usual: random, a new order for every image, as "
-        "in training; raster goes row by row, halton is spread evenly.", choices=("random", "raster", "halton"),
+        "in training; raster goes row by row, and halton spreads consecutive tokens evenly over the image.",
+        choices=("random", "raster", "halton"),
         advanced=True,
-        more="*raster* gives worse images.")
-    t_max: int | None = knob(None, "Diffusion timestep to start from; lower starts with less noise. Usual: the "
-        "model's own, 999 or 950; 950 prevents coloured squares with few steps or half precision.",
+        more="*raster* gives worse images than *random*.")
+    t_max: int | None = knob(None, "Diffusion timestep from which denoising starts; a lower timestep has less noise. "
+        "Usual: the model's own value, 999 or 950; 950 prevents coloured squares if you use few diffusion steps or "
+        "half precision.",
         low=1, high=999, step=1, paper=999, advanced=True,
-        more="Official models start at 999, the demo starts at 950.")
+        more="The official models start at 999, and the demo starts at 950.")
 
     def streams(self) -> dict[str, int]:
         return {"full": self.diffusion_steps}
@@ -110,11 +113,11 @@ class DiSASettings(Annealed, MARBase):
 
     removed: ClassVar[Mapping[str, Any]] = {"diffusion_steps_curve": "linear"}
 
-    diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last tokens, which need fewer than the "
-        "first tokens (DiSA); lower is faster. Usual: a tenth of diffusion_steps; set it to diffusion_steps to turn "
-        "it off.",
+    diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last tokens, which need fewer steps than the "
+        "first tokens (DiSA); lower is faster. Usual: a tenth of diffusion_steps; if both numbers are equal, DiSA is "
+        "off.",
         low=1, high=1000, step=1, paper=100, advanced=True,
-        more="If it is below 30, set *t_max* to at most 950, as the authors' code does.")
+        more="If this is below 30, set *t_max* to at most 950, as the authors' code does.")
 
     @property
     def clips(self) -> bool:
@@ -126,12 +129,13 @@ class DiSASettings(Annealed, MARBase):
 class SpeculationSettings(MARBase):
     """Speculation in the diffusion head: a part of other settings."""
 
-    speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the "
-        "diffusion head; you get a different image, sampled from exactly MAR's distribution. Usual: 8 on a GPU; 0 "
-        "turns it off.",
+    speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the diffusion "
+        "head; the image is a different one, sampled from exactly MAR's distribution. Usual: 8 on a GPU; at 0, nothing "
+        "is drafted.",
         low=0, high=64, step=1, symbol="L",
         advanced=True,
-        more="A higher number means fewer, larger calls, which are slower on a CPU.")
+        more="With a higher number, the diffusion head runs less often, but computes more at once, which is slower on "
+            "a CPU.")
 
     def exact(self, side: int) -> bool:
         return self.window == 1 and not self.approximates
@@ -154,36 +158,41 @@ class FastHybridSettings(DiSASettings):
         "align_lookaheads": "the images of a batch advance independently, in fewer head calls",
     }
 
-    lookahead: int = knob(8, "Draft this many AR steps together; more is faster, but fewer drafts are accepted. "
-        "Usual: 7 to 9 for 64 AR steps; 0 turns drafts off.", low=0, high=256, step=1, symbol="k",
-        more="For 32 AR steps, use half of that; the presets for full-size models keep this ratio.")
-    threshold: float = knob(0.8, "Lowest cosine similarity at which a draft is accepted; higher is slower and "
-        "closer to MAR's image. Usual: 0.8 for full-size models, 0.9 to 0.99 for the demo; above 1, no draft is "
+    lookahead: int = knob(8, "Draft the tokens of this many AR steps together; more is faster, but fewer drafts are "
+        "accepted. Usual: 7 to 9 for 64 AR steps; at 0, nothing is drafted.", low=0, high=256, step=1, symbol="k",
+        more="For 32 AR steps, use half as many; the presets for full-size models keep the ratio of *lookahead* to AR "
+            "steps.")
+    threshold: float = knob(0.8, "A draft is accepted if the cosine similarity of its condition and the token's actual "
+        "condition is at least this; a higher value is slower and closer to MAR's image. Usual: 0.8 for full-size "
+        "models, 0.9 to 0.99 for the demo; above 1, no draft is "
         "accepted.",
         low=-1.0, high=1.01, step=0.01, symbol="lambda",
-        more="The demo's conditions change little from step to step, so the demo needs a higher threshold.")
+        more="On the demo, the conditions change little from one AR step to the next, so the demo needs a higher "
+            "threshold than full-size models.")
     guided_steps: int = knob(10, "Denoising steps for an accepted draft; more is slower and finer. Usual: 10.",
         low=1, high=1000, step=1, symbol="T_g")
-    guidance_schedule: str = knob("cos", "How the draft's influence changes over the guided steps: it decreases with "
-        "cos, linear-down and square, increases with linear-up, and none turns it off. Usual: cos, as in the paper.",
+    guidance_schedule: str = knob("cos", "How the influence of the draft changes over the guided steps: it decreases "
+        "with cos, linear-down and square, and increases with linear-up; with none, the draft has no influence. Usual: "
+        "cos, as in the paper.",
         choices=("cos", "linear-down", "linear-up", "square", "none"), advanced=True)
-    accepted: str = knob("refine", "What happens to an accepted draft. Usual: refine, in a few guided steps; renoise "
-        "adds noise to it and denoises it again; keep uses it as it is, which is faster but leaves artefacts in "
-        "textures.",
+    accepted: str = knob("refine", "What happens to an accepted draft. Usual: refine, which improves the draft in a "
+        "few guided steps; renoise adds noise to the draft and denoises it again, and keep leaves the draft as it is, "
+        "which is faster but shows artefacts in textures.",
         choices=("refine", "renoise", "keep"), advanced=True,
-        more="After *renoise*, the draft has no further influence. In the paper's comparison, *renoise* is a little "
-            "worse and slower than *refine*.")
-    lookahead_start: int = knob(0, "Number of first AR steps without drafts; more is slower and closer to MAR's "
-        "image. Usual: 0, as in the paper, or an eighth to a third of the AR steps.",
+        more="With *renoise*, the draft influences only the start of the denoising. In the paper's comparison, "
+            "*renoise* is a little worse than *refine*, and slower.")
+    lookahead_start: int = knob(0, "Number of AR steps at the beginning without drafts; more is slower and closer to "
+        "MAR's image. Usual: 0, as in the paper, or an eighth to a third of the AR steps.",
         low=0, high=4096, step=1, unit="AR steps",
         advanced=True,
-        more="The first tokens determine what the image shows. If this is 8 of 32 steps, the image usually differs "
-            "little from MAR's. At 0, as in the paper, the sampler is faster and often gives a different image of "
-            "the same subject.")
-    denoise: float = knob(0.9, "With accepted renoise: how much noise is added to the draft, and the share of the "
-        "guided steps that remove it; lower is faster and stays closer to the draft. Usual: 0.9, as in the paper.",
+        more="The first tokens determine what the image shows. If the first 8 of 32 AR steps have no drafts, the image "
+            "usually differs little from MAR's image. At 0, as in the paper, the sampler is faster, but it often gives "
+            "a clearly different image of the same subject.")
+    denoise: float = knob(0.9, "Only if accepted is renoise: how much noise is added to the draft, and the share of "
+        "the guided steps that remove this noise; lower is faster and stays closer to the draft. Usual: 0.9, as in the "
+        "paper.",
         low=0.0, high=1.0, step=0.01, advanced=True,
-        more="The paper's comparison has 15 guided steps.")
+        more="The paper's comparison uses 15 guided steps for this.")
 
     def streams(self) -> dict[str, int]:
         guided = {"guided": self.guided_steps} if self.lookahead else {}
@@ -191,7 +200,9 @@ class FastHybridSettings(DiSASettings):
 
     def no_gain(self, report: Report) -> str:
         if not self.approximates and self.window == 1:
-            return "Nothing was drafted, so this was plain MAR: check lookahead, lookahead_start and threshold."
+            return (
+                "Nothing was drafted, so MAR ran without acceleration: check lookahead, lookahead_start and threshold."
+            )
         return super().no_gain(report)
 
     def reach(self, step: int) -> int:
@@ -216,27 +227,33 @@ class GtRSettings(DiSASettings):
     fewest_steps: ClassVar[int] = 4
     another_image: ClassVar[bool] = True  # the order is a checkerboard's
 
-    steps: int = knob(17, "Number of AR steps, of which reconstruction_steps decide half of the tokens; more is slower "
-        "and finer. Usual: 17 for 256 tokens, as in the paper, 6 to 9 for the demo.", low=1, high=4096, step=1)
-    reconstruction_steps: int = knob(1, "AR steps at the end that decide half of the tokens, the other colour of the "
-        "checkerboard; more is slower and finer. Usual: 1; the paper allows 1 or 2, and 0 is plain MAR.",
+    steps: int = knob(17, "Number of AR steps (the steps in which the tokens of the image are decided), including "
+        "reconstruction_steps; more is slower and finer. Usual: 17 for 256 tokens, as in the paper, and 6 to 9 for the "
+        "demo.", low=1, high=4096, step=1)
+    reconstruction_steps: int = knob(1, "Number of AR steps at the end, which decide the second colour of the "
+        "checkerboard, half of all tokens; more is slower and finer. Usual: 1; the paper allows 1 or 2, and at 0, MAR "
+        "runs without acceleration.",
         low=0, high=256, step=1, unit="AR steps",
-        more="At 0, the order and the number of tokens per step are the same as in MAR.")
-    detail_share: float = knob(0.1, "Share of each AR step's tokens, the most detailed ones, that get all "
-        "diffusion_steps while the rest get fewer; higher is slower and finer. Usual: 0.1; 0 turns it off.",
+        more="At 0, the order of the tokens and the number of tokens per AR step are the same as in MAR Sampler.")
+    detail_share: float = knob(0.1, "Share of the tokens of each AR step that get all diffusion_steps, because they "
+        "have most detail; the other tokens get fewer steps, and a higher share is slower and finer. Usual: 0.1; at 0, "
+        "all tokens of an AR step get the same number.",
         low=0.0, high=1.0, step=0.01,
-        more="The most detailed tokens are those whose conditions have the most energy in high frequencies. Their "
-            "number is rounded down: 0.1 chooses one of ten tokens and none of nine. The setting has no effect if "
-            "the number of diffusion steps does not fall.")
-    first_share: float = knob(0.75, "Share of the AR steps before the reconstruction that decide the first stage; "
-        "higher spends more steps on the layout and fewer on the rest. Usual: 0.75, 12 of 16.",
+        more="The tokens with most detail are those whose conditions have the most energy in high frequencies. Their "
+            "number is rounded down: with a share of 0.1, it is one of ten tokens, but none of nine. The setting has "
+            "no effect if *diffusion_steps_end* equals *diffusion_steps*.")
+    first_share: float = knob(0.75, "Share of the AR steps before the reconstruction that decide the first stage (see "
+        "stages); a higher share spends more steps on the layout and fewer on the other stages. Usual: 0.75, which is "
+        "12 of 16.",
         low=0.01, high=0.99, step=0.01, advanced=True,
-        more="The second stage takes the same share of the steps that are left, 3 of 4. With *stages* quarters it is "
-        "the share of all AR steps.")
-    stages: str = knob(PAPER, "Shares of all tokens that the stages before the reconstruction decide: 1/8, 1/8 and 1/4 "
-        "with paper, 1/4 and 1/4 with quarters. Usual: paper; quarters is for workflows from before this setting.",
+        more="The second stage takes the same share of the remaining steps, which is 3 of 4. If *stages* is "
+            "*quarters*, *first_share* is a share of all AR steps.")
+    stages: str = knob(PAPER, "The tokens before the reconstruction are decided in stages: with paper, three stages of "
+        "1/8, 1/8 and 1/4 of all tokens; with quarters, two stages of 1/4. Usual: paper; quarters is for workflows "
+        "that were saved before this setting existed.",
         choices=(PAPER, QUARTERS), advanced=True,
-        more="*quarters* was a misreading of the paper; it needs about twice the AR steps, 32 for 256 tokens.")
+        more="*quarters* was our misreading of the paper. It needs about twice as many AR steps as *paper*, 32 for 256 "
+            "tokens.")
 
     @property
     def stage_steps(self) -> tuple[int, ...]:
@@ -250,7 +267,7 @@ class GtRSettings(DiSASettings):
         if self.steps < last + before:
             raise UserError(
                 f"reconstruction_steps: {last} of {self.steps} AR steps leave fewer than {before} for the first half "
-                f"of the tokens; use at least {last + before} steps, or fewer reconstruction_steps."
+                f"of the tokens; use at least {last + before} steps, or lower reconstruction_steps."
             )
 
         left = self.steps - last
@@ -327,48 +344,55 @@ class CacheSettings(Guarantees):
     removed: ClassVar[Mapping[str, Any]] = {"block": None, "head_period": HEAD_PERIOD}
     beside_caches: ClassVar[type[MARBase] | None] = None  # the sampler's, in a class of with_cache_settings
 
-    refresh_period: int = knob(9, "AR steps from one full computation to the next; higher is faster and less exact. "
-        "Usual: 9 for 64 AR steps, 5 for 32; at 1, nothing is cached.", low=1, high=4096, step=1, symbol="tau",
+    refresh_period: int = knob(9, "Number of AR steps from one full computation to the next; a higher number is faster "
+        "and less exact. Usual: 9 for 64 AR steps, and 5 for 32; at 1, nothing is cached.", low=1, high=4096, step=1,
+        symbol="tau",
         unit="AR steps")
-    start_step: int = knob(5, "Number of first AR steps in which the transformer computes everything, because they "
-        "determine the content; higher is slower and more exact. Usual: 5 for 64 AR steps, 4 for 32.",
+    start_step: int = knob(5, "Number of AR steps at the beginning in which the transformer computes everything, "
+        "because these steps determine the content; a higher number is slower and more exact. Usual: 5 for 64 AR "
+        "steps, and 4 for 32.",
         low=0, high=4096, step=1, unit="AR steps",
-        more="The head cache works from the first step on.")
-    computed_ratio: float = knob(0.05, "The smallest share of the tokens that the decoder computes between two full "
-        "computations; lower is faster and less exact. Usual: 0.05; 1 computes all tokens.",
+        more="The cache of the diffusion head (*head_cache*) works from the first AR step on.")
+    computed_ratio: float = knob(0.05, "Smallest share of the tokens that the transformer's decoder computes at an AR "
+        "step between two full computations; lower is faster and less exact. Usual: 0.05; at 1, all tokens are "
+        "computed.",
         low=0.0, high=1.0, step=0.01,
-        more="The share falls to this value at the pace set by *ratio_schedule*.")
-    ratio_schedule: str = knob("published", "published follows the authors' table: all tokens in the first 20 AR "
-        "steps, then fewer, and computed_ratio from step 41 on. stretched spreads it over all AR steps (faster and "
-        "less exact below 64); constant uses computed_ratio from the start.",
+        more="The share falls from 1 to this value; *ratio_schedule* sets how soon.")
+    ratio_schedule: str = knob("published", "How computed_ratio is reached: published follows the authors' table, "
+        "which computes all tokens in the first 20 AR steps, then fewer, and computed_ratio from step 41 on. stretched "
+        "spreads this table over all AR steps, which is faster and less exact with fewer than 64 AR steps; constant "
+        "uses computed_ratio from the start.",
         choices=("published", "stretched", "constant"), advanced=True,
-        more="\n  - *published*: all tokens in AR steps 1 to 20, then shares of 0.6, 0.5, 0.4, 0.15 and 0.12, then "
-            "*computed_ratio* from step 41 on. The authors' table ends at step 64; after that, *computed_ratio* "
-            "still applies. With 20 AR steps or fewer, the token cache skips nothing.\n  - *stretched*: with 32 AR "
+        more="\n  - *published*: all tokens in AR steps 1 to 20, then shares of 0.6, 0.5, 0.4, 0.15 and 0.12, and "
+            "*computed_ratio* from step 41 on. The authors' table ends at step 64; after that, *computed_ratio* still "
+            "applies. With 20 AR steps or fewer, the token cache skips nothing.\n  - *stretched*: with 32 AR "
             "steps, MAR-H takes 10% fewer operations than with *published*. With 64 AR steps, both are the same.\n  "
-            "- *constant*: as in the paper's Figure 6.")
-    selection: str = knob("least-similar", "Which tokens the decoder computes, in addition to the tokens decided in "
-        "this step or the last one. Usual: least-similar, the tokens that changed most, as in the paper; the other "
+            "- *constant*: *computed_ratio* at every step, as in the paper's Figure 6.")
+    selection: str = knob("least-similar", "Which tokens the decoder computes, in addition to the tokens of this AR "
+        "step and of the previous one. Usual: least-similar, the tokens that changed most, as in the paper; the other "
         "choices are the paper's comparisons.",
         choices=("least-similar", "most-similar", "random", "undecided", "decided"), advanced=True,
         more="In the paper (Table 3), the comparisons gave worse images: *most-similar* (IV), *random* (III), "
-            "*undecided* (II) and *decided* (I). The paper names them after the tokens that are cached; our names "
-            "say which tokens are computed. *undecided* and *decided* ignore *computed_ratio*: they compute all "
-            "tokens of that kind, and no class rows.")
-    condition_cache: bool = knob(True, "Reuse the unguided prediction between full steps, which halves the "
-        "transformer's work. Without it, runs are slower and more exact.", advanced=True,
-        more="Only the conditional branch of guidance is computed; its difference from the other branch is taken "
-            "from the last full step. The cache has no effect at *cfg* 1.")
-    token_cache: bool = knob(True, "Skip tokens that hardly change and use their cached values. Without it, runs are "
-        "slower and more exact.", advanced=True)
-    head_cache: bool = knob(True, "Reuse most of the diffusion head from one diffusion step to the next, as the "
-        "published code does. Without it, runs are slower and more exact.", advanced=True,
+            "*undecided* (II) and *decided* (I). The paper names a strategy after the tokens that are cached; our "
+            "names say which tokens are computed. *undecided* and *decided* ignore *computed_ratio*: they compute all "
+            "tokens of that kind, but not the rows that hold the class.")
+    condition_cache: bool = knob(True, "Guidance compares the prediction for the label or prompt with an unconditional "
+        "prediction; between two full computations, reuse the unconditional one, which halves the transformer's work. "
+        "Without this cache, "
+        "runs are slower and more exact.", advanced=True,
+        more="Between two full computations, only the prediction for the label or prompt is computed; its difference "
+            "from the unconditional prediction is taken from the last full computation. The cache has no effect at "
+            "*cfg* 1.")
+    token_cache: bool = knob(True, "Do not compute tokens that hardly change; their cached values are used instead. "
+        "Without this cache, runs are slower and more exact.", advanced=True)
+    head_cache: bool = knob(True, "Reuse most of the diffusion head's results from one diffusion step to the next, as "
+        "the published code does. Without this cache, runs are slower and more exact.", advanced=True,
         more="The paper does not describe this cache, but its speed-ups include it.")
-    encoder_cache: bool = knob(True, "Reuse the encoder's results for tokens decided earlier, as the published code "
-        "does. Without it, runs are slower and more exact.",
+    encoder_cache: bool = knob(True, "Reuse the encoder's results for the tokens that were decided earlier, as the "
+        "published code does. Without this cache, runs are slower and more exact.",
         advanced=True,
-        more="It keeps keys and values, for Harmon and UniPic also the language model's. The paper does not "
-            "mention this cache.")
+        more="The cache holds the keys and values of the encoder's attention layers, and for Harmon and UniPic also "
+            "those of the language model. The paper does not mention this cache.")
 
     @property
     def approximates(self) -> bool:
@@ -377,7 +401,7 @@ class CacheSettings(Guarantees):
 
     def no_gain(self, report: Report) -> str:
         """The sampler's own reasons come first."""
-        unused = "" if self._cached(report) else "Nothing came from the cache: every AR step was computed in full."
+        unused = "" if self._cached(report) else "Nothing came from the caches: every AR step was computed in full."
         return super().no_gain(report) or unused
 
     def _cached(self, report: Report) -> bool:
@@ -416,26 +440,29 @@ class CSpDSettings(MARBase):
 
     removed: ClassVar[Mapping[str, Any]] = {"inner_temperature": 42.0}
 
-    draft_length: int = knob(8, "AR steps that are drafted before the target verifies them; more needs fewer passes "
-        "of the target, but more drafts are rejected. Usual: a sixteenth to an eighth of the AR steps.",
+    draft_length: int = knob(8, "Number of AR steps that are drafted before the target verifies the drafts; with a "
+        "higher number, the target runs less often, but more drafts are rejected. Usual: a sixteenth to an eighth of "
+        "the AR steps.",
         low=1, high=256, step=1, symbol="gamma", unit="AR steps",
         more="The paper drafts 4 to 32 of 256 AR steps.")
-    prefill_ratio: float = knob(0.15, "Share of the AR steps, at the beginning, that the target computes alone; "
-        "higher is slower and closer to the target. Usual: 0.05 to 0.15; at 1, nothing is drafted.",
+    prefill_ratio: float = knob(0.15, "Share of the AR steps that the target computes alone, at the beginning; higher "
+        "is slower and closer to the target's image. Usual: 0.05 to 0.15; at 1, nothing is drafted.",
         low=0.0, high=1.0, step=0.01,
-        more="The first AR steps have the worst drafts.")
-    mode: str = knob("published", "published is the rule of the authors' code, which accepts the most drafts and is "
-        "approximate; paper is the printed algorithm 1, which hardly ever accepts a draft. lossless keeps the "
-        "distribution of the target's images exactly.",
+        more="In the first AR steps, the drafts are worst.")
+    mode: str = knob("published", "How drafts are accepted: published is the rule of the authors' code, which accepts "
+        "most drafts and is approximate; paper is algorithm 1 as printed, which hardly ever accepts a draft. lossless "
+        "keeps the distribution of the target's images exactly.",
         choices=("published", "paper", "lossless"),
-        more="The notes below compare the three modes.")
-    alignment: bool = knob(True, "With published: draft and target use the same noise for every token, so that they "
-        "tend to agree. When this is off, more drafts are rejected.", advanced=True,
-        more="The paper calls it trajectory alignment. The modes *paper* and *lossless* always use the same noise.")
-    speculation: int = knob(0, "With lossless: diffusion steps that the target drafts for itself and verifies in "
-        "one call, without changing the distribution. Usual: 8; 0 turns it off.",
+        more="The notes of this help page compare the three modes.")
+    alignment: bool = knob(True, "Only if mode is published: both models use the same noise for every token, so that "
+        "draft and target agree more often. When this is off, more drafts are rejected.", advanced=True,
+        more="The paper calls this trajectory alignment. In the modes *paper* and *lossless*, both models always use "
+            "the same noise.")
+    speculation: int = knob(0, "Only if mode is lossless: the target drafts this many of its own diffusion steps and "
+        "verifies them in one call, which does not change the distribution. Usual: 8; at 0, the target does not draft.",
         low=0, high=64, step=1, symbol="L", advanced=True,
-        more="A higher number means fewer, larger calls, which are slower on a CPU.")
+        more="With a higher number, the diffusion head runs less often, but computes more at once, which is slower on "
+            "a CPU.")
 
     @property
     def verified_at_once(self) -> int:
@@ -466,7 +493,7 @@ class CSpDSettings(MARBase):
 
     def no_gain(self, report: Report) -> str:
         if self.all_are_prefill and self.window == 1 and not self.approximates:
-            return "Nothing was drafted, so this was plain MAR: the prefill was all AR steps; lower prefill_ratio."
+            return "Nothing was drafted, so MAR ran without acceleration: prefill_ratio covers all AR steps; lower it."
         return super().no_gain(report)
 
     def exact(self, side: int) -> bool:

@@ -23,7 +23,16 @@ from ..settings import knob
 from .defaults import raster_only, resolve
 from .llamagen import scheduled
 from .schedule import Pass, Schedule, guidance_steps, next_token_passes
-from .settings import OF_PASSES, SIDE, TokenSettings, entropy_temperature_knob, one_a_pass, parallel_knob
+from .settings import (
+    OF_PASSES,
+    SIDE,
+    TokenSettings,
+    cfg_knob,
+    entropy_temperature_knob,
+    one_a_pass,
+    parallel_knob,
+    top_k_knob,
+)
 
 
 def par_groups(grid: int, n: int) -> list[list[int]]:
@@ -144,16 +153,21 @@ class PARSettings(TokenSettings):
 
     removed: ClassVar[Mapping[str, Any]] = {"group": ABLATION_GROUP}
 
+    cfg: float | None = cfg_knob("1.3 to 1.5 for a PAR model",
+        "For the demo, use 1.5. For a LlamaGen with class labels, 4 is usual, and 1.5 to 2 gives more variety.")
+    top_k: int | None = top_k_knob("0 for a PAR model", "For a LlamaGen with class labels, 2000 is usual.")
     grouping: str = knob(TRAINED,
-        "Which tokens are decided together. Usual: from checkpoint, as the PAR model was trained; non-local and "
-        "adjacent are the paper's ablations, for a LlamaGen: PAR's groups, and groups of neighbours in a row.",
+        "Which tokens are decided together. Usual: from checkpoint, which groups the tokens as in the training of the "
+        "PAR model; the two choices named ablation are the paper's experiments with a LlamaGen, where non-local uses "
+        "PAR's groups and adjacent uses groups of neighbours in a row.",
         choices=(TRAINED, NON_LOCAL, ADJACENT),
-        more="A LlamaGen was trained for neither ablation. The paper finds neighbours in a row much worse.")
+        more="A LlamaGen was trained for neither of these two groupings. In the paper, groups of neighbours give much "
+            "worse images than PAR's groups.")
     sequential_start: bool = knob(True,
-        "Decide the first token of every region one after another, so that the regions fit together. When this is "
-        "off, all first tokens are decided at once, as in the paper's ablation.",
+        "Decide the first token of every region one after another, so that the regions fit together. When this is off, "
+        "all first tokens are decided in one pass, as in an experiment of the paper.",
         advanced=True,
-        more="That saves a few passes, but the regions fit together less well.")
+        more="One pass for all first tokens saves a few passes, but the regions fit together less well.")
     parallel: int = parallel_knob("passes", SIDE, OF_PASSES)
     entropy_temperature: float = entropy_temperature_knob("token")
 

@@ -23,28 +23,41 @@ def top_p_knob(advanced: bool) -> Any:
         more="For the demo, use 0.8.")
 
 
+def cfg_knob(usual: str, more: str) -> Any:
+    """The strength of guidance, with its usual values for the models of a sampler."""
+    return knob(None,
+        f"How closely the image follows the condition; higher is more typical and less varied. Usual: {usual}; at 1, "
+        "guidance is off, which halves the work.",
+        low=1.0, high=20.0, step=0.05, paper=4.0, more=more)
+
+
+def top_k_knob(usual: str, more: str) -> Any:
+    """The setting that keeps a number of values of a token, with its usual values for the models of a sampler."""
+    return knob(None,
+        "Sample only from this many of the likeliest values of a token; fewer values make the image cleaner and less "
+        f"varied. Usual: {usual}; 0 allows all values.",
+        low=0, high=65536, step=1, paper=2000, more=more)
+
+
 @dataclass(frozen=True)
 class TokenSettings(Guarantees):
     """Sampling of a token, shared by all samplers of discrete tokens."""
 
-    cfg: float | None = knob(None,
-        "How closely the image follows the condition; higher is more typical and less varied. Usual: 4 for classes "
-        "and Tar, 5 for Janus, 7.5 for text, 1.3 to 1.5 for PAR; 1 turns guidance off and halves the work.",
-        low=1.0, high=20.0, step=0.05, paper=4.0,
-        more="For the demo, use 1.5. With classes, 1.5 to 2 gives more variety.")
+    cfg: float | None = cfg_knob(
+        "4 for class labels and for Tar, 5 for Janus, 7.5 for text prompts of a LlamaGen",
+        "For the demo, use 1.5. With class labels, 1.5 to 2 gives more variety than the usual 4.")
     temperature: float = knob(1.0,
-        "Randomness of every token; lower is safer and less varied. Usual: 1; 0 always takes the likeliest token.",
+        "Randomness of every token; lower is safer and less varied. Usual: 1; at 0, the sampler always takes the "
+        "likeliest value.",
         low=0.0, high=2.0, step=0.01)
-    top_k: int | None = knob(None,
-        "Sample only from this many of the likeliest values of a token; fewer is cleaner and less varied. Usual: "
-        "2000 for classes, 1000 for text; 0 allows all values, as for Tar, Janus and PAR.",
-        low=0, high=65536, step=1, paper=2000,
-        more="At 1, it always takes the likeliest value. On the demo, 10 and more change nothing, because *top_p* 0.8 "
-        "leaves fewer values.")
+    top_k: int | None = top_k_knob(
+        "2000 for class labels, 1000 for text prompts of a LlamaGen, and 0 for Tar and Janus",
+        "At 1, the sampler always takes the likeliest value. On the demo, a *top_k* of 10 or more changes nothing, "
+        "because *top_p* 0.8 leaves fewer values than that.")
     top_p: float = top_p_knob(advanced=True)
     cfg_interval: int | None = knob(None,
-        "Guidance ends after this many decoding steps, which halves the work from there on. Usual: the number of "
-        "tokens of the image, or more, for guidance to the end.",
+        "Guidance ends after this many decoding steps; without guidance, a step takes half the work. Usual: the number "
+        "of tokens of the image or more, which keeps guidance to the end.",
         low=0, high=65536, step=1, paper=4096, advanced=True)
     @property
     def guides(self) -> bool:
@@ -66,16 +79,14 @@ class TokenSettings(Guarantees):
         return raster(model.grid)
 
 
-def parallel_knob(
-    what: str, usual: str, more: str = "", same: str = "identical image (in half precision, the same image as with 1)"
-) -> Any:
-    """The setting of Jacobi decoding: ``what`` it predicts, its usual value, the longer text of its help, and which
-    image is the ``same``.
+def parallel_knob(what: str, usual: str, more: str = "", same: str = "the image stays identical in fp32") -> Any:
+    """The setting of Jacobi decoding: ``what`` it predicts, its usual value, the longer text of its help, and what
+    stays the ``same``.
     """
     return knob(
         0,
-        f"Guess this many {what} ahead and verify the guesses in one pass: fewer passes, {same}. Usual: {usual}; 0 "
-        "turns it off.",
+        f"Guess this many {what} ahead and verify all guesses in one pass, so fewer passes are needed; {same}. Usual: "
+        f"{usual}; at 0, no guesses are made.",
         low=0,
         high=4096,
         step=1,
@@ -86,8 +97,9 @@ def parallel_knob(
 
 # The longer text of a method whose passes are predicted.
 OF_PASSES = (
-    "In fp32, this sampler gives the same image with and without it. In half precision, all values from 1 to the side "
-    "of the grid give the same image."
+    "In fp32, every value gives the identical image. In half precision, all values from 1 to the image's side in "
+    "tokens "
+    "give one image, but 0 gives a different image from the same distribution."
 )
 
 
@@ -95,16 +107,17 @@ def entropy_temperature_knob(what: str) -> Any:
     """The setting of the temperature by entropy (``draws.py``); ``what`` is drawn with it."""
     return knob(
         0.0,
-        f"Raises the temperature where the model is certain of a {what} and lowers it where the model is uncertain; "
-        f"higher has more effect. Usual: 0, the same temperature for every {what}; 1 is the published strength.",
+        f"Raises the temperature where the model is certain of a {what}, and lowers the temperature where the model is "
+        f"uncertain; a higher value strengthens the effect. Usual: 0, which uses the same temperature for every "
+        f"{what}; 1 is the published strength.",
         low=0.0,
         high=1.0,
         step=0.05,
         advanced=True,
-        more="Even areas get more variety. At 1, *temperature* is multiplied by 2.5 exp(-H / 3) + 0.6, where H is "
-            f"the entropy in nats of the values that may be sampled: by 3.1 if the model is certain of a {what}, by "
-            "less than 1 above 5.5 nats. On the demo, it needs a lower *temperature*; see docs/benchmarks.md in the "
-            "repository. The paper has no results for Tar.",
+        more="Areas with little detail get more variety. At 1, *temperature* is multiplied by 2.5 exp(-H / 3) + 0.6, "
+            "where H is the entropy in nats of the values that may be sampled. The factor is 3.1 if the model is "
+            "certain of a {what}, and below 1 if the entropy is above 5.5 nats. On the demo, use this setting only "
+            "with a lower *temperature*; see docs/benchmarks.md in the repository. The paper has no results for Tar.",
     )
 
 
@@ -113,7 +126,7 @@ SIDE = "the image's side in tokens (16 for 256 pixels)"
 
 def one_a_pass(report: Report) -> str:
     """Why a run that should decide several tokens in a pass gained nothing; "" if it decided several."""
-    return "Every pass decided one token, as in plain decoding." if (report.tokens_per_pass or 2) <= 1 else ""
+    return "Every pass decided only one token, as without acceleration." if (report.tokens_per_pass or 2) <= 1 else ""
 
 
 @dataclass(frozen=True)
@@ -122,11 +135,12 @@ class LlamaGenSettings(TokenSettings):
 
     top_p: float = top_p_knob(advanced=False)
     parallel: int = parallel_knob("tokens", SIDE,
-        "A pass predicts the next tokens from guesses and confirms every guess that it predicts itself (Jacobi "
-        "iteration). In half precision, every value from 1 to the side of the grid gives the same image, and 0 "
-        "gives a different image from the same distribution: compare with 1, or choose *dtype* fp32 in the loader. "
-        "On the demo, 16 takes about 65 passes instead of 256. For a single image on a GPU, twice the side may be "
-        "faster. On a CPU, it gains little from 4 images on.")
+        "A pass (one run of the transformer) computes the next tokens from the guesses, and confirms every guess that "
+        "equals the token computed for that position (Jacobi iteration). In half precision, all values from 1 to the "
+        "image's side in tokens give one image, but 0 gives a different image from the same distribution: compare with "
+        "the image of *parallel* 1, or choose *dtype* fp32 in the loader. On the demo, *parallel* 16 takes 59 passes "
+        "instead of 256. For a single image on a GPU, twice the side may be faster still. On a CPU, batches of "
+        "four or more images get hardly faster.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def no_gain(self, report: Report) -> str:
@@ -142,28 +156,30 @@ class TarPromptSettings(Settings):
 
     detail: str = knob(
         "729",
-        "Number of semantic codes that describe the image; fewer is faster and vaguer. Usual: 729, on which Tar was "
-        "trained most.",
+        "Number of semantic codes that describe the image; with fewer codes, Tar is faster and the description is "
+        "vaguer. Usual: 729, the number with which Tar was trained most.",
         choices=DETAILS,
-        more="A model with a different grid replaces the three numbers by its own.")
+        more="For a model with a different grid, FastAR replaces these three numbers with the numbers of that model.")
     temperature: float = knob(1.0,
-        "Randomness of every code; lower is safer and less varied. Usual: 1; 0 always takes the likeliest code.",
+        "Randomness of every code; lower is safer and less varied. Usual: 1; at 0, the model always takes the "
+        "likeliest code.",
         low=0.0, high=2.0, step=0.01)
     top_p: float = knob(0.95,
         "Sample only from the likeliest codes that together reach this probability; lower is safer and less varied. "
         "Usual: 0.95; 1 allows all codes.",
         low=0.0, high=1.0, step=0.01)
     top_k: int = knob(1200,
-        "Sample only from this many of the likeliest codes; fewer is safer and less varied. Usual: 1200; 0 allows "
-        "all codes, 1 always takes the likeliest.",
+        "Sample only from this many of the likeliest codes; fewer is safer and less varied. Usual: 1200; at 0, all "
+        "codes are allowed, and at 1 the model always takes the likeliest code.",
         low=0, high=65536, step=1)
     repetition_penalty: float | None = knob(None,
         "Makes codes that already occurred less likely; higher repeats less. Usual: the value that the model's file "
-        "recommends; 1 turns it off.",
+        "recommends; at 1, the penalty is off.",
         low=0.01, high=2.0, step=0.01, paper=1.0, advanced=True)
     parallel: int = parallel_knob("codes", "32 on a GPU",
-        "In half precision, 0 gives different codes from the same distribution.",
-        "identical codes (in half precision, the codes of 1)")
+        "In half precision, all values from 1 on give the same codes, but 0 gives different codes from the same "
+        "distribution.",
+        "the codes stay identical in fp32")
     entropy_temperature: float = entropy_temperature_knob("code")
 
 
@@ -185,57 +201,64 @@ class MuLoSDSettings(TokenSettings):
 
     another_image: ClassVar[bool] = True
 
+    cfg: float | None = cfg_knob("4 for class labels and for Tar, 7.5 for text prompts of a LlamaGen",
+        "For the demo, use 1.5. With class labels, 1.5 to 2 gives more variety than the usual 4.")
+    top_k: int | None = top_k_knob("2000 for class labels, 1000 for text prompts of a LlamaGen, and 0 for Tar",
+        "At 1, the sampler always takes the likeliest value. On the demo, a *top_k* of 10 or more changes nothing, "
+        "because *top_p* 0.8 leaves fewer values than that.")
     tau: float = knob(0.3,
-        "Lowest probability at which a draft token is accepted; higher is slower and closer to the large model. "
-        "Start with 0.3; 0 accepts the whole draft, above 1 everything is resampled.",
+        "Lowest probability at which a draft token is accepted; higher is slower and closer to the image of the large "
+        "model. Start with 0.3; at 0, the whole draft is accepted, and above 1 every token is resampled.",
         low=0.0, high=1.01, step=0.01,
-        more="The probability is summed over similar codes (*neighbours*). The right value depends on the models: "
-            "read *drafts accepted* in the report, then adjust it.")
+        more="The sampler adds up the probability of the draft's code and of similar codes (see *neighbours*). The "
+            "right value depends on the models: read *drafts accepted* in the report, then raise or lower *tau*.")
     expansion: int = knob(1,
-        "Radius in tokens around a rejected token that is resampled too; more is slower and hides seams better. "
-        "Usual: 1; 0 resamples rejected tokens only.",
+        "Tokens within this distance of a rejected token are resampled too; a larger distance is slower and hides "
+        "seams better. Usual: 1; at 0, only the rejected tokens are resampled.",
         low=0, high=16, step=1, symbol="l", unit="tokens",
-        more="In the paper, 0 is worse; on the demo, it is better.")
+        more="In the paper, 0 gives worse images than 1; on the demo, 0 gives better images.")
     acceptance_target: float = knob(0.0,
-        "Share of the draft tokens to accept, instead of tau; higher is faster and less like the large model. "
-        "Usual: 0.9 to 0.98; 0 uses tau.",
+        "Share of the draft tokens to accept, which replaces tau; higher is faster, and the image is less like the "
+        "large model's. Usual: 0.9 to 0.98; at 0, tau decides.",
         low=0.0, high=1.0, step=0.01, advanced=True,
-        more="Neighbours are resampled too. On a 32 x 32 grid with independent rejections, 0.7 resamples 95% of the "
-            "tokens, and 0.95 resamples 35%.")
+        more="The tokens around a rejected token (see *expansion*) are resampled too. If rejected tokens were spread "
+            "at random over a 32 x 32 grid, 95% of all tokens would be resampled at 0.7, and 35% at 0.95.")
     neighbours: int | None = knob(None,
-        "Number of similar codes whose probability is added to the probability of the draft code; more accepts more "
-        "of the draft. Usual: 1000 of 16,384 codes, or the same share; 0 needs a much lower tau.",
+        "Number of similar codes whose probability is added to the probability of the draft code; with more "
+        "neighbours, more of the draft is accepted. Usual: 1000 of 16,384 codes, or the same share of another number "
+        "of codes; 0 needs a much lower tau.",
         low=0, high=65536, step=1, paper=PUBLISHED_NEIGHBOURS, symbol="k", advanced=True,
         more="For the demo's 512 codes, this share is 31.")
     draft_rows: int = knob(4,
-        "Rows of the small image that are drafted before the large model verifies them; the next rows are drafted "
-        "from the result, and fewer rows are slower. Usual: 4 to 8, as the paper gives no number; 0 drafts the "
-        "whole image first.",
+        "Number of rows of the small image that are drafted before the large model verifies them; the next rows are "
+        "drafted from the result, and a smaller number is slower. Usual: 4 to 8 (our choice, because the paper gives "
+        "no number); at 0, the whole image is drafted first.",
         low=0, high=256, step=1, advanced=True,
-        more="With fewer rows, the sampler also accepts fewer drafts, because a row is enlarged before the rows "
-            "below it exist.")
+        more="With fewer rows, the sampler also accepts fewer draft tokens, because the last of these rows is enlarged "
+            "before the row below it exists.")
     draft_window: int = knob(8,
-        "Tokens of a row that the draft model decides before its next row starts; fewer is faster and less coherent. "
-        "Usual: 8; 0 drafts one token after another.",
+        "Number of tokens of a row that the draft model decides before it starts the next row; a smaller number is "
+        "faster, and the image is less coherent. Usual: 8; at 0, the draft model decides one token after another.",
         low=0, high=256, step=1, advanced=True,
-        more="It works like *window* of ZipAR Sampler.")
+        more="The setting works like *window* of ZipAR Sampler.")
     resample_window: int = knob(8,
-        "The same as draft_window, for the areas that the large model resamples. Usual: 4 to 16; 0 is slower and "
-        "resamples the tokens of an area one after another, but separate areas still at the same time.",
+        "The same as draft_window, but for the areas that the large model resamples. Usual: 4 to 16; 0 is slower, "
+        "because the tokens of an area are then resampled one after another, but separate areas are still resampled at "
+        "the same time.",
         low=0, high=256, step=1, advanced=True)
     resample_order: str = knob(AT_ONCE,
-        "islands at once resamples separate areas at the same time, as in the paper. one by one is slower: it "
-        "ignores resample_window and resamples one token after another.",
+        "With islands at once, separate areas are resampled at the same time, as in the paper. one by one is slower: "
+        "the sampler then ignores resample_window and resamples one token after another.",
         choices=(AT_ONCE, ONE_BY_ONE), advanced=True)
     repair: str = knob(LOCAL,
-        "What is resampled after a rejection. Usual: local, the area around the rejected token; suffix resamples "
-        "everything after it, for comparison as in the paper.",
+        "What is resampled after a rejection. Usual: local, which resamples the area around the rejected token; suffix "
+        "resamples every token after the rejected one and is there for comparison, as in the paper.",
         choices=(LOCAL, SUFFIX), advanced=True,
-        more="Earlier speculative decoding works like *suffix*.")
+        more="Earlier methods of speculative decoding work like *suffix*.")
     draft_parallel: int = parallel_knob("tokens of the draft", "the draft's side in tokens",
-        "In half precision, it gives a different draft from the same distribution. On the demo at *tau* 0, 8 takes "
-        "about 28 passes in all instead of 65.",
-        "identical draft in fp32")
+        "In half precision, the draft is a different one from the same distribution. On the demo with *tau* 0, "
+        "*draft_parallel* 8 reduces the passes of both models together from 65 to about 28.",
+        "the draft stays identical in fp32")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def exact(self, side: int) -> bool:

@@ -73,11 +73,12 @@ class ZipARSettings(TokenSettings):
     removed: ClassVar[Mapping[str, Any]] = {"mask_undecoded": True}
 
     window: int = knob(8,
-        "Tokens of a row that must be decided before the next row starts; fewer is faster and less coherent. Usual: "
-        "8 for 256 and 384 pixels, 16 for more; a whole row gives LlamaGen's image.",
+        "Number of tokens of a row that must be decided before the next row starts; a smaller number is faster, and "
+        "the image is less coherent. Usual: 8 for images of 256 and 384 pixels, 16 for larger images; a window as long "
+        "as the row gives LlamaGen's image.",
         low=1, high=256, step=1, symbol="s")
     parallel: int = parallel_knob("passes", SIDE,
-        f"{OF_PASSES} On the demo, a window of 8 takes about 40 passes instead of 144.")
+        f"{OF_PASSES} On the demo with a window of 8, *parallel* 16 reduces the passes from 144 to 44.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     # fmt: on
