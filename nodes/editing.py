@@ -103,7 +103,7 @@ class CropAroundMask(io.ComfyNode):
         """Whether the image has a file: without one Load Image fails with words of the operating system."""
         title = graph.without_file(cls, "image")
         if title:
-            return f"{title[:80]!r} has no file; choose or upload an image in this node, or switch the node off."
+            return f"{title[:80]!r} has no file; choose or upload an image in that node, or switch that node off."
 
         graph.leave_unread(cls)
         return True

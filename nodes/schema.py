@@ -315,7 +315,7 @@ def expect_text(value: Any, field: str) -> str:
     text = expect(value, str, field, "a text node, or type it")
 
     if len(text) > MOST_TEXT:
-        raise UserError(f"{field}: the text has {len(text)} characters; write at most {MOST_TEXT}.")
+        raise UserError(f"{field}: it has {len(text)} characters; give at most {MOST_TEXT}.")
     return text
 
 

@@ -146,7 +146,7 @@ REFUSED = {
     "caches": ("fasthybrid+lazymar", "^sampler: fasthybrid.lazymar samples a MAR.*; choose bitdance"),
     "a sampler of tokens": ("zipar", "^sampler: zipar samples a LlamaGen.*; choose bitdance"),
     "a draft": ("mulosd", "^sampler: mulosd samples a LlamaGen.*; choose bitdance"),
-    "parallel decoding": ("bitdance: parallel=16", "^parallel: exact parallel decoding is hopeless.* 512 to 2,048 .*;"),
+    "parallel decoding": ("bitdance: parallel=16", "^parallel: exact parallel decoding cannot help.* 512 to 2,048 .*;"),
     "euler": ("bitdance: sampler=euler", "^sampler: a BitDance has one sampler.* euler .*; leave it out"),
     "AR steps": (
         "bitdance: steps=32",
@@ -214,7 +214,7 @@ def test_an_autoencoder_beside_it_gives_the_same_images(folder):
 
 def test_a_text_model_is_a_folder_and_says_its_sizes(folder):
     model, vae, said = load(checkpoint="text")
-    assert said == "Draws 32 x 32 pixels." and vae.sizes == ((32, 32),)
+    assert said == "This model generates images of 32 x 32 pixels." and vae.sizes == ((32, 32),)
     text = Prompt.execute("a red house").result[0]
     samples, _ = sample(NODE, model=model, condition=text, **FEW, width=8, height=8)
     assert vae.decode(samples).shape == (1, 8, 8, 3)

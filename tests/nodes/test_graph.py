@@ -35,7 +35,7 @@ def template(own: Any, image: Any = "", title: Any = "Your own image") -> dict[s
 
 
 def test_an_image_that_was_not_chosen_is_asked_for_before_the_run(monkeypatch):
-    told = "'Your own image' has no file; choose or upload an image there, or switch it off."
+    told = "'Your own image' has no file; choose or upload an image in that node, or switch that node off."
     assert checked(monkeypatch, template(own=True)) == told
     assert checked(monkeypatch, template(own=True, title=None)).startswith("'Load Image' has no file;")
     assert checked(monkeypatch, template(own=True, image="cat.png")) is True
