@@ -138,10 +138,8 @@ def load(
         "encoder": str(encoder),
     }
     own = [SAMPLERS[name] for name in pipe.samplers]
-    found = loading.unused(given, own, [ready.condition], [ready.kind.one_grid])
-    if found is not None:
-        argument, whose = found
-        raise UserError(f"{argument}: {ready.model.name} does not use it, {whose}; leave it out.")
+    nobody = f"{ready.model.name} does not use"
+    loading.expect_used(given, own, [ready.condition], nobody, [ready.kind.one_grid])
 
     return pipe
 

@@ -24,7 +24,7 @@ from ..reports.files import Result, as_text, distinct, encoded, image_endings, o
 from ..reports.record import VERSION
 from ..reports.table import literal, markdown
 from ..runs.limits import SEEDS
-from ..runs.loading import AUTO, models_folder, unused
+from ..runs.loading import AUTO, expect_used, models_folder
 from ..runs.memory.fitting import DRAWING, card_of, dtypes_for, need, seconds
 from ..runs.registry import FAMILIES
 from ..samplers.conditioning import TextCondition
@@ -129,12 +129,8 @@ def _expect_used(what: Subject, options: argparse.Namespace) -> None:
     if what.entry is not None and what.condition != TextCondition.kind:
         reads.discard(TextCondition.kind)
 
-    given = {name: getattr(options, name) for name in ("decoder", "tar", "ta_tok", "encoder")}
-    found = unused(given, (), reads)
-    if found is not None:
-        name, whose = found
-        option = name.replace("_", "-")
-        raise UserError(f"{option}: {what.name} does not use it, {whose}; leave it out.")
+    given = {name: getattr(options, name.replace("-", "_")) for name in ("decoder", "tar", "ta-tok", "encoder")}
+    expect_used(given, (), reads, f"{what.name} does not use")
 
 
 def fitting(what: Subject, memory: int) -> str:

@@ -150,17 +150,13 @@ def with_draft(planned: Sequence[Planned], options: argparse.Namespace) -> list[
 def _expect_used(planned: Sequence[Planned], options: argparse.Namespace) -> None:
     """Raise a UserError if an option was given that no sampler of the run uses: it would be ignored without a word."""
     given: dict[str, Any] = {}
-    for name in ("draft", "upscale_model", "grid", "tar", "ta_tok", "encoder", "negative"):
-        usual, _ = MODEL_OPTIONS.get(name.replace("_", "-"), (None, ""))
-        given[name] = getattr(options, name, usual)
+    for name in ("draft", "upscale-model", "grid", "tar", "ta-tok", "encoder", "negative"):
+        usual, _ = MODEL_OPTIONS.get(name, (None, ""))
+        given[name] = getattr(options, name.replace("-", "_"), usual)
 
     entries = [p.entry for p in planned]
-    models = [p.on for p in planned]
-    found = loading.unused(given, entries, {on.condition for on in models}, [on.kind.one_grid for on in models])
-    if found is not None:
-        name, whose = found
-        option = name.replace("_", "-")
-        raise UserError(f"{option}: no sampler of this run uses it, {whose}; leave it out.")
+    reads = {p.on.condition for p in planned}
+    loading.expect_used(given, entries, reads, "no sampler of this run uses", [p.on.kind.one_grid for p in planned])
 
 
 def is_settings(variant: str) -> bool:

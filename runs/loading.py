@@ -622,17 +622,24 @@ _NAMED_BESIDE: dict[str, tuple[Any, str]] = {
 }
 
 
-def unused(
-    given: Mapping[str, Any], samplers: Collection[Entry], reads: Collection[str], one_grid: Collection[str] = ()
-) -> tuple[str, str] | None:
-    """The first of the choices beside a model that nothing would use, which would be ignored without a word, and who
-    uses it; None if there is none.
+def expect_used(
+    given: Mapping[str, Any],
+    samplers: Collection[Entry],
+    reads: Collection[str],
+    nobody: str,
+    one_grid: Collection[str] = (),
+) -> None:
+    """Check that no choice is given beside a model that nothing would use: it would be ignored without a word.
 
     Args:
-        given: the choices, by the arguments of :func:`fastar_nodes.load`.
+        given: the choices, by the arguments of :func:`fastar_nodes.load` or the options of the command line.
         samplers: those that may run.
         reads: kinds of conditions that the models read.
+        nobody: who would use it, and does not, for messages.
         one_grid: of each model why it takes no grid, see :attr:`.Family.one_grid`; "" if it takes one.
+
+    Raises:
+        UserError: there is one.
     """
     from_codes = not {FeatureCondition.kind, CodeCondition.kind}.isdisjoint(reads)
     used = {
@@ -647,10 +654,11 @@ def unused(
     }
 
     for name, value in given.items():
-        usual, whose = _NAMED_BESIDE[name]
-        if value != usual and not used[name]:
-            return name, whose or " and ".join(dict.fromkeys(one_grid))
-    return None
+        argument = name.replace("-", "_")
+        usual, whose = _NAMED_BESIDE[argument]
+        if value != usual and not used[argument]:
+            reason = whose or " and ".join(dict.fromkeys(one_grid))
+            raise UserError(f"{name}: {nobody} it, {reason}; leave it out.")
 
 
 def beside(entry: Entry, ready: Ready, drafts: Drafts) -> dict[str, Any]:

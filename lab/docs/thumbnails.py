@@ -25,6 +25,7 @@ from ...reports.drawing import Canvas, Ink, contact_sheet, line_height, resize, 
 from ...reports.summary import alone, fewer_calls
 from ...runs.advice import candidates
 from ...runs.choice import choose
+from ...runs.images import to_bytes
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = ROOT / "workflows"
@@ -177,11 +178,6 @@ def _connected(node: dict[str, Any], kind: str) -> list[str]:
 def _reports(template: Template, node: dict[str, Any]) -> list[Any]:
     """The reports that a node gets."""
     return [template.given(node, name) for name in _connected(node, "report")]
-
-
-def to_bytes(images: Any) -> np.ndarray:
-    """The images of a batch, uint8 [N, H, W, 3]."""
-    return (images.clamp(0, 1) * 255).round().to(torch.uint8).numpy()
 
 
 def pixels(images: Any) -> np.ndarray:
