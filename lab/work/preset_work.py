@@ -260,8 +260,8 @@ def accepting(share: float) -> Iterator[None]:
         yield
 
 
-def cost(entry: hub.Entry, sampler: str, settings: Any, accepted: float | None = None) -> Cost:
-    """What an image of a catalogue entry costs with a sampler of the registry at its settings.
+def cost(entry: hub.Entry, sampler: str, settings: Any, accepted: float | None = None, images: int = 1) -> Cost:
+    """What a batch of images of a catalogue entry costs with a sampler of the registry at its settings.
 
     ``accepted``: probability that a draft is accepted; None: that of ACCEPTED.
     """
@@ -276,10 +276,11 @@ def cost(entry: hub.Entry, sampler: str, settings: Any, accepted: float | None =
     if own.needs_up_sampler:
         more["up_sampler"] = PixelUpSampling(_tokenizer())
 
-    noise = own.family.noise(0, range(1))
+    noise = own.family.noise(0, range(images))
+    condition = network.condition.of([0] * images)
     share = ACCEPTED.get(sampler.partition("+")[0], 1.0) if accepted is None else accepted
     with countable(), accepting(share), tokenizer_not_counted(), _Counter(networks) as counter:
-        made: Any = finish(own.run(network.model, network.condition, settings, noise, **more))
+        made: Any = finish(own.run(network.model, condition, settings, noise, **more))
 
     counts = made.report.counts
     return Cost(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from types import MappingProxyType
 from typing import Any
@@ -40,6 +40,7 @@ class Published:
     plain: Mapping[str, Any] = field(default_factory=lambda: MappingProxyType({}))  # of the plain sampler
     preset: str = ""  # whose settings these are; else ``values`` alone
     accepted: float | None = None  # share of drafts, where it is simulated
+    images: int = 1  # of the batch; calls are the batch's, operations an image's
 
 
 def _cspd(length: int, accepted: float, paper: str) -> Published:
@@ -49,15 +50,19 @@ def _cspd(length: int, accepted: float, paper: str) -> Published:
     return Published("mar-huge", "cspd", title, f"{paper} in s, batch 256", values, _256, accepted=accepted)
 
 
-def _fasthybrid(entry: str, k: int, paper: str) -> Published:
+def _fasthybrid(entry: str, k: int, paper: str = "", accepted: float = 0.99, images: int = 1) -> Published:
     values = {**_MAR, "lookahead": k, "threshold": 0.8, "guided_steps": 10}
-    title = f"FastHybrid, k {k}, 99 % of the drafts accepted"
-    return Published(entry, "fasthybrid", title, f"{paper} in s, batch 8", values, _MAR, accepted=0.99)
+    batch = f", batch of {images}" if images > 1 else ""
+    title = f"FastHybrid, k {k}{batch}, {100 * accepted:g} % of the drafts accepted"
+    speedup = f"{paper} in s, batch 8" if paper else ""
+    return Published(entry, "fasthybrid", title, speedup, values, _MAR, accepted=accepted, images=images)
 
 
 ROWS = (
     _fasthybrid("mar-base", 7, "1.97"),
     Published("mar-base", "mar", "MAR, 24 diffusion steps", "", {**_MAR, "diffusion_steps": 24, "t_max": 950}, _MAR),
+    *(_fasthybrid("mar-base", 7, accepted=share) for share in (0.995, 0.98, 0.9)),
+    *(_fasthybrid("mar-base", 7, accepted=share, images=8) for share in (0.995, 0.99, 0.98, 0.9)),
     _fasthybrid("mar-large", 8, "1.92"),
     _fasthybrid("mar-huge", 9, "1.69"),
     Published("mar-huge", "lazymar", "LazyMAR, 64 AR steps", "2.83 in operations", _LAZY, _MAR),
@@ -100,14 +105,16 @@ def costs_of(row: Published) -> tuple[Cost, Cost]:
     """What an image costs by a row, and by the plain sampler."""
     plain_entry = _entry(_PLAIN_ENTRY.get(row.entry, row.entry))
     plain = preset_work.rows_of(plain_entry)[0].sampler
-    return _cost(row.entry, row), _plain_cost(plain_entry.id, plain, tuple(row.plain.items()))
+    own = _cost(row.entry, row)
+    own = replace(own, flops=own.flops / row.images)
+    return own, _plain_cost(plain_entry.id, plain, tuple(row.plain.items()))
 
 
 def _cost(entry: str, row: Published) -> Cost:
     if row.preset:
         return Row(_entry(entry), row.sampler, row.preset).cost()
     settings = make(registry.find(row.sampler).settings, row.values)
-    return preset_work.cost(_entry(entry), row.sampler, settings, row.accepted)
+    return preset_work.cost(_entry(entry), row.sampler, settings, row.accepted, row.images)
 
 
 @lru_cache(maxsize=16)

@@ -9,7 +9,6 @@
 // that is added later would take its place. It is not sent in prompts.
 import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
-import { ComfyWidgets } from "../../../scripts/widgets.js"
 import { hostsOf, nodeOf } from "./graphs.js"
 import { tellInApp } from "./messages.js"
 import { say } from "./words.js"
@@ -43,7 +42,7 @@ function linesOf(node, text) {
 const heightOf = (node, text) => Math.min(MOST, Math.max(LEAST, linesOf(node, text) * LINE + 16))
 
 function addText(node) {
-  const { widget } = ComfyWidgets.STRING(node, NAME, ["STRING", { multiline: true }], app)
+  const { widget } = app.widgets.STRING(node, NAME, ["STRING", { multiline: true }], app)
   widget.label = say(NAME)
   widget.serialize = false // not among the values of widgets
   widget.options.serialize = false // not in prompts
