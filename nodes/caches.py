@@ -8,12 +8,11 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from ..errors import OfFastAR, UserError
-from ..runs.shown import settings_sent
 from ..samplers.mar.lazy import check as check_caches
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.settings import in_words, knobs, make
 from .host.loaded import Loaded
-from .sent import expect_removed_to_hold, facts_of
+from .sent import expect_removed_to_hold, facts_of, settings_sent
 from .sockets import expect_own
 
 

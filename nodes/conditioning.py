@@ -30,7 +30,6 @@ from ..runs.images import to_bytes, to_rgb
 from ..runs.labels import PICTURE_BOOK, check_labels, label_sets, resolve_labels, split_labels, unknown_words
 from ..runs.loading import AUTO, dtype_name
 from ..runs.memory.tokens import estimate_prompt
-from ..runs.shown import PLAIN, settings_sent
 from ..samplers.conditioning import CodeCondition, EditSettings, ImagePromptCondition, PromptCondition, TextCondition
 from ..samplers.settings import Settings, knob, make
 from ..samplers.tokens.settings import DETAILS, TarPromptSettings
@@ -64,7 +63,7 @@ from .schema import (
     validity,
     widgets,
 )
-from .sent import facts_of
+from .sent import PLAIN, facts_of, settings_sent
 from .sockets import MOST_IMAGES, LabelText
 
 NONE = "none"

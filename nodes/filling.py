@@ -22,11 +22,11 @@ from ..runs import loading, presets, registry
 from ..runs.choice import ModelFacts
 from ..runs.loading import AUTO
 from ..runs.registry import SAMPLERS
-from ..runs.shown import PLAIN, PRESETS, free_of, numbers
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.tokens.settings import TarPromptSettings
 from . import host, loaders, samplers
 from .schema import checked_preset, describe
+from .sent import PLAIN, PRESETS, free_of, numbers
 
 # The language model of Tar, which no family of the registry is; and it in words.
 _LANGUAGE = "tar language model"

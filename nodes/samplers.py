@@ -13,7 +13,6 @@ from ..networks.torch_state import in_own_state
 from ..runs import presets, registry
 from ..runs.labels import unknown_words
 from ..runs.registry import SAMPLERS, Entry, plain_sampler
-from ..runs.shown import PLAIN, PRESETS, RECOMMENDED, settings_sent
 from ..samplers.mar.schedule import QUARTERS
 from ..samplers.mar.settings import CacheSettings, GtRSettings
 from ..samplers.settings import in_words, knobs, make
@@ -37,7 +36,7 @@ from .schema import (
     seed_widget,
     setting_widgets,
 )
-from .sent import expect_removed_to_hold, facts_of, take_removed
+from .sent import PLAIN, PRESETS, RECOMMENDED, expect_removed_to_hold, facts_of, settings_sent, take_removed
 
 
 def sampled(vae: str = "the same loader") -> list[io.Output]:

@@ -20,8 +20,8 @@ from ..networks.chat import MOST_TEXT
 from ..runs.images import IMAGE_SOURCE, LATENT_SOURCE, MASK_SOURCE, image_tensor, latent_tensor, mask_tensor
 from ..runs.limits import SEEDS, whole
 from ..runs.registry import FAMILIES
-from ..runs.shown import PRESETS, usual_numbers
 from ..samplers.settings import Knob, Settings, default_or_paper, knobs
+from .sent import PRESETS, usual_numbers
 
 T = TypeVar("T")
 
@@ -191,7 +191,7 @@ def preset_widget(options: Sequence[str] = PRESETS) -> io.Input:
     """The preset widget.
 
     A choice in it fills in the numbers below, see ``filling`` and web/js/presets.js. Of graphs that a program sends see
-    ``runs/shown.py``.
+    ``sent``.
     """
     return io.Combo.Input(
         "preset",

@@ -1,19 +1,96 @@
-"""The settings of a node as they arrived: from the editor, from a program, or in a saved graph."""
+"""The numbers of a node: those that it shows for a preset, and those that arrive from the editor, a program or a saved
+graph.
+
+A number that arrives is used, and the preset sets those that are left out. The editor shows the numbers of a preset for
+the connected model and leaves them out of prompts, see web/js/presets.js: a number that is changed by hand makes the
+preset *custom*, with which all are sent.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..runs import presets
 from ..runs.choice import ModelFacts
-from ..samplers.settings import Settings, is_removed, removed_from
+from ..samplers.settings import Settings, filled_in, is_removed, removed_from, setting_in_words, shown
 from . import graph
 from .host.loaded import Loaded
+
+# The first option of a node without presets: what the model's file recommends, else the defaults.
+RECOMMENDED = "recommended"
+# Options of the preset widget: of an accelerator, and of a node that has no presets.
+PRESETS = presets.NAMES
+PLAIN = (RECOMMENDED, presets.CUSTOM)
+# Settings that presets leave alone: parallel, which changes no image, and the detail of Tar's codes. ZipAR's PJD alone
+# sets one of them.
+FREE = ("parallel", "detail")
 
 
 def facts_of(loaded: Loaded[Any]) -> ModelFacts:
     """What the settings of a run depend on."""
     return ModelFacts.of(loaded.model, loaded.recommended)
+
+
+def free_of(kind: type, option: str) -> tuple[str, ...]:
+    """The settings of FREE that an option of the preset widget leaves alone, of settings of class ``kind``."""
+    sets = {} if option == RECOMMENDED else presets.values(kind, option, demo=False)
+    return tuple(name for name in FREE if name not in sets)
+
+
+def numbers(kind: type, option: str, model: ModelFacts, steps: int | None = None) -> dict[str, Any]:
+    """What a node shows for an option of its preset widget: with the model's own values where a setting is None.
+
+    Args:
+        kind: class of the node's settings.
+        steps: of the sampler, for a cache, whose settings do not hold them.
+    """
+    return _with_own(_settings(kind, option, model, {}, steps), model)
+
+
+def settings_sent(
+    kind: type, option: str, model: ModelFacts, values: Mapping[str, Any], steps: int | None = None
+) -> tuple[Any, str]:
+    """The settings of a run from the values that were sent, and the node's text about them; "" if it has nothing to
+    say.
+
+    Args:
+        kind, option, model, steps: as of :func:`numbers`.
+        values: setting name to value; any may be left out.
+    """
+    used = _settings(kind, option, model, values, steps)
+    if option == presets.CUSTOM:
+        return used, ""
+
+    found = _with_own(used, model)
+    of_preset = numbers(kind, option, model, steps)
+
+    differing: list[str] = []
+    for name in values:
+        if name not in FREE and found[name] != of_preset[name]:
+            given = setting_in_words(name, found[name])
+            differing.append(f"{given}, {option} has {shown(of_preset[name])}")
+
+    if not differing:
+        return used, ""
+    few = "; ".join(differing[:3]) + ("; ..." if len(differing) > 3 else "")
+    return used, f"custom: for this model, these numbers differ from *{option}* ({few})."
+
+
+def usual_numbers(kind: type, options: Sequence[str]) -> dict[str, Any]:
+    """The settings of a new node, from its first option for a full-size model; None where they are a model's."""
+    return vars(_settings(kind, options[0], ModelFacts(), {}))
+
+
+def _settings(kind: type, option: str, model: ModelFacts, values: Mapping[str, Any], steps: int | None = None) -> Any:
+    """The settings of an option, in which ``values`` replace its own values."""
+    preset = presets.CUSTOM if option == RECOMMENDED else option
+    return model.settings(kind, preset, values, steps)
+
+
+def _with_own(settings: Any, model: ModelFacts) -> dict[str, Any]:
+    """Settings with the model's own values where one is None."""
+    return filled_in(settings, model.own_values(settings))
 
 
 def take_removed(node: Any, kind: type[Settings], inputs: dict[str, Any]) -> dict[str, Any]:

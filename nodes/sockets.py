@@ -21,7 +21,6 @@ from ..networks.chat import MOST_TEXT
 from ..networks.precision import is_finite
 from ..reports.record import EXPANDED
 from ..runs.labels import split_labels
-from ..runs.shown import PRESETS
 from ..samplers.conditioning import (
     FREEDOM,
     MOST_FREEDOM,
@@ -34,6 +33,7 @@ from ..samplers.conditioning import (
     TextCondition,
 )
 from .schema import SEED_LIMIT, STRANGE, describe
+from .sent import PRESETS
 
 T = TypeVar("T")
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from fastar_nodes.errors import UserError
 from fastar_nodes.nodes import filling
-from fastar_nodes.runs.shown import FREE
+from fastar_nodes.nodes.sent import FREE
 from fastar_nodes.samplers.mar.settings import MARSettings
 from flat_graphs import flat
 from graphs import WIDGETS, widget_values

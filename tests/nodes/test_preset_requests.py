@@ -8,10 +8,10 @@ from functools import cache
 import pytest
 from fastar_nodes.nodes import conditioning, samplers
 from fastar_nodes.nodes.host.loaded import Loaded
+from fastar_nodes.nodes.sent import FREE
 from fastar_nodes.runs import conditions
 from fastar_nodes.runs.choice import ModelFacts
 from fastar_nodes.runs.registry import SAMPLERS
-from fastar_nodes.runs.shown import FREE
 from fastar_nodes.samplers.settings import filled_in, knobs
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from graphs import WIDGETS, default

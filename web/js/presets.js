@@ -6,7 +6,7 @@
 // changes nothing. A run that is queued meanwhile waits for the answer.
 //
 // A prompt has the numbers of a preset only where they are custom: the sampler, which knows the model, fills in what is left out (see
-// runs/shown.py). Which model a node that runs hands on, such as a switch, is not known here; the editor then shows the numbers for a full-size
+// nodes/sent.py). Which model a node that runs hands on, such as a switch, is not known here; the editor then shows the numbers for a full-size
 // model, and the label of the preset says so.
 //
 // All of this holds in subgraphs too. A widget of a node in a subgraph may be promoted to the subgraph's node, which then has a value of its
