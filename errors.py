@@ -113,8 +113,8 @@ def not_finite(field: str, maker: str, made: str) -> UserError:
         made: what it computed: "latents", "logits", "pixels" or "features".
     """
     return UserError(
-        f"{field}: {maker} computed {made} that are not finite (NaN or infinity). Either fp16 overflowed, or the file "
-        "is damaged or from a training that diverged; choose the dtype bf16 or fp32, or another file."
+        f"{field}: {maker} computed {made} that are not finite (NaN or infinity). Possible causes: fp16 overflowed, "
+        "the file is damaged, or its training run diverged. Choose the dtype bf16 or fp32, or a different file."
     )
 
 

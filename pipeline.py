@@ -203,7 +203,7 @@ class Pipeline:
         nets.append(self.decoder.net)
         choose(self.model.net, source.speed, moved.device)  # whether it can be compiled there
 
-        with enough_memory(f"device: {moved.device} has too little memory for this model; choose another."):
+        with enough_memory(f"device: {moved.device} has too little memory for this model; choose a different device."):
             try:
                 for part in nets:
                     part.to(moved.device)
@@ -296,7 +296,7 @@ class Pipeline:
         )
         edit = None
         if not edits:
-            with enough_memory("mask: memory is insufficient for this image or mask; give smaller ones."):
+            with enough_memory("mask: there is not enough memory for this image and mask; give smaller ones."):
                 edit = self._edit(entry, image, mask, made)
         # 3. The sampler with its draft model, in parts if memory is insufficient for the whole batch.
         numbers = range(first, first + len(condition))
@@ -412,22 +412,23 @@ class Pipeline:
         kind = self.ready.condition
         if negative is not None and kind != "prompt":
             raise UserError(
-                f"negative: only Harmon and UniPic use it, but {self.model.name} reads {KINDS[kind]}; leave it out."
+                f"negative: only Harmon and UniPic read a negative text, but {self.model.name} reads {KINDS[kind]}; "
+                "leave negative out."
             )
 
         if prompt_settings and kind != "features":
             raise UserError(
-                f"prompt_settings: they are for Tar's language model, which {self.model.name} does not have; leave "
-                "them out."
+                f"prompt_settings: these settings are for Tar's language model, which {self.model.name} does not have; "
+                "leave them out."
             )
 
         if image is not None and not self.ready.kind.reads_images:
-            raise UserError(f"image: {self.model.name} reads {KINDS[kind]} and cannot edit an image; load a Janus-4o.")
+            raise UserError(f"image: {self.model.name} reads {KINDS[kind]} and cannot edit an image; load Janus-4o.")
         if image is not None and negative is not None:
             raise has_null_prompt(self.model.name)
         if freedom is not None and image is None:
             raise UserError(
-                "freedom: it applies only to an image that the prompt changes; give the image, or leave freedom out."
+                "freedom: this applies only to an image that the prompt changes; give the image, or leave freedom out."
             )
 
         asked = prompt_settings or {}
@@ -454,7 +455,8 @@ class Pipeline:
             raise UserError(f"prompt: it asks for {count} images; ask for 1 to {MOST_IMAGES}.")
 
         if image is not None:
-            with enough_memory("image: memory is insufficient to read it; choose another device or a smaller dtype."):
+            with enough_memory("image: there is not enough memory to read the image; choose a different device or a "
+                "smaller dtype."):
                 return self.readers.image_prompts(self.ready, texts, image, freedom, images)
 
         self.readers.seed = seed
@@ -463,7 +465,7 @@ class Pipeline:
         return self.readers.prompts(self.ready, [text for text in texts for _ in range(images)], first)
 
     @in_own_state
-    @enough_memory("image: memory is insufficient to answer; choose another device or a smaller dtype.")
+    @enough_memory("image: there is not enough memory to answer; choose a different device or a smaller dtype.")
     def ask(self, image: AnyImage, question: str, *, temperature: float = 0.0, limit: int = 512, seed: int = 0) -> str:
         """Ask a Janus about an image, for example to describe it.
 
@@ -499,7 +501,8 @@ class Pipeline:
         return self.decoder.decode(latents).numpy()
 
     @in_own_state
-    @enough_memory("image: memory is insufficient to encode it; give a smaller one, or choose another device.")
+    @enough_memory("image: there is not enough memory to encode the image; give a smaller image, or choose a different "
+        "device.")
     @torch.no_grad()
     def encode(self, image: AnyImage | Sequence[AnyImage], grid: tuple[int, int] | None = None) -> Tensor:
         """Latents fp32 [B, C, h, w], or codes int64 [B, h, w] for a token model, of an image or several of one size.
@@ -543,8 +546,8 @@ class Pipeline:
             demos = entry.demos(entry.family.name)
             remedy = f'load another model, for example load("{demos[0]}"), or choose' if demos else "choose"
             raise UserError(
-                f"sampler: {entry.name} samples {entry.models}, but {self.model.name} does not suit it; {remedy} one "
-                f"of {', '.join(suited)}."
+                f"sampler: {entry.name} works with {entry.models}, but not with {self.model.name}; {remedy} one of "
+                f"{', '.join(suited)}."
             )
         return entry
 
@@ -555,7 +558,7 @@ class Pipeline:
             return None
 
         if image is None or mask is None:
-            raise UserError("mask: inpainting needs an image and a mask; give both, or neither.")
+            raise UserError("mask: inpainting needs both an image and a mask; give both, or neither.")
         if entry.needs_up_sampler:
             raise UserError(f"mask: {entry.name} samples whole images only; choose a different sampler for inpainting.")
 
@@ -566,8 +569,8 @@ class Pipeline:
         if start.ndim != (3 if codes else 4) or start.is_floating_point() == codes:
             form = "codes int64 [1 or batch, h, w]" if codes else "latents [1 or batch, C, h, w]"
             raise UserError(
-                f"image: it is a tensor of {start.dtype} and shape {list(start.shape)}; give {form} as sample() "
-                "returns them, or an image."
+                f"image: the tensor has the dtype {start.dtype} and the shape {list(start.shape)}; give {form}, as "
+                "sample() returns them, or an image."
             )
         if codes:
             cast(VQModel, self.ready.decoder).expect_entries(start, "image")

@@ -143,7 +143,8 @@ def _measure(planned: list[Planned], batch: int, repeats: int, what: list[AnyCon
     runs: list[list[Report]] = [[] for _ in planned]
     for _, i, made in in_turn(planned, what, range(repeats)):
         if not made.report.seconds:
-            raise UserError(f"{planned[i].entry.name}: its run was too short to measure; raise --batch.")
+            raise UserError(f"{planned[i].entry.name}: this sampler ran too briefly to measure its time; raise "
+                "--batch.")
         runs[i].append(made.report)
 
     medians = [repeated(reports) for reports in runs]

@@ -142,7 +142,8 @@ def fitting(what: Subject, memory: int) -> str:
     entry = what.entry
     if entry is None or entry.built_in or entry.family not in DRAWING or not entry.network:
         raise UserError(
-            f"memory: {what.name} is not a published model that generates images; name one, for example janus-pro-7b."
+            f"memory: {what.name} is not a published model that generates images; name such a model, for example "
+            "janus-pro-7b."
         )
 
     card = card_of(memory)

@@ -57,11 +57,11 @@ def conditions(
     kinds = {p.on.condition for p in planned}
     if texts and kinds == {"class"}:
         raise UserError(
-            f"prompt: the models of this run ({names}) take classes, not prompts; name a class with --label."
+            f"prompt: the models of this run ({names}) read classes, not prompts; name a class with --label."
         )
     if label is not None and "class" not in kinds:
         raise UserError(
-            f"label: the model of this run ({names}) takes a prompt, not a class; give a prompt with --prompt."
+            f"label: the model of this run ({names}) reads a prompt, not a class; give a prompt with --prompt."
         )
     if asked and "features" not in kinds:
         setting = next(iter(asked))
@@ -72,10 +72,10 @@ def conditions(
     images = getattr(options, "image", None)
     stated = getattr(options, "freedom", None)
     if stated is not None and not images:
-        raise UserError("freedom: it applies only to an image that the prompt changes; give the image with --image.")
+        raise UserError("freedom: this applies only to an image that the prompt changes; give the image with --image.")
     if images and "class" in kinds:
         raise UserError(
-            f"image: the models of this run ({names}) take classes and cannot edit an image; use a Janus-4o."
+            f"image: the models of this run ({names}) read classes and cannot edit an image; use Janus-4o."
         )
 
     build = builder(

@@ -37,8 +37,8 @@ def choose_models(
     for entry in entries:
         if found not in entry.families:
             raise UserError(
-                f"samplers: {entry.name} samples {entry.models}, but {Path(model).name} is "
-                f"{FAMILIES[found].words}; leave it out, or name a different model."
+                f"samplers: {entry.name} works with {entry.models}, but {Path(model).name} is {FAMILIES[found].words}; "
+                "leave this sampler out, or name a different model."
             )
 
     return {entry.name: (found, model) for entry in entries}
@@ -98,7 +98,8 @@ def _demo_model(entry: Entry, entries: Sequence[Entry], families: Mapping[str, s
         raise UserError(
             f"samplers: the demo model of {' and '.join(first)} has {side} x {side} tokens, but the demo model of "
             f"{' and '.join(second)} has {other_side} x {other_side}. FastAR can compare {entry.name} with only one of "
-            f"them; leave out {' and '.join(first)} or {' and '.join(second)}, and compare it in a second run."
+            f"these models; leave out {' and '.join(first)} or {' and '.join(second)}, and compare the sampler that "
+            "you leave out in a second run."
         )
 
     (wanted,) = sizes

@@ -122,8 +122,8 @@ def load(options: argparse.Namespace, entries: Iterable[Entry]) -> dict[str, Rea
     families = {family for family, _ in chosen.values()}
     if options.model == DEMO and options.decoder != AUTO and len(families) > 1:
         raise UserError(
-            "decoder: the samplers of this run belong to two families, and each family has its own decoder; leave "
-            "decoder at auto."
+            "decoder: the samplers of this run belong to two families of models, and each family has its own decoder; "
+            "leave decoder at auto."
         )
 
     # Several samplers may have the same model.
@@ -260,7 +260,7 @@ def assigned(
             raise UserError(f"set: {whose} setting {name[:60]}; {hint}")
 
         if dot and name in settings_of(sampler):
-            raise UserError(f"set: samplers already sets {sampler}.{name}; leave one of the two out.")
+            raise UserError(f"set: --samplers already sets {sampler}.{name}; leave one of the two out.")
 
         if dot:
             own[sampler][name] = value

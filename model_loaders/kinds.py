@@ -202,13 +202,15 @@ def choose_dtype(name: str | Precision, device: str | torch.device, family: str)
     if name == "fp16" and kind.overflows:
         raise UserError(f"dtype: fp16 overflows in {kind.noun}; choose bf16, fp32 or auto")
     if name == "fp16" and kind.untested:
-        raise UserError(f"dtype: {kind.noun} was trained in bf16 and is not tested in fp16; choose bf16, fp32 or auto")
+        raise UserError(f"dtype: {kind.noun} was trained in bf16, and nobody has tested it in fp16; choose bf16, fp32 "
+            "or auto")
     if isinstance(name, str) and name in DTYPES:
         return DTYPES[name]
 
     known = dtypes_of(kind)
     if name in FEWER_BITS and kind.blocks and name not in known:
-        raise UserError(f"dtype: {kind.noun} was not measured in 4 bits; choose {INT8}")
+        raise UserError(f"dtype: FastAR does not offer 4 bits for {kind.noun}, because we have not measured the loss; "
+            f"choose {INT8}")
     if name not in known:
         raise UserError(f"dtype: {name!r} is not known for {kind.noun}; choose {', '.join(known)}")
     if name == FP8 and not holds_fp8(device):
@@ -312,7 +314,7 @@ def read(
     elif kind.loader:
         remedy = f"load it with {kind.loader}"
     elif kind.field == expected.field:
-        remedy = "choose another file"
+        remedy = "choose a different file"
     else:
         remedy = f"choose it as {kind.field}"
     raise file.error(f"holds {kind.noun}, not {expected.noun}", remedy)
@@ -344,7 +346,7 @@ def identified(file: ck.Checkpoint, wanted: str = "", weights: str = AUTO) -> tu
     if len(chosen) > 1:
         raise file.error(
             f"holds several networks of one kind ({listed(chosen)})",
-            "save the weights of one of them in a file of its own",
+            "save the weights of one of these networks in a file of its own",
         )
     if averaged and trained and weights == AUTO:
         file.assume("averaged (EMA) weights of the file; it holds the trained ones, too")

@@ -47,10 +47,10 @@ def load_upscaler(path: Path, device: torch.device) -> tuple[Callable[[Tensor], 
     except Exception as e:  # spandrel raises what the file's format raises
         raise UserError(
             f"upscale_model: {path.name} holds no super-resolution model that spandrel knows ({first_line(e)}); choose "
-            "another file."
+            "a different file."
         ) from None
     if not enlarges_rgb(model):
-        raise UserError(f"upscale_model: {path.name} does not enlarge RGB images; choose a model that does.")
+        raise UserError(f"upscale_model: {path.name} does not enlarge RGB images; choose a model that enlarges them.")
 
     model.eval()
 

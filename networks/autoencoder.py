@@ -38,7 +38,7 @@ STATED_GROUPS = "fastar_groups"
 WHOLE = 1 << 19
 # Images that a pass of the decoder decodes.
 DECODE_BATCH = 8
-TOO_LITTLE_TO_DECODE = "memory: there is too little to decode a single image; choose another device."
+TOO_LITTLE_TO_DECODE = "memory: there is too little memory to decode even a single image; choose a different device."
 # Elements of one block of the similarity matrix of positions and codes: 64 MB in fp32.
 _BLOCK = 1 << 24
 
@@ -428,7 +428,7 @@ def _expect_latents(latents: Tensor, channels: int) -> None:
         )
 
     if not is_finite(latents):
-        raise UserError("latents: they hold numbers that are not finite; sample them again.")
+        raise UserError("latents: they hold numbers that are not finite (NaN or infinity); sample them again.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -608,5 +608,5 @@ class VQModel:
         entries = self.net.config.codes
         if int(codes.min()) < 0 or int(codes.max()) >= entries:
             raise UserError(
-                f"{field}: its codes are outside 0 to {entries - 1}, the entries of the codebook of {self.name}."
+                f"{field}: some codes are outside 0 to {entries - 1}, the codes of {self.name}."
             )

@@ -32,7 +32,7 @@ def without_special(ids: list[int], special: Sequence[Container[int]], name: str
     """The ids of a text for the model ``name``; a UserError if one of them is a special token."""
     for reserved in special:
         if any(i in reserved for i in ids):
-            raise UserError(f"{field}: it contains a special token of {name}; write it in a different way.")
+            raise UserError(f"{field}: the text contains a special token of {name}; write the text in a different way.")
 
     return ids
 
@@ -48,7 +48,7 @@ def checked(ids: list[int], vocab: int, most: int, name: str, field: str = "text
     if len(ids) > most:
         raise UserError(
             f"{field}: the prompt has {len(ids)} tokens with its template, but {name} reads at most {max(0, most)}; "
-            "shorten it."
+            "shorten the prompt."
         )
 
     return ids

@@ -274,8 +274,8 @@ class JanusModel(TokenModel):
         t = self.template
         if t.image_end is None or t.place is None or t.end is None:
             raise UserError(
-                f"image: the tokenizer of {self.name} has no tokens for an image in a prompt; use the model's own "
-                "tokenizer."
+                f"image: the tokenizer of {self.name} has no tokens for an image in a prompt; replace the tokenizer "
+                "with the model's own."
             )
 
         return [t.image, *[t.place] * self.tokens, t.image_end]

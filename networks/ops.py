@@ -520,8 +520,8 @@ class PackedLinear(nn.Module):
             return from_tiles(codes)
 
         raise UserError(
-            f"device: an earlier run on {self.arranged} rearranged these int4 weights; load the model again for "
-            f"{self.weight.device}."
+            f"device: an earlier run on {self.arranged} rearranged these int4 weights for that device; load the model "
+            f"again for {self.weight.device}."
         )
 
 

@@ -298,7 +298,8 @@ class TATokModel:
         c = self.net.config
         if not c.encoder_depth:
             raise UserError(
-                f"ta_tok: {self.name} has no image encoder, only the part that reads codes; load a complete TA-Tok."
+                f"ta_tok: the file {self.name} holds only the part that reads codes, but no image encoder; load a "
+                "complete TA-Tok."
             )
         assert images.ndim == 4 and images.shape[1] == 3, "images of 3 channels"
         assert 1 <= pool <= c.side, "a setting's choices"

@@ -96,7 +96,7 @@ class Advisor(ModelFirst):
             rest = time_left(at.seconds_left)
             host.text.show(cls, f"run {at.done + 1} of about {at.planned}{f', {rest}' if rest else ''}: {at.line}")
 
-        with enough_memory("image: memory is insufficient to generate the images; lower the batch size."):
+        with enough_memory("image: there is not enough memory to generate the images; lower the batch size."):
             image = to_image(_drawn(advice, baseline, settings)[None])
 
         # The last run was of any candidate; the preview that stays is of the answer.

@@ -73,5 +73,5 @@ def _blamed_on_cache(own: Collection[str] = ()) -> Iterator[None]:
         if field in own:
             raise
         raise UserError(
-            f"cache: its settings do not fit ({str(problem).rstrip('.')}); change them on the node that made it."
+            f"cache: the settings do not fit ({str(problem).rstrip('.')}); change them on the LazyMAR Cache node."
         ) from None

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from comfy_api.v0_0_2 import io
 
-from ..errors import UserError
+from ..errors import UserError, amount
 from ..memory import enough_memory
 from ..networks.torch_state import in_own_state
 from ..reports.grid import cell_order, compare_grid
@@ -39,7 +39,7 @@ _REPORTED = "a sampler's report"
 # Settings at whose 0 a method is the plain one, which has just its name.
 _OFF_AT_0 = ("parallel", "speculation")
 # If memory is insufficient.
-SHEET = "image: memory is insufficient to draw these images; connect fewer or smaller ones."
+SHEET = "image: there is not enough memory to show these images; connect fewer or smaller images."
 
 
 @dataclass(frozen=True)
@@ -339,8 +339,10 @@ def cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | 
         own_reports = _connected(pairs, f"report_{i}")
         if own_reports and len(own_reports) != len(own_images):
             raise UserError(
-                f"report_{i}: it holds {len(own_reports)} reports, but image_{i} has {len(own_images)} images; connect "
-                "both outputs of one sampler, or no report."
+                f"report_{i}: it holds {amount(len(own_reports), 'reports')}, but image_{i} holds "
+                f"{amount(len(own_images), 'images')}; connect the report of the sampler that generated image_{i}, or "
+                "no "
+                "report."
             )
 
         for k, image in enumerate(own_images):
@@ -353,7 +355,8 @@ def cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | 
     if not images:
         raise UserError("image_1: there is nothing to compare; connect at least one image.")
     if len(images) > MOST_CELLS:
-        raise UserError(f"image_1: {len(images)} images do not fit into one grid of {MOST_CELLS} cells; compare fewer.")
+        raise UserError(f"image_1: {len(images)} images are more than the {MOST_CELLS} cells of a grid; compare fewer "
+            "images.")
     return images, reports
 
 
@@ -374,7 +377,7 @@ def cell_baselines(cell: int, reports: Sequence[Report | None]) -> list[int | No
 
     with_report = [i for i, report in enumerate(reports) if report is not None]
     if cell and with_report and cell - 1 not in with_report:
-        raise UserError(f"baseline: cell {cell} has no report to compare with; connect its report, or choose 0.")
+        raise UserError(f"baseline: cell {cell} has no report; connect the report of this cell, or choose 0.")
 
     if cell:
         return [cell - 1] * len(reports)

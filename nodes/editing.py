@@ -160,7 +160,7 @@ class PasteInpaintedArea(io.ComfyNode):
         original, mask = cropped.original, cropped.mask
         _expect_batch({"crop": original if len(original) > len(mask) else mask, "inpainted": above})
 
-        with enough_memory("crop: memory is insufficient to paste into its image; use a smaller image."):
+        with enough_memory("crop: there is not enough memory to paste the area into the image; use a smaller image."):
             image = inpainting.put_back(original, above, mask, cropped.crop, settings.feather, settings.match_colours)
             three = inpainting.before_mask_after(original, mask, image)
             return io.NodeOutput(*(host.devices.to_output(one.movedim(1, -1)) for one in (image, three)))

@@ -50,7 +50,7 @@ def asked(
     condition, edit, numbers = _in_batch(condition, edit, latent)
     if first_image and knows_places(latent):
         raise UserError(
-            "first_image: latent_image already says which images of a batch it holds; set first_image to 0."
+            "first_image: latent_image already states the positions of its images in the batch; set first_image to 0."
         )
     return condition, edit, [first_image + number for number in numbers]
 
@@ -77,16 +77,17 @@ def _checked_edit(latent: Any, mask: Any, kind: str) -> Edit | None:
         raise UserError(f"latent_image: it got {describe(latent)}; connect the output of VAE Encode.")
     if kind_of(latent["samples"]) not in ("", kind):
         raise UserError(
-            "latent_image: it comes from a different family of models, and its latents do not fit; connect VAE Encode "
+            "latent_image: this latent comes from a different family of models and does not fit; connect VAE Encode "
             "with the vae of the model's loader."
         )
 
     if mask is None:
         mask = latent.get("noise_mask")
     if mask is None:
-        raise UserError("mask: inpainting needs a mask; connect one, or disconnect latent_image.")
+        raise UserError("mask: inpainting needs a mask; connect a mask, or disconnect latent_image.")
 
-    with enough_memory("mask: memory is insufficient for this image and its mask; connect smaller ones."):
+    with enough_memory("mask: there is not enough memory for this image and its mask; connect a smaller image and "
+        "mask."):
         start = expect_latents(latent["samples"], "latent_image")
         expect_usual_size(start, "latent_image")
         return Edit(start, expect_mask(mask, "mask"))
@@ -101,7 +102,7 @@ def _is_size(latent: Any, mask: Any) -> bool:
     if latent.get("noise_mask") is not None:
         return False
 
-    with enough_memory("latent_image: memory is insufficient to read it; connect a smaller one."):
+    with enough_memory("latent_image: there is not enough memory to read this latent; connect a smaller one."):
         return not bool(expect_latents(latent["samples"], "latent_image").any())
 
 
@@ -148,8 +149,8 @@ def _in_batch(condition: C, edit: Edit | None, latent: Any) -> tuple[C, Edit | N
     images = len(condition)
     if edit is None and images != count and (images < count or count > 1 and BATCH_INDEX not in latent):
         raise UserError(
-            f"latent_image: its batch_size is {count}, but the condition asks for {images} images; set batch_size "
-            f"to 1 or {images}."
+            f"latent_image: the batch_size of the empty latent is {count}, but the condition asks for {images} images; "
+            f"set batch_size to 1 or {images}."
         )
     if BATCH_INDEX not in latent:
         return condition, edit, range(images)
@@ -158,8 +159,8 @@ def _in_batch(condition: C, edit: Edit | None, latent: Any) -> tuple[C, Edit | N
     if images > count:
         if max(places) >= images:
             raise UserError(
-                f"condition: it has {images} entries, but latent_image holds image {max(places) + 1} of a batch; "
-                f"give {count} entries, or one for every image of the whole batch."
+                f"condition: it has {images} entries, but latent_image holds image {max(places) + 1} of a batch; give "
+                f"{count} entries, or an entry for every image of the whole batch."
             )
         condition = cast(C, condition.of(places))
 
@@ -177,7 +178,7 @@ def _places(value: Any, count: int) -> list[int]:
 
     if len(places) != count or min(places) < 0:
         raise UserError(
-            f"latent_image: its batch_index must give a place from 0 for each of its {count} latents; make it again, "
-            "for example with Latent From Batch."
+            f"latent_image: batch_index must state a position, counted from 0, for each of the {count} latents; make "
+            "the latent again, for example with Latent From Batch."
         )
     return places

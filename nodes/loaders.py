@@ -353,7 +353,7 @@ class _Loader(io.ComfyNode):
         vae = make_vae(decoder_model, ready.model)
         if menus["size"] != AUTO and vae.downscale_ratio * cast(Any, ready.model).patch != PIXELS:
             raise UserError(
-                f"size: the tokens of {ready.model.name} do not have {PIXELS} pixels a side; choose {AUTO}."
+                f"size: the tokens of {ready.model.name} do not cover {PIXELS} x {PIXELS} pixels; choose {AUTO}."
             )
 
         loaded = Loaded.of(ready.model, vae, parts, loading.defaults(ready), menus["speed"])

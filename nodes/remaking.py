@@ -50,7 +50,7 @@ class Remaker:
         link = graph.source_of(graph.typed(self._node, socket))
         kind = graph.maker(self._node, socket)
         if link is None or kind not in kinds:
-            raise UserError(f"{socket}: to sweep a {axis}, connect {_NAMES[axis]} to it directly.")
+            raise UserError(f"{socket}: to sweep over a {axis}, connect {_NAMES[axis]} directly to {socket}.")
 
         changes = {name: text or value for name, text in kinds[kind].items()}
         number, output = link
@@ -67,7 +67,7 @@ class Remaker:
         if kind is None:
             raise UserError(
                 f"x: the loader or prompt of the sweep has an input from the node {describe(name)}, which a sweep "
-                "cannot run again; disconnect it and type the value."
+                "cannot run again; disconnect this node and type the value."
             )
 
         known = {part.id for part in kind.define_schema().inputs}

@@ -99,7 +99,7 @@ def expect_loaded(value: Any, field: str, kind: str = "") -> Loaded[Any]:
         raise UserError(f"{field}: it got {describe(loaded)}; connect the output of {loaders}.")
 
     if family.codes and loaded.vae is None:
-        raise UserError(f"{field}: it came without its decoder; connect the output of {loaders}.")
+        raise UserError(f"{field}: this model has no decoder with it; connect the model output of {loaders} directly.")
     return loaded
 
 
@@ -122,17 +122,18 @@ def expect_runnable(choice: Choice, loaded: Loaded[Any], draft: Any) -> None:
     """Check that a sampler runs here, suits the model and has its draft model."""
     entry = choice.entry
     if entry.name not in runnable():
-        raise UserError(f"sampler: {entry.name} does not run here; choose one of {', '.join(runnable())}.")
+        raise UserError(f"sampler: {entry.name} does not run in ComfyUI; choose one of {', '.join(runnable())}.")
 
     family = family_of(loaded.model)
     if entry.family.kind != family.kind:
         suited = ", ".join(name for name, other in runnable().items() if other.family.kind == family.kind)
         raise UserError(
-            f"sampler: {entry.name} samples {entry.models}, but this is {describe(loaded)}; choose {suited}."
+            f"sampler: {entry.name} works with {entry.models}, but the connected model is {describe(loaded)}; choose "
+            f"{suited}."
         )
 
     if entry.needs_draft and draft is None:
-        raise UserError(f"draft: {entry.name} needs a draft model; connect one of the same family.")
+        raise UserError(f"draft: {entry.name} needs a draft model; connect a model of the same family.")
 
 
 # ------------------------------------------------------------------------------------------------ choices and settings
@@ -336,7 +337,7 @@ def check(entry: Entry, loaded: Loaded[Any], settings: Any, seed: int, sockets: 
         tokenizer, of_draft = (one.vae.tokenizer if family.codes else None for one in (loaded, draft))
         family.expect_draft(model, draft.model, tokenizer, of_draft, entry.title)
     if sockets.cache is not None and not entry.caches:
-        raise UserError(f"cache: {entry.title} does not take LazyMAR's caches; disconnect LazyMAR Cache.")
+        raise UserError(f"cache: {entry.title} does not work with LazyMAR's caches; disconnect LazyMAR Cache.")
     cache = checked_cache(sockets.cache, loaded, settings)
 
     upscale_model = sockets.upscale_model

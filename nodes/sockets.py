@@ -40,7 +40,7 @@ T = TypeVar("T")
 # Images of a label or prompt that a node makes a condition for.
 MOST_IMAGES = 256
 # The remedy where a value is not as the page says.
-_ASK = "ask the author of the node that made it"
+_ASK = "ask the author of the node that made this object"
 
 
 @dataclass(frozen=True)
@@ -362,8 +362,7 @@ def expect_kind_on(value: Any, kinds: tuple[str, ...], field: str, source: str) 
     stated = getattr(value, "kind", None)
     if not kind and isinstance(stated, str) and stated in VALUES:
         raise UserError(
-            f"{field}: its value of the kind {stated} has no whole number from 1 in its attribute fastar_version; "
-            f"{_ASK}."
+            f"{field}: this FastAR {stated} has no whole number from 1 in the attribute fastar_version; {_ASK}."
         )
     if kind not in kinds:
         got = describe(value)
@@ -374,13 +373,14 @@ def expect_kind_on(value: Any, kinds: tuple[str, ...], field: str, source: str) 
     known = VALUES[kind].version
     if value.fastar_version > known:
         raise UserError(
-            f"{field}: its value of the kind {kind} comes from a newer FastAR (its socket version is "
+            f"{field}: this FastAR {kind} comes from a newer version of FastAR (its socket version is "
             f"{value.fastar_version}, but this FastAR knows only {known}); update this FastAR."
         )
 
     own = VALUES[kind].own
     if own and own not in (cls.__name__ for cls in type(value).__mro__):
-        raise UserError(f"{field}: its value of the kind {kind} is not FastAR's own; connect the output of {source}.")
+        raise UserError(f"{field}: this object says that it is a FastAR {kind}, but no FastAR node made it; connect "
+            f"the output of {source}.")
 
     for attribute in VALUES[kind].attributes:
         _expect_attribute(value, attribute, field)
@@ -396,12 +396,12 @@ def _expect_attribute(value: Any, attribute: Attribute, field: str) -> None:
         if not attribute.needed:
             return
         raise UserError(
-            f"{field}: its value of the kind {value.kind} lacks {attribute.name}, {attribute.form.one}; {_ASK}."
+            f"{field}: this FastAR {value.kind} lacks the attribute {attribute.name}, {attribute.form.one}; {_ASK}."
         ) from None
 
     if not attribute.form.fits(held):
         raise UserError(
-            f"{field}: its attribute {attribute.name} must be {attribute.form.one}, but is {describe(held)}; {_ASK}."
+            f"{field}: the attribute {attribute.name} must be {attribute.form.one}, but is {describe(held)}; {_ASK}."
         )
 
 
@@ -412,11 +412,11 @@ def _expect_one_length(value: Any, field: str) -> None:
         images, entries = len(getattr(value, lists[0])), len(getattr(value, name))
         if images < 1:
             raise UserError(
-                f"{field}: its attribute {name} is an empty list, but must have an entry for each image; {_ASK}."
+                f"{field}: the attribute {name} is an empty list, but must have an entry for each image; {_ASK}."
             )
         if entries != images:
             raise UserError(
-                f"{field}: its attribute {name} must have an entry for each of {amount(images, 'images')}, but has "
+                f"{field}: the attribute {name} must have an entry for each of {amount(images, 'images')}, but has "
                 f"{entries}; {_ASK}."
             )
 
@@ -424,7 +424,7 @@ def _expect_one_length(value: Any, field: str) -> None:
         for name, found in getattr(value, "maps", {}).items():
             if len(found) != value.images:
                 raise UserError(
-                    f"{field}: its map {name[:60]} must cover {amount(value.images, 'images')}, but covers "
+                    f"{field}: the map {name[:60]} must cover {amount(value.images, 'images')}, but covers "
                     f"{len(found)}; {_ASK}."
                 )
 

@@ -474,14 +474,14 @@ def _plan(
     if x == y:
         raise UserError(f"y: {y} is already on the other axis; choose a different setting, or none.")
     if {x, y} == {LABEL, PROMPT}:
-        raise UserError("y: a model takes labels or prompts, not both; choose a different axis, or none.")
+        raise UserError("y: a model reads labels or prompts, but not both; choose a different axis, or none.")
     x_axis = _axis(base, "x", x, x_values)
     y_axis = Axis("", ("",)) if y == NONE else _axis(base, "y", y, y_values)
 
     for name in (x, y):
         preset_given = name == PRESET and base.preset != presets.CUSTOM
         if name in base.values or preset_given:
-            raise UserError(f"settings: {name} is already an axis; leave it out here.")
+            raise UserError(f"settings: {name} is already an axis; leave {name} out of settings.")
 
     numbers: list[int] = []
     for text in parse_values(seeds, "seeds", whole=True):
@@ -492,7 +492,8 @@ def _plan(
 
     cells = len(x_axis.values) * len(y_axis.values) * len(numbers)
     if cells > MOST_CELLS:
-        raise UserError(f"x_values: {cells} cells are more than {MOST_CELLS}; give fewer values or seeds.")
+        raise UserError(f"x_values: the sweep would have {cells} cells, but at most {MOST_CELLS} are allowed; give "
+            "fewer values or seeds.")
 
     return base, x_axis, y_axis, numbers
 

@@ -62,14 +62,15 @@ def _checked_latents(samples: Any, channels: int, name: str, kind: str = "") -> 
     if kind and made not in ("", kind):
         raise UserError(
             f"samples: these latents come from {_MODELS[made]}, but the decoder {name} is for latents from "
-            f"{_MODELS[kind]}; connect the VAE of the loader that made them."
+            f"{_MODELS[kind]}; connect the VAE of the loader of that model."
         )
 
     latents = expect_latents(samples, "samples")
     if latents.shape[1] != channels:
         raise UserError(
-            f"samples: they have {latents.shape[1]} channels, but the decoder {name} reads latents [B, {channels}, h, "
-            "w]; connect the VAE of the loader that made them."
+            f"samples: the latents have {latents.shape[1]} channels, but the decoder {name} reads latents [B, "
+            f"{channels}, h, "
+            "w]; connect the VAE of the loader of that model."
         )
     return latents
 
@@ -299,7 +300,7 @@ class FastARVAE(host.images.VAE):
             return latents
 
         # Memory is insufficient for a whole image.
-        remedy = "memory is insufficient to encode it whole; choose smaller images"
+        remedy = "there is not enough memory to encode the whole image; choose smaller images"
         return self._encode_in_tiles(scaled(pixels, size), (256, 256), 64, remedy)
 
     @in_own_state
@@ -387,8 +388,8 @@ class FastARVAE(host.images.VAE):
         enlarges = self.upscale_ratio != self.downscale_ratio
         if self.kind == BITS or enlarges and not is_whole:
             raise UserError(
-                f"{field}: {self.name} cannot work in tiles, because it normalises by statistics of the whole "
-                f"image; {remedy}, or unload other models."
+                f"{field}: the decoder {self.name} cannot work in tiles, because it normalises with statistics of the "
+                f"whole image; {remedy}, or unload other models."
             )
 
         if not is_whole:

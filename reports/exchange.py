@@ -137,9 +137,9 @@ def read_runs(path: Path) -> Saved:
     shown, text = _read_image(path)
     if text is None:
         raise UserError(
-            f"image: {path.name} holds no FastAR report. Either no FastAR sampler made it, or ComfyUI ran with "
-            "--disable-metadata, or a program edited or sent it since. Choose a file that a save node of ComfyUI "
-            "wrote in a run with a FastAR sampler."
+            f"image: {path.name} holds no FastAR report. Possible causes: no FastAR sampler generated this image, "
+            "ComfyUI ran with --disable-metadata, or another program has edited or sent the file. Choose a file that a "
+            "save node of ComfyUI wrote in a run with a FastAR sampler."
         )
 
     try:
@@ -177,8 +177,7 @@ def _read_image(path: Path) -> tuple[Image.Image, str | None]:
             return image.convert("RGB"), text
     except (OSError, ValueError, SyntaxError, LookupError, struct.error, Image.DecompressionBombError) as problem:
         raise UserError(
-            f"image: {path.name} cannot be read as an image ({problem}); choose a file that a save node of ComfyUI "
-            "wrote."
+            f"image: FastAR cannot read {path.name} ({problem}); choose a file that a save node of ComfyUI wrote."
         ) from None
 
 
@@ -215,20 +214,20 @@ def _parse_runs(text: str, name: str) -> list[Any]:
         OtherFormat: another version of FastAR wrote the file of this ``name``.
     """
     if len(text) > _MOST_TEXT:
-        raise ValueError("its length")
+        raise ValueError("it is too long")
     content = json.loads(text)
 
     version = content.get("version", VERSION) if isinstance(content, Mapping) else VERSION
     if version != VERSION:
         found = version if isinstance(version, int) else "unknown"
         raise OtherFormat(
-            f"image: the report of {name} has the format {found}, but this version reads {VERSION}; "
-            "open it with the version of FastAR that wrote it."
+            f"image: the report of {name} has the format {found}, but this version of FastAR reads {VERSION}; open "
+            "the file with the version of FastAR that wrote it."
         )
 
     runs = _runs_of(content)
     if not 0 < len(runs) <= MOST_RUNS:
-        raise ValueError("runs")
+        raise ValueError(f"it holds no runs, or more than {MOST_RUNS}")
     return runs
 
 
@@ -268,12 +267,15 @@ def from_dict(run: Any) -> Report:
     """The report of one entry of the JSON, without maps.
 
     Raises:
-        ValueError: a value is missing or of another type; its text is the name of the field.
+        ValueError: a value is missing or of another type; its text says which.
     """
     if not isinstance(run, Mapping):
-        raise ValueError("run")
+        raise ValueError("an entry is not a JSON object")
 
-    report = read(Report, {"device": "", **run}, _LONGEST)  # an unknown device is left out
+    try:
+        report = read(Report, {"device": "", **run}, _LONGEST)  # an unknown device is left out
+    except ValueError as problem:
+        raise ValueError(f"the entry {problem} is missing or wrong") from None
     report.counts = {name: report.counts[name] for name in COUNTS if name in report.counts}
     return report
 
@@ -288,7 +290,7 @@ def _quality(value: Any) -> Quality | None:
     except ValueError:
         found = None
     if found is None or found.word not in ("", *WORDS, *SAVED_AS):
-        raise ValueError("quality")
+        raise ValueError("the entry quality is missing or wrong")
     return replace(found, word=SAVED_AS.get(found.word, found.word))
 
 

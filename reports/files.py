@@ -50,7 +50,7 @@ def typed_path(text: str | Path, field: str) -> Path:
     """
     typed = str(text)
     if not typed:
-        raise UserError(f"{field}: it is empty; give a path.")
+        raise UserError(f"{field}: the path is empty; give one.")
     expect_name(typed, field)
 
     expanded = os.path.expanduser(typed)
@@ -75,7 +75,7 @@ def expect_name(text: str, field: str) -> None:
         is_name = False
 
     if not is_name:
-        raise UserError(f"{field}: {text[:_SHOWN]!a} has characters that no file name can have; give another.")
+        raise UserError(f"{field}: {text[:_SHOWN]!a} has characters that no file name can have; give a different name.")
 
 
 def output(text: str | Path | None, field: str, endings: Sequence[str]) -> Path | None:
@@ -104,7 +104,7 @@ def output(text: str | Path | None, field: str, endings: Sequence[str]) -> Path 
         if there and not path.is_file():
             raise UserError(f"{field}: {_short(path)} is not a file; name a file.")
         if there and not os.access(path, os.W_OK):
-            raise UserError(f"{field}: {_short(path)} is read-only; make it writable, or name another file.")
+            raise UserError(f"{field}: {_short(path)} is read-only; make it writable, or name a different file.")
     except OSError as problem:
         raise _unwritable(path, field, problem) from None
 

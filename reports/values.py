@@ -57,9 +57,9 @@ def _distinct(values: Iterable[str], field: str, remedy: str) -> tuple[str, ...]
     """Values without repetitions; a UserError if there are none, or too many."""
     out = tuple(dict.fromkeys(values))
     if not out:
-        raise UserError(f"{field}: it is empty; {remedy}.")
+        raise UserError(f"{field}: nothing is written here; {remedy}.")
     if len(out) > MOST_VALUES:
-        raise UserError(f"{field}: it lists more than {MOST_VALUES} values; give fewer.")
+        raise UserError(f"{field}: there are more than {MOST_VALUES} values; give fewer.")
 
     return out
 
@@ -73,7 +73,8 @@ def _range(part: str, field: str, whole: bool) -> list[str]:
     low = Decimal(match[1])
     high = Decimal(match[2])
     if match[3] is None and (low % 1 or high % 1):
-        raise UserError(f"{field}: {part[:60]!r} has no number of values; write {low}..{high} x 5, for example.")
+        raise UserError(f"{field}: {part[:60]!r} does not say how many values you want; write {low}..{high} x 5, for "
+            "example.")
 
     count = int(abs(high - low)) + 1 if match[3] is None else int(match[3])
     if not 1 <= count <= MOST_VALUES or count == 1 and low != high:

@@ -99,8 +99,8 @@ def answer(
     device = net.compute_device
     if head.lm_head.out_features != net.config.words:
         raise UserError(
-            f"model: its output layer has {head.lm_head.out_features} words, but {model.name} has {net.config.words}; "
-            "get the files of the model again."
+            f"model: the output layer has {head.lm_head.out_features} words, but {model.name} has {net.config.words}; "
+            "download the files of the model again."
         )
 
     # 1. The question, with the images at their places.

@@ -52,8 +52,8 @@ def expect_little_noise(model: Any, settings: Any, images: int, field: str) -> N
     if noise_bytes(images, streams, numbers) > NOISE_LIMIT:
         steps = sum(streams.values())
         raise UserError(
-            f"{field}: {images} images with {steps} diffusion steps need more than {NOISE_LIMIT >> 30} GB of noise; "
-            "ask for fewer images at once, or for fewer diffusion steps."
+            f"{field}: the noise of {images} images with {steps} diffusion steps needs more than {NOISE_LIMIT >> 30} "
+            "GB; ask for fewer images at once, or for fewer diffusion steps."
         )
 
 
@@ -159,8 +159,8 @@ def _smaller(size: int) -> int:
     """
     if size == 1:
         raise UserError(
-            "memory: there is too little for a single image; choose a smaller dtype (int8, bf16 or fp16) where "
-            "the loader offers it, a smaller model or image, or unload other models."
+            "memory: there is too little memory for even a single image; choose a smaller dtype (int8, bf16 or fp16) "
+            "if the loader offers it, choose a smaller model or image, or unload other models."
         )
 
     half = (size + 1) // 2

@@ -57,7 +57,8 @@ class ModelFacts:
         try:
             make(kind, suited)
         except UserError as e:
-            raise UserError(f"model: its file recommends a setting that cannot be used ({str(e).rstrip('.')}).") from e
+            raise UserError(f"model: the model's file recommends a setting that cannot be used "
+                f"({str(e).rstrip('.')}).") from e
 
         def settings(steps: int) -> S:
             chosen = presets.values(kind, preset, self.demo, self.width, steps)
@@ -144,10 +145,10 @@ def parse_choice(text: str, field: str) -> Choice:
     """
     sampler, _, rest = text.strip().partition(":")
     if not sampler.strip():
-        raise UserError(f"{field}: no sampler is named; name one, for example fasthybrid: preset=fast.")
+        raise UserError(f"{field}: the line names no sampler; name one, for example fasthybrid: preset=fast.")
     if len(sampler) > _MOST_NAME:  # a server's event loop looks for it
         raise UserError(
-            f"{field}: the name of the sampler is too long ({len(sampler)} characters); give for example "
+            f"{field}: the name of the sampler is too long ({len(sampler)} characters); write, for example, "
             "fasthybrid: preset=fast."
         )
 

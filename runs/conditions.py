@@ -56,7 +56,7 @@ from .loading import (
 
 def has_null_prompt(model: str) -> UserError:
     """The error for a negative prompt to a model that reads none; ``model``: its name."""
-    return UserError(f"negative: {model} has its own null prompt and reads no negative text; leave it out.")
+    return UserError(f"negative: {model} has its own null prompt and reads no negative text; leave negative out.")
 
 
 @dataclass

@@ -37,7 +37,7 @@ def batch_of(image: Any) -> np.ndarray:
 
     shapes = {one.shape for one in found}
     if len(shapes) > 1:
-        raise UserError(f"image: its images have the shapes {sorted(shapes)}; give images of one size.")
+        raise UserError(f"image: the images have different shapes, {sorted(shapes)}; give images of one size.")
     return np.stack(found)
 
 
@@ -69,7 +69,7 @@ def masks_given(mask: Any) -> Tensor:
     found = [_masks_in(one) for one in mask]
     shapes = {tuple(one.shape[1:]) for one in found}
     if len(shapes) > 1:
-        raise UserError(f"mask: its masks have the shapes {sorted(shapes)}; give masks of one size.")
+        raise UserError(f"mask: the masks have different shapes, {sorted(shapes)}; give masks of one size.")
     return torch.cat(found)
 
 
@@ -86,8 +86,8 @@ def images_of(image: Any) -> list[np.ndarray]:
         is_array = isinstance(batch, np.ndarray) and batch.dtype == np.uint8 and batch.size > 0
         if not is_array or batch.ndim != 4 or batch.shape[3] != 3:
             raise UserError(
-                f"image: it is {given.dtype} of the shape {list(given.shape)}; give a PIL image, the path of one, or "
-                "uint8 [height, width, 3]."
+                f"image: the array has the dtype {given.dtype} and the shape {list(given.shape)}; give a PIL image, "
+                "the path of an image, or an array uint8 [height, width, 3]."
             )
         found.extend(batch)
 
@@ -101,8 +101,8 @@ def _masks_in(mask: Any) -> Tensor:
     masks = None if values.is_complex() else masks_of(values)
     if masks is None:
         raise UserError(
-            f"mask: it is {values.dtype} of the shape {list(values.shape)}; give a grey image, or [height, width] for "
-            "all images or for each."
+            f"mask: the array has the dtype {values.dtype} and the shape {list(values.shape)}; give a grey image, or "
+            "an array [height, width] for all images or for each image."
         )
 
     numbers = masks.float().contiguous()  # a view may be larger than memory
@@ -134,7 +134,7 @@ def _read(given: Any, field: str, values_of: Callable[[Image.Image], np.ndarray]
 
     if not isinstance(given, Image.Image | str | Path):
         kind = f"an array of {given.dtype}" if isinstance(given, np.ndarray) else f"a {type(given).__name__}"
-        raise UserError(f"{field}: it is {kind}; give an image, the path of one, or an array.")
+        raise UserError(f"{field}: it is {kind}; give an image, the path of an image, or an array.")
 
     try:
         if isinstance(given, Image.Image):
@@ -202,7 +202,8 @@ def _greys(mask: Image.Image) -> np.ndarray:
     black = Image.new("RGBA", layer.size, "black")
     greys = np.asarray(Image.alpha_composite(black, layer).convert("L"))
     if np.asarray(layer)[..., 3].any() and not greys.any():
-        raise UserError("mask: its visible part is black, which keeps the image; use white for the area to regenerate.")
+        raise UserError("mask: the visible part of the mask is black, so nothing would be regenerated; use white for "
+            "the area to regenerate.")
     return greys
 
 
@@ -240,8 +241,8 @@ def _finite(tensor: Tensor, field: str, source: str, more: Sequence[torch.dtype]
 
     if not is_finite(tensor):
         raise UserError(
-            f"{field}: it holds values that are not finite (NaN or infinity); find the node that made "
-            "them, often a model or a decoder in fp16."
+            f"{field}: some values are not finite (NaN or infinity); find the node that computed them, which is often "
+            "a model or a decoder in fp16."
         )
     return tensor
 
@@ -251,7 +252,8 @@ def image_tensor(tensor: Tensor, field: str) -> Tensor:
     image = _finite(tensor, field, IMAGE_SOURCE)
 
     if image.ndim != 4 or image.shape[3] not in (1, 3, 4) or 0 in image.shape:
-        raise UserError(f"{field}: it got a tensor {list(image.shape)}; connect images [batch, height, width, 3].")
+        raise UserError(f"{field}: it got a tensor of the shape {list(image.shape)}; connect images of the shape "
+            "[batch, height, width, 3].")
     return image
 
 
@@ -261,7 +263,8 @@ def mask_tensor(tensor: Tensor, field: str) -> Tensor:
 
     masks = masks_of(mask)
     if masks is None:
-        raise UserError(f"{field}: it has the shape {list(mask.shape)}; connect a MASK [batch, height, width].")
+        raise UserError(f"{field}: its shape is {list(mask.shape)}; connect a MASK of the shape [batch, height, "
+            "width].")
     return masks
 
 
@@ -274,13 +277,14 @@ def latent_tensor(tensor: Tensor, field: str) -> Tensor:
 
     shape = list(latents.shape)
     if latents.ndim not in (4, 5) or 0 in shape:
-        raise UserError(f"{field}: it has the shape {shape}; connect latents [batch, channels, height, width].")
+        raise UserError(f"{field}: its shape is {shape}; connect latents of the shape [batch, channels, height, "
+            "width], all above 0.")
 
     has_frames = latents.ndim == 5
     if has_frames and shape[2] != 1:
         raise UserError(
-            f"{field}: it is a video of {shape[2]} frames, but this model makes single images; insert Latent Cut To "
-            "Batch (dim t, slice_size 1), which turns the frames into a batch."
+            f"{field}: this latent is a video of {shape[2]} frames, but the model generates single images; insert "
+            "Latent Cut To Batch (dim t, slice_size 1), which turns the frames into a batch."
         )
     return latents[:, :, 0] if has_frames else latents
 
@@ -290,8 +294,8 @@ def expect_usual_size(latents: Tensor, field: str) -> None:
     largest = float(latents.abs().max())
     if largest > LARGEST_LATENT:
         raise UserError(
-            f"{field}: it holds values up to {largest:.3g}, but latents of an image stay below {LARGEST_LATENT}; make "
-            "it again with VAE Encode and the vae of the same loader."
+            f"{field}: it holds values up to {largest:.3g}, but latents of an image stay below {LARGEST_LATENT}; "
+            "encode the image again with VAE Encode and the vae of the same loader."
         )
 
 

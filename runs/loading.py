@@ -206,8 +206,8 @@ def find_file(
 
     if hub.absent(choice, family, []) is not None:
         raise UserError(
-            f"models: {choice[:80]} is a download, but there is no home folder to put it in; name a folder with "
-            "--models (models= in Python)."
+            f"models: {choice[:80]} is a download, but there is no home folder for it; name a folder with --models "
+            "(models= in Python)."
         )
 
     return hub.resolve(choice, family, [], Path())
@@ -232,7 +232,8 @@ def _named_file(choice: str, family: str) -> Path | None:
     is_utf8 = str(path) == str(path).encode("utf-8", "replace").decode()
     if not is_utf8:
         raise UserError(
-            f"{field}: the file name {ascii(str(path))[1:-1]} is not UTF-8, so the file cannot be opened; rename it."
+            f"{field}: the file name {ascii(str(path))[1:-1]} is not UTF-8, so the file cannot be opened; rename the "
+            "file."
         )
     return path  # the loader reports what is not a weight file
 
@@ -330,7 +331,8 @@ def identify(path: Path) -> tuple[str, tuple[str, ...]]:
     return (family.name, family.samplers_of_file(list(file.state))) if family else ("", ())
 
 
-@enough_memory("dtype: memory is insufficient to load this model; choose int8, bf16 or fp16, or unload others.")
+@enough_memory("dtype: there is not enough memory to load this model; choose int8, bf16 or fp16, or unload other "
+    "models.")
 def load(
     family: str, choice: str, source: Source, decoder: str = AUTO, grid: int | None = None, weights: str = AUTO
 ) -> Ready:
@@ -387,7 +389,8 @@ def outline(family: str, choice: str, path: Path, grid: int | None = None, weigh
 
     def find(name: str, kind: str) -> Path:
         raise UserError(
-            f"checkpoint: {path.name} has no tokenizer beside it; load the model once, which downloads its tokenizer."
+            f"checkpoint: there is no tokenizer in the folder of {path.name}; load the model once, which downloads the "
+            "tokenizer."
         )
 
     source = Source(find, torch.device("meta"), "fp32")
@@ -547,8 +550,8 @@ class Drafts:
         choice = hub.draft_for(target.choice) if self._choice == AUTO else self._choice
         if choice is None:
             raise UserError(
-                f"draft: {sampler} needs a small draft model beside {self._name}; name one with --draft (draft= "
-                "in Python)."
+                f"draft: {sampler} needs a small draft model in addition to {self._name}; name one with --draft "
+                "(draft= in Python)."
             )
 
         key = (target.family, choice)
@@ -611,14 +614,14 @@ def holds_latent_samplers(path: Path) -> bool:
 
 # What may be named beside a model: its usual value, and who uses it.
 _NAMED_BESIDE: dict[str, tuple[Any, str]] = {
-    "decoder": (AUTO, "it is for models that draw"),
-    "draft": (AUTO, "only CSpD and MuLo-SD have a draft model"),
-    "upscale_model": (AUTO, "only MuLo-SD enlarges a draft"),
+    "decoder": (AUTO, "because only models that generate images have a decoder"),
+    "draft": (AUTO, "because only CSpD and MuLo-SD have a draft model"),
+    "upscale_model": (AUTO, "because only MuLo-SD enlarges a draft"),
     "grid": (None, ""),  # each family says why
-    "tar": (AUTO, "it is for Tar's de-tokenizers"),
-    "ta_tok": (AUTO, "it is for Tar's de-tokenizers"),
-    "encoder": (ENCODER, "it is for text-to-image models of LlamaGen"),
-    "negative": (None, "it is for Harmon and UniPic"),
+    "tar": (AUTO, "because only a de-tokenizer of Tar needs a language model"),
+    "ta_tok": (AUTO, "because only a de-tokenizer of Tar needs a TA-Tok"),
+    "encoder": (ENCODER, "because only the text-to-image models of LlamaGen need a text encoder"),
+    "negative": (None, "because only Harmon and UniPic read a negative text"),
 }
 
 
@@ -658,7 +661,7 @@ def expect_used(
         usual, whose = _NAMED_BESIDE[argument]
         if value != usual and not used[argument]:
             reason = whose or " and ".join(dict.fromkeys(one_grid))
-            raise UserError(f"{name}: {nobody} it, {reason}; leave it out.")
+            raise UserError(f"{name}: {nobody} this option, {reason}; leave {name} out.")
 
 
 def beside(entry: Entry, ready: Ready, drafts: Drafts) -> dict[str, Any]:
@@ -669,7 +672,7 @@ def beside(entry: Entry, ready: Ready, drafts: Drafts) -> dict[str, Any]:
     """
     if entry.needs_up_sampler and ready.decoder is None:
         raise UserError(
-            f"random: {entry.name} needs a tokenizer, but random weights come without one; name a --model instead."
+            f"random: {entry.name} needs a VQ tokenizer, but random weights come without one; use --model instead."
         )
 
     found: dict[str, Any] = {}

@@ -115,8 +115,8 @@ class Condition(_Entries):
             raise UserError("condition: it holds no label; name at least one.")
         if self.label_set and label_set and self.label_set != label_set:
             raise UserError(
-                f"condition: its labels are from {self.label_set}, but the model was trained on {label_set}; choose "
-                f"label_set {label_set} in Class Label."
+                f"condition: its labels are from the list {self.label_set}, but the model was trained on {label_set}; "
+                f"choose label_set {label_set} in Class Label."
             )
 
         bad = [n for n in self.labels if not 0 <= n < classes]
@@ -280,7 +280,7 @@ def expect_editor(condition: AnyCondition, model: Any) -> None:
 
     if model.edits is False:
         raise UserError(
-            f"condition: {model.name} was not trained to edit and would ignore the image; load a Janus-4o, or connect "
+            f"condition: {model.name} was not trained to edit and would ignore the image; load Janus-4o, or connect "
             f"{MAKERS['prompt']}."
         )
     if model.vision_file is None:
@@ -296,6 +296,5 @@ def expect_null_prompt(condition: PromptCondition, model: str) -> None:
     """
     if condition.unconditional != UNCONDITIONAL:
         raise UserError(
-            f"condition: its prompts have a negative text, but {model} has its own null prompt; leave negative at its "
-            "default."
+            f"condition: its prompts have a negative text, but {model} has its own null prompt; leave negative empty."
         )

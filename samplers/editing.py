@@ -68,13 +68,13 @@ class Edit:
         self.expect_batch(images)
         for name, x in (("latent_image", self.start), ("mask", self.mask)):
             if not is_finite(x):
-                raise UserError(f"{name}: it holds values that are not finite (NaN or infinity); make it again.")
+                raise UserError(f"{name}: some values are not finite (NaN or infinity); encode or load it again.")
 
         # Max pooling: a mask of image size covers every token it touches.
         mask = self.mask.to(device, torch.float32)
         tokens = F.adaptive_max_pool2d(mask[:, None], grid)[:, 0] >= LEAST_MASKED
         if not bool(tokens.flatten(1).any(1).all()):
-            raise UserError("mask: it is empty; paint over the area to regenerate.")
+            raise UserError("mask: the mask is empty; paint over the area to regenerate.")
 
         return tokens.flatten(1).expand(images, -1)
 

@@ -74,7 +74,7 @@ def sweep_grid(sweep: Sweep, side: int = 256) -> np.ndarray:
     if at.side < side:
         at = _layout(sweep, names, lines, at.side)
     if at.side < _LEAST_CELL:
-        raise UserError(f"sweep: {columns} x {rows} cells do not fit into one image; sweep fewer values.")
+        raise UserError(f"sweep: {columns} x {rows} cells are too many for one image; give fewer values or seeds.")
     tall = _height_of(sweep, at.side, at.most_tall)
 
     column_width = at.side + _GAP
@@ -336,7 +336,10 @@ def sweep_plot(sweep: Sweep, measure: str = "PSNR") -> np.ndarray:
     has_speedups = len(speedups) == len(points)
     dots = _dots(points, measure, lambda point: speedups[point] if has_speedups else point.seconds)
     if not dots:
-        raise UserError(f"measure: no cell of this sweep has a {measure}; choose another of {', '.join(MEASURES)}.")
+        others = [other for other in MEASURES if _dots(points, other, lambda point: 0.0)]
+        raise UserError(
+            f"measure: this sweep has no values of {measure}; choose a different measure: {' or '.join(others)}."
+        )
 
     # 2. The axes.
     axes = _axes_of(dots, has_speedups, legend=len(sweep.y.values) > 1)

@@ -52,7 +52,7 @@ class CellStore:
     def check(self, name: str) -> None:
         """Check that a cell can be written, before it is sampled; raises as :meth:`write`."""
         if self.path(name).is_dir():
-            raise UserError(f"folder: {name}.png in {self.folder} is a folder; rename it.")
+            raise UserError(f"folder: {name}.png in {self.folder} is a folder; rename this folder.")
         self._expect_still_there()
         with suppress(OSError):  # which writable() reports
             self._in_use = self.exists and any(self.folder.iterdir())
@@ -90,7 +90,8 @@ class CellStore:
         """Check that a folder that is in use was not moved: it would be made anew, without what is finished."""
         if self._in_use and not self.exists:
             raise UserError(
-                f"folder: {self.folder} was moved or removed while the sweep ran; move it back and run again."
+                f"folder: {self.folder} was moved or removed while the sweep ran; move the folder back and run the "
+                "sweep again."
             )
 
     def read(self, name: str) -> tuple[np.ndarray, Report] | None:
@@ -104,7 +105,8 @@ class CellStore:
             saved = read_runs(self.path(name))
         except OtherFormat:
             raise UserError(
-                f"folder: {name}.png in {self.folder} was written by another version of FastAR; choose another folder."
+                f"folder: {name}.png in {self.folder} was written by a different version of FastAR; choose a different "
+                "folder."
             ) from None
         except UserError:
             return None

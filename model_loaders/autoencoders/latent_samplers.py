@@ -47,11 +47,12 @@ def expect_fitting(samplers: LatentSamplersModel, vq: VQModel, ratio: int) -> No
     """Raise a UserError unless samplers fit a tokenizer and the ratio of the sides of two grids."""
     if samplers.ratio != ratio:
         raise UserError(
-            f"latent_samplers: {samplers.name} enlarges {samplers.ratio} times, but the draft must be enlarged {ratio} "
-            f"times; choose a draft of 1/{samplers.ratio} of the side, or different latent samplers."
+            f"latent_samplers: {samplers.name} enlarges the side {samplers.ratio} times, but this draft must be "
+            f"enlarged {ratio} times; choose a draft model whose images have 1/{samplers.ratio} of the target's side, "
+            "or different latent samplers."
         )
     if not same_codes(samplers.net.codebook, vq.net.quantize):
         raise UserError(
-            f"latent_samplers: {samplers.name} was not trained for the codes of {vq.name}; train latent samplers with "
-            "this tokenizer, or leave them out."
+            f"latent_samplers: {samplers.name} was not trained for the codes of the tokenizer {vq.name}; train latent "
+            "samplers for this tokenizer, or use none."
         )

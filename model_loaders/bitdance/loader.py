@@ -196,9 +196,10 @@ def _part(root: Path, part: str, file: ck.Checkpoint) -> tuple[ck.Checkpoint, di
     path = _part_path(root, part)
     if path is None:
         raise file.error(
-            f"holds a language model, but {root.name} has no {part}.safetensors, which generating needs",
-            f"choose the folder of a whole BitDance, with {part}.safetensors (in diffusers' layout: "
-            f"{_PARTS[part][1]}); in place of three fp8 files for ComfyUI choose bitdance-14b-64x and dtype fp8",
+            f"holds only a language model, and {part}.safetensors is missing from the folder {root.name}",
+            f"choose a folder with all parts of a BitDance ({part}.safetensors, or in diffusers' layout "
+            f"{_PARTS[part][1]}); if you have the three fp8 files for ComfyUI, choose bitdance-14b-64x with dtype fp8 "
+            "instead",
         )
 
     found = replace(ck.read(ck.member(path, file.field), file.field), what=f"the {part} of a BitDance")
@@ -234,7 +235,8 @@ def _tokens(file: ck.Checkpoint, root: Path, stated: Mapping[str, Any], rows: in
     named = tokenizer.special_tokens
     missing = [name for name in ("<|im_start|>", "<|im_end|>", "<|vision_start|>") if name not in named]
     if missing:
-        raise file.error(f"has a tokenizer without {missing[0]}", "put the tokenizer of the same model there")
+        raise file.error(f"has a tokenizer without {missing[0]}", "replace the tokenizer with the one that belongs to "
+            "this model")
 
     sizes = {int(match[1]): i for name, i in named.items() if (match := _SIZE.fullmatch(name))}
     queries = {int(match[1]): i for name, i in named.items() if (match := _QUERY.fullmatch(name))}
@@ -247,14 +249,15 @@ def _tokens(file: ck.Checkpoint, root: Path, stated: Mapping[str, Any], rows: in
         raise file.error(f"has blocks of parallel_num = {block} tokens, which is not a square number", REMEDY)
     if block > last + 1:
         raise file.error(
-            f"has parallel_num = {block}, which needs the tokens <|query_1|> to <|query_{block - 1}|> in the "
-            f"tokenizer, but this one ends at {last}",
-            f"put the tokenizer of the same model there; this one is for blocks of {last + 1}",
+            f"has parallel_num = {block}, which requires the tokens <|query_1|> to <|query_{block - 1}|> in the "
+            f"tokenizer, but the last such token here is number {last}",
+            f"replace the tokenizer with the one that belongs to this model; the tokenizer here is for blocks of "
+            f"{last + 1} tokens",
         )
     if not sizes:
         raise file.error(
-            "has a tokenizer without the tokens <|res_1|>, <|res_2|>, ... of image sizes",
-            "put the tokenizer of the same model there",
+            "has a tokenizer that lacks the tokens for image sizes (<|res_1|>, <|res_2|>, ...)",
+            "replace the tokenizer with the one that belongs to this model",
         )
 
     marks = Marks(
@@ -268,7 +271,7 @@ def _tokens(file: ck.Checkpoint, root: Path, stated: Mapping[str, Any], rows: in
     if largest >= rows:
         raise file.error(
             f"has {rows} token ids, but its tokenizer has special tokens up to {largest}",
-            "put the tokenizer of the same model there",
+            "replace the tokenizer with the one that belongs to this model",
         )
 
     return marks, tokenizer.encode
@@ -344,7 +347,7 @@ def load_binary(
         config = BinaryConfig.from_state_dict(file.state, groups)
     if config.noisy:
         raise file.error(
-            "decodes bits together with noise (gan_decoder), which no BitDance in FastAR uses",
+            "decodes bits together with noise (gan_decoder), but no BitDance in FastAR uses such a decoder",
             "choose ae_d16c32",
         )
 

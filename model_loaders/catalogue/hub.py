@@ -356,7 +356,7 @@ def _wanted(choice: str, family: str, folders: Sequence[Path], local: Sequence[s
     if entry is not None:
         if entry.missing:
             raise UserError(
-                f"{kind.field}: the built-in {entry.id} is missing from this installation; install FastAR again"
+                f"{kind.field}: the built-in file {entry.id} is missing from this installation; install FastAR again"
             )
         return entry
 

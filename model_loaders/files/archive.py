@@ -41,7 +41,7 @@ class Refused(Exception):
     The message completes the sentence "<file> ..."; ``remedy`` says what to do.
     """
 
-    def __init__(self, found: str, remedy: str = "save its weights alone with torch.save, or choose another file"):
+    def __init__(self, found: str, remedy: str = "save its weights alone with torch.save, or choose a different file"):
         super().__init__(found)
         self.remedy = remedy
 

@@ -203,7 +203,8 @@ def read(
     for shard in shards or [whole.path]:
         file = _read_file(Checkpoint({}, {}, shard, field, notes=whole.notes), skip, weights)
         if twice := file.state.keys() & whole.state.keys():
-            raise file.error(f"holds {min(twice)[:80]}, which another shard holds too", "get the shards again")
+            raise file.error(f"holds {min(twice)[:80]}, but another shard holds the same weights", "download the "
+                "shards again")
 
         whole.state.update(file.state)
         whole.metadata.update(file.metadata)
@@ -255,9 +256,9 @@ def read_metadata(path: str | Path) -> dict[str, str]:
 def _is_pickled(file: Checkpoint) -> bool:
     """Whether a file was written by ``torch.save`` rather than safetensors; a UserError if it is neither."""
     if not os.path.exists(file.path):  # Path.exists can raise
-        raise UserError(f"{file.field}: there is no file {file.path}; put it there or choose another")
+        raise UserError(f"{file.field}: there is no file {file.path}; put the file there, or choose a different file")
     if not os.path.isfile(file.path):
-        raise file.error("is a folder or not a regular file", "choose a weight file")
+        raise file.error("is a folder or no ordinary file", "choose a weight file")
     try:
         with file.path.open("rb") as opened:
             head = opened.read(512)
@@ -274,7 +275,7 @@ def _is_pickled(file: Checkpoint) -> bool:
     if head[8:9] == b"{" and header <= size:
         raise file.error(
             f"has a header of {header / 1e6:.1f} MB, more than the limit of {_HEADER_LIMIT / 1e6:.0f} MB",
-            "its metadata is too long: save its weights again with safetensors.torch.save_file, without metadata",
+            "its metadata is too long: save the weights again with safetensors.torch.save_file, without metadata",
         )
 
     raise file.error(*other_format(head, size))
@@ -287,7 +288,7 @@ def _readable(file: Checkpoint) -> Iterator[None]:
         count = raw.read(8 + int.from_bytes(raw.read(8), "little")).count(b'"data_offsets"')
 
     if count > _MAX_TENSORS:
-        raise file.error(f"holds {count} tensors, more than the limit of {_MAX_TENSORS}", "choose another file")
+        raise file.error(f"holds {count} tensors, more than the limit of {_MAX_TENSORS}", "choose a different file")
 
     try:
         yield
@@ -310,7 +311,7 @@ def _no_room(file: Checkpoint, problem: Exception) -> UserError | None:
     gigabytes = file.path.stat().st_size / 1e9
     return file.error(
         f"has {gigabytes:.1f} GB, more than this machine can map into memory now ({first_line(problem)})",
-        "close other programs, enlarge the swap or page file, or choose a smaller model",
+        "close other programs, enlarge the swap file (page file), or choose a smaller model",
     )
 
 
@@ -338,13 +339,13 @@ def _read_pickled(file: Checkpoint, weights: str) -> tuple[dict[str, Tensor], di
         if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
             raise file.error(
                 f"holds a tensor that is sparse, quantised or without numbers ({name[:80]})",
-                "save its weights again as plain tensors, for example with to_dense(), or choose another file",
+                "save its weights again as plain tensors, for example with to_dense(), or choose a different file",
             )
 
     # Zero strides turn a few bytes into gigabytes. The factor 2 allows for shared weights.
     claimed = sum(tensor.numel() * tensor.element_size() for tensor in unpacked.state.values())
     if claimed > 2 * file.path.stat().st_size:
-        raise file.error("claims more weights than it holds bytes")
+        raise file.error("states more weights than it has bytes for")
 
     metadata = {"args": json.dumps(unpacked.arguments)} if unpacked.arguments else {}
     return unpacked.state, metadata, unpacked.averaged
@@ -358,7 +359,8 @@ def _unpickled(file: Checkpoint) -> Any:
             "use torch 2.6 or a .safetensors file",
         )
     if file.path.suffix == ".safetensors":  # torch does not map such files
-        raise file.error("is a torch checkpoint, not a safetensors file", "rename it to .pt")
+        raise file.error("is a torch checkpoint, although its name ends in .safetensors", "change the ending of its "
+            "name to .pt")
 
     try:
         with torch.serialization.safe_globals([argparse.Namespace, _EasyDict]):
@@ -385,7 +387,7 @@ def expect_no_broken_link(path: Path, field: str) -> None:
         if os.path.islink(place) and not os.path.exists(place):
             raise UserError(
                 f"{field}: {path.name} is not here, because {place} is a link to {os.readlink(place)}, which cannot be "
-                "reached; connect the drive that holds it, or choose another"
+                "reached; connect the drive that holds this file, or choose a different file"
             )
 
 
@@ -396,7 +398,7 @@ def member(path: Path, field: str) -> Path:
         UserError: if it is a link that leads nowhere, or out of the folder, unless within Hugging Face's cache.
     """
     if os.path.islink(path) and not os.path.exists(path):  # or leads to itself
-        raise UserError(f"{field}: {path.name} in {path.parent} is a broken link; put the file itself there")
+        raise UserError(f"{field}: {path.name} in {path.parent} is a broken link; put the file itself into this folder")
 
     folder = path.parent.resolve()
     target = path.resolve()
@@ -405,7 +407,8 @@ def member(path: Path, field: str) -> Path:
     cached = folder.parent.name == "snapshots" and any(blob in target.parents for blob in blobs)
     if folder not in target.parents and not cached:
         raise UserError(
-            f"{field}: {path.name} in {path.parent} is a link to a file outside this folder; put the file itself there"
+            f"{field}: {path.name} in {path.parent} is a link to a file outside this folder; put the file itself into "
+            "the folder"
         )
 
     return path
@@ -595,7 +598,7 @@ def _expect_same_weights(file: Checkpoint, expected: Mapping[str, Tensor]) -> No
             found.append(f"{len(names)} {kind} ({some})")
 
     only_unexpected = not wrong["missing"] and not wrong["misshaped"]
-    remedy = "save the file without them, or choose another" if only_unexpected else _UNCHANGED
+    remedy = "save the file without these weights, or choose a different file" if only_unexpected else _UNCHANGED
     raise file.error(f"does not fit {file.what}: {', '.join(found)}", remedy)
 
 
@@ -605,8 +608,8 @@ def _expect_finite(file: Checkpoint, name: str, tensor: Tensor) -> None:
         return
 
     raise file.error(
-        f"holds NaN or infinite weights in {name[:80]}, so it is damaged or from a training that diverged",
-        "get it again, or choose another file",
+        f"holds NaN or infinite weights in {name[:80]}, so it is damaged, or its training run diverged",
+        "download the file again, or choose a different file",
     )
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from ...networks.llama import EMBEDDING, QWEN_HEAD_DIM, LlamaConfig
 from . import checkpoint as ck
 
-REMEDY = "put the configuration of the same model there"
+REMEDY = "replace the configuration with the one that belongs to these weights"
 
 # Names under which the configuration of a whole model holds that of its language model.
 PARTS = ("language_config", "text_config", "llm", "llm_config")
@@ -93,7 +93,7 @@ def inner(file: ck.Checkpoint, settings: Mapping[str, Any], *names: str) -> dict
 
         if not isinstance(found, dict):
             raise file.error(
-                f"states {name} = {ck.shown(found)} in its configuration, which must be a dictionary", REMEDY
+                f"states {name} = {ck.shown(found)} in its configuration, but this must be a dictionary", REMEDY
             )
 
     return found
@@ -155,8 +155,8 @@ def _stated_numbers(file: ck.Checkpoint, fields: Mapping[str, Any]) -> dict[str,
 
             if numbers.setdefault(attribute, value) != value:
                 raise file.error(
-                    f"states {number.names[0]} = {numbers[attribute]} and {name} = {value} in its configuration, which "
-                    "contradict each other",
+                    f"has a configuration that contradicts itself: {number.names[0]} = {numbers[attribute]}, but "
+                    f"{name} = {value}",
                     REMEDY,
                 )
 
@@ -196,7 +196,8 @@ def expect_language(file: ck.Checkpoint, fields: Mapping[str, Any], c: LlamaConf
             raise file.error(
                 f"states sliding_window = {window} in its configuration, "
                 f"but FastAR attends to all {c.positions} positions",
-                "choose another model, or state use_sliding_window = false if it was trained without a window",
+                "choose a different model; if this model was trained without a window, state use_sliding_window = "
+                "false",
             )
 
 
@@ -223,5 +224,5 @@ def _expect(file: ck.Checkpoint, name: str, value: Any, accepted: Collection[Any
     computes = f"FastAR computes {only} only" if only else "FastAR does not compute that"
     raise file.error(
         f"states {name} = {ck.shown(value)} in its configuration, but {computes}",
-        "choose another model, or correct the configuration if the model was trained without it",
+        "choose a different model; if the model was trained without this setting, correct the configuration",
     )

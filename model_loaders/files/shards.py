@@ -52,7 +52,7 @@ def weight_files(path: Path, field: str, what: str) -> list[Path]:
     """
     if not os.path.exists(path):  # Path.exists can raise
         expect_no_broken_link(path, field)
-        raise UserError(f"{field}: there is no file or folder {path}; put it there or choose another")
+        raise UserError(f"{field}: there is no file or folder {path}; put it there, or choose a different model")
     if not os.path.isdir(path):
         if path.name.endswith(INDEX):
             return _complete(path.parent, named_by_index(path, field), field)
@@ -119,7 +119,8 @@ def named_by_index(index: Path, field: str) -> list[str]:
     names = sorted({str(name) for name in weights.values()}) if isinstance(weights, dict) else []
     if not 1 <= len(names) <= _MOST_SHARDS or not all(map(_is_weight_file, names)):
         raise UserError(
-            f"{field}: {index.name} in {index.parent} does not name weight files of its folder; get it again"
+            f"{field}: {index.name} in {index.parent} does not name weight files of its own folder; download the index "
+            "again"
         )
 
     return names
@@ -135,8 +136,8 @@ def _complete(folder: Path, names: Sequence[str], field: str) -> list[Path]:
     missing = [name for name in names if not os.path.lexists(folder / name)]
     if missing:
         raise UserError(
-            f"{field}: {folder.name} has only {len(names) - len(missing)} of {len(names)} shards; put the missing ones "
-            f"({listed(missing, 2)}) into the same folder"
+            f"{field}: {folder.name} has only {len(names) - len(missing)} of {len(names)} shards; put the missing "
+            f"shards ({listed(missing, 2)}) into the same folder"
         )
 
     return [member(folder / name, field) for name in names]

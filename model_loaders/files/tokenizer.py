@@ -95,7 +95,8 @@ def load_tokenizer(
     name = _source(folder, stem)
     if name is None:
         raise UserError(
-            f"{field}: {folder} has no tokenizer (tokenizer.json); put the tokenizer of the same model there"
+            f"{field}: {folder} has no tokenizer (tokenizer.json); replace the tokenizer with the one that belongs to "
+            "this model"
         )
 
     spec = read_json(folder / name, field)

@@ -145,7 +145,7 @@ def _tokenizer(
     if chat is None or max(chat) >= config.llm.vocab:
         raise file.error(
             f"has {config.llm.vocab} tokens, but its tokenizer lacks <|im_start|> and <|im_end|>",
-            "put the tokenizer of the same model there",
+            "replace the tokenizer with the one that belongs to this model",
         )
 
     return tokenizer, chat

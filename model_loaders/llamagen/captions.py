@@ -87,11 +87,11 @@ def prompt_of(text: str, field: str) -> str:
     """
     prompt = " ".join(text.split())
     if not prompt:
-        raise UserError(f"{field}: it is empty; describe the image in words.")
+        raise UserError(f"{field}: the text is empty; describe the image in words.")
     if not clean(prompt):
         raise UserError(
-            f"{field}: nothing is left of the text without its addresses, file names and signs; describe the image in "
-            "words."
+            f"{field}: FastAR removes web addresses, file names and symbols, and nothing is left of this text; "
+            "describe the image in words."
         )
 
     return prompt

@@ -114,7 +114,8 @@ def _grid(file: ck.Checkpoint, config: LlamaConfig, requested: int | None) -> in
     across = math.isqrt(config.regions)
     if across**2 != config.regions:
         raise file.error(
-            f"holds {config.special} transition tokens, but a PAR has one less than a square number (3, 8, 15, ...)"
+            f"holds {config.special} transition tokens, but a PAR model has one less than a square number (3, 8, 15, "
+            "...)"
         )
 
     try:
@@ -135,8 +136,8 @@ def _grid(file: ck.Checkpoint, config: LlamaConfig, requested: int | None) -> in
     )
     if side % across:
         raise UserError(
-            f"grid: {side}x{side} tokens cannot be divided into the {across}x{across} regions of the PAR "
-            f"{file.path.name}; choose the grid it was trained with"
+            f"grid: {side}x{side} tokens cannot be divided into the {across}x{across} regions of the PAR model "
+            f"{file.path.name}; choose the grid with which the model was trained"
         )
 
     return side
@@ -166,10 +167,10 @@ def expect_heads(file: ck.Checkpoint, heads: int | None, rows: Tensor | None, of
         return
 
     raise file.error(
-        f"has the width {rows.shape[-1]}, which no official model has, "
-        "and does not state its number of attention heads",
-        "state it in the file, as an entry 'heads' of the metadata (.safetensors) "
-        "or of the dictionary 'args' beside the weights (torch.save)",
+        f"has the width {rows.shape[-1]}, which no official model has, but does not state the number of its attention "
+        "heads",
+        "state this number in the file, as the entry 'heads' of the metadata (.safetensors) or of the dictionary "
+        "'args' (torch.save)",
     )
 
 
@@ -207,7 +208,7 @@ def _has_null_class(file: ck.Checkpoint, classes: int | None) -> bool:
         if classes not in (rows, rows - 1):
             raise UserError(
                 f"{field}: {file.path.name} has {rows} class rows, which do not fit {classes} classes with or without "
-                f"a null class; state {rows - 1} (with) or {rows} (without)"
+                f"a null class; state {rows - 1} classes (with a null class) or {rows} classes (without)"
             )
         return classes == rows - 1
 

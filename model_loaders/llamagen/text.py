@@ -160,7 +160,8 @@ def load_text_encoder(
     rows = config.vocab_size
     if _END not in words.special_tokens or max(words.size, words.special_tokens[_END] + 1) > rows:
         raise file.error(
-            f"has {rows} tokens, but its tokenizer has {words.size}", "put the tokenizer of the same model there"
+            f"has {rows} tokens, but its tokenizer has {words.size}", "replace the tokenizer with the one that belongs "
+            "to this model"
         )
 
     net: Any = ck.load_strictly(file, lambda operations: T5EncoderModel(config), dtype=compute, device=device)

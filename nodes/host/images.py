@@ -44,7 +44,7 @@ def in_tiles(
     tiles = comfy.utils.get_tiled_scale_steps(x.shape[3], x.shape[2], tile_x=width, tile_y=height, overlap=overlap)
     bar = ProgressBar(len(x) * tiles)
 
-    with enough_memory("memory: it is insufficient for one tile; use smaller tiles, or unload other models."):
+    with enough_memory("memory: there is not enough memory for one tile; use smaller tiles, or unload other models."):
         return comfy.utils.tiled_scale(
             x,
             work,

@@ -104,7 +104,7 @@ FAMILY = _BitDance(
     load_file=load_bitdance,
     files="bitdance",
     reads=("class", "prompt"),
-    one_grid="width and height set that of a BitDance",
+    one_grid="because width and height set the grid of a BitDance",
     demo=("demo-bitdance",),
     usual_samplers=("bitdance",),
 )

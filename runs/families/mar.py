@@ -34,7 +34,7 @@ FAMILY = _MAR(
     load_file=load_mar,
     files="mar",
     reads=("class",),
-    one_grid="a MAR has one grid",
+    one_grid="because a MAR has only one grid",
     demo=("demo",),
     usual_samplers=("mar", "fasthybrid"),
 )

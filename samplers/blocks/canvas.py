@@ -178,8 +178,8 @@ def given_tokens(model: BlockModel, edit: Edit, grid: tuple[int, int], device: t
     channels = model.net.channels
     if start.ndim != 4 or start.shape[1] != channels:
         raise UserError(
-            f"latent_image: it has the shape {list(start.shape)}, but {model.name} makes latents of {channels} "
-            "channels; encode an image with VAE Encode and the vae of the same loader."
+            f"latent_image: its shape is {list(start.shape)}, but {model.name} has latents of {channels} channels; "
+            "encode an image with VAE Encode and the vae of the same loader."
         )
     if tuple(start.shape[2:]) != grid:
         height, width = (side * model.stride for side in grid)
@@ -189,7 +189,7 @@ def given_tokens(model: BlockModel, edit: Edit, grid: tuple[int, int], device: t
             model.grid(own_height, own_width)  # raises for a size that it does not draw
             remedy = f"set width to {own_width} and height to {own_height}, or {remedy}"
         raise UserError(
-            f"latent_image: it has {own_width} x {own_height} pixels, but the image to generate has {width} x "
+            f"latent_image: this image has {own_width} x {own_height} pixels, but the image to generate has {width} x "
             f"{height}; {remedy}."
         )
 

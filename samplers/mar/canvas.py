@@ -331,7 +331,8 @@ def edited(model: MARModel, edit: Edit, images: int, device: torch.device) -> tu
     want = (c.channels // model.patch**2, c.grid * model.patch, c.grid * model.patch)
     if edit.start.ndim != 4 or tuple(edit.start.shape[1:]) != want:
         raise UserError(
-            f"latent_image: it has the shape {list(edit.start.shape)}, but {model.name} makes [batch, {want[0]}, "
+            f"latent_image: its shape is {list(edit.start.shape)}, but {model.name} has latents of the shape [batch, "
+            f"{want[0]}, "
             f"{want[1]}, {want[2]}]; encode an image of the model's own size with VAE Encode and the vae of the "
             "same loader."
         )
@@ -345,7 +346,7 @@ def edited(model: MARModel, edit: Edit, images: int, device: torch.device) -> tu
     counts = mask.sum(1).tolist()
     if min(counts) != max(counts):
         raise UserError(
-            f"mask: the images' masks cover different numbers of tokens ({min(counts)} to {max(counts)}); "
+            f"mask: the masks of the batch cover different numbers of tokens ({min(counts)} to {max(counts)}); "
             "use one mask for the batch, or run the images separately."
         )
     return edit.start.to(device, torch.float32), mask

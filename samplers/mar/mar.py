@@ -276,7 +276,7 @@ def expect_whole_head(settings: MARBase, whole: bool) -> None:
     """
     if settings.window > 1 and not whole:
         raise UserError(
-            "speculation: it cannot be combined with head_cache; switch head_cache off, or set speculation to 0."
+            "speculation: you cannot combine this with head_cache; switch head_cache off, or set speculation to 0."
         )
 
 

@@ -294,8 +294,8 @@ class GtRSettings(DiSASettings):
         sizes = [stages[cells].bincount(minlength=count).tolist() for cells in again.cpu()]
         if any(of_image != sizes[0] for of_image in sizes):
             raise UserError(
-                "mask: in one of GtR's stages, the images' masks cover different numbers of tokens; use one mask for "
-                "the batch, or run the images separately."
+                "mask: in one of GtR's stages, the masks of the batch cover different numbers of tokens; use one mask "
+                "for the batch, or run the images separately."
             )
         return tuple(sizes[0])
 

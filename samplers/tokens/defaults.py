@@ -43,7 +43,7 @@ def published_for(condition: str, width: int, regions: int) -> dict[str, Any]:
 def resolve(settings: S, model: TokenModel) -> S:
     """The settings with the model's published values for ``cfg`` and ``top_k`` where they are None."""
     if settings.cfg is not None and settings.cfg > 1 and not model.net.config.null:
-        raise UserError(f"cfg: {model.name} was trained without a null class, so guidance is impossible; choose cfg 1.")
+        raise UserError(f"cfg: {model.name} was trained without a null class, so guidance is impossible; set cfg to 1.")
 
     own = published(model)
     cfg = own["cfg"] if settings.cfg is None else settings.cfg

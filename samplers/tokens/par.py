@@ -40,7 +40,7 @@ def par_groups(grid: int, n: int) -> list[list[int]]:
     m = math.isqrt(n)
     if m * m != n or grid % m:
         raise UserError(
-            f"grouping: {n} regions do not tile a grid of {grid} x {grid}; choose {ADJACENT!r}, or a model whose "
+            f"grouping: {n} regions do not fit into a grid of {grid} x {grid}; choose {ADJACENT!r}, or a model whose "
             f"grid is divisible by {m}."
         )
 
@@ -189,13 +189,13 @@ class PARSettings(TokenSettings):
             raster_only("PAR", model, janus="needs a model that was trained in its order")
         if trained and self.grouping != TRAINED:
             raise UserError(
-                f"grouping: {model.name} was trained for its own groups; choose {TRAINED!r}, or load a plain LlamaGen "
-                "for the ablations."
+                f"grouping: {model.name} is a PAR model, which was trained for its own groups; choose {TRAINED!r}, or "
+                "load a LlamaGen for the two ablations."
             )
 
         if not trained and self.grouping == TRAINED:
             raise UserError(
-                f"grouping: {model.name} is a plain LlamaGen, which was not trained for groups; load a PAR, or choose "
+                f"grouping: {model.name} is a LlamaGen, which was not trained for groups; load a PAR model, or choose "
                 f"{NON_LOCAL!r} or {ADJACENT!r}."
             )
 

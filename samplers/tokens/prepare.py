@@ -76,8 +76,8 @@ def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureConditio
     device = ta_tok.net.bottleneck.out_linear.weight.device
     if condition.size and condition.size != size:
         raise UserError(
-            f"condition: its codes are from a codebook of {condition.size}, but {ta_tok.name} has {size}; use the "
-            "TA-Tok that made them."
+            f"condition: its codes are from a codebook of {condition.size} codes, but {ta_tok.name} has {size}; use "
+            "the TA-Tok that made these codes."
         )
     _check_codes(condition, size, ta_tok.name)
 
@@ -85,7 +85,7 @@ def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureConditio
     out = []
     for codes in condition.codes:
         if math.isqrt(len(codes)) ** 2 != len(codes):
-            raise UserError(f"condition: {len(codes)} codes are not a square grid; make the condition again.")
+            raise UserError(f"condition: {len(codes)} codes do not form a square grid; make the condition again.")
         key = codes.to(device="cpu", dtype=torch.int64).contiguous().numpy().tobytes()
         if key not in computed:
             with torch.no_grad():
@@ -109,8 +109,8 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     if isinstance(condition, CodeCondition) and c.condition == "features":
         if model.ta_tok is None:
             raise UserError(
-                f"condition: it holds semantic codes, but {name} reads {KINDS[c.condition]}; load the model with the "
-                "TA-Tok that turns codes into features."
+                f"condition: it holds semantic codes, but {name} reads {KINDS[c.condition]}; load the model together "
+                "with the TA-Tok that turns codes into features."
             )
         condition = features_of(condition, model.ta_tok)
     if isinstance(condition, ImagePromptCondition):
@@ -128,8 +128,8 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
         for rows in entries:
             if rows.shape[-1] != c.condition_size:
                 raise UserError(
-                    f"condition: its features have width {rows.shape[-1]}, but {name} reads width {c.condition_size}; "
-                    "use the encoder that the model was trained with."
+                    f"condition: its features have the width {rows.shape[-1]}, but {name} reads the width "
+                    f"{c.condition_size}; use the encoder that the model was trained with."
                 )
 
     # 3. Rows are padded to the longest image's.
@@ -171,8 +171,8 @@ def _with_images(model: JanusModel, condition: ImagePromptCondition, device: tor
         if image.rows.shape != (model.tokens, model.net.config.dim) or image.codes.shape != (model.tokens,):
             raise UserError(
                 f"condition: its image was read as {len(image.rows)} rows of width {image.rows.shape[-1]}, but "
-                f"{model.name} reads {model.tokens} rows of width {model.net.config.dim}; read the image with a part "
-                "of the same model."
+                f"{model.name} reads {model.tokens} rows of width {model.net.config.dim}; read the image with the same "
+                "model."
             )
 
     # 2. Their prompts, padded to the longest, and their rows and codes.
@@ -199,7 +199,7 @@ def prompt_ids(model: JanusModel, condition: PromptCondition | ImagePromptCondit
 def _check_entries(entries: tuple[Tensor, ...]) -> None:
     """Check that there is an image, and that every image has rows."""
     if not all(map(len, entries)) or not entries:
-        raise UserError("condition: it has no image, or one without features or codes; make it again.")
+        raise UserError("condition: it has no image, or an image without features or codes; make the condition again.")
 
 
 def _check_lengths(model: TokenModel, counts: list[int]) -> None:
@@ -213,9 +213,11 @@ def _check_lengths(model: TokenModel, counts: list[int]) -> None:
     least = min(counts)
     most = max(counts)
     if c.condition == "text" and most > c.text_rows:
-        raise UserError(f"condition: a text has {most} tokens, but {name} reads at most {c.text_rows}; shorten it.")
+        raise UserError(f"condition: a text has {most} tokens, but {name} reads at most {c.text_rows}; shorten the "
+            "text.")
     if c.absolute and most != least:
-        raise UserError(f"condition: images have {least} to {most} codes; use the same detail for all of them.")
+        raise UserError(f"condition: the images have different numbers of codes, {least} to {most}; use the same "
+            "detail for all images.")
 
     room = c.absolute - (model.tokens - 1)  # positions that the image's tokens leave: the last token is never fed
     if not c.absolute or most <= room:
@@ -239,5 +241,6 @@ def _check_codes(condition: CodeCondition, size: int, owner: str) -> None:
     if low < 0 or high >= size:
         wrong = low if low < 0 else high
         raise UserError(
-            f"condition: code {wrong} is outside 0 to {size - 1}, the codes of {owner}; use the TA-Tok that made them."
+            f"condition: code {wrong} is outside 0 to {size - 1}, the codes of {owner}; use the TA-Tok that made these "
+            "codes."
         )

@@ -102,7 +102,7 @@ def test_metadata_without_a_report_and_damaged_files_are_refused_in_every_format
     write_as(tmp_path / f"damaged_{name}", "{")
     (tmp_path / f"cut_{name}").write_bytes(good[:100])
     (tmp_path / f"no_exif_{name}").write_bytes(good.replace(b"II*\0", b"XX*\0").replace(b"MM\0*", b"XX\0*"))
-    for case, words in {"bare": "holds no", "damaged": "is damaged", "cut": "cannot be read", "no_exif": ""}.items():
+    for case, words in {"bare": "holds no", "damaged": "is damaged", "cut": "cannot read", "no_exif": ""}.items():
         with pytest.raises(UserError, match=f"^image: .*{case}_{name}.*{words}"):
             exchange.read_runs(tmp_path / f"{case}_{name}")
 
@@ -243,7 +243,10 @@ def test_deep_values_are_no_values(tmp_path, name, depth):
     try:
         saved = exchange.read_runs(write(tmp_path / "a.png", text))
     except UserError as sentence:
-        sentence_of = f"image: the report of a.png is damaged ({name}); choose a file that was not edited."
+        sentence_of = (
+            f"image: the report of a.png is damaged (the entry {name} is missing or wrong); choose a file that was not "
+            "edited."
+        )
         assert str(sentence) == sentence_of
         return
     assert name == "label" and saved.labels == [""]

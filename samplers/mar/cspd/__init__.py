@@ -55,8 +55,8 @@ def _expect_use_of_speculation(settings: CSpDSettings) -> None:
     """Raise a UserError if the target would speculate only before the first draft."""
     if settings.speculation > 1 and settings.mode != "lossless":
         raise UserError(
-            f"speculation: {settings.speculation} has no effect in the mode {settings.mode}, whose drafts replace it; "
-            "set speculation to 0, or mode to lossless."
+            f"speculation: {settings.speculation} has no effect in the mode {settings.mode}, which drafts AR steps "
+            "instead; set speculation to 0, or mode to lossless."
         )
 
 
@@ -83,7 +83,7 @@ def check_pair(draft: MARModel, target: MARModel) -> None:
         if found != expected:
             raise UserError(
                 f"draft: {draft.name} and the target {target.name} differ in {what} ({found} and {expected}); use a "
-                "draft model that was trained on the target's tokens and classes."
+                "draft model that was trained with the tokens and classes of the target."
             )
 
 
@@ -93,8 +93,8 @@ def _expect_one_device(draft: MARModel, target: MARModel) -> None:
     draft_device = next(draft.net.parameters()).device
     if draft_device != device:
         raise UserError(
-            f"draft: {draft.name} is on {draft_device}, but the target {target.name} is on {device}; load both on one "
-            "device."
+            f"draft: {draft.name} is on {draft_device}, but the target {target.name} is on {device}; load both models "
+            "on one device."
         )
 
 

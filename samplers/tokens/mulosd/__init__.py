@@ -167,8 +167,8 @@ def check_pair(target: TokenModel, draft: TokenModel, codes: int, sampler: str) 
 
     if of_target != codes:
         raise UserError(
-            f"decoder: it has {codes} codes, but {target.name} has {of_target}; choose the VQ tokenizer that the model "
-            "was trained with."
+            f"decoder: this VQ tokenizer has {codes} codes, but {target.name} has {of_target}; choose the VQ tokenizer "
+            "that the model was trained with."
         )
 
 
@@ -182,7 +182,8 @@ def check_grids(target: TokenModel, draft: TokenModel) -> int:
     if rest or ratio < 2:
         raise UserError(
             f"draft: {draft.name} generates {draft.grid} x {draft.grid} tokens, but {target.name} generates "
-            f"{target.grid} x {target.grid}; choose a draft of half, a third or a quarter of the side."
+            f"{target.grid} x {target.grid}; choose a draft model whose images have a half, a third or a quarter of "
+            "the target's side."
         )
     return ratio
 
@@ -195,5 +196,6 @@ def check_neighbours(settings: MuLoSDSettings, codes: int) -> int:
     """
     nearest = neighbours_of(settings, codes)
     if nearest >= codes - 1:
-        raise UserError(f"neighbours: {nearest} covers all {codes} codes, so nothing could be rejected; choose fewer.")
+        raise UserError(f"neighbours: {nearest} neighbours are all of the {codes} codes, so no draft could be "
+            "rejected; choose a smaller number.")
     return nearest

@@ -146,8 +146,8 @@ class PixelUpSampling(UpSampling):
         large = self._enlarge((small / 2 + 0.5).clamp(0, 1)).to(small) * 2 - 1
         if large.ndim != 4 or large.shape[:2] != small.shape[:2]:
             raise UserError(
-                f"upscale_model: it turned images of the shape {list(small.shape)} into {list(large.shape)}; choose a "
-                "model that enlarges RGB images."
+                f"upscale_model: this model turned images of the shape {list(small.shape)} into images of the shape "
+                f"{list(large.shape)}; choose a model that enlarges RGB images."
             )
         if large.shape[2:] != size:
             large = F.interpolate(large, size=size, mode="bicubic", antialias=True)
