@@ -72,7 +72,7 @@ class TarModel:
         """
         if not 0 <= scale < len(self.sides):
             known = " or ".join(str(side**2) for side in self.sides)
-            raise UserError(f"detail: {self.name} only has {known} codes; choose a higher number.")
+            raise UserError(f"detail: {self.name} writes {known} codes; choose one of these numbers.")
         expect_text(text)
 
         special = self.special

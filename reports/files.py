@@ -50,7 +50,7 @@ def typed_path(text: str | Path, field: str) -> Path:
     """
     typed = str(text)
     if not typed:
-        raise UserError(f"{field}: the path is empty; give one.")
+        raise UserError(f"{field}: it is empty; give a path.")
     expect_name(typed, field)
 
     expanded = os.path.expanduser(typed)

@@ -57,7 +57,7 @@ def _distinct(values: Iterable[str], field: str, remedy: str) -> tuple[str, ...]
     """Values without repetitions; a UserError if there are none, or too many."""
     out = tuple(dict.fromkeys(values))
     if not out:
-        raise UserError(f"{field}: nothing is written here; {remedy}.")
+        raise UserError(f"{field}: it is empty; {remedy}.")
     if len(out) > MOST_VALUES:
         raise UserError(f"{field}: there are more than {MOST_VALUES} values; give fewer.")
 

@@ -71,7 +71,7 @@ def crop_around(mask: Tensor, context: float = CONTEXT) -> Crop:
     height, width = painted.shape
     rows, columns = painted.any(1).nonzero(), painted.any(0).nonzero()
     if not len(rows):
-        raise UserError("mask: the mask is empty; paint over the area to regenerate.")
+        raise UserError("mask: it is empty; paint over the area to regenerate.")
 
     top, bottom = int(rows[0]), int(rows[-1]) + 1
     left, right = int(columns[0]), int(columns[-1]) + 1

@@ -69,8 +69,7 @@ def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "lab
     """
     words = split_labels(text, field)
     if not words:
-        raise UserError(f"{field}: nothing is written here; give a class name or number, or several separated by "
-            "commas.")
+        raise UserError(f"{field}: it is empty; give a class name or number, or several separated by commas.")
     if repeat < 1:
         raise UserError(f"{field}: {repeat} images of each label are too few; ask for at least 1.")
     if label_set and label_set not in label_sets():

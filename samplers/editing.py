@@ -74,7 +74,7 @@ class Edit:
         mask = self.mask.to(device, torch.float32)
         tokens = F.adaptive_max_pool2d(mask[:, None], grid)[:, 0] >= LEAST_MASKED
         if not bool(tokens.flatten(1).any(1).all()):
-            raise UserError("mask: the mask is empty; paint over the area to regenerate.")
+            raise UserError("mask: it is empty; paint over the area to regenerate.")
 
         return tokens.flatten(1).expand(images, -1)
 

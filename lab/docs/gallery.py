@@ -88,10 +88,10 @@ def page() -> str:
     lines = [
         "# Gallery",
         "",
-        f"{SEEDS} images of the demo models: seeds 0 to {SEEDS - 1}, {COLUMNS} for each model, none left out. The last "
-        "digit of a seed chooses the subject.",
-        "Each image contains its workflow: drag it onto ComfyUI to open it. `python -m fastar_nodes.lab gallery` "
-        "generates the images again.",
+        f"The demo models generated these {SEEDS} images with the seeds 0 to {SEEDS - 1}, {COLUMNS} for each model. We "
+        "left none out. The last digit of a seed chooses the subject.",
+        "Each image contains its workflow. Drag the image onto ComfyUI to open the workflow. `python -m "
+        "fastar_nodes.lab gallery` generates the images again.",
     ]
     for row, model in enumerate(MODELS):
         lines += ["", f"## {model.checkpoint}", ""]

@@ -87,7 +87,7 @@ def prompt_of(text: str, field: str) -> str:
     """
     prompt = " ".join(text.split())
     if not prompt:
-        raise UserError(f"{field}: the text is empty; describe the image in words.")
+        raise UserError(f"{field}: it is empty; describe the image in words.")
     if not clean(prompt):
         raise UserError(
             f"{field}: FastAR removes web addresses, file names and symbols, and nothing is left of this text; "

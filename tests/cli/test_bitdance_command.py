@@ -28,9 +28,9 @@ def test_an_image_of_labels_and_one_of_prompts_that_is_not_square(cli, path):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ("--grid 4", "grid: no sampler of this run uses it, width and height set that of a BitDance; leave it out"),
-        ("--draft demo", "draft: no sampler of this run uses it"),
-        ("--batch 3 --set diffusion_steps=2", "batch: 3 images with 2 diffusion steps need more than"),
+        ("--grid 4", "grid: no sampler of this run uses this option, because width and height"),
+        ("--draft demo", "draft: no sampler of this run uses this option"),
+        ("--batch 3 --set diffusion_steps=2", "batch: the noise of 3 images with 2 diffusion steps needs more than"),
     ],
 )
 @pytest.mark.fast_cases(2)

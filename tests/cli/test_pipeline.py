@@ -206,8 +206,8 @@ def test_latents_that_cannot_be_decoded(files, wrong, message):
 @pytest.mark.parametrize(("wrong", "message"), [
     (torch.zeros(4, 4, dtype=torch.int64),
      r"^codes: the decoder reads codes of the shape \[batch, height, width\]"),
-    (torch.full((1, 2, 2), -1), "^codes: its codes are outside 0 to"),
-    (torch.full((1, 2, 2), 1 << 40), "^codes: its codes are outside 0 to"),
+    (torch.full((1, 2, 2), -1), "^codes: some codes are outside 0 to"),
+    (torch.full((1, 2, 2), 1 << 40), "^codes: some codes are outside 0 to"),
     (torch.zeros(1, 99, 2, 2), "^latents: the decoder reads"),
 ])  # fmt: skip
 def test_codes_that_cannot_be_decoded(files, wrong, message):
@@ -253,7 +253,7 @@ def test_an_edit_of_codes_that_the_decoder_has_not(code, pipeline):
     mask = np.zeros(codes.shape[-2:], bool)
     mask[0, 0] = True
     codes[0, 1, 1] = code
-    with pytest.raises(UserError, match="^image: its codes are outside 0 to"):
+    with pytest.raises(UserError, match="^image: some codes are outside 0 to"):
         pipe.sample(**{**call, "seed": 8}, image=codes, mask=mask)
 
 
@@ -327,11 +327,11 @@ def test_values_that_take_no_memory_until_they_are_read(of_mar, pipeline):
     """Of stride 0, as expand() makes them: 300 TB, more than any process can address."""
     pixels = np.broadcast_to(np.zeros((1, 1, 1, 3), np.uint8), (1, 10**7, 10**7, 3))
     for pipe in (of_mar, pipeline(model="llamagen", decoder="vq")):
-        with pytest.raises(UserError, match="^image: memory is insufficient to encode it; give a smaller one"):
+        with pytest.raises(UserError, match="^image: there is not enough memory to encode the image"):
             pipe.encode(pixels)
 
     latents = torch.zeros(1, 1, 1, 1).expand(1, of_mar.model.net.config.channels, 10**7, 10**7)
-    with pytest.raises(UserError, match="^memory: there is too little to decode a single image"):
+    with pytest.raises(UserError, match="^memory: there is too little memory to decode even a single image"):
         of_mar.decode(latents)
 
 
@@ -421,7 +421,7 @@ def test_no_setting_has_the_name_of_an_argument():
     ({"image": LATENTS, "mask": "no such mask.png"}, "^mask: no such mask.png cannot be read as an image"),
     ({"image": LATENTS, "mask": np.array(["a"])}, "^mask: it is an array of <U1"),
     ({"image": LATENTS, "mask": torch.ones(4, 4, dtype=torch.complex64)}, "^mask: it is torch.complex64"),
-    ({"image": LATENTS, "mask": torch.ones(1).expand(1 << 20, 1 << 30)}, "^mask: memory is insufficient"),
+    ({"image": LATENTS, "mask": torch.ones(1).expand(1 << 20, 1 << 30)}, "^mask: there is not enough memory"),
     ({"image": [], "mask": np.ones((4, 4))}, "^image: the list is empty"),
     ({"image": [PIXELS, PIXELS[1:]], "mask": np.ones((4, 4))}, "^image: its images have the"),
     ({"image": 5, "mask": np.ones((4, 4))}, "^image: it is a int"),
@@ -452,7 +452,7 @@ def test_wrong_arguments_of_models_that_read_prompts(pipeline):
     ({"speed": "fast"}, "^speed: 'fast' is unknown; choose one of auto, plain, compile"),
     ({"weights": "emma"}, "^weights: 'emma' is unknown; did you mean ema. Choose one of"),
     ({"grid": 1}, "^grid: 1 is outside 2 to 128"),
-    ({"grid": 8}, "^grid: tiny mar does not use it, a MAR has one grid"),
+    ({"grid": 8}, "^grid: tiny mar does not use this argument, because a MAR has only one grid"),
     ({"tar": "demo-tar"}, "^tar: tiny mar does not use it"),
     ({"encoder": "x"}, "^encoder: tiny mar does not use it"),
     ({"device": "meta"}, "^device: meta is not available here"),

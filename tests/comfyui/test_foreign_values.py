@@ -135,7 +135,7 @@ FOREIGN = {
     ),
     "no names": (
         "dict(kind='class', fastar_version=1, labels=[1])",
-        "condition: its value of the kind class lacks names",
+        "condition: this FastAR class lacks the attribute names",
     ),
     "a text that is a number": (
         "dict(kind='label text', fastar_version=1, text=3, repeat=1)",
@@ -143,7 +143,7 @@ FOREIGN = {
     ),
     "no version": (
         "dict(kind='class', labels=[1], names=['x'])",
-        "condition: its value of the kind class has no whole number from 1 in its attribute fastar_version",
+        "condition: this FastAR class has no whole number from 1 in the attribute fastar_version",
     ),
     "a prompt with a negative": (
         "dict(kind='prompt', fastar_version=1, texts=['a cat'], unconditional='Draw nothing.')",

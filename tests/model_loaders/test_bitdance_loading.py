@@ -175,8 +175,8 @@ def test_an_autoencoder_of_a_training_beside_other_networks(tmp_path):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda p: (p / "vision_head.safetensors").unlink(), "holds a language model, .*native has no vision_head"),
-        (lambda p: (p / "projector.safetensors").unlink(), "holds a language model, .*native has no projector"),
+        (lambda p: (p / "vision_head.safetensors").unlink(), "and vision_head.safetensors is missing from .* native"),
+        (lambda p: (p / "projector.safetensors").unlink(), "and projector.safetensors is missing from .* native"),
         (
             lambda p: change(p / "vision_head_config.json", parallel_num=15),
             "has blocks of parallel_num = 15 tokens, which is not a square",
@@ -184,7 +184,7 @@ def test_an_autoencoder_of_a_training_beside_other_networks(tmp_path):
         (
             lambda p: change(p / "vision_head_config.json", parallel_num=64),
             r"has parallel_num = 64, which needs the tokens <\|query_1\|> to <\|query_63\|> in the tokenizer, "
-            "but this one ends at 15; put the tokenizer of the same model there; .* blocks of 16",
+            "but the last such token here is number 15; replace the tokenizer with .* blocks of 16",
         ),
         (lambda p: change(p / "vision_head_config.json", ch_cond=65), "has ch_cond = 65 .* weights of 64"),
         (lambda p: change(p / "config.json", rope_scaling={"rope_type": "yarn"}), "states rope_scaling.rope_type"),
@@ -234,7 +234,7 @@ def test_a_tokenizer_without_a_mark_is_refused(native, name):
         if entry["content"] == name:
             entry["content"] = "<|other|>"
     (native / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(UserError, match="^checkpoint: native has a tokenizer without "):
+    with pytest.raises(UserError, match="^checkpoint: native has a tokenizer that lacks the token"):
         load_bitdance(native)
 
 
@@ -253,7 +253,7 @@ def test_fp16_is_refused(tmp_path):
     with pytest.raises(UserError) as error:
         load_bitdance(path, "fp16")
     assert str(error.value) == (
-        "dtype: a BitDance was trained in bf16 and is not tested in fp16; choose bf16, fp32 or auto"
+        "dtype: a BitDance was trained in bf16, and nobody has tested it in fp16; choose bf16, fp32 or auto"
     )
     assert load_bitdance(path, "bf16").net.norm.weight.dtype == torch.bfloat16
 

@@ -114,7 +114,7 @@ PICKLES: dict[str, tuple[bytes, str]] = {
     "sparse": (saved({**STATE, FIRST: STATE[FIRST].to_sparse()}), "sparse, quantised or without numbers (class"),
     "without numbers": (saved({**STATE, FIRST: STATE[FIRST].to("meta")}), "is sparse, quantised or without numbers"),
     "quantised tensor": (quantised_by_torch(), "sparse, quantised or without numbers ("),
-    "heads": (saved(STATE), "does not state its number of attention heads"),
+    "heads": (saved(STATE), "does not state the number of its attention heads"),
 }
 FORMATS: dict[str, tuple[bytes, str]] = {
     "bitsandbytes nf4": (in_format({"weight": BYTES, "weight.absmax": ONE, "weight.quant_map": ONE,
@@ -207,7 +207,7 @@ def test_a_width_without_a_number_of_heads(tmp_path: Path) -> None:
 
 def test_a_pickle_under_the_name_of_safetensors_is_renamed(tmp_path: Path) -> None:
     path = tmp_path / "x.safetensors"
-    assert "rename it to .pt" in said(path, saved({"model": STATE, "args": {"heads": 2}}))
+    assert "change the ending of its name to .pt" in said(path, saved({"model": STATE, "args": {"heads": 2}}))
     assert load_mar(path.rename(path.with_suffix(".pt"))).net.config == TINY
 
 

@@ -117,7 +117,7 @@ def test_an_index_names_the_set(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("names", [(), ("../x.safetensors",), ("/etc/passwd",), ("a/b",)])
 def test_an_index_that_leads_out_of_its_folder(tmp_path: Path, names: tuple[str, ...]) -> None:
-    refused(index(files(tmp_path, *TWO), *names), "does not name weight files of its folder; get it again")
+    refused(index(files(tmp_path, *TWO), *names), "does not name weight files of its own folder")
 
 
 def test_what_is_missing(tmp_path: Path) -> None:
@@ -132,7 +132,7 @@ def test_what_is_missing(tmp_path: Path) -> None:
 def test_links_that_lead_nowhere(tmp_path: Path) -> None:
     folder = files(tmp_path, TWO[0])
     (folder / TWO[1]).symlink_to(folder / TWO[1])  # to itself
-    refused(folder, f"{TWO[1]} in {folder} is a broken link; put the file itself there")
+    refused(folder, f"{TWO[1]} in {folder} is a broken link; put the file itself into this folder")
     refused(folder / TWO[0], "a broken link")
     (folder / TWO[1]).unlink()
     (folder / "a").symlink_to(folder / "b")
@@ -158,7 +158,7 @@ def test_a_configuration_that_is_a_loop_is_not_taken_for_none(tmp_path: Path) ->
 )
 def test_an_index_that_names_no_weight_file(tmp_path: Path, name: str) -> None:
     """None of these is a missing shard, a link, or the folder itself."""
-    refused(index(files(tmp_path, *TWO), name), "does not name weight files of its folder; get it again")
+    refused(index(files(tmp_path, *TWO), name), "does not name weight files of its own folder")
     assert chosen(index(tmp_path, *TWO)) == [*TWO]
 
 
@@ -189,5 +189,5 @@ def test_the_chosen_janus_is_loaded(tmp_path: Path) -> None:
 def test_weights_that_two_shards_hold(tmp_path: Path) -> None:
     for name in TWO:
         save_file({"gen_head.vision_head.weight": torch.ones(2, 2)}, tmp_path / name)
-    with pytest.raises(UserError, match="gen_head.vision_head.weight, which another shard holds too"):
+    with pytest.raises(UserError, match="gen_head.vision_head.weight, but another shard holds the same weights"):
         load_janus(tmp_path)

@@ -67,7 +67,7 @@ def test_layouts(folder: Path, tmp_path: Path) -> None:
         assert again.name == "Tar-tiny"
         assert all(torch.equal(v, expected[k]) for k, v in again.net.state_dict().items())
     save_file(state, folder / "model-00001-of-00002.safetensors")
-    refused(load_tar, folder, "which another shard holds too")
+    refused(load_tar, folder, "but another shard holds the same weights")
     (folder / "model-00002-of-00002.safetensors").unlink()
     refused(load_tar, folder, "^checkpoint: .* 1 of 2 shards")
     refused(load_tar, tmp_path / "gone", "^checkpoint: there is no file or folder")

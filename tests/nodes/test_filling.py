@@ -150,12 +150,12 @@ def test_shared_graphs_show_the_numbers_of_their_presets(path):
     [
         ((5, "fast"), "node: it got the number 5, which is not a node with a preset"),
         (("FastARMARSampler", "fast"), "preset: it got the text 'fast'; choose one of recommended, few steps, custom"),
-        (("FastARMARSampler", "recommended", 5), "loader: this is not a FastAR loader"),
+        (("FastARMARSampler", "recommended", 5), "loader: this is not a loader"),
         (
             ("FastARMARSampler", "recommended", loader("../secret.safetensors")),
             "checkpoint: '../secret.safetensors' is not",
         ),
-        (("FastARMARSampler", "recommended", loader("demo", "SaveImage")), "loader: this is not a FastAR loader"),
+        (("FastARMARSampler", "recommended", loader("demo", "SaveImage")), "loader: this is not a loader"),
     ],
 )
 def test_a_mistake_is_a_sentence(question, said):

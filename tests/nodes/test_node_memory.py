@@ -96,24 +96,24 @@ def full(*args, **about):
 
 def test_pictures_codes_and_sheets(readers, monkeypatch):  # noqa: F811
     pictures = torch.rand(2, 20, 12, 3)
-    with Faults(3, lasting=True), pytest.raises(UserError, match="^dtype: memory is insufficient"):
+    with Faults(3, lasting=True), pytest.raises(UserError, match="^dtype: there is not enough memory"):
         codes_of(pictures)
     codes_of(pictures)
     for make, part in ((compared, "compare_grid"), (mapped, "token_map")):
         make()
         with monkeypatch.context() as m:
             m.setattr(compare, part, full)
-            with pytest.raises(UserError, match="^image: memory is insufficient"):
+            with pytest.raises(UserError, match="^image: there is not enough memory"):
                 make()
 
 
 def test_codes_are_read_and_weights_placed(monkeypatch):
     loaded, condition = tiny.a_drawer(), tiny.a_prompt(images=1)
     monkeypatch.setattr(node_readers, "features_of", full)
-    with pytest.raises(UserError, match="^dtype: memory is insufficient"):
+    with pytest.raises(UserError, match="^dtype: there is not enough memory"):
         node_readers.read_codes(condition, loaded)
     monkeypatch.setitem(FAMILIES, "mar", replace(FAMILIES["mar"], load_file=full))
-    with pytest.raises(UserError, match="^dtype: memory is insufficient to load"):
+    with pytest.raises(UserError, match="^dtype: there is not enough memory to load"):
         loading.load("mar", "demo", loading.Source(lambda *a: Path("x"), torch.device("cpu"), "fp32"))
     monkeypatch.setattr(host.devices.mm, "load_models_gpu", full)
     with pytest.raises(UserError, match="^dtype: the weights do not fit"):

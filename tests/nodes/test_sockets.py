@@ -128,17 +128,17 @@ def test_an_attribute_of_a_condition_is_checked_for_type_and_range(kind, right, 
 REFUSED = {
     "an attribute is missing": (
         value("class", names=["x"]),
-        "its value of the kind class lacks labels, a list of whole numbers from 0; ask the author",
+        "this FastAR class lacks the attribute labels, a list of whole numbers from 0; ask the author",
     ),
     "names are missing": (value("class", labels=[1]), "lacks names, a list of texts; ask the author"),
-    "a newer version": (replace(Condition((1,), ("x",))), "comes from a newer FastAR"),
+    "a newer version": (replace(Condition((1,), ("x",))), "comes from a newer version of FastAR"),
     "another kind": (value("report"), "it got a report; connect the output of Class Label, Prompt"),
     "without a version": (
         SimpleNamespace(kind="class", labels=[1], names=["x"]),
-        "its value of the kind class has no whole number from 1 in its attribute fastar_version; ask the author",
+        "this FastAR class has no whole number from 1 in the attribute fastar_version; ask the author",
     ),
-    "a version that is none": (value("class", version="1", **LABELS), "no whole number from 1 in its attribute"),
-    "a version below 1": (value("class", version=0, **LABELS), "no whole number from 1 in its attribute"),
+    "a version that is none": (value("class", version="1", **LABELS), "no whole number from 1 in the attribute"),
+    "a version below 1": (value("class", version=0, **LABELS), "no whole number from 1 in the attribute"),
     "no image": (value("class", labels=[], names=[]), "its attribute labels is an empty list"),
     "a kind that is none": (value("cats"), "of the class SimpleNamespace.*; connect the output of Class Label"),
     "neither": (object(), "an object of the class object, which has no attribute fastar_version; connect the output"),
@@ -229,8 +229,8 @@ OF_CACHES = [
     ({"values": [1]}, "cache: its attribute values must be a dictionary"),
     ({"preset": 3}, "cache: its attribute preset must be one of balanced, fast, exact, custom, but is the number 3"),
     ({"preset": "quick"}, "cache: its attribute preset must be .* is the text 'quick'"),
-    ({"values": {"refresh_period": 0}}, "cache: its settings do not fit .*refresh_period: 0 is outside"),
-    ({"values": {"period": 3}}, "cache: its settings do not fit .*period"),
+    ({"values": {"refresh_period": 0}}, "cache: the settings do not fit .*refresh_period: 0 is outside"),
+    ({"values": {"period": 3}}, "cache: the settings do not fit .*period"),
 ]
 
 
@@ -252,7 +252,7 @@ OWN = {
 def test_what_no_other_pack_can_make_is_of_our_class(field):
     """Whatever its attributes: its networks and files are not on the page."""
     run, source = OWN[field]
-    with pytest.raises(UserError, match=f"^{field}: its value of the kind .* not FastAR's own; connect .* {source}"):
+    with pytest.raises(UserError, match=f"^{field}: this object says .* no FastAR node made it; connect .* {source}"):
         run(value("model" if field == "tar" else field, **vars(a_mar())))
     with pytest.raises(UserError, match=f"^{field}: it got a report; connect the output of {source}"):
         run(a_report("mar"))

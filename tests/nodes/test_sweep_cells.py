@@ -180,7 +180,7 @@ def test_equal_values_are_one_column(name):
 def test_1024_cells_are_possible_and_more_are_not():
     plan = {"sampler": "fasthybrid", "x": "threshold", "y": "lookahead", "settings": "", "x_values": "0..1 x 128"}
     sweep._plan(**plan, y_values="1..4", seeds="1, 2")
-    with pytest.raises(UserError, match="^x_values: 1280 cells are more than 1024; give fewer values or seeds"):
+    with pytest.raises(UserError, match="^x_values: the sweep would have 1280 cells, but at most 1024 are"):
         sweep._plan(**plan, y_values="1..5", seeds="1, 2")
 
 

@@ -341,7 +341,7 @@ def test_a_grid_that_does_not_fit_is_said_and_the_rest_is_shown(monkeypatch):
     """A node that needs it would not run."""
     monkeypatch.setattr(images_of_sweeps, "LONGEST", 100)
     (grid, table, plot), (warning, *_), shown = executed(a_mar())
-    assert grid.message == warning == "sweep: 2 x 1 cells do not fit into one image; sweep fewer values."
+    assert grid.message == warning == "sweep: 2 x 1 cells are too many for one image; give fewer values or seeds."
     assert len(table.splitlines()) == 4 and np.array_equal(shown, (plot[0] * 255).round())
 
 

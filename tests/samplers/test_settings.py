@@ -97,7 +97,7 @@ def test_text_from_a_command_line_is_understood():
 
 def test_a_line_without_a_sampler_and_a_name_that_is_long() -> None:
     for line in ("", " : threshold=0.9"):
-        with pytest.raises(UserError, match="^sampler: no sampler is named; name one, for example fasthybrid: preset"):
+        with pytest.raises(UserError, match="^sampler: the line names no sampler; name one, for example"):
             parse_choice(line, "sampler")
     with pytest.raises(UserError, match="^sampler: the name of the sampler is too long .201 characters.; give"):
         parse_choice("x" * 201, "sampler")

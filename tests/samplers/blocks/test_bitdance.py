@@ -280,7 +280,7 @@ def test_an_edited_image_does_not_depend_on_its_batch(model, settings):
 def test_latents_of_another_size_are_refused_and_the_remedy_works(model):
     with pytest.raises(UserError, match="^latent_image: .* 4 x 4 pixels, .* 8 x 8; encode an image of"):
         draw(model, edit=Edit(bits(1, model, (2, 2)), torch.ones(1, 4, 4)))
-    with pytest.raises(UserError, match=r"^latent_image: it has the shape \[1, 5, 4, 4\], but tiny makes latents of 6"):
+    with pytest.raises(UserError, match=r"^latent_image: its shape is \[1, 5, 4, 4\], but tiny has latents of 6"):
         draw(model, edit=Edit(bits(1, model, (4, 4))[:, 1:], torch.ones(1, 4, 4)))
     draw(model, edit=Edit(bits(1, model, (4, 4)), torch.ones(1, 4, 4)))
     with pytest.raises(UserError, match="^mask: it is empty"):
