@@ -177,7 +177,8 @@ def _read_image(path: Path) -> tuple[Image.Image, str | None]:
             return image.convert("RGB"), text
     except (OSError, ValueError, SyntaxError, LookupError, struct.error, Image.DecompressionBombError) as problem:
         raise UserError(
-            f"image: FastAR cannot read {path.name} ({problem}); choose a file that a save node of ComfyUI wrote."
+            f"image: {path.name} is not an image that FastAR reads ({problem}); choose a file that a save node of "
+            "ComfyUI wrote."
         ) from None
 
 

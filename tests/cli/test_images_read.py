@@ -223,7 +223,7 @@ def test_what_pillow_cannot_read_is_one_sentence(tmp_path, turned):
 
 
 def test_masks_of_different_sizes_are_refused():
-    with pytest.raises(UserError, match="^mask: its masks have the shapes"):
+    with pytest.raises(UserError, match="^mask: the masks have different shapes"):
         masks_given([np.ones((4, 4)), np.ones((4, 5))])
     with pytest.raises(UserError, match="^mask: the list is empty"):
         masks_given([])

@@ -163,7 +163,7 @@ def test_a_device_that_cannot_be_used_leaves_the_pipeline_as_it_is(pipeline, mon
         return own(device)
 
     monkeypatch.setattr(pipe.decoder.net, "to", full)
-    with pytest.raises(UserError, match="^device: cpu has too little memory for this model; choose another"):
+    with pytest.raises(UserError, match="^device: cpu has too little memory for this model; choose a different"):
         pipe.to("cpu")
     assert moved == [torch.device("cpu")] * 2, "the weights that had moved are moved back"
     assert torch.equal(pipe.sample("cat", seed=7, **QUICK).latents, expected)
@@ -311,7 +311,7 @@ def test_an_image_of_any_size_keeps_its_size_and_what_is_not_masked(case, pipeli
 
     with pytest.raises(UserError, match="^mask: it is empty; paint over the area"):
         pipe(**call, image=pixels, mask=mask * 0)
-    with pytest.raises(UserError, match=r"^image: it is float64 of the shape \[60, 90, 3\]; give a PIL image"):
+    with pytest.raises(UserError, match=r"^image: the array has the dtype float64 and the shape \[60, 90, 3\]"):
         pipe(**call, image=pixels / 255, mask=mask)
 
 
@@ -391,7 +391,7 @@ def test_no_setting_has_the_name_of_an_argument():
     ({"sampler": "fasthybird"},
      "^sampler: there is no sampler 'fasthybird'; did you mean fasthybrid. Choose one of mar, fast"),
     ({"sampler": "zipar"},
-     r'^sampler: zipar samples a LlamaGen .* load\("demo-llamagen"\), or choose one of mar, fast'),
+     r'^sampler: zipar works with a LlamaGen .* load\("demo-llamagen"\), or choose one of mar, fast'),
     ({"preset": "balancd"},
      "^preset: there is no preset 'balancd'; did you mean balanced. Choose one of balanced, fast, exact"),
     ({"preset": None}, "^preset: there is no preset None; choose one of balanced"),
@@ -407,23 +407,23 @@ def test_no_setting_has_the_name_of_an_argument():
     ({"prompt": []}, "^prompt: it is empty"),
     ({"prompt": ["cat"] * 600, "images": 2}, "^batch: 1200 images .* 1024"),
     ({"negative": "Draw."}, "^negative: .*Harmon and UniPic.* tiny mar reads class labels"),
-    ({"prompt_settings": {"top_k": 1}}, "^prompt_settings: they are for Tar's language model"),
-    ({"mask": np.zeros((4, 4))}, "^mask: inpainting needs an image and a mask"),
-    ({"image": np.zeros((8, 8, 3), np.uint8)}, "^mask: inpainting needs an image and a mask"),
-    ({"image": np.zeros((8, 8)), "mask": np.ones((4, 4))}, "^image: it is float64"),
+    ({"prompt_settings": {"top_k": 1}}, "^prompt_settings: these settings are for Tar's language model"),
+    ({"mask": np.zeros((4, 4))}, "^mask: inpainting needs both"),
+    ({"image": np.zeros((8, 8, 3), np.uint8)}, "^mask: inpainting needs both"),
+    ({"image": np.zeros((8, 8)), "mask": np.ones((4, 4))}, "^image: the array has the dtype float64"),
     ({"image": torch.zeros(1, 4, 4, dtype=torch.int64), "mask": np.ones((4, 4))}, "^image: .* torch.int64"),
     ({"image": torch.zeros(1, 4, 4, 4), "mask": np.zeros((4, 4))}, "^mask: it is empty"),
     ({"image": LATENTS, "mask": np.ones((64, 64, 3))}, "^mask: its batch has 64 entries, .* without channels"),
     ({"image": LATENTS, "mask": np.ones((64, 64, 1))}, "^mask: its batch has 64 entries, .* without channels"),
-    ({"image": LATENTS, "mask": np.ones((4, 64, 64, 3))}, r"^mask: it is torch.float64 of the shape \[4, 64, 64, 3\]"),
+    ({"image": LATENTS, "mask": np.ones((4, 64, 64, 3))}, r"^mask: the array has the dtype .* and the shape \[4, 64, 64, 3\]"),
     ({"image": LATENTS, "mask": np.ones((3, 4, 4)), "images": 2}, "^mask: its batch has 3 entries, .* for 2 images"),
     ({"image": LATENTS.expand(5, 4, 4, 4), "mask": np.ones((4, 4)), "images": 2}, "^latent_image: its batch has 5"),
     ({"image": LATENTS, "mask": "no such mask.png"}, "^mask: no such mask.png cannot be read as an image"),
     ({"image": LATENTS, "mask": np.array(["a"])}, "^mask: it is an array of <U1"),
-    ({"image": LATENTS, "mask": torch.ones(4, 4, dtype=torch.complex64)}, "^mask: it is torch.complex64"),
+    ({"image": LATENTS, "mask": torch.ones(4, 4, dtype=torch.complex64)}, "^mask: the array has the dtype torch.comp"),
     ({"image": LATENTS, "mask": torch.ones(1).expand(1 << 20, 1 << 30)}, "^mask: there is not enough memory"),
     ({"image": [], "mask": np.ones((4, 4))}, "^image: the list is empty"),
-    ({"image": [PIXELS, PIXELS[1:]], "mask": np.ones((4, 4))}, "^image: its images have the"),
+    ({"image": [PIXELS, PIXELS[1:]], "mask": np.ones((4, 4))}, "^image: the images have different"),
     ({"image": 5, "mask": np.ones((4, 4))}, "^image: it is a int"),
     ({"prompt": None}, "^prompt: None is neither a text nor a class id"),
     ({"prompt": 3.0}, "^prompt: 3.0 is neither"),

@@ -183,7 +183,7 @@ def test_an_autoencoder_of_a_training_beside_other_networks(tmp_path):
         ),
         (
             lambda p: change(p / "vision_head_config.json", parallel_num=64),
-            r"has parallel_num = 64, which needs the tokens <\|query_1\|> to <\|query_63\|> in the tokenizer, "
+            r"has parallel_num = 64, which requires the tokens <\|query_1\|> to <\|query_63\|> in the tokenizer, "
             "but the last such token here is number 15; replace the tokenizer with .* blocks of 16",
         ),
         (lambda p: change(p / "vision_head_config.json", ch_cond=65), "has ch_cond = 65 .* weights of 64"),

@@ -159,7 +159,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         (b"\x80\x04N.", "a bare pickle"),
         (b"\x00\x01", "cut short: it has 2 bytes"),
         (bytes(range(256)) * 4, "not a weight file"),
-        (b"PK\x03\x04 and then nothing", "rename it"),
+        (b"PK\x03\x04 and then nothing", "change the ending"),
         (b"PK\x03\x04"[:3], "cut short: it has 3 bytes"),
         ((2).to_bytes(8, "little") + b"{}", "holds no tensors"),
         ((900).to_bytes(8, "little") + b'{"a": ', "cut short"),

@@ -202,7 +202,7 @@ def test_a_pickle_is_refused_by_what_it_holds(what: str, tmp_path: Path) -> None
 def test_a_width_without_a_number_of_heads(tmp_path: Path) -> None:
     for content, load in ((save(STATE), load_mar), (save(CODES), load_llamagen)):
         words = said(tmp_path / "x_256.safetensors", content, load)
-        assert "has the width 16, which no official model has" in words and "an entry 'heads'" in words
+        assert "has the width 16, which no official model has" in words and "the entry 'heads'" in words
 
 
 def test_a_pickle_under_the_name_of_safetensors_is_renamed(tmp_path: Path) -> None:

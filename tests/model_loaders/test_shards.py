@@ -179,7 +179,7 @@ def test_the_chosen_janus_is_loaded(tmp_path: Path) -> None:
     assert load_janus(shard).net.config.dim == 128 and load_janus_vq(shard).net.config.codes > 0
     shutil.copy(janus_files.FOLDER / "original" / "config.json", folder)
     with pytest.raises(
-        UserError, match="hidden_size = 64 in its configuration, but weights of 128; put the configuration"
+        UserError, match="hidden_size = 64 in its configuration, but weights of 128; replace the configuration"
     ):
         load_janus(shard)
     shutil.copy(janus_files.FOLDER / "sharded" / "config.json", folder)

@@ -144,7 +144,7 @@ def test_latents_of_other_families_are_refused_both_ways():
 REFUSED = {
     "a sampler of MARs": ("lazymar", "^sampler: lazymar samples a MAR.* a BitDance .*; choose bitdance"),
     "caches": ("fasthybrid+lazymar", "^sampler: fasthybrid.lazymar samples a MAR.*; choose bitdance"),
-    "a sampler of tokens": ("zipar", "^sampler: zipar samples a LlamaGen.*; choose bitdance"),
+    "a sampler of tokens": ("zipar", "^sampler: zipar works with a LlamaGen.*; choose bitdance"),
     "a draft": ("mulosd", "^sampler: mulosd samples a LlamaGen.*; choose bitdance"),
     "parallel decoding": ("bitdance: parallel=16", "^parallel: exact parallel decoding cannot help.* 512 to 2,048 .*;"),
     "euler": ("bitdance: sampler=euler", "^sampler: a BitDance has one sampler.* euler .*; leave it out"),

@@ -119,7 +119,7 @@ def test_an_attribute_of_a_condition_is_checked_for_type_and_range(kind, right, 
     sockets.expect_condition(value(kind, **right), "Class Label")
     (name,) = wrong
     with pytest.raises(
-        UserError, match=f"^condition: its attribute {name} must .*; ask the author of the node"
+        UserError, match=f"^condition: the attribute {name} must .*; ask the author of the node"
     ) as told:
         sample(samplers.MARSampler, model=a_mar(), condition=value(kind, **{**right, **wrong}))
     assert len(str(told.value)) < 250
@@ -130,7 +130,7 @@ REFUSED = {
         value("class", names=["x"]),
         "this FastAR class lacks the attribute labels, a list of whole numbers from 0; ask the author",
     ),
-    "names are missing": (value("class", labels=[1]), "lacks names, a list of texts; ask the author"),
+    "names are missing": (value("class", labels=[1]), "lacks the attribute names, a list of texts; ask the author"),
     "a newer version": (replace(Condition((1,), ("x",))), "comes from a newer version of FastAR"),
     "another kind": (value("report"), "it got a report; connect the output of Class Label, Prompt"),
     "without a version": (
@@ -139,7 +139,7 @@ REFUSED = {
     ),
     "a version that is none": (value("class", version="1", **LABELS), "no whole number from 1 in the attribute"),
     "a version below 1": (value("class", version=0, **LABELS), "no whole number from 1 in the attribute"),
-    "no image": (value("class", labels=[], names=[]), "its attribute labels is an empty list"),
+    "no image": (value("class", labels=[], names=[]), "the attribute labels is an empty list"),
     "a kind that is none": (value("cats"), "of the class SimpleNamespace.*; connect the output of Class Label"),
     "neither": (object(), "an object of the class object, which has no attribute fastar_version; connect the output"),
 }
@@ -208,7 +208,7 @@ def test_an_attribute_of_a_report_is_checked_for_type_and_range(name):
     for wrong in OF_REPORTS[name]:
         given = value("report", **{**REPORT, name: wrong})
         for node, values in ((compare.ReportToText, {"format": "json"}), (compare.TokenMap, {"what": "outcome"})):
-            with pytest.raises(UserError, match="^report: its (attribute|map) .*; ask the author of the node"):
+            with pytest.raises(UserError, match="^report: the (attribute|map) .*; ask the author of the node"):
                 node.execute(report=given, **values)
 
 
@@ -221,14 +221,14 @@ def test_a_report_of_another_class_is_written_in_every_form(form):
 
 def test_a_report_without_a_decided_token_makes_no_animation():
     given = value("report", **{**REPORT, "maps": {"step": STEP - 1}})
-    with pytest.raises(UserError, match="no record of when its tokens were decided"):
+    with pytest.raises(UserError, match="does not hold the steps in which the tokens"):
         timelapse.TimeLapse.execute("x", 1.0, image_1=torch.zeros(1, 8, 8, 3), report_1=given)
 
 
 OF_CACHES = [
-    ({"values": [1]}, "cache: its attribute values must be a dictionary"),
-    ({"preset": 3}, "cache: its attribute preset must be one of balanced, fast, exact, custom, but is the number 3"),
-    ({"preset": "quick"}, "cache: its attribute preset must be .* is the text 'quick'"),
+    ({"values": [1]}, "cache: the attribute values must be a dictionary"),
+    ({"preset": 3}, "cache: the attribute preset must be one of balanced, fast, exact, custom, but is the number 3"),
+    ({"preset": "quick"}, "cache: the attribute preset must be .* is the text 'quick'"),
     ({"values": {"refresh_period": 0}}, "cache: the settings do not fit .*refresh_period: 0 is outside"),
     ({"values": {"period": 3}}, "cache: the settings do not fit .*period"),
 ]
@@ -262,7 +262,7 @@ def test_a_model_whose_parts_were_changed_is_refused():
     for name, wrong in {"vae": 3, "recommended": [1]}.items():
         model = a_mar()
         setattr(model, name, wrong)
-        with pytest.raises(UserError, match=f"^model: its attribute {name} must be"):
+        with pytest.raises(UserError, match=f"^model: the attribute {name} must be"):
             sample(samplers.MARSampler, model=model)
 
 

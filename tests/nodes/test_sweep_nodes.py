@@ -528,7 +528,7 @@ def test_a_cell_of_another_format_is_not_overwritten(folder):
     about.add_text("fastar", json.dumps({**record, "version": 2}))
     shown.save(cell, pnginfo=about)
     newer = cell.read_bytes()
-    with pytest.raises(UserError, match="^folder: .*another version of FastAR; choose another folder"):
+    with pytest.raises(UserError, match="^folder: .*a different version of FastAR; choose a different"):
         sweep(model, **SMALL)
     assert cell.read_bytes() == newer
     sweep(model, **SMALL, folder="another")  # the remedy

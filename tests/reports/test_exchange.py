@@ -102,7 +102,7 @@ def test_metadata_without_a_report_and_damaged_files_are_refused_in_every_format
     write_as(tmp_path / f"damaged_{name}", "{")
     (tmp_path / f"cut_{name}").write_bytes(good[:100])
     (tmp_path / f"no_exif_{name}").write_bytes(good.replace(b"II*\0", b"XX*\0").replace(b"MM\0*", b"XX\0*"))
-    for case, words in {"bare": "holds no", "damaged": "is damaged", "cut": "cannot read", "no_exif": ""}.items():
+    for case, words in {"bare": "holds no", "damaged": "is damaged", "cut": "FastAR reads", "no_exif": ""}.items():
         with pytest.raises(UserError, match=f"^image: .*{case}_{name}.*{words}"):
             exchange.read_runs(tmp_path / f"{case}_{name}")
 
@@ -146,7 +146,7 @@ def test_any_value_gives_a_report_or_one_sentence(name, value):
     try:
         found = exchange.from_dict(run)
     except ValueError as field:
-        assert str(field) == name
+        assert str(field) == f"the entry {name} is missing or wrong"
     else:
         assert found.images >= 1 and 0 <= found.seconds < 1 << 64
         one_line(found)
@@ -212,7 +212,7 @@ NO_GAINS = {
     "No draft was accepted": of("fasthybrid", counts={"rejected": 9}, lookahead=4, threshold=0.9),
     "Nothing was drafted": of("fasthybrid", lookahead=0, threshold=0.9),
     "Nothing came from the cache": of("fasthybrid+lazymar", refresh_period=1, lookahead=4, threshold=0.9),
-    "Every pass decided one token": of("zipar", 16),
+    "Every pass decided only one token": of("zipar", 16),
     "No drafted diffusion step": of("cspd", counts={"drafted_steps": 4, "accepted_steps": 0}),
 }
 

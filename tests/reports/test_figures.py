@@ -106,7 +106,7 @@ def test_limits_at_which_nothing_is_gained():
     assert no_gain(beside) == "", "the cache was used"
     prefilled = {"prefill_ratio": 1.0, "mode": "lossless"}
     assert no_gain(run("cspd", settings=prefilled)).startswith("Nothing was drafted")
-    for passes, words in ((4, "Every pass decided one token"), (3, "")):
+    for passes, words in ((4, "Every pass decided only one token"), (3, "")):
         out = run("zipar", transformer_passes=passes)
         out.maps["step"] = np.arange(4).reshape(1, 2, 2)
         found = no_gain(out)

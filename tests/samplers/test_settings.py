@@ -99,6 +99,6 @@ def test_a_line_without_a_sampler_and_a_name_that_is_long() -> None:
     for line in ("", " : threshold=0.9"):
         with pytest.raises(UserError, match="^sampler: the line names no sampler; name one, for example"):
             parse_choice(line, "sampler")
-    with pytest.raises(UserError, match="^sampler: the name of the sampler is too long .201 characters.; give"):
+    with pytest.raises(UserError, match="^sampler: the name of the sampler is too long .201 characters.; write"):
         parse_choice("x" * 201, "sampler")
     assert parse_choice("fasthybrid: preset=fast", "sampler").preset == "fast"

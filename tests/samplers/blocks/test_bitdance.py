@@ -358,7 +358,7 @@ def test_too_much_noise_is_refused(model, monkeypatch):
     """4 bytes for 2 images, 4 steps and two draws more, 16 tokens of 6 bits."""
     monkeypatch.setattr(batches, "NOISE_LIMIT", 4 * 2 * (4 + 2) * 16 * 6 - 1)
     batches.expect_little_noise(model, FEW, 1, "condition")
-    with pytest.raises(UserError, match="^condition: 2 images with 4 diffusion steps need more than"):
+    with pytest.raises(UserError, match="^condition: the noise of 2 images with 4 diffusion steps needs more than"):
         batches.expect_little_noise(model, FEW, 2, "condition")
 
 
