@@ -415,7 +415,7 @@ def test_no_setting_has_the_name_of_an_argument():
     ({"image": torch.zeros(1, 4, 4, 4), "mask": np.zeros((4, 4))}, "^mask: it is empty"),
     ({"image": LATENTS, "mask": np.ones((64, 64, 3))}, "^mask: its batch has 64 entries, .* without channels"),
     ({"image": LATENTS, "mask": np.ones((64, 64, 1))}, "^mask: its batch has 64 entries, .* without channels"),
-    ({"image": LATENTS, "mask": np.ones((4, 64, 64, 3))}, r"^mask: the array has the dtype .* and the shape \[4, 64, 64, 3\]"),
+    ({"image": LATENTS, "mask": np.ones((4, 64, 64, 3))}, r"^mask: the array has the dtype .*"),
     ({"image": LATENTS, "mask": np.ones((3, 4, 4)), "images": 2}, "^mask: its batch has 3 entries, .* for 2 images"),
     ({"image": LATENTS.expand(5, 4, 4, 4), "mask": np.ones((4, 4)), "images": 2}, "^latent_image: its batch has 5"),
     ({"image": LATENTS, "mask": "no such mask.png"}, "^mask: no such mask.png cannot be read as an image"),

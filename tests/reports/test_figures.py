@@ -243,5 +243,5 @@ def test_only_the_chunks_of_metadata_are_bounded(tmp_path, monkeypatch):
     monkeypatch.setattr(exchange, "_MOST_CHUNKS", 5000)
     assert store.read("k") is not None, "the image itself is larger than the bound"
     monkeypatch.setattr(exchange, "_MOST_CHUNKS", 50)
-    with pytest.raises(UserError, match=r"^image: k.png cannot be read as an image \(its metadata is larger"):
+    with pytest.raises(UserError, match=r"^image: k.png is not an image that FastAR reads \(its metadata is larger"):
         exchange.read_runs(store.path("k"))
