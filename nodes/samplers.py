@@ -284,7 +284,8 @@ class LazyMARSampler(_Sampler):
     more = {
         "preset": (
             "*exact* gives the image of unaccelerated MAR. *balanced* is the configuration that the paper measured; "
-            "for the demo, it is the paper's configuration for 32 AR steps. *fast* also takes fewer steps (on the demo "
+            "for the demo, it has the paper's periods for 32 AR steps, but the constant *computed_ratio* 0.25. *fast* "
+            "also takes fewer steps (on the demo "
             "12 AR steps in Halton order, with 25 diffusion steps that fall to 5) and sets *ratio_schedule* to "
             "*stretched*. Most of the speed-up of *fast* comes from the smaller number of steps. To see how much, "
             "compare with the preset *few steps* of MAR Sampler, which has the same steps but no caches. For full-size "
@@ -375,8 +376,9 @@ class GtRSampler(_Sampler):
 class LazyMARCache(io.ComfyNode):
     more = {
         "preset": (
-            "*exact* caches nothing. *balanced* is the configuration that the paper measured; for the demo, it is the "
-            "paper's configuration for 32 AR steps. *fast* sets *ratio_schedule* to *stretched*, which makes a "
+            "*exact* caches nothing. *balanced* is the configuration that the paper measured; for the demo, it has "
+            "the paper's periods for 32 AR steps, but the constant *computed_ratio* 0.25. *fast* sets *ratio_schedule* "
+            "to *stretched*, which makes a "
             "difference if the sampler has fewer than 64 AR steps; for the demo, *fast* also has a longer "
             "*refresh_period*. We have not "
             "measured *balanced* or *fast* on full-size models."

@@ -452,7 +452,7 @@ def test_wrong_arguments_of_models_that_read_prompts(pipeline):
     ({"speed": "fast"}, "^speed: 'fast' is unknown; choose one of auto, plain, compile"),
     ({"weights": "emma"}, "^weights: 'emma' is unknown; did you mean ema. Choose one of"),
     ({"grid": 1}, "^grid: 1 is outside 2 to 128"),
-    ({"grid": 8}, "^grid: tiny mar does not use this argument, because a MAR has only one grid"),
+    ({"grid": 8}, "^grid: tiny mar does not use this option, because a MAR has only one grid"),
     ({"tar": "demo-tar"}, "^tar: tiny mar does not use it"),
     ({"encoder": "x"}, "^encoder: tiny mar does not use it"),
     ({"device": "meta"}, "^device: meta is not available here"),

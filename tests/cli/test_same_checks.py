@@ -87,7 +87,7 @@ def test_an_option_that_no_sampler_uses_is_refused(cli, tiny_demo, sentence, com
     line = UNUSED[option]
     device = "--device cpu" if "llamagen" in line else QUICK
     text = sentence(cli(f"{command} {line} {device}"))
-    assert text.startswith(f"{option}: no sampler of this run uses it") and text.endswith("leave it out."), text
+    assert text.startswith(f"{option}: no sampler of this run uses this option") and text.endswith(f"leave {option} out."), text
     words = shlex.split(line)
     at = words.index(f"--{option}")
     left = shlex.join(words[:at] + words[at + 2 :])
@@ -116,7 +116,7 @@ def test_the_command_line_checks_the_noise(cli, tiny_demo, sentence):
         patched.setattr(batches, "NOISE_LIMIT", 1 << 20)
         line = "compare --device cpu --samplers mar --set steps=2 --set diffusion_steps=1000"
         assert sentence(cli(f"{line} --batch 64")).startswith(
-            "batch: 64 images with 1000 diffusion steps need more than"
+            "batch: the noise of 64 images with 1000 diffusion steps needs more than"
         )
 
 
