@@ -74,8 +74,9 @@ def _edit(mask: str, more: str = "") -> list[io.Input]:
     latent_image = io.Latent.Input(
         "latent_image",
         optional=True,
-        tooltip="The image to inpaint, from VAE Encode with the vae of the same loader; connect a mask to mask, or set "
-        "it on the latent. An Empty Latent Image only sets the number of images, and its size must be the size of "
+        tooltip="The image to inpaint, from VAE Encode with the vae of the same loader; connect a mask to the mask "
+        "input, or set the mask on the latent. An Empty Latent Image only sets the number of images, and its size must "
+        "be the size of "
         "the images that the model generates.",
     )
     where = io.Mask.Input("mask", optional=True, tooltip=mask)

@@ -131,8 +131,7 @@ MORE_OF_MANY = {
 
 
 RECOMMENDS = (
-    "*recommended* uses the values that the model's file recommends. If the file recommends none, it uses the "
-    "published values."
+    "*recommended* uses the values that the model's file recommends, or, if there are none, the published values."
 )
 
 

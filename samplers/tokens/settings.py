@@ -97,9 +97,8 @@ def parallel_knob(what: str, usual: str, more: str = "", same: str = "the image 
 
 # The longer text of a method whose passes are predicted.
 OF_PASSES = (
-    "In fp32, every value gives the identical image. In half precision, all values from 1 to the image's side in "
-    "tokens "
-    "give one image, but 0 gives a different image from the same distribution."
+    "In half precision, all values from 1 to the image's side in tokens give one image, but 0 gives a different image "
+    "from the same distribution."
 )
 
 
