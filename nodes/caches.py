@@ -12,7 +12,7 @@ from ..samplers.mar.lazy import check as check_caches
 from ..samplers.mar.settings import CacheSettings
 from ..samplers.settings import in_words, knobs, make
 from .host.loaded import Loaded
-from .sent import expect_removed_to_hold, facts_of, settings_sent
+from .sent import PRESETS, expect_removed_to_hold, facts_of, settings_sent
 from .sockets import expect_own
 
 
@@ -32,7 +32,7 @@ class CachePlan(OfFastAR):
 
     def settings(self, loaded: Loaded[Any], steps: int) -> tuple[Any, str]:
         """The settings for a model and a number of AR steps, and what its sampler says of them."""
-        made, said = settings_sent(CacheSettings, self.preset, facts_of(loaded), self.values, steps)
+        made, said = settings_sent(CacheSettings, PRESETS, self.preset, facts_of(loaded), self.values, steps)
         return made, f"LazyMAR Cache: {said}" if said else ""
 
 

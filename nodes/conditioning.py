@@ -638,7 +638,7 @@ class TarPrompt(io.ComfyNode):
         count = make(PromptImages, {"images": images}).images
         first = checked_first_image(first_image)
         option = checked_preset(preset, PLAIN)
-        settings, warning = settings_sent(TarPromptSettings, option, facts_of(loaded), values)
+        settings, warning = settings_sent(TarPromptSettings, PLAIN, option, facts_of(loaded), values)
 
         load_to_device(loaded, estimate_prompt(model, settings, prompt, count))
 

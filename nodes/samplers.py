@@ -199,7 +199,7 @@ class _Sampler(ModelFirst):
         # 2. The settings, and the node's text about them.
         facts = facts_of(loaded)
         preset = checked_preset(inputs.pop("preset", cls.options()[0]), cls.options())
-        settings, said = settings_sent(entry.settings, preset, facts, inputs)
+        settings, said = settings_sent(entry.settings, cls.options(), preset, facts, inputs)
         expect_removed_to_hold(entry.settings, removed, facts.own_values(settings))
         warnings = [said]
         if sockets.cache is not None:

@@ -1,9 +1,11 @@
 """The numbers of a node: those that it shows for a preset, and those that arrive from the editor, a program or a saved
 graph.
 
-A number that arrives is used, and the preset sets those that are left out. The editor shows the numbers of a preset for
-the connected model and leaves them out of prompts, see web/js/presets.js: a number that is changed by hand makes the
-preset *custom*, with which all are sent.
+A number that arrives is used, and the preset sets those that are left out. A program that sends all defaults of
+/object_info with a preset chose the preset alone, as ComfyScript does, and gets its numbers.
+
+The editor shows the numbers of a preset for the connected model and leaves them out of prompts, see web/js/presets.js:
+a number that is changed by hand makes the preset *custom*, with which all are sent.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ from typing import Any
 
 from ..runs import presets
 from ..runs.choice import ModelFacts
-from ..samplers.settings import Settings, filled_in, is_removed, removed_from, setting_in_words, shown
+from ..samplers.settings import Settings, filled_in, is_removed, knobs, make, removed_from, setting_in_words, shown
 from . import graph
 from .host.loaded import Loaded
 
@@ -49,32 +51,60 @@ def numbers(kind: type, option: str, model: ModelFacts, steps: int | None = None
 
 
 def settings_sent(
-    kind: type, option: str, model: ModelFacts, values: Mapping[str, Any], steps: int | None = None
+    kind: type,
+    options: Sequence[str],
+    option: str,
+    model: ModelFacts,
+    values: Mapping[str, Any],
+    steps: int | None = None,
 ) -> tuple[Any, str]:
     """The settings of a run from the values that were sent, and the node's text about them; "" if it has nothing to
     say.
 
     Args:
         kind, option, model, steps: as of :func:`numbers`.
+        options: of the node's preset widget.
         values: setting name to value; any may be left out.
     """
     used = _settings(kind, option, model, values, steps)
     if option == presets.CUSTOM:
         return used, ""
 
+    if _are_defaults(kind, options, values):
+        left_alone = free_of(kind, option)
+        chosen = {name: value for name, value in values.items() if name in left_alone}
+        of_preset = _settings(kind, option, model, chosen, steps)
+        if _with_own(of_preset, model) == _with_own(used, model):
+            return of_preset, ""
+        return of_preset, (
+            f"The preset {option} set all numbers, because the numbers sent were the node's defaults; name custom to "
+            "use them as sent."
+        )
+
     found = _with_own(used, model)
-    of_preset = numbers(kind, option, model, steps)
+    expected = numbers(kind, option, model, steps)
 
     differing: list[str] = []
     for name in values:
-        if name not in FREE and found[name] != of_preset[name]:
+        if name not in FREE and found[name] != expected[name]:
             given = setting_in_words(name, found[name])
-            differing.append(f"{given}, {option} has {shown(of_preset[name])}")
+            differing.append(f"{given}, {option} has {shown(expected[name])}")
 
     if not differing:
         return used, ""
     few = "; ".join(differing[:3]) + ("; ..." if len(differing) > 3 else "")
     return used, f"custom: for this model, these numbers differ from *{option}* ({few})."
+
+
+def _are_defaults(kind: type, options: Sequence[str], values: Mapping[str, Any]) -> bool:
+    """Whether all numbers were sent as /object_info lists them."""
+    names = [name for name in knobs(kind) if name not in FREE]
+    if not all(name in values for name in names):
+        return False
+
+    found = filled_in(make(kind, values), {})
+    usual = filled_in(make(kind, usual_numbers(kind, options)), {})
+    return all(found[name] == usual[name] for name in names)
 
 
 def usual_numbers(kind: type, options: Sequence[str]) -> dict[str, Any]:

@@ -1,5 +1,5 @@
-"""The numbers of a run for everyone who asks for a preset: the editor, and programs that send a preset alone or with
-numbers. tests/comfyui sends the same over HTTP.
+"""The numbers of a run for everyone who asks for a preset: the editor and programs that send a preset alone, and those
+that send all defaults of /object_info with it. tests/comfyui sends the same over HTTP.
 """
 
 from dataclasses import replace
@@ -12,6 +12,7 @@ from fastar_nodes.nodes.sent import FREE
 from fastar_nodes.runs import conditions
 from fastar_nodes.runs.choice import ModelFacts
 from fastar_nodes.runs.registry import SAMPLERS
+from fastar_nodes.samplers.mar.settings import CacheSettings
 from fastar_nodes.samplers.settings import filled_in, knobs
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from graphs import WIDGETS, default
@@ -75,9 +76,14 @@ def test_the_numbers_that_the_editor_shows_are_those_of_the_preset_alone(ran, no
 
 
 @pytest.mark.parametrize(("node", "preset"), CASES, ids=IDS)
-def test_defaults_that_are_sent_are_used_as_all_numbers(ran, node, preset, defaults):
-    """A program that names a preset leaves the numbers out."""
-    assert ran(node, preset=preset, **defaults)[0] == ran(node, preset="custom", **defaults)[0] == defaults
+def test_a_program_that_sends_the_defaults_gets_the_preset_that_it_names(ran, node, preset, defaults):
+    numbers, _ = ran(node, preset=preset)
+    found, said = ran(node, preset=preset, **defaults)
+    assert found == numbers
+    assert said.startswith(
+        f"The preset {preset} set all numbers, because the numbers sent were the node's defaults"
+    ) == (defaults != numbers)
+    assert ran(node, preset="custom", **defaults)[0] == defaults
 
 
 @pytest.mark.parametrize(("node", "preset"), CASES, ids=IDS)
@@ -93,6 +99,8 @@ def test_a_number_that_was_sent_is_used(ran, node, preset, defaults):
         # Alone, and beside all numbers of the preset.
         assert ran(node, preset=preset, **{name: value})[0][name] == value
         changed = {**numbers, name: value}
+        if changed == defaults:
+            continue  # see above
         found, said = ran(node, preset=preset, **changed)
         assert found == changed, name
         assert said.startswith("custom: for this model") and f" {preset} has " in said
@@ -109,30 +117,35 @@ def test_a_few_numbers_are_used_and_the_preset_sets_the_others(ran):
 
 def test_settings_that_no_preset_sets_stay(ran, monkeypatch):
     node = samplers.ZipARSampler
+    sent = listed(node, SAMPLERS[node.sampler].settings)
     numbers, _ = ran(node, preset="exact")
     assert numbers["window"] == 256
     found = []
     monkeypatch.setattr(samplers, "run", lambda entry, loaded, settings, *rest: found.append(settings))
     monkeypatch.setattr(samplers, "reported", lambda *given: None)
-    node.execute(**given(node), condition=LABELS, seed=3, preset="exact", parallel=4)
+    node.execute(**given(node), condition=LABELS, seed=3, preset="exact", **{**sent, "parallel": 4})
     assert (found[0].parallel, found[0].window) == (4, 256)
 
 
-def test_a_cache_has_the_numbers_of_its_preset_and_those_that_are_sent():
+def test_a_cache_that_is_sent_with_its_defaults_has_the_numbers_of_its_preset():
     loaded = a_mar(label_set="picture-book")
+    sent = listed(samplers.LazyMARCache, CacheSettings)
 
     def plan(preset, **values):
         return samplers.LazyMARCache.execute(preset=preset, **values).result[0]
 
     for preset in ("balanced", "fast", "exact"):
         alone, _ = plan(preset).settings(loaded, 32)
+        assert plan(preset, **sent).settings(loaded, 32)[0] == alone
         numbers = filled_in(alone, ModelFacts.of(loaded.model, {}).own_values(alone))
         used, said = plan(preset, **numbers).settings(loaded, 32)
         assert filled_in(used, {}) == numbers and said == ""
         assert plan(preset, refresh_period=3).settings(loaded, 32)[0] == replace(alone, refresh_period=3)
 
-    _, said = plan("exact", refresh_period=3).settings(loaded, 32)
-    assert said.startswith("LazyMAR Cache: custom: for this model")
+    _, said = plan("exact", **sent).settings(loaded, 32)
+    assert said.startswith(
+        "LazyMAR Cache: The preset exact set all numbers, because the numbers sent were the node's defaults"
+    )
 
 
 def settings_used(monkeypatch):
@@ -147,7 +160,7 @@ def settings_used(monkeypatch):
     return used
 
 
-def test_a_tar_prompt_has_what_the_file_recommends_and_what_is_sent(monkeypatch):
+def test_a_tar_prompt_that_is_sent_with_its_defaults_has_what_the_file_recommends(monkeypatch):
     """The tiny model's own repetition penalty is not the published one."""
     node = conditioning.TarPrompt
     used = settings_used(monkeypatch)
@@ -161,5 +174,6 @@ def test_a_tar_prompt_has_what_the_file_recommends_and_what_is_sent(monkeypatch)
 
     alone = settings(preset="recommended")
     assert alone.temperature == 0.5 != sent["temperature"]
+    assert settings(preset="recommended", **sent) == alone
     assert settings(preset="recommended", **{**sent, "top_k": 5}).temperature == sent["temperature"]
     assert settings(preset="custom", **sent).temperature == sent["temperature"]
