@@ -234,7 +234,7 @@ def test_a_decoder_that_enlarges_takes_one_tile_only(enlarging, tiles, monkeypat
     assert (decoded["size"], decoded["tile"], decoded["scale"]) == ((6, 10), (6, 10), 16)
     assert (encoded["size"], encoded["tile"], encoded["scale"]) == ((8, 8), (8, 8), 0.25)
 
-    refused = "large cannot work in tiles, .*"
+    refused = "the decoder large cannot work in tiles, .*"
     with pytest.raises(UserError, match=f"^samples: {refused}; take VAE Decode, or unload"):
         enlarging.decode_tiled(torch.zeros(1, 2, 6, 10), tile_x=10, tile_y=5)
     with pytest.raises(UserError, match=f"^pixels: {refused}; take VAE Encode, or unload"):
