@@ -162,8 +162,8 @@ _TOOLTIPS = {
 
 # The end of tooltips on dtypes, for families with 4-bit dtypes.
 _ALL_BITS = (
-    "fp32 takes twice as much memory as bf16, int8 and fp8 take about 60 to 70 % of it, int4 takes less, and int4-g64 "
-    "takes least; fewer bits change the image more and are usually slower."
+    "fp32 takes twice as much memory as bf16; int8 and fp8 take about 60 to 70 % of the memory of bf16, int4 takes "
+    "less, and int4-g64 takes least. Fewer bits change the image more and are usually slower."
 )
 _AUTO_BF16 = f"Precision of the weights; auto uses bf16 on GPUs that support bf16, otherwise fp32. {_ALL_BITS}"
 
