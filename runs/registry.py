@@ -14,7 +14,7 @@ from ..samplers.mar.cspd import cspd
 from ..samplers.mar.fasthybrid import fasthybrid
 from ..samplers.mar.gtr import gtr
 from ..samplers.mar.lazy import check as check_lazymar
-from ..samplers.mar.lazy import lazymar, with_caches
+from ..samplers.mar.lazy import check_with_caches, lazymar, with_caches
 from ..samplers.mar.mar import check as check_mar
 from ..samplers.mar.mar import mar
 from ..samplers.mar.settings import (
@@ -90,7 +90,7 @@ def _beside_lazymar(entry: Entry) -> Entry:
 
     def check(model: Any, settings: Any) -> None:
         entry.check(model, settings)
-        check_lazymar(model, settings)
+        check_with_caches(model, settings, settings)
 
     return replace(
         entry,

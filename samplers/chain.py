@@ -209,7 +209,7 @@ class StepTable:
     @cached_property
     def of_mean(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """mean_x, mean_out, middle and slope of each step, fp32 [] or [N, 1 ...] each."""
-        columns = StepNumbers(*self.numbers.unbind(1))
+        columns = self.columns()
         return list(zip(columns.mean_x, columns.mean_out, columns.middle, columns.slope, strict=True))
 
     def columns(self) -> StepNumbers:
@@ -326,63 +326,90 @@ def evaluate_in_full(head: HeadNetwork, modulations: Sequence[Tensor], x: Tensor
     return head.denoise(x, modulations), None
 
 
-class Head:
-    """The diffusion head in full for the conditions of N rows; the report counts its work.
+class _Modulations:
+    """The modulations of N rows at S steps. One product computes those of many steps, so it reads the weights once.
 
-    One product computes the modulations of many steps, so it reads the weights once. ``budget``: how many numbers of
-    modulations are computed at once; a single step's modulations are computed together even if they exceed it.
+    ``budget``: how many numbers of modulations are computed at once. Those of a single step are computed together even
+    if they exceed it.
+    """
+
+    def __init__(self, net: Recordable, head: HeadNetwork, batch: DiffusionBatch, budget: int):
+        self._net = net
+        self._head = head
+        self.rows = batch.z.shape[:-1].numel()
+        self.condition = head.cond_embed(batch.z)
+
+        # Embeddings of times, [S, 1, 1 or N, 1 ..., w].
+        times = batch.table.times
+        tokens = (1,) * (batch.z.ndim - 3)
+        self.times = times.view(len(times), 1, -1, *tokens, times.shape[-1])
+
+        of_step = max(1, self.rows * head.modulation_numbers)
+        self.steps_at_once = max(1, budget // of_step)
+        self.rows_at_once = max(1, budget * batch.z.shape[1] // of_step)
+
+    def of(self, steps: slice) -> list[Tensor]:
+        """The modulations of all rows at some of the steps, [steps, P, N, *, w'] each."""
+        return self._net.laid_out(self._head.modulations(self.times[steps] + self.condition))
+
+
+class Head:
+    """The diffusion head in full for the conditions of N rows, one step after another; the report counts its work.
+
+    ``budget``: see :class:`_Modulations`.
     """
 
     kept = None  # nothing is reused
 
     def __init__(self, net: Recordable, head: HeadNetwork, batch: DiffusionBatch, report: Report, budget: int):
-        self._net = net
         self._head = head
         self._report = report
-        self._rows = batch.z.shape[:-1].numel()
-        self._condition = head.cond_embed(batch.z)
-
-        # Embeddings of times, [S, 1, 1 or N, 1 ..., w].
-        times = batch.table.times
-        tokens = (1,) * (batch.z.ndim - 3)
-        self._times = times.view(len(times), 1, -1, *tokens, times.shape[-1])
-
-        of_step = self._rows * head.modulation_numbers
-        self._steps_at_once = max(1, budget // max(1, of_step))
-        self._rows_at_once = max(1, budget * batch.z.shape[1] // max(1, of_step))
+        self._modulations = _Modulations(net, head, batch, budget)
         self._newest: list[tuple[Tensor, ...]] = []
-        self._of_all_steps: list[Tensor] | None = None
 
     def at(self, k: int) -> Evaluation:
         """See :class:`ChainHead`."""
-        place = k % self._steps_at_once
-        if place == 0:
-            of_steps = self._head.modulations(self._times[k : k + self._steps_at_once] + self._condition)
-            self._newest = list(zip(*self._net.laid_out(of_steps), strict=True))
-        self._report.add(head_calls=1, head_rows=self._rows)
-        return Evaluation(evaluate_in_full, (self._head, self._newest[place]))
+        at_once = self._modulations.steps_at_once
+        if k % at_once == 0:
+            of_steps = self._modulations.of(slice(k, k + at_once))
+            self._newest = list(zip(*of_steps, strict=True))
+
+        self._report.add(head_calls=1, head_rows=self._modulations.rows)
+        return Evaluation(evaluate_in_full, (self._head, self._newest[k % at_once]))
+
+
+class HeadAtStates:
+    """The diffusion head in full at any states of N rows, for speculation; arguments as for :class:`Head`."""
+
+    def __init__(self, net: Recordable, head: HeadNetwork, batch: DiffusionBatch, report: Report, budget: int):
+        self._head = head
+        self._report = report
+        self._evaluate = net.compiled(evaluate_in_full, "diffusion head")
+        self._modulations = _Modulations(net, head, batch, budget)
+
+        # The modulations of all rows at all steps, [P, S, N, *, w'] each, if they fit.
+        self._of_all_steps: list[Tensor] | None = None
+        if len(batch.table) <= self._modulations.steps_at_once:
+            self._of_all_steps = [m.transpose(0, 1) for m in self._modulations.of(slice(None))]
 
     def at_states(self, row: Tensor, k: Tensor, x: Tensor) -> Tensor:
-        """The head's output [P, M, *, c or 2 c] for M states x fp32 [M, *, c], in calls that fit the budget.
+        """The head's output [P, M, *, c or 2 c] for M states x, fp32 [M, *, c], in calls that fit the budget.
 
         The states belong to rows ``row`` at steps ``k``, int64 [M] each on the device. All rows have the same steps.
         """
-        # The modulations of all rows at all steps, if they fit.
-        if self._of_all_steps is None and len(self._times) <= self._steps_at_once:
-            of_steps = self._head.modulations(self._times + self._condition)
-            self._of_all_steps = [m.transpose(0, 1) for m in self._net.laid_out(of_steps)]
-
-        most = self._rows_at_once
-        evaluate = self._net.compiled(evaluate_in_full, "diffusion head")
+        most = self._modulations.rows_at_once
         parts = []
         for some, step, state in zip(row.split(most), k.split(most), x.split(most), strict=True):
-            if self._of_all_steps is not None:
-                modulations = [m[:, step, some] for m in self._of_all_steps]
-            else:
-                times = self._times[step, :, 0].transpose(0, 1)  # [1, M, 1 ..., w]: all rows have the same steps
-                modulations = self._head.modulations(times + self._condition[:, some])
-            out, _ = evaluate(self._head, modulations, state)
+            out, _ = self._evaluate(self._head, self._modulations_at(some, step), state)
             self._report.add(head_calls=1, head_rows=out.shape[:-1].numel())
             parts.append(out)
 
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
+
+    def _modulations_at(self, row: Tensor, k: Tensor) -> list[Tensor]:
+        """The modulations [P, M, *, w'] of the rows ``row`` at steps ``k``, int64 [M] each."""
+        if self._of_all_steps is not None:
+            return [m[:, k, row] for m in self._of_all_steps]
+
+        times = self._modulations.times[k, :, 0].transpose(0, 1)  # [1, M, 1 ..., w]: all rows have the same steps
+        return self._head.modulations(times + self._modulations.condition[:, row])

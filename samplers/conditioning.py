@@ -20,24 +20,6 @@ from .settings import Settings, knob
 
 E = TypeVar("E", bound="_Entries")
 
-# Kinds of conditions to their names in messages.
-KINDS = {
-    "class": "class labels",
-    "prompt": "prompts",
-    "image prompt": "images with prompts",
-    "text": "text",
-    "features": "semantic features",
-    "codes": "semantic codes",
-}
-# The nodes that make them.
-MAKERS = {
-    "class": "Class Label",
-    "prompt": "Prompt",
-    "image prompt": "Image and Prompt",
-    "text": "LlamaGen Prompt",
-    "features": "Tar Prompt or Image to Codes",
-    "codes": "Tar Prompt or Image to Codes",
-}
 # Names of entries that a text about a condition shows.
 _MOST_SHOWN = 8
 
@@ -47,6 +29,8 @@ class _Entries(OfFastAR):
     """A condition whose tuples have one entry per image."""
 
     kind: ClassVar[str] = ""
+    title: ClassVar[str] = ""  # what messages call its entries
+    maker: ClassVar[str] = ""  # the node that makes it
     fastar_version: ClassVar[int] = 1  # of its description in docs/sockets.md
 
     @property
@@ -62,7 +46,7 @@ class _Entries(OfFastAR):
         names: tuple[str, ...] = self.names  # type: ignore[attr-defined]
         shown = ", ".join(map(printable, names[:_MOST_SHOWN]))
         more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
-        return f"{KINDS[self.kind].capitalize()} for {amount(len(self), 'images')}: {shown}{more}."
+        return f"{self.title.capitalize()} for {amount(len(self), 'images')}: {shown}{more}."
 
     def of(self: E, images: Sequence[int]) -> E:
         """The condition of some of the images, by their place in the batch."""
@@ -75,8 +59,12 @@ class _Entries(OfFastAR):
 
     def digests(self) -> tuple[str, ...]:
         """A short digest of each image's entry: equal for the same label, prompt, features or codes."""
-        against = getattr(self, "unconditional", "")
-        return tuple(fingerprint(self.kind, entry, against) for entry in self.entries)
+        return tuple(fingerprint(self.kind, entry, self.against) for entry in self.entries)
+
+    @property
+    def against(self) -> str:
+        """The null condition of guidance, if it is stated by this condition and not by the model; else ""."""
+        return ""
 
     @property
     def subject(self) -> str:
@@ -89,6 +77,8 @@ class Condition(_Entries):
     """Class labels of a batch."""
 
     kind: ClassVar[str] = "class"
+    title: ClassVar[str] = "class labels"
+    maker: ClassVar[str] = "Class Label"
     labels: tuple[int, ...]  # class ids, one per image
     names: tuple[str, ...]  # class names, same length; used as captions
     label_set: str = ""  # the list of the names ("picture-book", "imagenet-1k"), or "" for bare ids
@@ -137,12 +127,18 @@ class PromptCondition(_Entries):
     """
 
     kind: ClassVar[str] = "prompt"
+    title: ClassVar[str] = "prompts"
+    maker: ClassVar[str] = "Prompt"
     texts: tuple[str, ...]  # prompts as typed, one per image
     unconditional: str = UNCONDITIONAL  # the whole instruction of the unconditional branch of guidance
 
     @property
     def entries(self) -> tuple[str, ...]:
         return self.texts
+
+    @property
+    def against(self) -> str:
+        return self.unconditional
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -191,6 +187,8 @@ class ImagePromptCondition(_Entries):
     """Images with what is to be changed in them, for a Janus that edits."""
 
     kind: ClassVar[str] = "image prompt"
+    title: ClassVar[str] = "images with prompts"
+    maker: ClassVar[str] = "Image and Prompt"
     texts: tuple[str, ...]  # prompts as typed, one per image to draw
     images: tuple[Tensor, ...]  # uint8 [H, W, 3] of any size, one per text
     # w: weight in guidance of the condition without the source's tokens, beside the whole condition; 0 to leave it out
@@ -228,12 +226,16 @@ class TextCondition(_Features):
     """
 
     kind: ClassVar[str] = "text"
+    title: ClassVar[str] = "text"
+    maker: ClassVar[str] = "LlamaGen Prompt"
 
 
 class FeatureCondition(_Features):
     """Semantic features (Tar's TA-Tok), all of one length."""
 
     kind: ClassVar[str] = "features"
+    title: ClassVar[str] = "semantic features"
+    maker: ClassVar[str] = "Tar Prompt or Image to Codes"
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,6 +243,8 @@ class CodeCondition(_Entries):
     """Semantic codes of a batch, from Tar's language model or from an image."""
 
     kind: ClassVar[str] = "codes"
+    title: ClassVar[str] = "semantic codes"
+    maker: ClassVar[str] = "Tar Prompt or Image to Codes"
     codes: tuple[Tensor, ...]  # one int64 tensor [n] per image, all of one length
     names: tuple[str, ...]  # captions, same length
     size: int = 0  # entries of the codebook, 0 if unknown
@@ -254,6 +258,11 @@ class CodeCondition(_Entries):
 MaskedCondition = Condition | PromptCondition
 AnyCondition = MaskedCondition | ImagePromptCondition | TextCondition | FeatureCondition | CodeCondition
 
+_CLASSES = (Condition, PromptCondition, ImagePromptCondition, TextCondition, FeatureCondition, CodeCondition)
+# Kinds of conditions to their names in messages, and to the nodes that make them.
+KINDS = {kind.kind: kind.title for kind in _CLASSES}
+MAKERS = {kind.kind: kind.maker for kind in _CLASSES}
+
 
 def from_ids(ids: Sequence[int]) -> Condition:
     """Bare class ids."""
@@ -264,7 +273,7 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
     """Check that a condition is of a model's kind."""
     if condition.kind != kind:
         raise UserError(
-            f"condition: {model} reads {KINDS[kind]}, but the condition holds {KINDS[condition.kind]}; connect "
+            f"condition: {model} reads {KINDS[kind]}, but the condition holds {condition.title}; connect "
             f"{MAKERS[kind]}."
         )
 

@@ -97,6 +97,6 @@ def edit_digests(kept: Tensor, again: Tensor) -> tuple[str, ...]:
         kept: the tokens of the image to change, [1 or B, L, ...].
         again: which tokens are sampled again, bool [B, L].
     """
-    images = len(again)
-    given = torch.where(again.unflatten(1, (-1, *[1] * (kept.ndim - 2))), 0, kept.expand(images, *kept.shape[1:]))
-    return tuple(fingerprint(given[i], again[i]) for i in range(images))
+    sampled = again.view(*again.shape, *(1,) * (kept.ndim - 2))  # [B, L, 1 ...]
+    given = torch.where(sampled, 0, kept)
+    return tuple(map(fingerprint, given, again))

@@ -75,7 +75,7 @@ class Sampled(NamedTuple):
 class Verdict(NamedTuple):
     """What a pass decides about drafts: the arguments of :meth:`Canvas.decide`."""
 
-    cells: Tensor
+    cells: Tensor | tuple[Tensor, Tensor]
     values: Tensor
     when: int | Tensor
     outcome: Tensor | None
@@ -108,7 +108,7 @@ class Canvas:
     again: Tensor | None = None  # bool [B, L], the cells that an edit regenerates; None without an edit
     drafted: Tensor | None = None  # bool [B, L], cells of later passes that hold drafts; None for none
     phases: tuple[str, str] = ("transformer", "head")  # names of the time spent in looks and in draws
-    clock: Clock = field(default=None, kw_only=True)  # type: ignore[assignment]  # None: a new one
+    clock: Clock = field(kw_only=True)  # has run since the sampler began; finish() stops it
 
     fixed_at: Tensor = field(init=False)  # int32 like values [:2], the pass that decided a cell; -1 before
     outcome: Tensor = field(init=False)  # uint8 like values [:2], see reports/record.py
@@ -120,8 +120,6 @@ class Canvas:
         self.fixed_at = torch.full(shape, -1, dtype=torch.int32, device=self.device)
         self.outcome = torch.full(shape, PLAIN, dtype=torch.uint8, device=self.device)
         self.model.net.begin_run()
-        if self.clock is None:
-            self.clock = Clock(self.device)
 
     @property
     def images(self) -> int:
@@ -162,26 +160,21 @@ class Canvas:
             values: [B, n, ...].
             when: the pass that decides them, or int32 [B, n] where cells differ.
             outcome: uint8 [B, n], what became of their drafts, see ``reports/record.py``; None leaves it as it is.
-                Cells that are the same in every image have none.
         """
-        if isinstance(cells, tuple):
-            assert outcome is not None, "drafts decide cells of different numbers"
-            self.values[cells] = values
-            self.fixed_at[cells] = when
-            self.outcome[cells] = outcome
-            return
-
-        if cells.ndim == 1:
-            assert outcome is None, "cells of drafts are given for each image"
-            self.values.index_copy_(1, cells, values)
-            self.fixed_at.index_fill_(1, cells, when)
-            return
-
-        index = cells.view(*cells.shape, *(1,) * (values.ndim - 2)).expand_as(values)
-        self.values.scatter_(1, index, values)
-        self.fixed_at.scatter_(1, cells, when)
+        at = self._places(cells)
+        self.values[at] = values
+        self.fixed_at[at] = when
         if outcome is not None:
-            self.outcome.scatter_(1, cells, outcome)
+            self.outcome[at] = outcome
+
+    def _places(self, cells: Tensor | tuple[Tensor, Tensor]) -> tuple[Any, Tensor]:
+        """The index of cells in tensors [B, L, ...]; ``cells`` as for :meth:`decide`."""
+        if isinstance(cells, tuple):
+            return cells
+        if cells.ndim == 1:
+            return slice(None), cells
+
+        return torch.arange(len(cells), device=cells.device)[:, None], cells
 
     def draft(self, cells: Tensor, values: Tensor) -> None:
         """Write drafts of cells, which are not decided yet; cells int64 [B, n], values [B, n, c]."""

@@ -30,6 +30,7 @@ class Knob:
     # If the default is None, for the model's own value: the value of a full-size model, which gives the type and which
     # a new node shows.
     paper: float | None = None
+    same_as: str = ""  # the setting whose value takes the place of None, or ""
     symbol: str = ""  # the paper's symbol where it differs from the name, or ""
     unit: str = ""  # unit, or ""
     advanced: bool = False  # hidden among the advanced widgets
@@ -72,13 +73,18 @@ class Guarantees(Settings):
         """Whether a part of the method is on that changes the distribution of the images."""
         return False
 
+    @property
+    def redraws(self) -> bool:
+        """Whether a part of the method is on that draws other images of the same distribution, as speculation does."""
+        return False
+
     def exact(self, side: int) -> bool:
         """Whether the images equal the unaccelerated sampler's, up to rounding in fp32. ``side``: of the token grid."""
-        return not self.approximates
+        return not (self.approximates or self.redraws)
 
     def lossless(self) -> bool:
         """Whether the images differ from the unaccelerated sampler's, but have exactly the same distribution."""
-        return False
+        return self.redraws and not self.approximates
 
     def no_gain(self, report: Report) -> str:
         """What these settings left unused that was meant to make the run faster, as a sentence; "" if nothing. Every
@@ -113,8 +119,8 @@ def filled_in(settings: Any, own: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for name, (_, about) in knobs(settings).items():
         value = getattr(settings, name)
-        if value is None and name == "diffusion_steps_end":
-            value = settings.diffusion_steps  # they do not fall
+        if value is None and about.same_as:
+            value = getattr(settings, about.same_as)
         if value is None:
             value = own.get(name, about.paper)
         values[name] = value

@@ -37,7 +37,7 @@ from torch import Tensor
 from ..networks.ops import to_device
 from ..networks.speed import Recordable
 from ..reports.record import Report
-from .chain import DiffusionBatch, Head, StepNumbers, guide
+from .chain import DiffusionBatch, HeadAtStates, StepNumbers, guide
 from .coupling import Coupled, Gaussian, Proposals, couple, couple_fixed
 from .noise import CounterRNG
 
@@ -117,6 +117,11 @@ class _Verified(NamedTuple):
     p: Gaussian  # the head's
     uniforms: Tensor  # fp32 [M, uniforms of a step]
 
+    def at(self, index: Tensor) -> _Verified:
+        """The verified steps at these places, int64 [K]."""
+        row, step, draft, q, p, uniforms = self
+        return _Verified(row[index], step[index], draft[index], q.rows(index), p.rows(index), uniforms[index])
+
 
 class Speculation:
     """N rows in the middle of their diffusion, each at its own step.
@@ -132,7 +137,7 @@ class Speculation:
     logits: Tensor | None  # None if the variances are fixed
 
     def __init__(
-        self, net: Recordable, head: Head, batch: DiffusionBatch, rng: CounterRNG, report: Report | None = None
+        self, net: Recordable, head: HeadAtStates, batch: DiffusionBatch, rng: CounterRNG, report: Report | None = None
     ):
         """``report``: counts the steps of :meth:`windows` that were drafted and accepted; None: nothing does."""
         learned = batch.table.learned
@@ -265,9 +270,7 @@ class Speculation:
         # 5. Every row has now done the step at which it stopped, whose evaluation is its newest.
         self.done[rows] = step_on_host[stop_on_host] + 1
         self.x[window.rows] = value.view(-1, *self.x.shape[1:])
-        self.data[window.rows] = data[stop]
-        if self.logits is not None and logits is not None:
-            self.logits[window.rows] = logits[stop]
+        self._remember(window.rows, data[stop], None if logits is None else logits[stop])
         return accepted
 
     def _window(self, rows: np.ndarray, length: int) -> tuple[_Window, np.ndarray]:
@@ -291,10 +294,14 @@ class Speculation:
         data, logits = self.predict(row, step, x)
         p = self.kernel(row, step, x, data, logits)
         self.x[row] = p.mean + p.log_std.exp() * self._noise(step, row)
+        self._remember(row, data, logits)
+        self.done[rows] += 1
+
+    def _remember(self, row: Tensor, data: Tensor, logits: Tensor | None) -> None:
+        """Draft the next steps of rows from these predictions."""
         self.data[row] = data
         if self.logits is not None and logits is not None:
             self.logits[row] = logits
-        self.done[rows] += 1
 
     def predict(self, row: Tensor, step: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Data and variance logits, fp32 [M, *, c] each, that the head predicts with guidance for states x [M, *, c].
@@ -339,13 +346,12 @@ class Speculation:
         """
         for count in _PROPOSALS:
             (some,) = self._on_device(missing)
-            at = stop[some]
-            row, step, draft = verified.row[at], verified.step[at], verified.draft[at]
+            row, step, draft, q, p, uniforms = verified.at(stop[some])
 
             rng = self.rng.of(row)
             normals = rng.normal(2 * step + _LANE_OF_NORMALS, 0, count, draft.shape[1])
             proposals = Proposals(normals, rng.uniform(2 * step + _LANE_OF_UNIFORMS, 0, count))
-            coupled = couple(draft, verified.q.rows(at), verified.p.rows(at), verified.uniforms[at], proposals)
+            coupled = couple(draft, q, p, uniforms, proposals)
             value[some] = coupled.value
             missing = missing[~coupled.is_sample.cpu().numpy()]
             if not len(missing):

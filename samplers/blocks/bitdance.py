@@ -16,7 +16,7 @@ from ...networks.bitdance import BlockModel
 from ...networks.ops import to_device
 from ...networks.torch_state import in_own_state
 from ..annealing import annealed_steps
-from ..chain import DiffusionBatch, FixedTokens, Head, StepTable, run_chain, spread, step_table
+from ..chain import DiffusionBatch, FixedTokens, Head, HeadAtStates, StepTable, run_chain, spread, step_table
 from ..conditioning import MaskedCondition
 from ..editing import Edit
 from ..engine import Sampler
@@ -134,6 +134,8 @@ class BlockDiffusion:
         self.evaluations = {block: count + 1 for block, count in enumerate(self.counts)}
         # Noise of every token in its order, fp32 [B, L, C], and of the steps, [T, B, L, C].
         self.start, self.noise = draws(canvas)
+        if settings.window > 1:
+            self.keys = verification_keys(canvas)
 
         # Number of steps to its table, and the times t of its evaluations, fp32 [N + 1].
         self.tables: dict[int, tuple[StepTable, Tensor]] = {}
@@ -152,14 +154,15 @@ class BlockDiffusion:
         canvas = self.canvas
         net = canvas.model.net
         batch = self._batch(block, conditions)
-        head = Head(net, net.denoiser, batch, canvas.report, BUDGET)
         if canvas.settings.window > 1:
-            random = acceptances(canvas, block, canvas.null_is_drawn_too(block))
+            random = CounterRNG(self.keys[: len(batch.x), block])
+            head = HeadAtStates(net, net.denoiser, batch, canvas.report, BUDGET)
             speculation = Speculation(net, head, batch, random, canvas.report)
             for _ in speculation.windows(np.arange(len(batch.x)), canvas.settings.window):
                 yield int(speculation.done.min()), speculation.data
         else:
-            for k, result in enumerate(run_chain(net, batch, head)):
+            whole = Head(net, net.denoiser, batch, canvas.report, BUDGET)
+            for k, result in enumerate(run_chain(net, batch, whole)):
                 yield k + 1, result.x
 
     def _batch(self, block: int, conditions: Tensor) -> DiffusionBatch:
@@ -168,21 +171,21 @@ class BlockDiffusion:
         """
         canvas = self.canvas
         at = canvas.span(block)
-        cfg = canvas.cfg(block)
+        rows = canvas.rows(block)
         start = self.start[:, at]
         noise = self.noise[:, :, at]
         if canvas.null_is_drawn_too(block):
             start, noise = with_null_noise(canvas, start, noise)
 
         steps, times = self.tables[self.counts[block]]
-        free = canvas.free(block, len(start))
+        free = canvas.free(block)
         return DiffusionBatch(
-            z=conditions.unflatten(0, (-1, len(start))).to(self.dtype),
-            cfg=torch.full((len(start), 1, 1), cfg, device=start.device),
+            z=conditions.unflatten(0, (-1, rows)).to(self.dtype),
+            cfg=torch.full((rows, 1, 1), canvas.cfg(block), device=start.device),
             x=start,
             noise=spread(noise, self.counts[block]),
             table=steps,
-            given=None if free is None else FixedTokens(times, start, canvas.read[: len(start), at].clone(), free),
+            given=None if free is None else FixedTokens(times, start, canvas.read[:rows, at].clone(), free),
         )
 
 
@@ -206,10 +209,9 @@ def with_null_noise(canvas: BlockCanvas, start: Tensor, steps: Tensor) -> tuple[
     return torch.cat([start, null_start]), torch.cat([steps, null_steps.transpose(0, 1)], 1)
 
 
-def acceptances(canvas: BlockCanvas, block: int, with_null: bool) -> CounterRNG:
-    """Random numbers of a block for speculation, a row for every image, or also one for its null branch."""
-    keys = [row_keys(canvas.noise, "verify", canvas.blocks)[:, block]]
-    if with_null:
-        keys.append(row_keys(canvas.noise, "null/verify", canvas.blocks)[:, block])
-
-    return CounterRNG(to_device(torch.cat(keys), canvas.device))
+def verification_keys(canvas: BlockCanvas) -> Tensor:
+    """Keys of the random numbers with which speculation verifies, int64 [2 B, blocks]: of the images, then of their
+    null branches.
+    """
+    keys = [row_keys(canvas.noise, stream, canvas.blocks) for stream in ("verify", "null/verify")]
+    return to_device(torch.cat(keys), canvas.device)

@@ -52,13 +52,13 @@ class BlockCanvas(Canvas):
 
         # Blocks to sample, and whether every token of a block is sampled in every image. In an edit some blocks are
         # only read, others partly sampled. The host reads this once.
-        blocks = range(len(self.order) // self.block)
-        self.drawn = list(blocks)
-        self.whole = [True for _ in blocks]
+        again = torch.ones(1, len(self.order), dtype=torch.bool)
         if self.again is not None:
-            of_blocks = self.again[:, self.order].cpu().unflatten(1, (-1, self.block))
-            self.drawn = [block for block in blocks if bool(of_blocks[:, block].any())]
-            self.whole = of_blocks.all(2).all(0).tolist()
+            again = self.again[:, self.order].cpu()
+
+        of_blocks = again.unflatten(1, (-1, self.block))  # [B, blocks, P]
+        self.drawn = of_blocks.any(2).any(0).nonzero().flatten().tolist()
+        self.whole = of_blocks.all(2).all(0).tolist()
 
     @property
     def blocks(self) -> int:
@@ -84,18 +84,22 @@ class BlockCanvas(Canvas):
         """
         return self.guided and self.cfg(block) == 1
 
-    def free(self, block: int, rows: int) -> Tensor | None:
-        """Which tokens of a block are sampled, bool [rows, P, 1] for ``rows`` rows of the batch; None for all."""
+    def rows(self, block: int) -> int:
+        """Number of rows that are sampled in a block: one for each image, or two where its null branch is drawn too."""
+        return len(self.read) if self.null_is_drawn_too(block) else self.images
+
+    def free(self, block: int) -> Tensor | None:
+        """Which tokens of a block are sampled, bool [rows, P, 1]; None for all."""
         if self.again is None or self.whole[block]:
             return None
-        return self.again[:, self.order[self.span(block)], None].repeat(rows // self.images, 1, 1)
+        return self.again[:, self.order[self.span(block)], None].repeat(self.rows(block) // self.images, 1, 1)
 
     def feed(self, block: int, tokens: Tensor) -> Tensor:
         """Feed the new tokens [B or R, P, C] of a block to the transformer. Returns the images' tokens, with those that
         an edit fixes.
         """
         at = self.span(block)
-        free = self.free(block, len(tokens))
+        free = self.free(block)
         if free is not None:
             tokens = torch.where(free, tokens, self.read[: len(tokens), at])
 

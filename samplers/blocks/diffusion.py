@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import pairwise
 
 from ..chain import DiffusionStep
 
@@ -37,15 +38,13 @@ def evaluations(count: int, time_shift: float = 1.0) -> Evaluations:
         shifted.append(t / (t + time_shift * (1 - t)))
 
     steps = []
-    for t, after in zip(shifted[:-1], shifted[1:], strict=True):
+    for t, after in pairwise(shifted):
         dt = after - t
-        # Velocity v = (prediction - x) / (1 - t), score (t v - x) / (1 - t): the drift is (1 + t) v - x.
-        share = (1 + t) / max(1 - t, FLOOR)
-        steps.append(
-            euler_maruyama(
-                x_coefficient=1 - dt * (share + 1), data_coefficient=dt * share, std=math.sqrt(2 * (1 - t) * dt)
-            )
-        )
+        # Velocity v = (prediction - x) / (1 - t), score (t v - x) / (1 - t): the drift is (1 + t) v - x, which is
+        # pull (prediction - x) - x.
+        pull = (1 + t) / max(1 - t, FLOOR)
+        std = math.sqrt(2 * (1 - t) * dt)
+        steps.append(euler_maruyama(x_coefficient=1 - dt * (pull + 1), data_coefficient=dt * pull, std=std))
     steps.append(euler_maruyama(x_coefficient=0.0, data_coefficient=1.0, std=0.0))
 
     # The last evaluation is at the unshifted time, as in the published code.

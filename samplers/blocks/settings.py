@@ -49,7 +49,7 @@ class BlockSettings(Annealed):
     diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last block, which needs fewer steps than the "
         "first block (DiSA); lower is faster. Usual: a fifth of diffusion_steps; if both numbers are equal, DiSA is "
         "off.",
-        low=1, high=1000, step=1, paper=50, advanced=True)
+        low=1, high=1000, step=1, paper=50, same_as="diffusion_steps", advanced=True)
     speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the diffusion "
         "network; the image is a different one, sampled from exactly BitDance's distribution. Usual: 8 on a GPU; at 0 "
         "or 1, nothing is drafted.",
@@ -71,8 +71,6 @@ class BlockSettings(Annealed):
     def streams(self) -> dict[str, int]:
         return {"full": self.diffusion_steps}
 
-    def exact(self, side: int) -> bool:
-        return self.window == 1 and not self.approximates
-
-    def lossless(self) -> bool:
-        return self.window > 1 and not self.approximates
+    @property
+    def redraws(self) -> bool:
+        return self.window > 1

@@ -26,6 +26,18 @@ from .settings import CLIPPED, MARBase
 from .tables import Tables, tables
 
 
+class Known(NamedTuple):
+    """Positions whose tokens a pass of R rows reads, ascending."""
+
+    positions: Tensor  # int64 [R, K]
+    mask: Tensor | None = None  # bool [R, K], False for padding; None if there is no padding
+
+    def repeated(self, times: int) -> Known:
+        """The same for several copies of the rows."""
+        mask = None if self.mask is None else self.mask.repeat(times, 1)
+        return Known(self.positions.repeat(times, 1), mask)
+
+
 class Order:
     """Which positions each AR step decides, and its guidance scale.
 
@@ -64,8 +76,7 @@ class Order:
         # The published code masks the front of an order, and decides from its end. Fixed positions come first.
         self.decision_order = reversed_orders.flip(1)
         if again is not None:
-            given_first = again.gather(1, self.decision_order).to(torch.uint8).argsort(dim=1, stable=True)
-            self.decision_order = self.decision_order.gather(1, given_first)
+            self.decision_order = with_first(self.decision_order, ~again)
 
         in_order = torch.tensor([1.0, *self.cfg]).repeat_interleave(torch.tensor([given, *self.sizes]))
         self._scale_in_order = to_device(in_order, reversed_orders.device).expand_as(reversed_orders)
@@ -93,10 +104,8 @@ class Order:
         """Let ``step`` decide undecided positions, int64 [B, n], n as in ``sizes``; the others keep their order."""
         start = self.starts[step]
         left = self.decision_order[:, start:]
-        chosen = torch.zeros_like(self.decision_order, dtype=torch.uint8).scatter(1, positions, 1)
-        others = left.gather(1, chosen.gather(1, left).argsort(dim=1, stable=True))[
-            :, : left.shape[1] - self.sizes[step]
-        ]
+        chosen = torch.zeros_like(self.decision_order, dtype=torch.bool).scatter(1, positions, True)
+        others = with_first(left, ~chosen)[:, : left.shape[1] - self.sizes[step]]
 
         self.decision_order = torch.cat([self.decision_order[:, :start], positions, others], 1)
         self.scale = self._scale_of_positions()
@@ -105,20 +114,27 @@ class Order:
         """int64 [B, K]: positions decided before ``step``, ascending."""
         return self.decision_order[:, : self.starts[step]].sort(dim=1).values
 
-    def decided_before_each(self, images: Tensor, steps: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        """For rows that are an image at an AR step each, ``images`` int64 [R]: positions decided before it, ascending,
-        int64 [R, K], and which of them are no padding, bool [R, K]; None for all.
+    def decided_before_each(self, images: Tensor, steps: Sequence[int]) -> Known:
+        """For rows that are an image at an AR step each: the positions decided before this AR step.
+
+        ``images``: int64 [R].
         """
         counts = [self.starts[step] for step in steps]
         most = max(counts)
         known = self.decision_order[images, :most]
         if min(counts) == most:
-            return known.sort(dim=1).values, None
+            return Known(known.sort(dim=1).values)
 
         last = self.decision_order.shape[1] - 1
         mask = torch.arange(most, device=known.device) < to_device(torch.tensor(counts), known.device)[:, None]
         padded_last = torch.where(mask, known, last + 1).sort(dim=1).values
-        return padded_last.clamp(max=last), mask
+        return Known(padded_last.clamp(max=last), mask)
+
+
+def with_first(order: Tensor, first: Tensor) -> Tensor:
+    """Positions int64 [B, n] with those that are ``first``, bool [B, L], in front; both keep their order."""
+    is_later = (~first).gather(1, order).to(torch.uint8)
+    return order.gather(1, is_later.argsort(dim=1, stable=True))
 
 
 @dataclass(frozen=True, eq=False)

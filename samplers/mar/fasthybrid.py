@@ -26,6 +26,7 @@ same number of sequential head calls for one image as for all images. Every imag
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -82,7 +83,8 @@ def fasthybrid(
     pace = Pace(canvas, settings)
     conditions = Conditions(canvas, transformer)
     drafts = Drafts(canvas, settings)
-    refinement = Refinement(canvas, settings)
+    refine = Renoised if settings.accepted == "renoise" else Guided
+    refinement = refine(canvas, settings)
 
     while pace.left.any():
         # 1. Look: a pass for the images that have gone on, each given its own tokens.
@@ -244,65 +246,85 @@ class Drafts:
         return torch.cat(self._similarities).cpu().numpy()
 
 
-class Refinement:
-    """The few-step diffusion of accepted tokens: T_g steps whose means are mixed with the draft, or with *renoise* the
-    last of T_g steps, from the draft with noise.
+class Refinement(ABC):
+    """The few-step diffusion of accepted tokens: the last ones of T_g steps, from a state that follows from the
+    draft.
     """
 
-    def __init__(self, canvas: MARCanvas, settings: FastHybridSettings):
-        self.canvas = canvas
-        self.renoises = settings.accepted == "renoise"
+    refines: bool  # False: an accepted draft does not change
+
+    def __init__(self, canvas: MARCanvas, settings: FastHybridSettings, skipped: int):
+        """``skipped``: how many of the first steps are not run."""
         table = canvas.table(settings.guided_steps)
-        steps = len(table)
         noise = canvas.draws("guided")
+        self.canvas = canvas
 
-        # 1. How many steps are skipped, because the state after them follows without the head.
-        weights = guidance_weights(settings.guidance_schedule, steps)
-        if self.renoises:
-            # Rounded down, as pipelines that start from an image count their steps: 13 of 15 * 0.9 are run.
-            skipped = steps - int(round(steps * settings.denoise, 6))
-            ends_in_drafts = False
-        else:
-            # A step with gamma = 1 gives x' + sigma noise whatever the head predicts: the first step of most schedules.
-            skipped = 1 if weights[0] == 1 else 0
-            # The last step has no noise: if its gamma is 1, as with linear-up or a single step, a token is its draft.
-            ends_in_drafts = weights[-1] == 1
-        self.skips = skipped > 0
-        # Without guided steps, an accepted draft does not change.
-        self.refines = settings.accepted != "keep" and not ends_in_drafts and skipped < steps
+        # Of all T_g steps.
+        self.numbers = table.columns()
+        self.noise_of_steps = spread(noise.steps, len(table))
 
-        # 2. The steps that are run.
-        of_steps = spread(noise.steps, steps)
-        self.table = table.part(skipped, steps)
-        self.noise = TokenNoise(noise.start, of_steps[skipped:])
-        self.gamma = to_device(torch.tensor(weights[skipped:]), canvas.device)
-
-        # 3. What the state before them is made of, see batch().
-        numbers = table.columns()
-        self.first_noise = of_steps[0]
-        # Sigma of a step whose logits are not computed: the middle of the learned range, with the temperature.
-        self.first_std = numbers.middle[0].exp() * settings.temperature
-        first = min(skipped, steps - 1)
-        self.data_x = numbers.data_x[first]  # 1 / sqrt(abar_t)
-        self.data_out = numbers.data_out[first]  # -sqrt(1 / abar_t - 1)
+        # Of the steps that are run.
+        self.table = table.part(skipped, len(table))
+        self.noise = TokenNoise(noise.start, self.noise_of_steps[skipped:])
 
     def batch(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> DiffusionBatch:
-        """Accepted tokens in their states before the first step that needs the head.
+        """Accepted tokens in their states before the first step that is run.
 
         Args:
             z: conditions [P, B, m, C] of the positions from which the tokens were chosen.
             drafts: x' of all positions, fp32 [B, L, channels].
         """
         batch = self.canvas.batch(self.table, tokens, z, self.noise)
-        draft = drafts[tokens.index]
-        if self.renoises:
-            # x_t = sqrt(abar_t) x' + sqrt(1 - abar_t) noise
-            return replace(batch, x=(draft - self.data_out * batch.x) / self.data_x)
+        return self.started(batch, tokens, drafts[tokens.index])
 
+    @abstractmethod
+    def started(self, batch: DiffusionBatch, tokens: Tokens, draft: Tensor) -> DiffusionBatch:
+        """A batch of tokens, with the states that follow from their ``draft``, fp32 [N, channels]."""
+
+
+class Guided(Refinement):
+    """T_g steps whose means are mixed with the draft."""
+
+    def __init__(self, canvas: MARCanvas, settings: FastHybridSettings):
+        steps = len(canvas.tables(settings.guided_steps))
+        weights = guidance_weights(settings.guidance_schedule, steps)
+
+        # A step with gamma = 1 gives x' + sigma noise whatever the head predicts: the first step of most schedules.
+        skipped = 1 if weights[0] == 1 else 0
+        super().__init__(canvas, settings, skipped)
+        self.skips = skipped > 0
+        self.gamma = to_device(torch.tensor(weights[skipped:]), canvas.device)
+
+        # The last step has no noise: if its gamma is 1, as with linear-up or a single step, a token is its draft.
+        self.refines = settings.accepted == "refine" and weights[-1] != 1
+
+        # Sigma of a step whose logits are not computed: the middle of the learned range, with the temperature.
+        self.first_std = self.numbers.middle[0].exp() * settings.temperature
+
+    def started(self, batch: DiffusionBatch, tokens: Tokens, draft: Tensor) -> DiffusionBatch:
         x = batch.x
         if self.skips:
-            x = draft + self.first_std * self.first_noise[tokens.index]
+            x = draft + self.first_std * self.noise_of_steps[0][tokens.index]
         return replace(batch, x=x, change=MeanAdjustment(draft, self.gamma))
+
+
+class Renoised(Refinement):
+    """The last ones of T_g steps, from the draft with noise."""
+
+    def __init__(self, canvas: MARCanvas, settings: FastHybridSettings):
+        steps = len(canvas.tables(settings.guided_steps))
+        # Rounded down, as pipelines that start from an image count their steps: 13 of 15 * 0.9 are run.
+        skipped = steps - int(round(steps * settings.denoise, 6))
+        super().__init__(canvas, settings, skipped)
+        self.refines = skipped < steps
+
+        first = min(skipped, steps - 1)
+        self.data_x = self.numbers.data_x[first]  # 1 / sqrt(abar_t)
+        self.data_out = self.numbers.data_out[first]  # -sqrt(1 / abar_t - 1)
+
+    def started(self, batch: DiffusionBatch, tokens: Tokens, draft: Tensor) -> DiffusionBatch:
+        # x_t = sqrt(abar_t) x' + sqrt(1 - abar_t) noise
+        return replace(batch, x=(draft - self.data_out * batch.x) / self.data_x)
 
 
 def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:

@@ -28,13 +28,13 @@ from ...networks.ops import to_device
 from ...networks.torch_state import in_own_state
 from ...reports.record import Report
 from ..annealing import annealed_steps
-from ..chain import DiffusionBatch, Head, StepTable, joined, run_chain
+from ..chain import ChainHead, DiffusionBatch, Head, HeadAtStates, StepTable, joined, run_chain
 from ..conditioning import MaskedCondition
 from ..editing import Edit
 from ..engine import Sampler, decode
 from ..noise import CounterRNG, PairedNoise, row_keys
 from ..speculation import Speculation
-from .canvas import MARCanvas, Tokens, mar_canvas
+from .canvas import Known, MARCanvas, Tokens, mar_canvas
 from .settings import DiSASettings, LazyMARSettings, MARBase, MARSettings
 
 
@@ -100,7 +100,8 @@ class FullTransformer(Transformer):
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
         canvas = self.canvas
-        return self._pass(canvas.conditioning, self.vectors, canvas.values, canvas.order.decided_before(step), wanted)
+        known = Known(canvas.order.decided_before(step))
+        return self._pass(canvas.conditioning, self.vectors, canvas.values, known, wanted)
 
     def at(self, images: Sequence[int], steps: Sequence[int], wanted: Tensor) -> Tensor:
         """One pass for any rows; equal to :meth:`__call__` row by row, up to the rounding of padded attention."""
@@ -110,10 +111,10 @@ class FullTransformer(Transformer):
             return self(steps[0], wanted)
 
         rows = to_device(torch.tensor(images), canvas.device)
-        known, mask = order.decided_before_each(rows, steps)
+        known = order.decided_before_each(rows, steps)
         conditioning = canvas.conditioning.of(images)
         vectors = conditioning.vectors(canvas.guided)
-        return self._pass(conditioning, vectors, canvas.values[rows], known, wanted, mask)
+        return self._pass(conditioning, vectors, canvas.values[rows], known, wanted)
 
     def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
         """All ``count`` AR steps in one pass."""
@@ -138,13 +139,7 @@ class FullTransformer(Transformer):
         yield [part[:, :, :n] for part, n in zip(z.split(images, 1), sizes, strict=True)]
 
     def _pass(
-        self,
-        conditioning: Conditioning,
-        vectors: Tensor,
-        tokens: Tensor,
-        known: Tensor,
-        wanted: Tensor,
-        mask: Tensor | None = None,
+        self, conditioning: Conditioning, vectors: Tensor, tokens: Tensor, known: Known, wanted: Tensor
     ) -> Tensor:
         """z [P, R, M, C] of R batch rows, each of which is an image at one AR step.
 
@@ -152,24 +147,22 @@ class FullTransformer(Transformer):
             conditioning: the condition of the rows.
             vectors: [R or 2 R, C], which the encoder's buffer rows hold.
             tokens: [R, L, channels].
-            known: int64 [R, K], the positions that are read.
+            known: the positions whose tokens are read, of R rows.
             wanted: int64 [R, M], the positions whose z is returned.
-            mask: bool [R, K], False for padding in ``known``; None if there is none.
         """
         canvas = self.canvas
         net = canvas.model.net
         branches = 1 + canvas.guided
 
         # 1. The encoder, of both branches where they differ in it: 2 copies of the rows, else 1.
-        copies = len(vectors) // len(known)
-        encoder_known = known.repeat(copies, 1)
-        encoder_mask = None if mask is None else mask.repeat(copies, 1)
-        encoded = net.encode(tokens.repeat(copies, 1, 1), encoder_known, vectors, encoder_mask)
+        copies = len(vectors) // len(tokens)
+        at, mask = known.repeated(copies)
+        encoded = net.encode(tokens.repeat(copies, 1, 1), at, vectors, mask)
 
         # 2. The decoder, of both branches.
-        fused = conditioning.fuse(encoded, encoder_known, canvas.guided, encoder_mask)
-        decoder_mask = None if mask is None else mask.repeat(branches, 1)
-        z = net.decode(fused, known.repeat(branches, 1), wanted.repeat(branches, 1), decoder_mask)
+        fused = conditioning.fuse(encoded, at, canvas.guided, mask)
+        at, mask = known.repeated(branches)
+        z = net.decode(fused, at, wanted.repeat(branches, 1), mask)
 
         encoder_rows = encoded.shape[0] * encoded.shape[1]
         decoder_rows = len(z) * (net.config.buffer + net.config.tokens)
@@ -195,9 +188,13 @@ class Heads:
         """Whether the head is evaluated in full at every one of ``steps`` diffusion steps."""
         return True
 
-    def head(self, batch: DiffusionBatch) -> Head:
+    def head(self, batch: DiffusionBatch) -> ChainHead:
         """The head for a batch, see :func:`..chain.run_chain`."""
         return Head(self.net, self.denoiser, batch, self.report, BUDGET)
+
+    def at_states(self, batch: DiffusionBatch) -> HeadAtStates:
+        """The head for a batch that is speculated, always in full."""
+        return HeadAtStates(self.net, self.denoiser, batch, self.report, BUDGET)
 
     def sample(self, batch: DiffusionBatch) -> Tensor:
         """Sample the tokens of a batch, fp32 [N, channels]. Without rows or steps the head is not called."""
@@ -262,7 +259,7 @@ class Diffusion:
         batch = self.canvas.batch(self.tables[step], tokens, z, self.noise)
         if self.window > 1:
             rng = CounterRNG(self.keys[tokens.index])
-            speculation = Speculation(self.heads.net, self.heads.head(batch), batch, rng, self.counts)
+            speculation = Speculation(self.heads.net, self.heads.at_states(batch), batch, rng, self.counts)
             values = speculation.finish(np.arange(len(tokens)), self.window)
         else:
             values = self.heads.sample(batch)

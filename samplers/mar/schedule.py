@@ -128,11 +128,10 @@ def halton(random: Tensor) -> Tensor:
     row = (row + shift // grid) % grid
     column = (column + shift % grid) % grid
 
-    transposed = flips % 2 == 1
-    first = torch.where(transposed, column, row)
-    second = torch.where(transposed, row, column)
-    row = torch.where(flips // 2 % 2 == 1, grid - 1 - first, first)
-    column = torch.where(flips // 4 % 2 == 1, grid - 1 - second, second)
+    transposed, upside_down, mirrored = ((flips >> bit) % 2 == 1 for bit in range(3))
+    row, column = torch.where(transposed, column, row), torch.where(transposed, row, column)
+    row = torch.where(upside_down, grid - 1 - row, row)
+    column = torch.where(mirrored, grid - 1 - column, column)
     return (row * grid + column).flip(1)
 
 

@@ -116,7 +116,7 @@ class DiSASettings(Annealed, MARBase):
     diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last tokens, which need fewer steps than the "
         "first tokens (DiSA); lower is faster. Usual: a tenth of diffusion_steps; if both numbers are equal, DiSA is "
         "off.",
-        low=1, high=1000, step=1, paper=100, advanced=True,
+        low=1, high=1000, step=1, paper=100, same_as="diffusion_steps", advanced=True,
         more="If this is below 30, set *t_max* to at most 950, as the authors' code does.")
 
     @property
@@ -137,11 +137,9 @@ class SpeculationSettings(MARBase):
         more="With a higher number, the diffusion head runs less often, but computes more at once, which is slower on "
             "a CPU.")
 
-    def exact(self, side: int) -> bool:
-        return self.window == 1 and not self.approximates
-
-    def lossless(self) -> bool:
-        return self.window > 1 and not self.approximates
+    @property
+    def redraws(self) -> bool:
+        return self.window > 1
 
 
 @dataclass(frozen=True)
@@ -270,14 +268,17 @@ class GtRSettings(DiSASettings):
                 f"of the tokens; use at least {last + before} steps, or lower reconstruction_steps."
             )
 
+        def share_of(steps: int, most: int) -> int:
+            return min(max(1, round(self.first_share * steps)), most)
+
         left = self.steps - last
         if self.stages == QUARTERS:
-            first = min(max(1, round(self.first_share * self.steps)), left - 1)
+            first = share_of(self.steps, most=left - 1)
             return first, left - first, last
 
-        first = min(max(1, round(self.first_share * left)), left - 2)
+        first = share_of(left, most=left - 2)
         left -= first
-        second = min(max(1, round(self.first_share * left)), left - 1)
+        second = share_of(left, most=left - 1)
         return first, second, left - second, last
 
     def stage_sizes(self, grid: int, again: Tensor | None = None) -> tuple[int, ...]:
@@ -496,11 +497,9 @@ class CSpDSettings(MARBase):
             return "Nothing was drafted, so MAR ran without acceleration: prefill_ratio covers all AR steps; lower it."
         return super().no_gain(report)
 
-    def exact(self, side: int) -> bool:
-        return self.all_are_prefill and self.window == 1 and not self.approximates
-
-    def lossless(self) -> bool:
-        return not (self.all_are_prefill and self.window == 1) and not self.approximates
+    @property
+    def redraws(self) -> bool:
+        return not self.all_are_prefill or self.window > 1
 
 
 def with_cache_settings(kind: type[MARBase]) -> type[MARBase]:

@@ -98,19 +98,16 @@ def tables_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Tables:
     low = c.posterior_log_variance_clipped
     high = c.betas.log()
 
-    columns = {
-        "data_x": c.sqrt_recip_alphas_cumprod,
-        "data_out": -c.sqrt_recipm1_alphas_cumprod,
-        "x_coefficient": c.posterior_mean_coef2,
-        "data_coefficient": c.posterior_mean_coef1,
-        "middle": (low + high) / 4,
-        "slope": (high - low) / 4,
-    }
-
-    steps = []
-    for i in reversed(range(len(c.timestep_map))):
-        steps.append(DiffusionStep(**{name: float(column[i]) for name, column in columns.items()}))
-    return Tables(c.timestep_map, steps)
+    columns = [
+        c.sqrt_recip_alphas_cumprod,  # data_x
+        -c.sqrt_recipm1_alphas_cumprod,  # data_out
+        c.posterior_mean_coef2,  # x_coefficient
+        c.posterior_mean_coef1,  # data_coefficient
+        (low + high) / 4,  # middle
+        (high - low) / 4,  # slope
+    ]
+    rows = torch.stack(columns, dim=1).flip(0)  # highest timestep first
+    return Tables(c.timestep_map, [DiffusionStep(*row) for row in rows.tolist()])
 
 
 def constants(timesteps: Sequence[int] = range(STEPS), max_beta: float = MAX_BETA) -> Constants:

@@ -29,12 +29,12 @@ from ..canvas import MARCanvas, mar_canvas
 from ..mar import Diffusion, FullTransformer, Transformer
 from ..mar import check as check_mar
 from ..settings import CSpDSettings
-from .draft import Drafter
+from .draft import Drafter, Mode
 from .lossless import Lossless
 from .paper import Paper
 from .published import Published
 
-MODES: dict[str, type[Published] | type[Paper] | type[Lossless]] = {
+MODES: dict[str, type[Mode]] = {
     "published": Published,
     "paper": Paper,
     "lossless": Lossless,
@@ -164,9 +164,7 @@ def diffusion(canvas: MARCanvas, transformer: Transformer) -> Diffusion:
 
 
 @torch.no_grad()
-def speculate(
-    canvas: MARCanvas, transformer: Transformer, plain: Diffusion, mode: Published | Paper | Lossless
-) -> Sampler:
+def speculate(canvas: MARCanvas, transformer: Transformer, plain: Diffusion, mode: Mode) -> Sampler:
     """The prefill, whose AR steps are the target's alone, then segments of drafts that the target verifies.
 
     A segment ends after its last AR step, or earlier after a rejection, because later drafts depend on the rejected

@@ -15,6 +15,7 @@ Where Sigma = 1 the result is a sample of p. A :class:`Rule` says what r is.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -72,14 +73,14 @@ class LastStep(NamedTuple):
         """The parts at an index."""
         return LastStep(self.mean[index], self.log_std[index], self.other_log_stds[index])
 
-    def of(self, tokens: Tokens) -> LastStep:
-        """The entries of some tokens; here the parts are [B, L, channels]."""
-        return LastStep(*(part[tokens.index] for part in self))
 
-    def write(self, tokens: Tokens, new: LastStep) -> None:
-        """Replace the entries of some tokens; here the parts are [B, L, channels]."""
-        for part, of_tokens in zip(self, new, strict=True):
-            part[tokens.index] = of_tokens
+def joined(of_steps: Sequence[LastStep], images: int) -> LastStep:
+    """Several AR steps in one: of every image the tokens of all these AR steps, one image after another."""
+    parts = []
+    for part in zip(*of_steps, strict=True):
+        of_images = [x.unflatten(0, (images, -1)) for x in part]
+        parts.append(torch.cat(of_images, 1).flatten(0, 1))
+    return LastStep(*parts)
 
 
 def last_step(kernel: Gaussian, temperature: float = 1.0) -> LastStep:
@@ -133,9 +134,9 @@ def verify(drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, draws: Rejectio
     values = torch.where(accepted[:, None], drafts, proposal)
 
     # 3. The other proposals, for rejected tokens whose proposals so far were all rejected.
-    ok, number = torch.stack([accepted.to(number.dtype), number]).cpu()
-    ok = ok.bool()
-    missing = (~ok & (number == _NONE)).nonzero()[:, 0]
+    rejected, number = torch.stack([(~accepted).to(number.dtype), number]).cpu()
+    rejected = rejected.bool()
+    missing = (rejected & (number == _NONE)).nonzero()[:, 0]
     if len(missing):
         i = to_device(missing, drafts.device)
         more = TRIES - _FIRST_TRIES
@@ -144,9 +145,9 @@ def verify(drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, draws: Rejectio
         values[i], later = proposed(draws, some, q.rows(i), p.rows(i), rule, _FIRST_TRIES, more)
         number[missing] = later.cpu()
 
-    found = ok | (number != _NONE)
-    proposals = number.masked_fill(ok, 0).masked_fill(~found, TRIES)
-    return Verified(values, ok, proposals, found)
+    exhausted = rejected & (number == _NONE)
+    proposals = number.masked_fill(exhausted, TRIES).masked_fill(~rejected, 0)
+    return Verified(values, ~rejected, proposals, found=~exhausted)
 
 
 def proposed(

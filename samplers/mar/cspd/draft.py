@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import NamedTuple
@@ -16,6 +17,8 @@ from ... import chain
 from ...chain import DiffusionBatch
 from ...conditioning import MaskedCondition
 from ...coupling import Gaussian
+from ...engine import Verdict
+from ...noise import row_keys
 from ..canvas import MARCanvas, TokenNoise, Tokens
 from ..mar import FullTransformer, Heads, Transformer
 
@@ -91,17 +94,14 @@ def target_batches(
     One with caches reads final tokens only: ask for a batch when the tokens of the last one are final.
     """
     conditions = transformer.each_step(steps.start, len(steps))
-    left = steps
-    while left:
-        with canvas.clock.phase("transformer"):
-            zs = next(conditions)  # [P, B, n, C] of some AR steps
-
+    step = steps.start
+    for zs in canvas.clock.timed("transformer", conditions):  # [P, B, n, C] of some AR steps
         with canvas.clock.phase("head"):
-            tokens = Tokens.joined([Tokens.all(canvas.order.ahead(step)) for step in left[: len(zs)]])
+            tokens = Tokens.joined([Tokens.all(canvas.order.ahead(step + i)) for i in range(len(zs))])
             z = torch.cat([z.flatten(1, 2) for z in zs], 1)
             batch = canvas.batch(table, tokens, z, noise)
         yield TargetBatch(batch, tokens, [z.shape[1] * z.shape[2] for z in zs])
-        left = left[len(zs) :]
+        step += len(zs)
 
 
 class Drafter:
@@ -150,6 +150,23 @@ class Drafter:
         self.target.report.add(**both)
         self.target.report.add(draft_passes=counts["transformer_passes"], draft_head_calls=counts["head_calls"])
         counts.clear()
+
+
+class Mode(ABC):
+    """How the target verifies drafts, a segment of AR steps at a time."""
+
+    def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: Drafter, noise: TokenNoise):
+        """``noise``: the noise of the target's full diffusion, from which the draft model samples too."""
+        self.canvas = canvas
+        self.transformer = transformer
+        self.drafter = drafter
+        self.noise = noise
+        # Keys of the random numbers with which drafts are verified, int64 [B, L].
+        self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
+
+    @abstractmethod
+    def segment(self, first: int) -> Iterator[Verdict]:
+        """Draft AR steps from ``first`` on and verify them; yields a verdict for every AR step."""
 
 
 def outcome_of(canvas: MARCanvas, accepted: Tensor) -> Tensor:

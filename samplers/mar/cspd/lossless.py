@@ -20,18 +20,18 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from ....networks.ops import to_device
 from ...coupling import Gaussian
 from ...engine import Verdict
-from ...noise import CounterRNG, row_keys
+from ...noise import CounterRNG
 from ...speculation import Drafts, Speculation
 from ..canvas import MARCanvas, TokenNoise
 from ..mar import Heads, Transformer
-from .draft import Drafter, Trace, outcome_of, target_batches
+from .draft import Drafter, Mode, Trace, outcome_of, target_batches
 
 
-class Lossless:
+class Lossless(Mode):
     """Draft some AR steps, and go on after those that the target accepts.
 
     A batch advances with its slowest image. Later drafts that another image had accepted are made again from the same
@@ -39,14 +39,9 @@ class Lossless:
     """
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: Drafter, noise: TokenNoise):
-        """``noise``: of the target's full diffusion, from which the draft model samples too."""
-        self.canvas = canvas
-        self.transformer = transformer
-        self.drafter = drafter
-        self.noise = noise
+        super().__init__(canvas, transformer, drafter, noise)
         self.length = canvas.settings.draft_length  # of the next segment
         self.table = canvas.table(canvas.settings.diffusion_steps)
-        self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
         self.heads = Heads(canvas.model.net, canvas.report)  # in full, whatever the transformer's are
 
     def segment(self, first: int) -> Iterator[Verdict]:
@@ -63,20 +58,20 @@ class Lossless:
         for step, verified in zip(steps, self.verify(steps, drafts), strict=True):
             with canvas.clock.phase("head"):
                 here = canvas.order.ahead(step)
-                accepted = torch.from_numpy(verified.accepted_steps == len(self.table)).view(here.shape)
-                values = verified.speculation.finish(verified.rows, settings.window).view(*here.shape, -1)
+                accepted = verified.accepted().view(here.shape)
+                values = verified.samples(settings.window).view(*here.shape, -1)
                 canvas.report.add(accepted_steps=int(verified.accepted_steps.sum()))
                 outcome = outcome_of(canvas, accepted)
 
             # 3. After a rejection discard the later drafts.
-            all_accepted = bool(accepted.all())
-            accepted_ar_steps += all_accepted
-            if not all_accepted:
+            has_rejected = not accepted.all()
+            if has_rejected:
                 self.drafter.forget()
                 canvas.discard_drafts()
             yield Verdict(here, values, step, outcome)
-            if not all_accepted:
+            if has_rejected:
                 break
+            accepted_ar_steps += 1
 
         # 4. The next segment has at most twice the accepted length.
         self.length = min(settings.draft_length, max(1, 2 * accepted_ar_steps))
@@ -91,7 +86,7 @@ class Lossless:
             # 1. The head at all states of the drafted paths.
             with canvas.clock.phase("head"):
                 rng = CounterRNG(self.keys[tokens.index])
-                speculation = Speculation(canvas.model.net, self.heads.head(batch), batch, rng)
+                speculation = Speculation(canvas.model.net, self.heads.at_states(batch), batch, rng)
                 accepted = self.advance(speculation, list(islice(left, len(sizes))))
 
             # 2. The rows of each AR step.
@@ -118,3 +113,11 @@ class VerifiedPaths(NamedTuple):
     speculation: Speculation
     rows: np.ndarray  # rows of this AR step among them, int64 [B n]
     accepted_steps: np.ndarray  # accepted diffusion steps of each row, int64 [B n]
+
+    def accepted(self) -> Tensor:
+        """Whether the target accepts the whole path of each row, bool [B n] on the host."""
+        return torch.from_numpy(self.accepted_steps == self.speculation.steps)
+
+    def samples(self, window: int) -> Tensor:
+        """The samples of the rows, fp32 [B n, channels]; the target draws what is left of each path."""
+        return self.speculation.finish(self.rows, window)

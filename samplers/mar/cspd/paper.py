@@ -34,14 +34,13 @@ from torch import Tensor
 from ....networks.ops import to_device
 from ....reports.record import ACCEPTED, PLAIN, REJECTED
 from ...engine import Verdict
-from ...noise import row_keys
 from ..canvas import MARCanvas, TokenNoise, Tokens
 from ..mar import Transformer
 from .densities import AS_PRINTED, RejectionDraws, Verified, last_step, verify
-from .draft import Drafter, Trace, noisy_last_step_table, target_batches, traced
+from .draft import Drafter, Mode, Trace, noisy_last_step_table, target_batches, traced
 
 
-class Paper:
+class Paper(Mode):
     """Draft gamma AR steps, accept them up to the first rejected one, replace that.
 
     Every image counts its own gamma: after gamma accepted AR steps in a row the tokens of the next one, ``own_at``, are
@@ -60,23 +59,18 @@ class Paper:
 
     """
 
-    own_at: np.ndarray | None = None  # int64 [B]; None before the first segment
+    own_at: np.ndarray  # int64 [B]
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: Drafter, noise: TokenNoise):
-        """``noise``: of the target's full diffusion, from which the draft model samples too."""
-        self.canvas = canvas
-        self.transformer = transformer
-        self.drafter = drafter
-        self.noise = noise
+        super().__init__(canvas, transformer, drafter, noise)
         self.gamma = canvas.settings.draft_length
+        first = canvas.settings.prefill(canvas.order.steps)  # the first AR step after the prefill
+        self.own_at = np.full(canvas.images, first + self.gamma)
         self.table = noisy_last_step_table(canvas)
-        self.draws = RejectionDraws(to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device))
+        self.draws = RejectionDraws(self.keys)
 
     def segment(self, first: int) -> Iterator[Verdict]:
         """AR steps from ``first`` to the first one at which an image takes its own tokens, or rejects a draft."""
-        if self.own_at is None:
-            self.own_at = np.full(self.canvas.images, first + self.gamma)
-
         # 1. Draft up to the first AR step at which an image takes its own tokens; also that one if another image does
         # not. If no image is due before the end, this is the last AR step, which all draft.
         last = min(int(self.own_at.min()), self.canvas.order.steps - 1)

@@ -14,37 +14,31 @@ the code does instead:
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from ....networks.ops import to_device
 from ....reports.record import DRAFTED
 from ...engine import Verdict
-from ...noise import row_keys
 from ..canvas import MARCanvas, TokenNoise, Tokens
 from ..mar import Transformer
-from .densities import LastStep, RejectionDraws, Rule, last_step, verify
-from .draft import Drafter, noisy_last_step_table, outcome_of, traced
+from .densities import LastStep, RejectionDraws, Rule, joined, last_step, verify
+from .draft import Drafter, Mode, noisy_last_step_table, outcome_of, traced
 
 # The published code's r: Sigma inverted, and wider densities for drafts.
 PUBLISHED_RULE = Rule(power=-1, inner_temperature=42.0)
 
 
-class Published:
+class Published(Mode):
     """Draft AR steps one by one, then verify all tokens of the segment at once."""
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: Drafter, noise: TokenNoise):
-        """``noise``: of the target's full diffusion, from which the draft model samples too."""
+        super().__init__(canvas, transformer, drafter, noise)
         settings = canvas.settings
-        self.canvas = canvas
-        self.transformer = transformer
-        self.drafter = drafter
-        self.noise = noise
         self.table = noisy_last_step_table(canvas)
         self.of_target = noise if settings.alignment else canvas.draws("target")
         self.rule = PUBLISHED_RULE
-        self.draws = RejectionDraws(to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device))
+        self.draws = RejectionDraws(self.keys)
 
     def segment(self, first: int) -> Iterator[Verdict]:
         """AR steps from ``first`` to the next one whose number gamma divides, or to the last one."""
@@ -53,18 +47,18 @@ class Published:
         last = min(-(-first // gamma) * gamma, order.steps - 1)
 
         # 1. Draft. Until they are verified, drafts count as decided.
-        drafted = LastStep(*torch.zeros(3, *self.canvas.values.shape, device=self.canvas.device))
+        drafted = []  # the last diffusion step of each drafted AR step
         for step in range(first, last + 1):
             here = order.ahead(step)
             trace = self.drafter.step(step, self.noise)
-            drafted.write(Tokens.all(here), last_step(trace.kernel, self.canvas.settings.temperature))
+            drafted.append(last_step(trace.kernel, self.canvas.settings.temperature))
             if step < last:
                 yield Verdict(here, trace.tokens(here), step, torch.full_like(here, DRAFTED, dtype=torch.uint8))
 
         # 2. and 3. The target's own paths, and the verdict.
         yield self.verdict(first, last, drafted)
 
-    def verdict(self, first: int, last: int, drafted: LastStep) -> Verdict:
+    def verdict(self, first: int, last: int, drafted: Sequence[LastStep]) -> Verdict:
         """Verify the drafts of the AR steps ``first`` to ``last``, given the tokens before ``first``."""
         canvas = self.canvas
         order = canvas.order
@@ -78,8 +72,9 @@ class Published:
             target = traced(canvas, canvas.batch(self.table, tokens, z, self.of_target, step=last))
 
             # 3. Accept drafts, and resample the rejected tokens.
+            q = joined(drafted, canvas.images)
             p = last_step(target.kernel, canvas.settings.temperature)
-            verified = verify(canvas.values[tokens.index], drafted.of(tokens), p, self.rule, self.draws, tokens)
+            verified = verify(canvas.values[tokens.index], q, p, self.rule, self.draws, tokens)
             canvas.report.add(**verified.counts())
 
         accepted = verified.accepted.view(here.shape)

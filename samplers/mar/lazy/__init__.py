@@ -36,7 +36,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 from ....networks.mar import MARModel
 from ...conditioning import MaskedCondition
@@ -74,15 +74,16 @@ def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., 
     return run
 
 
-def check(model: MARModel, settings: MARBase, cache: CacheSettings | None = None) -> None:
-    """Check settings against a model, before anything is loaded or computed.
+def check(model: MARModel, settings: LazyMARSettings) -> None:
+    """Check settings, which hold those of the caches too, against a model; see :func:`check_with_caches`."""
+    check_with_caches(model, settings, settings)
 
-    Args:
-        cache: settings of the caches; None if ``settings`` hold them too.
+
+def check_with_caches(model: MARModel, settings: MARBase, caches: CacheSettings) -> None:
+    """Check a sampler's settings and those of its caches against a model, before anything is loaded or computed.
 
     Raises:
         UserError: more AR steps than tokens, or speculation with a cached head.
     """
     check_mar(model, settings)
-    caches = cast(CacheSettings, settings) if cache is None else cache
     expect_whole_head(settings, head_period(caches, settings.diffusion_steps) == 1)

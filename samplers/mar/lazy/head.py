@@ -19,7 +19,7 @@ from ....networks.mar import BUDGET, MAR, DiffusionHead, HeadBlock, modulated
 from ....networks.ops import outputs, to_device
 from ....networks.speed import Recordable
 from ....reports.record import Report
-from ...chain import DiffusionBatch, Evaluation, Head
+from ...chain import ChainHead, DiffusionBatch, Evaluation
 from ..mar import Heads
 from ..settings import CacheSettings, head_period
 
@@ -35,8 +35,7 @@ class CachedHeads(Heads):
     def whole(self, steps: int) -> bool:
         return head_period(self.settings, steps) == 1
 
-    # Speculation, which needs the whole head at any step, is refused beside a cached one.
-    def head(self, batch: DiffusionBatch) -> Head | CachedHead:  # type: ignore[override]
+    def head(self, batch: DiffusionBatch) -> ChainHead:
         steps = len(batch.table)
         if steps not in self._plans:
             self._plans[steps] = head_plan(steps, head_period(self.settings, steps), batch.x.device)
@@ -173,20 +172,20 @@ def evaluate_full(
     n = len(x)
     blocks = cast(Sequence[HeadBlock], head.res_blocks)
     h = head.input_proj(torch.cat([x] * branches).to(head.input_proj.weight.dtype))
-    before: Tensor | None = None  # what enters the middle blocks
-    middle = torch.zeros_like(h[:n])  # 0 in a head without middle blocks
+    states = [h]  # before each block, and after the last one
     mlps = []
     for j, block in enumerate(blocks):
         shift, scale, gate = modulations[3 * j : 3 * j + 3]
         out = block.mlp(modulated(h, block.in_ln, shift, scale))
-        if j == MIDDLE[0]:
-            before = h[:n]
         h = torch.addcmul(h, gate, out)
+        states.append(h)
         if j not in MIDDLE:
             mlps.append(out[:n])
-        elif j == MIDDLE[-1] or j + 1 == len(blocks):
-            assert before is not None
-            middle = h[:n] - before
+
+    # 0 in a head without middle blocks.
+    first = min(MIDDLE.start, len(blocks))
+    after = min(MIDDLE.stop, len(blocks))
+    middle = states[after][:n] - states[first][:n]
 
     last = head.final_layer.linear
     out = last(modulated(h, head.final_layer.norm_final, *modulations[-2:]).to(last.weight.dtype))

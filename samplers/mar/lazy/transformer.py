@@ -163,15 +163,7 @@ class LazyTransformer(Transformer):
         if kept.rows is None:
             rows, encoder_rows = self._encode(step, self.kept_branches)
         else:
-            vectors = self.vectors[: self.entries]
-            copies = len(vectors) // self.images  # of an image in the encoder, which may read no condition
-            x = net.encode_more(
-                canvas.values.repeat(copies, 1, 1), new.repeat(copies, 1), vectors, kept.encoder, kept.known
-            )
-            encoder_rows = len(x) * x.shape[1]
-            fused = canvas.conditioning.extend(x, kept.fused, kept.known)
-            class_rows_first = fused.roll(net.config.buffer, 1)
-            rows = net.canvas(class_rows_first, new.repeat(self.kept_branches, 1), rows=kept.rows)
+            rows, encoder_rows = self._encode_more(kept, kept.rows, new)
 
         # 2. The decoder computes the chosen rows. (8), (9)
         choose = None
@@ -196,16 +188,40 @@ class LazyTransformer(Transformer):
         """
         canvas = self.canvas
         net = canvas.model.net
-        vectors = self.vectors if branches > 1 else self.vectors[: self.images]
-        copies = len(vectors) // self.images  # of an image in the encoder, which may read no condition
+        vectors, tokens, copies = self._inputs(branches)
         known = canvas.order.decided_before(step)
         of_encoder = known.repeat(copies, 1)
 
-        tokens = canvas.values.repeat(copies, 1, 1)
         x = net.encode(tokens, of_encoder, vectors, None, NONE_KEPT if kept is None else kept.encoder)
         cache = None if kept is None else kept.fused
         fused = canvas.conditioning.fuse(x, of_encoder, branches > 1, cache=cache)
         return net.canvas(fused, known.repeat(branches, 1)), len(x) * x.shape[1]
+
+    def _encode_more(self, kept: Kept, rows: Tensor, new: Tensor) -> tuple[Tensor, int]:
+        """Encode the new tokens after those that are kept; returns the same as :meth:`_encode`.
+
+        Args:
+            rows: the decoder's rows of the previous pass, which this pass writes into.
+            new: int64 [B, n].
+        """
+        canvas = self.canvas
+        net = canvas.model.net
+        vectors, tokens, copies = self._inputs(self.kept_branches)
+
+        x = net.encode_more(tokens, new.repeat(copies, 1), vectors, kept.encoder, kept.known)
+        fused = canvas.conditioning.extend(x, kept.fused, kept.known)
+        class_rows_first = fused.roll(net.config.buffer, 1)
+        rows = net.canvas(class_rows_first, new.repeat(self.kept_branches, 1), rows=rows)
+        return rows, len(x) * x.shape[1]
+
+    def _inputs(self, branches: int) -> tuple[Tensor, Tensor, int]:
+        """What the encoder reads for so many branches: vectors, tokens, and how many entries of its batch belong to an
+        image, which is 1 if the encoder reads no condition.
+        """
+        vectors = self.vectors[: branches * self.images]
+        copies = len(vectors) // self.images
+
+        return vectors, self.canvas.values.repeat(copies, 1, 1), copies
 
     def _count(self, encoder_rows: int, rows: Tensor, chosen: Tensor | None) -> None:
         """Add a pass to the report.

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from ...model_loaders.toy.loader import SIDE, ToyModel, load_toy
+from ...reports.record import Clock
 from ...samplers.engine import Canvas, Sampler, decode, new_report
 from ...samplers.settings import Guarantees, knob
 from . import Entry, Family
@@ -33,7 +34,8 @@ def toy(model: ToyModel, condition: Any, settings: ToySettings, noise: Any, edit
     """Draws rows of the image in every pass: their noise, which the network scales, around the class."""
     channels = model.net.config.channels
     report = new_report("toy", model, settings, noise)
-    canvas = ToyCanvas(model, settings, noise, (SIDE, SIDE), torch.zeros(len(noise), SIDE**2, channels), report)
+    values = torch.zeros(len(noise), SIDE**2, channels)
+    canvas = ToyCanvas(model, settings, noise, (SIDE, SIDE), values, report, clock=Clock(values.device))
     drawn = noise.first("full", SIDE**2, channels)
     classes = torch.tensor(condition.labels).view(-1, 1, 1)
     plan = dict(enumerate(torch.arange(SIDE**2).split(settings.rows * SIDE)))

@@ -70,7 +70,7 @@ def test_a_window_holds_what_is_estimated(monkeypatch, cfg, given):
     scale = torch.full((2, 1, 1), cfg)
     with counted(monkeypatch) as live:
         rows = chain.DiffusionBatch(torch.randn(branches, 2, 16, 32), scale, start, noise, table, given=known)
-        head = chain.Head(model.net, model.net.denoiser, rows, report, 1)
+        head = chain.HeadAtStates(model.net, model.net.denoiser, rows, report, 1)
         paths = Speculation(model.net, head, rows, CounterRNG(torch.arange(2)), report)
         windows = paths.windows(np.arange(2), 8)
         for _ in range(3):
