@@ -6,6 +6,7 @@ of LlamaGen. All sizes are read from the files. The VQ tokenizers have cases of 
 
 import re
 from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from functools import lru_cache, partial
 from pathlib import Path
 from types import SimpleNamespace
@@ -169,7 +170,8 @@ def _zipar(folder: Path, stem: str) -> Iterator[Case]:
     weights = f"gpt_{rest}"
 
     def schedule(run: str, model: TokenModel) -> Schedule:
-        return windowed(model.grid, int(run.rpartition("_w")[2]), family == "zipar")
+        hidden = windowed(model.grid, int(run.rpartition("_w")[2]))
+        return replace(hidden, unwritten_visible=family == "zipar")
 
     yield from _runs(folder, weights, _io(folder, stem), _io(folder, weights), schedule)
 
@@ -241,9 +243,9 @@ def _runs(
         yield exact(computed, runs[f"{base}.tokens_raster" if model.regions > 1 else f"{base}.tokens"])
         prefix = io["emb_masks"].shape[1] if "emb_masks" in io else 1
         if f"{base}.positions" in runs:
-            positions = [n + prefix for p in plan.passes[1:] for n in p.place]
+            positions = [row.place + prefix for p in plan.passes[1:] for row in p.rows]
             yield exact(torch.tensor([*range(prefix), *positions]), runs[f"{base}.positions"])
-            yield exact(torch.tensor([prefix, *(len(p.place) for p in plan.passes[1:])]), runs[f"{base}.positions_len"])
+            yield exact(torch.tensor([prefix, *(len(p.rows) for p in plan.passes[1:])]), runs[f"{base}.positions_len"])
 
         if f"{base}.logits" in runs:
             expected = runs[f"{base}.logits"]

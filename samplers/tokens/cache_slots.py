@@ -25,7 +25,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from .schedule import Pass, Schedule
+from .schedule import Pass, Row, Schedule
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -67,10 +67,15 @@ def table_of(schedule: Schedule, one_by_one: bool = False) -> Table:
     """The arrays of a schedule, whose passes are fed one by one, or several in one call."""
     passes = schedule.passes
 
-    # 1. Fed rows and cells, pass by pass.
+    # 1. Fed rows, pass by pass.
     numbers = np.arange(len(passes))
-    rows = [len(p.position) for p in passes]
-    row_start = np.append(0, np.cumsum(rows))
+    rows = [row for p in passes for row in p.rows]
+    rows.append(Row(position=0, place=0, last_visible=-1))  # padding
+    position, _, last_visible, fed, special = np.array(rows).T.copy()  # the fields of Row
+    row_counts = [len(p.rows) for p in passes]
+    row_start = np.append(0, np.cumsum(row_counts))
+
+    # 2. Decided cells, pass by pass.
     cells = [len(p.cells) for p in passes]
     cell_start = np.append(0, np.cumsum(cells))
 
@@ -78,7 +83,7 @@ def table_of(schedule: Schedule, one_by_one: bool = False) -> Table:
     cell_row[:-1] += np.repeat(row_start[:-1], cells)
     cell_pass = np.repeat(numbers, cells)
 
-    # 2. The slots of the cache.
+    # 3. The slots of the cache.
     slots = Slots(schedule) if one_by_one else WindowSlots(schedule)
     if schedule.unwritten_visible:
         slots.show_blank(range(schedule.known, len(slots.place)))
@@ -89,12 +94,12 @@ def table_of(schedule: Schedule, one_by_one: bool = False) -> Table:
     return Table(
         passes=len(passes),
         slots=len(slots.place),
-        fed=_joined(((*p.fed, *(0,) * p.special) for p in passes), 0),
-        special=_joined(((*(-1,) * len(p.fed), *range(p.special)) for p in passes), -1),
-        position=_joined((p.position for p in passes), 0),
+        fed=fed,
+        special=special,
+        position=position,
         slot=_joined([slots.of_rows], padding),
-        last_visible=_joined((p.last_visible for p in passes), -1),
-        row_pass=np.append(np.repeat(numbers, rows), 0),
+        last_visible=last_visible,
+        row_pass=np.append(np.repeat(numbers, row_counts), 0),
         cells=_joined((p.cells for p in passes), schedule.grid**2),
         cell_row=cell_row,
         cell_pass=np.append(cell_pass, len(passes)),
@@ -105,6 +110,14 @@ def table_of(schedule: Schedule, one_by_one: bool = False) -> Table:
         written=np.array(slots.written),
         replaced=np.array(slots.replaced),
     )
+
+
+def slots_of(schedule: Schedule, one_by_one: bool) -> int:
+    """Image slots that a cache needs for a schedule. The slot of padding is needed only where a call feeds several
+    passes.
+    """
+    slots = table_of(schedule, one_by_one).slots
+    return slots - 1 if one_by_one else slots
 
 
 def _joined(parts: Iterable[Iterable[int]], padding: int) -> np.ndarray:
@@ -122,7 +135,8 @@ class Slots:
 
     def __init__(self, schedule: Schedule):
         self.never = len(schedule.passes)
-        highest = max((place for p in schedule.passes for place in (*p.place, *p.last_visible)), default=-1)
+        rows = [row for p in schedule.passes for row in p.rows]
+        highest = max((max(row.place, row.last_visible) for row in rows), default=-1)
 
         # place, written, replaced: as in Table. ends is Table.end and of_rows is Table.slot, of the passes so far.
         self.place = list(range(highest + 1))
@@ -145,11 +159,11 @@ class Slots:
 
     def write(self, k: int, p: Pass) -> None:
         """Pass k, which writes the slots of its fed rows before it attends to them."""
-        for place in p.place:
-            self.of_rows.append(place)
+        for row in p.rows:
+            self.of_rows.append(row.place)
             # A place that is fed again, or visible from the start, keeps its earlier pass.
-            self.written[place] = min(self.written[place], k)
-        self.ends.append(1 + max([-1, *p.last_visible]))
+            self.written[row.place] = min(self.written[row.place], k)
+        self.ends.append(1 + max((row.last_visible for row in p.rows), default=-1))
 
 
 class WindowSlots(Slots):
@@ -167,17 +181,17 @@ class WindowSlots(Slots):
             self.stand_in_slot[place] = self.add(place, -1)
 
     def write(self, k: int, p: Pass) -> None:
-        for row, (place, position) in enumerate(zip(p.place, p.position, strict=True)):
+        for row in p.rows:
+            place = row.place
             if place in self.stand_in_slot:
                 self.replaced[self.stand_in_slot.pop(place)] = k
 
-            # A row that feeds the cell of its own position, or a transition token, is no stand-in.
-            is_true = row >= len(p.fed) or p.fed[row] == position
-            if is_true:
-                self.of_rows.append(place)
-                self.written[place] = min(self.written[place], k)
-            else:
+            if row.is_stand_in:
                 self.stand_in_slot[place] = self.add(place, k)
                 self.of_rows.append(self.stand_in_slot[place])
+            else:
+                self.of_rows.append(place)
+                self.written[place] = min(self.written[place], k)
         # The slots of present stand-ins come after the slots of all places.
-        self.ends.append(1 + max([-1, *p.last_visible, *self.stand_in_slot.values()]))
+        last_visible = [row.last_visible for row in p.rows]
+        self.ends.append(1 + max([-1, *last_visible, *self.stand_in_slot.values()]))

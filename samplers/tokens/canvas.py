@@ -65,7 +65,7 @@ def token_canvas(
     if edit is not None:
         given = given_tokens(edit, model.grid, len(condition)).to(model.device)
         report.edits = edit_digests(given, given < 0)
-    return blank(model, model.grid, settings, draws, report, given, clock), prepared
+    return blank(model, model.grid, settings, draws, report, clock, given), prepared
 
 
 def blank(
@@ -74,13 +74,12 @@ def blank(
     settings: TokenSettings,
     draws: PairedDraws,
     report: Report,
+    clock: Clock,
     given: Tensor | None = None,
-    clock: Clock | None = None,
 ) -> TokenCanvas:
     """A canvas of ``side`` x ``side`` cells on which nothing is decided but the ``given`` tokens."""
     tokens = torch.zeros(len(draws), side**2 + 1, dtype=torch.int64, device=model.device)
     again = None if given is None else given[:, :-1] < 0
-    clock = clock or Clock(model.device)
     return TokenCanvas(model, settings, draws, (side, side), tokens, report, again=again, given=given, clock=clock)
 
 

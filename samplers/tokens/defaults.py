@@ -45,11 +45,8 @@ def resolve(settings: S, model: TokenModel) -> S:
     if settings.cfg is not None and settings.cfg > 1 and not model.net.config.null:
         raise UserError(f"cfg: {model.name} was trained without a null class, so guidance is impossible; set cfg to 1.")
 
-    own = published(model)
-    cfg = own["cfg"] if settings.cfg is None else settings.cfg
-    top_k = own["top_k"] if settings.top_k is None else settings.top_k
-
-    return replace(settings, cfg=cfg, top_k=top_k)
+    missing = {name: value for name, value in published(model).items() if getattr(settings, name) is None}
+    return replace(settings, **missing)
 
 
 def check_raster(name: str, model: TokenModel, settings: TokenSettings) -> None:

@@ -18,7 +18,9 @@ from ..noise import GOLDEN, CellNoise, stream_key
 
 
 class PairedDraws:
-    """Draws of B images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry.
+    """The draws of B images, generated from one seed (0 to 2^64 - 1).
+
+    ``images``: the index of every image of the batch.
 
     A derived class may take its numbers from elsewhere: :meth:`stream` returns them, in an object with a method
     ``gumbel`` as in :class:`CellNoise`.

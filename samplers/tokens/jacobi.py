@@ -121,7 +121,6 @@ class Window:
     def __init__(self, canvas: TokenCanvas, schedule: Schedule, width: int):
         self.table = table_of(schedule)
         self.width = width
-        self.batch = canvas.images  # B
         self.images = np.arange(canvas.images)  # int64 [L], their indices in the batch
         self.tokens = canvas.values.clone()  # int64 [L, N + 1]
 
@@ -194,25 +193,19 @@ class Window:
         return verdict
 
     def _verdict(self, new: Tensor, start: np.ndarray, call: int) -> Verdict:
-        """The cells of the W passes that are certain if the windows move to ``start`` int64 [L], with their ``new``
-        tokens. Those of the first pass needed no guess.
-
-        Cells that are not certain yet, and images that left the batch, are padded with cell N.
+        """The cells of the W passes that are certain if the windows move to ``start``, int64 [L], with their ``new``
+        tokens. The cells of the first pass needed no guess.
         """
         t = self.table
         of_pass = t.cell_pass[self.numbers]
-        is_certain = of_pass < start[:, None]
-        is_accepted = is_certain & (of_pass > self.start[:, None])
+        row, column = np.nonzero(of_pass < start[:, None])  # the certain ones
+        cells = t.cells[self.numbers[row, column]]
+        outcome = np.where(of_pass[row, column] > self.start[row], ACCEPTED, PLAIN)
 
-        shape = (self.batch, new.shape[1])
-        cells = np.full(shape, t.cells[-1])
-        cells[self.images] = np.where(is_certain, t.cells[self.numbers], t.cells[-1])
-        outcome = np.full(shape, PLAIN, np.uint8)
-        outcome[self.images] = np.where(is_accepted, ACCEPTED, PLAIN)
-
-        device = self.tokens.device
-        values = new.new_zeros(shape).index_copy_(0, to_device(self.images, device), new)
-        return Verdict(to_device(cells, device), values, call, to_device(outcome, device))
+        numbers = to_device(np.stack([row, column, self.images[row], cells, outcome]), self.tokens.device)
+        values = new[numbers[0], numbers[1]]
+        image, cell = numbers[2], numbers[3]
+        return Verdict((image, cell), values, call, numbers[4].to(torch.uint8))
 
     def keep(self, left: np.ndarray) -> None:
         """Leave only some of the images, by their indices in the window, int64 [L]."""

@@ -13,11 +13,9 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol
 
-import numpy as np
 import torch
 
 from ...networks.llama import TokenModel, is_16_bit
-from ...networks.ops import to_device
 from ...networks.torch_state import in_own_state
 from ..conditioning import AnyCondition
 from ..editing import Edit
@@ -27,7 +25,7 @@ from .canvas import TokenCanvas, token_canvas
 from .defaults import check_raster
 from .draws import PairedDraws
 from .jacobi import decode_in_windows, padded_rows
-from .looks import ScheduleLook, last_guided
+from .looks import ScheduleLook, last_guided, plan_of
 from .prepare import PreparedCondition
 from .sampling import TokenDraw, guided_passes
 from .schedule import Schedule
@@ -63,8 +61,16 @@ def llamagen(
     check(model, settings)
     # Reports of a de-tokenizer are compared with each other, not with reports of a LlamaGen.
     name = "tar" if model.condition == "features" else "llamagen"
+    return (yield from decode_settings(name, model, condition, settings, noise, edit))
+
+
+def decode_settings(
+    name: str, model: TokenModel, condition: AnyCondition, settings: Any, noise: PairedDraws, edit: Edit | None
+) -> Sampler:
+    """Decode an image in the passes that the settings choose; ``name``: the sampler's, for the report."""
+    schedule = settings.schedule(model)
     canvas, prepared = token_canvas(name, model, condition, settings, noise, edit)
-    return (yield from decode_schedule(canvas, prepared, settings.schedule(model), settings.parallel))
+    return (yield from decode_schedule(canvas, prepared, schedule, settings.parallel))
 
 
 class TokenSampler(Protocol):
@@ -97,9 +103,7 @@ def scheduled(name: str, check: Callable[[TokenModel, Any], None]) -> TokenSampl
         edit: Edit | None = None,
     ) -> Sampler:
         check(model, settings)
-        schedule = settings.schedule(model)
-        canvas, prepared = token_canvas(name, model, condition, settings, noise, edit)
-        return (yield from decode_schedule(canvas, prepared, schedule, settings.parallel))
+        return (yield from decode_settings(name, model, condition, settings, noise, edit))
 
     run.__name__ = run.__qualname__ = name
     return run
@@ -141,9 +145,7 @@ def decode_schedule(
     if in_windows:
         return (yield from decode_in_windows(canvas, look, tokens, parallel))
 
-    t = table_of(schedule)
-    cells = to_device(torch.from_numpy(t.cells[:-1]), canvas.device)
-    plan = dict(enumerate(cells.split(np.diff(t.cell_start).tolist())))
+    plan = plan_of(table_of(schedule), canvas.device)
     canvas.total = len(plan)
     yield from decode(canvas, plan, look, tokens)
     return canvas.finish()

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...networks.llama import Cache
 from ...networks.ops import to_device
-from .cache_slots import Table, table_of
+from .cache_slots import Table, slots_of, table_of
 from .canvas import TokenCanvas
 from .prepare import PreparedCondition
 from .schedule import Schedule
@@ -41,7 +41,6 @@ class FedRows(NamedTuple):
 class DevicePass(NamedTuple):
     """A pass of a schedule, see :class:`.Pass`, as tensors on a device."""
 
-    cells: Tensor  # int64 [n]
     predicted_by: Tensor  # int64 [n]
     fed: FedRows
 
@@ -60,7 +59,6 @@ class DeviceTable:
         self.last_visible = to_device(table.last_visible, device)
         self.row_pass = to_device(table.row_pass, device)
 
-        self.cells = to_device(table.cells, device)
         self.row_in_pass = to_device(table.cell_row - table.row_start[table.cell_pass], device)
 
         # The condition's slots come before all other slots, in the cache as in the schedule.
@@ -83,7 +81,6 @@ class DeviceTable:
         # Every row attends to the last slot below the end, and so to all.
         all_visible = end == 0 or t.last_visible[rows].min() == end - 1
         return DevicePass(
-            cells=self.cells[cells],
             predicted_by=self.row_in_pass[cells],
             fed=self.fed_rows(rows, self.prefix + end, masked=not (all_written and all_visible)),
         )
@@ -100,6 +97,12 @@ class DeviceTable:
             mask=attention_mask(self, rows, end) if masked else None,
             special=None if self.special is None else self.special[rows],
         )
+
+
+def plan_of(table: Table, device: torch.device) -> dict[int, Tensor]:
+    """The cells of every pass, int64 [n] on the device: the plan of :func:`.engine.decode`."""
+    cells = to_device(torch.from_numpy(table.cells[:-1]), device)
+    return dict(enumerate(cells.split(np.diff(table.cell_start).tolist())))
 
 
 def attention_mask(table: DeviceTable, rows: slice | Tensor, end: int) -> Tensor:
@@ -227,7 +230,7 @@ class ScheduleLook(CachedTransformer):
         """Hidden rows [R, n, C] that predict the cells of pass k."""
         if k == 0:
             t = table_of(self.schedule, one_by_one=True)
-            slots = t.slots - 1 if self.slots is None else self.slots  # without the slot of padding
+            slots = slots_of(self.schedule, one_by_one=True) if self.slots is None else self.slots
             hidden = self.prefill(self.last_guided >= 0, slots)
             self.table = DeviceTable(t, self.cache.prefix, self.canvas.device)
             return hidden.expand(-1, len(cells), -1)

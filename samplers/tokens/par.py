@@ -22,7 +22,7 @@ from ...reports.record import Report
 from ..settings import knob
 from .defaults import raster_only, resolve
 from .llamagen import scheduled
-from .schedule import Pass, Schedule, guidance_steps, next_token_passes
+from .schedule import Pass, Row, Schedule, guidance_steps, next_token_passes
 from .settings import (
     OF_PASSES,
     SIDE,
@@ -83,19 +83,17 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
     #     sequential start    fed             place           last_visible    predicted_by
     #     with                i t t t         3 4 5 6         6 6 6 6         0 1 2 3
     #     without             i i i i t t t   0 1 2 3 4 5 6   0 1 2 6 6 6 6   3 4 5 6
-    fed = tuple(first_groups[-1])
+    *earlier, newest = first_groups[-1]
     last_transition = 2 * n - 2  # its place
-    place = tuple(range(n - len(fed), last_transition + 1))
+    rows = [Row(position=cell, place=place, last_visible=place, cell=cell) for place, cell in enumerate(earlier)]
+    rows.append(Row(position=newest, place=n - 1, last_visible=last_transition, cell=newest))
+    rows += [Row(position=-1, place=n + i, last_visible=last_transition, special=i) for i in range(n - 1)]
     if rest:
         passes.append(
             Pass(
                 cells=tuple(rest[0]),
-                predicted_by=tuple(range(len(fed) - 1, len(fed) - 1 + n)),
-                fed=fed,
-                special=n - 1,
-                position=(*fed, *(-1,) * (n - 1)),
-                place=place,
-                last_visible=(*place[: len(fed) - 1], *(last_transition,) * n),
+                predicted_by=tuple(range(len(earlier), len(rows))),
+                rows=tuple(rows),
                 cfg_step=cfg_steps[len(first_groups)],
             )
         )
@@ -114,13 +112,11 @@ def next_group(fed: Sequence[int], cells: Sequence[int], first: int, cfg_step: i
     attend up to place 10.
     """
     last = first + len(fed) - 1
+    rows = [Row(position=cell, place=place, last_visible=last, cell=cell) for place, cell in enumerate(fed, first)]
     return Pass(
         cells=tuple(cells),
         predicted_by=tuple(range(len(cells))),
-        fed=tuple(fed),
-        position=tuple(fed),
-        place=tuple(range(first, last + 1)),
-        last_visible=(last,) * len(fed),
+        rows=tuple(rows),
         cfg_step=cfg_step,
     )
 

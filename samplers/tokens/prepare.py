@@ -81,20 +81,21 @@ def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureConditio
         )
     _check_codes(condition, size, ta_tok.name)
 
-    computed: dict[bytes, Tensor] = {}
-    out = []
-    for codes in condition.codes:
-        if math.isqrt(len(codes)) ** 2 != len(codes):
-            raise UserError(f"condition: {len(codes)} codes do not form a square grid; make the condition again.")
-        key = codes.to(device="cpu", dtype=torch.int64).contiguous().numpy().tobytes()
-        if key not in computed:
-            with torch.no_grad():
-                features = ta_tok.net.features(codes.to(device, torch.int64)[None])[0]
-            if not is_finite(features):
-                raise not_finite("ta_tok", ta_tok.name, "features")
-            computed[key] = features
-        out.append(computed[key])
-    return FeatureCondition(tuple(out), condition.names)
+    # Images with the same codes have the same features, which are computed once.
+    keys = [tuple(codes.tolist()) for codes in condition.codes]
+    features = {key: _features(ta_tok, torch.tensor(key, device=device)) for key in dict.fromkeys(keys)}
+    return FeatureCondition(tuple(features[key] for key in keys), condition.names)
+
+
+@torch.no_grad()
+def _features(ta_tok: TATokModel, codes: Tensor) -> Tensor:
+    """The features [n, E] of the codes of an image, int64 [n]."""
+    if math.isqrt(len(codes)) ** 2 != len(codes):
+        raise UserError(f"condition: {len(codes)} codes do not form a square grid; make the condition again.")
+    features = ta_tok.net.features(codes[None])[0]
+    if not is_finite(features):
+        raise not_finite("ta_tok", ta_tok.name, "features")
+    return features
 
 
 def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) -> PreparedCondition:

@@ -50,6 +50,8 @@ class Sampling(NamedTuple):
 
     settings: Any  # TokenSettings, in which the model's own values are filled in
     images: int  # B
+    noise: CellNoise
+    given: Tensor | None = None  # tokens that an edit fixes, int64 [B, N + 1], -1 for the others; None without an edit
     span: tuple[int, int] | None = None  # token values that are image codes, half-open; None for all
     penalty: float = 1.0  # repetition penalty; 1 is none
     part: float = 0.0  # share of the condition's partial branch, see PreparedCondition
@@ -74,14 +76,10 @@ class TokenDraw:
         self.guided_by_pass = guided_by_pass
         self.stream = stream
         self.draws: PairedDraws = canvas.noise
-        self.given = canvas.given
-        self.how = Sampling(canvas.settings, len(canvas.noise), **more)
-        self.noise = self.noise_of(self.draws)
-
-    def noise_of(self, draws: PairedDraws) -> CellNoise:
-        """The random numbers of this draw, for all values that a token may have."""
-        low, high = self.how.span or (0, self.net.config.vocab)
-        return draws.stream(self.stream, high - low, self.canvas.device)
+        low, high = more.get("span") or (0, self.net.config.vocab)
+        self.values = high - low  # number of values that a token may have
+        noise = self.draws.stream(stream, self.values, canvas.device)
+        self.how = Sampling(canvas.settings, len(self.draws), noise, canvas.given, **more)
 
     def __call__(self, k: int, cells: Tensor, hidden: Tensor) -> Tensor:
         """The tokens int64 [B, n] of the cells [n] of pass k."""
@@ -93,7 +91,7 @@ class TokenDraw:
         ``tokens``: the tokens of the images so far, int64 [B, N + 1], for the repetition penalty.
         """
         so_far = tokens if self.how.penalty != 1 else None  # a recording copies its arguments
-        new, *norms = sample_tokens(self.net, self.how, hidden, guidance, self.noise, cells, self.given, so_far)
+        new, *norms = sample_tokens(self.net, self.how, hidden, guidance, cells, so_far)
         self.canvas.watch(*norms)
         return new
 
@@ -107,10 +105,11 @@ class TokenDraw:
         """The draw of some of the images, by their places int64 [L]."""
         some = copy(self)
         some.draws = self.draws.of(images.tolist())
-        some.noise = self.noise_of(some.draws)
-        some.how = self.how._replace(images=len(images))
-        if self.given is not None:
-            some.given = self.given[to_device(images, self.given.device)]
+        noise = some.draws.stream(self.stream, self.values, self.canvas.device)
+        given = self.how.given
+        if given is not None:
+            given = given[to_device(images, given.device)]
+        some.how = self.how._replace(images=len(images), noise=noise, given=given)
         return some
 
 
@@ -120,14 +119,12 @@ def sample_tokens(
     how: Sampling,
     hidden: Tensor,
     guidance: Guidance,
-    noise: CellNoise,
     cells: Tensor,
-    given: Tensor | None,
     tokens: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Tokens int64 [B, n] of hidden rows, and the norms of :func:`guided_logits`; arguments as for the two parts."""
     logits, largest, norm = guided_logits(net, how, hidden, guidance)
-    return sample(how, logits, noise, cells, given, tokens), largest, norm
+    return sample(how, logits, cells, tokens), largest, norm
 
 
 def guided_logits(net: Llama, how: Sampling, hidden: Tensor, guidance: Guidance) -> tuple[Tensor, Tensor, Tensor]:
@@ -158,31 +155,22 @@ def guided_logits(net: Llama, how: Sampling, hidden: Tensor, guidance: Guidance)
     return mixed, torch.linalg.vector_norm(mixed, torch.inf), torch.linalg.vector_norm(hidden.float())
 
 
-def sample(
-    how: Sampling,
-    logits: Tensor,
-    noise: CellNoise,
-    cells: Tensor,
-    given: Tensor | None,
-    tokens: Tensor | None,
-) -> Tensor:
+def sample(how: Sampling, logits: Tensor, cells: Tensor, tokens: Tensor | None) -> Tensor:
     """Tokens int64 [B, n] of cells int64 [n] or [B, n], from their logits fp32 [B, n, V].
 
-    Args:
-        given: tokens int64 [B, N + 1] of an edit, -1 for the others; None without one.
-        tokens: the images' tokens so far; not read without a repetition penalty.
+    ``tokens``: the images' tokens so far; not read without a repetition penalty.
     """
     # 1. The repetition penalty.
     if how.penalty != 1 and tokens is not None:
         logits = penalised(logits, used_before(tokens, cells, logits.shape[-1]), how.penalty)
 
     # 2. Temperature, top-k, top-p, and the largest of the logits with Gumbel noise.
-    new = draw(logits, how.settings, noise.gumbel(cells))
+    new = draw(logits, how.settings, how.noise.gumbel(cells))
 
     # 3. In an edit, a given token stands in its cell, whatever is sampled for it.
-    if given is None:
+    if how.given is None:
         return new
-    fixed = given[:, cells] if cells.ndim == 1 else given.gather(1, cells)
+    fixed = how.given[:, cells] if cells.ndim == 1 else how.given.gather(1, cells)
     return torch.where(fixed >= 0, fixed, new)
 
 

@@ -23,6 +23,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
+
+
+class Row(NamedTuple):
+    """A row that a pass feeds: the token of a cell, or one of PAR's transition tokens."""
+
+    position: int  # a cell, or -1 for a transition token
+    place: int  # its place in the sequence
+    last_visible: int  # last place that the row attends to, which the pass itself writes
+    cell: int = 0  # the cell whose token is fed; not read for a transition token
+    special: int = -1  # the number of the transition token, or -1 for the token of a cell
+
+    @property
+    def is_stand_in(self) -> bool:
+        """Whether another cell's token is fed, because the token of ``position`` is not decided yet."""
+        return self.special < 0 and self.cell != self.position
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,11 +47,7 @@ class Pass:
 
     cells: tuple[int, ...]  # cells that the pass decides
     predicted_by: tuple[int, ...]  # for each of cells the index of the fed row that predicts it; 0 in the prefill
-    fed: tuple[int, ...] = ()  # cells whose tokens are fed, one row each
-    special: int = 0  # number of PAR's transition tokens fed after them, one row each
-    position: tuple[int, ...] = ()  # position of each fed row: a cell, or -1 for a transition token
-    place: tuple[int, ...] = ()  # place of each fed row in the sequence
-    last_visible: tuple[int, ...] = ()  # last place that each fed row attends to, which the pass itself writes
+    rows: tuple[Row, ...] = ()  # the rows that the pass feeds
     cfg_step: int = -1  # number that is compared with the setting cfg_interval, counted as the published code does
 
 
@@ -77,19 +89,14 @@ def next_token_passes(
             passes.append(Pass(cells=tuple(cells), predicted_by=(0,) * len(cells)))
         else:
             before = [c - 1 for c in cells]
-            positions = tuple(sorted({*pending, *before}))
-            fed = [p if p in decided else _stand_in(p, decided, grid) for p in positions]
-            passes.append(
-                Pass(
-                    cells=tuple(cells),
-                    predicted_by=tuple(positions.index(p) for p in before),
-                    fed=tuple(fed),
-                    position=positions,
-                    place=positions,
-                    last_visible=positions,
-                    cfg_step=cfg_step,
-                )
-            )
+            positions = sorted({*pending, *before})
+            rows = []
+            for p in positions:
+                cell = p if p in decided else _stand_in(p, decided, grid)
+                rows.append(Row(position=p, place=p, last_visible=p, cell=cell))
+
+            predicted_by = tuple(positions.index(p) for p in before)
+            passes.append(Pass(cells=tuple(cells), predicted_by=predicted_by, rows=tuple(rows), cfg_step=cfg_step))
             pending.clear()
         decided.update(cells)
         pending.update(cells)

@@ -71,10 +71,8 @@ def tar_prompt(
     condition = PreparedCondition(*padded(texts, device), images)
 
     # 2. The codes are tokens of the language model: the range ``span`` of its vocabulary, without guidance.
-    penalty = settings.repetition_penalty
-    if penalty is None:
-        penalty = model.repetition_penalty
-        settings = replace(settings, repetition_penalty=penalty)
+    if settings.repetition_penalty is None:
+        settings = replace(settings, repetition_penalty=model.repetition_penalty)
     plain = LlamaGenSettings(
         cfg=1.0,
         temperature=settings.temperature,
@@ -92,7 +90,7 @@ def tar_prompt(
         settings.parallel if side > 1 else 0,
         span=model.span,
         stream="code",
-        penalty=penalty,
+        penalty=settings.repetition_penalty,
     )
 
     # 3. The condition is on the host: the language model's device may be needed for the de-tokenizer.

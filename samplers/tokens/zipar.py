@@ -50,18 +50,17 @@ def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
 
 
 @lru_cache(maxsize=16)
-def windowed(grid: int, window: int, unwritten_visible: bool = False) -> Schedule:
-    """Schedule for a window; raster order if the window is a row or wider.
+def windowed(grid: int, window: int) -> Schedule:
+    """The schedule for a window; raster order if the window is a row or wider.
 
-    ``unwritten_visible``: whether undecided cells are seen as blanks, as in the published code, which takes attention
-    from the decided ones. The sampler hides them; a comparison with that code does not.
+    Undecided cells are hidden. The published code shows them as blanks, which takes attention from the decided ones
+    (:attr:`Schedule.unwritten_visible`).
     """
     if window >= grid:
         return raster(grid)
 
     groups = row_groups(grid, window, grid)
-    passes = next_token_passes(groups, grid, guidance_steps(groups, grid))
-    return Schedule(grid, passes, unwritten_visible)
+    return Schedule(grid, next_token_passes(groups, grid, guidance_steps(groups, grid)))
 
 
 # A field is its default and sentence, then its range.

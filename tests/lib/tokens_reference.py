@@ -148,6 +148,13 @@ def entropy_factor(logits: list[float], strength: float) -> float:
     return (1 - strength) + strength * (2.5 * math.exp(-entropy / 3) + 0.6)
 
 
+def entry(net, row, tokens: dict[int, int]) -> Tensor:
+    """What a row feeds."""
+    if row.special >= 0:
+        return net.spe_tok_embeddings.special_embeddings.weight[row.special]
+    return net.tok_embeddings.weight[tokens[row.cell]]
+
+
 @torch.no_grad()
 def reference_codes(model: TokenModel, condition, settings, draws, passes) -> Tensor:
     """Codes [B, G, G] that a list of passes gives, by the plain path."""
@@ -162,11 +169,9 @@ def reference_codes(model: TokenModel, condition, settings, draws, passes) -> Te
             for h in halves:
                 fed = [h.n - 1]
                 if k:
-                    entries = [net.tok_embeddings.weight[tokens[c]] for c in p.fed]
-                    entries += list(net.spe_tok_embeddings.special_embeddings.weight[: p.special]) if p.special else []
-                    fed = [h.feed(e, at, slot) for e, at, slot in zip(entries, p.position, p.place, strict=True)]
-                    for r, last in zip(fed, p.last_visible, strict=True):
-                        h.attend(r, last)
+                    fed = [h.feed(entry(net, row, tokens), row.position, row.place) for row in p.rows]
+                    for r, row in zip(fed, p.rows, strict=True):
+                        h.attend(r, row.last_visible)
                 rows.append([h.logits(fed[i]) for i in p.predicted_by])
             guided = settings.cfg > 1 and (settings.cfg_interval is None or p.cfg_step <= settings.cfg_interval)
             new = {}

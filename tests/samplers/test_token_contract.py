@@ -37,11 +37,16 @@ EDITOR = tiny_editor()
 PROMPTS = ("a red boat", "cat", "a red boat")
 
 
+@functools.cache
+def with_blanks(grid, window):
+    return dataclasses.replace(windowed(grid, window), unwritten_visible=True)
+
+
 class ZipARWithBlanks(ZipARSettings):
     """ZipAR as its authors' code, which shows undecided cells as blanks."""
 
     def schedule(self, model):
-        return windowed(model.grid, self.window, unwritten_visible=True)
+        return with_blanks(model.grid, self.window)
 
 
 def of(name, model, **changes):

@@ -32,8 +32,6 @@ follow, and where pixels of the tokenizer are checked (``upsampling.py``).
 
 from __future__ import annotations
 
-from dataclasses import asdict
-
 import numpy as np
 import torch
 
@@ -85,11 +83,12 @@ def mulosd(
     """
     check_pair(target, draft, up_sampler.vq.config.codes, "MuLo-SD")
     ratio = check_grids(target, draft)
-    settings = resolve(settings, target)
-    nearest = check_neighbours(settings, target.net.config.vocab)
+    check(target, settings)
 
     canvas, prepared = token_canvas("mulosd", target, condition, settings, noise)
-    canvas.report.settings = {**asdict(settings), "up_sampler": up_sampler.name}
+    settings = canvas.settings
+    nearest = neighbours_of(settings, target.net.config.vocab)
+    canvas.report.settings["up_sampler"] = up_sampler.name
     if settings.exact(target.grid) and rows_at_once(settings, draft.grid) == draft.grid:
         # The tokens are identical to the tokens of serial decoding, whatever the draft.
         result = yield from decode_schedule(canvas, prepared, raster(target.grid))
@@ -113,10 +112,11 @@ def mulosd(
         # 3. One pass of the target verifies every token: R_T.
         hidden, rejected = verifier.verify(block)
 
-        # 4. Rejections are expanded to R_X, and divided into islands and waves.
+        # 4. Rejections are expanded to R_X, and divided into islands and waves. The other drafts are accepted.
         repair = repair_of(rejected, settings)
         canvas.report.add(**repair.counts())
         repairs.append(repair)
+        verifier.accept(block, repair)
 
         # 5. All islands are resampled in parallel, one wave per pass.
         for done, verdict in verifier.resample(block, hidden, repair):

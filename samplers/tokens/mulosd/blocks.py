@@ -7,19 +7,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from ....networks.llama import TokenModel
-from ....networks.ops import to_device
 from ...conditioning import AnyCondition
 from ...engine import Step, decode
-from ..cache_slots import table_of
+from ..cache_slots import slots_of, table_of
 from ..canvas import TokenCanvas, blank
 from ..defaults import resolve
 from ..jacobi import iterate
-from ..looks import ScheduleLook
+from ..looks import ScheduleLook, plan_of
 from ..prepare import prepare
 from ..sampling import TokenDraw, guided_passes
 from ..schedule import Schedule, next_token_passes
@@ -141,8 +139,7 @@ class Drafter:
 
         # The cache has slots for the passes of every block. In windows stand-ins have slots of their own, and padding.
         # The null condition is read to the end, so that all blocks have the branches of one cache.
-        most = max(table_of(block.schedule, one_by_one=not self.in_windows).slots for block in blocks)
-        slots = most if self.in_windows else most - 1
+        slots = max(slots_of(block.schedule, one_by_one=not self.in_windows) for block in blocks)
         last_guided = math.inf if settings.guides else -1
         self.block = blocks[0]  # the present one
         self.look = ScheduleLook(self.canvas, prepared, self.block.schedule, last_guided, slots=slots)
@@ -155,8 +152,7 @@ class Drafter:
             self.look.follow(block.schedule)
 
         t = table_of(block.schedule, one_by_one=not self.in_windows)
-        cells = to_device(torch.from_numpy(t.cells[:-1]), self.canvas.device).split(np.diff(t.cell_start).tolist())
-        plan = {k: of_pass for k, of_pass in enumerate(cells) if len(of_pass)}
+        plan = {k: cells for k, cells in plan_of(t, self.canvas.device).items() if len(cells)}
         if not self.in_windows:
             yield from decode(self.canvas, plan, self.look, self.draw, self.show)
             return

@@ -222,18 +222,17 @@ def wave_passes(wave: np.ndarray, first: int, count: int) -> list[WavePass]:
     of_cell = np.full((len(wave), count), -1)
     of_cell[:, first:last] = wave
 
-    out = []
-    for k in range(max(1, int(wave.max(initial=-1)) + 1)):
+    cells = _left_aligned(of_cell == 0, count)
+    out = [WavePass(cells, fed=cells[:, :0], predicted_by=np.zeros_like(cells), end=0)]
+    for k in range(1, int(wave.max(initial=0)) + 1):
         resampled = of_cell == k
-        fed = np.zeros_like(resampled)
-        if k:
-            # The block's last cell is not fed: the cell it predicts is not in the block.
-            predicts = resampled[:, 1:last]
-            is_new = of_cell[:, : last - 1] == k - 1
-            fed[:, : last - 1] = predicts | is_new
-            fed[~resampled.any(1)] = False
-
         cells = _left_aligned(resampled, count)
+
+        # The block's last cell is not fed: the cell it predicts is not in the block.
+        predicts = resampled[:, 1:last]
+        is_new = of_cell[:, : last - 1] == k - 1
+        fed = np.zeros_like(resampled)
+        fed[:, : last - 1] = (predicts | is_new) & resampled.any(1, keepdims=True)
         row_of = fed.cumsum(1) - 1
         row_before = np.take_along_axis(row_of, (cells - 1).clip(min=0), axis=1)
         predicted_by = np.where(cells < count, row_before, 0).clip(min=0)

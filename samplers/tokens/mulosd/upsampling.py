@@ -103,29 +103,25 @@ class PixelUpSampling(UpSampling):
         self._enlarge = enlarge
 
     def up(self, codes: Tensor, factor: int) -> Tensor:
-        rows = codes.shape[1]
-        codes = whole_image(codes)
-        side = codes.shape[1] * factor * self.vq.config.stride
-        size = (side, side)
-        return self._recoded(codes, size, lambda images: self._enlarged(images, size))[:, : rows * factor]
+        side = codes.shape[2] * factor * self.vq.config.stride
+        large = self._recoded(codes, side, lambda images: self._enlarged(images, (side, side)))
+        return large[:, : codes.shape[1] * factor]
 
     def down(self, codes: Tensor, factor: int) -> Tensor:
-        rows = codes.shape[1]
-        codes = whole_image(codes)
-        side = codes.shape[1] * self.vq.config.stride
-        return self._recoded(codes, (side, side), lambda images: F.avg_pool2d(images, factor))[:, : -(-rows // factor)]
+        side = codes.shape[2] * self.vq.config.stride
+        small = self._recoded(codes, side, lambda images: F.avg_pool2d(images, factor))
+        return small[:, : -(-codes.shape[1] // factor)]  # rounded up: the last area may have fewer rows
 
-    def _recoded(self, codes: Tensor, size: tuple[int, int], resize: Callable[[Tensor], Tensor]) -> Tensor:
+    def _recoded(self, codes: Tensor, side: int, resize: Callable[[Tensor], Tensor]) -> Tensor:
         """Decode codes, ``resize`` the images [B, 3, H, W] in -1..1, and encode the result.
 
-        ``size``: height and width of the larger images, which decide how many images one call computes.
+        ``side``: of the larger images, in pixels. It decides how many images one call computes.
         The host waits for the device at the end, once.
         """
-        height, width = size
-        codes = codes.to(self.vq.quantize.embedding.weight.device)
+        codes = whole_image(codes).to(self.vq.quantize.embedding.weight.device)
         out = []
         largest = []  # absolute values of the decoded and of the resized images, fp32 [2]
-        for part in codes.split(max(1, _PIXELS // (height * width))):
+        for part in codes.split(max(1, _PIXELS // side**2)):
             decoded = self.vq.decode_codes(part).float()
             resized = resize(decoded)
             out.append(self.vq.encode(resized.clamp(-1, 1).to(self.vq.quant_conv.weight.dtype))[1])

@@ -108,19 +108,32 @@ class Verifier:
 
     # ------------------------------------------------------------ 5. resampling
 
+    @property
+    def newest_pass(self) -> int:
+        """The number of the newest pass. The passes of both models are numbered together, from 0."""
+        return self.canvas.report.counts["transformer_passes"] - 1
+
+    def accept(self, block: Block, repair: Repair) -> None:
+        """Decide the accepted drafts of a block, in the pass that has verified them."""
+        canvas = self.canvas
+        accepted = repair.outcome().reshape(canvas.images, -1) == ACCEPTED
+        image, cell = to_device(np.stack(accepted.nonzero()), canvas.device)
+        cell = cell + block.first
+        outcome = torch.full_like(cell, ACCEPTED, dtype=torch.uint8)
+        canvas.decide((image, cell), canvas.values[image, cell], self.newest_pass, outcome)
+
     def resample(self, block: Block, hidden: Tensor, repair: Repair) -> Iterator[tuple[int, Verdict]]:
         """5. Resample the islands of a block, one wave per pass. Yields the progress after every pass, see
         :class:`Block`, and what the pass decides.
 
         The pass of the verification, whose ``hidden`` rows [R, n, C] predict the cells of the block, is the pass of the
-        first wave. It decides the accepted drafts too.
+        first wave.
         """
         canvas = self.canvas
         outcome = to_device(repair.outcome().reshape(canvas.images, -1), canvas.device)  # uint8 [B, n]
         waves = wave_passes(repair.wave.reshape(canvas.images, -1), block.first, canvas.cells)
 
         for k, wave in enumerate(waves):
-            # 1. Sample the cells of the wave.
             cells = to_device(wave.cells, canvas.device)
             in_block = (cells - block.first).clamp(max=block.cells - 1)  # any cell for padding
             if k == 0:
@@ -129,18 +142,7 @@ class Verifier:
                 hidden, predicted_by = self.feed(wave)
             values = self.sample(hidden, predicted_by, cells)
             what = outcome.gather(1, in_block)
-
-            # 2. In the first pass the accepted drafts come before them; the places of the other drafts are padding.
-            if k == 0:
-                of_block = torch.arange(block.first, block.last, device=canvas.device)
-                accepted = torch.where(outcome == ACCEPTED, of_block, canvas.cells)
-                cells = torch.cat([accepted, cells], dim=1)
-                values = torch.cat([canvas.values[:, of_block], values], dim=1)
-                what = torch.cat([outcome, what], dim=1)
-
-            # 3. The report counts the passes of both models so far; passes are numbered from 0.
-            number = canvas.report.counts["transformer_passes"] - 1
-            yield block.repaired(k + 1, len(waves)), Verdict(cells, values, number, what)
+            yield block.repaired(k + 1, len(waves)), Verdict(cells, values, self.newest_pass, what)
 
     def feed(self, wave: WavePass) -> tuple[Tensor, Tensor]:
         """Feed what the wave before has sampled: hidden rows [R, m, C], and which of them predicts each cell of the

@@ -425,14 +425,15 @@ def test_draft_schedules_decide_their_rows_once(grid, window, data):
     known = {*range(first * grid), *schedule.passes[0].cells}
     decided = len(known)
     for p, seen in zip(schedule.passes[1:], visible(schedule), strict=True):
-        assert set(p.fed) <= known and max(p.place) <= grid * grid - 2
+        assert {row.cell for row in p.rows} <= known and max(row.place for row in p.rows) <= grid * grid - 2
         assert p.cfg_step == decided - 1
-        for row, last in enumerate(p.last_visible):
-            assert set(range(min(first * grid, last + 1))) <= set(seen[row].nonzero()[0].tolist())
+        for i, row in enumerate(p.rows):
+            assert set(range(min(first * grid, row.last_visible + 1))) <= set(seen[i].nonzero()[0].tolist())
         known |= set(p.cells)
         decided += len(p.cells)
     if first:
-        assert set(schedule.passes[1].position) == {*range((first - again) * grid, first * grid), first * grid - 1}
+        positions = {row.position for row in schedule.passes[1].rows}
+        assert positions == {*range((first - again) * grid, first * grid), first * grid - 1}
 
 
 @settings(max_examples=60)

@@ -109,15 +109,15 @@ def test_repetition_penalty_defaults_to_the_files() -> None:
 
 def test_a_code_is_penalised_behind_its_cell_only() -> None:
     """Neither the guess in a cell nor those behind it count, nor the zero of a cell that holds nothing yet."""
-    how = Sampling(TarPromptSettings(temperature=0.0), images=1, penalty=2.0)
     noise = PairedDraws(1, (0,)).stream("code", 3, torch.device("cpu"))
+    how = Sampling(TarPromptSettings(temperature=0.0), images=1, noise=noise, penalty=2.0)
 
     # Cells 0, 1 and 2, which hold the codes 0, 1 and 2; padding behind them.
     tokens = torch.tensor([[0, 1, 2, 0]])
     logits = torch.tensor([[[2.0, 1.9, 0.0], [2.0, 1.9, 0.97], [1.9, 1.9, 0.97]]])
     # Halved are no code, then 0, then 0 and 1.
-    assert sample(how, logits, noise, torch.arange(3), None, tokens).tolist() == [[0, 1, 2]]
-    assert sample(how, logits, noise, torch.tensor([[0, 1, 2]]), None, tokens).tolist() == [[0, 1, 2]]
+    assert sample(how, logits, torch.arange(3), tokens).tolist() == [[0, 1, 2]]
+    assert sample(how, logits, torch.tensor([[0, 1, 2]]), tokens).tolist() == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize("prompts", [[], (), "a red boat", [3], [["x"]], [None]])

@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fastar_nodes.errors import UserError
-from fastar_nodes.reports.record import GIVEN
+from fastar_nodes.reports.record import GIVEN, Clock
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.canvas import blank, given_tokens
@@ -57,17 +57,17 @@ def test_a_given_token_of_value_0_is_given_like_any_other():
     """It is read by later passes, and shown where a guess or the zero of an empty cell is stored."""
     given = torch.tensor([[0, 2, -1, -1, -1]])
     settings = LlamaGenSettings(temperature=0.0)
-    canvas = blank(
-        SimpleNamespace(net=Idle(), device=torch.device("cpu")), 2, settings, PairedDraws(1, (0,)), None, given
-    )
+    device = torch.device("cpu")
+    model = SimpleNamespace(net=Idle(), device=device)
+    canvas = blank(model, 2, settings, PairedDraws(1, (0,)), None, Clock(device), given)
     assert canvas.decided.tolist() == [[True, True, False, False]]
 
     # Code 1 is the likeliest everywhere.
     logits = torch.tensor([0.0, 1.0, 0.0]).expand(1, 4, 3)
     cells = torch.arange(4)
-    how, noise = Sampling(settings, images=1), canvas.noise.stream("token", 3, canvas.device)
-    assert sample(how, logits, noise, cells, canvas.given, canvas.values).tolist() == [[0, 2, 1, 1]]
-    assert sample(how, logits, noise, cells[None], canvas.given, canvas.values).tolist() == [[0, 2, 1, 1]]
+    how = Sampling(settings, images=1, noise=canvas.noise.stream("token", 3, device), given=canvas.given)
+    assert sample(how, logits, cells, canvas.values).tolist() == [[0, 2, 1, 1]]
+    assert sample(how, logits, cells[None], canvas.values).tolist() == [[0, 2, 1, 1]]
 
     canvas.values[:] = 1
     assert canvas.shown(canvas.decided).tolist() == [[[0, 2], [0, 0]]]

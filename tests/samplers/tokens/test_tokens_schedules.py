@@ -1,6 +1,7 @@
 """Schedules: permutations of the grid, nothing looked at before it is written, steps by formula."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -9,7 +10,7 @@ from fastar_nodes.samplers.tokens.cache_slots import table_of
 from fastar_nodes.samplers.tokens.looks import DeviceTable
 from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
-from fastar_nodes.samplers.tokens.schedule import Pass, Schedule, _stand_in, raster
+from fastar_nodes.samplers.tokens.schedule import Pass, Row, Schedule, _stand_in, raster
 from fastar_nodes.samplers.tokens.zipar import row_groups, windowed
 from hypothesis import given
 from hypothesis import strategies as st
@@ -24,7 +25,7 @@ def next_token(draw) -> Schedule:
     """Schedules for networks that predict the next cell."""
     grid = draw(grids)
     if draw(st.booleans()):
-        return windowed(grid, draw(st.integers(1, 12)), draw(st.booleans()))
+        return replace(windowed(grid, draw(st.integers(1, 12))), unwritten_visible=draw(st.booleans()))
     if draw(st.booleans()):
         return ablation_schedule(grid, draw(st.integers(1, grid * grid)), True, draw(st.booleans()))
     m = draw(st.sampled_from([m for m in range(1, grid + 1) if grid % m == 0]))
@@ -46,7 +47,7 @@ def test_every_cell_is_decided_once_and_the_picture_says_when(schedule):
         assert all(decided_at(schedule)[c] == k for c in p.cells)
         assert len(p.predicted_by) == len(p.cells)
     prefill = schedule.passes[0]
-    assert not any(prefill.predicted_by) and not prefill.fed, "the prefill predicts the first cells"
+    assert not any(prefill.predicted_by) and not prefill.rows, "the prefill predicts the first cells"
     assert [p.cfg_step for p in schedule.passes][:1] == [-1]
 
 
@@ -54,14 +55,15 @@ def test_every_cell_is_decided_once_and_the_picture_says_when(schedule):
 def test_nothing_is_fed_before_it_is_known_or_visible_before_it_is_written(schedule):
     known, written = set(schedule.passes[0].cells), set()
     for p, visible in zip(schedule.passes[1:], visible_rows(schedule), strict=True):
-        assert set(p.fed) <= known
-        assert len(p.fed) + p.special == len(p.position) == len(p.place) == len(p.last_visible)
-        assert len(set(p.place)) == len(p.place)
-        written |= set(p.place)
-        for row, (place, last) in enumerate(zip(p.place, p.last_visible, strict=True)):
-            visible_places = set(visible[row].nonzero()[0].tolist())
-            assert place in visible_places and max(visible_places) <= last
-            assert schedule.unwritten_visible or visible_places == {place for place in written if place <= last}
+        assert {row.cell for row in p.rows if row.special < 0} <= known
+        places = {row.place for row in p.rows}
+        assert len(places) == len(p.rows)
+        written |= places
+        for i, row in enumerate(p.rows):
+            visible_places = set(visible[i].nonzero()[0].tolist())
+            assert row.place in visible_places and max(visible_places) <= row.last_visible
+            seen = {place for place in written if place <= row.last_visible}
+            assert schedule.unwritten_visible or visible_places == seen
         known |= set(p.cells)
 
 
@@ -70,11 +72,12 @@ def test_the_row_before_a_cell_predicts_it_and_real_tokens_take_their_places_bac
     holds: dict[int, int] = {}
     known = set(schedule.passes[0].cells)
     for p in schedule.passes[1:]:
-        assert p.position == p.place == p.last_visible, "places are cells, and rows are causal"
-        assert [p.position[row] + 1 for row in p.predicted_by] == list(p.cells)
-        for cell, place in zip(p.fed, p.position, strict=True):
-            assert cell == place or place not in known, "a stand-in only where there is no token yet"
-            holds[place] = cell
+        assert [p.rows[i].position + 1 for i in p.predicted_by] == list(p.cells)
+        for row in p.rows:
+            assert row.position == row.place == row.last_visible, "places are cells, and rows are causal"
+            assert row.is_stand_in == (row.cell != row.place)
+            assert not row.is_stand_in or row.place not in known, "a stand-in only where there is no token yet"
+            holds[row.place] = row.cell
         # Whatever was known before this pass is in its own place, but for what the last pass left to feed.
         assert all(holds[c] == c for c in known)
         known |= set(p.cells)
@@ -91,23 +94,24 @@ def test_pars_groups_predict_the_next_region_by_region(m, side, start):
     def within(cell: int) -> tuple[int, int]:
         return cell // grid % side, cell % side
 
-    block = next(k for k, p in enumerate(schedule.passes) if p.special)
-    special = schedule.passes[block].special
-    assert special == m * m - 1 and schedule.passes[block].position[-special:] == (-1,) * special
+    block = next(k for k, p in enumerate(schedule.passes) if any(row.special >= 0 for row in p.rows))
+    special = [row for row in schedule.passes[block].rows if row.special >= 0]
+    assert [row.special for row in special] == list(range(m * m - 1))
+    assert list(schedule.passes[block].rows[1 - m * m :]) == special and {row.position for row in special} == {-1}
     for p in schedule.passes[block:]:
         assert len({within(c) for c in p.cells}) == 1 and len({region(c) for c in p.cells}) == m * m
     for p in schedule.passes[block + 1 :]:
-        assert [region(p.fed[row]) for row in p.predicted_by] == [region(c) for c in p.cells]
-        assert set(p.last_visible) == {max(p.place)}, "a group sees all of itself"
+        assert [region(p.rows[i].cell) for i in p.predicted_by] == [region(c) for c in p.cells]
+        last = max(row.place for row in p.rows)
+        assert {row.last_visible for row in p.rows} == {last}, "a group sees all of itself"
     # With the condition's slot as many as cells: the last group is never fed, and the transition tokens take its place.
     assert table_of(schedule).slots - 1 == grid * grid - 1, "the last one is for padding"
 
 
 @given(st.integers(1, 30), st.integers(1, 40))
 def test_a_window_as_wide_as_a_row_is_the_raster(grid, more):
-    for unwritten in (False, True):
-        wide = windowed(grid, grid + more - 1, unwritten)
-        assert wide.passes == raster(grid).passes and not wide.unwritten_visible
+    wide = windowed(grid, grid + more - 1)
+    assert wide.passes == raster(grid).passes and not wide.unwritten_visible
     assert [p.cells for p in raster(grid).passes] == [(c,) for c in range(grid * grid)]
 
 
@@ -132,7 +136,7 @@ def test_a_row_starts_when_the_row_above_is_a_window_ahead(grid, window):
 )
 def test_zipars_passes(grid, window, passes):
     assert len(windowed(grid, window).passes) == passes == grid + (grid - 2) * window + grid
-    assert max(len(p.position) for p in windowed(grid, window).passes) <= math.ceil(grid / window) + 1
+    assert max(len(p.rows) for p in windowed(grid, window).passes) <= math.ceil(grid / window) + 1
 
 
 @pytest.mark.parametrize(
@@ -182,7 +186,7 @@ def test_a_raster_schedule_needs_no_mask_and_no_more_memory_than_its_cells(grid)
     on_device = DeviceTable(table_of(raster(grid)), 3, torch.device("cpu"))
     for k in (*range(min(4, count)), count // 2, count - 1):
         p = on_device.at(k)
-        assert p.fed.mask is None and p.fed.end == 3 + k and p.cells.tolist() == [k]
+        assert p.fed.mask is None and p.fed.end == 3 + k
         fed = [k - 1] if k else []
         assert p.fed.cell.tolist() == p.fed.position.tolist() == fed
         assert p.fed.slot.tolist() == [3 + cell for cell in fed]
@@ -190,8 +194,8 @@ def test_a_raster_schedule_needs_no_mask_and_no_more_memory_than_its_cells(grid)
 
 def test_one_row_behind_slots_that_are_not_written_has_a_mask():
     """Cell 0 is fed at position 2 before the slots 0 and 1 are written."""
-    ahead_of_others = {"fed": (0,), "position": (2,), "place": (2,), "last_visible": (2,)}
-    passes = (Pass(cells=(0,), predicted_by=(0,)), Pass(cells=(3,), predicted_by=(0,), **ahead_of_others))
+    ahead_of_others = Row(position=2, place=2, last_visible=2, cell=0)
+    passes = (Pass(cells=(0,), predicted_by=(0,)), Pass(cells=(3,), predicted_by=(0,), rows=(ahead_of_others,)))
     schedule = Schedule(2, passes)
     p = DeviceTable(table_of(schedule), 1, torch.device("cpu")).at(1)
     assert p.fed.mask.int().tolist() == [[1, 0, 0, 0, 1]] and p.fed.end == 5, "a slot of its own"
