@@ -1,12 +1,14 @@
 """Paired noise: all randomness of an image is drawn from (seed, image index), per token position.
 
-With one seed two samplers start from the same noise, and image i is the same alone or in a batch.
+With the same seed, two samplers start from the same noise. Image i is the same whether it is generated alone or in a
+batch.
 
 - :class:`PairedNoise`: noise for diffusion. It is drawn on the CPU with its own generators, so the image does not
   depend on the device, and the global RNG is not used.
-- :class:`CounterRNG`: numbers of a verification. How many of them a rejected draft needs is not known beforehand, so
-  they are computed from a counter.
-- :class:`CellNoise`: numbers of discrete tokens, from a counter too; see ``tokens/draws.py``.
+- :class:`CounterRNG`: random numbers for verifying drafts. Because it is unknown in advance how many a rejected draft
+  needs, each number is computed from a counter.
+- :class:`CellNoise`: random numbers for sampling discrete tokens, also computed from a counter; see
+  ``tokens/draws.py``.
 
 The counters are SplitMix64's (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"): they
 advance in steps of :data:`GOLDEN` and are hashed by :func:`mix_`.
@@ -26,31 +28,34 @@ from torch import Tensor
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
-# The step from the numbers of a cell to the numbers of the next cell: 2^32 of GOLDEN's steps, modulo 2^64.
+# Distance between the counters of two neighbouring cells (token positions): 2^32 times GOLDEN, modulo 2^64.
 _CELL = (GOLDEN & 0xFFFFFFFF) << 32
 # The largest fp32 number below 1.
 _BELOW_ONE = 1 - 2**-24
 
 
 def mix_(x: Tensor) -> Tensor:
-    """Turn counters int64 into random bits, in place."""
+    """Turn int64 counters into random bits, in place."""
     _fold_(x, 30).mul_(_FIRST)
     _fold_(x, 27).mul_(_SECOND)
     return _fold_(x, 31)
 
 
 def _fold_(x: Tensor, shift: int) -> Tensor:
-    """x ^= x >> shift, in place. The shift is logical, where int64's own would repeat the sign."""
+    """x ^= x >> shift, in place. The shift is logical: torch's own shift of int64 would repeat the sign bit."""
     return x.bitwise_xor_((x >> shift).bitwise_and_((1 << (64 - shift)) - 1))
 
 
 def stream_key(seed: int | None, image: int, stream: str) -> bytes:
-    """Eight bytes that a stream of an image of a seed starts from."""
+    """Eight bytes from which the random numbers of ``stream`` start, for an image and a seed."""
     return hashlib.sha256(f"fastar/{seed}/{image}/{stream}".encode()).digest()[:8]
 
 
 class PairedNoise:
-    """Noise of B images of a seed (0 to 2^64 - 1); ``images`` are image indices, one per batch entry."""
+    """The noise of B images, generated from one seed (0 to 2^64 - 1).
+
+    ``images``: the index of every image of the batch.
+    """
 
     seed: int | None = None  # None in derived classes, whose noise does not come from a seed
 
@@ -87,28 +92,31 @@ def noise_bytes(images: int, streams: Mapping[str, int], numbers: int) -> int:
 
     Args:
         streams: diffusion steps of every stream, see :meth:`.Guarantees.streams`.
-        numbers: of one image in one step.
+        numbers: how many random numbers one image takes in one step.
     """
     steps = sum(count + 2 for count in streams.values())
     return 4 * images * steps * numbers
 
 
 class CounterRNG:
-    """Counter-based random numbers of rows: number i of a row's lane is a hash of (key, lane, i).
+    """Counter-based random numbers for N rows, each of which has a key.
 
-    There is no state, so a row's numbers depend neither on its batch nor on other calls. They are computed on the
-    device of the keys, int64 [N], one per row; see :func:`row_keys`.
+    A row has independent sequences of numbers, called lanes: number i of a lane is a hash of (key, lane, i). There is
+    no state, so the numbers of a row depend neither on its batch nor on other calls. They are computed on the device of
+    the keys, int64 [N]; see :func:`row_keys`.
     """
 
     def __init__(self, keys: Tensor):
         self.keys = keys
 
     def of(self, rows: Tensor) -> CounterRNG:
-        """The generator of rows int64 [M]."""
+        """The generator for the rows with these indices, int64 [M]."""
         return CounterRNG(self.keys[rows])
 
     def _halves(self, lane: Tensor | int, first: int, count: int) -> tuple[Tensor, Tensor]:
-        """Numbers ``first .. first + count - 1`` of a lane as two halves, fp32 [N, count] above 0 and at most 1."""
+        """Two uniform numbers for each of the numbers ``first .. first + count - 1`` of a lane, from the upper and the
+        lower 32 bits of its hash; fp32 [N, count] each, above 0 and at most 1.
+        """
         if isinstance(lane, int):
             lane = torch.full_like(self.keys, lane)
 
@@ -121,11 +129,15 @@ class CounterRNG:
         return (upper.float() + 0.5) / 2**32, (lower.float() + 0.5) / 2**32
 
     def uniform(self, lane: Tensor | int, first: int = 0, count: int = 1) -> Tensor:
-        """Numbers ``first .. first + count - 1`` of a lane (a number, or int64 [N]), fp32 [N, count] in (0, 1]."""
+        """The uniform numbers ``first .. first + count - 1`` of a lane, fp32 [N, count] above 0 and at most 1.
+
+        ``lane``: an int64 [N] if the rows have different lanes.
+        """
         return self._halves(lane, first, count)[0]
 
     def normal(self, lane: Tensor | int, first: int, count: int, channels: int) -> Tensor:
-        """Draws ``first .. first + count - 1`` of ``channels`` numbers each, standard normal fp32 [N, count, channels].
+        """The draws ``first .. first + count - 1`` of a lane, each of ``channels`` standard normal numbers: fp32 [N,
+        count, channels].
 
         Source: Box & Muller 1958.
         """
@@ -136,32 +148,37 @@ class CounterRNG:
 
 
 def row_keys(noise: PairedNoise, stream: str, tokens: int) -> Tensor:
-    """A key for the :class:`CounterRNG` of every token position, int64 [B, tokens]: the bits of two of its noises."""
+    """A key of :class:`CounterRNG` for every token position, int64 [B, tokens]: the bits of two numbers of the
+    position's noise.
+    """
     bits = noise.first(stream, tokens, 2).float().contiguous().view(torch.int32).to(torch.int64)
     return (bits[..., 0] << 32) ^ (bits[..., 1] & 0xFFFFFFFF)
 
 
 class CellNoise(NamedTuple):
-    """The random numbers of a stream, a function of cell and token value: tensors only, which a recorded function can
-    take.
+    """The random numbers of a stream, as a function of cell and token value.
+
+    It holds only tensors, so a function that is recorded as a CUDA graph can take it as an argument.
     """
 
     keys: Tensor  # int64 [B, 1, 1], the counter of every image at cell 0 and value 0
     steps: Tensor  # int64 [V], the steps from there to each value
 
     def uniform(self, cells: Tensor) -> Tensor:
-        """Uniform numbers fp32 [B, n, V] of int64 cells [n], or [B, n] if images differ.
+        """Uniform numbers, fp32 [B, n, V]. They are above 0 and below 1, and have the highest resolution near 0.
 
-        They are above 0 and below 1, and finest near 0.
+        ``cells``: int64 [n], or [B, n] if the images have different cells.
         """
         # The counter is cell * 2^32 + value, in steps of GOLDEN; int64 arithmetic wraps around.
         bits = mix_(self.keys + (cells * _CELL)[..., None] + self.steps)
         upper = (bits >> 32).bitwise_and_((1 << 32) - 1)
 
-        # The numbers nearest to 1 would be rounded to it, which makes the Gumbel noise -inf.
+        # Without the clamp, numbers near 1 would round to 1, where the Gumbel noise is -inf.
         return upper.to(torch.float32).add_(0.5).mul_(2.0**-32).clamp_(max=_BELOW_ONE)
 
     def gumbel(self, cells: Tensor) -> Tensor:
-        """Gumbel(0, 1) noise fp32 [B, n, V] of int64 cells [n], or [B, n] if images differ."""
-        # Large values of the noise, which decide the argmax, are computed from the finest end of the uniform numbers.
-        return self.uniform(cells).neg_().log1p_().neg_().log_().neg_()
+        """Gumbel(0, 1) noise, fp32 [B, n, V]; ``cells`` as for :meth:`uniform`."""
+        # -log(-log(1 - u)). With 1 - u in place of u, large values of the noise, which decide the argmax, come from
+        # uniform numbers near 0, where the resolution is highest.
+        log = self.uniform(cells).neg_().log1p_()  # log(1 - u)
+        return log.neg_().log_().neg_()

@@ -1,4 +1,5 @@
-"""When LazyMAR computes everything, which rows it computes in between, and which block measures how they changed.
+"""The schedule of LazyMAR: when it computes everything (a refresh), which rows it computes between two refreshes, and
+which block measures how much the rows changed.
 
 Source: Yan et al. 2025, "LazyMAR" (arXiv 2503.12450), and its published code, called the reference here. Shapes as in
 ``transformer.py``.
@@ -17,7 +18,8 @@ from ...noise import CounterRNG, row_keys
 from ..canvas import MARCanvas
 from ..settings import CacheSettings
 
-# Share of computed decoder rows at AR steps 0..63, whatever their number is. The reference goes no further.
+# Share of decoder rows that are computed at AR steps 0 to 63. The table does not depend on the number of AR steps, and
+# the reference has no entry after step 63.
 PUBLISHED_RATIOS = (*(1.0,) * 20, 0.6, *(0.5,) * 4, *(0.4,) * 5, *(0.15,) * 5, *(0.12,) * 5, *(0.05,) * 24)
 
 # Selections that compute the tokens of one state, however many they are.
@@ -25,43 +27,46 @@ BY_STATE = ("undecided", "decided")
 
 
 class Plan:
-    """The refreshes of a generation, and the rows of the passes between them.
+    """The AR steps that compute everything (refreshes), and the rows that the passes between two refreshes compute.
 
     At an AR step the tokens of an image, in the order in which they are decided, are::
 
         |<--- known --->|<---- new ---->|<-- wanted -->|<-- others -->|
-        before the last    since then       now            later
-        pass            |<------- always computed ---->|
+        before the         since then       now            later
+        previous pass   |<------- always computed ---->|
         |<-------- decided ------------>|<-------- undecided -------->|
 
-    The paper's Table 3 names its strategies by what is cached, the setting ``selection`` by what is computed beside the
-    new and the wanted tokens:
+    Table 3 of the paper names each strategy after the tokens that are cached. The setting ``selection`` names it after
+    the tokens that are computed in addition to the new and the wanted ones:
 
-    - *least-similar* (V), (8); *most-similar* (IV); *random* (III): a number of rows that the share gives;
-    - *undecided* (II): the others; *decided* (I): the known ones.
+    - *least-similar* (V in Table 3; equation (8)), *most-similar* (IV), *random* (III): as many rows as the shares of
+      :func:`computed_ratios` allow;
+    - *undecided* (II): the others;
+    - *decided* (I): the known ones.
 
-    That *undecided* and *decided* leave class rows out is a guess from the operations that the paper states for I and
-    II, and so is that all strategies compute the wanted and the new tokens.
+    The paper does not say two things, which we infer from the numbers of operations that it states for I and II:
+    *undecided* and *decided* leave out the class rows, and all strategies compute the wanted and the new tokens.
     """
 
     def __init__(self, canvas: MARCanvas, settings: CacheSettings):
         c = canvas.model.net.config
         steps = canvas.order.steps
         block = usual_block(c.decoder_depth)
+        self.total = c.buffer + c.tokens  # rows of the decoder
         self.canvas = canvas
         self.selection = settings.selection
         self.next_refresh = next_refreshes(settings, steps)  # of each AR step
         self.block = block - 1  # from 0; ``block`` counts from 1
 
-        # Of each AR step the share of rows that are computed. The last block saves nothing: it computes the wanted rows
-        # only, in plain MAR too.
+        # Share of rows that are computed at each AR step. Skipping rows in the decoder's last block would save nothing,
+        # because even without caches it computes only the wanted rows.
         self.share = [1.0] * steps
         if settings.token_cache and block < c.decoder_depth:
             self.share = [0.0] * steps if self.selection in BY_STATE else computed_ratios(settings, steps)
-        self.spare = spare_rows(c.buffer + c.tokens)
+        self.spare = spare_rows(self.total)
 
         if self.selection == "random":
-            keys = row_keys(canvas.noise, "selection", c.buffer + c.tokens)
+            keys = row_keys(canvas.noise, "selection", self.total)
             self.random = CounterRNG(to_device(keys.flatten(), canvas.device))
 
     def refreshes(self, step: int) -> bool:
@@ -69,85 +74,87 @@ class Plan:
         return self.next_refresh[step] > step + 1
 
     def prunes(self, step: int) -> bool:
-        """Whether one of these AR steps leaves rows out."""
+        """Whether any AR step between the refresh at ``step`` and the next refresh leaves rows out."""
         return any(share < 1 for share in self.share[step + 1 : self.next_refresh[step]])
 
     def rows(self, step: int, known: int, must: Tensor) -> RowChoice | None:
         """The rows to compute at an AR step; None for all.
 
         Args:
-            known: tokens that were decided before the last pass.
-            must: rows of the wanted, then of the new tokens, int64 [E, m].
+            known: number of tokens that were decided before the previous pass.
+            must: rows of the wanted tokens, then of the new ones, int64 [E, m].
         """
-        canvas = self.canvas
-        c = canvas.model.net.config
-        total = c.buffer + c.tokens
-        start = canvas.order.starts[step]
-        rank = None
+        order = self.canvas.order.decision_order
+        start = self.canvas.order.starts[step]
 
+        rank = None  # by similarity
         if self.selection == "decided":
-            count = must.shape[1] + known  # known + new + wanted
-            rank = self._first(canvas.order.decision_order[:, :start])
+            size = known + must.shape[1]  # known + new + wanted
+            rank = self._first(order[:, :start])
         elif self.selection == "undecided":
-            count = canvas.cells - known  # new + wanted + others
-            rank = self._first(canvas.order.decision_order[:, start:])
+            size = self.canvas.cells - known  # new + wanted + others
+            rank = self._first(order[:, start:])
         else:
-            count = max(must.shape[1] + self.spare, int(total * self.share[step]))
+            size = max(must.shape[1] + self.spare, int(self.total * self.share[step]))
+            if self.selection == "random":
+                rank = self.random.uniform(step).view(-1, self.total)
 
-        if count >= total:
+        if size >= self.total:
             return None
-        if self.selection == "random":
-            rank = self.random.uniform(step).view(-1, total)
         if rank is not None:
             rank = rank.repeat(len(must) // len(rank), 1)
-        return RowChoice(must, count, rank, self.selection == "most-similar")
+        return RowChoice(must, size, rank, self.selection == "most-similar")
 
     def _first(self, tokens: Tensor) -> Tensor:
-        """Ranks fp32 [B, N] that put tokens int64 [B, n] before all other rows."""
-        c = self.canvas.model.net.config
-        rank = torch.ones(len(tokens), c.buffer + c.tokens, device=tokens.device)
-        return rank.scatter_(1, tokens + c.buffer, 0.0)
+        """Ranks, fp32 [B, N], that put the given tokens (int64 [B, n]) before all other rows."""
+        rank = torch.ones(len(tokens), self.total, device=tokens.device)
+        return rank.scatter_(1, tokens + self.canvas.model.net.config.buffer, 0.0)
 
 
 class RowChoice(NamedTuple):
-    """The decoder rows that a pass computes after the block that measures: equation (8)."""
+    """The decoder rows that a pass computes after the measuring block (see :func:`usual_block`), by equation (8)."""
 
     must: Tensor  # int64 [E, m], the rows that it computes in any case
     size: int  # number of rows that it computes in all
-    rank: Tensor | None  # fp32 [E, N]: rows of low rank come next; None: the least similar ones
-    most_similar: bool  # if ``rank`` is None, the most similar ones instead
+    rank: Tensor | None  # fp32 [E, N]: rows of low rank come next; None: the least similar rows come next
+    most_similar: bool  # if ``rank`` is None: the most similar rows come next instead
 
-    def __call__(self, values: Tensor, last: Tensor) -> Tensor:
+    def __call__(self, values: Tensor, previous: Tensor) -> Tensor:
         """The rows, int64 [E, size], which begin with ``must``.
 
-        ``values``, ``last``: V of the block that measures, in this pass and in the last one, [E, heads, N, d].
+        ``values``, ``previous``: V of the measuring block in this pass and in the previous one, [E, heads, N, d].
         """
         rank = self.rank
         if rank is None:
-            # Unchanged rows differ by rounding only, which must not order them.
-            s = (similarity(values, last) * 2**17).round() / 2**17
+            # Rounded, because unchanged rows differ by rounding errors, which must not influence their order.
+            s = (similarity(values, previous) * 2**17).round() / 2**17
             rank = -s if self.most_similar else s
 
-        # The rows of lowest rank; of equal rows the lower one comes first.
+        # The rows of lowest rank. Among rows of equal rank, the one with the lower index comes first.
         others = rank.scatter(1, self.must, torch.inf).argsort(dim=1, stable=True)
         return torch.cat([self.must, others[:, : self.size - self.must.shape[1]]], dim=1)
 
 
-def similarity(values: Tensor, last: Tensor) -> Tensor:
-    """s_i = cos(V_i of this pass, V_i of the last one), mean of the heads, [E, N]; V are [E, heads, N, d]."""
-    return F.cosine_similarity(values.float(), last.float(), dim=-1).mean(dim=1)
+def similarity(values: Tensor, previous: Tensor) -> Tensor:
+    """s_i = cos(V_i of this pass, V_i of the previous pass), averaged over the heads: [E, N].
+
+    Both V have the shape [E, heads, N, d].
+    """
+    return F.cosine_similarity(values.float(), previous.float(), dim=-1).mean(dim=1)
 
 
 def spare_rows(rows: int) -> int:
-    """Extra decoder rows that are always computed, of ``rows`` in all: 15 of 320, as in the reference."""
+    """Number of extra decoder rows that are always computed, for a decoder of ``rows`` rows. The ratio is the
+    reference's, 15 of 320.
+    """
     return max(1, round(rows * 15 / 320))
 
 
 def next_refreshes(settings: CacheSettings, steps: int) -> list[int]:
     """For each of ``steps`` AR steps, the AR step of the next refresh after it, or ``steps``.
 
-    The first ``start_step`` steps, and from there on every ``refresh_period``-th, are refreshes. A call that skips AR
-    steps does not skip a refresh.
+    The first ``start_step`` steps, and from there on every ``refresh_period``-th, are refreshes. If a pass skips the AR
+    step of a refresh, the pass itself becomes the refresh.
     """
     period = settings.refresh_period
     start = settings.start_step
@@ -162,19 +169,23 @@ def next_refreshes(settings: CacheSettings, steps: int) -> list[int]:
 
 
 def usual_block(depth: int) -> int:
-    """The block whose values tell how much a row changed, from 1, in a decoder of ``depth`` blocks.
+    """Number of the measuring block, whose values tell how much a row changed, in a decoder of ``depth`` blocks. It is
+    counted from 1.
 
-    The reference's is the 4th, for every MAR. Three blocks precede it: a quarter of the smallest MAR's decoder.
+    The reference uses the 4th block for every MAR. The three blocks before it are a quarter of the smallest MAR's
+    decoder; smaller decoders keep this quarter.
     """
     return min(3, depth // 4) + 1
 
 
 def computed_ratios(settings: CacheSettings, steps: int) -> list[float]:
-    """Share of decoder rows to compute at each of ``steps`` AR steps between two refreshes, ``computed_ratio`` to 1.
+    """Share of decoder rows to compute at each of ``steps`` AR steps if it is not a refresh. Shares lie between
+    ``computed_ratio`` and 1.
 
-    - *published*: the reference's table by AR step, unchanged at computed_ratio 0.05; after its end the last share.
-    - *stretched*: the same table over the progress of the image, so with 64 AR steps the same shares.
-    - *constant*: computed_ratio, as in the paper's Figure 6.
+    - *published*: the reference's table, indexed by AR step. At computed_ratio 0.05 its values are unchanged. After its
+      end, the last share applies.
+    - *stretched*: the same table, stretched over all AR steps. With 64 AR steps, it equals *published*.
+    - *constant*: computed_ratio at all AR steps, as in the paper's Figure 6.
     """
     lowest = settings.computed_ratio
     if settings.ratio_schedule == "constant":
@@ -188,7 +199,7 @@ def computed_ratios(settings: CacheSettings, steps: int) -> list[float]:
         high = min(low + 1, last)
         ratio = PUBLISHED_RATIOS[low] + (at - low) * (PUBLISHED_RATIOS[high] - PUBLISHED_RATIOS[low])
 
-        # From the table's shares 0.05..1 to lowest..1. Rounded: the row count is floored, and 0.15 must not become
-        # 0.1499...
+        # Map the table's shares, 0.05 to 1, onto the range from ``lowest`` to 1. Rounded, because the number of rows is
+        # floored, and 0.15 must not become 0.1499...
         out.append(round(1 - (1 - lowest) * (1 - ratio) / (1 - PUBLISHED_RATIOS[-1]), 9))
     return out
