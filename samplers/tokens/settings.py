@@ -115,7 +115,7 @@ def entropy_temperature_knob(what: str) -> Any:
         advanced=True,
         more="Areas with little detail get more variety. At 1, *temperature* is multiplied by 2.5 exp(-H / 3) + 0.6, "
             "where H is the entropy in nats of the values that may be sampled. The factor is 3.1 if the model is "
-            "certain of a {what}, and below 1 if the entropy is above 5.5 nats. On the demo, use this setting only "
+            f"certain of a {what}, and below 1 if the entropy is above 5.5 nats. On the demo, use this setting only "
             "with a lower *temperature*; see docs/benchmarks.md in the repository. The paper has no results for Tar.",
     )
 
