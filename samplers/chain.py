@@ -208,7 +208,7 @@ class StepTable:
 
     @cached_property
     def of_mean(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """mean_x, mean_out, middle and slope of each step, fp32 [] or [N, 1 ...] each."""
+        """For each step mean_x, mean_out, middle and slope, fp32 [] or [N, 1 ...] each."""
         columns = self.columns()
         return list(zip(columns.mean_x, columns.mean_out, columns.middle, columns.slope, strict=True))
 

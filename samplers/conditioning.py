@@ -191,7 +191,7 @@ class ImagePromptCondition(_Entries):
     maker: ClassVar[str] = "Image and Prompt"
     texts: tuple[str, ...]  # prompts as typed, one per image to draw
     images: tuple[Tensor, ...]  # uint8 [H, W, 3] of any size, one per text
-    # w: weight in guidance of the condition without the source's tokens, beside the whole condition; 0 to leave it out
+    # w: weight in guidance of the condition without the source's tokens; 0 leaves this branch out
     freedom: float = FREEDOM
     read: tuple[ReadImage, ...] | None = None  # the images as the model reads them; None until it has read them
 

@@ -66,7 +66,7 @@ class Coupled(NamedTuple):
 
 
 def same(a: Gaussian, b: Gaussian) -> Tensor:
-    """bool [...]: equal up to fp32 rounding in every channel."""
+    """Whether two Gaussians are equal up to fp32 rounding in every channel, bool [...]."""
     mean = (a.mean - b.mean).abs() <= ROUNDING * (1 + b.mean.abs())
     std = torch.isclose(a.log_std, b.log_std, rtol=0, atol=ROUNDING)  # two without noise, minus infinity, are equal
     return (mean & std).all(-1)

@@ -93,8 +93,8 @@ View: TypeAlias = Callable[[], tuple[Tensor, Tensor]]
 class Canvas:
     """The images of a generation: what is decided of them, and their report.
 
-    Its clock stops in :meth:`finish`. A sampler that reads its condition before it makes the canvas starts the clock
-    first; otherwise it runs from the moment at which the canvas is made.
+    Its clock runs from the start of the sampler, which may read its condition before it makes the canvas, to
+    :meth:`finish`.
     """
 
     model: Any  # the model that generates them
@@ -108,7 +108,7 @@ class Canvas:
     again: Tensor | None = None  # bool [B, L], the cells that an edit regenerates; None without an edit
     drafted: Tensor | None = None  # bool [B, L], cells of later passes that hold drafts; None for none
     phases: tuple[str, str] = ("transformer", "head")  # names of the time spent in looks and in draws
-    clock: Clock = field(kw_only=True)  # has run since the sampler began; finish() stops it
+    clock: Clock = field(kw_only=True)
 
     fixed_at: Tensor = field(init=False)  # int32 like values [:2], the pass that decided a cell; -1 before
     outcome: Tensor = field(init=False)  # uint8 like values [:2], see reports/record.py
@@ -177,7 +177,7 @@ class Canvas:
         return torch.arange(len(cells), device=cells.device)[:, None], cells
 
     def draft(self, cells: Tensor, values: Tensor) -> None:
-        """Write drafts of cells, which are not decided yet; cells int64 [B, n], values [B, n, c]."""
+        """Write drafts of cells that are not decided yet. ``cells``: int64 [B, n]; ``values``: [B, n, c]."""
         if self.drafted is None:
             self.drafted = torch.zeros_like(self.outcome, dtype=torch.bool)
         self.drafted.scatter_(1, cells, True)

@@ -75,8 +75,8 @@ FIXED = Coupling(couple_fixed, uniforms=1, counts_last=False)
 
 
 class _Window(NamedTuple):
-    """The M drafted steps that are verified together: of each of R rows, as many as the window is long, or fewer if the
-    row has fewer left. A window of four steps of rows 3, 4 and 7, which have done 5, 8 and 7 of 10 steps::
+    """The M drafted steps that are verified together: for each of R rows as many as the window is long, or fewer if the
+    row has fewer steps left. A window of four steps of rows 3, 4 and 7, which have done 5, 8 and 7 of 10 steps::
 
         of steps  row            3 3 3 3 4 4 7 7 7
                   step           5 6 7 8 8 9 7 8 9
@@ -101,7 +101,7 @@ class _Window(NamedTuple):
     last_of_row: Tensor
 
     def prefix(self, accepted: Tensor, length: int) -> Tensor:
-        """How many steps of each row are accepted before its first rejected one, int64 [R], of bool [M]."""
+        """How many steps of each row are accepted before its first rejected step, int64 [R]. ``accepted``: bool [M]."""
         of_rows = torch.zeros(len(self.rows), length, dtype=torch.int64, device=accepted.device)
         of_rows[self.index_in_rows, self.ahead] = accepted.to(torch.int64)
         return of_rows.cumprod(1).sum(1)  # 1 1 0 1 -> 1 1 0 0 -> 2

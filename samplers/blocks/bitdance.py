@@ -88,7 +88,9 @@ def bitdance(
 
 
 class BlockLook:
-    """The transformer with its KV cache: conditions fp32 [R, P, D] of a block, given the blocks before it."""
+    """The transformer with its KV cache. It returns the conditions of a block, fp32 [R, P, D], given the blocks before
+    it.
+    """
 
     def __init__(self, canvas: BlockCanvas, inputs: Inputs):
         self.canvas = canvas
@@ -109,7 +111,7 @@ class BlockLook:
             report.add(transformer_passes=2, cache_bytes=self.cache.bytes)
             report.add(transformer_tokens=prefix.shape[0] * (prefix.shape[1] + first.shape[1]))
 
-        # 2. Feed the blocks since the last pass, both branches together.
+        # 2. Feed the blocks since the previous pass, both branches together.
         if at.start > self.fed:
             new = slice(self.fed, at.start)
             rows = self.net.embed(self.canvas.read[:, new], self.places[new])
@@ -145,12 +147,14 @@ class BlockDiffusion:
             self.tables[count] = step_table(made.steps, canvas.model.net.denoiser.times(times)), times
 
     def tokens(self, block: int, prediction: Tensor) -> Tensor:
-        """The tokens fp32 [B, P, C] of a block: the signs of its last prediction."""
+        """The tokens of a block, fp32 [B, P, C]: the signs of its last prediction."""
         self.canvas.watch(torch.linalg.vector_norm(prediction, torch.inf))
         return self.canvas.feed(block, torch.where(prediction >= 0, 1.0, -1.0))
 
     def denoised(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """The number of evaluations so far and the predictions fp32 [B or R, P, C] of a block; the last one counts."""
+        """After every evaluation of the head, the number of evaluations so far and the predictions for a block, fp32 [B
+        or R, P, C]. The last predictions are the result.
+        """
         canvas = self.canvas
         net = canvas.model.net
         batch = self._batch(block, conditions)

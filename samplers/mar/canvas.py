@@ -132,7 +132,9 @@ class Order:
 
 
 def with_first(order: Tensor, first: Tensor) -> Tensor:
-    """Positions int64 [B, n] with those that are ``first``, bool [B, L], in front; both keep their order."""
+    """The positions ``order``, int64 [B, n], with those in front that are ``first``, bool [B, L]. Otherwise the order
+    stays.
+    """
     is_later = (~first).gather(1, order).to(torch.uint8)
     return order.gather(1, is_later.argsort(dim=1, stable=True))
 
@@ -154,13 +156,13 @@ class Tokens:
 
     @staticmethod
     def all(positions: Tensor) -> Tokens:
-        """All tokens at positions int64 [B, n], one image after another."""
+        """All tokens at positions, int64 [B, n], one image after another."""
         image = torch.arange(len(positions), device=positions.device).repeat_interleave(positions.shape[1])
         return Tokens((image, positions.flatten()))
 
     @staticmethod
     def in_columns(columns: Tensor, positions: Tensor) -> Tokens:
-        """The tokens in columns int64 [B, m] of positions int64 [B, n], one image after another."""
+        """The tokens in some columns, int64 [B, m], of positions, int64 [B, n], one image after another."""
         image = torch.arange(len(columns), device=columns.device).repeat_interleave(columns.shape[1])
         column = columns.flatten()
         return Tokens((image, positions[image, column]), column)
@@ -190,7 +192,7 @@ class TokenNoise(NamedTuple):
 
 @dataclass(eq=False)
 class MARCanvas(Canvas):
-    """Tokens fp32 [B, L, c]. An edit keeps the latents that it starts from, bit for bit."""
+    """The tokens, fp32 [B, L, c]. An edit keeps the latents that it starts from, bit for bit."""
 
     model: MARModel
     settings: Any  # MARBase with the settings of the sampler
@@ -337,7 +339,7 @@ def mar_canvas(
 
 
 def edited(model: MARModel, edit: Edit, images: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """An edit's latents fp32 [1 or B, C, H, W], and the tokens to sample, bool [B, L].
+    """The latents of an edit, fp32 [1 or B, C, H, W], and which tokens to sample, bool [B, L].
 
     Raises:
         UserError: see :meth:`Edit.token_mask`; latents of another shape or far outside a decoder's, or masks that cover

@@ -139,7 +139,7 @@ class Pace:
     """
 
     left: Tensor  # images that are not at their end
-    moved: Tensor  # images that have gone on since the last pass
+    moved: Tensor  # images that have gone on since the previous pass
     here: Tensor  # mask of the tokens of the images' AR steps
     ahead: Tensor  # mask of these, and of the later steps that a lookahead from there drafts
 

@@ -71,7 +71,7 @@ class FrequencyWeighted(Diffusion):
         self.share = share
 
     def __call__(self, step: int, here: Tensor, z: Tensor) -> Tensor:
-        """Sample the tokens fp32 [B, n, c] at positions ``here`` [B, n], from their conditions z [P, B, n, C]."""
+        """Sample the tokens at positions ``here``, int64 [B, n], from conditions z [P, B, n, C]: fp32 [B, n, c]."""
         canvas = self.canvas
         most, few = self.tables[0], self.tables[step]
         count = math.floor(round(self.share * here.shape[1], 9))

@@ -55,7 +55,7 @@ class Transformer:
     positions ``wanted`` int64 [B, M], given the tokens decided before AR step ``step``.
     """
 
-    heads: Heads  # how the diffusion head is evaluated beside it
+    heads: Heads  # how the diffusion head is evaluated together with this transformer
     # Whether the images of a pass may be at different AR steps.
     own_pace = False
 
@@ -254,7 +254,7 @@ class Diffusion:
             self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
 
     def __call__(self, step: int, here: Tensor, z: Tensor) -> Tensor:
-        """Sample the tokens fp32 [B, n, c] at positions ``here`` [B, n], from their conditions z [P, B, n, C]."""
+        """Sample the tokens at positions ``here``, int64 [B, n], from conditions z [P, B, n, C]: fp32 [B, n, c]."""
         tokens = Tokens.all(here)
         batch = self.canvas.batch(self.tables[step], tokens, z, self.noise)
         if self.window > 1:

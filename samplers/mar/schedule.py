@@ -81,7 +81,7 @@ def staged_after(sizes: Sequence[int], steps: Sequence[int]) -> list[int]:
 
 
 def in_stages(orders: Tensor, stages: Tensor) -> Tensor:
-    """Orders int64 [B, L] that decide one stage after the other, ``stages`` int64 [L] of :func:`stages_of_cells`.
+    """Orders, int64 [B, L], that decide one stage after the other. ``stages``: int64 [L] from :func:`stages_of_cells`.
 
     Within a stage the cells keep their given order.
     """
@@ -96,7 +96,7 @@ def raster(random: Tensor) -> Tensor:
 
 @lru_cache(maxsize=64)
 def halton_cells(grid: int) -> Tensor:
-    """Cells int64 [G^2, 2] (row, column) in the order of a Halton sequence of bases 2 and 3, duplicates skipped."""
+    """Cells (row, column) in the order of a Halton sequence of bases 2 and 3 without its duplicates, int64 [G^2, 2]."""
     found: dict[tuple[int, int], None] = {}
     index = 1
     while len(found) < grid * grid:

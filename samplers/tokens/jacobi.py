@@ -37,7 +37,7 @@ from .schedule import Schedule
 
 # On a CPU, batches of this size and more gain little or nothing from a window.
 _CPU_BATCH = 4
-# The rows of an image in a call of 16-bit weights are a multiple of this.
+# With 16-bit weights, the number of rows that a call feeds for an image is a multiple of this.
 ROWS = 32
 
 
@@ -75,7 +75,7 @@ def iterate(
 
         # 1. Feed the rows of the W passes at once, with the tokens so far: certain ones and guesses. Every row attends
         #    to the slots that it attends to in its own serial pass. Keys and values replace the keys and values of the
-        #    last call. The null branch ends with the last guided pass, unless all calls must keep one shape.
+        #    previous call. The null branch ends with the last guided pass, unless all calls must keep one shape.
         null = last >= 0 and (has_one_shape or window.certain <= last)
         with canvas.clock.phase(canvas.phases[0]):
             rows, predicted_by = window.fed_rows(table)
@@ -110,12 +110,12 @@ class Window:
                          start       stop
 
     - The tokens of the passes before ``start`` are certain.
-    - Those of the passes from ``start`` to before ``stop`` are guesses: of earlier calls, or copies of the newest
+    - The tokens of the passes from ``start`` to before ``stop`` are guesses: of earlier calls, or copies of the newest
       token. Pass ``start`` reads certain tokens only, so the tokens that the next call samples for it are certain.
-    - Those of later passes are not read.
+    - The tokens of later passes are not read.
 
-    Only :meth:`step` changes tokens and moves windows. Their places are known on the host; the tokens are on the
-    device.
+    Only :meth:`step` changes tokens and moves windows. The places of the windows are known on the host; the tokens are
+    on the device.
     """
 
     def __init__(self, canvas: TokenCanvas, schedule: Schedule, width: int):
@@ -134,7 +134,7 @@ class Window:
     def _open(self) -> None:
         """Set what follows from ``start``."""
         t = self.table
-        # The pass after the last one of each image, int64 [L].
+        # The pass after the window, of each image, int64 [L].
         self.stop = np.minimum(self.start + self.width, t.passes)
         # The cells of the W passes, int64 [L, n]: by number in the order of decision, and on the device in the grid.
         self.numbers = ranges(t.cell_start[self.start], t.cell_start[self.stop], padding=len(t.cells) - 1)
@@ -163,7 +163,7 @@ class Window:
         return table.fed_rows(on_device, table.prefix + end), to_device(predicted_by, self.tokens.device)
 
     def step(self, new: Tensor, call: int) -> Verdict:
-        """Take over the ``new`` tokens int64 [L, n] of the cells, and move every window to its first pass that is not
+        """Take over the ``new`` tokens of the cells, int64 [L, n], and move every window to its first pass that is not
         certain. Returns what became certain in this call. The host waits for the device.
         """
         t = self.table
@@ -224,7 +224,7 @@ def ranges(begin: np.ndarray, end: np.ndarray, padding: int) -> np.ndarray:
 
 
 def _guess(tokens: Tensor, cells: Tensor, newest: Tensor) -> None:
-    """Set cells int64 [L, n] to a token int64 [L, 1]."""
+    """Set cells, int64 [L, n], to one token in each image, int64 [L, 1]."""
     tokens.scatter_(1, cells, newest.expand(-1, cells.shape[1]))
 
 
@@ -281,7 +281,7 @@ def _remark(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
 
 
 def padded_rows(schedule: Schedule, width: int) -> int:
-    """Fed rows of an image in the calls of a window of 16-bit weights; no call has more rows, or more cells, each
+    """Number of rows that every call feeds for an image with 16-bit weights; no call has more rows, or more cells, each
     predicted by its own row.
 
     They are the same for all windows that are not wider than the side of the image.

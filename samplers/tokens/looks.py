@@ -86,8 +86,8 @@ class DeviceTable:
         )
 
     def fed_rows(self, rows: slice | Tensor, end: int, masked: bool = True) -> FedRows:
-        """Some rows, which attend to slots below ``end``, the condition's among them; without a mask to all of
-        these.
+        """Some rows, which attend to slots below ``end``, the condition's among them. Rows that are not ``masked``
+        attend to all of these slots.
         """
         return FedRows(
             cell=self.fed[rows],
@@ -106,10 +106,9 @@ def plan_of(table: Table, device: torch.device) -> dict[int, Tensor]:
 
 
 def attention_mask(table: DeviceTable, rows: slice | Tensor, end: int) -> Tensor:
-    """Which of the slots below ``end``, the condition's among them, the rows int64 [...] of a table attend to: bool
-    [..., end].
+    """To which of the slots below ``end``, the condition's among them, rows attend: bool [..., end].
 
-    Padding attends to the condition only.
+    ``rows``: their indices in the table, int64 [...]. Padding attends to the condition only.
     """
     last_visible = table.last_visible[rows][..., None]
     k = table.row_pass[rows][..., None]
@@ -126,7 +125,7 @@ class CachedTransformer:
     guidance the null condition, which is left out where ``null`` is False. All branches are fed the same tokens.
 
     Args:
-        canvas: whose report counts the work.
+        canvas: its report counts the work.
         condition: the packed condition.
         first_value: token value of image code 0.
         padded_to: fed rows of an image that every call is padded to, see one_shape in networks/llama.py; 0 for none.
@@ -143,8 +142,8 @@ class CachedTransformer:
         self.padded_to = padded_to
 
     def prefill(self, null: bool, slots: int, image: Tensor | None = None) -> Tensor:
-        """Read the condition, alone or followed by the cells ``image`` int64 [B, m], into a cache with ``slots`` image
-        slots.
+        """Read the condition, alone or followed by m tokens of the ``image``, int64 [B, m], into a cache with ``slots``
+        image slots.
 
         Returns hidden rows [R, 1 + m, C], of which row i predicts cell i.
         """
@@ -172,7 +171,7 @@ class CachedTransformer:
         return hidden
 
     def feed(self, tokens: Tensor, rows: FedRows, null: bool) -> Tensor:
-        """Hidden rows [R, m, C] of a pass that feeds ``rows`` of the tokens int64 [B, N + 1]."""
+        """Hidden rows [R, m, C] of a pass that feeds ``rows``. ``tokens``: of the images so far, int64 [B, N + 1]."""
         # 1. Embeddings, of transition tokens too.
         cells = rows.cell
         values = tokens[:, cells] if cells.ndim == 1 else tokens.gather(1, cells)
@@ -193,8 +192,9 @@ class CachedTransformer:
         return self.net.feed(x, rows.position, rows.slot, self.cache, rows.end, rows.mask, rows=self.padded_to)
 
     def keep(self, left: Tensor, images: int) -> None:
-        """Leave only some of the present ``images`` in the cache, by their places int64 [L], in the branches of
-        guidance that it holds.
+        """Leave only some of the present ``images`` in the cache, in all branches of guidance that it holds.
+
+        ``left``: their indices among the present images, int64 [L].
         """
         branches = len(self.cache.blocks[0]) // images
         self.cache.keep(torch.cat([left + branch * images for branch in range(branches)]))

@@ -33,14 +33,14 @@ class Guidance(NamedTuple):
 
 
 def guidance_at(settings: TokenSettings, steps: Tensor) -> Guidance:
-    """The guidance of tokens at steps int64 [...], which are counted as the setting ``cfg_interval`` counts."""
+    """The guidance of tokens at the given steps, int64 [...], which are counted as ``cfg_interval`` counts them."""
     if settings.cfg_interval is None:
         return Guidance(settings.guides)
     return Guidance(settings.guides, steps <= settings.cfg_interval)
 
 
 def guided_passes(settings: TokenSettings, schedule: Schedule) -> list[bool]:
-    """For each pass of a schedule whether guidance is applied."""
+    """Whether guidance is applied, for each pass of a schedule."""
     most = settings.cfg_interval
     return [settings.guides and (most is None or p.cfg_step <= most) for p in schedule.passes]
 
@@ -63,8 +63,8 @@ class TokenDraw:
 
     Args:
         canvas: the images.
-        guided_by_pass: for each pass whether guidance is applied; for :meth:`__call__`.
-        stream: name of the random numbers.
+        guided_by_pass: whether guidance is applied, for each pass; only :meth:`__call__` reads it.
+        stream: name of the stream of random numbers.
         more: further fields of :class:`Sampling`.
     """
 
@@ -82,7 +82,7 @@ class TokenDraw:
         self.how = Sampling(canvas.settings, len(self.draws), noise, canvas.given, **more)
 
     def __call__(self, k: int, cells: Tensor, hidden: Tensor) -> Tensor:
-        """The tokens int64 [B, n] of the cells [n] of pass k."""
+        """The tokens, int64 [B, n], of the n cells of pass k."""
         return self.tokens(hidden, Guidance(self.guided_by_pass[k]), cells, self.canvas.values)
 
     def tokens(self, hidden: Tensor, guidance: Guidance, cells: Tensor, tokens: Tensor) -> Tensor:
@@ -96,13 +96,13 @@ class TokenDraw:
         return new
 
     def logits(self, hidden: Tensor, guidance: Guidance) -> Tensor:
-        """Logits fp32 [B, n, V] of hidden rows [R, n, C] after classifier-free guidance."""
+        """Logits after classifier-free guidance, fp32 [B, n, V], of hidden rows [R, n, C]."""
         logits, *norms = guided_logits(self.net, self.how, hidden, guidance)
         self.canvas.watch(*norms)
         return logits
 
     def of(self, images: np.ndarray) -> TokenDraw:
-        """The draw of some of the images, by their places int64 [L]."""
+        """The draw of some of the images, by their indices in the batch, int64 [L]."""
         some = copy(self)
         some.draws = self.draws.of(images.tolist())
         noise = some.draws.stream(self.stream, self.values, self.canvas.device)
@@ -122,14 +122,16 @@ def sample_tokens(
     cells: Tensor,
     tokens: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens int64 [B, n] of hidden rows, and the norms of :func:`guided_logits`; arguments as for the two parts."""
+    """Tokens, int64 [B, n], of hidden rows, and the norms of :func:`guided_logits`. Arguments as for
+    :func:`guided_logits` and :func:`sample`.
+    """
     logits, largest, norm = guided_logits(net, how, hidden, guidance)
     return sample(how, logits, cells, tokens), largest, norm
 
 
 def guided_logits(net: Llama, how: Sampling, hidden: Tensor, guidance: Guidance) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits after guidance, see :meth:`TokenDraw.logits`; the norms fp32 [] of the logits and of the hidden rows,
-    which tell whether they are finite.
+    """Logits after guidance, see :meth:`TokenDraw.logits`, and two norms, fp32 [] each: of the logits and of the hidden
+    rows. A norm is not finite if one of its values is not.
     """
     # 1. The logits of all branches: the condition, a part of it where there is one, the null condition.
     cells = hidden.shape[1]
@@ -156,7 +158,7 @@ def guided_logits(net: Llama, how: Sampling, hidden: Tensor, guidance: Guidance)
 
 
 def sample(how: Sampling, logits: Tensor, cells: Tensor, tokens: Tensor | None) -> Tensor:
-    """Tokens int64 [B, n] of cells int64 [n] or [B, n], from their logits fp32 [B, n, V].
+    """Tokens, int64 [B, n], of cells, int64 [n] or [B, n], from their logits, fp32 [B, n, V].
 
     ``tokens``: the images' tokens so far; not read without a repetition penalty.
     """
@@ -175,9 +177,9 @@ def sample(how: Sampling, logits: Tensor, cells: Tensor, tokens: Tensor | None) 
 
 
 def used_before(tokens: Tensor, cells: Tensor, values: int) -> Tensor:
-    """Which token values, bool [B, n, values], occur before each of the cells int64 [n] or [B, n] in raster order.
+    """Which token values occur before each of the cells in raster order, bool [B, n, values].
 
-    ``tokens`` int64 [B, N + 1]: the images' tokens so far; guesses count too.
+    ``tokens``: the images' tokens so far, int64 [B, N + 1]; guesses count too. ``cells``: int64 [n] or [B, n].
     """
     codes = tokens[:, None, :-1]
     before = (torch.arange(codes.shape[2], device=cells.device) < cells[..., None]).expand(len(codes), -1, -1)
@@ -191,7 +193,7 @@ def used_before(tokens: Tensor, cells: Tensor, values: int) -> Tensor:
 
 
 def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Logits fp32 [..., V] with -inf for every value that may not be sampled.
+    """Logits, fp32 [..., V], with -inf for every value that may not be sampled.
 
     Top-k keeps the k largest and their ties; 0 keeps all. Top-p (Holtzman et al. 2019) then keeps the smallest set of
     most probable values whose probability exceeds it; 1 keeps all.
@@ -211,7 +213,7 @@ def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
 
 
 def tempered(logits: Tensor, settings: TokenSettings) -> Tensor:
-    """Logits fp32 [..., V] of the sampling distribution: after temperature, top-k, top-p and the factor of
+    """Logits of the sampling distribution, fp32 [..., V]: after temperature, top-k, top-p and the factor of
     ``entropy_temperature``.
 
     At temperature 0 the likeliest value has the whole probability.
@@ -232,7 +234,7 @@ def tempered(logits: Tensor, settings: TokenSettings) -> Tensor:
 
 
 def entropy_factor(logits: Tensor, strength: float) -> Tensor:
-    """Factor of the temperature by the entropy of a distribution; fp32 [..., 1] of its logits fp32 [..., V].
+    """Factor of the temperature, fp32 [..., 1], by the entropy of a distribution with these logits, fp32 [..., V].
 
     Source: Ma et al. 2025, "Towards Better & Faster Autoregressive Image Generation: From the Perspective of Entropy"
     (NeurIPS 2025, arXiv 2510.09012), equation 2 with LlamaGen's constants: 2.5 exp(-H / 3) + 0.6. Where the published
@@ -241,8 +243,8 @@ def entropy_factor(logits: Tensor, strength: float) -> Tensor:
     randomness (a factor of 3.1 at H 0), uncertain ones less (below 1 from H 5.5 on). At a temperature other than 1
     top-p keeps other values than there, because it follows the temperature here, as in LlamaGen.
 
-    ``strength`` 1 is that factor, 0 is 1 for every distribution, and between them it changes in proportion, which is
-    not in the paper. Equal logits have equal factors, whatever else is sampled beside them.
+    At ``strength`` 1 the result is this factor, at 0 it is 1 for every distribution, and in between it changes in
+    proportion. The paper has no such strength. Equal logits have equal factors, whatever else the batch samples.
     """
     entropy = torch.special.entr(logits.softmax(-1)).sum(-1, keepdim=True)
 
@@ -251,8 +253,8 @@ def entropy_factor(logits: Tensor, strength: float) -> Tensor:
 
 
 def draw(logits: Tensor, settings: TokenSettings, gumbel: Tensor) -> Tensor:
-    """Token values int64 [B, m] from logits fp32 [B, m, V] and Gumbel noise of the same shape, which temperature 0
-    ignores.
+    """Token values, int64 [B, m], from logits, fp32 [B, m, V], and Gumbel noise of the same shape. At temperature 0 the
+    noise is not used.
     """
     if settings.temperature == 0:
         return logits.argmax(-1)
@@ -262,7 +264,7 @@ def draw(logits: Tensor, settings: TokenSettings, gumbel: Tensor) -> Tensor:
 def penalised(logits: Tensor, used: Tensor, penalty: float) -> Tensor:
     """Repetition penalty (Keskar et al. 2019, CTRL, as in Hugging Face transformers); 1 changes nothing.
 
-    Divides the logits fp32 [..., V] of values that were sampled before (``used``, bool [..., V]) if they are positive,
-    and multiplies them otherwise.
+    A logit of a value that was sampled before is divided by ``penalty`` if it is positive, and multiplied by it
+    otherwise. ``logits``: fp32 [..., V]; ``used``: which values were sampled before, bool [..., V].
     """
     return torch.where(used, torch.where(logits < 0, logits * penalty, logits / penalty), logits)

@@ -47,7 +47,7 @@ AS_PRINTED = Rule(power=1, inner_temperature=1.0)
 
 
 class RejectionDraws:
-    """Random numbers of tokens, from keys int64 [B, L]. A test injects recorded ones."""
+    """Random numbers for verifying tokens, from keys, int64 [B, L]. A test injects recorded numbers."""
 
     def __init__(self, keys: Tensor):
         self.keys = keys
@@ -57,7 +57,9 @@ class RejectionDraws:
         return CounterRNG(self.keys[tokens.index]).uniform(_GUESS)[:, 0]
 
     def again(self, tokens: Tokens, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
-        """Proposals from number ``first`` on: standard normals fp32 [N, count, channels], uniforms fp32 [N, count]."""
+        """Proposals from number ``first`` on: standard normal numbers, fp32 [N, count, channels], and uniform numbers,
+        fp32 [N, count].
+        """
         rng = CounterRNG(self.keys[tokens.index])
         return rng.normal(_NORMAL, first, count, channels), rng.uniform(_UNIFORM, first, count)
 
@@ -122,7 +124,7 @@ class Verified(NamedTuple):
 
 
 def verify(drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, draws: RejectionDraws, tokens: Tokens) -> Verified:
-    """Verify the drafts fp32 [N, channels] of tokens.
+    """Verify the drafts of N tokens, fp32 [N, channels].
 
     Reads from the device once, and twice where some of the first proposals were not enough.
     """

@@ -29,7 +29,7 @@ _BOTH = ("transformer_passes", "transformer_tokens", "head_calls", "head_rows", 
 class Trace(NamedTuple):
     """The diffusion paths of N rows."""
 
-    path: Tensor  # states fp32 [N, S + 1, channels], start noise first, token last
+    path: Tensor  # states, fp32 [N, S + 1, channels], start noise first, token last
     # The learned kernel of each step, fp32 [N, S, channels], without the temperature. CSpD compares the distributions
     # of the last step, which therefore has a std, although in MAR it adds no noise.
     kernel: Gaussian
@@ -91,7 +91,7 @@ def target_batches(
     """The tokens of AR steps for the target, given the drafts; a batch for every pass of its transformer, which
     evaluates as many AR steps as it can.
 
-    One with caches reads final tokens only: ask for a batch when the tokens of the last one are final.
+    A transformer with caches reads final tokens only: ask for a batch when the tokens of the previous batch are final.
     """
     conditions = transformer.each_step(steps.start, len(steps))
     step = steps.start

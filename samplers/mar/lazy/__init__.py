@@ -5,12 +5,12 @@ Source: Yan et al. 2025, "LazyMAR: Accelerating Masked Autoregressive Models via
 and their features are stored. A pass at AR step k between two refreshes computes less, thanks to three caches. Each
 can be switched off (:class:`CacheSettings`):
 
-1. *encoder cache*: the encoder computes the class rows and the tokens decided since the last pass, with the stored keys
-   and values of earlier tokens. It is in the published code, not in the paper.
+1. *encoder cache*: the encoder computes the class rows and the tokens decided since the previous pass, with the stored
+   keys and values of earlier tokens. It is in the published code, not in the paper.
 2. *token cache* (section 3.2.1): the decoder computes all rows up to a chosen block, whose values V show how much
-   row i has changed since the last pass, and from there on only some rows:
+   row i has changed since the previous pass, and from there on only some rows:
 
-   - similarity: s_i = cos(V_i^k, V_i^k'), the mean of the heads, where k' is the AR step of the last pass;
+   - similarity: s_i = cos(V_i^k, V_i^k'), the mean of the heads, where k' is the AR step of the previous pass;
    - (8): the pass computes the rows of the wanted tokens, which the caller asks for, of the tokens decided since k',
      and of further tokens with the lowest s_i. (The paper prints argmax, but its text and its code take the least
      similar rows.) ``plan.py`` has their number, and the other choices of the paper's Table 3;

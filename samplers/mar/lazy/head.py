@@ -83,7 +83,7 @@ def head_plan(steps: int, period: int, device: torch.device) -> HeadPlan:
 class CachedHead:
     """The diffusion head with LazyMAR's cache, for :func:`...chain.run_chain`.
 
-    What a step computes, and what it keeps of the last step that computed it:
+    What a step computes, and what it takes from the most recent step that computed it ("kept"):
 
     =======================  ========  ========  ======
     part                     full      edge      reused
@@ -97,7 +97,7 @@ class CachedHead:
     [1] as its difference to the conditional branch's.
     """
 
-    kept: Kept | None = None  # of the last step that computed it; the first step is a full one
+    kept: Kept | None = None  # from the most recent step that computed it; the first step is a full one
 
     def __init__(self, head: DiffusionHead, net: MAR, batch: DiffusionBatch, plan: HeadPlan, report: Report):
         self.head = head
@@ -199,10 +199,10 @@ def evaluate_full(
 def evaluate_from_kept(
     head: DiffusionHead, outer: Sequence[int], kept: Kept, edge: bool, modulations: Sequence[Tensor], x: Tensor
 ) -> tuple[Tensor, Kept | None]:
-    """The head from what was kept: noise and variance logits fp32 [1, N, 2 channels], and what the next steps reuse if
-    that changes.
+    """Evaluate the head with what was kept: noise and variance logits, fp32 [1, N, 2 channels], and what the next steps
+    reuse, or None if this stays the same.
 
-    x fp32 [N, channels] are the states. At an ``edge`` step the outer blocks' MLPs are computed.
+    ``x``: the states, fp32 [N, channels]. At an ``edge`` step the MLPs of the outer blocks are computed.
     """
     h = head.input_proj(x.to(head.input_proj.weight.dtype))
     mlps = []

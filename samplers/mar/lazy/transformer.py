@@ -28,17 +28,17 @@ class Kept:
     """What a refresh keeps for the passes until the next one, and what each pass keeps for the one after it."""
 
     until: int  # AR step of the next refresh
-    step: int  # AR step of the last pass
-    known: int  # tokens that were decided before it
+    step: int  # AR step of the previous pass
+    known: int  # number of tokens that were decided before the previous pass
     encoder: State  # encoder cache: a store of every block; empty without the cache
     decoder: DecoderCache | None  # token cache; None if all these passes compute all rows
     fused: Any = None  # encoder cache: what a prompt's language model keeps between encoder and decoder
-    rows: Tensor | None = None  # encoder cache: the decoder's rows of the last pass [E, N, C], see MAR.canvas
+    rows: Tensor | None = None  # encoder cache: the decoder's rows of the previous pass, [E, N, C], see MAR.canvas
     residual: Tensor | None = None  # condition cache: null minus conditional branch at the refresh, [B, L, C]
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All of them."""
+        """All tensors that are kept."""
         found = [*self.encoder]
         if self.decoder is not None:
             found += [*self.decoder.stores, *self.decoder.measured]
@@ -156,7 +156,7 @@ class LazyTransformer(Transformer):
         canvas = self.canvas
         net = canvas.model.net
         known = canvas.order.starts[step]
-        new = canvas.order.decision_order[:, kept.known : known]  # decided since the last pass
+        new = canvas.order.decision_order[:, kept.known : known]  # decided since the previous pass
 
         # 1. The encoder reads the new tokens, and the other rows of the decoder stay as they are; or without its cache
         # it reads all tokens.

@@ -83,11 +83,11 @@ class Verifier:
         return hidden[:, -block.cells :]
 
     def rejections(self, hidden: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """Pooled probabilities fp32 [B, n] of the drafts from cell ``first`` on, and R_T, the rejected ones, bool [B,
-        n].
+        """Pooled probabilities of the drafts from cell ``first`` on, fp32 [B, n], and R_T, the rejected drafts, bool
+        [B, n].
 
-        ``hidden`` [R, n, C] predicts these cells. It is not recorded: the kernels of a whole block take longer than
-        their launch, and a recording would keep the memory of its logits.
+        The ``hidden`` rows [R, n, C] predict these cells. This is not recorded as a CUDA graph: the kernels of a whole
+        block take longer than their launch, and a recording would keep the memory of the logits.
         """
         s = self.settings
         size = cells_at_once(len(hidden), self.draw.net.config.vocab)
@@ -158,8 +158,9 @@ class Verifier:
             return self.transformer.feed(canvas.values, rows, self.null), predicted_by
 
     def sample(self, hidden: Tensor, predicted_by: Tensor, cells: Tensor) -> Tensor:
-        """Tokens int64 [B, n] of cells int64 [B, n], each predicted by one of the hidden rows [R, m, C],
-        ``predicted_by`` int64 [B, n].
+        """The tokens of ``cells``, int64 [B, n].
+
+        ``predicted_by``: which of the hidden rows [R, m, C] predicts each cell, int64 [B, n].
         """
         if not cells.shape[1]:
             return cells  # every draft is accepted
