@@ -276,7 +276,7 @@ def test_it_is_cores_vae_with_all_of_its_names(host, loader):
 @pytest.mark.parametrize("node", sorted(OF_IMAGES))
 def test_nodes_of_images_work(host, nodes, node, loader):
     if loader == "binary" and node.endswith("Tiled"):
-        assert "normalises by statistics of the whole image" in sentence(host, nodes, node, loader)
+        assert "normalises with statistics of the whole image" in sentence(host, nodes, node, loader)
         return
 
     shape = LATENTS[loader]

@@ -89,14 +89,14 @@ def test_an_edit_of_another_size_names_the_numbers_to_set():
 
 
 def test_a_decoder_takes_whole_images_only():
-    """It normalises by statistics of the whole image: tiles would change it."""
+    """It normalises with statistics of the whole image: tiles would change it."""
     vae = a_block().vae
     latents = bits(1, a_block().model, (4, 4))
     for tiled, field, remedy in (
         (lambda: vae.decode_tiled(latents), "samples", "take VAE Decode"),
         (lambda: vae.encode_tiled(torch.rand(1, 8, 8, 3)), "pixels", "take VAE Encode"),
     ):
-        with pytest.raises(UserError, match=f"^{field}: tiny bits .* normalises by statistics .*; {remedy}"):
+        with pytest.raises(UserError, match=f"^{field}: tiny bits .* normalises with statistics .*; {remedy}"):
             tiled()
     assert vae.decode(latents).shape == vae.decode(vae.encode(torch.rand(1, 8, 8, 3))).shape == (1, 8, 8, 3)
 
@@ -142,10 +142,10 @@ def test_latents_of_other_families_are_refused_both_ways():
 
 
 REFUSED = {
-    "a sampler of MARs": ("lazymar", "^sampler: lazymar samples a MAR.* a BitDance .*; choose bitdance"),
+    "a sampler of MARs": ("lazymar", "^sampler: lazymar works with a MAR.* a BitDance .*; choose bitdance"),
     "caches": ("fasthybrid+lazymar", "^sampler: fasthybrid.lazymar samples a MAR.*; choose bitdance"),
     "a sampler of tokens": ("zipar", "^sampler: zipar works with a LlamaGen.*; choose bitdance"),
-    "a draft": ("mulosd", "^sampler: mulosd samples a LlamaGen.*; choose bitdance"),
+    "a draft": ("mulosd", "^sampler: mulosd works with a LlamaGen.*; choose bitdance"),
     "parallel decoding": ("bitdance: parallel=16", "^parallel: exact parallel decoding cannot help.* 512 to 2,048 .*;"),
     "euler": ("bitdance: sampler=euler", "^sampler: a BitDance has one sampler.* euler .*; leave it out"),
     "AR steps": (

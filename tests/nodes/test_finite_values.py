@@ -62,10 +62,10 @@ def test_pictures_and_latents_that_are_not_finite_are_not_the_decoders_fault():
         picture, latents = torch.full((1, 16, 16, 3), 0.5), torch.zeros(1, 2, 2, 2)
         picture[0, 3, 3, 1] = latents[0, 1, 1, 0] = value
         for one in (a_vae().encode, a_vae().encode_tiled):
-            with pytest.raises(UserError, match="^pixels: it holds values that are not finite"):
+            with pytest.raises(UserError, match="^pixels: some values are not finite"):
                 one(picture)
         for one in (a_vae().decode, a_vae().decode_tiled):
-            with pytest.raises(UserError, match="^samples: it holds values that are not finite"):
+            with pytest.raises(UserError, match="^samples: some values are not finite"):
                 one(latents)
 
 
@@ -83,7 +83,7 @@ def test_pictures_that_are_not_finite_are_refused_by_every_node_that_takes_them(
         "mask": lambda: cropped(good, mask * NAN),
     }
     for field, run in runs.items():
-        with pytest.raises(UserError, match=f"^{field.strip()}: it holds values that are not finite"):
+        with pytest.raises(UserError, match=f"^{field.strip()}: some values are not finite"):
             run()
 
 

@@ -319,7 +319,7 @@ def test_a_draft_of_another_kind_is_refused_before_any_work(model, draft, says):
 
 def test_a_draft_on_another_device_is_refused_for_its_device(model):
     elsewhere = dataclasses.replace(model, net=copy.deepcopy(model.net).to("meta"))
-    with pytest.raises(UserError, match="^draft: tiny is on meta, .* cpu; load both on one device"):
+    with pytest.raises(UserError, match="^draft: tiny is on meta, .* cpu; load both models on one device"):
         next(cspd(model, LABELS, CSpDSettings(**FEW), NOISE, draft=elsewhere))
 
 

@@ -195,7 +195,7 @@ def codes(*images, size: int = 0) -> CodeCondition:
         (codes([0], [20]), "code 20 "),
         (codes([0, -1, 2, 3]), "code -1 "),
         (codes([-1], [3]), "code -1 "),
-        (codes([0, 1, 2]), "3 codes are not a square"),
+        (codes([0, 1, 2]), "3 codes do not form a square"),
         (codes(), "no image"),
         (codes([]), "without features or codes"),
         (codes([0], []), "without features or codes"),

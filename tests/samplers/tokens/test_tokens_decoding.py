@@ -83,7 +83,7 @@ def test_a_model_and_a_sampler_that_do_not_fit_say_so():
         (zipar, PAR_MODEL, ZipARSettings(), "model: tiny"),
         (par, PLAIN, PARSettings(), "grouping: tiny is a plain LlamaGen"),
         (par, PAR_MODEL, PARSettings(grouping=ADJACENT), "grouping: tiny was trained for its own groups"),
-        (par, tiny_gpt(grid=5), PARSettings(grouping=NON_LOCAL), "grouping: 4 regions do not tile a grid of 5 x 5"),
+        (par, tiny_gpt(grid=5), PARSettings(grouping=NON_LOCAL), "grouping: 4 regions do not fit into a grid of 5 x 5"),
     ):
         with pytest.raises(UserError, match=f"^{told}"):
             next(sampler(model, from_ids((1,)), chosen, PairedDraws(1, (0,))))
