@@ -150,7 +150,7 @@ def test_prompts_that_do_not_fit() -> None:
     assert len(model.prompt("a " * 46, 0)) == 48
     with pytest.raises(
         UserError,
-        match="^text: .* 49 tokens .* tiny reads at most 48; shorten it.$",
+        match="^text: .* 49 tokens .* tiny reads at most 48; shorten the prompt.$",
     ):
         model.prompt("a " * 47, 0)
     assert model.prompt("a " * 58, 1)
