@@ -94,7 +94,7 @@ for refused, words in (
     (lambda: samplers.MARSampler.execute(model=loaded, condition=labels, seed=1), "^model: it got a toy (my toy); "),
     (
         lambda: sharing.AnySampler.execute(model=loaded, condition=labels, sampler="mar", seed=1),
-        "sampler: mar samples a MAR, or a Harmon or UniPic, but this is a toy (my toy); choose toy.",
+        "sampler: mar works with a MAR, or a Harmon or UniPic, but the connected model is a toy (my toy); choose toy.",
     ),
 ):
     try:

@@ -4,7 +4,7 @@ The paper does not say what it counts: its plain MAR has 6 to 7 % more operation
 figures here are therefore shares of plain MAR with 64 AR steps.
 """
 
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 from fastar_nodes.lab.work.operations import counted
@@ -46,7 +46,9 @@ def test_balanced_at_full_size_is_the_papers_configuration(size, width):
         s = LazyMARSettings(steps=steps, **presets.values(CacheSettings, "balanced", False, width, steps))
         assert 1 / share(size, **asdict(s)) == pytest.approx(speedup, rel=0.06)
         assert flops(c, PLAIN) / flops(c, s) > speedup, "ours leaves out what nothing reads"
-    assert s == replace(LazyMARSettings(**SHORT), **presets.values(CacheSettings, "balanced", True)), "the demo's too"
+    demo = presets.values(CacheSettings, "balanced", True)
+    periods = s.refresh_period, s.start_step
+    assert (demo["refresh_period"], demo["start_step"]) == periods, "the demo has those of 32 AR steps"
 
 
 def test_our_own_operations_are_fewer():
