@@ -63,7 +63,7 @@ def test_what_is_wrong_is_refused_before_the_sampler_begins():
     replace(drawn, edit=edit_of(model)).check(CPU, "batch")
 
     many = replace(drawn, condition=from_ids([1] * 100_000), settings=replace(FEW, diffusion_steps=1000))
-    with pytest.raises(UserError, match="^batch: 100000 images with 1000 diffusion steps"):
+    with pytest.raises(UserError, match="^batch: the noise of 100000 images with 1000 diffusion steps"):
         many.check(CPU, "batch")
     with pytest.raises(UserError, match="^latent_image: its batch has 2 entries"):
         replace(drawn, edit=edit_of(model, images=2)).check(CPU, "batch")

@@ -82,7 +82,7 @@ def test_a_model_and_a_sampler_that_do_not_fit_say_so():
         (llamagen, PAR_MODEL, LlamaGenSettings(), "model: tiny"),
         (zipar, PAR_MODEL, ZipARSettings(), "model: tiny"),
         (par, PLAIN, PARSettings(), "grouping: tiny is a LlamaGen"),
-        (par, PAR_MODEL, PARSettings(grouping=ADJACENT), "grouping: tiny is a PAR model, which was trained for its own groups"),
+        (par, PAR_MODEL, PARSettings(grouping=ADJACENT), "grouping: tiny is a PAR model"),
         (par, tiny_gpt(grid=5), PARSettings(grouping=NON_LOCAL), "grouping: 4 regions do not fit into a grid of 5 x 5"),
     ):
         with pytest.raises(UserError, match=f"^{told}"):
