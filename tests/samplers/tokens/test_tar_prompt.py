@@ -199,7 +199,7 @@ def codes(*images, size: int = 0) -> CodeCondition:
         (codes(), "no image"),
         (codes([]), "without features or codes"),
         (codes([0], []), "without features or codes"),
-        (codes([0] * 4, [0] * 16), "4 to 16 codes"),
+        (codes([0] * 4, [0] * 16), "codes, 4 to 16;"),
     ],
 )
 @pytest.mark.fast_cases(5)

@@ -37,7 +37,7 @@ def test_labels_pass_as_they_are():
         ("text", TextCondition(features(3, width=5), ("",)), "condition: .* width 5, .* width 6"),
         ("text", FeatureCondition(features(3), ("",)), "condition: .* semantic features"),
         ("features", CodeCondition((torch.tensor([1]),), ("",)), "condition: .* semantic codes"),
-        ("features", FeatureCondition(features(3, 4), ("", "")), "condition: .* 3 to 4 codes"),
+        ("features", FeatureCondition(features(3, 4), ("", "")), "condition: .* codes, 3 to 4;"),
         ("features", FeatureCondition(features(50), ("",)), "condition: 50 codes are too many for tiny .* at most 49"),
         ("class", Condition((9,), ("nine",)), "label 9 "),
     ],
@@ -61,5 +61,5 @@ def test_a_grid_that_leaves_no_room_for_any_code_is_blamed_itself():
 
 def test_labels_of_another_list_are_refused():
     model = dataclasses.replace(tiny_gpt(), label_set="picture-book")
-    with pytest.raises(UserError, match="labels are from imagenet-1k, .* picture-book"):
+    with pytest.raises(UserError, match="labels are from the list imagenet-1k, .* picture-book"):
         prepare(model, Condition((1,), ("tench",), "imagenet-1k"), CPU)
