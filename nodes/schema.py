@@ -234,8 +234,9 @@ _SEED_IN_BATCH = "Image *i* of a batch is the same image as if you generate it a
 
 
 def seed_widget(optional: bool = True, tooltip: str = _SEED, more: str = _SEED_IN_BATCH) -> io.Input:
-    """The seed widget, the same as KSampler's. It can be required where it is the first. ``tooltip`` and ``more``: what
-    the seed of a node decides that generates no image.
+    """The seed widget. It is *fixed* at first, unlike KSampler's: two new samplers have one seed, so that they can be
+    compared. It can be required where it is the first. ``tooltip`` and ``more``: what the seed of a node decides that
+    generates no image.
     """
     widget = io.Int.Input(
         "seed",
@@ -243,7 +244,7 @@ def seed_widget(optional: bool = True, tooltip: str = _SEED, more: str = _SEED_I
         optional=optional,
         min=0,
         max=SEED_LIMIT,
-        control_after_generate=True,
+        control_after_generate=io.ControlAfterGenerate.fixed,
         tooltip=tooltip,
     )
     return explained(widget, more)

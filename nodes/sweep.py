@@ -110,7 +110,7 @@ class ViewSettings(Settings):
 
 
 # Texts of a new node.
-_X_VALUES = "0.8, 0.9, 0.95, 0.99"
+_X_VALUES = "0.8, 0.95, 0.99, 1"
 _SEEDS = "7"
 _FOLDER = "sweep"
 

@@ -281,6 +281,7 @@ def _numbers(report: Report | None, baseline: Report | None, quality: Quality | 
     work = [
         ("passes", counted(report, "transformer_passes")),
         ("diffusion calls", counted(report, "head_calls")),
+        ("computed tokens", _computed(report, baseline)),
         (report.judged, percent(report.acceptance)),
     ]
 
@@ -294,6 +295,18 @@ def _numbers(report: Report | None, baseline: Report | None, quality: Quality | 
         time += [("speed-up", speedup.brief), ("spread", spread)]
 
     return [(name, value) for name, value in [*work, *distance, *time] if value]
+
+
+def _computed(report: Report, baseline: Report | None) -> str:
+    """The tokens that a transformer with a cache computed, and those of the baseline: "2,808 of 6,108"; "" without a
+    cache, which makes no fewer passes.
+    """
+    if not report.counts.get("cached_tokens"):
+        return ""
+
+    own = counted(report, "transformer_tokens")
+    plain = counted(baseline, "transformer_tokens") if baseline is not None else ""
+    return f"{own} of {plain}" if plain else own
 
 
 class _Cell(NamedTuple):

@@ -25,7 +25,7 @@ SCENE = "scene, %"
 PROMPT = "prompt, %"
 
 IDENTICAL = "identical"
-CLOSE = "small changes"
+CLOSE = "mostly small changes"
 SAME_DISTRIBUTION = "same distribution"
 DIFFERENT = "different"
 # Plain MAR with fewer steps, beside the methods that also have fewer.
@@ -110,7 +110,7 @@ EVERY = (
 # What README shows: what a reader accepts, and the method in words.
 SHOWN = {
     ("Parallel decoding", "LlamaGen"): ("no change at all", "LlamaGen with parallel decoding"),
-    ("FastHybrid, balanced", "MAR"): ("small changes", "MAR with FastHybrid, preset *balanced*"),
+    ("FastHybrid, balanced", "MAR"): ("mostly small changes", "MAR with FastHybrid, preset *balanced*"),
     (FEWER_DIFFUSION_STEPS, "MAR"): ("a different image", "MAR with fewer diffusion steps, no other change"),
     (FEW_STEPS, "MAR"): ("a different image", "MAR with preset *few steps*: as LazyMAR *fast*, but without caches"),
     ("LazyMAR, fast", "MAR"): ("a different image", "MAR with LazyMAR, preset *fast*"),

@@ -650,6 +650,25 @@ def test_enter_takes_the_right_node_for_a_dropped_model_and_condition(comfy: Com
     _no_complaint(editor)
 
 
+A_SAMPLER = """async sampler => {
+    await app.loadGraphData({nodes: [], links: [], version: 0.4})
+    const node = LiteGraph.createNode(sampler)
+    app.graph.add(node)
+    node.pos = [100, 150]
+    app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]
+    return node.widgets.find(w => w.name === 'control_after_generate').value
+}"""
+
+
+@pytest.mark.parametrize("sampler", ["FastARMARSampler", "FastARLlamaGenSampler"])
+def test_enter_decodes_a_dropped_latent_and_a_new_seed_is_fixed(editor: Any, sampler: str) -> None:
+    """Other samplers take latents too. Two new samplers have one seed, so that they can be compared."""
+    editor.evaluate("app.extensionManager.setting.set('Comfy.LinkRelease.Action', 'search box')")
+    assert editor.evaluate(A_SAMPLER, sampler) == "fixed"
+    _drop(editor, "", 250)
+    assert editor.evaluate("app.graph._nodes.map(node => node.type)") == [sampler, "VAEDecode"]
+
+
 AXES = """sampler => {
     const node = LiteGraph.createNode('FastARSweep'), [own, ...axes] = ['sampler', 'x', 'y'].map(
         name => node.widgets.find(w => w.name === name))

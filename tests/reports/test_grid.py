@@ -102,6 +102,12 @@ def test_numbers_appear_only_where_known():
     assert lines == list(zip(names, values, strict=True))
     assert p._numbers(report(), None) == [("seconds", "2.00")]
 
+    cached = report(transformer_passes=32, transformer_tokens=2808, cached_tokens=1074)
+    plain = report(transformer_passes=32, transformer_tokens=6108)
+    assert ("computed tokens", "2,808 of 6,108") in p._numbers(cached, plain)
+    assert ("computed tokens", "2,808") in p._numbers(cached, None)
+    assert "computed tokens" not in dict(p._numbers(plain, cached))
+
 
 def test_the_result_stands_above_its_cells():
     """Larger than all other text, and in smaller letters, then in two lines, if it is long."""

@@ -50,7 +50,8 @@ const SAMPLERS = {
   FastARLoadTarDetokenizer: "FastARLlamaGenSampler",
   FastARLoadBitDance: "FastARBitDanceSampler",
 }
-const USUAL = ["FastARLoadMAR", "FastARLoadLlamaGen", "FastARLoadBitDance", ...new Set(Object.values(SAMPLERS))]
+const LOADERS = ["FastARLoadMAR", "FastARLoadLlamaGen", "FastARLoadBitDance"]
+const USUAL = [...LOADERS, ...new Set(Object.values(SAMPLERS))]
 // For who knows the samplers.
 const LATE = ["FastARAnySampler", "FastARSweep", "FastARAdvisor"]
 const BEFORE_ALL = 1e9 // a rank above every node of ComfyUI, which have numbers of uses
@@ -77,6 +78,8 @@ function offersOf(node) {
   const [instance] = instancesOf(node)
   const types = conditionOf(node)
   const makers = types ? makersFor(node, types) : []
+  // A sampler reads latents too, but those of another one are for VAE Decode.
+  if (node.outputs?.some(({ type }) => type === "LATENT")) return [...makers, ...LOADERS, "FastARCompare"]
   const sampler = instance && isLoader(instance) ? [samplerFor(instance)] : instances().filter(isLoader).map(samplerFor)
   return [...makers, ...sampler, ...USUAL]
 }
