@@ -73,10 +73,12 @@ class KLConfig(_Shape):
     decoder_attention: frozenset[int] = frozenset()
     groups: int = 32  # GroupNorm groups, which no weight states
     enlarging: EnlargingConfig | None = None  # of the part that draws larger images; no official file has one
+    # Whether 1x1 convolutions stand between encoder and latents, and between latents and decoder; Flux's form has none.
+    mixes: bool = True
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor], groups: int = 32) -> KLConfig:
-        """Derive the shape from the official parameter names.
+        """Derive the shape from the official parameter names; without 1x1 convolutions, ``mixes`` is False.
 
         Raises:
             KeyError, ValueError: if the names or shapes are not those of a KL autoencoder.
@@ -84,16 +86,18 @@ class KLConfig(_Shape):
         ch = state["encoder.conv_in.weight"].shape[0]
         levels = depth(state, "encoder.down.", MOST_LEVELS)
         widths = [state[f"encoder.down.{i}.block.0.norm2.weight"].shape[0] for i in range(levels)]
+        mixes = "post_quant_conv.weight" in state
 
         return KLConfig(
             ch=ch,
             ch_mult=tuple(width // ch for width in widths),
             blocks=depth(state, "encoder.down.0.block.", MOST_LEVELS),
-            z_channels=state["post_quant_conv.weight"].shape[1],
+            z_channels=state["post_quant_conv.weight" if mixes else "decoder.conv_in.weight"].shape[1],
             encoder_attention=frozenset(i for i in range(levels) if f"encoder.down.{i}.attn.0.q.weight" in state),
             decoder_attention=frozenset(i for i in range(levels) if f"decoder.up.{i}.attn.0.q.weight" in state),
             groups=groups,
             enlarging=EnlargingConfig.from_state_dict(state, levels),
+            mixes=mixes,
         )
 
 
@@ -361,8 +365,11 @@ class KLAutoencoder(LatentAutoencoder):
         self.decoder = _Decoder(config, operations)
         if config.enlarging:
             self.enlarge = Enlarging(config.enlarging, config.widths, operations)
-        self.quant_conv = operations.Conv2d(2 * config.z_channels, 2 * config.z_channels, 1)
-        self.post_quant_conv = operations.Conv2d(config.z_channels, config.z_channels, 1)
+        self.quant_conv = nn.Identity()
+        self.post_quant_conv = nn.Identity()
+        if config.mixes:
+            self.quant_conv = operations.Conv2d(2 * config.z_channels, 2 * config.z_channels, 1)
+            self.post_quant_conv = operations.Conv2d(config.z_channels, config.z_channels, 1)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Mean and std, each [B, z_channels, H / stride, W / stride], of images [B, 3, H, W] in -1..1."""

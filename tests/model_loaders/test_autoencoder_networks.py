@@ -2,6 +2,8 @@
 LATENT survives. KL: batches of large images, memory of decoding.
 """
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -79,6 +81,24 @@ def test_a_picture_does_not_depend_on_its_neighbours(net: VQAutoencoder) -> None
     one = net.encode(x[1:2])
     assert torch.equal(one[1], codes[1:2])
     torch.testing.assert_close(net.decode(vectors)[1:2], net.decode(one[0]))
+
+
+def test_an_autoencoder_without_1x1_convolutions_is_one_whose_convolutions_change_nothing():
+    torch.manual_seed(0)
+    plain = KLAutoencoder(replace(CONFIG, mixes=False)).eval().requires_grad_(False)
+    assert KLConfig.from_state_dict(plain.state_dict(), CONFIG.groups) == replace(CONFIG, mixes=False)
+
+    whole = KLAutoencoder(CONFIG).eval().requires_grad_(False)
+    assert KLConfig.from_state_dict(whole.state_dict(), CONFIG.groups) == CONFIG
+    whole.load_state_dict(plain.state_dict(), strict=False)
+    for layer in (whole.quant_conv, whole.post_quant_conv):
+        torch.nn.init.dirac_(layer.weight)
+        layer.bias.zero_()
+
+    images, latents = torch.rand(2, 3, 16, 24) * 2 - 1, torch.randn(2, 4, 4, 6)
+    torch.testing.assert_close(plain.decode(latents), whole.decode(latents))
+    for found, expected in zip(plain.encode(images), whole.encode(images), strict=True):
+        torch.testing.assert_close(found, expected)
 
 
 def test_large_pictures_are_decoded_one_by_one(monkeypatch):
