@@ -17,7 +17,8 @@ means of some rows (:class:`MeanAdjustment`), an edit of BitDance fixes some tok
 ``speculation.py`` verifies several steps in one evaluation of the head.
 
 Shapes: N rows of shape [*, c] (MAR: *, the tokens of a row, is left out), S steps, and P branches of guidance: 2, the
-condition's and the null one, or 1 without guidance.
+condition's and the null one; 3 if a part of the condition has its own scale, whose branch stands between them; or 1
+without guidance.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ class DiffusionBatch:
     """N rows to sample, in their states before the first of S steps."""
 
     z: Tensor  # conditions [P, N, *, D] in the dtype of the head, the null class's last
-    cfg: Tensor  # guidance scale, fp32 [N, 1 ...]
+    cfg: Tensor  # guidance scale, fp32 [N, 1 ...]; of three branches two of them, [N, ..., 2], see guide
     x: Tensor  # states before the first step, fp32 [N, *, c]
     noise: Tensor  # noise of the steps, fp32 [S, N, *, c], or [S - 1, ...] if the last step adds none
     table: StepTable
@@ -62,9 +63,14 @@ class DiffusionBatch:
 def guide(out: Tensor, cfg: Tensor, channels: int) -> tuple[Tensor, Tensor | None]:
     """The guided prediction, and the variance logits or None if the head has none; [N, *, c] each.
 
-    Classifier-free guidance changes the prediction only; the logits are the conditional branch's.
+    Classifier-free guidance changes the prediction only; the logits are the conditional branch's. With three branches
+    it is null + scale_of_part (part - null) + scale (whole - part), as in InstructPix2Pix (Brooks et al. 2023, arXiv
+    2211.09800, equation 3), where the part of the condition is the image.
 
-    ``out``: the head's output [P, N, *, c or 2 c], the null branch last; ``cfg``: guidance scale, fp32 [N, 1 ...].
+    Args:
+        out: the head's output [P, N, *, c or 2 c]: of the whole condition, of its part if there is one, and of none.
+        cfg: guidance scale, fp32 [N, 1 ...]; of three branches ``scale`` and ``scale_of_part``, fp32 [N, 1 ..., 2].
+        channels: c.
     """
     prediction = out[0]
     logits = None
@@ -73,6 +79,10 @@ def guide(out: Tensor, cfg: Tensor, channels: int) -> tuple[Tensor, Tensor | Non
     if len(out) == 2:
         null = out[1, ..., :channels]
         prediction = torch.lerp(null, prediction, cfg)  # null + cfg (prediction - null)
+    elif len(out) == 3:
+        part, null = out[1:, ..., :channels]
+        scale, scale_of_part = cfg.split(1, -1)
+        prediction = torch.lerp(null, part, scale_of_part) + scale * (prediction - part)
     return prediction, logits
 
 

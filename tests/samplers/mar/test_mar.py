@@ -8,6 +8,7 @@ import pytest
 import torch
 from fastar_nodes.networks.mar import MAR, MARConfig, MARModel
 from fastar_nodes.samplers.annealing import annealed_steps
+from fastar_nodes.samplers.chain import guide
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar import mar as sampler
@@ -180,6 +181,28 @@ def test_raster_by_hand():
 )
 def test_halton_orders_by_hand(shift, flips, expected):
     assert revealed("halton", shift, flips, 1, 2, 3, 4, 5, 6, 7) == expected
+
+
+def test_a_part_of_the_condition_may_have_a_guidance_scale_of_its_own(model):
+    """null + s' (part - null) + s (whole - part), of the head's predictions; the variance logits are the whole's."""
+    head = model.net.head
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(3, head.channels, generator=g)
+    z = torch.randn(3, 3, model.net.config.dim, generator=g)
+    out = head.denoise(x, head.modulations(head.time_embed(torch.tensor([300]))[:, None] + head.cond_embed(z)))
+    whole, part, null = out[..., : head.channels]
+
+    def guided(branches, *scales):
+        return guide(branches, torch.tensor([scales]).expand(3, -1), head.channels)
+
+    prediction, logits = guided(out, 7.5, 2.0)
+    torch.testing.assert_close(prediction, null + 2.0 * (part - null) + 7.5 * (whole - part))
+    assert torch.equal(logits, out[0, :, head.channels :])
+
+    # With one scale for both, or a part that is nothing, these are the two branches of usual guidance.
+    plain, _ = guided(out[[0, 2]], 7.5)
+    torch.testing.assert_close(guided(out, 7.5, 7.5)[0], plain)
+    torch.testing.assert_close(guided(out[[0, 2, 2]], 7.5, 3.0)[0], plain)
 
 
 def test_annealed_steps_by_hand():
