@@ -9,8 +9,8 @@ the prediction says what the clean *data* is. The next state is a sample of a Ga
 In a diffusion of noise (MAR; Li et al. 2024, arXiv 2406.11838, section 3.2) the prediction is the noise and data is x0;
 the two coefficients are the posterior mean's (coef2 and coef1 in the published code), and the head also
 predicts the logits of a learned variance. In BitDance (arXiv 2602.14041) the prediction is the data, data_x = 0 and
-data_out = 1, and slope is 0. In both the last step takes the data itself. States and steps are fp32, whatever the dtype
-of the network.
+data_out = 1, and slope is 0. In both the last step takes the data itself; in other diffusions it may add noise as the
+others do. States and steps are fp32, whatever the dtype of the network.
 
 :func:`run_chain` is the loop. Each row may have its own steps, in a column of the table. FastHybrid changes the
 means of some rows (:class:`MeanAdjustment`), an edit of BitDance fixes some tokens of a row (:class:`FixedTokens`), and
@@ -23,6 +23,7 @@ without guidance.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -212,6 +213,7 @@ class StepTable:
     numbers: Tensor
     times: Tensor  # embeddings of their times, [S, w] or [S, N, w]
     learned: bool  # whether the head predicts logits of the variance
+    ends_noisy: bool = False  # whether the last step adds noise of a fixed variance; usually it takes the data
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -228,7 +230,7 @@ class StepTable:
 
     def part(self, first: int, stop: int) -> StepTable:
         """The steps ``first`` to ``stop - 1``."""
-        return StepTable(self.numbers[first:stop], self.times[first:stop], self.learned)
+        return replace(self, numbers=self.numbers[first:stop], times=self.times[first:stop])
 
 
 def step_table(steps: Sequence[DiffusionStep], times: Tensor) -> StepTable:
@@ -240,7 +242,8 @@ def step_table(steps: Sequence[DiffusionStep], times: Tensor) -> StepTable:
         rows.append((*step, mean_x, mean_out))
 
     learned = any(step.slope for step in steps)
-    return StepTable(to_device(torch.tensor(rows), times.device), times, learned)
+    ends_noisy = not learned and steps[-1].middle > -math.inf
+    return StepTable(to_device(torch.tensor(rows), times.device), times, learned, ends_noisy)
 
 
 def spread(noise: Tensor, count: int) -> Tensor:

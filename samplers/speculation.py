@@ -13,9 +13,10 @@ given x_k. Later drafts are used only if this one was accepted, so their states 
 discarded steps did not affect any accepted step and are used again, which keeps images of one seed alike. All numbers
 of a row are accepted together: the head reads all tokens of a block.
 
-The last step takes the data that the head predicts, without noise: that data is the sample, whether the draft of the
-step is accepted or not. MAR counts it as accepted if it is exact, because another model may have drafted all of a token
-(CSpD). BitDance does not count it.
+The last step of most diffusions takes the data that the head predicts, without noise: that data is the sample, whether
+the draft of the step is accepted or not. MAR counts it as accepted if it is exact, because another model may have
+drafted all of a token (CSpD). With fixed variances it is not counted. A last step with noise is verified and counted as
+the others are, and its state is the sample.
 
 Given tokens of a block follow their own path. Drafts have the same, so these tokens have no part in the coupling.
 
@@ -64,7 +65,7 @@ class Coupling(NamedTuple):
 
     function: Callable[..., Coupled]  # of draft, q, p and uniforms
     uniforms: int  # random numbers that it takes for a step
-    # Whether the last step, which takes the data without noise, is one of the steps that the report counts.
+    # Whether a last step that takes the data without noise is one of the steps that the report counts.
     counts_last: bool
 
 
@@ -131,8 +132,7 @@ class Speculation:
 
     done: np.ndarray  # steps done, int64 [N]
     x: Tensor  # states fp32 [N, *, c]
-    # Output of each row's last evaluation, fp32 [N, *, c], from which its next steps are drafted. After all steps the
-    # data is the sample.
+    # Output of each row's last evaluation, fp32 [N, *, c], from which its next steps are drafted.
     data: Tensor
     logits: Tensor | None  # None if the variances are fixed
 
@@ -148,7 +148,8 @@ class Speculation:
         self.rng = rng
         self.report = report
         self.steps = len(batch.table)
-        self.counted = self.steps if coupling.counts_last else self.steps - 1
+        self.ends_noisy = batch.table.ends_noisy
+        self.counted = self.steps if coupling.counts_last or self.ends_noisy else self.steps - 1
         self.device = batch.x.device
         self._couple = net.compiled(coupling.function, "verification of speculation")
 
@@ -162,7 +163,7 @@ class Speculation:
         # The numbers of the steps, with the temperature in their stds.
         columns = batch.table.columns()
         middle = columns.middle + (math.log(batch.temperature) if batch.temperature > 0 else -math.inf)
-        if coupling is FIXED:
+        if coupling is FIXED and not self.ends_noisy:
             # It would divide by the last step's std, which is 0. Nothing reads its result for that step, so any value
             # works.
             middle[-1] = 0
@@ -170,6 +171,11 @@ class Speculation:
 
         uniforms = rng.uniform(_LANE_OF_ACCEPTANCES, 0, coupling.uniforms * self.steps)
         self._uniforms = uniforms.view(-1, self.steps, coupling.uniforms)
+
+    @property
+    def samples(self) -> Tensor:
+        """The samples of all rows after all steps, fp32 [N, *, c]."""
+        return self.x if self.ends_noisy else self.data
 
     def windows(self, rows: np.ndarray, length: int) -> Iterator[None]:
         """All remaining steps of rows, drafted ``length`` at once; below 2, every step is evaluated in turn.
@@ -196,7 +202,7 @@ class Speculation:
             pass
 
         (row,) = self._on_device(rows)
-        return self.data[row]
+        return self.samples[row]
 
     def draft(self, rows: np.ndarray, length: int) -> Drafts:
         """Draft the next steps of rows from their last evaluation, whose data and variance stay as they are."""

@@ -3,6 +3,7 @@
 ``test_block_contract.py`` follows it with a plain reference that draws one image, one diffusion step after the other.
 """
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers import chain, coupling, speculation
 from fastar_nodes.samplers.blocks import bitdance as module
 from fastar_nodes.samplers.blocks.bitdance import bitdance
-from fastar_nodes.samplers.blocks.diffusion import evaluations
+from fastar_nodes.samplers.blocks.diffusion import euler_maruyama, evaluations
 from fastar_nodes.samplers.blocks.settings import BlockSettings
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.coupling import Coupled
@@ -61,7 +62,7 @@ def toy_rows(start, noise, made, given=None, dtype=torch.float32):
     """Rows of the toy head, with guidance; ``given``: the first token of every block, None for none."""
     times = torch.tensor(made.times, dtype=dtype)
     table = chain.step_table(made.steps, times[:, None])
-    table = chain.StepTable(table.numbers.to(dtype), table.times, table.learned)
+    table = replace(table, numbers=table.numbers.to(dtype))
     free = torch.tensor([[False], [True]]).expand(len(start), -1, -1)
     known = None if given is None else chain.FixedTokens(times, start, torch.full_like(start, given), free)
     scale = torch.full((len(start), 1, 1), 1.6, dtype=dtype)
@@ -74,13 +75,24 @@ def first_steps(count: int, of: int):
     return replace(whole, times=whole.times[: count + 1], steps=(*whole.steps[:count], whole.steps[-1]))
 
 
+def noisy_last(of: int):
+    """The evaluations of some steps, of which the last one adds noise."""
+    whole = evaluations(of)
+    return replace(whole, steps=(*whole.steps[:-1], euler_maruyama(x_coefficient=0.3, data_coefficient=0.6, std=0.4)))
+
+
+def draws_of(made) -> int:
+    """Noises that a diffusion takes."""
+    return sum(step.middle > -math.inf for step in made.steps)
+
+
 def moments(made, given) -> tuple[torch.Tensor, torch.Tensor]:
-    """Mean [2] and covariance [2, 2] of the plain diffusion's last prediction, float64.
+    """Mean [2] and covariance [2, 2] of the plain diffusion's sample, float64.
 
     It is an affine function of the start and the noise: the mean is its value at 0, and its columns are those at every
     number 1.
     """
-    count = len(made.steps) - 1
+    count = draws_of(made)
     inputs = torch.zeros(2 * (count + 1) + 1, count + 1, 2, 1, dtype=torch.float64)
     for i in range(2 * (count + 1)):
         inputs[i + 1].view(-1)[i] = 1
@@ -92,11 +104,11 @@ def moments(made, given) -> tuple[torch.Tensor, torch.Tensor]:
     return mean, columns.T @ columns
 
 
-def deviations(count: int, of: int, window: int, given: float | None, images: int = 20_000):
-    """By how many standard errors the means and second moments of so many images are off, [5], after ``count`` of the
-    diffusion steps; and the share of the drafted steps that were accepted.
+def deviations(made, window: int, given: float | None, images: int = 20_000):
+    """By how many standard errors the means and second moments of so many images are off, [5]; and the share of the
+    drafted steps that were accepted.
     """
-    made = first_steps(count, of)
+    count = draws_of(made)
     g = torch.Generator().manual_seed(1000 * count + window)
     start = torch.randn(images, 2, 1, generator=g)
     noise = torch.randn(count, images, 2, 1, generator=g)
@@ -106,7 +118,7 @@ def deviations(count: int, of: int, window: int, given: float | None, images: in
     rows = toy_rows(start, noise, made, given)
     paths = Speculation(Recordable(), Affine(), rows, CounterRNG(keys), report)
     last = paths.finish(np.arange(images), window)
-    assert paths.done.min() == count + 1
+    assert paths.done.min() == len(made.steps)
 
     mean, covariance = moments(made, given)
     off = last.flatten(1).double() - mean
@@ -123,9 +135,15 @@ def deviations(count: int, of: int, window: int, given: float | None, images: in
 def test_every_step_has_the_distribution_of_the_plain_diffusion(window, given):
     """After 1 to 6 of 6 steps. 120 numbers in all lie within 4.5 standard errors: p = 0.0008 of a false alarm."""
     for count in range(1, 7):
-        off, accepted = deviations(count, 6, window, given)
+        off, accepted = deviations(first_steps(count, 6), window, given)
         assert off.abs().max() < 4.5, count
         assert 0.1 < accepted < 0.95, count
+
+
+@pytest.mark.parametrize("window", [2, 4])
+def test_a_last_step_with_noise_is_verified_too(window):
+    off, accepted = deviations(noisy_last(6), window, None)
+    assert off.abs().max() < 4.5 and 0.1 < accepted < 0.95
 
 
 @pytest.mark.parametrize("careless", ["every draft is kept", "rejected drafts are drawn again"])
@@ -144,7 +162,7 @@ def test_carelessness_would_show(monkeypatch, careless):
         return found._replace(value=torch.where(found.accepted[:, None], draft, redrawn))
 
     monkeypatch.setattr(coupling, "reflect", wrong)
-    off, _ = deviations(4, 6, 4, None)
+    off, _ = deviations(first_steps(4, 6), 4, None)
     assert off.abs().max() > 15
 
 
@@ -154,7 +172,7 @@ def test_a_bias_of_three_percent_of_the_guidance_would_show(monkeypatch, scale):
     exact = speculation.guide
     monkeypatch.setattr(speculation, "guide", lambda out, cfg, channels: exact(out, scale * cfg, channels))
     for count in (1, 3, 6):
-        off, _ = deviations(count, 6, 4, None)
+        off, _ = deviations(first_steps(count, 6), 4, None)
         assert off.abs().max() > 4.5, count
 
 
