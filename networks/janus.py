@@ -224,6 +224,7 @@ class JanusModel(TokenModel):
     # what holds the part that reads images; None: nothing does
     vision_file: Path | None = field(default=None, kw_only=True, compare=False)
     reads_images: ClassVar[bool] = True
+    editor: ClassVar[str] = "a Janus-4o"  # the model of its family that was trained to edit
 
     @property
     def family(self) -> str:

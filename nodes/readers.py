@@ -10,9 +10,10 @@ from ..errors import UserError
 from ..memory import enough_memory
 from ..model_loaders.janus.loader import load_janus_vision
 from ..model_loaders.kinds import choose_dtype
-from ..networks.autoencoder import VQModel
+from ..networks.autoencoder import KLModel, VQModel
 from ..networks.janus_vision import ImageReader
 from ..runs.loading import AUTO, dtype_name, read_images
+from ..runs.registry import family_of
 from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition, ImagePromptCondition
 from ..samplers.editing import Edit
 from ..samplers.tokens.prepare import features_of
@@ -87,9 +88,23 @@ def placed_reader(loaded: Loaded[Any]) -> ImageReader:
 
 
 def read_pictures(condition: AnyCondition, loaded: Loaded[Any]) -> AnyCondition:
-    """Read the images of a condition with what a Janus has for that; it is on the device only for that."""
+    """Read the images of a condition with what a model has for that; it is on the device only for that."""
     if not isinstance(condition, ImagePromptCondition):
         return condition
 
     with enough_memory(READING):
-        return read_images(condition, placed_reader(loaded))
+        family = family_of(loaded.model)
+        return read_images(condition, _placed_own_reader(loaded) or placed_reader(loaded), family)
+
+
+def _placed_own_reader(loaded: Loaded[Any]) -> Any:
+    """What reads images with the model's decoder, on the device; None for a model that has a part for it."""
+    vae = loaded.vae
+    if vae is None:
+        return None
+
+    reader = family_of(loaded.model).own_reader(loaded.model, KLModel(vae.first_stage_model, vae.name))
+    if reader is not None:
+        side = max(vae.sizes[0])
+        host.memory.load_weights([vae.patcher], vae.memory_used_encode((1, 3, side, side), vae.vae_dtype))
+    return reader

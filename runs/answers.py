@@ -149,14 +149,14 @@ def answer_bytes(model: JanusModel, question: list[int], limit: int) -> float:
 
 
 def expect_reader(model: Any) -> None:
-    """Check that a model reads images: a Janus with all its parts.
+    """Check that a model answers questions about images: a Janus with all its parts.
 
     Raises:
         UserError: another model, or a file without them.
     """
     family = families().get(model.family)
-    if family is None or not family.reads_images:
-        raise UserError(f"model: {model.name} cannot read images; use a Janus.")
+    if family is None or not family.answers:
+        raise UserError(f"model: {model.name} cannot answer questions about images; use a Janus.")
     if model.vision_file is None:
         raise UserError(
             f"model: the file of {model.name} lacks the part that reads images; get a file with all weights of the "

@@ -147,7 +147,7 @@ class ConditionBuilder:
     def image_prompts(
         self, on: Ready, texts: Sequence[str], image: Any, freedom: float | str | None = None, repeat: int = 1
     ) -> ImagePromptCondition:
-        """Images with what is to be changed in each, for a Janus that edits.
+        """Images with what is to be changed in each, for a model that edits.
 
         Args:
             on: the model.
@@ -169,10 +169,13 @@ class ConditionBuilder:
         for text in dict.fromkeys(texts):
             model.image_prompt(text)
 
-        return read_images(condition, self.image_reader(on))
+        return read_images(condition, self.image_reader(on), on.kind)
 
-    def image_reader(self, on: Ready) -> ImageReader:
-        """What reads images for a Janus."""
+    def image_reader(self, on: Ready) -> Any:
+        """What reads images for a model."""
+        own = on.kind.own_reader(on.model, on.decoder)
+        if own is not None:
+            return own
         if self._image_reader is None or self._image_reader[0] is not on:
             self._image_reader = (on, load_image_reader(cast(JanusModel, on.model), on.vq, self.files))
         return self._image_reader[1]

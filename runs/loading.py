@@ -23,13 +23,12 @@ from ..model_loaders.catalogue import hub
 from ..model_loaders.files import checkpoint as ck
 from ..model_loaders.files.shards import weight_files
 from ..model_loaders.janus.loader import load_janus_head, load_janus_vision
-from ..model_loaders.janus.squares import squared
 from ..model_loaders.tar.loader import expect_features, load_ta_tok, load_tar
 from ..model_loaders.upscalers import load_upscaler
 from ..networks.autoencoder import KLModel, VQModel
 from ..networks.bitdance import BlockModel
 from ..networks.janus import JanusModel, WordHead
-from ..networks.janus_vision import ImageReader, ReadImage
+from ..networks.janus_vision import ImageReader
 from ..networks.latent_samplers import LatentSamplersModel
 from ..networks.llama import TokenModel
 from ..networks.mar import MARModel
@@ -461,18 +460,18 @@ def load_word_head(model: JanusModel, source: Source) -> WordHead:
     return load_janus_head(model.vision_file, source.precision(model.family), source.device, **source.about)
 
 
-def read_images(condition: ImagePromptCondition, reader: ImageReader) -> ImagePromptCondition:
-    """The condition with what a reader reads of its images, of each distinct one once.
+def read_images(condition: ImagePromptCondition, reader: Any, family: Family) -> ImagePromptCondition:
+    """The condition with what a reader of a family reads of its images, of each distinct one once.
 
     Raises:
         UserError: see :meth:`.ImageReader.read`.
     """
-    found: dict[str, ReadImage] = {}
+    found: dict[str, Any] = {}
     read = []
     for image in condition.images:
         key = fingerprint(image)
         if key not in found:
-            found[key] = reader.read(squared(image, reader.side, reader.least))
+            found[key] = reader.read(family.prepared(image, reader))
         read.append(found[key])
 
     return replace(condition, read=tuple(read))

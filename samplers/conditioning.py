@@ -13,7 +13,6 @@ from torch import Tensor
 
 from ..errors import OfFastAR, UserError, amount, printable
 from ..networks.hybrid import UNCONDITIONAL, HybridModel
-from ..networks.janus_vision import ReadImage
 from ..networks.mar import ClassConditioning, Conditioning, MARModel
 from ..reports.record import fingerprint
 from .settings import Settings, knob
@@ -184,7 +183,7 @@ class EditSettings(Settings):
 
 @dataclass(frozen=True, eq=False)
 class ImagePromptCondition(_Entries):
-    """Images with what is to be changed in them, for a Janus that edits."""
+    """Images with what is to be changed in them, for a model that edits."""
 
     kind: ClassVar[str] = "image prompt"
     title: ClassVar[str] = "images with prompts"
@@ -193,7 +192,8 @@ class ImagePromptCondition(_Entries):
     images: tuple[Tensor, ...]  # uint8 [H, W, 3] of any size, one per text
     # w: weight in guidance of the condition without the source's tokens; 0 leaves this branch out
     freedom: float = FREEDOM
-    read: tuple[ReadImage, ...] | None = None  # the images as the model reads them; None until it has read them
+    # The images as the model reads them, each what the reader of its family gives; None until it has read them.
+    read: tuple[Any, ...] | None = None
 
     @property
     def entries(self) -> tuple[tuple[str, Tensor], ...]:
@@ -279,7 +279,7 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
 
 
 def expect_editor(condition: AnyCondition, model: Any) -> None:
-    """Check that a model can be sampled with images and prompts: a Janus that was trained so, with all its parts.
+    """Check that a model can be sampled with images and prompts: that it was trained so, and has all its parts.
 
     Raises:
         UserError: a model that reads something else, or ignores the image.
@@ -289,10 +289,10 @@ def expect_editor(condition: AnyCondition, model: Any) -> None:
 
     if model.edits is False:
         raise UserError(
-            f"condition: {model.name} was not trained to edit and would ignore the image; load Janus-4o, or connect "
-            f"{MAKERS['prompt']}."
+            f"condition: {model.name} was not trained to edit and would ignore the image; load {model.editor}, or "
+            f"connect {MAKERS['prompt']}."
         )
-    if model.vision_file is None:
+    if getattr(model, "vision_file", "") is None:
         raise UserError(
             f"condition: the file of {model.name} lacks the part that reads images; get a file with all weights of the "
             "model."

@@ -21,6 +21,7 @@ from ...networks.janus import JanusModel, WordHead
 from ...networks.janus_vision import ImageReader, normalised
 from ...runs.answers import Words, answer
 from ...runs.loading import read_images
+from ...runs.registry import FAMILIES, JANUS
 from ...samplers.conditioning import ImagePromptCondition
 from ...samplers.engine import finish
 from ...samplers.tokens.cache_slots import table_of
@@ -226,7 +227,7 @@ def _condition(folder: Path, text: Any, count: int) -> tuple[JanusModel, ImagePr
     model, reader = _loaded(folder)
     pixels = _pixels(folder / "edit" / text["picture"])
     condition = ImagePromptCondition((text["prompt"],) * count, (pixels,) * count)
-    return model, read_images(condition, reader)
+    return model, read_images(condition, reader, FAMILIES[JANUS])
 
 
 def _branches(model: JanusModel, condition: ImagePromptCondition, tokens: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from ...errors import UserError
 from ...model_loaders.autoencoders.loader import load_kl
@@ -57,6 +58,7 @@ class Family(ABC):
     kind: ClassVar[str]  # families of one kind have the same samplers
     codes: ClassVar[bool] = False  # whether its samplers draw codes, which the decoder turns into latents
     unit: ClassVar[str] = "steps"  # what a step of its samplers is
+    answers: ClassVar[bool] = False  # whether its models answer questions about images
 
     # Sockets and texts of nodes.
     socket: ClassVar[str]  # type of the sockets of its models
@@ -73,7 +75,7 @@ class Family(ABC):
 
     @property
     def reads_images(self) -> bool:
-        """Whether its models read images beside prompts: to change them, and to answer questions about them."""
+        """Whether its models read images beside prompts, to change them."""
         return ImagePromptCondition.kind in self.reads
 
     def further_uses(self, name: str) -> str:
@@ -129,6 +131,17 @@ class Family(ABC):
                 f"decoder: {decoder.name} decodes {reads} latent channels, but {model.name} makes {makes}; choose "
                 "auto, or the decoder that the model was trained with."
             )
+
+    def own_reader(self, model: Any, decoder: Any) -> Any:
+        """What reads images for a model, of its own networks and its decoder's; None: ``loading.load_image_reader`` reads
+        a part of the model's file. Its ``read`` makes of a :meth:`prepared` image what :class:`.ImagePromptCondition`
+        holds.
+        """
+        return None
+
+    def prepared(self, image: Tensor, reader: Any) -> Tensor:
+        """An image uint8 [H, W, 3] of any size as its reader takes it."""
+        return image
 
     def with_note(self, model: Any, note: str) -> Any:
         """A model with a further remark for its reports."""

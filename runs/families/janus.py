@@ -6,17 +6,25 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ...model_loaders.catalogue.hub import Entry
 from ...model_loaders.files.wrappers import AUTO
 from ...model_loaders.janus.loader import load_janus, load_janus_vq
+from ...model_loaders.janus.squares import squared
 from ...networks.autoencoder import VQModel
 from ...networks.janus import JanusModel, Template, edits
+from ...networks.janus_vision import ImageReader
 from . import network_of, token_a_word
 from .tokens import TokenFamily
 
 
 class _Janus(TokenFamily):
+    answers = True
+
+    def prepared(self, image: Tensor, reader: ImageReader) -> Tensor:
+        return squared(image, reader.side, reader.least)
+
     def further_uses(self, name: str) -> str:
         return ", edits and describes images" if edits(name) else ", describes images"
 

@@ -10,6 +10,7 @@ from fastar_nodes.model_loaders.janus.loader import load_janus, load_janus_visio
 from fastar_nodes.networks.janus import JanusModel
 from fastar_nodes.networks.janus_vision import ImageReader
 from fastar_nodes.runs.loading import read_images
+from fastar_nodes.runs.registry import FAMILIES, JANUS
 from fastar_nodes.samplers.conditioning import ImagePromptCondition
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -55,4 +56,4 @@ def edits_of(images: tuple[int, ...] = (0, 1, 2), freedom: float = 5.0) -> Image
     """Images with prompts, read: entry i is the same in every batch, and the prompts differ in length."""
     texts = tuple(PROMPTS[i] for i in images)
     pictures = tuple(picture(PICTURES[i]) for i in images)
-    return read_images(ImagePromptCondition(texts, pictures, freedom), tiny_reader())
+    return read_images(ImagePromptCondition(texts, pictures, freedom), tiny_reader(), FAMILIES[JANUS])

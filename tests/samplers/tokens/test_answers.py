@@ -111,7 +111,7 @@ def test_memory_counts_question_and_answer():
 def test_refusals(head):
     with pytest.raises(UserError, match="output layer has 10 words"):
         finish(answer(tiny_editor(), WordHead(64, 10), [rows(0)], [0], TokenSettings(), 1, PairedDraws(1, [0])))
-    with pytest.raises(UserError, match="cannot read images"):
+    with pytest.raises(UserError, match="cannot answer questions about images"):
         expect_reader(tiny_gpt())
     broken = WordHead(64, 322)
     torch.nn.init.constant_(broken.lm_head.weight, torch.nan)
