@@ -143,6 +143,18 @@ KINDS: dict[str, Kind] = {
         field="decoder",
         prefixes=("decoder.adaptive.0.gamma.", "encoder.down."),
     ),
+    "nextstep": Kind(
+        noun="a NextStep",
+        field="checkpoint",
+        prefixes=("image_head.net.input_proj.", "image_in_projector.", "layers.0.self_attn.q_proj."),
+        folder=True,
+        loader="Load NextStep",
+        decoder="nextstep-f8ch16",
+        checked=("bf16",),
+        blocks=True,
+        four_bits=True,
+        untested=True,
+    ),
     "vq": Kind(
         noun="a VQ autoencoder",
         field="decoder",
@@ -159,8 +171,14 @@ KINDS: dict[str, Kind] = {
         prefixes=("up_sampler.rise.", "down_sampler.read."),
         loader="Load Latent Samplers",
     ),
-    # Last, because files of other kinds have these names, too. The second one is that of transformers' models with an
-    # image reader.
+    # Last, because files of other kinds have these names, too. Flux's form of a KL autoencoder has no name of its own.
+    "nextstep-ae": Kind(
+        noun="an autoencoder of NextStep",
+        field="decoder",
+        prefixes=("encoder.down.0.block.", "encoder.mid.attn_1.q.", "decoder.up.0.block.", "decoder.mid.attn_1.q."),
+        folder=True,
+    ),
+    # The second one is that of transformers' models with an image reader.
     "tar": Kind(
         noun="a Tar language model",
         field="checkpoint",

@@ -1,7 +1,7 @@
 """Compare this code with recorded results of the reference implementations.
 
 DIR has the layout of tests/parity: one folder per family (mar, llamagen, tar, vq, harmon, unipic, janus, janus_images,
-bitdance), or the files of one family. Every case prints a line: name, largest absolute error, tolerance, and ok, FAIL
+bitdance, nextstep), or the files of one family. Every case prints a line: name, largest absolute error, tolerance, and ok, FAIL
 or "not yet" (recorded, but not implemented in this version). Exit code 0 if no case failed, 1 if one did, 2 if the
 folder cannot be read.
 """
@@ -33,7 +33,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def collect(root: Path) -> list[Case]:
     """The cases of a folder, or of the family folders in it. Raises UserError if there is none."""
-    from . import bitdance, hybrid, janus, janus_images, llamagen, mar, mulosd, tar, vq
+    from . import bitdance, hybrid, janus, janus_images, llamagen, mar, mulosd, nextstep, tar, vq
 
     if not root.is_dir():
         what = "no folder" if root.exists() else "not there"
@@ -47,7 +47,7 @@ def collect(root: Path) -> list[Case]:
         else:
             out += mar.cases(folder) + llamagen.cases(folder) + vq.cases(folder)
         out += mulosd.cases(folder) + hybrid.cases(folder) + bitdance.cases(folder)
-        out += janus.cases(folder) + janus_images.cases(folder)
+        out += janus.cases(folder) + janus_images.cases(folder) + nextstep.cases(folder)
 
     if not out:
         raise UserError(f"DIR: {root} has no parity case that FastAR knows; name a folder laid out like tests/parity.")

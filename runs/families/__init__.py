@@ -295,6 +295,7 @@ FAMILIES = (
     "hybrid",
     "janus",
     "bitdance",
+    "nextstep",
 )
 
 

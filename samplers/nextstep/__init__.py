@@ -1,0 +1,1 @@
+"""The sampler of NextStep, which draws one continuous token after another."""

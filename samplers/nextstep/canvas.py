@@ -1,0 +1,212 @@
+"""The canvas of continuous tokens in raster order, and the checks and rows that come before the first of them.
+
+Shapes as in ``nextstep.py``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ...errors import UserError
+from ...networks.hybrid import UNCONDITIONAL
+from ...networks.nextstep import COPY, NextStepModel, ReadSource, Rows, to_latents, to_tokens
+from ...reports.record import Clock
+from ..conditioning import ImagePromptCondition, PromptCondition, expect_editor, expect_kind
+from ..editing import Edit, edit_digests
+from ..engine import Canvas, start_report
+from ..noise import PairedNoise
+from .settings import CONSTANT, FALLING, NextStepSettings
+
+# What a NextStep reads.
+NextStepCondition = PromptCondition | ImagePromptCondition
+
+# Weights of the language model above which a CPU is refused: an image of a published model would take 20 minutes.
+LARGE = 4_000_000_000
+
+
+class Branches(NamedTuple):
+    """The branches of guidance: what each of them reads, in this order."""
+
+    count: int  # P: 1 without guidance, 2, or 3 if the image that is changed has a scale of its own
+    rows: Rows  # of all images, branch by branch
+
+
+@dataclass(eq=False)
+class NextStepCanvas(Canvas):
+    """Tokens are vectors fp32 of T numbers, 0 where undecided; all branches of guidance read the same ones."""
+
+    branches: Branches = field(kw_only=True)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        # Cells to sample, and whether each is sampled in every image. The host reads this once.
+        self.drawn = list(range(self.cells))
+        self.whole = [True] * self.cells
+        if self.again is not None:
+            again = self.again.cpu()
+            self.drawn = [cell for cell in self.drawn if bool(again[:, cell].any())]
+            self.whole = again.all(0).tolist()
+
+    def scales(self, cell: int) -> list[float]:
+        """Guidance scales of a cell: of the whole condition, and of three branches that of the image too."""
+        s = self.settings
+        own = [s.cfg] if self.branches.count < 3 else [s.cfg, s.cfg_img]
+        return [scale_of(scale, s.cfg_schedule, cell, self.cells) for scale in own]
+
+    def with_given(self, cell: int, values: Tensor) -> Tensor:
+        """Sampled values [B, 1, T] of a cell, with those of the images in which an edit fixes it."""
+        if self.again is None or self.whole[cell]:
+            return values
+        return torch.where(self.again[:, cell, None, None], values, self.values[:, cell : cell + 1])
+
+    def to_latents(self, values: Tensor) -> Tensor:
+        return to_latents(values, self.grid, self.model.net.config.patch).contiguous()
+
+
+def scale_of(cfg: float, schedule: str, done: int, tokens: int) -> float:
+    """The guidance scale of a token, of which ``done`` of ``tokens`` come before it."""
+    if schedule == CONSTANT:
+        return cfg
+    if schedule == FALLING:
+        return 1 + (cfg - 1) * (tokens - done) / tokens
+    return max(cfg / 2, 1 + (cfg - 1) * done / tokens)
+
+
+def nextstep_canvas(
+    model: NextStepModel,
+    condition: NextStepCondition,
+    settings: NextStepSettings,
+    noise: PairedNoise,
+    edit: Edit | None,
+) -> NextStepCanvas:
+    """Check the inputs; the canvas of a generation.
+
+    Raises:
+        UserError: see :func:`.nextstep.nextstep`.
+    """
+    device = model.device
+    expect_readable(condition, model)
+    report = start_report("nextstep", model, condition, settings, noise)
+    expect_suited(model, device)
+
+    grid = model.grid(settings.height, settings.width)
+    clock = Clock(device)
+    branches = branches_of(model, condition, settings, grid)
+    if settings.cfg_img != 1 and branches.count < 3:
+        report.remark("cfg_img had no effect: it needs an image that is changed, and guidance")
+    if isinstance(condition, ImagePromptCondition) and model.edits is None:
+        report.remark(f"{model.name} is not known to have been trained to edit; it may ignore the image")
+
+    values = torch.zeros(len(condition), grid[0] * grid[1], model.net.channels, device=device)
+    again = None
+    if edit is not None:
+        given = given_tokens(model, edit, grid, device)
+        again = edit.token_mask(grid, len(condition), device)
+        report.edits = edit_digests(given, again)
+        values = torch.where(again[..., None], 0.0, given)
+
+    return NextStepCanvas(model, settings, noise, grid, values, report, again=again, branches=branches, clock=clock)
+
+
+def expect_readable(condition: NextStepCondition, model: NextStepModel) -> None:
+    """Raise a UserError unless a model reads a condition, and the condition has an entry."""
+    if isinstance(condition, ImagePromptCondition):
+        expect_editor(condition, model)
+    else:
+        expect_kind(condition, model.condition, model.name)
+    if not condition.texts:
+        raise UserError("condition: it holds no prompt; write at least one.")
+
+
+def branches_of(
+    model: NextStepModel, condition: NextStepCondition, settings: NextStepSettings, grid: tuple[int, int]
+) -> Branches:
+    """The branches of guidance and their rows."""
+    sources: Sequence[ReadSource | None] = [None] * len(condition)
+    negative = COPY
+    if isinstance(condition, ImagePromptCondition):
+        assert condition.read is not None, "nodes and pipeline read the images"
+        sources = condition.read
+    else:
+        negative = "" if condition.unconditional == UNCONDITIONAL else condition.unconditional
+    return branches_for(model, condition.texts, negative, sources, settings, grid)
+
+
+def branches_for(
+    model: NextStepModel,
+    texts: Sequence[str],
+    negative: str,
+    sources: Sequence[ReadSource | None],
+    settings: NextStepSettings,
+    grid: tuple[int, int],
+) -> Branches:
+    """The branches of guidance for texts with images to change, or None for each.
+
+    They are the text with its image; the negative text with the image, if ``cfg_img`` is not 1 and there are images;
+    and the negative text alone.
+    """
+
+    def row(ids: Sequence[int], source: ReadSource | None) -> list[int]:
+        return model.row(ids, grid, None if source is None else source.grid)
+
+    ids = [row(model.prompt(text), source) for text, source in zip(texts, sources, strict=True)]
+    images = list(sources)
+    count = 1
+    if settings.guides and settings.cfg_img != 1 and None not in sources:
+        ids += [row(model.instruction(negative), source) for source in sources]
+        images += sources
+        count += 1
+    if settings.guides:
+        ids += [row(model.instruction(negative), None)] * len(texts)
+        images += [None] * len(texts)
+        count += 1
+    return Branches(count, Rows(ids, images))
+
+
+def given_tokens(model: NextStepModel, edit: Edit, grid: tuple[int, int], device: torch.device) -> Tensor:
+    """The tokens of the image that an edit starts from, fp32 [1 or B, L, T].
+
+    Raises:
+        UserError: latents of another shape.
+    """
+    start = edit.start
+    c = model.net.config
+    if start.ndim != 4 or start.shape[1] != c.channels:
+        raise UserError(
+            f"latent_image: it has the shape {list(start.shape)}, but {model.name} makes latents of {c.channels} "
+            "channels; encode an image with VAE Encode and the vae of the same loader."
+        )
+
+    height, width = grid
+    if tuple(start.shape[2:]) != (height * c.patch, width * c.patch):
+        pixels = model.stride // c.patch
+        own_height, own_width = (side * pixels for side in start.shape[2:])
+        raise UserError(
+            f"latent_image: it has {own_width} x {own_height} pixels, but the image to generate has "
+            f"{width * model.stride} x {height * model.stride}; set width and height to the size of the image, or encode "
+            "an image of that size with VAE Encode."
+        )
+    return to_tokens(start.to(device, torch.float32), c.patch)
+
+
+def expect_edit(model: NextStepModel, edit: Edit, settings: NextStepSettings, images: int) -> None:
+    """Check an edit of some images before anything is loaded; raises as :func:`nextstep_canvas`."""
+    grid = model.grid(settings.height, settings.width)
+    device = edit.start.device
+    given_tokens(model, edit, grid, device)
+    edit.token_mask(grid, images, device)
+
+
+def expect_suited(model: NextStepModel, device: torch.device) -> None:
+    """Raise a UserError if a model is too large for a CPU."""
+    weights = sum(weight.numel() for weight in model.net.layers.parameters())
+    if device.type == "cpu" and weights >= LARGE:
+        raise UserError(
+            f"model: {model.name} has {weights / 1e9:.1f} billion weights, which a CPU reads once for every token, so an "
+            "image takes more than 20 minutes; use a GPU. There is no smaller NextStep."
+        )

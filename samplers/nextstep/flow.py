@@ -1,0 +1,115 @@
+"""The flow of a token from noise (t = 0) to the token (t = 1): five samplers of the published programs from one formula.
+
+Source: NextStep-1 (arXiv 2508.10711) and its published programs. With x_t = t x + (1 - t) e the head predicts the
+velocity v = x - e, so the token is expected at x_1 = x_t + (1 - t) v and the score is s = (t v - x_t) / (1 - t). A step
+from t to u, with dt = u - t and noise n, is
+
+    x_u = x_t + v dt + g^2 / 2 s dt + g sqrt(dt) n
+
+=======  ================================  ==================================================================
+name     g^2                               times of the N evaluations, before the shift
+=======  ================================  ==================================================================
+em       2 (1 - t)                         N from 0 to 0.96; the last step is x + 0.04 v, without noise
+em0      2 (1 - t)                         N from 0, 1 / N apart; the last step ends at 1, with noise
+sde      0.64 (1 - t) / t                  as em0; at t = 0 it is 0.64 / (1 - the last time)
+ode      0                                 as em0
+cps      see :func:`_cps`                  as em0; the last step takes x_1
+=======  ================================  ==================================================================
+
+em is the program of August 2025, em0 that of NextStep-1.1's folder, the others are those of February 2026. With v written
+as (x_1 - x_t) / (1 - t), a step is linear in x_t, x_1 and the noise: a step of ``chain.py`` whose data is x_1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+
+from ..chain import DiffusionStep
+
+EM = "em"
+EM0 = "em0"
+SDE = "sde"
+ODE = "ode"
+CPS = "cps"
+SOLVERS = (EM0, EM, SDE, ODE, CPS)
+# Last time of em, and the rest of the way, which its last step goes whatever the shift made of that time.
+LAST = 0.96
+REST = 0.04
+# Noise of sde and cps in the published program: g^2 of sde is the square of this, (1 - t) / t times.
+NOISE_LEVEL = 0.8
+# Numbers of modulations of the head that are computed at once; those of one evaluation may be more.
+BUDGET = 1 << 27
+
+
+@dataclass(frozen=True)
+class Flow:
+    """The N evaluations of a token, each with the step that it makes."""
+
+    times: tuple[float, ...]  # t of the evaluations
+    steps: tuple[DiffusionStep, ...]
+
+
+@lru_cache(maxsize=256)
+def flow(solver: str, count: int, shift: float = 1.0) -> Flow:
+    """The evaluations of ``count`` steps of a sampler, one of :data:`SOLVERS`.
+
+    A ``shift`` k moves each time t to t / (k - (k - 1) t): above 1 there are more steps near the noise; 1 moves none.
+    """
+    if solver == EM:
+        even = [LAST * i / max(1, count - 1) for i in range(count)]
+    else:
+        even = [i / count for i in range(count)]
+    times = tuple(t / (shift - (shift - 1) * t) for t in even)
+
+    make: Callable[[float, float], DiffusionStep]
+    if solver == CPS:
+        make = _cps
+    else:
+        make = _euler_maruyama(solver, times[-1])
+
+    steps = [make(t, u) for t, u in zip(times[:-1], times[1:], strict=True)]
+    last = _step(times[-1], of_x=1.0, of_velocity=REST, std=0.0) if solver == EM else make(times[-1], 1.0)
+    return Flow(times, (*steps, last))
+
+
+def _euler_maruyama(solver: str, last: float) -> Callable[[float, float], DiffusionStep]:
+    """Makes the step from t to u of a sampler whose last time is ``last``."""
+
+    def squared_noise(t: float) -> float:
+        """g^2 at t."""
+        if solver == ODE:
+            return 0.0
+        if solver == SDE:
+            return NOISE_LEVEL**2 * (1 - t) / t if t else NOISE_LEVEL**2 / (1 - last)
+        return 2 * (1 - t)
+
+    def make(t: float, u: float) -> DiffusionStep:
+        dt = u - t
+        g2 = squared_noise(t)
+        drift = g2 * dt / (2 * (1 - t))  # of the score: drift (t v - x)
+        return _step(t, of_x=1 - drift, of_velocity=dt + drift * t, std=math.sqrt(g2 * dt))
+
+    return make
+
+
+def _cps(t: float, u: float) -> DiffusionStep:
+    """x_u = cos(a) (1 - u) x_0 + u x_1 + sin(a) (1 - u) n with x_0 = x_t - t v and a = 0.4 pi."""
+    angle = NOISE_LEVEL * math.pi / 2
+    kept = math.cos(angle) * (1 - u)
+    return _step(t, of_x=kept + u, of_velocity=-kept * t + u * (1 - t), std=math.sin(angle) * (1 - u))
+
+
+def _step(t: float, of_x: float, of_velocity: float, std: float) -> DiffusionStep:
+    """The step of_x x_t + of_velocity v + std n, with the data x_1 = x_t + (1 - t) v in place of the velocity."""
+    of_data = of_velocity / (1 - t)
+    return DiffusionStep(
+        data_x=1.0,
+        data_out=1 - t,
+        x_coefficient=of_x - of_data,
+        data_coefficient=of_data,
+        middle=math.log(std) if std else -math.inf,
+        slope=0.0,
+    )

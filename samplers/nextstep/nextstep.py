@@ -1,0 +1,154 @@
+"""NextStep: continuous tokens one after another in raster order, each by flow matching.
+
+Source: NextStep-1 (arXiv 2508.10711) and its published programs. Shapes: B images of L tokens of T numbers, P branches of
+guidance, R = P B rows of the language model, branch by branch, of width D.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...networks.nextstep import NextStepModel, normed
+from ...networks.ops import to_device
+from ...networks.torch_state import in_own_state
+from ..annealing import annealed_steps
+from ..chain import DiffusionBatch, Head, StepTable, run_chain, spread, step_table
+from ..editing import Edit
+from ..engine import Sampler, decode
+from ..noise import CounterRNG, PairedNoise, row_keys
+from ..speculation import Speculation
+from .canvas import NextStepCanvas, NextStepCondition, nextstep_canvas
+from .flow import BUDGET, flow
+from .settings import NextStepSettings
+
+
+def check(model: NextStepModel, settings: NextStepSettings) -> None:
+    """Check settings against a model, before anything is loaded or computed.
+
+    Raises:
+        UserError: a size that the model does not generate.
+    """
+    model.grid(settings.height, settings.width)
+
+
+@in_own_state
+@torch.no_grad()
+def nextstep(
+    model: NextStepModel,
+    condition: NextStepCondition,
+    settings: NextStepSettings,
+    noise: PairedNoise,
+    edit: Edit | None = None,
+) -> Sampler:
+    """NextStep.
+
+    Args:
+        model: network and the metadata of its files.
+        condition: prompts of B images; or images with what is to be changed in each, which the model has read.
+        settings: see :class:`NextStepSettings`.
+        noise: noise of B images.
+        edit: part of an image to sample again; None for a whole new one. A token is sampled without knowing later ones.
+
+    Yields:
+        :class:`Step` after every token. Returns :class:`Sampled`.
+
+    Raises:
+        UserError: a condition that the model cannot read, a size that it does not generate, an edit that does not fit,
+            a large model on a CPU, or tokens that are not finite.
+    """
+    return (yield from tokens_one_by_one(nextstep_canvas(model, condition, settings, noise, edit)))
+
+
+def tokens_one_by_one(canvas: NextStepCanvas) -> Sampler:
+    """Sample the tokens of a canvas in raster order."""
+    plan = {cell: torch.tensor([cell], device=canvas.device) for cell in canvas.drawn}
+    canvas.total = len(plan)
+    yield from decode(canvas, plan, TokenLook(canvas), TokenFlow(canvas))
+    return canvas.finish()
+
+
+class TokenLook:
+    """The language model with its KV cache: conditions [R, 1, D] of a token, given the tokens before it."""
+
+    def __init__(self, canvas: NextStepCanvas):
+        self.canvas = canvas
+        self.net = canvas.model.net
+        self.conditions: Tensor | None = None  # of the token behind the newest one
+        self.fed = 0  # tokens in the cache
+
+    def __call__(self, cell: int, cells: Tensor) -> Tensor:
+        canvas = self.canvas
+        report = canvas.report
+
+        # 1. Prefill the prompts of all branches. Their last rows condition token 0.
+        if self.conditions is None:
+            rows, lengths = canvas.model.prefix(canvas.branches.rows, canvas.cells)
+            self.conditions, self.cache = self.net.begin(rows, lengths, canvas.cells)
+            report.add(transformer_passes=1, transformer_tokens=rows.shape[:2].numel(), cache_bytes=self.cache.bytes)
+
+        # 2. Feed the tokens since the last pass: the newest one, or also those that an edit fixes.
+        if cell > self.fed:
+            tokens = canvas.values[:, self.fed : cell].repeat(canvas.branches.count, 1, 1)
+            self.conditions = self.net.advance(tokens, self.fed, self.cache)
+            report.add(transformer_passes=1, transformer_tokens=tokens.shape[:2].numel())
+            self.fed = cell
+        return self.conditions
+
+
+class TokenFlow:
+    """Tokens by flow matching."""
+
+    def __init__(self, canvas: NextStepCanvas):
+        settings = canvas.settings
+        net = canvas.model.net
+        self.canvas = canvas
+        self.head = net.head
+        self.dtype = net.head.cond_embed.weight.dtype
+        self.counts = annealed_steps(settings.diffusion_steps, settings.diffusion_steps_end, canvas.cells)
+
+        # Noise of every token: start fp32 [B, L, T], and of the steps [S, B, L, T].
+        steps = canvas.noise.steps("full", settings.diffusion_steps, canvas.cells, net.channels)
+        self.start = to_device(canvas.noise.first("full", canvas.cells, net.channels), canvas.device)
+        self.noise = to_device(steps, canvas.device).transpose(0, 1)
+        self.keys = row_keys(canvas.noise, "verify", canvas.cells) if settings.window > 1 else None
+
+        # Number of steps to its table.
+        self.tables: dict[int, StepTable] = {}
+        for count in set(self.counts):
+            made = flow(settings.solver, count, settings.time_shift)
+            times = to_device(torch.tensor(made.times), canvas.device)
+            self.tables[count] = step_table(made.steps, net.head.times(times))
+
+    def __call__(self, cell: int, cells: Tensor, z: Tensor) -> Tensor:
+        """The values fp32 [B, 1, T] of a token, from its conditions z [R, 1, D]."""
+        values = self.samples(cell, self.batch(cell, z))
+        if self.canvas.settings.use_norm:
+            values = normed(values)
+        return self.canvas.with_given(cell, values[:, None])
+
+    def batch(self, cell: int, z: Tensor) -> DiffusionBatch:
+        """A token of all images before its flow, a row for each."""
+        count = self.counts[cell]
+        scales = torch.tensor(self.canvas.scales(cell), device=z.device)
+        return DiffusionBatch(
+            z=z[:, 0].unflatten(0, (self.canvas.branches.count, -1)).to(self.dtype),
+            cfg=scales.expand(self.canvas.images, -1),
+            x=self.start[:, cell],
+            noise=spread(self.noise[:, :, cell], count),
+            table=self.tables[count],
+        )
+
+    def samples(self, cell: int, batch: DiffusionBatch) -> Tensor:
+        """The samples fp32 [B, T] of a token."""
+        canvas = self.canvas
+        net = canvas.model.net
+        head = Head(net, self.head, batch, canvas.report, BUDGET)
+        if self.keys is None:
+            *_, last = run_chain(net, batch, head)
+            return last.x
+
+        random = CounterRNG(to_device(self.keys[:, cell], canvas.device))
+        speculation = Speculation(net, head, batch, random, canvas.report)
+        return speculation.finish(np.arange(canvas.images), canvas.settings.window)
