@@ -224,7 +224,7 @@ class NextStepAutoencoder(KLAutoencoder):
     config: LatentConfig
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and std of latents, each [B, C, h, w], of images [B, 3, H, W] in -1..1. The norm is of the mean alone."""
+        """Mean and std of latents, each [B, C, h, w], of images [B, 3, H, W] in -1..1; the norm is the mean's alone."""
         c = self.config
         mean, std = super().encode(x)
         if c.norm_patch:

@@ -743,6 +743,53 @@ class LoadBitDance(_Loader):
         return host.text.output([f"This model generates images of {', '.join(sizes)} pixels."])
 
 
+class LoadNextStep(_Loader):
+    node_id = "FastARLoadNextStep"
+    title = "Load NextStep"
+    family = "nextstep"
+    usual = ("nextstep-1.1",)
+    description = (
+        "Loads a NextStep-1 or NextStep-1.1 (14B), which generates images of up to 512 x 512 pixels from a prompt, or "
+        "edits one, and its autoencoder. After a run, the node lists the sizes of the model."
+    )
+    aliases = ["nextstep loader", "stepfun", "continuous tokens", "text to image", "image edit", "load checkpoint"]
+    tooltips = {
+        "checkpoint": "The model: put your own into models/fastar, as a folder with config.json and a tokenizer; "
+        "entries with a size are downloads. A model needs about 28 GB of GPU memory in bf16 and 15 GB in 8 bits.",
+        "decoder": "The autoencoder that turns latents into images. Usual: auto, the one in the model's folder or "
+        "beside it; a different one gives wrong images.",
+        "dtype": _AUTO_BF16,
+    }
+    socket = output(io.Custom("FASTAR_NEXTSTEP"), "model", "For NextStep Sampler.")
+    more = {
+        "checkpoint": (
+            "A folder has the authors' layout: `config.json`, the shards, the tokenizer, and in `vae` the autoencoder, "
+            "`checkpoint.pt` with its own `config.json`. NextStep-1 comes without `vae`; *auto* then takes "
+            "`NextStep-1-f8ch16-Tokenizer` beside it, or the catalogue's. FastAR never runs the code in such a folder, "
+            "and never reads the output layer for words."
+        ),
+        "decoder": "FastAR refuses an autoencoder with a different number of channels or a different stride.",
+        "dtype": (
+            "bf16 is the training precision; files in fp32 are cast while they are read. fp16 is not offered because "
+            "it was never tried. The states of a token, the last layer of the head and the autoencoder always use "
+            f"fp32. *int8* and *fp8* store the transformer blocks in 8 bits. {_FOUR_BITS}"
+        ),
+    }
+    more_of_outputs = {
+        "model": "Any Sampler, Sweep and Advisor also accept it.",
+        "vae": (
+            "VAE Encode keeps the size of an image if it is one of the model's sizes; otherwise it scales the image to "
+            "the size with the most similar shape. VAE Decode (Tiled) changes colours and contrast and says so."
+        ),
+    }
+
+    @classmethod
+    def said(cls, model: Any) -> dict[str, list[Any]] | None:
+        """The sizes that it was trained for, width first as on the sampler."""
+        sizes = [f"{width} x {height}" for height, width in model.sizes]
+        return host.text.output([f"Trained for {', '.join(sizes)} pixels."])
+
+
 def _node_of(family: Family) -> type[_Loader]:
     """The loader of a family that has no class here, with the texts of its record."""
     kind = KINDS[family.files]
@@ -772,5 +819,6 @@ NODES: list[type[io.ComfyNode]] = [
     LoadLatentSamplers,
     LoadJanus,
     LoadBitDance,
+    LoadNextStep,
     *(_node_of(family) for family in registry.FAMILIES.values() if family.name not in _OWN),
 ]

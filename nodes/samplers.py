@@ -527,6 +527,36 @@ class MuLoSDSampler(_Sampler):
         return [upscale_model, latent_samplers]
 
 
+class NextStepSampler(_Sampler):
+    sampler = "nextstep"
+    preset = False
+    description = (
+        "Generates an image with NextStep: one continuous token after another, each by flow matching. Fewer "
+        "diffusion_steps, for all tokens or for the later tokens (DiSA), are faster."
+    )
+    aliases = ["nextstep", "flow matching", "continuous tokens", "text to image", "edit image", "disa", "inpaint"]
+    more = {
+        "preset": (
+            f"{RECOMMENDS} For NextStep-1 these are 50 diffusion steps with *em* and *use_norm*, for NextStep-1.1 28 "
+            "with *em0*, and for NextStep-1-Large-Edit also *cfg_img* 2 and *time_shift* 3.2."
+        ),
+        "condition": (
+            "An empty *negative* of Prompt is an empty text. The authors write a list of faults there, for example "
+            "*lowres, bad anatomy, error, blurry*, and after the prompt of NextStep-1 *masterpiece, film grained, best "
+            "quality.* With Image and Prompt the negative text is theirs, *Copy original image.*, and *freedom* of "
+            "that node, which is Janus', is not used."
+        ),
+        "cfg": "With *cfg* 1 no negative text is read.",
+        "seed": "The noise belongs to the tokens of the grid.",
+        "latent_image": (
+            "The image must have the size of *width* and *height*. The authors' programs do not inpaint. Decoding "
+            "changes pixels outside the mask slightly; Paste Inpainted Area restores them."
+        ),
+        "mask": "Tokens that stay are read as VAE Encode made them, several in one pass where they follow one another.",
+    }
+    more_of_outputs = {"latent": "It has 16 channels, normalised and scaled as the tokens are."}
+
+
 class BitDanceSampler(_Sampler):
     sampler = "bitdance"
     preset = False
@@ -566,6 +596,8 @@ def _node_of(entry: Entry) -> type[io.ComfyNode]:
     return type(f"{entry.title}Sampler", (_Sampler,), about)
 
 
+# Samplers with a class above.
+_OWN = {node.sampler for node in _Sampler.__subclasses__()}
 NODES: list[type[io.ComfyNode]] = [
     MARSampler,
     FastHybridSampler,
@@ -578,5 +610,6 @@ NODES: list[type[io.ComfyNode]] = [
     ZipARSampler,
     MuLoSDSampler,
     BitDanceSampler,
-    *(_node_of(entry) for family in registry.FAMILIES.values() for entry in family.samplers),
+    NextStepSampler,
+    *(_node_of(entry) for family in registry.FAMILIES.values() for entry in family.samplers if entry.name not in _OWN),
 ]

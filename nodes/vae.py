@@ -29,14 +29,14 @@ from ..networks.binary import BinaryAutoencoder, BinaryModel
 from ..networks.precision import is_finite
 from ..networks.torch_state import in_own_state
 from ..runs.images import expect_usual_size, scaled, to_rgb
+from ..runs.registry import FAMILIES
 from . import host
 from .schema import expect_image, expect_latents
 
-# Kinds of autoencoders, which are families of files, and the models whose latents they decode.
+# Kinds of autoencoders that differ here, which are families of files.
 KL = "kl"
 VQ = "vq"
 BITS = "bitdance-ae"
-_MODELS = {KL: "a MAR", VQ: "a LlamaGen, a PAR or a Tar de-tokenizer", BITS: "a BitDance"}
 # Inputs by which ComfyUI's nodes for videos are recognised. They take a batch of images for one video, and would make
 # of its latents what no model reads.
 _OF_VIDEOS = {"length", "video_frames", "frame_idx", "noise_augmentation"}
@@ -56,13 +56,18 @@ def kind_of(samples: Any) -> str:
     return str(getattr(samples, "fastar_latents", ""))
 
 
+def _models_of(kind: str) -> str:
+    """The models whose latents a kind of autoencoders decodes, in words."""
+    return ", or ".join(family.words for family in FAMILIES.values() if family.decoder == kind)
+
+
 def _checked_latents(samples: Any, channels: int, name: str, kind: str = "") -> Tensor:
     """Latents [B, C, h, w] for a decoder of that name and kind, checked as by :func:`expect_latents`."""
     made = kind_of(samples)
     if kind and made not in ("", kind):
         raise UserError(
-            f"samples: these latents come from {_MODELS[made]}, but the decoder {name} is for latents from "
-            f"{_MODELS[kind]}; connect the VAE of the loader of that model."
+            f"samples: these latents come from {_models_of(made)}, but the decoder {name} is for latents from "
+            f"{_models_of(kind)}; connect the VAE of the loader of that model."
         )
 
     latents = expect_latents(samples, "samples")
@@ -95,7 +100,7 @@ class FastARVAE(host.images.VAE):
         width: channels of the widest full-resolution layer, for the memory estimate.
         sizes: heights and widths of the images that the model's latents are encoded from, in pixels, the usual one
             first. An image of none of them is scaled to the one of the most similar shape before it is encoded.
-        kind: KL, VQ or BITS; latents of another kind are refused.
+        kind: the decoder of the model's family; latents of another kind are refused.
         enlarges: how many times higher and wider than ``sizes`` images are decoded.
     """
 
@@ -201,8 +206,9 @@ class FastARVAE(host.images.VAE):
     def memory_used_decode(self, shape: Any, dtype: torch.dtype) -> float:
         """For one image of latents of this shape [B, C, h, w]."""
         height, width = shape[-2:]
-        if self.kind in (KL, BITS):
-            return cast(LatentAutoencoder, self.first_stage_model).decode_bytes(1, height, width)
+        net = self.first_stage_model
+        if isinstance(net, LatentAutoencoder):
+            return net.decode_bytes(1, height, width)
 
         # As core estimates it; the others need less.
         pixels = height * width * self.downscale_ratio**2

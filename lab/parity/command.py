@@ -1,9 +1,9 @@
 """Compare this code with recorded results of the reference implementations.
 
 DIR has the layout of tests/parity: one folder per family (mar, llamagen, tar, vq, harmon, unipic, janus, janus_images,
-bitdance, nextstep), or the files of one family. Every case prints a line: name, largest absolute error, tolerance, and ok, FAIL
-or "not yet" (recorded, but not implemented in this version). Exit code 0 if no case failed, 1 if one did, 2 if the
-folder cannot be read.
+bitdance, nextstep), or the files of one family. Every case prints a line: name, largest absolute error, tolerance, and
+ok, FAIL or "not yet" (recorded, but not implemented in this version). Exit code 0 if no case failed, 1 if one did, 2 if
+the folder cannot be read.
 """
 
 import argparse

@@ -1,5 +1,5 @@
-"""Parity cases of NextStep, recorded with the authors' programs: autoencoder, tokens, head, sampling of a token, language
-model, whole generations, edits of images, prompts and parameter names.
+"""Parity cases of NextStep, recorded with the authors' programs: autoencoder, tokens, head, sampling of a token,
+language model, whole generations, edits of images, prompts and parameter names.
 
 A folder holds ``nextstep_meta.json`` with the runs, the recorded files named below, the model ``model``, and
 ``tokenizer_bos`` with another tokenizer of it. Recorded rows are those of all images, branch by branch.
@@ -302,7 +302,7 @@ def _generation(
         rest = [None] * (len(branches.rows.ids) - len(sources))
         # The authors' programs read an image for every row with noise of its own.
         branches = branches._replace(rows=branches.rows._replace(sources=[*sources, *rest]))
-    canvas.branches = branches
+    canvas = replace(canvas, branches=branches)
     yield _same_ids(branches.rows.ids, _ids(io, name))
 
     with watched(model.net.head) as seen:

@@ -27,6 +27,7 @@ from ...networks.janus import Janus, JanusConfig
 from ...networks.janus_vision import JanusVision, VisionConfig
 from ...networks.llama import CLASS, FEATURES, TEXT, Llama, LlamaConfig, qwen_config
 from ...networks.mar import MAR, MARConfig
+from ...networks.nextstep import LatentConfig, NextStep, NextStepAutoencoder, NextStepConfig
 from ...networks.ops import PackedLinear, shapes_only
 from ...networks.ta_tok import TATok, TATokConfig
 
@@ -76,6 +77,8 @@ _SIZE_TOKENS = 256
 # Rows of the tables of Qwen2.5 and of Tar, which adds its codes.
 QWEN_WORDS = 151_936
 _TAR_WORDS = 217_206
+# Rows of the table of words of NextStep: those of Qwen2.5-14B.
+_NEXTSTEP_WORDS = 152_064
 # Semantic codes of an image for an AR-DTok, and the width of a feature row of TA-Tok.
 _FEATURE_ROWS = 729
 _FEATURE_WIDTH = 1152
@@ -287,6 +290,27 @@ def _bitdance_of_prompts(block: int) -> BitDanceText:
     return BitDanceText(config, head, block)
 
 
+def official_nextstep() -> NextStepConfig:
+    """Configuration of NextStep-1 and 1.1: Qwen2.5-14B, and a head of 157 million weights."""
+    shape = qwen_config(
+        dim=5120,
+        depth=48,
+        heads=40,
+        kv_heads=8,
+        head_dim=128,
+        hidden=13824,
+        vocab=_NEXTSTEP_WORDS,
+        tied=True,
+        positions=131_072,
+    )
+    return NextStepConfig(**vars(shape), token=64, patch=2, head_width=1536, head_depth=12)
+
+
+def _of_latents(name: str) -> nn.Module:
+    """The autoencoder of NextStep."""
+    return NextStepAutoencoder(LatentConfig(ch=128, ch_mult=(1, 2, 4, 4), blocks=2, z_channels=16, norm_patch=1))
+
+
 def _of_text(name: str) -> nn.Module:
     """The encoder of flan-t5-xl."""
     from transformers import T5Config, T5EncoderModel
@@ -317,6 +341,8 @@ NETWORKS: dict[str, Callable[[str], nn.Module]] = {
     **dict.fromkeys(("KL-16", "VQ-16", "VQ-8"), _of_autoencoder),
     **dict.fromkeys(BITDANCES, official_bitdance),
     "BitDance-AE": lambda name: BinaryAutoencoder(official_binary()),
+    "NextStep-14B": lambda name: NextStep(official_nextstep()),
+    "NextStep-AE": _of_latents,
     "TA-Tok": lambda name: TATok(official_ta_tok()),
     "Flan-T5-XL": _of_text,
 }

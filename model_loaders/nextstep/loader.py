@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -150,7 +149,8 @@ def _marks(file: ck.Checkpoint, named: Mapping[str, int], rows: int) -> Marks:
     for field, name in STATED_IDS.items():
         if file.number(field, named[name], 0, 1 << 31, settings) != named[name]:
             raise file.error(
-                f"states {field} = {settings[field]} in its configuration, but {name} is {named[name]} in its tokenizer",
+                f"states {field} = {settings[field]} in its configuration, but {name} is {named[name]} in its "
+                "tokenizer",
                 _OWN_TOKENIZER,
             )
 
@@ -260,7 +260,7 @@ def expect_latents(decoder: KLModel, model: NextStepModel) -> None:
         return
 
     raise UserError(
-        f"decoder: the head of {model.name} samples {c.token} numbers a token, patches of {c.patch} x {c.patch} latents "
-        f"of {c.channels} channels, but {decoder.name} has {config.z_channels} channels at stride {config.stride}; "
-        "choose auto, or the autoencoder that the model was trained with."
+        f"decoder: the head of {model.name} samples {c.token} numbers a token, patches of {c.patch} x {c.patch} "
+        f"latents of {c.channels} channels, but {decoder.name} has {config.z_channels} channels at stride "
+        f"{config.stride}; choose auto, or the autoencoder that the model was trained with."
     )

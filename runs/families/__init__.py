@@ -133,9 +133,9 @@ class Family(ABC):
             )
 
     def own_reader(self, model: Any, decoder: Any) -> Any:
-        """What reads images for a model, of its own networks and its decoder's; None: ``loading.load_image_reader`` reads
-        a part of the model's file. Its ``read`` makes of a :meth:`prepared` image what :class:`.ImagePromptCondition`
-        holds.
+        """What reads images for a model with the networks of the model and its decoder; None: a part of its file does,
+        see ``loading.load_image_reader``. Its ``read`` makes of a :meth:`prepared` image what
+        :class:`.ImagePromptCondition` holds.
         """
         return None
 

@@ -15,6 +15,7 @@ from torch import Tensor
 from ...errors import UserError
 from ...networks.hybrid import UNCONDITIONAL
 from ...networks.nextstep import COPY, NextStepModel, ReadSource, Rows, to_latents, to_tokens
+from ...networks.ops import to_device
 from ...reports.record import Clock
 from ..conditioning import ImagePromptCondition, PromptCondition, expect_editor, expect_kind
 from ..editing import Edit, edit_digests
@@ -44,6 +45,9 @@ class NextStepCanvas(Canvas):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        scales = [self._scales(cell) for cell in range(self.cells)]
+        self.scales = to_device(torch.tensor(scales), self.device)  # of guidance, fp32 [L, 1 or 2]
+
         # Cells to sample, and whether each is sampled in every image. The host reads this once.
         self.drawn = list(range(self.cells))
         self.whole = [True] * self.cells
@@ -52,7 +56,7 @@ class NextStepCanvas(Canvas):
             self.drawn = [cell for cell in self.drawn if bool(again[:, cell].any())]
             self.whole = again.all(0).tolist()
 
-    def scales(self, cell: int) -> list[float]:
+    def _scales(self, cell: int) -> list[float]:
         """Guidance scales of a cell: of the whole condition, and of three branches that of the image too."""
         s = self.settings
         own = [s.cfg] if self.branches.count < 3 else [s.cfg, s.cfg_img]
@@ -188,8 +192,8 @@ def given_tokens(model: NextStepModel, edit: Edit, grid: tuple[int, int], device
         own_height, own_width = (side * pixels for side in start.shape[2:])
         raise UserError(
             f"latent_image: it has {own_width} x {own_height} pixels, but the image to generate has "
-            f"{width * model.stride} x {height * model.stride}; set width and height to the size of the image, or encode "
-            "an image of that size with VAE Encode."
+            f"{width * model.stride} x {height * model.stride}; set width and height to the size of the image, or "
+            "encode an image of that size with VAE Encode."
         )
     return to_tokens(start.to(device, torch.float32), c.patch)
 
@@ -207,6 +211,6 @@ def expect_suited(model: NextStepModel, device: torch.device) -> None:
     weights = sum(weight.numel() for weight in model.net.layers.parameters())
     if device.type == "cpu" and weights >= LARGE:
         raise UserError(
-            f"model: {model.name} has {weights / 1e9:.1f} billion weights, which a CPU reads once for every token, so an "
-            "image takes more than 20 minutes; use a GPU. There is no smaller NextStep."
+            f"model: {model.name} has {weights / 1e9:.1f} billion weights, which a CPU reads once for every token, so "
+            "an image takes more than 20 minutes; use a GPU. There is no smaller NextStep."
         )

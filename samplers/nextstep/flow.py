@@ -1,4 +1,4 @@
-"""The flow of a token from noise (t = 0) to the token (t = 1): five samplers of the published programs from one formula.
+"""The flow of a token from noise (t = 0) to the token (t = 1): five published samplers from one formula.
 
 Source: NextStep-1 (arXiv 2508.10711) and its published programs. With x_t = t x + (1 - t) e the head predicts the
 velocity v = x - e, so the token is expected at x_1 = x_t + (1 - t) v and the score is s = (t v - x_t) / (1 - t). A step
@@ -16,8 +16,8 @@ ode      0                                 as em0
 cps      see :func:`_cps`                  as em0; the last step takes x_1
 =======  ================================  ==================================================================
 
-em is the program of August 2025, em0 that of NextStep-1.1's folder, the others are those of February 2026. With v written
-as (x_1 - x_t) / (1 - t), a step is linear in x_t, x_1 and the noise: a step of ``chain.py`` whose data is x_1.
+em is the program of August 2025, em0 that of NextStep-1.1's folder, the others are those of February 2026. With v
+written as (x_1 - x_t) / (1 - t), a step is linear in x_t, x_1 and the noise: a step of ``chain.py`` whose data is x_1.
 """
 
 from __future__ import annotations

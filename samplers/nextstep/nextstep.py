@@ -1,7 +1,7 @@
 """NextStep: continuous tokens one after another in raster order, each by flow matching.
 
-Source: NextStep-1 (arXiv 2508.10711) and its published programs. Shapes: B images of L tokens of T numbers, P branches of
-guidance, R = P B rows of the language model, branch by branch, of width D.
+Source: NextStep-1 (arXiv 2508.10711) and its published programs. Shapes: B images of L tokens of T numbers, P branches
+of guidance, R = P B rows of the language model, branch by branch, of width D.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def nextstep(
     noise: PairedNoise,
     edit: Edit | None = None,
 ) -> Sampler:
-    """NextStep.
+    """Generate images token by token.
 
     Args:
         model: network and the metadata of its files.
@@ -63,7 +63,8 @@ def nextstep(
 
 def tokens_one_by_one(canvas: NextStepCanvas) -> Sampler:
     """Sample the tokens of a canvas in raster order."""
-    plan = {cell: torch.tensor([cell], device=canvas.device) for cell in canvas.drawn}
+    cells = torch.arange(canvas.cells, device=canvas.device)
+    plan = {cell: cells[cell : cell + 1] for cell in canvas.drawn}
     canvas.total = len(plan)
     yield from decode(canvas, plan, TokenLook(canvas), TokenFlow(canvas))
     return canvas.finish()
@@ -131,10 +132,9 @@ class TokenFlow:
     def batch(self, cell: int, z: Tensor) -> DiffusionBatch:
         """A token of all images before its flow, a row for each."""
         count = self.counts[cell]
-        scales = torch.tensor(self.canvas.scales(cell), device=z.device)
         return DiffusionBatch(
             z=z[:, 0].unflatten(0, (self.canvas.branches.count, -1)).to(self.dtype),
-            cfg=scales.expand(self.canvas.images, -1),
+            cfg=self.canvas.scales[cell].expand(self.canvas.images, -1),
             x=self.start[:, cell],
             noise=spread(self.noise[:, :, cell], count),
             table=self.tables[count],

@@ -25,8 +25,8 @@ class NextStepSettings(Annealed):
     refused: ClassVar[Mapping[str, str]] = {
         "parallel": "parallel needs a model of discrete tokens, but NextStep draws one continuous token after another; "
             "lower diffusion_steps",
-        "window": "ZipAR needs a model of discrete tokens, but NextStep draws one continuous token after another; lower "
-            "diffusion_steps",
+        "window": "ZipAR needs a model of discrete tokens, but NextStep draws one continuous token after another; "
+            "lower diffusion_steps",
         "steps": "the size of the image sets the number of AR steps of a NextStep; set diffusion_steps",
     }
 
@@ -48,8 +48,8 @@ class NextStepSettings(Annealed):
     cfg_schedule: str = knob(CONSTANT, "constant uses cfg for all tokens, falling lowers it from the first token to "
         "nearly 1 at the last, rising raises it from cfg / 2 to cfg. Usual: constant.",
         choices=(CONSTANT, FALLING, RISING), advanced=True,
-        more="*falling* is the program of NextStep-1 and of NextStep-1.1's folder, *rising* that of February 2026; both "
-        "call it linear.")
+        more="*falling* is the program of NextStep-1 and of NextStep-1.1's folder, *rising* that of February 2026; "
+        "both call it linear.")
     solver: str = knob(EM0, "How a token is sampled from noise: em is NextStep-1's program, em0 that of NextStep-1.1's "
         "folder, and sde, ode and cps are those of February 2026. Usual: em0 for 1.1, em for 1; ode adds no noise "
         "between its steps.", choices=SOLVERS, advanced=True)
