@@ -185,7 +185,7 @@ def autoencoder_path(path: str | Path) -> Path | None:
     folder = path if path.is_dir() else path.parent
     stated = ck.read_json(folder / "config.json", "checkpoint").get("vae_name_or_path")
     inside = folder / stated if isinstance(stated, str) and stated else folder / _INSIDE
-    if folder not in inside.parents:
+    if folder not in inside.parents or ".." in inside.parts:
         inside = folder / _INSIDE
 
     for place in dict.fromkeys((inside, folder / _INSIDE, folder.parent / _BESIDE)):

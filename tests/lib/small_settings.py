@@ -6,10 +6,12 @@ from typing import Any
 
 from fastar_nodes.runs.registry import BITDANCE, FAMILIES, LLAMAGEN, MAR, SAMPLERS, TAR
 
+NEXTSTEP = "nextstep"
+
 # The samplers of each kind; Tar is the second name of LlamaGen.
-MASKED, TOKENS, BLOCKS = (
+MASKED, TOKENS, BLOCKS, CONTINUOUS = (
     tuple(name for name, entry in SAMPLERS.items() if entry.family.kind == FAMILIES[family].kind and name != TAR)
-    for family in (MAR, LLAMAGEN, BITDANCE)
+    for family in (MAR, LLAMAGEN, BITDANCE, NEXTSTEP)
 )
 
 # A method's own settings; what all samplers of a kind have, steps and guidance, is the tests'. A MAR sampler has six AR
@@ -30,6 +32,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "zipar": {"window": 2},
     "mulosd": {"tau": 0.2, "draft_window": 2, "resample_window": 2},
     "bitdance": {"diffusion_steps": 4, "cfg": 2.0},
+    "nextstep": {"diffusion_steps": 3, "cfg": 2.0},
 }
 
 
