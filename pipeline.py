@@ -255,7 +255,7 @@ class Pipeline:
                 (seed, first + i), so that it is the same alone or in a batch.
             images: images of each prompt or label, one after the other.
             first: index of the first image: ``first=3, images=1`` draws image 3 of a batch alone.
-            negative: what guidance leads away from, for Harmon and UniPic: a whole instruction.
+            negative: what guidance leads away from: for Harmon and UniPic a whole instruction, for NextStep a text.
             prompt_settings: settings of Tar's language model, see :class:`TarPromptSettings`.
             image: with ``mask`` what inpainting starts from: an image, or latents or codes of :meth:`sample`; one, or
                 one for each image. Without it, for a Janus that was trained to edit: what the prompt changes, an image
@@ -401,7 +401,7 @@ class Pipeline:
         freedom: float | None = None,
     ) -> AnyCondition:
         """What a sampler is conditioned on, for the samplers as functions. Arguments as in :meth:`sample`; ``image`` is
-        what the prompt changes, for a Janus that was trained to edit.
+        what the prompt changes, for a model that was trained to edit.
 
         The seed decides the codes that Tar's language model writes, and nothing for other models.
 
@@ -412,8 +412,8 @@ class Pipeline:
         kind = self.ready.condition
         if negative is not None and kind != "prompt":
             raise UserError(
-                f"negative: only Harmon and UniPic read a negative text, but {self.model.name} reads {KINDS[kind]}; "
-                "leave negative out."
+                f"negative: only Harmon, UniPic and NextStep read a negative text, but {self.model.name} reads "
+                f"{KINDS[kind]}; leave negative out."
             )
 
         if prompt_settings and kind != "features":

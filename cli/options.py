@@ -84,18 +84,21 @@ def condition_options(parser: argparse.ArgumentParser, seed: str) -> None:
         action="append",
         metavar="TEXT",
         dest="text",
-        help="a prompt, for Harmon, UniPic, Janus, BitDance, Tar and LlamaGen's text-to-image models; may be repeated",
+        help="a prompt, for Harmon, UniPic, Janus, BitDance, NextStep, Tar and LlamaGen's text-to-image models; may be "
+        "repeated",
     )
     add(
         "--negative",
         metavar="TEXT",
-        help="for Harmon and UniPic: the whole instruction that guidance moves away from; default 'Generate an image.'",
+        help="what guidance moves away from: for Harmon and UniPic a whole instruction, by default 'Generate an "
+        "image.'; for NextStep a text, by default none",
     )
     add(
         "--image",
         action="append",
         metavar="FILE",
-        help="for Janus-4o: an image of any size that the prompt changes; may be repeated, one for each prompt",
+        help="for Janus-4o and NextStep-1-Large-Edit: an image of any size that the prompt changes; may be repeated, "
+        "one for each prompt",
     )
     add(
         "--freedom",

@@ -52,6 +52,7 @@ COPY = "Copy original image."
 _EDITS = re.compile(r"(?<![a-z])edit(?![a-z])", re.IGNORECASE)
 _ONLY_DRAWS = re.compile(r"next-?step-?1(?!\d)", re.IGNORECASE)
 _FIRST = re.compile(r"next-?step-?1-large", re.IGNORECASE)
+_SMALL = re.compile(r"256[-_ ]?px", re.IGNORECASE)
 EDITOR = "NextStep-1-Large-Edit"
 
 
@@ -60,6 +61,11 @@ def edits(name: str) -> bool | None:
     if _EDITS.search(name):
         return True
     return False if _ONLY_DRAWS.search(name) else None
+
+
+def side_of(name: str) -> int:
+    """Tokens along a side of the images that a model of this name was trained for."""
+    return SMALL_SIDE if _SMALL.search(name) else SIDE
 
 
 # ------------------------------------------------------------------------------------------------ tokens

@@ -388,12 +388,12 @@ class Prompt(io.ComfyNode):
             "FastAR uses the text as typed; it may have at most 20,000 characters. `{red|blue}` picks one of the two "
             "words for every run, as in CLIP Text Encode. Harmon and UniPic get the prompt after the words *Generate "
             "an image:*. Janus gets only the prompt, without spaces at its ends. BitDance gets the prompt as the "
-            "user's message in a chat. The model reads names of special tokens as plain text. It also reads "
+            "user's message in a chat, and NextStep as it is. The model reads names of special tokens as plain text. It also reads "
             "`(red:1.2)`, `<lora:...>`, `embedding:...`, `__wildcard__` and BREAK as plain text. The prompts of the "
             "authors' benchmarks end with a full stop."
         ),
         "negative": (
-            "If *cfg* is 1, this has no effect. The editor hides the field for Janus and BitDance, which do not read a "
+            "If *cfg* is 1, this has no effect. NextStep reads an empty text as it is. The editor hides the field for Janus and BitDance, which do not read a "
             "negative prompt, because they have a null prompt of their own."
         ),
     }
@@ -417,20 +417,20 @@ class Prompt(io.ComfyNode):
             dynamic_prompts=True,
             placeholder="what the image should not show; may be empty",
             tooltip="What the image should not show, such as red or night; guidance moves the image away from it. Only "
-            "Harmon and UniPic read this text; usual: empty.",
+            "Harmon, UniPic and NextStep read this text; usual: empty.",
         )
         condition = output(
             PROMPT,
             "condition",
-            "The prompts. Connect them to a sampler for Harmon, UniPic, Janus or a 14B model of BitDance.",
+            "The prompts. Connect them to a sampler for Harmon, UniPic, Janus, a 14B model of BitDance or NextStep.",
         )
 
         return schema(
             node_id="FastARPrompt",
             display_name="Prompt (FastAR)",
             category="FastAR/condition",
-            description="Describes in words what Harmon, UniPic, Janus or BitDance generates. The model that is "
-            "connected to the sampler reads the prompt, so you can use one prompt for several models.",
+            description="Describes in words what Harmon, UniPic, Janus, BitDance or NextStep generates. The model "
+            "that is connected to the sampler reads the prompt, so you can use one prompt for several models.",
             search_aliases=["text prompt", "harmon prompt", "unipic prompt", "janus prompt", "positive", "negative"],
             widgets=[text, *widgets(PromptImages), negative, *widgets(PromptLines)[1:]],
             outputs=[condition],
@@ -476,15 +476,16 @@ _CHANGE = "make it night"
 class ImageAndPrompt(io.ComfyNode):
     more = {
         "image": (
-            "A square image keeps the most detail. The model reads the image in two ways: its vision tower (an image "
-            "encoder) extracts the content, and the VQ tokenizer turns the pixels into 576 tokens."
+            "A square image keeps the most detail. Janus-4o reads the image in two ways: its vision tower (an image "
+            "encoder) extracts the content, and the VQ tokenizer turns the pixels into 576 tokens. "
+            "NextStep-1-Large-Edit reads 1,024 tokens of its autoencoder."
         ),
         "text": "The model reads names of special tokens as plain text.",
     }
     more_of_outputs = {
         "condition": (
-            "FastAR refuses this condition for Janus-Pro, which was not trained to edit and ignores the image. FastAR "
-            "recognises from the model's name whether it was trained to edit. If the name does not tell, the report "
+            "FastAR refuses this condition for models that were not trained to edit and ignore the image, such as "
+            "Janus-Pro and NextStep-1.1. FastAR recognises from the model's name whether it was trained to edit. If the name does not tell, the report "
             "contains a warning."
         ),
     }
@@ -493,8 +494,8 @@ class ImageAndPrompt(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         image = io.Image.Input(
             "image",
-            tooltip="Images of any size, one for each image to generate. Each is scaled so that its longer side has "
-            "384 pixels, and padded with grey to 384 x 384 pixels.",
+            tooltip="Images of any size, one for each image to generate. Janus-4o pads each with grey to a square of "
+            "384 pixels, and NextStep cuts a square of 512 pixels from its middle.",
         )
         text = io.String.Input(
             "text",
@@ -510,13 +511,13 @@ class ImageAndPrompt(io.ComfyNode):
             node_id="FastARImageAndPrompt",
             display_name="Image and Prompt",
             category="FastAR/condition",
-            description="Changes an image according to a prompt, with Janus-4o. The model regenerates the whole "
-            "image; connect a mask to the sampler to change only a part of it.",
+            description="Changes an image according to a prompt, with Janus-4o or NextStep-1-Large-Edit. The model "
+            "regenerates the whole image; connect a mask to the sampler to change only a part of it.",
             search_aliases=["edit image", "image to image", "instruct", "janus-4o", "kontext", "img2img"],
             sockets=[image],
             widgets=[text, *widgets(ImagePromptSettings)],
             outputs=[output(IMAGE_PROMPT, "condition", "The images and the instruction. Connect them to LlamaGen "
-                "Sampler or ZipAR Sampler with Janus-4o.")],
+                "Sampler or ZipAR Sampler with Janus-4o, or to NextStep Sampler with NextStep-1-Large-Edit.")],
             hidden=[io.Hidden.unique_id],
         )
 
@@ -538,8 +539,8 @@ class ImageAndPrompt(io.ComfyNode):
         if height != width:
             left, top, right, bottom = box_of(width, height, _JANUS_SIDE)
             said = [
-                f"Read as a square: the image takes {right - left} x {bottom - top} of {_JANUS_SIDE} x {_JANUS_SIDE} "
-                "pixels, and grey fills the rest."
+                f"Read as a square: with Janus-4o the image takes {right - left} x {bottom - top} of {_JANUS_SIDE} x "
+                f"{_JANUS_SIDE} pixels, and grey fills the rest; NextStep reads the square in its middle."
             ]
         condition = ImagePromptCondition((typed,) * len(pixels), tuple(pixels), settings.freedom)
         return io.NodeOutput(condition, ui=host.text.output(said))

@@ -755,7 +755,7 @@ class LoadNextStep(_Loader):
     aliases = ["nextstep loader", "stepfun", "continuous tokens", "text to image", "image edit", "load checkpoint"]
     tooltips = {
         "checkpoint": "The model: put your own into models/fastar, as a folder with config.json and a tokenizer; "
-        "entries with a size are downloads. A model needs about 28 GB of GPU memory in bf16 and 15 GB in 8 bits.",
+        "entries with a size are downloads. A model needs about 29 GB of GPU memory in bf16 and 16 GB in 8 bits.",
         "decoder": "The autoencoder that turns latents into images. Usual: auto, the one in the model's folder or "
         "beside it; a different one gives wrong images.",
         "dtype": _AUTO_BF16,

@@ -55,6 +55,14 @@ def condition_input(kinds: Collection[str], tooltip: str) -> io.Input:
     return io.Custom(",".join(types)).Input("condition", tooltip=tooltip, lazy=True)
 
 
+def models_of_decoders() -> dict[str, str]:
+    """The models whose latents each kind of decoders decodes, in words."""
+    found: dict[str, list[str]] = {}
+    for family in FAMILIES.values():
+        found.setdefault(family.decoder, []).append(family.words)
+    return {kind: ", or ".join(words) for kind, words in found.items()}
+
+
 # Of nodes that run any sampler.
 ANY_SOCKETS = [
     ANY_MODEL.Input("model", tooltip="The model to sample, from any loader except Load Tar."),

@@ -21,6 +21,7 @@ from ..networks.chat import MOST_TEXT
 from ..networks.precision import is_finite
 from ..reports.record import EXPANDED
 from ..runs.labels import split_labels
+from ..runs.registry import FAMILIES
 from ..samplers.conditioning import (
     FREEDOM,
     MOST_FREEDOM,
@@ -252,20 +253,22 @@ VALUES: dict[str, Kind] = {
             Attribute(
                 "unconditional",
                 _PROMPT,
-                "the instruction that guidance leads away from, for Harmon and UniPic; without it their usual one",
+                "what guidance leads away from, for Harmon, UniPic and NextStep; without it their usual text",
                 needed=False,
             ),
         ),
-        "for Harmon, UniPic, Janus and BitDance",
+        "for Harmon, UniPic, Janus, BitDance and NextStep",
     ),
     ImagePromptCondition.kind: Kind(
         ("FASTAR_IMAGE_PROMPT",),
         (
             _TEXTS,
             Attribute("images", _list(_PIXELS), "what the prompts change", per_image=True),
-            Attribute("freedom", _number(0, MOST_FREEDOM), f"w of the guidance; without it {FREEDOM:g}", needed=False),
+            Attribute(
+                "freedom", _number(0, MOST_FREEDOM), f"w of Janus-4o's guidance; without it {FREEDOM:g}", needed=False
+            ),
         ),
-        "for Janus-4o",
+        "for Janus-4o and NextStep-1-Large-Edit",
     ),
     TextCondition.kind: Kind(
         ("FASTAR_TEXT",),
@@ -287,13 +290,13 @@ VALUES: dict[str, Kind] = {
         "for Tar's de-tokenizers",
     ),
     "model": Kind(
-        ("FASTAR_MAR", "FASTAR_TOKEN_MODEL", "FASTAR_BITDANCE", "FASTAR_TAR", "FASTAR_LATENT_SAMPLERS"),
+        (*dict.fromkeys(family.socket for family in FAMILIES.values()), "FASTAR_TAR", "FASTAR_LATENT_SAMPLERS"),
         (
             Attribute("model.name", _TEXT, "its name in messages and reports"),
             Attribute(
                 "model.family",
                 _TEXT,
-                "*mar*, *hybrid*, *llamagen*, *tar*, *janus*, *bitdance*, *language* or *latent samplers*",
+                f"{', '.join(f'*{family}*' for family in FAMILIES)}, *language* or *latent samplers*",
             ),
             Attribute(
                 "model.condition",

@@ -29,9 +29,8 @@ from ..networks.binary import BinaryAutoencoder, BinaryModel
 from ..networks.precision import is_finite
 from ..networks.torch_state import in_own_state
 from ..runs.images import expect_usual_size, scaled, to_rgb
-from ..runs.registry import FAMILIES
 from . import host
-from .schema import expect_image, expect_latents
+from .schema import expect_image, expect_latents, models_of_decoders
 
 # Kinds of autoencoders that differ here, which are families of files.
 KL = "kl"
@@ -56,18 +55,14 @@ def kind_of(samples: Any) -> str:
     return str(getattr(samples, "fastar_latents", ""))
 
 
-def _models_of(kind: str) -> str:
-    """The models whose latents a kind of autoencoders decodes, in words."""
-    return ", or ".join(family.words for family in FAMILIES.values() if family.decoder == kind)
-
-
 def _checked_latents(samples: Any, channels: int, name: str, kind: str = "") -> Tensor:
     """Latents [B, C, h, w] for a decoder of that name and kind, checked as by :func:`expect_latents`."""
     made = kind_of(samples)
     if kind and made not in ("", kind):
+        models = models_of_decoders()
         raise UserError(
-            f"samples: these latents come from {_models_of(made)}, but the decoder {name} is for latents from "
-            f"{_models_of(kind)}; connect the VAE of the loader of that model."
+            f"samples: these latents come from {models[made]}, but the decoder {name} is for latents from "
+            f"{models[kind]}; connect the VAE of the loader of that model."
         )
 
     latents = expect_latents(samples, "samples")

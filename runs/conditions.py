@@ -69,7 +69,7 @@ class ConditionBuilder:
     encoder: str = ENCODER
     seed: int = 0  # of Tar's codes
     asked: Mapping[str, Any] = field(default_factory=dict)  # settings of Tar's language model
-    unconditional: str | None = None  # instruction of the unconditional branch of Harmon and UniPic; None for their own
+    unconditional: str | None = None  # what guidance leads away from, for models that read it; None for their own
     # Runs Tar's sampler; also gets title and unit.
     run: Callable[[Generator[Any, Any, Any], str, str], Any] = lambda sampler, title, unit: finish(sampler)
     warn: Callable[[str], None] = lambda sentence: None  # gets a sentence about what a model does not read as meant

@@ -620,7 +620,7 @@ _NAMED_BESIDE: dict[str, tuple[Any, str]] = {
     "tar": (AUTO, "because only a de-tokenizer of Tar needs a language model"),
     "ta_tok": (AUTO, "because only a de-tokenizer of Tar needs a TA-Tok"),
     "encoder": (ENCODER, "because only the text-to-image models of LlamaGen need a text encoder"),
-    "negative": (None, "because only Harmon and UniPic read a negative text"),
+    "negative": (None, "because only Harmon, UniPic and NextStep read a negative text"),
 }
 
 

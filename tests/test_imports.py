@@ -175,6 +175,7 @@ OTHERS = {
     "runs": {"torch", "numpy"},
     "runs.images": PICTURES,
     "model_loaders.janus.squares": PICTURES,
+    "model_loaders.nextstep.sources": PICTURES,
     "cli": {*PICTURES, "safetensors", "tqdm"},
     "lab": {*PICTURES, "safetensors", "tomli", "matplotlib"},
     "lab.sweeps": {*PICTURES, "tomli", "matplotlib"},

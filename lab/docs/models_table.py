@@ -62,6 +62,9 @@ ROWS = (
     Row("Janus-Pro-R1-7B", _ANSWERS, "384", ("janus-pro-r1-7b",), READ),
     Row("BitDance B, L, H", "class", "256", ("bitdance-b-4x", "bitdance-l-1x", "bitdance-h-1x")),
     Row("BitDance 14B", "prompt", "512, 1024", ("bitdance-14b-16x", "bitdance-14b-64x")),
+    Row("NextStep-1.1, pretrained", "prompt", "256, 512", ("nextstep-1.1-pretrain-256px", "nextstep-1.1-pretrain")),
+    Row("NextStep-1, 1.1", "prompt", "512", ("nextstep-1-large", "nextstep-1.1")),
+    Row("NextStep-1-Large-Edit", "prompt, edit", "512", ("nextstep-1-large-edit",)),
 )
 
 
@@ -138,7 +141,7 @@ def table() -> str:
         "checked",
     ]
     known = {entry.id: entry for entry in drawing_entries()}
-    for family in ("kl", "vq", "t5", "ta-tok"):
+    for family in ("kl", "vq", "t5", "ta-tok", "nextstep-ae"):
         known |= {entry.id: entry for entry in entries(family)}
 
     return markdown([head, *(cells(row, known) for row in ROWS)], markup=True)

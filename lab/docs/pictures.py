@@ -52,7 +52,7 @@ def pages() -> dict[str, tuple[str, tuple[str, ...]]]:
 
     found = {}
     for name, entry in first_names().items():
-        if "+" not in name:
+        if "+" not in name and entry.demos(entry.families[0]):  # without a demo there is nothing to draw
             shown = dict.fromkeys((plain[entry.family.kind], name))
             found[entry.node] = ",".join(shown), MAPS.get(name, ("fixed at step",))
     return found

@@ -18,14 +18,13 @@ import torch
 from ...errors import UserError
 from ...networks.autoencoder import KLConfig, KLModel
 from ...networks.nextstep import (
-    SIDE,
-    SMALL_SIDE,
     LatentConfig,
     Marks,
     NextStep,
     NextStepAutoencoder,
     NextStepConfig,
     NextStepModel,
+    side_of,
     trunk_of,
 )
 from ...networks.ops import FAST, TORCH, Operations
@@ -61,7 +60,6 @@ _BESIDE = "NextStep-1-f8ch16-Tokenizer"
 _STRIDE = 8
 # What the programs of August 2025 take for fields that are missing: Flux's numbers.
 _FLUX = {"scaling_factor": 0.3611, "shift_factor": 0.1159}
-_SMALL = re.compile(r"256[-_ ]?px", re.IGNORECASE)
 
 
 @in_own_state
@@ -106,7 +104,7 @@ def load_nextstep(
         stride=_stride(file) * config.patch,
         tokenize=tokenizer.encode,
         marks=_marks(file, tokenizer.special_tokens, config.vocab),
-        side=SMALL_SIDE if _SMALL.search(f"{file.name} {file.path.name}") else SIDE,
+        side=side_of(f"{file.name} {file.path.name}"),
         note=file.note,
     )
 

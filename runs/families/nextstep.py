@@ -15,7 +15,7 @@ from ...model_loaders.nextstep.loader import autoencoder_path, expect_latents, l
 from ...model_loaders.nextstep.sources import cropped
 from ...networks.autoencoder import KLModel
 from ...networks.llama import cache_bytes
-from ...networks.nextstep import Marks, NextStep, NextStepModel, SourceReader
+from ...networks.nextstep import Marks, NextStep, NextStepModel, SourceReader, side_of
 from ...networks.ops import unpacking_bytes
 from ...samplers.conditioning import ImagePromptCondition
 from ...samplers.editing import Edit
@@ -92,7 +92,8 @@ class _NextStep(Family):
         """The ids of marks do not matter here."""
         net: NextStep = network_of(entry)
         marks = Marks(area=0, begin=0, end=0, place=0)
-        return NextStepModel(net, entry.id, _STRIDE * net.config.patch, token_a_word, marks)
+        stride = _STRIDE * net.config.patch
+        return NextStepModel(net, entry.id, stride, token_a_word, marks, side_of(entry.id))
 
     # ---------------------------------------------------------------- sizes
 

@@ -406,7 +406,7 @@ def test_no_setting_has_the_name_of_an_argument():
     ({"prompt": "dog"}, "^prompt: there is no class 'dog'"),
     ({"prompt": []}, "^prompt: it is empty"),
     ({"prompt": ["cat"] * 600, "images": 2}, "^batch: 1200 images .* 1024"),
-    ({"negative": "Draw."}, "^negative: .*Harmon and UniPic.* tiny mar reads class labels"),
+    ({"negative": "Draw."}, "^negative: .*Harmon, UniPic and NextStep.* tiny mar reads class labels"),
     ({"prompt_settings": {"top_k": 1}}, "^prompt_settings: these settings are for Tar's language model"),
     ({"mask": np.zeros((4, 4))}, "^mask: inpainting needs both"),
     ({"image": np.zeros((8, 8, 3), np.uint8)}, "^mask: inpainting needs both"),

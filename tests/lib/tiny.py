@@ -2,7 +2,7 @@
 
 # ruff: noqa: E402 - the fake ComfyUI comes before the nodes, which import it
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import fake_comfy
@@ -17,21 +17,24 @@ from fastar_nodes.networks.binary import BinaryAutoencoder, BinaryConfig, Binary
 from fastar_nodes.networks.bitdance import BlockModel
 from fastar_nodes.networks.llama import Llama, LlamaConfig, TokenModel
 from fastar_nodes.networks.mar import MAR, MARConfig, MARModel
+from fastar_nodes.networks.nextstep import NextStepModel
 from fastar_nodes.networks.ta_tok import TATokModel
 from fastar_nodes.nodes import conditioning, loaders, samplers
 from fastar_nodes.nodes.host.loaded import Loaded
 from fastar_nodes.nodes.vae import FastARVAE
 from fastar_nodes.reports.record import Report
 from fastar_nodes.runs.registry import SAMPLERS
-from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.settings import knobs
 from graphs import WIDGETS, default
+from nextstep_models import tiny_latents, tiny_nextstep
 from qwen_reference import tiny_tar
 from tar_files import DTOK, tiny_ta_tok
 from tiny_files import GPT_SIZE, READER, VQ_SIZE
 from torch import Tensor, nn
 
 LABELS = from_ids([1, 2])
+TEXTS = PromptCondition(("a red house", "An old boat by the sea"))
 SHORT = {"steps": 4, "diffusion_steps": 4}
 TEXT_SIZE = replace(GPT_SIZE, condition="text", condition_size=6, text_rows=7)
 DRAWER = replace(DTOK, vocab=VQ_SIZE.codes)
@@ -97,6 +100,12 @@ def a_block(model: BlockModel | None = None, file: Any = None) -> Loaded:
     return Loaded.of(model, vae, recommended=file)
 
 
+def a_nextstep(model: NextStepModel | None = None, file: Any = None) -> Loaded:
+    """A NextStep of 3 x 3 tokens with its autoencoder."""
+    model = model or tiny_nextstep()
+    return Loaded.of(model, loaders.make_vae(tiny_latents(), model), recommended=file)
+
+
 def a_drawer(size: str = "large", seed: int = 0) -> Loaded:
     """A de-tokenizer of 6 x 6 or 3 x 3 tokens with its TA-Tok, as the loader makes it."""
     reader, grid = TATokModel(tiny_ta_tok(READER), "tiny ta-tok"), {"large": 6, "small": 3}[size]
@@ -136,8 +145,14 @@ def models(node: Any) -> dict[str, Loaded]:
     if SAMPLERS[node.sampler].needs_up_sampler:
         return {"target": a_drawer(), "draft": a_drawer("small", 1)}
     special = 3 if node is samplers.PARSampler else 0
-    makers = {"masked": a_mar, "blocks": a_block, "tokens": lambda: a_gpt(special=special)}
+    tokens = partial(a_gpt, special=special)
+    makers = {"masked": a_mar, "blocks": a_block, "tokens": tokens, "continuous": a_nextstep}
     return {name: makers[SAMPLERS[node.sampler].family.kind]() for name in node.models}
+
+
+def subjects(sampler: str) -> Any:
+    """Two entries of a condition that the tiny model of a sampler reads."""
+    return LABELS if "class" in SAMPLERS[sampler].family.reads else TEXTS
 
 
 def sample(node: Any, **changes: Any) -> tuple[Tensor, Report]:
@@ -151,7 +166,7 @@ def sample(node: Any, **changes: Any) -> tuple[Tensor, Report]:
     if not {*node.models} <= {*changes}:
         inputs |= models(node)
     if "condition" not in changes:
-        inputs["condition"] = a_prompt() if SAMPLERS[node.sampler].needs_up_sampler else LABELS
+        inputs["condition"] = a_prompt() if SAMPLERS[node.sampler].needs_up_sampler else subjects(node.sampler)
     latent, report = node.execute(**inputs | changes).result
     return latent["samples"], report
 

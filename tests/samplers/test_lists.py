@@ -5,7 +5,7 @@ import inspect
 import pytest
 from fastar_nodes.runs import advice
 from fastar_nodes.runs.registry import SAMPLERS, TAR
-from small_settings import BLOCKS, MASKED, SMALL, TOKENS
+from small_settings import BLOCKS, CONTINUOUS, MASKED, SMALL, TOKENS
 
 
 def test_every_sampler_has_a_record_of_small_settings() -> None:
@@ -14,7 +14,7 @@ def test_every_sampler_has_a_record_of_small_settings() -> None:
         f"SMALL in tests/lib/small_settings.py lacks {missing}; add settings at which every part of the method works "
         "on 4 x 4 tokens, or {} if its defaults do."
     )
-    assert {*MASKED, *TOKENS, *BLOCKS, TAR} == {*SAMPLERS}
+    assert {*MASKED, *TOKENS, *BLOCKS, *CONTINUOUS, TAR} == {*SAMPLERS}
 
 
 def test_the_advisor_tries_every_sampler() -> None:

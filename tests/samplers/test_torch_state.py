@@ -4,6 +4,7 @@ from contextlib import nullcontext
 
 import pytest
 import test_block_contract as blocks
+import test_nextstep_contract as continuous
 import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
@@ -12,7 +13,7 @@ from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.engine import finish
 from torch_states import STATES, default_dtype, state_of_torch
 
-CONTRACTS = {name: contract for contract in (masked, tokens, blocks) for name in contract.CASES}
+CONTRACTS = {name: contract for contract in (masked, tokens, blocks, continuous) for name in contract.CASES}
 FEATURES = "llamagen, features, grouped heads"  # of Tar, whose function is LlamaGen's
 
 
