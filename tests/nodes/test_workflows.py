@@ -48,11 +48,13 @@ SAMPLERS = {
     "MAR": nodes_of("masked"),
     "tokens": nodes_of("tokens"),
     "blocks": nodes_of("blocks"),
+    "continuous": nodes_of("continuous"),
 }
 SHARED = {
     "MAR": ("steps", "diffusion_steps", "cfg"),
     "tokens": ("cfg", "temperature", "top_k"),
     "blocks": ("diffusion_steps", "cfg", "cfg_schedule"),
+    "continuous": ("diffusion_steps", "cfg", "cfg_schedule"),
 }
 LOADERS = {
     "FastARLoadMAR": "mar",
@@ -62,6 +64,7 @@ LOADERS = {
     "FastARLoadHarmon": "hybrid",
     "FastARLoadJanus": "janus",
     "FastARLoadBitDance": "bitdance",
+    "FastARLoadNextStep": "nextstep",
 }
 # The widget of web/js/text.js.
 TEXT = "last run"
@@ -377,7 +380,8 @@ def test_samplers_that_are_compared_share_their_settings(graph):
         values = widget_values(node, NODES[node["type"]])
         given = graph.sources(node)
         loader = given.get("target", given.get("model"))
-        if loader["type"] == "FastARLoadJanus" or values["preset"] == "fast":  # LazyMAR's fast sets the steps too
+        without_demo = loader["type"] in ("FastARLoadJanus", "FastARLoadNextStep")
+        if without_demo or values["preset"] == "fast":  # LazyMAR's fast sets the steps too
             continue
         assert [values[name] for name in SHARED[family]] == recorded(loader), node["type"]
 
