@@ -201,9 +201,8 @@ class FastARVAE(host.images.VAE):
     def memory_used_decode(self, shape: Any, dtype: torch.dtype) -> float:
         """For one image of latents of this shape [B, C, h, w]."""
         height, width = shape[-2:]
-        net = self.first_stage_model
-        if isinstance(net, LatentAutoencoder):
-            return net.decode_bytes(1, height, width)
+        if self.kind not in ("", VQ):
+            return cast(LatentAutoencoder, self.first_stage_model).decode_bytes(1, height, width)
 
         # As core estimates it; the others need less.
         pixels = height * width * self.downscale_ratio**2

@@ -92,7 +92,7 @@ def test_questions_that_do_not_fit(pipe):
             pipe.ask(GREY, "What?", **arguments)
     with pytest.raises(UserError, match="image: there are 2 images"):
         pipe.ask([GREY, GREY], "What?")
-    with pytest.raises(UserError, match="^model: .* read images"):
+    with pytest.raises(UserError, match="^model: .* questions about images; use a Janus"):
         load("demo-llamagen").ask(GREY, "What?")
 
 

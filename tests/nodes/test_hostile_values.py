@@ -16,6 +16,7 @@ from typing import Any
 
 import fake_comfy
 import janus_images
+import nextstep_models
 import pytest
 import tiny
 import torch
@@ -46,6 +47,7 @@ OF_NODE = {
     "FastARGtRSampler": {"steps": 5},
     "FastARLoadLatentSamplers": {"checkpoint": "own.safetensors"},
     "FastARBitDanceSampler": {"width": 8, "height": 8},
+    "FastARNextStepSampler": {"width": 12, "height": 12, "diffusion_steps": 2},
     "FastARSweep": {"sampler": "mar", "settings": SHORT, "x": "cfg", "x_values": "2", "y": "none"},
     "FastARAnySampler": {"sampler": f"mar: {SHORT}"},
 }
@@ -75,11 +77,12 @@ VALUES: tuple[Any, ...] = (
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> Iterator[None]:
-    """Stands in for what nodes read and nobody downloads here: a Janus, a text encoder, latent samplers, and an image
-    with a report."""
+    """Stands in for what nodes read and nobody downloads here: a Janus, a NextStep, a text encoder, latent samplers, and
+    an image with a report."""
     folder = tmp_path_factory.mktemp("files")
     stand_ins = {"janus": janus_images.one_file(folder / "janus.safetensors"), "t5": folder / "t5.safetensors"}
     stand_ins["t5"].touch()
+    stand_ins["nextstep"] = nextstep_models.FOLDER / "model"
     enlarging = tiny_latent_samplers().net
     stand_ins["latent-samplers"] = folder / "own.safetensors"
     save_file(enlarging.state_dict(), stand_ins["latent-samplers"], metadata={"name": "own samplers"})
@@ -135,7 +138,7 @@ def given_to_sampler(node: Any) -> dict[str, Any]:
     models = tiny.models(node)
     start = next(iter(models.values())).vae.encode(PICTURES)
     cache = samplers.LazyMARCache.execute(**valid_inputs(samplers.LazyMARCache, {"": {}})).result[0]
-    condition = tiny.a_prompt(images=1) if SAMPLERS[node.sampler].needs_up_sampler else from_ids([1])
+    condition = tiny.a_prompt(images=1) if SAMPLERS[node.sampler].needs_up_sampler else tiny.subjects(node.sampler).of([0])
     return {**models, "condition": condition, "latent_image": {"samples": start}, "mask": MASK, "cache": cache}
 
 
