@@ -35,6 +35,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PACK = "fastar-nodes"
 JANUS = ROOT / "tests" / "parity" / "janus" / "original"
 JANUS_4O = ROOT / "tests" / "parity" / "janus_images" / "model"
+NEXTSTEP = ROOT / "tests" / "parity" / "nextstep" / "model"
 # On SIGUSR1 the server prints the stack of every thread into its log.
 # SIGUSR2: free what only the allocator and reference cycles hold.
 # Without this, resident memory depends on how blocks came to lie.
@@ -116,6 +117,8 @@ class Comfy:
         shutil.copytree(JANUS_4O, weights)
         stated = json.loads((weights / "config.json").read_text(encoding="utf-8"))
         (weights / "config.json").write_text(json.dumps({**stated, "vq_config": {"num_patches": 4}}), encoding="utf-8")
+        # Stands for NextStep-1-Large-Edit: the recorded tiny network with its autoencoder.
+        shutil.copytree(NEXTSTEP, weights.with_name("NextStep-1-Large-Edit tiny"))
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.port = s.getsockname()[1]

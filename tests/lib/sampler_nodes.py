@@ -8,12 +8,14 @@ from pathlib import Path
 from fastar_nodes.runs.registry import Entry, first_names
 
 # A combination has no node, and a second name none of its own.
-SAMPLER_NODES: dict[str, Entry] = {entry.node: entry for name, entry in first_names().items() if "+" not in name}
+ALL_NODES: dict[str, Entry] = {entry.node: entry for name, entry in first_names().items() if "+" not in name}
+# Those that run on a demo model; NextStep has none.
+SAMPLER_NODES = {node: entry for node, entry in ALL_NODES.items() if entry.demos(entry.families[0])}
 
 
 def nodes_of(kind: str) -> tuple[str, ...]:
     """The nodes of the samplers of a kind of families."""
-    return tuple(name for name, entry in SAMPLER_NODES.items() if entry.family.kind == kind)
+    return tuple(name for name, entry in ALL_NODES.items() if entry.family.kind == kind)
 
 
 SCHEMAS = json.loads((Path(__file__).parents[1] / "nodes" / "schemas.json").read_text(encoding="utf-8"))

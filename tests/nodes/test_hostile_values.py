@@ -77,8 +77,8 @@ VALUES: tuple[Any, ...] = (
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory) -> Iterator[None]:
-    """Stands in for what nodes read and nobody downloads here: a Janus, a NextStep, a text encoder, latent samplers, and
-    an image with a report."""
+    """Stands in for what nodes read and nobody downloads here: a Janus, a NextStep, a text encoder, latent samplers,
+    and an image with a report."""
     folder = tmp_path_factory.mktemp("files")
     stand_ins = {"janus": janus_images.one_file(folder / "janus.safetensors"), "t5": folder / "t5.safetensors"}
     stand_ins["t5"].touch()
@@ -138,7 +138,8 @@ def given_to_sampler(node: Any) -> dict[str, Any]:
     models = tiny.models(node)
     start = next(iter(models.values())).vae.encode(PICTURES)
     cache = samplers.LazyMARCache.execute(**valid_inputs(samplers.LazyMARCache, {"": {}})).result[0]
-    condition = tiny.a_prompt(images=1) if SAMPLERS[node.sampler].needs_up_sampler else tiny.subjects(node.sampler).of([0])
+    codes = SAMPLERS[node.sampler].needs_up_sampler
+    condition = tiny.a_prompt(images=1) if codes else tiny.subjects(node.sampler).of([0])
     return {**models, "condition": condition, "latent_image": {"samples": start}, "mask": MASK, "cache": cache}
 
 
