@@ -388,12 +388,12 @@ class Prompt(io.ComfyNode):
             "FastAR uses the text as typed; it may have at most 20,000 characters. `{red|blue}` picks one of the two "
             "words for every run, as in CLIP Text Encode. Harmon and UniPic get the prompt after the words *Generate "
             "an image:*. Janus gets only the prompt, without spaces at its ends. BitDance gets the prompt as the "
-            "user's message in a chat, and NextStep as it is. The model reads names of special tokens as plain text. It also reads "
-            "`(red:1.2)`, `<lora:...>`, `embedding:...`, `__wildcard__` and BREAK as plain text. The prompts of the "
-            "authors' benchmarks end with a full stop."
+            "user's message in a chat. NextStep gets the prompt without changes. The model reads names of special "
+            "tokens as plain text. It also reads `(red:1.2)`, `<lora:...>`, `embedding:...`, `__wildcard__` and BREAK "
+            "as plain text. The prompts of the authors' benchmarks end with a full stop."
         ),
         "negative": (
-            "If *cfg* is 1, this has no effect. NextStep reads an empty text as it is. The editor hides the field for Janus and BitDance, which do not read a "
+            "If *cfg* is 1, this has no effect. The editor hides the field for Janus and BitDance, which do not read a "
             "negative prompt, because they have a null prompt of their own."
         ),
     }
@@ -485,8 +485,8 @@ class ImageAndPrompt(io.ComfyNode):
     more_of_outputs = {
         "condition": (
             "FastAR refuses this condition for models that were not trained to edit and ignore the image, such as "
-            "Janus-Pro and NextStep-1.1. FastAR recognises from the model's name whether it was trained to edit. If the name does not tell, the report "
-            "contains a warning."
+            "Janus-Pro and NextStep-1.1. FastAR recognises from the model's name whether it was trained to edit. If "
+            "the name does not tell, the report contains a warning."
         ),
     }
 

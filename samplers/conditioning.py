@@ -175,9 +175,10 @@ class EditSettings(Settings):
         high=MOST_FREEDOM,
         step=0.1,
         symbol="w",
-        more="Only Janus-4o reads it; for NextStep set *cfg_img* of its sampler. Guidance runs the model on three versions of the condition: one with the tokens of the image (weight 1), "
-            "one without these tokens (weight *freedom*), and one that is empty, from which the image moves away. "
-            "*cfg* of the sampler sets the strength of guidance; the published value is 5.",
+        more="Only Janus-4o reads it; for NextStep set *cfg_img* of its sampler. Guidance runs the model on three "
+        "versions of the condition: one with the tokens of the image (weight 1), "
+        "one without these tokens (weight *freedom*), and one that is empty, from which the image moves away. "
+        "*cfg* of the sampler sets the strength of guidance; the published value is 5.",
     )
 
 
