@@ -136,7 +136,7 @@ class _NextStep(Family):
     def memory(
         self,
         model: NextStepModel,
-        condition: NextStepCondition,
+        condition: Any,
         settings: NextStepSettings,
         edited: bool = False,
         **more: Any,

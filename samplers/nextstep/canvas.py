@@ -33,7 +33,7 @@ LARGE = 4_000_000_000
 class Branches(NamedTuple):
     """The branches of guidance: what each of them reads, in this order."""
 
-    count: int  # P: 1 without guidance, 2, or 3 if the image that is changed has a scale of its own
+    number: int  # P: 1 without guidance, 2, or 3 if the image that is changed has a scale of its own
     rows: Rows  # of all images, branch by branch
 
 
@@ -59,7 +59,7 @@ class NextStepCanvas(Canvas):
     def _scales(self, cell: int) -> list[float]:
         """Guidance scales of a cell: of the whole condition, and of three branches that of the image too."""
         s = self.settings
-        own = [s.cfg] if self.branches.count < 3 else [s.cfg, s.cfg_img]
+        own = [s.cfg] if self.branches.number < 3 else [s.cfg, s.cfg_img]
         return [scale_of(scale, s.cfg_schedule, cell, self.cells) for scale in own]
 
     def with_given(self, cell: int, values: Tensor) -> Tensor:
@@ -101,7 +101,7 @@ def nextstep_canvas(
     grid = model.grid(settings.height, settings.width)
     clock = Clock(device)
     branches = branches_of(model, condition, settings, grid)
-    if settings.cfg_img != 1 and branches.count < 3:
+    if settings.cfg_img != 1 and branches.number < 3:
         report.remark("cfg_img had no effect: it needs an image that is changed, and guidance")
     if isinstance(condition, ImagePromptCondition) and model.edits is None:
         report.remark(f"{model.name} is not known to have been trained to edit; it may ignore the image")

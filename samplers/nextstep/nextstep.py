@@ -91,7 +91,7 @@ class TokenLook:
 
         # 2. Feed the tokens since the last pass: the newest one, or also those that an edit fixes.
         if cell > self.fed:
-            tokens = canvas.values[:, self.fed : cell].repeat(canvas.branches.count, 1, 1)
+            tokens = canvas.values[:, self.fed : cell].repeat(canvas.branches.number, 1, 1)
             self.conditions = self.net.advance(tokens, self.fed, self.cache)
             report.add(transformer_passes=1, transformer_tokens=tokens.shape[:2].numel())
             self.fed = cell
@@ -133,7 +133,7 @@ class TokenFlow:
         """A token of all images before its flow, a row for each."""
         count = self.counts[cell]
         return DiffusionBatch(
-            z=z[:, 0].unflatten(0, (self.canvas.branches.count, -1)).to(self.dtype),
+            z=z[:, 0].unflatten(0, (self.canvas.branches.number, -1)).to(self.dtype),
             cfg=self.canvas.scales[cell].expand(self.canvas.images, -1),
             x=self.start[:, cell],
             noise=spread(self.noise[:, :, cell], count),

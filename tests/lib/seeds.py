@@ -11,6 +11,7 @@ import block_models
 import hybrid_files
 import janus_files
 import janus_images
+import nextstep_models
 import tar_files
 import torch
 from fastar_nodes.model_loaders.autoencoders.latent_samplers import load_latent_samplers
@@ -21,6 +22,7 @@ from fastar_nodes.model_loaders.janus.loader import load_janus, load_janus_visio
 from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
 from fastar_nodes.model_loaders.llamagen.text import load_text_encoder
 from fastar_nodes.model_loaders.mar.loader import load_mar
+from fastar_nodes.model_loaders.nextstep.loader import load_nextstep, load_nextstep_ae
 from fastar_nodes.model_loaders.tar.loader import load_detokenizer, load_ta_tok, load_tar
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoencoder, VQConfig
 from fastar_nodes.networks.binary import BinaryAutoencoder, BinaryConfig
@@ -94,7 +96,31 @@ def build(folder: Path) -> list[Seed]:
     out.append(Seed(janus_files.in_transformers_layout(folder / "janus"), use_janus))
     out.append(Seed(Path(shutil.copytree(janus_images.FOLDER / "model", folder / "editor")), use_reader))
     out.append(Seed(Path(shutil.copytree(block_models.FOLDER / "native", folder / "block")), use_bitdance))
+    out.extend(write_nextsteps(folder))
     return out
+
+
+def write_nextsteps(folder: Path) -> list[Seed]:
+    """A tiny NextStep and its autoencoder, as the authors' folder and each in one file with all in its metadata."""
+    model = Path(shutil.copytree(nextstep_models.FOLDER / "model", folder / "next"))
+    about = {name: (model / f"{name}.json").read_text() for name in ("config", "tokenizer")}
+    state = load_nextstep(model, "fp32").net.state_dict()
+    save_file(state, folder / "nextstep.safetensors", metadata=about)
+
+    latents = load_nextstep_ae(model / "vae", "fp32").net.state_dict()
+    about = {"config": (model / "vae" / "config.json").read_text()}
+    save_file(latents, folder / "latents.safetensors", metadata=about)
+    return [
+        Seed(folder / "nextstep.safetensors", use_nextstep),
+        Seed(model, use_nextstep),
+        Seed(folder / "latents.safetensors", load_nextstep_ae),
+        Seed(model / "vae" / "checkpoint.pt", load_nextstep_ae),
+    ]
+
+
+def use_nextstep(path: Path) -> object:
+    """Load a NextStep, and encode a prompt."""
+    return load_nextstep(path).prompt(PROMPT)
 
 
 def use_bitdance(path: Path) -> object:

@@ -22,6 +22,7 @@ from fastar_nodes.model_loaders.janus.loader import load_janus
 from fastar_nodes.model_loaders.kinds import KINDS, identify
 from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
 from fastar_nodes.model_loaders.mar.loader import load_mar
+from fastar_nodes.model_loaders.nextstep.loader import load_nextstep, load_nextstep_ae
 from fastar_nodes.model_loaders.tar.loader import load_detokenizer, load_ta_tok, load_tar
 from payload import Payload
 from safetensors import safe_open
@@ -47,10 +48,12 @@ LOADERS: dict[str, tuple[Callable[..., Any], str]] = {
     "janus": (load_janus, "janus"),
     "bitdance": (load_bitdance, "bitdance"),
     "binary": (load_binary, "bitdance-ae"),
+    "nextstep": (load_nextstep, "nextstep"),
+    "latents": (load_nextstep_ae, "nextstep-ae"),
 }
 # A diffusion head alone is not loaded; the others have tests of their own.
 NOT_HERE = {"t5", "tokenizer", "bitdance-head", "bitdance-fp8"}
-FP32 = ("diffloss.net.final_layer.linear.", "quantize.")
+FP32 = ("diffloss.net.final_layer.linear.", "image_head.net.final_layer.linear.", "quantize.")
 # Loaders without a dtype.
 ALWAYS_FP32 = ("latent_samplers",)
 
@@ -132,7 +135,7 @@ class TestEveryLoaderWithADtype:
         monkeypatch.setattr(sys.modules[LOADERS[stem][0].__module__], "choose_dtype", chosen)
         with pytest.raises(KeyboardInterrupt):
             LOADERS[stem][0](tmp_path / "x", "auto", torch.device("cuda"))
-        expected = {"kl": torch.float32, "vq": torch.float32, "binary": torch.float32, "mar": torch.float16}
+        expected = dict.fromkeys(("kl", "vq", "binary", "latents"), torch.float32) | {"mar": torch.float16}
         assert seen == [expected.get(stem, torch.bfloat16)]
 
 
