@@ -14,7 +14,7 @@ from ...networks.nextstep import NextStepModel, normed
 from ...networks.ops import to_device
 from ...networks.torch_state import in_own_state
 from ..annealing import annealed_steps
-from ..chain import DiffusionBatch, Head, StepTable, run_chain, spread, step_table
+from ..chain import DiffusionBatch, Head, HeadAtStates, StepTable, run_chain, spread, step_table
 from ..editing import Edit
 from ..engine import Sampler, decode
 from ..noise import CounterRNG, PairedNoise, row_keys
@@ -113,7 +113,8 @@ class TokenFlow:
         steps = canvas.noise.steps("full", settings.diffusion_steps, canvas.cells, net.channels)
         self.start = to_device(canvas.noise.first("full", canvas.cells, net.channels), canvas.device)
         self.noise = to_device(steps, canvas.device).transpose(0, 1)
-        self.keys = row_keys(canvas.noise, "verify", canvas.cells) if settings.window > 1 else None
+        if settings.window > 1:
+            self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
 
         # Number of steps to its table.
         self.tables: dict[int, StepTable] = {}
@@ -144,11 +145,11 @@ class TokenFlow:
         """The samples fp32 [B, T] of a token."""
         canvas = self.canvas
         net = canvas.model.net
-        head = Head(net, self.head, batch, canvas.report, BUDGET)
-        if self.keys is None:
-            *_, last = run_chain(net, batch, head)
+        if canvas.settings.window == 1:
+            *_, last = run_chain(net, batch, Head(net, self.head, batch, canvas.report, BUDGET))
             return last.x
 
-        random = CounterRNG(to_device(self.keys[:, cell], canvas.device))
+        random = CounterRNG(self.keys[:, cell])
+        head = HeadAtStates(net, self.head, batch, canvas.report, BUDGET)
         speculation = Speculation(net, head, batch, random, canvas.report)
         return speculation.finish(np.arange(canvas.images), canvas.settings.window)

@@ -59,7 +59,7 @@ class NextStepSettings(Annealed):
         "for NextStep-1.", advanced=True)
     diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last token, which needs fewer than the first "
         "token (DiSA); lower is faster. Usual: a third of diffusion_steps; set it to diffusion_steps to turn it off.",
-        low=1, high=1000, step=1, paper=28, advanced=True,
+        low=1, high=1000, step=1, paper=28, same_as="diffusion_steps", advanced=True,
         more="The head takes 11 to 40 % of the time, so fewer steps gain less than with a MAR. Nobody measured their "
         "quality.")
     speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the "
@@ -82,8 +82,6 @@ class NextStepSettings(Annealed):
     def streams(self) -> dict[str, int]:
         return {"full": self.diffusion_steps}
 
-    def exact(self, side: int) -> bool:
-        return self.window == 1 and not self.approximates
-
-    def lossless(self) -> bool:
-        return self.window > 1 and not self.approximates
+    @property
+    def redraws(self) -> bool:
+        return self.window > 1
