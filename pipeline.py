@@ -452,7 +452,7 @@ class Pipeline:
             texts.append(one)
         count = len(texts) * images
         if not 1 <= count <= MOST_IMAGES:
-            raise UserError(f"prompt: it asks for {count} images; ask for 1 to {MOST_IMAGES}.")
+            raise UserError(f"images: all prompts together ask for {count} images; ask for 1 to {MOST_IMAGES}.")
 
         if image is not None:
             with enough_memory("image: there is not enough memory to read the image; choose a different device or a "

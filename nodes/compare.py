@@ -52,7 +52,7 @@ class CompareSettings(Settings):
         low=0,
         high=MOST_CELLS,
         step=1,
-        more="At 0, four cells are shown in two rows of two.",
+        more="At 0, four cells, for example, are shown in two rows of two.",
     )
     baseline: int = knob(
         0,
@@ -65,8 +65,8 @@ class CompareSettings(Settings):
         "is an accelerated sampler whose settings give the identical image, or else the cell with the most work. MAR, "
         "LlamaGen and Tar "
         "each get a baseline and a group of cells of their own, because their networks and image sizes differ. The "
-        "same holds for two models, or two sizes, of one family. Any other number makes this cell the baseline of all "
-        "cells.",
+        "same holds for two models, or two sizes, of one family. Any other number makes the cell of that number the "
+        "baseline of all cells.",
     )
     differences: bool = knob(
         False,
@@ -500,7 +500,7 @@ class ReportSettings(Settings):
         "text is for reading, json is for programs, and csv is one line for a spreadsheet. The help page explains the "
         "names in the report.",
         choices=("text", "json", "csv"),
-        more='\n  - *json*: what the command line writes, too: `{"version", "device", "runs": '
+        more='\n  - *json*: the same as the command line writes: `{"version", "device", "runs": '
         '[{"sampler", "model", "settings", "seed", "images", "seconds", "repeats", "counts", '
         '"acceptance", "tokens_per_pass", "phases", "threads", "dtype", "process", "conditions", '
         '"peak_memory_bytes"}]}`. Counts that do not apply to the sampler are left out.\n  - *csv*: a header and a '

@@ -561,9 +561,8 @@ _BATCH = 8
 
 _CODES_SEED = "Controls the randomness of the codes. A different seed gives a different image of the same prompt."
 _CODES_SEED_MORE = (
-    "The codes of image *i* of a batch are the same as if you generate them alone. The seed of the sampler only "
-    "changes "
-    "how the codes are turned into pixels."
+    "The codes of an image depend on its position in the batch, but not on the other images. The seed of the "
+    "sampler only changes how the codes are turned into pixels."
 )
 
 
@@ -657,7 +656,8 @@ class ImageToCodesSettings(Settings):
         "Number of semantic codes that describe the image; fewer codes keep less of it. Usual: 729, the number with "
         "which Tar was trained most.",
         choices=DETAILS,
-        more="For a TA-Tok with a different grid, FastAR replaces these three numbers with the numbers of that TA-Tok.",
+        more="For a TA-Tok with a different grid, FastAR replaces the three numbers of the menu with those of that "
+        "TA-Tok.",
     )
     images: int = _images("Number of variants of every image")
     dtype: str = knob(

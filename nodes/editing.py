@@ -126,7 +126,7 @@ class CropAroundMask(io.ComfyNode):
 
 class PasteInpaintedArea(io.ComfyNode):
     more_of_outputs = {
-        "image": "Pixels outside the mask and the border around it (*feather*) are bit-identical to the original.",
+        "image": "Pixels outside both the mask and the border around it (*feather*) are bit-identical to the original.",
     }
 
     @classmethod

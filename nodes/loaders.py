@@ -402,10 +402,10 @@ class LoadMAR(_Loader):
         ),
         "decoder": "If you choose a different autoencoder, it must use the same latents.",
         "dtype": (
-            "For this model, *bf16* is less precise than *fp16*, and the difference may be visible. Sums and norms in "
-            "the transformer blocks, the last layer, the diffusion arithmetic and the decoder always use fp32. *int8* "
-            "and *fp8* store the weights of the transformer blocks in 8 bits. *int8* changes the image less than *fp8* "
-            "does; see docs/precision.md in the repository."
+            "For this model, *bf16* is less precise than *fp16*, and the difference may be visible. The last layer, "
+            "the diffusion arithmetic and the decoder always use fp32, and so do sums and norms in the transformer "
+            "blocks. *int8* and *fp8* store the weights of these blocks in 8 bits. *int8* changes the image less than "
+            "*fp8* does; see docs/precision.md in the repository."
         ),
     }
     more_of_outputs = {
@@ -496,7 +496,7 @@ class LoadLlamaGen(_Loader):
         ),
         "dtype": (
             "bf16 is the precision of the training. The decoder always uses fp32. *int8* and *fp8* store the weights "
-            "of the transformer blocks in 8 bits. {_FOUR_BITS}"
+            f"of the transformer blocks in 8 bits. {_FOUR_BITS}"
         ),
     }
     more_of_outputs = {
@@ -537,7 +537,7 @@ class LoadTarDetokenizer(_Loader):
         "grid": "FastAR refuses a value that contradicts the file.",
         "dtype": (
             "The setting applies to AR-DTok and TA-Tok, which were trained in bf16. The decoder always uses fp32. "
-            "*int8* and *fp8* store the weights of the transformer blocks in 8 bits. {_FOUR_BITS}"
+            f"*int8* and *fp8* store the weights of the transformer blocks in 8 bits. {_FOUR_BITS}"
         ),
     }
     more_of_outputs = {
@@ -668,7 +668,7 @@ class LoadJanus(_Loader):
         ),
         "dtype": (
             "bf16 is the precision of the published weights. The decoder always uses fp32. *int8* and *fp8* store the "
-            "weights of the transformer blocks in 8 bits. {_FOUR_BITS}"
+            f"weights of the transformer blocks in 8 bits. {_FOUR_BITS}"
         ),
     }
     more_of_outputs = {

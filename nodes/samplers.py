@@ -138,7 +138,7 @@ class _Sampler(ModelFirst):
                 default=True,
                 optional=True,
                 tooltip=f"When this is off, {family.unaccelerated} runs without acceleration, with the same seed and "
-                "with the settings that the unaccelerated sampler has too. Do not bypass the node for this "
+                "with those of these settings that the unaccelerated sampler also has. Do not bypass the node for this "
                 "purpose, because a bypassed sampler breaks the workflow.",
             )
             main.append(switch)
@@ -238,8 +238,8 @@ class MARSampler(_Sampler):
 
     more = {
         "preset": (
-            "*recommended* uses the values that the model's file recommends. If the file recommends none, it uses the "
-            "paper's values. *few steps* is much faster and gives a different image. On the demo, it sets 12 AR steps "
+            "*recommended* uses the values that the model's file recommends, or, if there are none, the paper's "
+            "values. *few steps* is much faster and gives a different image. On the demo, it sets 12 AR steps "
             "in Halton order, with 25 diffusion steps that fall to 5. For full-size models, it sets 24 AR steps, with "
             "50 diffusion steps that fall to 10; we have not measured these values. The preset *fast* of LazyMAR "
             "Sampler has the same steps, and also uses caches."
@@ -269,8 +269,8 @@ class FastHybridSampler(_Sampler):
         ),
         "cache": (
             "FastHybrid calls the diffusion head less often, and the cache makes every pass of the transformer and "
-            "every call of the head smaller. With the cache, a batch makes more calls than without it, because all "
-            "images stay at the same AR step."
+            "every call of the head smaller. Without the cache (and without DiSA), each image of a batch advances at "
+            "its own pace. With the cache, all images must be at the same AR step, so a batch needs more calls."
         ),
     }
 
@@ -286,8 +286,8 @@ class LazyMARSampler(_Sampler):
         "preset": (
             "*exact* gives the image of unaccelerated MAR. *balanced* is the configuration that the paper measured; "
             "for the demo, it has the paper's periods for 32 AR steps, but the constant *computed_ratio* 0.25. *fast* "
-            "also takes fewer steps (on the demo "
-            "12 AR steps in Halton order, with 25 diffusion steps that fall to 5) and sets *ratio_schedule* to "
+            "takes fewer steps (on the demo 12 AR steps in Halton order, with 25 diffusion steps that fall to 5) and "
+            "sets *ratio_schedule* to "
             "*stretched*. Most of the speed-up of *fast* comes from the smaller number of steps. To see how much, "
             "compare with the preset *few steps* of MAR Sampler, which has the same steps but no caches. For full-size "
             "models, *fast* uses the demo's values, scaled to 64 AR steps and 256 tokens. We have not measured "
@@ -321,7 +321,7 @@ class CSpDSampler(_Sampler):
             "drafts are accepted."
         ),
         "t_max": "In CSpD, *t_max* applies to both models.",
-        "cache": "LazyMAR then caches features of both the target and the draft model.",
+        "cache": "With LazyMAR Cache, both the target and the draft model reuse their features.",
     }
 
 
@@ -453,8 +453,8 @@ class ZipARSampler(_Sampler):
     more = {
         "preset": (
             "*exact* uses a window as long as a row, so the rows are decided one after another, without acceleration. "
-            "We measured *balanced* and *fast* on the demo. For full-size models, the values of both come from the "
-            "paper; they compute 1 to 5 % more operations than without acceleration, in fewer passes. *PJD* is "
+            "We measured *balanced* and *fast* on the demo. For full-size models, both have the paper's values, and "
+            "compute 1 to 5 % more operations than without acceleration, in fewer passes. *PJD* is "
             "Parallel Jacobi Decoding (CVPR 2026): it generates the images of *balanced*, but with *parallel* 16, "
             "which takes still fewer passes and computes more tokens in each pass."
         ),
@@ -496,8 +496,8 @@ class MuLoSDSampler(_Sampler):
             "*exact* uses no draft and gives the image of the target alone. For full-size models, *balanced* is set to "
             "accept 95 % of the draft tokens, and *fast* to accept 98 %. *balanced* follows the paper: the small model "
             "drafts a part of the small image, the large model verifies this part, and then both continue with the "
-            "next part. *fast* drafts the whole small image first, which the paper's text does not do. Both presets "
-            "make far fewer passes than the target alone, but compute about twice as many operations "
+            "next part. *fast* drafts the whole small image first, which the paper's text does not mention. Both "
+            "presets make far fewer passes than the target alone, but compute about twice as many operations "
             "(docs/full_size.md in the repository). On the demo, *tau* is 0.1 and *expansion* is 0. There, *balanced* "
             "drafts the small image in two parts of four rows, and *fast* drafts the whole small image, with "
             "*draft_parallel* 8."
@@ -519,9 +519,9 @@ class MuLoSDSampler(_Sampler):
         latent_samplers = LATENT_SAMPLERS.Input(
             "latent_samplers",
             optional=True,
-            tooltip="The two networks that enlarge the draft and reduce the result again, from Load Latent Samplers; "
-            "they were trained for the decoder, so most tokens are accepted. Use this input instead of "
-            "upscale_model.",
+            tooltip="The two networks from Load Latent Samplers: one enlarges the draft for the large model, and the "
+            "other reduces the result; they were trained for the decoder, so most tokens are accepted. Use this input "
+            "instead of upscale_model.",
         )
 
         return [upscale_model, latent_samplers]

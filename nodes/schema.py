@@ -120,8 +120,8 @@ MORE_OF_MANY = {
         "diffusion steps of MAR and BitDance. Compilation needs Triton on a GPU, or a C++ compiler on a CPU. The "
         "report lists parts that ran without compilation."
     ),
-    "weights": "The official `checkpoint-last.pth` of MAR is such a file. With *auto*, the report says which weights "
-    "FastAR has read.",
+    "weights": "The official `checkpoint-last.pth` of MAR holds both kinds of weights. With *auto*, the report says "
+    "which weights FastAR has read.",
     "first_image": (
         "The noise of an image depends on *seed* and on this position. The latent stores the position as "
         "*batch_index*, so a sampler that inpaints the latent uses the same noise."
@@ -238,7 +238,7 @@ _SEED = (
     "Controls all randomness. With the same seed, all samplers of a model start from the same noise, so you can "
     "compare their images pixel by pixel."
 )
-_SEED_IN_BATCH = "Image *i* of a batch is the same image as if you generate it alone."
+_SEED_IN_BATCH = "An image depends on its position in the batch, but not on the other images."
 
 
 def seed_widget(optional: bool = True, tooltip: str = _SEED, more: str = _SEED_IN_BATCH) -> io.Input:

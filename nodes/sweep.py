@@ -126,7 +126,7 @@ class SweepNode(ModelFirst):
             "choices. For checkpoints, write names of files, or names from the loader's menu without the size, such as "
             "*demo, mar-base*."
         ),
-        "seeds": "Only times and PSNR are medians.",
+        "seeds": "Times and PSNR are medians instead.",
         "folder": (
             "Each cell is a PNG file with its report in the metadata. The name of the file begins with the sampler and "
             "the seed."

@@ -528,7 +528,7 @@ def counted(report: Report, count: str, form: str = ",", units: str = "") -> str
 # Names of figures, as grids and tables show them, to what they mean.
 EXPLAINED = {
     "passes": "how often the large network ran, one run after another",
-    "diffusion calls": "how often the small diffusion network ran, one run after another",
+    "diffusion calls": "how often the diffusion head, a small network, ran, one run after another",
     "draft": "passes and calls of the draft model",
     "head rows": "tokens that these calls computed",
     "acceptance": "the share of the verified drafts that were accepted",

@@ -117,7 +117,7 @@ def answer(
     while True:
         logits = head(net.norm(hidden[:, -1:]))
         if not is_finite(logits):
-            raise not_finite("model", model.name, "logits of words")
+            raise not_finite("model", model.name, "word logits")
 
         place = torch.tensor([len(drawn)], device=device)
         gumbel = torch.zeros_like(logits)

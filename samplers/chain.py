@@ -9,16 +9,16 @@ the prediction says what the clean *data* is. The next state is a sample of a Ga
 In a diffusion of noise (MAR; Li et al. 2024, arXiv 2406.11838, section 3.2) the prediction is the noise and data is x0;
 the two coefficients are the posterior mean's (coef2 and coef1 in the published code), and the head also
 predicts the logits of a learned variance. In BitDance (arXiv 2602.14041) the prediction is the data, data_x = 0 and
-data_out = 1, and slope is 0. In both the last step takes the data itself; in other diffusions it may add noise as the
-others do. States and steps are fp32, whatever the dtype of the network.
+data_out = 1, and slope is 0. In both models, the state after the last step is the data itself; in other diffusions, the
+last step may add noise as the other steps do. States and steps are fp32, whatever the dtype of the network.
 
 :func:`run_chain` is the loop. Each row may have its own steps, in a column of the table. FastHybrid changes the
 means of some rows (:class:`MeanAdjustment`), an edit of BitDance fixes some tokens of a row (:class:`FixedTokens`), and
 ``speculation.py`` verifies several steps in one evaluation of the head.
 
-Shapes: N rows of shape [*, c] (MAR: *, the tokens of a row, is left out), S steps, and P branches of guidance: 2, the
-condition's and the null one; 3 if a part of the condition has its own scale, whose branch stands between them; or 1
-without guidance.
+Shapes: N rows of shape [*, c], where * is the number of tokens of a row (absent in MAR); S steps; P branches of
+guidance: 2 with guidance (the condition's, then the null one), 3 if a part of the condition has a scale of its own,
+whose branch stands between these, and 1 without guidance.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def advance(
     out: Tensor,
     change: tuple[Tensor, Tensor] | None = None,
 ) -> StepResult:
-    """Advance all rows by a step, whose evaluation of the head is done. A function of tensors, so it can be compiled.
+    """Advance all rows by one step, given the head's output for it. A function of tensors, so it can be compiled.
 
     Args:
         numbers: mean_x, mean_out, middle and slope of the step, see :class:`StepNumbers`.
@@ -122,9 +122,11 @@ def advance(
 
 
 def run_chain(net: Recordable, batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
-    """The steps of all rows together, one at a time; the states after the last step are the samples."""
+    """Yield the result of each step, which all rows take together; the states after the last step are the samples."""
     noise = batch.noise if batch.temperature == 1 else batch.noise * batch.temperature
-    noises = (*noise, noise[-1])  # one more, if the last step's was left out; its std is 0
+    # An extra entry for the last step, in case its noise was left out; its value does not matter then, because the std
+    # of that step is 0.
+    noises = (*noise, noise[-1])
 
     x = batch.x
     change = None
@@ -193,7 +195,9 @@ class DiffusionStep(NamedTuple):
 
 
 class StepNumbers(NamedTuple):
-    """:class:`DiffusionStep` of many steps as tensors. The mean of a step is also mean_x x + mean_out prediction."""
+    """:class:`DiffusionStep` of many steps as tensors. In terms of the prediction, the mean of a step is mean_x x +
+    mean_out prediction.
+    """
 
     data_x: Tensor
     data_out: Tensor
@@ -302,10 +306,10 @@ class HeadNetwork(Protocol):
 
     @property
     def modulation_numbers(self) -> int:
-        """Numbers of all modulations of one token."""
+        """How many numbers all modulations of one token have together."""
 
     def modulations(self, embedding: Tensor) -> list[Tensor]:
-        """Modulations [..., w'] for embeddings [..., w], each the sum of a condition's and a time's."""
+        """Modulations [..., w'] for embeddings [..., w]. Each embedding is the sum of a condition's and a time's."""
 
     def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
         """Predictions, then variance logits if the head learned them, fp32 [P, N, *, c or 2 c].
@@ -367,7 +371,8 @@ class _Modulations:
 
 
 class Head:
-    """The diffusion head in full for the conditions of N rows, one step after another; the report counts its work.
+    """Evaluates the whole diffusion head for the conditions of N rows, one step after another. The report counts this
+    work.
 
     ``budget``: see :class:`_Modulations`.
     """
@@ -392,7 +397,7 @@ class Head:
 
 
 class HeadAtStates:
-    """The diffusion head in full at any states of N rows, for speculation; arguments as for :class:`Head`."""
+    """Evaluates the whole diffusion head at any states of N rows, for speculation; arguments as for :class:`Head`."""
 
     def __init__(self, net: Recordable, head: HeadNetwork, batch: DiffusionBatch, report: Report, budget: int):
         self._head = head

@@ -196,10 +196,10 @@ def _part(root: Path, part: str, file: ck.Checkpoint) -> tuple[ck.Checkpoint, di
     path = _part_path(root, part)
     if path is None:
         raise file.error(
-            f"holds only a language model, and {part}.safetensors is missing from the folder {root.name}",
-            f"choose a folder with all parts of a BitDance ({part}.safetensors, or in diffusers' layout "
-            f"{_PARTS[part][1]}); if you have the three fp8 files for ComfyUI, choose bitdance-14b-64x with dtype fp8 "
-            "instead",
+            f"holds only a language model, and the folder {root.name} has no {part}.safetensors ({_PARTS[part][1]} in "
+            "diffusers' layout)",
+            "choose a folder that has all parts of a BitDance. If you have the three fp8 files for ComfyUI, choose "
+            "bitdance-14b-64x with dtype fp8",
         )
 
     found = replace(ck.read(ck.member(path, file.field), file.field), what=f"the {part} of a BitDance")

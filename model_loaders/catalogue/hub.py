@@ -522,8 +522,8 @@ def _local(choice: str, folders: Sequence[Path], field: str, folder_too: bool = 
     windows = PureWindowsPath(choice)  # parses both separators, drives and shares on every system
     if not choice.strip() or "\0" in choice or windows.anchor or ".." in windows.parts:
         raise UserError(
-            f"{field}: {choice[:80]!a} is not the name of a file in a model folder "
-            f"(nor may it be a full path or contain '..'); {_GIVE}"
+            f"{field}: {choice[:80]!a} is not the name of a file in a model folder. A full path or '..' is "
+            f"not allowed here; {_GIVE}"
         )
 
     for folder in folders:

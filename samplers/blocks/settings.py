@@ -28,7 +28,7 @@ class BlockSettings(Annealed):
     diffusion_steps: int = knob(50, "Denoising steps for every block; more is slower and cleaner. Usual: 50 for "
         "prompts, 100 for ImageNet's classes; 25 instead of 50 halves the time and may cost a little quality.", low=1,
         high=1000, step=1,
-        more="The diffusion network runs once more than this number for every block.")
+        more="For every block, the diffusion head runs one time more than this number (51 times for 50).")
     cfg: float = knob(7.5, "How closely the image follows the class or prompt; higher is more typical and less "
         "varied. Usual: 7.5 for prompts, 3.2 to 6.1 for ImageNet's classes; at 1, guidance is off, which halves the "
         "work.",
@@ -42,19 +42,18 @@ class BlockSettings(Annealed):
         "together with its width; Load BitDance lists these sizes.", low=8, high=8192, step=8, paper=1024,
         unit="pixels")
     cfg_schedule: str = knob("constant", "With constant, guidance is cfg from the start; with linear, guidance "
-        "increases from 1 at the first block to cfg at the last block. Usual: constant for prompts, linear for "
+        "increases from 1 at the first block to nearly cfg at the last block. Usual: constant for prompts, linear for "
         "ImageNet's classes.",
-        choices=("constant", "linear"), advanced=True,
-        more="With *linear*, guidance for the last block is nearly *cfg*.")
+        choices=("constant", "linear"), advanced=True)
     diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last block, which needs fewer steps than the "
         "first block (DiSA); lower is faster. Usual: a fifth of diffusion_steps; if both numbers are equal, DiSA is "
         "off.",
         low=1, high=1000, step=1, paper=50, same_as="diffusion_steps", advanced=True)
     speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the diffusion "
-        "network; the image is a different one, sampled from exactly BitDance's distribution. Usual: 8 on a GPU; at 0 "
-        "or 1, nothing is drafted.",
+        "head; the image is a different one, sampled from exactly BitDance's distribution. Usual: 8 on a GPU; at 0 or "
+        "1, nothing is drafted.",
         low=0, high=64, step=1, symbol="L", advanced=True,
-        more="With a higher number, the diffusion network runs less often, but computes more at once, which may be "
+        more="With a higher number, the diffusion head runs less often, but computes more at once, which may be "
             "slower on a CPU with many images. The more *diffusion_steps* there are, the larger is the share of the "
             "drafts that are accepted.")
 

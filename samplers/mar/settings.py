@@ -186,11 +186,11 @@ class FastHybridSettings(DiSASettings):
         more="The first tokens determine what the image shows. If the first 8 of 32 AR steps have no drafts, the image "
             "usually differs little from MAR's image. At 0, as in the paper, the sampler is faster, but it often gives "
             "a clearly different image of the same subject.")
-    denoise: float = knob(0.9, "Only if accepted is renoise: how much noise is added to the draft, and the share of "
-        "the guided steps that remove this noise; lower is faster and stays closer to the draft. Usual: 0.9, as in the "
-        "paper.",
+    denoise: float = knob(0.9, "Used only if accepted is renoise. Only this share of the guided steps is run, and the "
+        "draft first gets as much noise as these steps remove; lower is faster and stays closer to the draft. Usual: "
+        "0.9, as in the paper.",
         low=0.0, high=1.0, step=0.01, advanced=True,
-        more="The paper's comparison uses 15 guided steps for this.")
+        more="The paper's comparison uses 15 guided steps for *renoise*.")
 
     def streams(self) -> dict[str, int]:
         guided = {"guided": self.guided_steps} if self.lookahead else {}
@@ -388,7 +388,7 @@ class CacheSettings(Guarantees):
         "Without this cache, runs are slower and more exact.", advanced=True)
     head_cache: bool = knob(True, "Reuse most of the diffusion head's results from one diffusion step to the next, as "
         "the published code does. Without this cache, runs are slower and more exact.", advanced=True,
-        more="The paper does not describe this cache, but its speed-ups include it.")
+        more="The paper does not describe this cache, but the paper's speed-ups include it.")
     encoder_cache: bool = knob(True, "Reuse the encoder's results for the tokens that were decided earlier, as the "
         "published code does. Without this cache, runs are slower and more exact.",
         advanced=True,
@@ -455,12 +455,13 @@ class CSpDSettings(MARBase):
         "keeps the distribution of the target's images exactly.",
         choices=("published", "paper", "lossless"),
         more="The notes of this help page compare the three modes.")
-    alignment: bool = knob(True, "Only if mode is published: both models use the same noise for every token, so that "
-        "draft and target agree more often. When this is off, more drafts are rejected.", advanced=True,
-        more="The paper calls this trajectory alignment. In the modes *paper* and *lossless*, both models always use "
-            "the same noise.")
-    speculation: int = knob(0, "Only if mode is lossless: the target drafts this many of its own diffusion steps and "
-        "verifies them in one call, which does not change the distribution. Usual: 8; at 0, the target does not draft.",
+    alignment: bool = knob(True, "Used only if mode is published: both models use the same noise for every token, so "
+        "that draft and target agree more often. When this is off, more drafts are rejected.", advanced=True,
+        more="The paper calls the shared noise trajectory alignment. In the modes *paper* and *lossless*, both models "
+            "always use the same noise.")
+    speculation: int = knob(0, "Used only if mode is lossless: the target drafts this many of its own diffusion steps "
+        "and verifies them in one call, which does not change the distribution. Usual: 8; at 0, the target does not "
+        "draft.",
         low=0, high=64, step=1, symbol="L", advanced=True,
         more="With a higher number, the diffusion head runs less often, but computes more at once, which is slower on "
             "a CPU.")

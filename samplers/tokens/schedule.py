@@ -12,10 +12,9 @@ decided yet; another token, a *stand-in*, is then fed there. For example, ZipAR 
                                   5      5, 7      4 at 4, and 6 at 6
                                   6      8         5 at 5, in place of the stand-in, and 7 at 7
 
-*Places* say what a fed row attends to: the places of a sequence are the order in which the model was trained to
-read the tokens. A row attends to the tokens at all places up to its ``last_visible``. For a model of the next token a
-place is a cell; a PAR has its own order (``par.py``). Slots of the KV cache follow from the places, see
-``cache_slots.py``.
+The *place* of a token is its index in the order in which the model was trained to read tokens. Places determine what a
+fed row attends to: the tokens at all places up to its ``last_visible``. For a model of the next token, a place is a
+cell; a PAR has its own order (``par.py``). Slots of the KV cache follow from the places, see ``cache_slots.py``.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ class Row(NamedTuple):
 
     position: int  # a cell, or -1 for a transition token
     place: int  # its place in the sequence
-    last_visible: int  # last place that the row attends to, which the pass itself writes
+    last_visible: int  # last place that the row attends to; this pass always writes that place itself
     cell: int = 0  # the cell whose token is fed; not read for a transition token
     special: int = -1  # the number of the transition token, or -1 for the token of a cell
 
@@ -67,20 +66,21 @@ def next_token_passes(
 ) -> tuple[Pass, ...]:
     """Passes of a model that predicts the next cell of the raster, deciding groups of cells one after another.
 
-    Cell c is predicted by a row at position c - 1. Until that cell is decided, a stand-in token is fed there: the
-    nearest decided token in the row above, or the nearest of all. Every token is fed once after it is decided, and
-    takes the place of the stand-in. The prefill predicts the first group, cell 0 in it.
+    Cell c is predicted by a row at position c - 1. Until cell c - 1 is decided, a stand-in token is fed at its
+    position: the nearest decided token in the row above, or the nearest of all. Every token is fed once after it is
+    decided, and takes the place of the stand-in. The prefill predicts the first group, which contains cell 0.
 
     Args:
         groups: cells, a group a pass.
         grid: side of the grid.
         cfg_steps: of every group, see :class:`Pass`.
         known: number of cells that are decided already. If there are any, the first pass is empty.
-        fed_again: number of cells, the last of these, that are fed once more with the first group.
+        fed_again: how many of the ``known`` cells, counted back from the last, are fed once more, together with the
+            first group.
     """
     passes = []
     decided = set(range(known))
-    pending = set(range(known - fed_again, known))  # decided, but not fed yet
+    pending = set(range(known - fed_again, known))  # decided cells that the next pass feeds
     if known:
         passes.append(Pass(cells=(), predicted_by=()))
 
@@ -120,9 +120,10 @@ def raster(grid: int) -> Schedule:
 
 
 def guidance_steps(groups: Sequence[Sequence[int]], start: int) -> list[int]:
-    """``cfg_step`` of every group of cells: the passes over the first ``start`` of them; after these the count begins
-    again at 0, as in the published code, with the tokens decided since. Guidance that has ended may so come back. For
-    groups of 1, 1, 4 and 4 cells and start 2: -1, 0, 0, 4.
+    """``cfg_step`` of every group of cells. Group k of the first ``start`` groups gets k - 1, a count of passes.
+
+    After these, the published code counts again from 0, and counts tokens: each group gets the number of tokens decided
+    since. Guidance that has ended can therefore come back. For groups of 1, 1, 4 and 4 cells and start 2: -1, 0, 0, 4.
     """
     steps = []
     since = 0

@@ -139,7 +139,7 @@ class LlamaGenSettings(TokenSettings):
         "image's side in tokens give one image, but 0 gives a different image from the same distribution: compare with "
         "the image of *parallel* 1, or choose *dtype* fp32 in the loader. On the demo, *parallel* 16 takes 59 passes "
         "instead of 256. For a single image on a GPU, twice the side may be faster still. On a CPU, batches of "
-        "four or more images get hardly faster.")
+        "four or more images hardly get faster.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def no_gain(self, report: Report) -> str:
@@ -158,7 +158,8 @@ class TarPromptSettings(Settings):
         "Number of semantic codes that describe the image; with fewer codes, Tar is faster and the description is "
         "vaguer. Usual: 729, the number with which Tar was trained most.",
         choices=DETAILS,
-        more="For a model with a different grid, FastAR replaces these three numbers with the numbers of that model.")
+        more="For a model with a different grid, FastAR replaces the three numbers of the menu with those of that "
+            "model.")
     temperature: float = knob(1.0,
         "Randomness of every code; lower is safer and less varied. Usual: 1; at 0, the model always takes the "
         "likeliest code.",
