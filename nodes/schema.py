@@ -242,9 +242,8 @@ _SEED_IN_BATCH = "An image depends on its position in the batch, but not on the 
 
 
 def seed_widget(optional: bool = True, tooltip: str = _SEED, more: str = _SEED_IN_BATCH) -> io.Input:
-    """The seed widget. It is *fixed* at first, unlike KSampler's: two new samplers have one seed, so that they can be
-    compared. It can be required where it is the first. ``tooltip`` and ``more``: what the seed of a node decides that
-    generates no image.
+    """The seed widget, the same as KSampler's but for web/js/seeds.js. It can be required where it is the first.
+    ``tooltip`` and ``more``: what the seed of a node decides that generates no image.
     """
     widget = io.Int.Input(
         "seed",
@@ -252,7 +251,7 @@ def seed_widget(optional: bool = True, tooltip: str = _SEED, more: str = _SEED_I
         optional=optional,
         min=0,
         max=SEED_LIMIT,
-        control_after_generate=io.ControlAfterGenerate.fixed,
+        control_after_generate=True,
         tooltip=tooltip,
     )
     return explained(widget, more)

@@ -98,7 +98,7 @@ def test_the_command_line_takes_it(spandrel, file, cli):
     answer = cli(f"compare --model demo-llamagen --samplers mulosd --upscale-model {file('grey.pth')}")
     assert answer.code == 2 and "grey.pth does not enlarge RGB images" in answer.err
     unused = cli(f"compare --model demo-llamagen --samplers llamagen --upscale-model {file('x2.pth')}")
-    assert unused.code == 2 and "upscale-model: no sampler of this run uses it" in unused.err
+    assert unused.code == 2 and "upscale-model: no sampler of this run uses this option" in unused.err
 
 
 # ------------------------------------------------------------------------------------------------ latent samplers

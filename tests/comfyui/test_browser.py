@@ -602,6 +602,8 @@ A_LOADER = """async ([loader, checkpoint]) => {
 # Where on the screen a socket of the newest node is: its first output, or its input of a name.
 SOCKET = """name => {
     const node = app.graph._nodes.at(-1), box = app.canvas.canvas.getBoundingClientRect()
+    // The editor may move the view to a new node.
+    app.canvas.ds.scale = 1; app.canvas.ds.offset = [0, 0]
     if (name) node.pos = [700, 150]
     const [x, y] = name ? node.getInputPos(node.inputs.findIndex(i => i.name === name)) : node.getOutputPos(0)
     return [x + box.x, y + box.y]

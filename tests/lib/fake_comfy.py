@@ -245,7 +245,6 @@ def install() -> None:
         Schema=Schema,
         NodeOutput=NodeOutput,
         ComfyNode=ComfyNode,
-        ControlAfterGenerate=Enum("ControlAfterGenerate", {"fixed": "fixed"}, type=str),
         UploadType=SimpleNamespace(image="image_upload"),
         FolderType=SimpleNamespace(input="input"),
         Hidden=Enum("Hidden", {name: name.upper() for name in ("unique_id", "extra_pnginfo", "prompt")}, type=str),

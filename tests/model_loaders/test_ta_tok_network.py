@@ -200,5 +200,5 @@ def test_tables_that_are_no_grid() -> None:
 
 
 def test_pictures_that_are_none() -> None:
-    with pytest.raises(UserError, match="^ta_tok: half has no image encoder"):
+    with pytest.raises(UserError, match="^ta_tok: the file half .* no image encoder"):
         TATokModel(tiny_ta_tok(OF_CODES), "half").codes(torch.rand(1, 3, 16, 16))
