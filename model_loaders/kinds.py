@@ -44,6 +44,13 @@ class Kind(NamedTuple):
     four_bits: bool = False  # whether its images were measured with weights of 4 bits
     untested: bool = False  # whether it was trained in bf16 and never tried in fp16
     remedy: str = ""  # what to choose in place of a file of the kind where another one is expected
+    node: str = ""  # the node with the input ``field``, if loaders of other kinds lack it
+
+    @property
+    def input(self) -> str:
+        """The input that selects its files, for a message."""
+        node = self.loader or self.node
+        return f"the input {self.field} of {node}" if node else f"the input {self.field}"
 
 
 # A file is of the first kind whose prefixes are all there.
@@ -70,6 +77,7 @@ KINDS: dict[str, Kind] = {
     "t5": Kind(
         noun="a T5 text encoder",
         field="encoder",
+        node="LlamaGen Prompt",
         prefixes=("encoder.block.0.layer.0.SelfAttention.",),
         folder=True,
         checked=("bf16",),
@@ -88,6 +96,7 @@ KINDS: dict[str, Kind] = {
     "ta-tok": Kind(
         noun="a TA-Tok",
         field="ta_tok",
+        node="Load Tar De-tokenizer",
         prefixes=("bottleneck.regularizer.",),
         checked=("bf16",),
     ),
@@ -322,8 +331,8 @@ def read(
     if found == "unknown":
         tops = {".".join(name.split(".")[:2]) for name in file.state}
         raise file.error(
-            f"holds no weights of {expected.noun}, but {listed(tops)}",
-            f"choose a file with {expected.noun}, under the parameter names of its authors",
+            f"holds no weights of {expected.noun}; its parameters begin with {listed(tops)}",
+            f"choose a file with {expected.noun} whose parameters have the authors' names",
         )
 
     kind = KINDS[found]
@@ -334,7 +343,7 @@ def read(
     elif kind.field == expected.field:
         remedy = "choose a different file"
     else:
-        remedy = f"choose it as {kind.field}"
+        remedy = f"choose it in {kind.input}"
     raise file.error(f"holds {kind.noun}, not {expected.noun}", remedy)
 
 

@@ -128,7 +128,7 @@ class VQConfig(_Shape):
         levels = depth(state, "encoder.conv_blocks.", MOST_LEVELS)
         widths = [state[f"encoder.conv_blocks.{i}.res.0.conv1.weight"].shape[0] for i in range(levels)]
         if ch < 1 or any(width % ch for width in widths):
-            raise ValueError(f"widths {', '.join(map(str, widths))} are not multiples of {ch}")
+            raise ValueError(f"not all of the widths {', '.join(map(str, widths))} are multiples of {ch}")
 
         codes, code_channels = state["quantize.embedding.weight"].shape
         return VQConfig(

@@ -278,8 +278,8 @@ class TextPrompt(io.ComfyNode):
         ),
         "encoder": (
             "The download of flan-t5-xl has 11 GB. Your own copy may be a Hugging Face folder or one file; if it also "
-            "holds the decoder of Flan-T5, FastAR ignores that part. The sampler refuses an encoder of a different "
-            "size."
+            "holds the decoder of Flan-T5, FastAR ignores that part. The sampler refuses a text encoder of another "
+            "width than the one with which the model was trained."
         ),
         "dtype": "FastAR does not offer fp16, because the encoder overflows in fp16.",
     }
@@ -484,9 +484,9 @@ class ImageAndPrompt(io.ComfyNode):
     }
     more_of_outputs = {
         "condition": (
-            "FastAR refuses this condition for models that were not trained to edit and ignore the image, such as "
-            "Janus-Pro and NextStep-1.1. FastAR recognises from the model's name whether it was trained to edit. If "
-            "the name does not tell, the report contains a warning."
+            "FastAR refuses this condition for models that were not trained to edit, such as Janus-Pro and "
+            "NextStep-1.1, because they would ignore the image. FastAR recognises from the model's name whether it was "
+            "trained to edit. If the name does not tell, the report contains a warning."
         ),
     }
 
@@ -494,8 +494,8 @@ class ImageAndPrompt(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         image = io.Image.Input(
             "image",
-            tooltip="Images of any size, one for each image to generate. Janus-4o pads each with grey to a square of "
-            "384 pixels, and NextStep cuts a square of 512 pixels from its middle.",
+            tooltip="One or more images of any size; each gives as many results as the setting images says. Janus-4o "
+            "pads each with grey to a square of 384 pixels, and NextStep cuts a square of 512 pixels from its middle.",
         )
         text = io.String.Input(
             "text",

@@ -64,8 +64,9 @@ _MASK = (
 )
 
 _GUIDED_BY_IMAGE = (
-    "With a condition from Image and Prompt, every pass runs the model on three versions of the condition, which "
-    "*freedom* of that node weighs. If *freedom* is 0 or *cfg* is 1, there are only two versions."
+    "With a condition from Image and Prompt, every pass runs the model on three versions of the condition; *freedom* "
+    "of that node sets the weight of one of them. With *freedom* 0, or with *cfg* 1, two versions remain, so a third "
+    "of the work is saved, not half."
 )
 
 
@@ -137,9 +138,9 @@ class _Sampler(ModelFirst):
                 "enabled",
                 default=True,
                 optional=True,
-                tooltip=f"When this is off, {family.unaccelerated} runs without acceleration, with the same seed and "
-                "with those of these settings that the unaccelerated sampler also has. Do not bypass the node for this "
-                "purpose, because a bypassed sampler breaks the workflow.",
+                tooltip=f"When this is off, {family.unaccelerated} runs without acceleration, with the same seed; "
+                "of the settings below, only those that the unaccelerated sampler also has are used. Do not bypass the "
+                "node for this purpose, because a bypassed sampler breaks the workflow.",
             )
             main.append(switch)
 
@@ -285,7 +286,8 @@ class LazyMARSampler(_Sampler):
     more = {
         "preset": (
             "*exact* gives the image of unaccelerated MAR. *balanced* is the configuration that the paper measured; "
-            "for the demo, it has the paper's periods for 32 AR steps, but the constant *computed_ratio* 0.25. *fast* "
+            "for the demo, *refresh_period* and *start_step* are the paper's for 32 AR steps, but *computed_ratio* is "
+            "0.25 from the start. *fast* "
             "takes fewer steps (on the demo 12 AR steps in Halton order, with 25 diffusion steps that fall to 5) and "
             "sets *ratio_schedule* to "
             "*stretched*. Most of the speed-up of *fast* comes from the smaller number of steps. To see how much, "
@@ -358,8 +360,9 @@ class GtRSampler(_Sampler):
         "cache": "The cache makes every pass of the transformer smaller, and with *head_cache* also most calls of the "
         "diffusion head.",
         "mask": (
-            "Every token that is generated keeps the stage of its position. A stage that has fewer tokens than AR "
-            "steps decides one token per step. All masks of a batch must cover the same number of tokens of each stage."
+            "With a mask, each token is decided in the same stage as without one. If the mask leaves a stage fewer "
+            "tokens than AR steps, this is no error: the stage decides one token per step. All masks of a batch "
+            "must cover the same number of tokens of each stage."
         ),
     }
 
@@ -377,9 +380,9 @@ class GtRSampler(_Sampler):
 class LazyMARCache(io.ComfyNode):
     more = {
         "preset": (
-            "*exact* caches nothing. *balanced* is the configuration that the paper measured; for the demo, it has "
-            "the paper's periods for 32 AR steps, but the constant *computed_ratio* 0.25. *fast* sets *ratio_schedule* "
-            "to *stretched*, which makes a "
+            "*exact* caches nothing. *balanced* is the configuration that the paper measured; for the demo, "
+            "*refresh_period* and *start_step* are the paper's for 32 AR steps, but *computed_ratio* is 0.25 from the "
+            "start. *fast* sets *ratio_schedule* to *stretched*, which makes a "
             "difference if the sampler has fewer than 64 AR steps; for the demo, *fast* also has a longer "
             "*refresh_period*. We have not "
             "measured *balanced* or *fast* on full-size models."

@@ -21,7 +21,7 @@ LOSSLESS = "same distribution"
 DECIMALS = {SSIM: 3, PSNR: 1, ACCEPTANCE: 1}
 
 
-# A field is its default and sentence, then its range.
+# In each field: first the default and the help sentence, then the range.
 # fmt: off
 
 

@@ -12,13 +12,13 @@ predicts the logits of a learned variance. In BitDance (arXiv 2602.14041) the pr
 data_out = 1, and slope is 0. In both models, the state after the last step is the data itself; in other diffusions, the
 last step may add noise as the other steps do. States and steps are fp32, whatever the dtype of the network.
 
-:func:`run_chain` is the loop. Each row may have its own steps, in a column of the table. FastHybrid changes the
-means of some rows (:class:`MeanAdjustment`), an edit of BitDance fixes some tokens of a row (:class:`FixedTokens`), and
-``speculation.py`` verifies several steps in one evaluation of the head.
+:func:`run_chain` is the loop. Each row may have its own steps; the table then has an axis for the rows. FastHybrid
+changes the means of some rows (:class:`MeanAdjustment`), an edit of BitDance fixes some tokens of a row
+(:class:`FixedTokens`), and ``speculation.py`` verifies several steps in one evaluation of the head.
 
 Shapes: N rows of shape [*, c], where * is the number of tokens of a row (absent in MAR); S steps; P branches of
-guidance: 2 with guidance (the condition's, then the null one), 3 if a part of the condition has a scale of its own,
-whose branch stands between these, and 1 without guidance.
+guidance: 1 without guidance; 2 with guidance (the condition's, the null one); 3 if a part of the condition has its own
+scale (the whole condition's, the part's, the null one).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class DiffusionBatch:
     """N rows to sample, in their states before the first of S steps."""
 
     z: Tensor  # conditions [P, N, *, D] in the dtype of the head, the null class's last
-    cfg: Tensor  # guidance scale, fp32 [N, 1 ...]; of three branches two of them, [N, ..., 2], see guide
+    cfg: Tensor  # guidance scale, fp32 [N, 1 ...]; with three branches, two scales, [N, ..., 2], see guide
     x: Tensor  # states before the first step, fp32 [N, *, c]
     noise: Tensor  # noise of the steps, fp32 [S, N, *, c], or [S - 1, ...] if the last step adds none
     table: StepTable
@@ -70,7 +70,7 @@ def guide(out: Tensor, cfg: Tensor, channels: int) -> tuple[Tensor, Tensor | Non
 
     Args:
         out: the head's output [P, N, *, c or 2 c]: of the whole condition, of its part if there is one, and of none.
-        cfg: guidance scale, fp32 [N, 1 ...]; of three branches ``scale`` and ``scale_of_part``, fp32 [N, 1 ..., 2].
+        cfg: guidance scale, fp32 [N, 1 ...]; with three branches, ``scale`` and ``scale_of_part``, fp32 [N, 1 ..., 2].
         channels: c.
     """
     prediction = out[0]
@@ -217,7 +217,7 @@ class StepTable:
     numbers: Tensor
     times: Tensor  # embeddings of their times, [S, w] or [S, N, w]
     learned: bool  # whether the head predicts logits of the variance
-    ends_noisy: bool = False  # whether the last step adds noise of a fixed variance; usually it takes the data
+    ends_noisy: bool = False  # whether the last step adds noise of a fixed variance; usually it yields the data
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -321,7 +321,7 @@ class HeadNetwork(Protocol):
 class Evaluation(NamedTuple):
     """The evaluation of a head at a step: ``function(*arguments, x)`` of the states x fp32 [N, *, c].
 
-    It can be recorded: steps of one kind have the same function, and arguments that differ in tensors only.
+    It can be recorded: wherever two steps share ``function``, their ``arguments`` differ in tensors only.
     """
 
     # Returns the output [P, N, *, c or 2 c], and what later evaluations reuse, or None.
@@ -335,7 +335,7 @@ class ChainHead(Protocol):
     kept: Any  # what the last evaluation returned for later ones
 
     def at(self, k: int) -> Evaluation:
-        """Count and return the evaluation at step k. Call it in the order k = 0, 1, 2, ..."""
+        """Return the evaluation at step k, and add it to the report's counts. Call it in the order k = 0, 1, 2, ..."""
 
 
 def evaluate_in_full(head: HeadNetwork, modulations: Sequence[Tensor], x: Tensor) -> tuple[Tensor, None]:

@@ -168,16 +168,16 @@ class EditSettings(Settings):
 
     freedom: float = knob(
         FREEDOM,
-        "How freely the model may change the image; at a higher value, the result keeps what the image shows, but "
-        "changes its pixels more. Usual: 5, as published; at 0, the result stays closest to the pixels, and a third of "
-        "the work is saved.",
+        "How freely the model may change the image; at a higher value, the pixels change more, and only the content of "
+        "the image is kept. Usual: 5, as published; at 0, the result stays closest to the pixels, and a third of the "
+        "work is saved.",
         low=0.0,
         high=MOST_FREEDOM,
         step=0.1,
         symbol="w",
         more="Only Janus-4o reads it; for NextStep set *cfg_img* of its sampler. Guidance runs the model on three "
-        "versions of the condition: one with the tokens of the image (weight 1), "
-        "one without these tokens (weight *freedom*), and one that is empty, from which the image moves away. "
+        "versions of the condition: one with both readings of the image (weight 1), one with the content but without "
+        "the VQ tokens (weight *freedom*), and one that is empty, which the result moves away from. "
         "*cfg* of the sampler sets the strength of guidance; the published value is 5.",
     )
 

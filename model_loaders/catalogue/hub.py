@@ -484,7 +484,7 @@ def _entry(choice: str, family: str) -> Entry | None:
         return entry
 
     kind = KINDS[entry.family]
-    remedy = "choose another" if kind.field == wanted.field else f"choose it as {kind.field}"
+    remedy = "choose another" if kind.field == wanted.field else f"choose it in {kind.input}"
     raise UserError(f"{wanted.field}: {entry.id} is {kind.noun}, not {wanted.noun}; {remedy}")
 
 

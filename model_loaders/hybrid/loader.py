@@ -177,9 +177,16 @@ def config_of(file: ck.Checkpoint, settings: dict[str, Any]) -> HybridConfig:
     with ck.misfits(file):
         width = file.state[f"{MAR_PREFIX}fake_latent"].shape[1]
     mar_heads = file.number("encoder_num_heads", MAR_HEADS.get(width), 1, 1024, mar)
-    if mar_heads is None or width % mar_heads:
-        stated = f"encoder_num_heads = {mar_heads}" if mar_heads else "no mar.encoder_num_heads"
-        raise file.error(f"has {stated} in its configuration, but a MAR of width {width}", REMEDY)
+    if mar_heads is None:
+        raise file.error(
+            f"states no mar.encoder_num_heads in its configuration, and no official MAR has the width {width}", REMEDY
+        )
+    if width % mar_heads:
+        raise file.error(
+            f"states encoder_num_heads = {mar_heads} in its configuration, which does not divide the MAR's width of "
+            f"{width}",
+            REMEDY,
+        )
 
     with ck.misfits(file):
         config = HybridConfig.from_state_dict(file.state, mar_heads=mar_heads, **numbers)

@@ -258,7 +258,7 @@ def expect_latents(decoder: KLModel, model: NextStepModel) -> None:
         return
 
     raise UserError(
-        f"decoder: the head of {model.name} samples {c.token} numbers a token, patches of {c.patch} x {c.patch} "
-        f"latents of {c.channels} channels, but {decoder.name} has {config.z_channels} channels at stride "
-        f"{config.stride}; choose auto, or the autoencoder that the model was trained with."
+        f"decoder: {model.name} needs an autoencoder with {c.channels} channels at stride {model.stride // c.patch}, "
+        f"but {decoder.name} has {config.z_channels} channels at stride {config.stride}; choose auto, or the "
+        "autoencoder that the model was trained with."
     )

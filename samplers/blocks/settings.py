@@ -9,7 +9,7 @@ from typing import ClassVar
 from ..annealing import Annealed
 from ..settings import knob
 
-# A field is its default and sentence, then its range.
+# In each field: first the default and the help sentence, then the range.
 # fmt: off
 
 

@@ -8,7 +8,7 @@ docs/papers.md.
    128 tokens, which 12, 3 and 1 AR steps decide: 2.67, 10.67 and 64 tokens each. The other 128 are reconstructed from
    them in one or two AR steps. :meth:`GtRSettings.orders` and :meth:`GtRSettings.left` are this plan.
 2. *diffusion steps*: they fall over the structure, to as few as the reconstruction takes.
-3. *frequency-weighted token selection* (FTS): the tokens of an AR step whose conditions have most energy in high
+3. *frequency-weighted token selection* (FTS): the tokens of an AR step whose conditions z have most energy in high
    frequencies take the first AR step's number of diffusion steps. The other tokens take the AR step's own number.
 """
 

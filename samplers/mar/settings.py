@@ -20,7 +20,7 @@ from .schedule import ORDERS, PAPER, QUARTERS, in_stages, masked_after, staged_a
 FEW_STEPS = 30
 CLIPPED = 950
 
-# A field is its default and sentence, then its range.
+# In each field: first the default and the help sentence, then the range.
 # fmt: off
 
 
@@ -237,12 +237,12 @@ class GtRSettings(DiSASettings):
         "have most detail; the other tokens get fewer steps, and a higher share is slower and finer. Usual: 0.1; at 0, "
         "all tokens of an AR step get the same number.",
         low=0.0, high=1.0, step=0.01,
-        more="The tokens with most detail are those whose conditions have the most energy in high frequencies. Their "
-            "number is rounded down: with a share of 0.1, it is one of ten tokens, but none of nine. The setting has "
-            "no effect if *diffusion_steps_end* equals *diffusion_steps*.")
-    first_share: float = knob(0.75, "Share of the AR steps before the reconstruction that decide the first stage (see "
-        "stages); a higher share spends more steps on the layout and fewer on the other stages. Usual: 0.75, which is "
-        "12 of 16.",
+        more="How much detail a token has is estimated from the transformer's output for it: the more energy in high "
+            "frequencies, the more detail. The number of tokens is rounded down: with a share of 0.1, it is one of ten "
+            "tokens, but none of nine. The setting has no effect if *diffusion_steps_end* equals *diffusion_steps*.")
+    first_share: float = knob(0.75, "How many of the AR steps before the reconstruction go to the first stage, as a "
+        "share (see stages); a higher share spends more steps on the layout and fewer on the other stages. Usual: "
+        "0.75, which is 12 of 16.",
         low=0.01, high=0.99, step=0.01, advanced=True,
         more="The second stage takes the same share of the remaining steps, which is 3 of 4. If *stages* is "
             "*quarters*, *first_share* is a share of all AR steps.")
@@ -264,8 +264,9 @@ class GtRSettings(DiSASettings):
         before = 3 if self.stages == PAPER else 2
         if self.steps < last + before:
             raise UserError(
-                f"reconstruction_steps: {last} of {self.steps} AR steps leave fewer than {before} for the first half "
-                f"of the tokens; use at least {last + before} steps, or lower reconstruction_steps."
+                f"reconstruction_steps: the reconstruction takes {last} of {self.steps} AR steps and leaves "
+                f"{max(0, self.steps - last)} for the first half of the tokens, which needs at least {before}; use at "
+                f"least {last + before} steps, or lower reconstruction_steps."
             )
 
         def share_of(steps: int, most: int) -> int:
@@ -349,7 +350,7 @@ class CacheSettings(Guarantees):
         "and less exact. Usual: 9 for 64 AR steps, and 5 for 32; at 1, nothing is cached.", low=1, high=4096, step=1,
         symbol="tau",
         unit="AR steps")
-    start_step: int = knob(5, "Number of AR steps at the beginning in which the transformer computes everything, "
+    start_step: int = knob(5, "Number of AR steps at the beginning in which nothing of the transformer is reused, "
         "because these steps determine the content; a higher number is slower and more exact. Usual: 5 for 64 AR "
         "steps, and 4 for 32.",
         low=0, high=4096, step=1, unit="AR steps",
@@ -360,9 +361,9 @@ class CacheSettings(Guarantees):
         low=0.0, high=1.0, step=0.01,
         more="The share falls from 1 to this value; *ratio_schedule* sets how soon.")
     ratio_schedule: str = knob("published", "How computed_ratio is reached: published follows the authors' table, "
-        "which computes all tokens in the first 20 AR steps, then fewer, and computed_ratio from step 41 on. stretched "
-        "spreads this table over all AR steps, which is faster and less exact with fewer than 64 AR steps; constant "
-        "uses computed_ratio from the start.",
+        "which lets the decoder compute all tokens in the first 20 AR steps, then fewer, and computed_ratio from step "
+        "41 on. stretched spreads this table over all AR steps, which is faster and less exact with fewer than 64 AR "
+        "steps; constant uses computed_ratio from the start.",
         choices=("published", "stretched", "constant"), advanced=True,
         more="\n  - *published*: all tokens in AR steps 1 to 20, then shares of 0.6, 0.5, 0.4, 0.15 and 0.12, and "
             "*computed_ratio* from step 41 on. The authors' table ends at step 64; after that, *computed_ratio* still "
@@ -371,19 +372,17 @@ class CacheSettings(Guarantees):
             "- *constant*: *computed_ratio* at every step, as in the paper's Figure 6.")
     selection: str = knob("least-similar", "Which tokens the decoder computes, in addition to the tokens of this AR "
         "step and of the previous one. Usual: least-similar, the tokens that changed most, as in the paper; the other "
-        "choices are the paper's comparisons.",
+        "choices are the alternatives that the paper tested against it.",
         choices=("least-similar", "most-similar", "random", "undecided", "decided"), advanced=True,
-        more="In the paper (Table 3), the comparisons gave worse images: *most-similar* (IV), *random* (III), "
+        more="In the paper (Table 3), the alternatives gave worse images: *most-similar* (IV), *random* (III), "
             "*undecided* (II) and *decided* (I). The paper names a strategy after the tokens that are cached; our "
             "names say which tokens are computed. *undecided* and *decided* ignore *computed_ratio*: they compute all "
             "tokens of that kind, but not the rows that hold the class.")
-    condition_cache: bool = knob(True, "Guidance compares the prediction for the label or prompt with an unconditional "
-        "prediction; between two full computations, reuse the unconditional one, which halves the transformer's work. "
-        "Without this cache, "
-        "runs are slower and more exact.", advanced=True,
-        more="Between two full computations, only the prediction for the label or prompt is computed; its difference "
-            "from the unconditional prediction is taken from the last full computation. The cache has no effect at "
-            "*cfg* 1.")
+    condition_cache: bool = knob(True, "Reuse the unconditional prediction between two full computations, which halves "
+        "the transformer's work. Without this cache, runs are slower and more exact.", advanced=True,
+        more="Guidance compares this prediction with the one for the label or prompt. Between two full computations, "
+            "only the latter is computed; its difference from the unconditional prediction is taken from the last "
+            "full computation. The cache has no effect at *cfg* 1.")
     token_cache: bool = knob(True, "Do not compute tokens that hardly change; their cached values are used instead. "
         "Without this cache, runs are slower and more exact.", advanced=True)
     head_cache: bool = knob(True, "Reuse most of the diffusion head's results from one diffusion step to the next, as "

@@ -57,7 +57,7 @@ class NextStepCanvas(Canvas):
             self.whole = again.all(0).tolist()
 
     def _scales(self, cell: int) -> list[float]:
-        """Guidance scales of a cell: of the whole condition, and of three branches that of the image too."""
+        """Guidance scales of a cell: of the whole condition, and with three branches that of the image too."""
         s = self.settings
         own = [s.cfg] if self.branches.number < 3 else [s.cfg, s.cfg_img]
         return [scale_of(scale, s.cfg_schedule, cell, self.cells) for scale in own]

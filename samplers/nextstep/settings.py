@@ -14,7 +14,7 @@ CONSTANT = "constant"
 FALLING = "falling"
 RISING = "rising"
 
-# A field is its default and sentence, then its range.
+# In each field: first the default and the help sentence, then the range.
 # fmt: off
 
 
@@ -60,8 +60,8 @@ class NextStepSettings(Annealed):
     diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last token, which needs fewer than the first "
         "token (DiSA); lower is faster. Usual: a third of diffusion_steps; set it to diffusion_steps to turn it off.",
         low=1, high=1000, step=1, paper=28, same_as="diffusion_steps", advanced=True,
-        more="The head takes 11 to 40 % of the time, so fewer steps gain less than with a MAR. Nobody measured their "
-        "quality.")
+        more="The head takes 11 to 40 % of the time, so fewer steps gain less than with a MAR. Nobody has "
+        "measured the quality.")
     speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the "
         "flow-matching head; you get a different image, sampled from exactly NextStep's distribution. Usual: 0, which "
         "turns it off; it pays only where the calls are slow and cfg is low.",

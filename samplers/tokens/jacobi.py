@@ -276,8 +276,8 @@ def _remark(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
     if is_16_bit(net):
         hint = f"every value from 1 to {side} gives this image, but 0 rounds differently"
         if padded_rows(schedule, width) > padded_rows(schedule, side):
-            hint = f"{width} rounds differently from 0, and from the values 1 to {side}, which give one image"
-        canvas.report.remark(f"parallel in {dtype_of(net)}: {hint}; in fp32 all values give one image.")
+            hint = f"{width} rounds differently from 0, and from the values 1 to {side}, which give the same image"
+        canvas.report.remark(f"parallel in {dtype_of(net)}: {hint}; in fp32 all values give the same image.")
 
 
 def padded_rows(schedule: Schedule, width: int) -> int:

@@ -141,7 +141,7 @@ TRAINED = "from checkpoint"
 ABLATION_GROUP = 4  # tokens that an ablation decides together, as the paper's PAR-4x
 
 
-# A field is its default and sentence, then its range.
+# In each field: first the default and the help sentence, then the range.
 # fmt: off
 @dataclass(frozen=True)
 class PARSettings(TokenSettings):

@@ -10,7 +10,7 @@ from ...reports.record import Report
 from ..settings import Guarantees, Settings, knob
 from .schedule import Schedule, raster
 
-# A field is its default and sentence, then its range.
+# In each field: first the default and the help sentence, then the range.
 # fmt: off
 
 
@@ -97,8 +97,8 @@ def parallel_knob(what: str, usual: str, more: str = "", same: str = "the image 
 
 # The longer text of a method whose passes are predicted.
 OF_PASSES = (
-    "In half precision, all values from 1 to the image's side in tokens give one image, but 0 gives a different image "
-    "from the same distribution."
+    "In half precision, all values from 1 to the image's side in tokens give the same image. 0 gives another one, "
+    "sampled from the same distribution."
 )
 
 
@@ -134,12 +134,12 @@ class LlamaGenSettings(TokenSettings):
 
     top_p: float = top_p_knob(advanced=False)
     parallel: int = parallel_knob("tokens", SIDE,
-        "A pass (one run of the transformer) computes the next tokens from the guesses, and confirms every guess that "
-        "equals the token computed for that position (Jacobi iteration). In half precision, all values from 1 to the "
-        "image's side in tokens give one image, but 0 gives a different image from the same distribution: compare with "
-        "the image of *parallel* 1, or choose *dtype* fp32 in the loader. On the demo, *parallel* 16 takes 59 passes "
-        "instead of 256. For a single image on a GPU, twice the side may be faster still. On a CPU, batches of "
-        "four or more images hardly get faster.")
+        "A pass (one run of the transformer) computes the next tokens from the guesses, and confirms the guesses up "
+        "to the first one that differs from the token computed for its position (Jacobi iteration). In half "
+        "precision, all values from 1 to the image's side in tokens give the same image. 0 gives another one, sampled "
+        "from the same distribution: compare with the image of *parallel* 1, or choose *dtype* fp32 in the loader. On "
+        "the demo, *parallel* 16 takes 59 passes instead of 256. For a single image on a GPU, twice the side may be "
+        "faster still. On a CPU, batches of four or more images hardly get faster.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def no_gain(self, report: Report) -> str:

@@ -63,7 +63,7 @@ def windowed(grid: int, window: int) -> Schedule:
     return Schedule(grid, next_token_passes(groups, grid, guidance_steps(groups, grid)))
 
 
-# A field is its default and sentence, then its range.
+# In each field: first the default and the help sentence, then the range.
 # fmt: off
 @dataclass(frozen=True)
 class ZipARSettings(TokenSettings):

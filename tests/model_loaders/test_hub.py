@@ -144,12 +144,12 @@ def test_a_menu_leaves_out_what_is_catalogued_for_another(family: str, own: int)
 @pytest.mark.parametrize(
     ("choice", "family", "remedy"),
     [
-        ("kl16", "mar", "^checkpoint: kl16 .*choose it as decoder$"),
+        ("kl16", "mar", "^checkpoint: kl16 .*choose it in the input decoder$"),
         ("par-xl-4x", "mar", "^checkpoint: par-xl-4x .*choose another"),
         ("kl16 (download 266 MB)", "vq", "^decoder: kl16 .*choose another"),
-        ("flan-t5-xl", "llamagen", "^checkpoint: flan-t5-xl .*choose it as encoder$"),
+        ("flan-t5-xl", "llamagen", "^checkpoint: flan-t5-xl .*choose it in the input encoder of LlamaGen Prompt$"),
         ("tar-7b", "dtok", "^checkpoint: tar-7b is a Tar language model, not a Tar de-tokenizer"),
-        ("ta-tok", "dtok", "^checkpoint: ta-tok .*choose it as ta_tok$"),
+        ("ta-tok", "dtok", "^checkpoint: ta-tok .*choose it in the input ta_tok of Load Tar De-tokenizer$"),
         ("mar-base (downloaded)x", "mar", "^checkpoint: .*choose a different"),
     ],
 )

@@ -263,7 +263,7 @@ SPECIAL = "spe_tok_embeddings.special_embeddings.weight"
         ("vq", without("post_quant_conv.weight"), "post_quant_conv.weight is missing"),
         ("vq", with_("encoder.conv_blocks.99999999.weight", 1), "not numbered 0 to 2"),
         ("vq", with_("post_quant_conv.weight", 5, 8, 1, 1), "misshaped"),
-        ("vq", widened, "widths 32, 80 are not multiples of 32"),
+        ("vq", widened, "not all of the widths 32, 80 are multiples of 32"),
         ("gpt", lambda s: [s.pop(k) for k in list(s) if k.startswith("layers.0.")], f"{QKV} is missing"),
         ("gpt", with_("layers.7.ffn_norm.weight", 16), "not numbered 0 to 2"),
         ("gpt", with_(QKV, 47, 16), "does not fit the attention weights"),
@@ -311,7 +311,7 @@ def test_weights_that_do_not_fit(write, stem: str, change, words: str) -> None:
         ("tar", {"generation_config": "[1]"}, "generation_config"),
         ("hybrid", {"max_beta": "nan"}, "max_beta"),
         ("hybrid", {"config": "{}"}, "has no num_attention_heads in its configuration"),
-        ("hybrid", {"config": '{"llm": {"num_attention_heads": 4}}'}, "has no mar.encoder_num_heads in its"),
+        ("hybrid", {"config": '{"llm": {"num_attention_heads": 4}}'}, "states no mar.encoder_num_heads in its"),
     ],
 )
 @pytest.mark.fast_cases(every=3)

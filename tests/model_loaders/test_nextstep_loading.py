@@ -297,8 +297,7 @@ def test_another_autoencoder_is_refused_with_both_numbers(folder, tmp_path):
     with pytest.raises(UserError) as error:
         load(folder, decoder=other / "checkpoint.pt", device="cpu")
     assert str(error.value).startswith(
-        "decoder: the head of model samples 16 numbers a token, patches of 2 x 2 latents of 4 channels, but other has "
-        "8 channels at stride 2; "
+        "decoder: model needs an autoencoder with 4 channels at stride 2, but other has 8 channels at stride 2; "
     )
     load(folder, device="cpu")
 

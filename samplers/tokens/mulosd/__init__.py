@@ -196,6 +196,6 @@ def check_neighbours(settings: MuLoSDSettings, codes: int) -> int:
     """
     nearest = neighbours_of(settings, codes)
     if nearest >= codes - 1:
-        raise UserError(f"neighbours: {nearest} neighbours are all of the {codes} codes, so no draft could be "
-            "rejected; choose a smaller number.")
+        raise UserError(f"neighbours: with {nearest} neighbours, every one of the {codes} codes would count as "
+            f"similar, so no draft could be rejected; choose at most {codes - 2}.")
     return nearest

@@ -209,10 +209,10 @@ def test_stages_decide_every_token_once(cells, steps):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"steps": 3}, "^reconstruction_steps: 1 of 3 AR steps leave fewer than 3 .* use at least 4 steps, or lower"),
+        ({"steps": 3}, "^reconstruction_steps: .* 1 of 3 AR steps and leaves 2 .* at least 3; use at least 4"),
         (
             {"steps": 2, "stages": "quarters"},
-            "^reconstruction_steps: 1 of 2 AR steps leave fewer than 2 .* use at least 3 steps, or lower",
+            "^reconstruction_steps: .* 1 of 2 AR steps and leaves 1 .* at least 2; use at least 3 steps, or",
         ),
         ({"steps": 8}, "^steps: GtR's first stage has 4 AR steps for 2 tokens; lower steps, or change first_share"),
         ({"steps": 11, "first_share": 0.2}, "^steps: GtR's third stage has 6 AR steps for 4 tokens; lower steps"),

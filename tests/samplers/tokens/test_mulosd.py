@@ -563,7 +563,7 @@ def test_the_tokenizer_decodes_as_many_pictures_as_fit(monkeypatch, room, images
         ({"draft": tiny_gpt(grid=2, special=3)}, "model"),
         ({"target": tiny_gpt(grid=6, special=3)}, "model"),
         ({"draft": tiny_gpt("text", 3)}, "condition: .* text"),
-        *(({"settings": MuLoSDSettings(neighbours=k)}, f"neighbours: {k} ") for k in (22, 1000)),
+        *(({"settings": MuLoSDSettings(neighbours=k)}, f"neighbours: with {k} ") for k in (22, 1000)),
         ({"noise": PairedDraws(1, (0,))}, "condition: .* 3 images"),
     ],
 )
