@@ -3,6 +3,7 @@ HTTP: interruption, resumption, metadata, memory of the menu.
 """
 
 import json
+import re
 import time
 import uuid
 
@@ -81,4 +82,5 @@ def test_nodes_say_their_figures_to_the_editor(comfy):
     for sampler in ("3", "4"):
         figures, settings = said[sampler].split("\n")[-2:]
         assert " passes" in figures and "8 AR steps" in settings
-    assert "FastHybrid: 8 passes" in said["7"] and "PSNR" in said["7"]
+    # Two images, each at its own pace.
+    assert re.match(r"FastHybrid: ([89]|1\d) passes, ", said["7"]) and "PSNR" in said["7"]

@@ -117,8 +117,9 @@ class Comfy:
         shutil.copytree(JANUS_4O, weights)
         stated = json.loads((weights / "config.json").read_text(encoding="utf-8"))
         (weights / "config.json").write_text(json.dumps({**stated, "vq_config": {"num_patches": 4}}), encoding="utf-8")
-        # Stands for NextStep-1-Large-Edit: the recorded tiny network with its autoencoder.
-        shutil.copytree(NEXTSTEP, weights.with_name("NextStep-1-Large-Edit tiny"))
+        # Stands for NextStep-1-Large-Edit, and for NextStep-1.1: the recorded tiny network with its autoencoder.
+        for name in ("NextStep-1-Large-Edit tiny", "NextStep-1.1"):
+            shutil.copytree(NEXTSTEP, weights.with_name(name))
         with socket.socket() as s:
             s.bind(("127.0.0.1", 0))
             self.port = s.getsockname()[1]
