@@ -14,8 +14,10 @@ from fastar_nodes.model_loaders.kinds import DTYPES, KINDS
 from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
 from fastar_nodes.model_loaders.llamagen.text import load_text_encoder
 from fastar_nodes.model_loaders.mar.loader import load_mar
+from fastar_nodes.model_loaders.nextstep.loader import load_nextstep
 from fastar_nodes.model_loaders.tar.loader import load_detokenizer, load_ta_tok, load_tar
 from fastar_nodes.networks import mar as mar_module
+from fastar_nodes.networks.nextstep import Rows
 from fastar_nodes.networks.precision import is_finite
 from janus_files import tiny_janus
 from qwen_reference import tiny_tar
@@ -24,6 +26,7 @@ from tokens_reference import tiny_gpt
 
 DEMO = Path(sys.modules["fastar_nodes"].__file__).parent / "demo" / "checkpoints"
 PARITY = Path(__file__).resolve().parents[1] / "parity" / "bitdance"
+NEXTSTEP = Path(__file__).resolve().parents[1] / "parity" / "nextstep" / "model"
 # Rounding of a number: 2^-8 in bf16, 2^-11 in fp16. A network adds a few of them.
 MOST = {"bf16": 0.04, "fp16": 0.005}
 
@@ -59,6 +62,17 @@ def bitdance(dtype):
     prefix, first = net.class_rows(torch.tensor([1]))
     rows = torch.cat([first, first.flip(1)], 1)
     return net.predictors(prefix, rows, (net.side, 2 * net.side)).float()
+
+
+def nextstep(dtype):
+    """Conditions of the first token of the recorded model, and its head's output for them."""
+    model = load_nextstep(NEXTSTEP, dtype)
+    net = model.net
+    row = model.row(model.prompt("a red house"), (3, 3))
+    z, _ = net.begin(*model.prefix(Rows([row], [None]), 9), 9)
+    noise = torch.randn(1, net.channels, generator=torch.Generator().manual_seed(0))
+    head = net.head(noise, torch.full((1,), 0.5), z[:, 0])
+    return torch.cat([z.flatten().float(), head.flatten().float()])
 
 
 def ta_tok(dtype):
@@ -100,6 +114,7 @@ FAMILIES = {
     "janus": janus,
     "hybrid": hybrid,
     "mar": mar,
+    "nextstep": nextstep,
     "llamagen": lambda dtype: llamagen("llamagen-low", dtype),
     "dtok": dtok,
     "ta-tok": ta_tok,
