@@ -504,8 +504,8 @@ def janus(tmp_path_factory):
     }
 
 
-# NextStep's width and height are of the published autoencoder; tests/comfyui runs its template on a tiny model, to which
-# the editor leaves them.
+# NextStep's width and height are of the published autoencoder; tests/comfyui runs its template on a tiny model, to
+# which the editor leaves them.
 @pytest.mark.parametrize("path", [*(case for case in RUN if "NextStep" not in case.id), *RELEASED])
 def test_it_runs(path, run, janus, monkeypatch):
     monkeypatch.setattr(host.queue, "previews_wanted", lambda: False)
