@@ -26,6 +26,7 @@ def digests(reverse: bool) -> dict[str, str]:
     weights all count as large, so that the rule for products applies.
     """
     import test_block_contract as blocks
+    import test_nextstep_contract as nextstep
     import torch
     from fastar_nodes.networks import ops
     from fastar_nodes.samplers.engine import finish
@@ -33,7 +34,7 @@ def digests(reverse: bool) -> dict[str, str]:
 
     ops.LARGE_WEIGHT = 1
     starts = {"hybrid": partial(CASES["hybrid"], range(IMAGES))}
-    for contract in (masked, tokens, blocks):
+    for contract in (masked, tokens, blocks, nextstep):
         starts |= {name: partial(contract.start, name) for name in contract.CASES}
     found = {}
     for name in sorted(starts, reverse=reverse):
