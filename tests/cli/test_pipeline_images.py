@@ -108,7 +108,7 @@ WRONG = {
     r"freedom: \[5\] is not a number": {"image": GREY, "freedom": [5]},
     "freedom: nan is not a finite number": {"image": GREY, "freedom": float("nan")},
     "image: the array has the dtype float64": {"image": np.zeros((3, 3, 3))},
-    "image: the tensor has the dtype torch.int64": {"image": torch.zeros(1, 4, 4, dtype=torch.int64)},
+    "image: the array has the dtype torch.int64": {"image": torch.zeros(1, 4, 4, dtype=torch.int64)},
     "image: it is a int": {"image": 3},
     "image: there are 0 images": {"image": []},
 }
