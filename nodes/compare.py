@@ -63,8 +63,8 @@ class CompareSettings(Settings):
         step=1,
         more="At 0, the baseline is the unaccelerated sampler (MAR, LlamaGen, Tar) if one is connected. Otherwise it "
         "is an accelerated sampler whose settings give the identical image, or else the cell with the most work. MAR, "
-        "LlamaGen and Tar "
-        "each get a baseline and a group of cells of their own, because their networks and image sizes differ. The "
+        "LlamaGen and Tar each get a baseline and a group of cells of their own, because their networks and image "
+        "sizes differ. The "
         "same holds for two models, or two sizes, of one family. Any other number makes the cell of that number the "
         "baseline of all cells.",
     )
@@ -341,8 +341,7 @@ def cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | 
             raise UserError(
                 f"report_{i}: it holds {amount(len(own_reports), 'reports')}, but image_{i} holds "
                 f"{amount(len(own_images), 'images')}; connect the report of the sampler that generated image_{i}, or "
-                "no "
-                "report."
+                "no report."
             )
 
         for k, image in enumerate(own_images):
@@ -430,8 +429,7 @@ class TokenMapSettings(Settings):
         "resampled because a draft near them was rejected. Tokens without a draft are dark grey. In inpainting, tokens "
         "that stay unchanged are nearly black.\n  - *accepted*, *redone*, *rejected*: only the tokens with this "
         "outcome; *redone* means resampled. *drafted*: drafts that are not verified yet; there are none at the end of "
-        "a "
-        "run.\n  - *cached*: number of AR steps that took the token from LazyMAR's cache, from dark blue (fewest) to "
+        "a run.\n  - *cached*: number of AR steps that took the token from LazyMAR's cache, from dark blue (fewest) to "
         "yellow (most).\n  - *tokens per step*: number of tokens that were decided in the same step or pass, from dark "
         "blue (fewest) to yellow (most).\n  - *islands* (MuLo-SD): connected areas of resampled tokens, each with its "
         "own colour and number.\n  - *waves* (MuLo-SD): within such an area, the pass in which the token was "
