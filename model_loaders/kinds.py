@@ -41,7 +41,8 @@ class Kind(NamedTuple):
     checked: tuple[str, ...] = ()
     overflows: bool = False  # whether it overflows in fp16
     blocks: bool = False  # whether it has blocks whose weights may be quantised
-    four_bits: bool = False  # whether its images were measured with weights of 4 bits
+    # Whether 4 bits are offered. The loss was measured on images, except NextStep's, as docs/precision.md says.
+    four_bits: bool = False
     untested: bool = False  # whether it was trained in bf16 and never tried in fp16
     remedy: str = ""  # what to choose in place of a file of the kind where another one is expected
     node: str = ""  # the node with the input ``field``, if loaders of other kinds lack it
