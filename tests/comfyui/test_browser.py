@@ -632,6 +632,9 @@ def _drop(page: Any, socket: str, across: int) -> None:
     page.wait_for_timeout(500)
     page.keyboard.press("Enter")
     page.wait_for_timeout(800)
+    # In newer editors a node follows the mouse until a click places it.
+    page.mouse.click(x + across, y + 80)
+    page.wait_for_timeout(300)
 
 
 def test_enter_takes_the_right_node_for_a_dropped_model_and_condition(comfy: Comfy, editor: Any) -> None:
