@@ -481,8 +481,8 @@ class LoadLlamaGen(_Loader):
             "Your own files may be `.safetensors` files or the official `.pt` files. Press *R* in the editor to "
             "refresh "
             "the list.\n  - *llamagen-...*: models that generate images of ImageNet's classes. The number at the end "
-            "of the name is the side of the image in pixels.\n  - *llamagen-t2i-...*: models that generate images of "
-            "a text, with a condition from LlamaGen Prompt.\n  - *par-...*: models that were trained to decide 4 or "
+            "of the name is the side of the image in pixels.\n  - *llamagen-t2i-...*: models that generate images "
+            "from a text prompt; connect LlamaGen Prompt.\n  - *par-...*: models that were trained to decide 4 or "
             "16 tokens per pass. Only PAR Sampler can run them."
         ),
         "decoder": (

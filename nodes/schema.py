@@ -66,8 +66,8 @@ def models_of_decoders() -> dict[str, str]:
 # Of nodes that run any sampler.
 ANY_SOCKETS = [
     ANY_MODEL.Input("model", tooltip="The model to sample, from any loader except Load Tar."),
-    condition_input(_OF_KIND, "What to generate, one label or prompt per image. Connect the same condition as to the "
-        "sampler's own node."),
+    condition_input(_OF_KIND, "What to generate, one label or prompt per image. Connect the condition that "
+        "you would connect to the sampler's own node."),
 ]
 ANY_DRAFT = ANY_MODEL.Input(
     "draft", optional=True, tooltip="The draft model; only the samplers CSpD and MuLo-SD, which draft with a second "

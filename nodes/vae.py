@@ -62,15 +62,14 @@ def _checked_latents(samples: Any, channels: int, name: str, kind: str = "") -> 
         models = models_of_decoders()
         raise UserError(
             f"samples: these latents come from {models[made]}, but the decoder {name} is for latents from "
-            f"{models[kind]}; connect the VAE of the loader of that model."
+            f"{models[kind]}; connect the vae output of the loader of that model."
         )
 
     latents = expect_latents(samples, "samples")
     if latents.shape[1] != channels:
         raise UserError(
             f"samples: the latents have {latents.shape[1]} channels, but the decoder {name} reads latents [B, "
-            f"{channels}, h, "
-            "w]; connect the VAE of the loader of that model."
+            f"{channels}, h, w]; connect the vae output of the loader whose model generated these latents."
         )
     return latents
 

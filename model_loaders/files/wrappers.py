@@ -155,9 +155,9 @@ def _containers(content: Mapping[Any, Any], weights: str, notes: list[str]) -> l
             )
         if weights == EMA:
             raise NoWeights(
-                f"holds averaged (EMA) weights ({unnamed[0][:40]}) that have no names, "
-                "so FastAR cannot tell which is which",
-                "choose auto, which takes the trained ones",
+                f"holds averaged (EMA) weights ({unnamed[0][:40]}) without the names of the tensors, "
+                "so FastAR cannot match them to the network",
+                "set weights to auto, which takes the weights that are not averaged",
             )
 
     return trained[:1]

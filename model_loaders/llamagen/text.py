@@ -158,7 +158,12 @@ def load_text_encoder(
     expect_fixed(file, settings, GATED if config.is_gated_act else PLAIN)
 
     rows = config.vocab_size
-    if _END not in words.special_tokens or max(words.size, words.special_tokens[_END] + 1) > rows:
+    if _END not in words.special_tokens:
+        raise file.error(
+            f"needs a tokenizer with the token {_END}, which this one lacks", "replace the tokenizer with the one that "
+            "belongs to this model"
+        )
+    if max(words.size, words.special_tokens[_END] + 1) > rows:
         raise file.error(
             f"has {rows} tokens, but its tokenizer has {words.size}", "replace the tokenizer with the one that belongs "
             "to this model"

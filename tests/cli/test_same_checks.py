@@ -165,7 +165,7 @@ REMEDIES = [
      "compare --device cpu --samplers tar --prompt 'a red boat at sunset'"),
     (f"compare {MAR} --samplers mar,fasthybrid --set treshold=0.9", "did you mean threshold",
      f"compare {MAR} --samplers mar,fasthybrid --set threshold=0.9"),
-    (f"compare {MAR} --samplers mar --maps compare.png", "is already the file of out",
+    (f"compare {MAR} --samplers mar --maps compare.png", "is already the file for out",
      f"compare {MAR} --samplers mar --maps maps.png"),
     ("compare --device cpu --samplers mar,llamagen --decoder demo-kl", "leave decoder at auto",
      f"compare {MAR} --samplers mar,llamagen --decoder auto"),

@@ -111,7 +111,7 @@ def test_home_folders(tmp_path, monkeypatch):
 def test_two_results_in_one_file_are_refused(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     distinct(out=Path("a.png"), maps=None, sheet=Path("b.png"))
-    with pytest.raises(UserError, match="^maps: .* is already the file of out"):
+    with pytest.raises(UserError, match="^maps: .* is already the file for out"):
         distinct(out=Path("a.png"), maps=tmp_path / "a.png")
 
 
