@@ -1,5 +1,7 @@
 """Images that Python and the command line read: upright, in their whole range of values, and masks with alpha."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -116,9 +118,18 @@ def test_values_are_scaled_to_eight_bits(depth):
         assert np.abs(found.astype(float) - WANTED).max() <= tolerance
 
 
+def save_sixteen(values: np.ndarray, path: Path) -> None:
+    """Save uint16 [h, w]. Pillow before 11 writes no PGM of 16 bits."""
+    if path.suffix == ".pgm":
+        height, width = values.shape
+        path.write_bytes(b"P5 %d %d 65535\n" % (width, height) + values.astype(">u2").tobytes())
+    else:
+        Image.fromarray(values).save(path)
+
+
 @pytest.mark.parametrize("name", ["a.png", "a.tif", "a.pgm"])
 def test_files_of_sixteen_bits(tmp_path, name):
-    Image.fromarray(sixteen("<")).save(tmp_path / name)
+    save_sixteen(sixteen("<"), tmp_path / name)
     assert np.abs(batch_of(tmp_path / name)[0, ..., 0] - WANTED).max() <= 1
     assert np.abs(masks_given(tmp_path / name)[0].numpy() * 255 - WANTED).max() <= 1
 
@@ -126,7 +137,7 @@ def test_files_of_sixteen_bits(tmp_path, name):
 @pytest.mark.parametrize("name", ["a.png", "a.pgm"])
 def test_a_dark_file_of_sixteen_bits_stays_dark(tmp_path, name):
     """The file states 16 bits, whatever its largest value."""
-    Image.fromarray(np.full((4, 4), 100, np.uint16)).save(tmp_path / name)
+    save_sixteen(np.full((4, 4), 100, np.uint16), tmp_path / name)
     assert not batch_of(tmp_path / name).any() and not masks_given(tmp_path / name).any()
 
 
@@ -190,6 +201,9 @@ UPPER = np.arange(SIDE)[:, None].repeat(SIDE, 1) < SIDE // 4
 @pytest.mark.parametrize("layer", LAYERS)
 def test_what_is_transparent_is_not_painted(layer, tmp_path):
     mask = LAYERS[layer]()
+    if layer == "PA" and mask.getchannel("A").getextrema() == (255, 255):
+        pytest.skip("this Pillow drops the alpha of a PA")
+
     mask.save(tmp_path / "mask.png" if mask.mode != "PA" else tmp_path / "mask.tif")
     (file,) = tmp_path.iterdir()
     for given in (mask, file, str(file), [mask]):

@@ -76,7 +76,7 @@ def state_of_torch() -> list[object]:
     return [
         torch.get_default_dtype(),
         torch.is_autocast_enabled("cpu"),
-        torch.get_default_device(),
+        torch.empty(0).device,
         torch.get_float32_matmul_precision(),
         getattr(matmul, "fp32_precision", None),
         getattr(convolution, "fp32_precision", None),

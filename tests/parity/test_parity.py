@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import PIL
 import pytest
 import torch
 from fastar_nodes.lab.parity import cspd, hybrid, janus, janus_images, lazymar, llamagen, mar, mulosd, tar, vq
@@ -234,12 +235,18 @@ def test_all_recorded_cases_of_janus_agree():
     assert counted == kinds and len(found) == sum(kinds.values()) + 2
 
 
+# Recorded with Pillow 13. An older one scales an image with differences of one level.
+recorded_scaling = pytest.mark.skipif(int(PIL.__version__.split(".")[0]) < 13, reason="needs Pillow 13")
+
+
+@recorded_scaling
 def test_a_recorded_case_of_every_kind_of_images_in_agrees():
     kinds = ("real_1", "tower", "input_3", "e3.prompt", "e5.prompt", "e1.cfg5_w5", "e2.cfg3_w1", "e4.cfg5_w5_t0.7")
     kinds += ("u1", "u3", "u4", "sample.t0.7")
     agree(janus_images.cases, HERE / "janus_images", kinds)
 
 
+@recorded_scaling
 @pytest.mark.slow
 def test_all_recorded_cases_of_images_in_agree():
     found = verdicts(janus_images.cases, HERE / "janus_images")
