@@ -52,7 +52,7 @@ def own_state() -> Iterator[None]:
             if torch.is_autocast_enabled(device):
                 found.enter_context(torch.autocast(device, enabled=False))
 
-        # torch.get_default_device of torch 2.7 knows no ``with torch.device(...)`` block, and fails after one was reset.
+        # torch 2.7's get_default_device knows no ``with torch.device(...)`` block, and fails after one was reset.
         if torch.empty(0).device != _CPU:
             found.enter_context(_CPU)
 

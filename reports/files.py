@@ -151,7 +151,9 @@ def distinct(**files: Path | None) -> None:
 
         key = os.path.normcase(os.path.realpath(path))
         if key in seen:
-            raise UserError(f"{field}: {_short(path)} is already the file for {seen[key]}; choose a different name for one of them.")
+            raise UserError(
+                f"{field}: {_short(path)} is already the file for {seen[key]}; choose a different name for one of them."
+            )
         seen[key] = field
 
 

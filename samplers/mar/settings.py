@@ -158,8 +158,8 @@ class FastHybridSettings(DiSASettings):
 
     lookahead: int = knob(8, "Draft the tokens of this many AR steps together; more is faster, but fewer drafts are "
         "accepted. Usual: 7 to 9 for 64 AR steps; at 0, nothing is drafted.", low=0, high=256, step=1, symbol="k",
-        more="With a full-size model at 32 AR steps, use half as many; the presets for full-size models keep the ratio of *lookahead* to AR "
-            "steps.")
+        more="With a full-size model at 32 AR steps, use half as many; the presets for full-size models keep the "
+            "ratio of *lookahead* to AR steps.")
     threshold: float = knob(0.8, "A draft is accepted if the cosine similarity of its condition and the token's actual "
         "condition is at least this; a higher value is slower and closer to MAR's image. Usual: 0.8 for full-size "
         "models, 0.9 to 0.99 for the demo; above 1, no draft is "
@@ -186,8 +186,8 @@ class FastHybridSettings(DiSASettings):
         more="The first tokens determine what the image shows. If the first 8 of 32 AR steps have no drafts, the image "
             "usually differs little from MAR's image. At 0, as in the paper, the sampler is faster, but it often gives "
             "a clearly different image of the same subject.")
-    denoise: float = knob(0.9, "Used only if 'accepted' is 'renoise'. Only this share of the guided steps is run, and the "
-        "draft first gets as much noise as these steps remove; lower is faster and stays closer to the draft. Usual: "
+    denoise: float = knob(0.9, "Used only if 'accepted' is 'renoise'. Only this share of the guided steps is run, and "
+        "the draft first gets as much noise as these steps remove; lower is faster and stays closer to the draft. Usual: "
         "0.9, as in the paper.",
         low=0.0, high=1.0, step=0.01, advanced=True,
         more="The paper's comparison uses 15 guided steps for *renoise*.")
@@ -454,12 +454,12 @@ class CSpDSettings(MARBase):
         "keeps the distribution of the target's images exactly.",
         choices=("published", "paper", "lossless"),
         more="The notes of this help page compare the three modes.")
-    alignment: bool = knob(True, "Used only if 'mode' is 'published': both models use the same noise for every token, so "
-        "that draft and target agree more often. When this is off, more drafts are rejected.", advanced=True,
+    alignment: bool = knob(True, "Used only if 'mode' is 'published': both models use the same noise for every token, "
+        "so that draft and target agree more often. When this is off, more drafts are rejected.", advanced=True,
         more="The paper calls the shared noise trajectory alignment. In the modes *paper* and *lossless*, both models "
             "always use the same noise.")
-    speculation: int = knob(0, "Used only if 'mode' is 'lossless': the target drafts this many of its own diffusion steps "
-        "and verifies them in one call, which does not change the distribution. Usual: 8; at 0, the target does not "
+    speculation: int = knob(0, "Used only if 'mode' is 'lossless': the target drafts this many of its own diffusion "
+        "steps and verifies them in one call, which does not change the distribution. Usual: 8; at 0, the target does not "
         "draft.",
         low=0, high=64, step=1, symbol="L", advanced=True,
         more="With a higher number, the diffusion head runs less often, but computes more at once, which is slower on "
