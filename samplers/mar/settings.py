@@ -187,8 +187,8 @@ class FastHybridSettings(DiSASettings):
             "usually differs little from MAR's image. At 0, as in the paper, the sampler is faster, but it often gives "
             "a clearly different image of the same subject.")
     denoise: float = knob(0.9, "Used only if 'accepted' is 'renoise'. Only this share of the guided steps is run, and "
-        "the draft first gets as much noise as these steps remove; lower is faster and stays closer to the draft. Usual: "
-        "0.9, as in the paper.",
+        "the draft first gets as much noise as these steps remove; lower is faster and stays closer to the draft. "
+        "Usual: 0.9, as in the paper.",
         low=0.0, high=1.0, step=0.01, advanced=True,
         more="The paper's comparison uses 15 guided steps for *renoise*.")
 
@@ -459,8 +459,8 @@ class CSpDSettings(MARBase):
         more="The paper calls the shared noise trajectory alignment. In the modes *paper* and *lossless*, both models "
             "always use the same noise.")
     speculation: int = knob(0, "Used only if 'mode' is 'lossless': the target drafts this many of its own diffusion "
-        "steps and verifies them in one call, which does not change the distribution. Usual: 8; at 0, the target does not "
-        "draft.",
+        "steps and verifies them in one call, which does not change the distribution. Usual: 8; at 0, the target "
+        "does not draft.",
         low=0, high=64, step=1, symbol="L", advanced=True,
         more="With a higher number, the diffusion head runs less often, but computes more at once, which is slower on "
             "a CPU.")
