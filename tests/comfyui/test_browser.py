@@ -984,6 +984,28 @@ def test_results_of_a_template_do_not_appear_on_another_one(comfy, editor, artif
 
 
 BLUEPRINTS = sorted((ROOT / "subgraphs").glob("*.json"))
+# The blueprint with a loader and a label.
+FED = """async graph => {
+    await app.loadGraphData(graph)
+    const blueprint = app.graph._nodes[0]
+    const [loader, label] = ['FastARLoadMAR', 'FastARClassLabel'].map(type => LiteGraph.createNode(type))
+    for (const node of [loader, label]) app.graph.add(node)
+    blueprint.pos = [500, 150]; loader.pos = [50, 150]; label.pos = [50, 500]
+    loader.connect(0, blueprint, 0)
+    loader.connect(1, blueprint, 1)
+    label.connect(0, blueprint, 2)
+}"""
+
+
+def test_a_blueprint_of_compare_shows_its_sheet(comfy, editor, artifacts):
+    graph = json.loads((ROOT / "subgraphs" / "Compare LazyMAR with MAR.json").read_text(encoding="utf-8"))
+    editor.evaluate(FED, graph)
+    assert not comfy.failure(_run(comfy, editor))
+    if editor.renderer == "vue":  # the classic editor shows it inside the sub-graph only
+        editor.locator("[data-node-id] img").first.wait_for(timeout=10_000)
+    editor.screenshot(path=str(artifacts / f"blueprint of Compare_{editor.renderer}.png"))
+
+
 
 
 @pytest.mark.parametrize("path", BLUEPRINTS, ids=lambda path: path.stem)

@@ -581,6 +581,9 @@ def test_a_subgraph_node_has_the_sockets_of_its_definition_and_widgets_of_nodes_
         assert widget in names_of(inner["type"])
         assert all(i["link"] is None for i in inner["inputs"] if i["name"] == widget)
 
+    for shown in node["properties"].get("previewExposures", []):
+        assert nodes[shown["sourceNodeId"]]["type"] == "FastARCompare"
+
 
 def test_nodes_inside_are_known_and_connected(subgraph):
     _, definition = subgraph
