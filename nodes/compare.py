@@ -139,14 +139,14 @@ class Compare(io.ComfyNode):
             image = io.Image.Input(
                 f"image_{i}",
                 optional=i > 1,
-                tooltip=f"Image or batch {i}, shown in one cell. A list of images fills one cell for each entry of the "
+                tooltip="An image or a batch, shown in one cell. A list of images fills one cell for each entry of the "
                 "list.",
             )
             report = REPORT.Input(
                 f"report_{i}",
                 optional=True,
-                tooltip=f"The report of the sampler that generated image_{i}; the node shows the numbers of the report "
-                "below the image.",
+                tooltip="The report of the sampler that generated the image with the same number; the numbers of the "
+                "report are shown below that image.",
             )
             pairs += [image, report]
 

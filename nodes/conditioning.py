@@ -179,15 +179,16 @@ class ClassLabel(io.ComfyNode):
             dynamic_prompts=True,
             placeholder=f"names or ids, separated by commas or lines; the demo knows {', '.join(PICTURE_BOOK)}",
             tooltip="Class names or numbers, one image each, separated by commas or lines. The demo knows "
-            f"{', '.join(PICTURE_BOOK)}; official models know ImageNet's 1000 classes, such as 281, tabby.",
+            f"{', '.join(PICTURE_BOOK)}; official models know ImageNet's 1000 classes, for example tabby, or 281 for "
+            "the same class.",
         )
         add_label = io.Combo.Input(
             "add_label",
             options=[NONE, *_names()],
             default=NONE,
             optional=True,
-            tooltip="One more label, added after those in labels. The menu lists the names that the connected model "
-            "knows; open the menu and type a part of a name.",
+            tooltip="One more label, which FastAR adds after the text of 'labels'. The menu lists the names that the "
+            "connected model knows; open the menu and type a part of a name.",
         )
 
         return schema(
@@ -278,8 +279,8 @@ class TextPrompt(io.ComfyNode):
         ),
         "encoder": (
             "The download of flan-t5-xl has 11 GB. Your own copy may be a Hugging Face folder or one file; if it also "
-            "holds the decoder of Flan-T5, FastAR ignores that part. The sampler refuses a text encoder of another "
-            "width than the one with which the model was trained."
+            "holds the decoder of Flan-T5, FastAR ignores that part. The sampler refuses a text encoder whose width "
+            "differs from the encoder with which the model was trained."
         ),
         "dtype": "FastAR does not offer fp16, because the encoder overflows in fp16.",
     }
@@ -494,8 +495,9 @@ class ImageAndPrompt(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         image = io.Image.Input(
             "image",
-            tooltip="One or more images of any size; each gives as many results as the setting images says. Janus-4o "
-            "pads each with grey to a square of 384 pixels, and NextStep cuts a square of 512 pixels from its middle.",
+            tooltip="One or more images of any size; the setting 'images' sets the number of results for each image. "
+            "Janus-4o pads an image with grey to a square of 384 x 384 pixels, and NextStep reads the square in the "
+            "middle of the image, at 512 x 512 pixels.",
         )
         text = io.String.Input(
             "text",

@@ -115,8 +115,8 @@ def allow_download() -> io.Input:
         default=False,
         advanced=True,
         optional=True,
-        tooltip="Download missing files once, into models/fastar, when the workflow runs. Off: the run stops before "
-        "a download of 100 MB or more and shows its size and source.",
+        tooltip="Download missing files once, into models/fastar, when the workflow runs. When this is off, the run "
+        "stops before a download of more than 100 MB, and shows the size and the source of the download.",
     )
 
 
@@ -412,7 +412,7 @@ class LoadMAR(_Loader):
         "vae": (
             "You can also connect it to VAE Encode (for Inpainting) and VAESave; ComfyUI's nodes for videos, sounds "
             "and meshes stop with an error. VAE Encode scales any image to the size that the model encodes. The demo's "
-            "decoder enlarges the images to four times the side, 256 x 256, and refuses tiles (see Notes)."
+            "decoder enlarges the images from 64 x 64 to 256 x 256 pixels and refuses tiles (see Notes)."
         ),
     }
 
@@ -749,37 +749,40 @@ class LoadNextStep(_Loader):
     family = "nextstep"
     usual = ("nextstep-1.1",)
     description = (
-        "Loads a NextStep-1 or NextStep-1.1 (14B), which generates images of up to 512 x 512 pixels from a prompt, or "
-        "edits one, and its autoencoder. After a run, the node lists the sizes of the model."
+        "Loads a NextStep-1 or NextStep-1.1 model (14B) and its autoencoder. The model generates images of up to 512 x "
+        "512 pixels from a prompt, or edits an image; after a run, the node lists the sizes of the model."
     )
     aliases = ["nextstep loader", "stepfun", "continuous tokens", "text to image", "image edit", "load checkpoint"]
     tooltips = {
-        "checkpoint": "The model: put your own into models/fastar, as a folder with config.json and a tokenizer; "
-        "entries with a size are downloads. A model needs about 29 GB of GPU memory in bf16 and 16 GB in 8 bits.",
-        "decoder": "The autoencoder that turns latents into images. Usual: auto, the one in the model's folder or "
-        "beside it; a different one gives wrong images.",
+        "checkpoint": "The model. Your own model goes into models/fastar, as a folder with config.json and a "
+        "tokenizer; entries of the menu that show a size are downloads. A model needs about 29 GB of GPU memory in "
+        "bf16 and 16 GB in 8 bits.",
+        "decoder": "The autoencoder that turns latents into images. Usual: auto, which loads the autoencoder in the "
+        "model's folder or beside it; a different autoencoder gives wrong images.",
         "dtype": _AUTO_BF16,
     }
-    socket = output(io.Custom("FASTAR_NEXTSTEP"), "model", "For NextStep Sampler.")
+    socket = output(io.Custom("FASTAR_NEXTSTEP"), "model", "The model. Connect it to NextStep Sampler.")
     more = {
         "checkpoint": (
-            "A folder has the authors' layout: `config.json`, the shards, the tokenizer, and in `vae` the autoencoder, "
-            "`checkpoint.pt` with its own `config.json`. NextStep-1 comes without `vae`; *auto* then takes "
-            "`NextStep-1-f8ch16-Tokenizer` beside it, or the catalogue's. FastAR never runs the code in such a folder, "
-            "and never reads the output layer for words."
+            "The folder has the authors' layout: `config.json`, the shards, the tokenizer, and a folder `vae`, which "
+            "holds the autoencoder (`checkpoint.pt` and its own `config.json`). NextStep-1 comes without `vae`; *auto* "
+            "then uses `NextStep-1-f8ch16-Tokenizer` beside the model's folder, or the autoencoder of the catalogue. "
+            "FastAR never runs the code in such a folder, and never reads the output layer for words."
         ),
         "decoder": "FastAR refuses an autoencoder with a different number of channels or a different stride.",
         "dtype": (
-            "bf16 is the training precision; files in fp32 are cast while they are read. fp16 is not offered because "
-            "it was never tried. The states of a token, the last layer of the head and the autoencoder always use "
-            f"fp32. *int8* and *fp8* store the transformer blocks in 8 bits. {_FOUR_BITS}"
+            "bf16 is the precision of the training; FastAR converts files in fp32 while it reads them. FastAR does not "
+            "offer fp16, because nobody has tested NextStep in fp16. The states of a token, the last layer of the head "
+            "and the autoencoder always use fp32. *int8* and *fp8* store the weights of the transformer blocks in 8 "
+            f"bits. {_FOUR_BITS}"
         ),
     }
     more_of_outputs = {
-        "model": "Any Sampler, Sweep and Advisor also accept it.",
+        "model": "You can also connect it to Any Sampler, Sweep and Advisor.",
         "vae": (
             "VAE Encode keeps the size of an image if it is one of the model's sizes; otherwise it scales the image to "
-            "the size with the most similar shape. VAE Decode (Tiled) changes colours and contrast and says so."
+            "the size with the most similar shape. VAE Decode (Tiled) changes colours and contrast, and shows a "
+            "warning about it."
         ),
     }
 

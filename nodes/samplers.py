@@ -138,9 +138,9 @@ class _Sampler(ModelFirst):
                 "enabled",
                 default=True,
                 optional=True,
-                tooltip=f"When this is off, {family.unaccelerated} runs without acceleration, with the same seed; "
-                "of the settings below, only those that the unaccelerated sampler also has are used. Do not bypass the "
-                "node for this purpose, because a bypassed sampler breaks the workflow.",
+                tooltip=f"When this is off, {family.unaccelerated} runs without acceleration, with the same seed; it "
+                "then uses only those settings below that the unaccelerated sampler also has. Do not bypass the node "
+                "for this purpose, because a bypassed sampler breaks the workflow.",
             )
             main.append(switch)
 
@@ -286,14 +286,13 @@ class LazyMARSampler(_Sampler):
     more = {
         "preset": (
             "*exact* gives the image of unaccelerated MAR. *balanced* is the configuration that the paper measured; "
-            "for the demo, *refresh_period* and *start_step* are the paper's for 32 AR steps, but *computed_ratio* is "
-            "0.25 from the start. *fast* "
-            "takes fewer steps (on the demo 12 AR steps in Halton order, with 25 diffusion steps that fall to 5) and "
-            "sets *ratio_schedule* to "
-            "*stretched*. Most of the speed-up of *fast* comes from the smaller number of steps. To see how much, "
-            "compare with the preset *few steps* of MAR Sampler, which has the same steps but no caches. For full-size "
-            "models, *fast* uses the demo's values, scaled to 64 AR steps and 256 tokens. We have not measured "
-            "*balanced* or *fast* on full-size models."
+            "for the demo, *refresh_period* and *start_step* have the paper's values for 32 AR steps, but "
+            "*computed_ratio* is 0.25 from the start. *fast* takes fewer steps (on the demo 12 AR steps in Halton "
+            "order, with 25 diffusion steps that fall to 5) and sets *ratio_schedule* to *stretched*. Most of the "
+            "speed-up of *fast* comes from the smaller number of steps. To see how much, compare with the preset *few "
+            "steps* of MAR Sampler, which has the same steps but no caches. For full-size models, *fast* uses the "
+            "demo's values, scaled to 64 AR steps and 256 tokens. We have not measured *balanced* or *fast* on "
+            "full-size models."
         ),
         "speculation": "To use *speculation*, switch *head_cache* off.",
     }
@@ -339,8 +338,8 @@ class GtRSampler(_Sampler):
         "preset": (
             "The presets also set *steps*, *diffusion_steps*, *diffusion_steps_end* and *t_max*. *exact* gives the "
             "image of unaccelerated MAR. For full-size models, *balanced* has the paper's values, and *fast* has half "
-            "of the paper's AR steps, which nobody has measured. The demo has a quarter of the tokens; there, "
-            "*balanced* has 9 AR steps and *fast* has 6."
+            "of the paper's AR steps. Nobody has measured *fast* on full-size models. The demo has a quarter of the "
+            "tokens; there, *balanced* has 9 AR steps and *fast* has 6."
         ),
         "steps": (
             "The paper generates 256 tokens in 17 or 18 AR steps: 12 steps for the first eighth of the tokens, 3 for "
@@ -381,11 +380,10 @@ class LazyMARCache(io.ComfyNode):
     more = {
         "preset": (
             "*exact* caches nothing. *balanced* is the configuration that the paper measured; for the demo, "
-            "*refresh_period* and *start_step* are the paper's for 32 AR steps, but *computed_ratio* is 0.25 from the "
-            "start. *fast* sets *ratio_schedule* to *stretched*, which makes a "
-            "difference if the sampler has fewer than 64 AR steps; for the demo, *fast* also has a longer "
-            "*refresh_period*. We have not "
-            "measured *balanced* or *fast* on full-size models."
+            "*refresh_period* and *start_step* have the paper's values for 32 AR steps, but *computed_ratio* is 0.25 "
+            "from the start. *fast* sets *ratio_schedule* to *stretched*, which makes a difference if the sampler has "
+            "fewer than 64 AR steps; for the demo, *fast* also has a longer *refresh_period*. We have not measured "
+            "*balanced* or *fast* on full-size models."
         ),
     }
     more_of_outputs = {
@@ -435,8 +433,8 @@ class PARSampler(_Sampler):
     aliases = ["par", "parallelized autoregressive", "parallel decoding", "accelerated llamagen"]
     condition = _LABEL_OR_TEXT
     models = {
-        "model": "A PAR model from Load LlamaGen / PAR. A LlamaGen works only with the two choices of grouping that "
-        "are named ablation, which are for experiments."
+        "model": "A PAR model from Load LlamaGen / PAR. A LlamaGen works only if 'grouping' is one of the two choices "
+        "named ablation, which are experiments of the paper."
     }
     more = {
         "preset": RECOMMENDS,
@@ -456,10 +454,10 @@ class ZipARSampler(_Sampler):
     more = {
         "preset": (
             "*exact* uses a window as long as a row, so the rows are decided one after another, without acceleration. "
-            "We measured *balanced* and *fast* on the demo. For full-size models, both have the paper's values, and "
-            "compute 1 to 5 % more operations than without acceleration, in fewer passes. *PJD* is "
-            "Parallel Jacobi Decoding (CVPR 2026): it generates the images of *balanced*, but with *parallel* 16, "
-            "which takes still fewer passes and computes more tokens in each pass."
+            "We measured *balanced* and *fast* on the demo. For full-size models, both have the paper's values. They "
+            "make fewer passes than the unaccelerated sampler, but compute 1 to 5 % more operations. *PJD* is Parallel "
+            "Jacobi Decoding (CVPR 2026): it generates the images of *balanced*, but with *parallel* 16, which takes "
+            "still fewer passes and computes more tokens in each pass."
         ),
         "cfg": _GUIDED_BY_IMAGE,
         "model": "FastAR refuses a PAR model, because a PAR model decides the tokens in a different order.",
@@ -540,24 +538,26 @@ class NextStepSampler(_Sampler):
     aliases = ["nextstep", "flow matching", "continuous tokens", "text to image", "edit image", "disa", "inpaint"]
     more = {
         "preset": (
-            f"{RECOMMENDS} For NextStep-1 these are 50 diffusion steps with *em* and *use_norm*, for NextStep-1.1 28 "
-            "with *em0*, and for NextStep-1-Large-Edit also *cfg_img* 2 and *time_shift* 3.2."
+            f"{RECOMMENDS} For NextStep-1, these are 50 diffusion steps with *solver* *em*, and *use_norm* on. For "
+            "NextStep-1.1, they are 28 diffusion steps with *em0*, and *use_norm* off. For NextStep-1-Large-Edit, they "
+            "are the values of NextStep-1, and also *cfg_img* 2 and *time_shift* 3.2."
         ),
         "condition": (
-            "An empty *negative* of Prompt is an empty text. The authors write a list of faults there, for example "
-            "*lowres, bad anatomy, error, blurry*, and after the prompt of NextStep-1 *masterpiece, film grained, best "
-            "quality.* With Image and Prompt the negative text is theirs, *Copy original image.*, and *freedom* of "
-            "that node, which is Janus', is not used."
+            "If *negative* of Prompt is empty, the negative text is empty, too. The authors write a list of faults "
+            "there, for example *lowres, bad anatomy, error, blurry*. For NextStep-1, they also add *masterpiece, film "
+            "grained, best quality.* to the end of the prompt. With Image and Prompt, the negative text is *Copy "
+            "original image.*, as in the authors' code. NextStep does not use *freedom* of that node."
         ),
-        "cfg": "With *cfg* 1 no negative text is read.",
-        "seed": "The noise belongs to the tokens of the grid.",
+        "cfg": "At *cfg* 1, the model does not read the negative text.",
+        "seed": "Every position of the grid has its own noise.",
         "latent_image": (
-            "The image must have the size of *width* and *height*. The authors' programs do not inpaint. Decoding "
-            "changes pixels outside the mask slightly; Paste Inpainted Area restores them."
+            "The image must have the size of *width* and *height*. The authors' code cannot inpaint. VAE Decode "
+            "slightly changes pixels outside the mask, too; Paste Inpainted Area restores these pixels."
         ),
-        "mask": "Tokens that stay are read as VAE Encode made them, several in one pass where they follow one another.",
+        "mask": "The model reads the unchanged tokens as VAE Encode encoded them. If several unchanged tokens follow "
+            "one another, it reads them in one pass.",
     }
-    more_of_outputs = {"latent": "It has 16 channels, normalised and scaled as the tokens are."}
+    more_of_outputs = {"latent": "The latent has 16 channels, normalised and scaled in the same way as the tokens."}
 
 
 class BitDanceSampler(_Sampler):

@@ -154,7 +154,8 @@ class AnySampler(ModelFirst):
         "sampler": (
             "An example is *fasthybrid: preset=fast, threshold=0.9*. Type the line, or connect Advisor or Load Report. "
             "The names are the same as on the command line: *mar*, *fasthybrid*, *lazymar*, *cspd*, *gtr*, *llamagen*, "
-            "*par*, *zipar*, *mulosd*, *bitdance*, and *fasthybrid+lazymar*, *gtr+lazymar* and *cspd+lazymar*."
+            "*par*, *zipar*, *mulosd*, *bitdance*, *nextstep*, and *fasthybrid+lazymar*, *gtr+lazymar* and "
+            "*cspd+lazymar*."
         ),
     }
 

@@ -301,11 +301,14 @@ VALUES: dict[str, Kind] = {
             Attribute(
                 "model.condition",
                 _TEXT,
-                "the kind of condition that it reads; models that draw nothing have none",
+                "the kind of condition that it reads; models that generate no images have none",
                 needed=False,
             ),
             Attribute(
-                "model.label_set", _TEXT, "the list of its classes; models that draw nothing have none", needed=False
+                "model.label_set",
+                _TEXT,
+                "the list of its classes; models that generate no images have none",
+                needed=False,
             ),
             Attribute("vae", _or_none(_VAE), "the VAE of the same loader", needed=False),
             Attribute("recommended", _SETTINGS, "settings of its file", needed=False),
@@ -319,7 +322,7 @@ VALUES: dict[str, Kind] = {
             Attribute("sampler", _NAME, "its name on the command line"),
             Attribute("model", _NAME, "the model's name"),
             Attribute("settings", _SETTINGS, "settings of the sampler"),
-            Attribute("seed", _or_none(_whole(0, SEED_LIMIT)), "None for other noise than a seed's"),
+            Attribute("seed", _or_none(_whole(0, SEED_LIMIT)), "None if the noise does not come from a seed"),
             Attribute("images", _whole(1), "images of the batch"),
             Attribute("device", _TEXT, "*cpu* or *cuda*, for example"),
             Attribute("seconds", _number(0), "of the batch, without the decoder", needed=False),

@@ -151,7 +151,7 @@ class SweepNode(ModelFirst):
         y_values = _text(
             "y_values",
             "",
-            "Values of y, one for each row, written as in x_values. Leave this empty if y is none.",
+            "Values of y, one for each row, written as in x_values. Leave this empty if 'y' is 'none'.",
         )
         seeds = _text(
             "seeds", _SEEDS, "Seeds, such as 7, or 7..9 for three seeds. The numbers of a cell are means over the "

@@ -65,8 +65,8 @@ class TimeLapse(io.ComfyNode):
             report = REPORT.Input(
                 f"report_{i}",
                 optional=i > 1,
-                tooltip=f"The report of the sampler that generated image_{i}; it holds the order of the tokens and the "
-                "seconds of the run.",
+                tooltip="The report of the sampler that generated the image with the same number; it holds the order "
+                "of the tokens and the seconds of the run.",
             )
             pairs += [image, report]
 

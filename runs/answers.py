@@ -38,7 +38,7 @@ class AnswerSettings(Settings):
     limit: int = knob(
         512,
         "Largest number of tokens of an answer; a token has about four letters. A higher limit allows longer answers, "
-        "but a complete answer ends sooner; usual: 512.",
+        "and the model stops earlier if its answer is complete; usual: 512.",
         low=1,
         high=2048,
         step=1,

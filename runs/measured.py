@@ -35,13 +35,16 @@ class AdviceSettings(Settings):
         choices=(SSIM, PSNR, ACCEPTANCE, EXACT, LOSSLESS),
         more="Identical images always pass. With *SSIM* and *PSNR*, lossless methods pass too. A sampler that is meant "
         "to give a *different image*, for example because it has fewer steps, passes only if the limit is 0.")
-    least_ssim: float = knob(0.9, "Lowest SSIM to accept, from 0 to 1, if measure is SSIM; a higher limit allows only "
-        "samplers that are slower, but closer to the unaccelerated image. Usual: 0.9.", low=0.0, high=1.0, step=0.01)
-    least_psnr: float = knob(25.0, "Lowest PSNR to accept, in dB, if measure is PSNR; a higher limit allows only "
-        "samplers that are slower, but closer to the unaccelerated image. Usual: 20 to 40.", low=0.0, high=100.0,
+    least_ssim: float = knob(0.9, "Used only if 'measure' is 'SSIM': the lowest SSIM to accept, from 0 to 1; a higher "
+        "limit allows only samplers that are slower, but closer to the unaccelerated image. Usual: 0.9.",
+        low=0.0, high=1.0, step=0.01)
+    least_psnr: float = knob(25.0, "Used only if 'measure' is 'PSNR': the lowest PSNR to accept, in dB; a higher limit "
+        "allows only samplers that are slower, but closer to the unaccelerated image. Usual: 20 to 40.",
+        low=0.0, high=100.0,
         step=0.5, unit="dB")
-    least_acceptance: float = knob(80.0, "Lowest share of accepted drafts, in percent, if measure is acceptance; a "
-        "higher limit allows only samplers that are slower, but closer to the unaccelerated image. Usual: 80.",
+    least_acceptance: float = knob(80.0, "Used only if 'measure' is 'acceptance': the lowest share of accepted drafts, "
+        "in percent; a higher limit allows only samplers that are slower, but closer to the unaccelerated image. "
+        "Usual: 80.",
         low=0.0, high=100.0, step=1.0, unit="%")
     repeats: int = knob(2, "Number of repeats, each with its own seed, after a first round that tries every sampler "
         "once; more repeats take longer and give steadier results. Usual: 2.",

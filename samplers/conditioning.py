@@ -175,10 +175,10 @@ class EditSettings(Settings):
         high=MOST_FREEDOM,
         step=0.1,
         symbol="w",
-        more="Only Janus-4o reads it; for NextStep set *cfg_img* of its sampler. Guidance runs the model on three "
-        "versions of the condition: one with both readings of the image (weight 1), one with the content but without "
-        "the VQ tokens (weight *freedom*), and one that is empty, which the result moves away from. "
-        "*cfg* of the sampler sets the strength of guidance; the published value is 5.",
+        more="Only Janus-4o uses this setting; for NextStep, set *cfg_img* of NextStep Sampler. With Janus-4o, "
+        "guidance runs the model on three versions of the condition: one with both readings of the image (weight 1), "
+        "one with the content but without the VQ tokens (weight *freedom*), and one that is empty, which the result "
+        "moves away from. *cfg* of the sampler sets the strength of guidance; the published value is 5.",
     )
 
 

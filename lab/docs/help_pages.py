@@ -192,8 +192,8 @@ def settings_page() -> str:
     lines = [
         "# Settings",
         "",
-        "All settings of all samplers, for nodes, command line (`--set name=value`) and Python. The help pages of "
-        "the nodes say more.",
+        "This table lists all settings of all samplers. They have the same names on the nodes, on the command line "
+        "(`--set name=value`) and in Python. The help pages of the nodes say more.",
         "`python -m fastar_nodes.lab help-pages` writes this table.",
         "",
         "| setting | samplers | default | range | what it does |",

@@ -28,8 +28,8 @@ TABLES = ROOT / "lab" / "docs" / "translations"
 LANGUAGES = ("zh", "ja")
 PACK = "fastar-nodes"  # the folder of the pack, by which the editor groups its templates
 
-# A number in the names and texts of inputs of which there are several.
-NUMBERED = re.compile(r"(?<=^image_)\d|(?<=^report_)\d|(?<= image_)\d|(?<=Image or batch )\d")
+# A number in the names of inputs of which there are several.
+NUMBERED = re.compile(r"(?<=^image_)\d|(?<=^report_)\d")
 SYMBOL = re.compile(r" \(([^()]+) in the paper\)$")
 
 

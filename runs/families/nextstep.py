@@ -56,11 +56,12 @@ class _NextStep(Family):
     decoder = "nextstep-ae"
     load_decoder = staticmethod(load_nextstep_ae)
     condition_help = (
-        "What to draw, one entry per image: from Prompt (FastAR), or from Image and Prompt for NextStep-1-Large-Edit."
+        "What to generate, one prompt per image, from Prompt (FastAR), or from Image and Prompt for "
+        "NextStep-1-Large-Edit."
     )
     mask_help = (
-        "The area to regenerate; all other tokens stay. New tokens match the image above and to the left of them, but "
-        "not below or to the right."
+        "The area to regenerate; all other tokens stay unchanged. New tokens match the image above and to the left of "
+        "them, but not below or to the right."
     )
 
     def further_uses(self, name: str) -> str:

@@ -175,7 +175,7 @@ class FastHybridSettings(DiSASettings):
         choices=("cos", "linear-down", "linear-up", "square", "none"), advanced=True)
     accepted: str = knob("refine", "What happens to an accepted draft. Usual: refine, which improves the draft in a "
         "few guided steps; renoise adds noise to the draft and denoises it again, and keep leaves the draft as it is, "
-        "which is faster but shows artefacts in textures.",
+        "so the run is faster, but textures show artefacts.",
         choices=("refine", "renoise", "keep"), advanced=True,
         more="With *renoise*, the draft influences only the start of the denoising. In the paper's comparison, "
             "*renoise* is a little worse than *refine*, and slower.")
@@ -235,14 +235,14 @@ class GtRSettings(DiSASettings):
         more="At 0, the order of the tokens and the number of tokens per AR step are the same as in MAR Sampler.")
     detail_share: float = knob(0.1, "Share of the tokens of each AR step that get all diffusion_steps, because they "
         "have most detail; the other tokens get fewer steps, and a higher share is slower and finer. Usual: 0.1; at 0, "
-        "all tokens of an AR step get the same number.",
+        "all tokens of an AR step get the same number of steps.",
         low=0.0, high=1.0, step=0.01,
         more="How much detail a token has is estimated from the transformer's output for it: the more energy in high "
             "frequencies, the more detail. The number of tokens is rounded down: with a share of 0.1, it is one of ten "
             "tokens, but none of nine. The setting has no effect if *diffusion_steps_end* equals *diffusion_steps*.")
-    first_share: float = knob(0.75, "How many of the AR steps before the reconstruction go to the first stage, as a "
-        "share (see stages); a higher share spends more steps on the layout and fewer on the other stages. Usual: "
-        "0.75, which is 12 of 16.",
+    first_share: float = knob(0.75, "Share of the AR steps before the reconstruction that the first stage takes (see "
+        "stages); a higher share spends more steps on the layout and fewer on the other stages. Usual: 0.75, which is "
+        "12 of 16.",
         low=0.01, high=0.99, step=0.01, advanced=True,
         more="The second stage takes the same share of the remaining steps, which is 3 of 4. If *stages* is "
             "*quarters*, *first_share* is a share of all AR steps.")
@@ -360,10 +360,10 @@ class CacheSettings(Guarantees):
         "computed.",
         low=0.0, high=1.0, step=0.01,
         more="The share falls from 1 to this value; *ratio_schedule* sets how soon.")
-    ratio_schedule: str = knob("published", "How computed_ratio is reached: published follows the authors' table, "
-        "which lets the decoder compute all tokens in the first 20 AR steps, then fewer, and computed_ratio from step "
-        "41 on. stretched spreads this table over all AR steps, which is faster and less exact with fewer than 64 AR "
-        "steps; constant uses computed_ratio from the start.",
+    ratio_schedule: str = knob("published", "How computed_ratio is reached: published follows the authors' table, in "
+        "which the decoder computes all tokens in the first 20 AR steps, then fewer, and only the share computed_ratio "
+        "from step 41 on. stretched spreads this table over all AR steps, which is faster and less exact with fewer "
+        "than 64 AR steps; constant uses computed_ratio from the start.",
         choices=("published", "stretched", "constant"), advanced=True,
         more="\n  - *published*: all tokens in AR steps 1 to 20, then shares of 0.6, 0.5, 0.4, 0.15 and 0.12, and "
             "*computed_ratio* from step 41 on. The authors' table ends at step 64; after that, *computed_ratio* still "
@@ -380,9 +380,9 @@ class CacheSettings(Guarantees):
             "tokens of that kind, but not the rows that hold the class.")
     condition_cache: bool = knob(True, "Reuse the unconditional prediction between two full computations, which halves "
         "the transformer's work. Without this cache, runs are slower and more exact.", advanced=True,
-        more="Guidance compares this prediction with the one for the label or prompt. Between two full computations, "
-            "only the latter is computed; its difference from the unconditional prediction is taken from the last "
-            "full computation. The cache has no effect at *cfg* 1.")
+        more="Guidance compares this prediction with the prediction for the label or prompt. Between two full "
+            "computations, only the prediction for the label or prompt is computed. The difference between the two "
+            "predictions is taken from the last full computation. The cache has no effect at *cfg* 1.")
     token_cache: bool = knob(True, "Do not compute tokens that hardly change; their cached values are used instead. "
         "Without this cache, runs are slower and more exact.", advanced=True)
     head_cache: bool = knob(True, "Reuse most of the diffusion head's results from one diffusion step to the next, as "
@@ -456,7 +456,7 @@ class CSpDSettings(MARBase):
         more="The notes of this help page compare the three modes.")
     alignment: bool = knob(True, "Used only if 'mode' is 'published': both models use the same noise for every token, "
         "so that draft and target agree more often. When this is off, more drafts are rejected.", advanced=True,
-        more="The paper calls the shared noise trajectory alignment. In the modes *paper* and *lossless*, both models "
+        more="The paper calls this setting *trajectory alignment*. In the modes *paper* and *lossless*, both models "
             "always use the same noise.")
     speculation: int = knob(0, "Used only if 'mode' is 'lossless': the target drafts this many of its own diffusion "
         "steps and verifies them in one call, which does not change the distribution. Usual: 8; at 0, the target "

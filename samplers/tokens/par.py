@@ -163,7 +163,7 @@ class PARSettings(TokenSettings):
         "Decide the first token of every region one after another, so that the regions fit together. When this is off, "
         "all first tokens are decided in one pass, as in an experiment of the paper.",
         advanced=True,
-        more="One pass for all first tokens saves a few passes, but the regions fit together less well.")
+        more="This saves a few passes, but the regions fit together less well.")
     parallel: int = parallel_knob("passes", SIDE, OF_PASSES)
     entropy_temperature: float = entropy_temperature_knob("token")
 

@@ -97,8 +97,8 @@ def parallel_knob(what: str, usual: str, more: str = "", same: str = "the image 
 
 # The longer text of a method whose passes are predicted.
 OF_PASSES = (
-    "In half precision, all values from 1 to the image's side in tokens give the same image. 0 gives another one, "
-    "sampled from the same distribution."
+    "In half precision, all values from 1 to the image's side in tokens give the same image. At 0, the image is a "
+    "different one from the same distribution."
 )
 
 
@@ -134,12 +134,12 @@ class LlamaGenSettings(TokenSettings):
 
     top_p: float = top_p_knob(advanced=False)
     parallel: int = parallel_knob("tokens", SIDE,
-        "A pass (one run of the transformer) computes the next tokens from the guesses, and confirms the guesses up "
-        "to the first one that differs from the token computed for its position (Jacobi iteration). In half "
-        "precision, all values from 1 to the image's side in tokens give the same image. 0 gives another one, sampled "
-        "from the same distribution: compare with the image of *parallel* 1, or choose *dtype* fp32 in the loader. On "
-        "the demo, *parallel* 16 takes 59 passes instead of 256. For a single image on a GPU, twice the side may be "
-        "faster still. On a CPU, batches of four or more images hardly get faster.")
+        "A pass (one run of the transformer) computes the next tokens from the guesses, and confirms the guesses up to "
+        "the first one that differs from the token computed for its position (Jacobi iteration). In half precision, "
+        "all values from 1 to the image's side in tokens give the same image. At 0, the image is a different one from "
+        "the same distribution. To compare images in half precision, use *parallel* 1 instead of 0, or choose *dtype* "
+        "fp32 in the loader. On the demo, *parallel* 16 takes 59 passes instead of 256. For a single image on a GPU, "
+        "twice the side may be faster still. On a CPU, batches of four or more images hardly get faster.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def no_gain(self, report: Report) -> str:
@@ -222,11 +222,12 @@ class MuLoSDSettings(TokenSettings):
         "large model's. Usual: 0.9 to 0.98; at 0, tau decides.",
         low=0.0, high=1.0, step=0.01, advanced=True,
         more="The tokens around a rejected token (see *expansion*) are resampled too. If rejected tokens were spread "
-            "at random over a 32 x 32 grid, 95% of all tokens would be resampled at 0.7, and 35% at 0.95.")
+            "at random over a 32 x 32 grid, an *acceptance_target* of 0.7 would resample 95% of all tokens, and an "
+            "*acceptance_target* of 0.95 would resample 35%.")
     neighbours: int | None = knob(None,
         "Number of similar codes whose probability is added to the probability of the draft code; with more "
         "neighbours, more of the draft is accepted. Usual: 1000 of 16,384 codes, or the same share of another number "
-        "of codes; 0 needs a much lower tau.",
+        "of codes; at 0, tau must be much lower.",
         low=0, high=65536, step=1, paper=PUBLISHED_NEIGHBOURS, symbol="k", advanced=True,
         more="For the demo's 512 codes, this share is 31.")
     draft_rows: int = knob(4,
@@ -242,9 +243,9 @@ class MuLoSDSettings(TokenSettings):
         low=0, high=256, step=1, advanced=True,
         more="The setting works like *window* of ZipAR Sampler.")
     resample_window: int = knob(8,
-        "The same as draft_window, but for the areas that the large model resamples. Usual: 4 to 16; 0 is slower, "
-        "because the tokens of an area are then resampled one after another, but separate areas are still resampled at "
-        "the same time.",
+        "The same as draft_window, but for the areas that the large model resamples. Usual: 4 to 16; at 0, which is "
+        "slower, the tokens of an area are resampled one after another, but separate areas are still resampled at the "
+        "same time.",
         low=0, high=256, step=1, advanced=True)
     resample_order: str = knob(AT_ONCE,
         "With islands at once, separate areas are resampled at the same time, as in the paper. one by one is slower: "
