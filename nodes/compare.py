@@ -498,12 +498,9 @@ class ReportSettings(Settings):
         "text is for reading, json is for programs, and csv is one line for a spreadsheet. The help page explains the "
         "names in the report.",
         choices=("text", "json", "csv"),
-        more='\n  - *json*: the same as the command line writes: `{"version", "device", "runs": '
-        '[{"sampler", "model", "settings", "seed", "images", "seconds", "repeats", "counts", '
-        '"acceptance", "tokens_per_pass", "phases", "threads", "dtype", "process", "conditions", '
-        '"peak_memory_bytes"}]}`. Counts that do not apply to the sampler are left out.\n  - *csv*: a header and a '
-        'line of '
-        "numbers without units. The acceptance is a fraction from 0 to 1.",
+        more="\n  - *json*: the same as the command line writes, with one run. Counts that do not apply to the sampler "
+        "are left out.\n  - *csv*: a header and a line of numbers without units. The acceptance is a fraction from 0 "
+        "to 1.",
     )
 
 

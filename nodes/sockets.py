@@ -232,7 +232,8 @@ VALUES: dict[str, Kind] = {
             Attribute(
                 "label_set",
                 _TEXT,
-                "the list of the class ids, *picture-book* or *imagenet-1k*; without it any model takes the ids",
+                "the list of the class ids, *picture-book* or *imagenet-1k*; if it is left out, any model accepts the "
+                "ids",
                 needed=False,
             ),
         ),
@@ -253,7 +254,8 @@ VALUES: dict[str, Kind] = {
             Attribute(
                 "unconditional",
                 _PROMPT,
-                "what guidance leads away from, for Harmon, UniPic and NextStep; without it their usual text",
+                "the text from which guidance moves the image away, for Harmon, UniPic and NextStep; if it is left "
+                "out, the model's usual text",
                 needed=False,
             ),
         ),
@@ -325,7 +327,7 @@ VALUES: dict[str, Kind] = {
             Attribute("seed", _or_none(_whole(0, SEED_LIMIT)), "None if the noise does not come from a seed"),
             Attribute("images", _whole(1), "images of the batch"),
             Attribute("device", _TEXT, "*cpu* or *cuda*, for example"),
-            Attribute("seconds", _number(0), "of the batch, without the decoder", needed=False),
+            Attribute("seconds", _number(0), "seconds of the batch without the decoder", needed=False),
             Attribute("phases", _by_name(_number(0)), "seconds of parts of the work", needed=False),
             Attribute("counts", _by_name(_whole(0)), "work of the batch", needed=False),
             Attribute("acceptance", _or_none(_number(0, 1)), "accepted drafts per verified draft", needed=False),
@@ -338,7 +340,7 @@ VALUES: dict[str, Kind] = {
     "cache": Kind(
         ("FASTAR_CACHE",),
         (
-            Attribute("preset", _choice(*PRESETS), "what sets the settings that `values` leaves out"),
+            Attribute("preset", _choice(*PRESETS), "the preset for the settings that `values` leaves out"),
             Attribute("values", _SETTINGS, "settings of LazyMAR Cache"),
         ),
         "for the MAR samplers",
