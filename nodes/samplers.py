@@ -264,9 +264,9 @@ class FastHybridSampler(_Sampler):
         "preset": (
             "*exact* gives the image of unaccelerated MAR, up to rounding. *balanced* and *fast* are faster, and their "
             "images are less similar to MAR's; we measured both on the demo. For full-size models, *balanced* has the "
-            "paper's values. *fast* has the lower one of the paper's thresholds, and drafts twice as many AR steps "
-            "ahead (*lookahead*) as the paper. Both presets call the diffusion head less often, but compute more "
-            "operations than MAR (docs/full_size.md in the repository)."
+            "paper's values. *fast* has the threshold 0.6, which the paper compares with its 0.8, and drafts twice "
+            "as many AR steps ahead (*lookahead*) as the paper. Both presets call the diffusion head less often, but "
+            "compute more operations than MAR (docs/full_size.md in the repository)."
         ),
         "cache": (
             "FastHybrid calls the diffusion head less often, and the cache makes every pass of the transformer and "
@@ -497,7 +497,7 @@ class MuLoSDSampler(_Sampler):
             "*exact* uses no draft and gives the image of the target alone. For full-size models, *balanced* is set to "
             "accept 95 % of the draft tokens, and *fast* to accept 98 %. *balanced* follows the paper: the small model "
             "drafts a part of the small image, the large model verifies this part, and then both continue with the "
-            "next part. *fast* drafts the whole small image first, which the paper's text does not mention. Both "
+            "next part. *fast* drafts the whole small image first. Both "
             "presets make far fewer passes than the target alone, but compute about twice as many operations "
             "(docs/full_size.md in the repository). On the demo, *tau* is 0.1 and *expansion* is 0. There, *balanced* "
             "drafts the small image in two parts of four rows, and *fast* drafts the whole small image, with "

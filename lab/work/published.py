@@ -50,21 +50,33 @@ def _cspd(length: int, accepted: float, paper: str) -> Published:
     return Published("mar-huge", "cspd", title, f"{paper} in s, batch 256", values, _256, accepted=accepted)
 
 
-def _fasthybrid(entry: str, k: int, paper: str = "", accepted: float = 0.99, images: int = 1) -> Published:
+def _fasthybrid(entry: str, k: int, accepted: float, images: int, paper: str = "") -> Published:
     values = {**_MAR, "lookahead": k, "threshold": 0.8, "guided_steps": 10}
-    batch = f", batch of {images}" if images > 1 else ""
-    title = f"FastHybrid, k {k}{batch}, {100 * accepted:g} % of the drafts accepted"
+    batch = f"batch of {images}" if images > 1 else "1 image"
+    title = f"FastHybrid, k {k}, {batch}, {100 * accepted:g} % of the drafts accepted"
     speedup = f"{paper} in s, batch 8" if paper else ""
     return Published(entry, "fasthybrid", title, speedup, values, _MAR, accepted=accepted, images=images)
 
 
+def _mulosd(preset: str) -> Published:
+    paper = "3.90 (Tar-1.5B) and 5.33 (Tar-7B) in s, end to end"
+    return Published("ar-dtok-1024", "mulosd", f"MuLo-SD 4x, {preset}", paper, preset=preset)
+
+
 ROWS = (
-    _fasthybrid("mar-base", 7, "1.97"),
-    Published("mar-base", "mar", "MAR, 24 diffusion steps", "", {**_MAR, "diffusion_steps": 24, "t_max": 950}, _MAR),
-    *(_fasthybrid("mar-base", 7, accepted=share) for share in (0.995, 0.98, 0.9)),
-    *(_fasthybrid("mar-base", 7, accepted=share, images=8) for share in (0.995, 0.99, 0.98, 0.9)),
-    _fasthybrid("mar-large", 8, "1.92"),
-    _fasthybrid("mar-huge", 9, "1.69"),
+    _fasthybrid("mar-base", 7, 0.99, 8, "1.97"),
+    *(_fasthybrid("mar-base", 7, share, 8) for share in (0.995, 0.98, 0.9)),
+    *(_fasthybrid("mar-base", 7, share, 1) for share in (0.995, 0.99, 0.98, 0.9)),
+    Published(
+        "mar-base",
+        "mar",
+        "MAR, 24 diffusion steps, t_max 950",
+        "",
+        {**_MAR, "diffusion_steps": 24, "t_max": 950},
+        _MAR,
+    ),
+    _fasthybrid("mar-large", 8, 0.99, 8, "1.92"),
+    _fasthybrid("mar-huge", 9, 0.99, 8, "1.69"),
     Published("mar-huge", "lazymar", "LazyMAR, 64 AR steps", "2.83 in operations", _LAZY, _MAR),
     Published("mar-huge", "gtr", "GtR, 17 AR steps", "3.72 in operations", {**_FEWER, "steps": 17}, _MAR),
     Published(
@@ -82,9 +94,9 @@ ROWS = (
     Published("mar-huge", "mar", "MAR, 64 AR steps instead of 256", "", _MAR, _256),
     Published("par-xxl-4x", "par", "PAR-XXL-4x", "3.6 in s"),
     Published("par-3b-16x", "par", "PAR-3B-16x", "9.5 in s, of PAR-XXL-16x"),
-    Published(
-        "ar-dtok-1024", "mulosd", "MuLo-SD 4x, balanced", "3.90 (Tar-1.5B) and 5.33 (Tar-7B) in s", preset="balanced"
-    ),
+    _mulosd("balanced"),
+    _mulosd("fast"),
+    Published("ar-dtok-1024", "zipar", "ZipAR, window 16", "3.65 in s (Tar-1.5B), end to end", {"window": 16}),
 )
 # The plain sampler of a PAR is a LlamaGen of its size and grid.
 _PLAIN_ENTRY = {"par-xxl-4x": "llamagen-xxl-384", "par-3b-16x": "llamagen-3b-384"}

@@ -450,8 +450,8 @@ class CSpDSettings(MARBase):
         low=0.0, high=1.0, step=0.01,
         more="In the first AR steps, the drafts are worst.")
     mode: str = knob("published", "How drafts are accepted: published is the rule of the authors' code, which accepts "
-        "most drafts and is approximate; paper is algorithm 1 as printed, which hardly ever accepts a draft. lossless "
-        "keeps the distribution of the target's images exactly.",
+        "most drafts and is approximate; paper is the stricter rule of the paper, which hardly ever accepts a draft. "
+        "lossless keeps the distribution of the target's images exactly.",
         choices=("published", "paper", "lossless"),
         more="The notes of this help page compare the three modes.")
     alignment: bool = knob(True, "Used only if 'mode' is 'published': both models use the same noise for every token, "

@@ -216,7 +216,7 @@ class MuLoSDSettings(TokenSettings):
         "Tokens within this distance of a rejected token are resampled too; a larger distance is slower and hides "
         "seams better. Usual: 1; at 0, only the rejected tokens are resampled.",
         low=0, high=16, step=1, symbol="l", unit="tokens",
-        more="In the paper, 0 gives worse images than 1; on the demo, 0 gives better images.")
+        more="In the paper, images are worse without the neighbours (0); on the demo, they are better.")
     acceptance_target: float = knob(0.0,
         "Share of the draft tokens to accept, which replaces tau; higher is faster, and the image is less like the "
         "large model's. Usual: 0.9 to 0.98; at 0, tau decides.",

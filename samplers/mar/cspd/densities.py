@@ -42,8 +42,8 @@ class Rule(NamedTuple):
     inner_temperature: float  # factor of the stds of both densities when a draft is verified; proposals have none
 
 
-# Equations 5 and 11 as printed.
-AS_PRINTED = Rule(power=1, inner_temperature=1.0)
+# Equations 5 and 11, derived again from the paper's text.
+DERIVED = Rule(power=1, inner_temperature=1.0)
 
 
 class RejectionDraws:

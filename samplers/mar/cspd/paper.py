@@ -1,6 +1,7 @@
 """CSpD, mode ``paper``: the paper's algorithm 1.
 
-``densities.py`` has the rule, with equations 5 and 11 as printed, and its symbols. It is speculative decoding as
+``densities.py`` has the rule and its symbols. The text that we read lacks equations 5 and 11; they were derived again
+from the text around them. It is speculative decoding as
 for discrete tokens (Leviathan et al. 2023, algorithm 1), in the order of the tokens:
 
 1. The draft model samples gamma tokens, each given those before it.
@@ -36,7 +37,7 @@ from ....reports.record import ACCEPTED, PLAIN, REJECTED
 from ...engine import Verdict
 from ..canvas import MARCanvas, TokenNoise, Tokens
 from ..mar import Transformer
-from .densities import AS_PRINTED, RejectionDraws, Verified, last_step, verify
+from .densities import DERIVED, RejectionDraws, Verified, last_step, verify
 from .draft import Drafter, Mode, Trace, noisy_last_step_table, target_batches, traced
 
 
@@ -116,7 +117,7 @@ class Paper(Mode):
             # 1. Verify all drafts.
             q = last_step(draft.kernel, canvas.settings.temperature)
             p = last_step(path.kernel, canvas.settings.temperature)
-            verified = verify(draft.path[:, -1], q, p, AS_PRINTED, self.draws, Tokens.all(here))
+            verified = verify(draft.path[:, -1], q, p, DERIVED, self.draws, Tokens.all(here))
 
             # 2. The target's own tokens, where they are due or every proposal was rejected.
             own = torch.from_numpy(takes_own).repeat_interleave(here.shape[1])  # bool [B n]

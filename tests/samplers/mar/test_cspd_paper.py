@@ -18,7 +18,7 @@ from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import Tokens
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.cspd.densities import (
-    AS_PRINTED,
+    DERIVED,
     LastStep,
     RejectionDraws,
     Rule,
@@ -120,7 +120,7 @@ def test_the_comparison_would_see_another_rule(model, monkeypatch):
     for case, rule in (("Sigma above 1", Rule(-1, 1.0)), ("Sigma below 1", Rule(-1, 1.0)), ("near", Rule(1, 3.0))):
         right = outcome(case)
         with monkeypatch.context() as patch:
-            patch.setattr("fastar_nodes.samplers.mar.cspd.paper.AS_PRINTED", rule)
+            patch.setattr("fastar_nodes.samplers.mar.cspd.paper.DERIVED", rule)
             assert not np.array_equal(outcome(case), right), case
 
 
@@ -187,7 +187,7 @@ def kernels(rest: float = 0.0) -> tuple[LastStep, LastStep]:
     return q, p
 
 
-def judged(rest: float, rule: Rule = AS_PRINTED, seed: int = 3) -> tuple[Tensor, float]:
+def judged(rest: float, rule: Rule = DERIVED, seed: int = 3) -> tuple[Tensor, float]:
     """Tokens fp64 [DRAWS] in place of drafts of q, and the share of accepted ones."""
     g = torch.Generator().manual_seed(seed)
     q, p = kernels(rest)
@@ -246,7 +246,7 @@ def test_the_test_sees_a_careless_redraw():
     g = torch.Generator().manual_seed(4)
     q, p = kernels()
     drafts = q.mean + q.log_std.exp() * torch.randn(DRAWS, 1, generator=g)
-    rejected = log_ratio(drafts, q, p, AS_PRINTED) < torch.rand(DRAWS, generator=g).log()
+    rejected = log_ratio(drafts, q, p, DERIVED) < torch.rand(DRAWS, generator=g).log()
     careless = torch.where(rejected, torch.randn(DRAWS, generator=g), drafts[:, 0]).double()
     assert p_value(careless, law(1.0)[0]) < ALPHA
     assert float(rejected.double().mean()) == pytest.approx(1 - accepted, abs=0.02)
@@ -258,8 +258,8 @@ def test_equations_5_and_11_of_one_channel():
     of_q, of_p = (0.0, 0.0, math.log(2)), (1.0, math.log(2), math.log(3))  # mean, log std and log of the other stds
     q, p = (LastStep(*(torch.tensor([[x]]) for x in parts)) for parts in (of_q, of_p))
     r = math.exp(0.5) / 3
-    assert float(log_ratio(torch.ones(1, 1), q, p, AS_PRINTED).exp()) == pytest.approx(r, rel=1e-5)
-    assert float(acceptance_of_proposals(torch.ones(1, 1), q, p, AS_PRINTED)) == 0, "1 - 1 / r is negative"
+    assert float(log_ratio(torch.ones(1, 1), q, p, DERIVED).exp()) == pytest.approx(r, rel=1e-5)
+    assert float(acceptance_of_proposals(torch.ones(1, 1), q, p, DERIVED)) == 0, "1 - 1 / r is negative"
     far = torch.full((1, 1), 3.0)
     r = 2 / 3 / 2 * math.exp(-0.5) / math.exp(-4.5)
-    assert float(acceptance_of_proposals(far, q, p, AS_PRINTED)) == pytest.approx(1 - 1 / r, rel=1e-5)
+    assert float(acceptance_of_proposals(far, q, p, DERIVED)) == pytest.approx(1 - 1 / r, rel=1e-5)
