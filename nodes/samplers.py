@@ -499,9 +499,9 @@ class MuLoSDSampler(_Sampler):
             "drafts a part of the small image, the large model verifies this part, and then both continue with the "
             "next part. *fast* drafts the whole small image first. Both "
             "presets make far fewer passes than the target alone, but compute about twice as many operations "
-            "(docs/full_size.md in the repository). On the demo, *tau* is 0.1 and *expansion* is 0. There, *balanced* "
-            "drafts the small image in two parts of four rows, and *fast* drafts the whole small image, with "
-            "*draft_parallel* 8."
+            "(docs/full_size.md in the repository). On the demo, *tau* is 0.1. There, *balanced* drafts the small image "
+            "in two parts of four rows, and *fast* drafts the whole small image, with *draft_parallel* 8 and "
+            "*expansion* 0."
         ),
         "condition": "Both models use this condition.",
         "cfg_interval": "While the draft model runs, guidance ends at the same fraction of the image.",

@@ -229,8 +229,8 @@ def mulosd(preset: str, run: Run) -> Values:
     latent samplers:
 
     - tau rather than acceptance_target: a fixed share rejects drafts even where all are good;
-    - draft_rows 4, the paper's loop in two cycles. *fast* drafts the whole image first;
-    - expansion 0: the area around a rejected token is resampled without knowing the accepted tokens after it, which
+    - draft_rows 4 and expansion 1, the paper's loop in two cycles. *fast* drafts the whole image first, and has
+      expansion 0: the area around a rejected token is resampled without knowing the accepted tokens after it, which
       small targets do badly;
     - draft_window 8, a whole row of the draft: narrower windows spoil scenes. *fast* drafts a row by exact parallel
       decoding instead, in fewer passes.
@@ -243,9 +243,9 @@ def mulosd(preset: str, run: Run) -> Values:
         return {"tau": 1.01, "acceptance_target": 0.0, "draft_rows": 0, "resample_window": 0}
 
     if run.demo:
-        by_tau = {"tau": 0.1, "acceptance_target": 0.0, "expansion": 0}
+        by_tau = {"tau": 0.1, "acceptance_target": 0.0}
         balanced = {**by_tau, "draft_rows": 4, "draft_window": 8, "resample_window": 4}
-        fast = {**balanced, "draft_rows": 0, "draft_parallel": 8}
+        fast = {**balanced, "draft_rows": 0, "draft_parallel": 8, "expansion": 0}
     else:
         balanced = {"acceptance_target": 0.95, "draft_rows": 8, "draft_window": 8, "resample_window": 8}
         fast = {"acceptance_target": 0.98, "draft_rows": 0, "draft_window": 4, "resample_window": 4}

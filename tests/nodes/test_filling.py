@@ -68,7 +68,7 @@ LLAMAGEN, TAR, HARMON = "FastARLoadLlamaGen", "FastARLoadTarDetokenizer", "FastA
             "FastARMuLoSDSampler",
             "balanced",
             loader("demo-dtok", TAR),
-            {"cfg_interval": 256, "draft_parallel": 0, "draft_rows": 4, "expansion": 0, "neighbours": 31, "tau": 0.1},
+            {"cfg_interval": 256, "draft_parallel": 0, "draft_rows": 4, "expansion": 1, "neighbours": 31, "tau": 0.1},
             "demo Tar de-tokenizer",
         ),
         ("FastARLazyMARCache", "balanced", loader("mar-base"), {"refresh_period": 9, "start_step": 5}, ""),
