@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -65,7 +65,11 @@ def run_beginning(steps: Generator[Any, None, Any]) -> None:
 
 
 def in_parts(
-    start: Callable[[range], Generator[Step, None, R]], images: int, net: nn.Module, warm: bool = False
+    start: Callable[[range], Generator[Step, None, R]],
+    images: int,
+    net: nn.Module,
+    warm: bool = False,
+    estimate: Callable[[range], Mapping[str, int]] | None = None,
 ) -> Generator[Step, None, R]:
     """Sample a batch at once; if memory is insufficient, in parts of half the size, again halved until a part fits.
 
@@ -78,6 +82,8 @@ def in_parts(
     With ``warm`` a network that has not run takes the sampler's first step twice, the first time untimed, because that
     initialises libraries: ``done`` and ``total`` count it. It would not help a compiled network, which compiles also
     later, nor one whose weights are copied to the device at every call.
+
+    ``estimate``: of some of the images, the bytes of the run by stage, which the report of the part takes.
 
     Raises:
         UserError: memory is insufficient for a single image.
@@ -94,6 +100,8 @@ def in_parts(
         part = range(first, min(first + size, images))
         result = yield from _attempt(start, part, net, batch)
         if result is not None:
+            if estimate is not None:
+                cast(Any, result).report.memory |= estimate(part)
             results.append(result)
             first = part.stop
             continue
@@ -136,7 +144,10 @@ def _attempt(
                         return end.value
 
                 _RAN.setdefault(net, set())
-                yield batch.step(step, part)
+                if batch.warms:  # the untimed step counts
+                    step.done += 1
+                    step.total += 1
+                yield step if len(part) == batch.images else batch.step(step, part)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
@@ -193,13 +204,7 @@ class _BatchSteps:
         self.decided: Tensor | None = None
 
     def step(self, step: Step, part: range) -> Step:
-        """A step of some images as one of all: a setting of the whole batch stays itself."""
-        if self.warms:
-            step.done += 1
-            step.total += 1
-        if len(part) == self.images:
-            return step
-
+        """A step of some of the images as a step of all of them."""
         if self.latents is None or self.decided is None:
             self.latents = step.latents.new_zeros(self.images, *step.latents.shape[1:])
             self.decided = step.decided.new_zeros(self.images, *step.decided.shape[1:])

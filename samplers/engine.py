@@ -20,6 +20,7 @@ Shapes: B images of L = h w cells; a cell's value is a token, or a vector of cha
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -279,13 +280,17 @@ def decode(
         yield from show(done)
 
 
-def finish(sampler: Generator[Any, None, R]) -> R:
-    """Run a sampler to its end, ignoring the steps; returns its result."""
-    while True:
-        try:
-            next(sampler)
-        except StopIteration as end:
-            return end.value
+def finish(sampler: Generator[Any, None, R], callback: Callable[[Any], object] | None = None) -> R:
+    """Run a sampler to its end and return its result. ``callback`` is called with every step."""
+    with closing(sampler):
+        while True:
+            try:
+                step = next(sampler)
+            except StopIteration as end:
+                return end.value
+
+            if callback is not None:
+                callback(step)
 
 
 def start_report(name: str, model: Any, condition: Any, settings: Any, noise: Any) -> Report:

@@ -102,7 +102,7 @@ def test_a_report_holds_the_estimate_and_the_cache_is_within_it(model, edited):
         mask[:, -1, -1] = 1
         edit = Edit(bits(1, model, grid), mask)
 
-    report = finish(Drawing(SAMPLERS["bitdance"], model, settings, condition, 5, (0,), edit).begin((0,))).report
+    report = finish(Drawing(SAMPLERS["bitdance"], model, settings, condition, 5, (0,), edit).steps()).report
     assert report.memory == memory.estimate(model, condition, settings, edited)
     assert report.counts["cache_bytes"] == report.memory[KV_CACHE]
 
