@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .graphs import State
-from .ops import FAST, Operations, dot_product_attention, to_device
+from .ops import FAST, Operations
 from .speed import Recordable, recorded
 from .structure import depth
+from .torch_state import dot_product_attention, to_device
 
 # The head count is in no state dict. Official sizes B, L, H by width; others need metadata "heads".
 OFFICIAL_HEADS = {768: 12, 1024: 16, 1280: 16}

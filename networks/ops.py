@@ -97,42 +97,6 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear 
     return F.linear(x, weight, bias)
 
 
-def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-    """Attention output [R, heads, n, D] of q [R, heads, n, D], k and v [R, heads, S, D].
-
-    ``mask``, broadcast to [R, heads, n, S]: bool, True where a query attends to a key, or numbers that are added to the
-    scores. ``causal``: query i attends to the keys 0 to i.
-
-    ComfyUI's options for attention, such as ``--use-sage-attention``, change nothing here; docs/precision.md says why.
-    Several of ComfyUI's functions would not keep our contracts either: they add a mask of bools to the scores as 0 and
-    1, cut a product by the memory that is free, or call PyTorch's function after an error.
-    """
-    if not q.is_cuda:
-        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
-
-    with without_cudnn_attention():
-        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
-
-
-@contextmanager
-def without_cudnn_attention() -> Iterator[None]:
-    """Let attention use any library but cuDNN in this block.
-
-    cuDNN, PyTorch's first choice on recent GPUs, plans for about 50 ms each time it meets another number of keys or
-    queries, and those change with every AR step.
-    """
-    # Compiled functions run in such a block as a whole.
-    if torch.compiler.is_compiling() or not torch.backends.cuda.cudnn_sdp_enabled():
-        yield
-        return
-
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(True)
-
-
 def _in_fp32_on_cpu(x: Tensor, weight: Tensor) -> bool:
     """Whether this is a product for which, with a large weight, a call of a library is chosen."""
     return x.dtype is torch.float32 and weight.dtype is torch.float32 and x.is_cpu
@@ -588,12 +552,3 @@ def outputs(layer: nn.Linear, start: int, stop: int) -> Callable[[Tensor], Tenso
     """The layer of outputs ``start`` to ``stop`` alone; it shares the weight."""
     bias = None if layer.bias is None else layer.bias[start:stop]
     return partial(F.linear, weight=layer.weight[start:stop], bias=bias)
-
-
-def to_device(x: Any, device: torch.device) -> Tensor:
-    """A tensor or NumPy array of the host on a device. A GPU copies it from pinned memory: the host does not wait."""
-    x = torch.as_tensor(x)
-    if device.type != "cuda":
-        return x.to(device)
-
-    return x.pin_memory().to(device, non_blocking=True)

@@ -10,8 +10,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial, wraps
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
@@ -21,7 +20,8 @@ from torch import Tensor, nn
 
 from ..errors import UserError
 from . import graphs
-from .ops import FAST, Operations, without_cudnn_attention
+from .ops import FAST, Operations
+from .torch_state import without_cudnn_attention
 
 AUTO = "auto"
 PLAIN = "plain"
@@ -30,34 +30,8 @@ SPEEDS = (AUTO, PLAIN, COMPILE)
 # PyTorch's compiler of the regions. Tests count compilations with one that needs no C++ compiler.
 BACKEND = "inductor"
 
-# Networks with fewer weights take one thread on a CPU: their products are so small that further threads mostly wait,
-# and wait long when other programs use the cores. The smallest official file, LlamaGen-B, has 111 million.
-FEW_WEIGHTS = 30_000_000
-
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-def suited_threads(net: nn.Module) -> int | None:
-    """How many threads of PyTorch suit a network: one if it is a small network on a CPU, else None, for any number."""
-    first = next(net.parameters())
-    weights = sum(weight.numel() for weight in net.parameters())
-    return 1 if first.device.type == "cpu" and weights < FEW_WEIGHTS else None
-
-
-@contextmanager
-def threads(count: int | None) -> Iterator[None]:
-    """Run a block with ``count`` threads of PyTorch; None: leave their number."""
-    before = torch.get_num_threads()
-    if count in (None, before):
-        yield
-        return
-
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Recordable(nn.Module):

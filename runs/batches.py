@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..memory import out_of_memory
 from ..networks import graphs
-from ..networks.speed import COMPILE, suited_threads, threads
+from ..networks.speed import COMPILE
+from ..networks.torch_state import suited_threads, threads
 from ..reports.record import Report, joined
 from ..samplers.engine import Step
 from ..samplers.noise import noise_bytes

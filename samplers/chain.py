@@ -32,8 +32,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..networks.ops import to_device
 from ..networks.speed import Recordable, recorded
+from ..networks.torch_state import to_device
 from ..reports.record import Report
 
 

@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ...networks.bitdance import BlockModel
-from ...networks.ops import to_device
-from ...networks.torch_state import in_own_state
+from ...networks.torch_state import in_own_state, to_device
 from ..annealing import annealed_steps
 from ..chain import DiffusionBatch, FixedTokens, Head, HeadAtStates, StepTable, run_chain, spread, step_table
 from ..conditioning import MaskedCondition

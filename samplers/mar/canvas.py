@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...networks.mar import Conditioning, MARModel
-from ...networks.ops import to_device
+from ...networks.torch_state import to_device
 from ...reports.record import Clock, Report
 from .. import chain
 from ..conditioning import MaskedCondition, expect_kind

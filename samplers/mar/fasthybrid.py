@@ -36,8 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...networks.mar import MARModel
-from ...networks.ops import to_device
-from ...networks.torch_state import in_own_state
+from ...networks.torch_state import in_own_state, to_device
 from ...reports.record import ACCEPTED, PLAIN, REDONE
 from ..chain import DiffusionBatch, MeanAdjustment, spread
 from ..conditioning import MaskedCondition

@@ -24,8 +24,7 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...networks.mar import BUDGET, MAR, Conditioning, MARModel
-from ...networks.ops import to_device
-from ...networks.torch_state import in_own_state
+from ...networks.torch_state import in_own_state, to_device
 from ...reports.record import Report
 from ..annealing import annealed_steps
 from ..chain import ChainHead, DiffusionBatch, Head, HeadAtStates, StepTable, joined, run_chain

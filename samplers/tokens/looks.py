@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...networks.llama import Cache
-from ...networks.ops import to_device
+from ...networks.torch_state import to_device
 from .cache_slots import Table, slots_of, table_of
 from .canvas import TokenCanvas
 from .prepare import PreparedCondition

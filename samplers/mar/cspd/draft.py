@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ....networks.mar import MARModel
-from ....networks.ops import to_device
+from ....networks.torch_state import to_device
 from ....reports.record import ACCEPTED, PROMPT_COUNTS, REJECTED, Report
 from ... import chain
 from ...chain import DiffusionBatch

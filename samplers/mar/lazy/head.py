@@ -16,8 +16,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ....networks.mar import BUDGET, MAR, DiffusionHead, HeadBlock, modulated
-from ....networks.ops import outputs, to_device
+from ....networks.ops import outputs
 from ....networks.speed import Recordable
+from ....networks.torch_state import to_device
 from ....reports.record import Report
 from ...chain import ChainHead, DiffusionBatch, Evaluation
 from ..mar import Heads

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ....networks.ops import to_device
+from ....networks.torch_state import to_device
 from ...noise import CounterRNG, row_keys
 from ..canvas import MARCanvas
 from ..settings import CacheSettings
