@@ -158,6 +158,17 @@ class DiffusionHead(nn.Module):
 
         return out
 
+    def gates(self, embedding: Tensor, blocks: Iterable[nn.Module]) -> list[Tensor]:
+        """The gates of some blocks alone, the last of their :meth:`modulations`, [..., w] each."""
+        active = F.silu(embedding)
+        width = active.shape[-1]
+
+        out = []
+        for block in blocks:
+            layer = block.adaLN_modulation[1]
+            out.append(F.linear(active, layer.weight[2 * width :], layer.bias[2 * width :]))
+        return out
+
     def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
         """Predicted noise, then variance logits, of tokens fp32 [N, channels]; fp32 [..., N, 2 channels].
 

@@ -546,9 +546,3 @@ def layer_for(layer: nn.Linear, format: Format) -> EightBitLinear | PackedLinear
     if not format.group:
         return EightBitLinear.like(layer)
     return PackedLinear(layer, format, layer.weight.dtype, layer.weight.device)
-
-
-def outputs(layer: nn.Linear, start: int, stop: int) -> Callable[[Tensor], Tensor]:
-    """The layer of outputs ``start`` to ``stop`` alone; it shares the weight."""
-    bias = None if layer.bias is None else layer.bias[start:stop]
-    return partial(F.linear, weight=layer.weight[start:stop], bias=bias)

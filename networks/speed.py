@@ -16,7 +16,7 @@ from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import UserError
 from . import graphs
@@ -90,10 +90,6 @@ class Recordable(nn.Module):
             self.records = False
             self.graphs.forget()
         return out
-
-    def laid_out(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Tensors as recorded functions copy them fastest."""
-        return [tensor.contiguous() for tensor in tensors] if self.records else tensors
 
     def compiled(self, function: Callable[P, R], part: str) -> Callable[P, R]:
         """``function``, compiled if this network is and all its weights are on the device.

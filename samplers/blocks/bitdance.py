@@ -165,7 +165,7 @@ class BlockDiffusion:
                 yield int(speculation.done.min()), speculation.data
         else:
             whole = Head(net, net.denoiser, batch, canvas.report, BUDGET)
-            for k, result in enumerate(run_chain(net, batch, whole)):
+            for k, result in enumerate(run_chain(batch, whole)):
                 yield k + 1, result.x
 
     def _batch(self, block: int, conditions: Tensor) -> DiffusionBatch:

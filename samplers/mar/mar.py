@@ -199,7 +199,7 @@ class Heads:
         """Sample the tokens of a batch, fp32 [N, channels]. Without rows or steps the head is not called."""
         x = batch.x
         if len(batch.x) and len(batch.noise):
-            for result in run_chain(self.net, batch, self.head(batch)):
+            for result in run_chain(batch, self.head(batch)):
                 x = result.x
         return x
 

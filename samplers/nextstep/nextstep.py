@@ -145,7 +145,7 @@ class TokenFlow:
         canvas = self.canvas
         net = canvas.model.net
         if canvas.settings.window == 1:
-            *_, last = run_chain(net, batch, Head(net, self.head, batch, canvas.report, BUDGET))
+            *_, last = run_chain(batch, Head(net, self.head, batch, canvas.report, BUDGET))
             return last.x
 
         random = CounterRNG(self.keys[:, cell])
