@@ -211,8 +211,8 @@ class StepTable:
     @cached_property
     def of_mean(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """For each step mean_x, mean_out, middle and slope, fp32 [] or [N, 1 ...] each."""
-        columns = self.columns()
-        return list(zip(columns.mean_x, columns.mean_out, columns.middle, columns.slope, strict=True))
+        *_, middle, slope, mean_x, mean_out = self.numbers.unbind(1)
+        return list(zip(mean_x, mean_out, middle, slope, strict=True))
 
     def columns(self) -> StepNumbers:
         """The numbers of all steps, fp32 [S] or [S, N, 1 ...] each."""

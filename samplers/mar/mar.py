@@ -34,7 +34,7 @@ from ..engine import Sampler, decode
 from ..noise import CounterRNG, PairedNoise, row_keys
 from ..speculation import Speculation
 from .canvas import MARCanvas, Tokens, mar_canvas
-from .settings import DiSASettings, LazyMARSettings, MARBase, MARSettings
+from .settings import LazyMARSettings, MARBase, MARSettings
 
 
 def check(model: MARModel, settings: MARBase) -> None:
@@ -285,10 +285,10 @@ def expect_whole_head(settings: MARBase, whole: bool) -> None:
         )
 
 
-def annealed_tables(canvas: MARCanvas, settings: DiSASettings, level: int = 1) -> list[StepTable]:
+def annealed_tables(canvas: MARCanvas, level: int = 1) -> list[StepTable]:
     """Diffusion tables of every AR step. The diffusion steps fall, and the last ``level`` AR steps have the fewest."""
     first = canvas.settings.diffusion_steps
-    last = settings.diffusion_steps_end
+    last = canvas.settings.diffusion_steps_end
     counts = annealed_steps(first, last, canvas.order.steps - level + 1)
     counts += counts[-1:] * (level - 1)
     made = {count: canvas.table(count) for count in set(counts)}
@@ -327,6 +327,6 @@ def mar(
     """
     canvas = mar_canvas("mar", model, condition, settings, noise, edit)
     transformer = make_transformer(canvas)
-    draw = Diffusion(canvas, transformer.heads, annealed_tables(canvas, settings))
+    draw = Diffusion(canvas, transformer.heads, annealed_tables(canvas))
     yield from decode(canvas, canvas.order.plan, transformer, draw)
     return canvas.finish()
