@@ -70,6 +70,7 @@ class LazyTransformer(Transformer):
         self.drops_null = canvas.guided and settings.condition_cache
         self.kept_branches = 1 if self.drops_null else self.branches
         self.entries = self.kept_branches * self.images
+        self.kept_vectors = self.vectors[: self.entries]
 
         # For each AR step of a refresh: whether later passes leave decoder rows out, and whether they use any of it.
         steps = range(canvas.order.steps)
@@ -83,7 +84,7 @@ class LazyTransformer(Transformer):
         refreshes = [step for step in steps if self.plan.refreshes(step)]
         room = max((self.room[step] for step in refreshes), default=0) if settings.encoder_cache else 0
         block = self.plan.block if any(self.prunes[step] for step in refreshes) else None
-        entries = min(self.entries, len(self.vectors))
+        entries = len(self.kept_vectors)
         self.memory = FeatureCache(canvas.model.net, canvas.device, self.entries, entries, room, block)
         self.kept: Kept | None = None
 
@@ -188,10 +189,12 @@ class LazyTransformer(Transformer):
         """
         canvas = self.canvas
         net = canvas.model.net
-        vectors, tokens, copies = self._inputs(branches)
         known = canvas.order.decided_before(step)
+        vectors = self.vectors[: branches * self.images]
+        copies = len(vectors) // self.images  # 1 if the encoder reads no condition
         of_encoder = known.repeat(copies, 1)
 
+        tokens = canvas.values.repeat(copies, 1, 1)
         x = net.encode(tokens, of_encoder, vectors, None, NONE_KEPT if kept is None else kept.encoder)
         cache = None if kept is None else kept.fused
         fused = canvas.conditioning.fuse(x, of_encoder, branches > 1, cache=cache)
@@ -206,22 +209,13 @@ class LazyTransformer(Transformer):
         """
         canvas = self.canvas
         net = canvas.model.net
-        vectors, tokens, copies = self._inputs(self.kept_branches)
-
-        x = net.encode_more(tokens, new.repeat(copies, 1), vectors, kept.encoder, kept.known)
+        copies = len(self.kept_vectors) // self.images
+        tokens = canvas.values.repeat(copies, 1, 1)
+        x = net.encode_more(tokens, new.repeat(copies, 1), self.kept_vectors, kept.encoder, kept.known)
         fused = canvas.conditioning.extend(x, kept.fused, kept.known)
         class_rows_first = fused.roll(net.config.buffer, 1)
         rows = net.canvas(class_rows_first, new.repeat(self.kept_branches, 1), rows=rows)
         return rows, len(x) * x.shape[1]
-
-    def _inputs(self, branches: int) -> tuple[Tensor, Tensor, int]:
-        """What the encoder reads for so many branches: vectors, tokens, and how many entries of its batch belong to an
-        image, which is 1 if the encoder reads no condition.
-        """
-        vectors = self.vectors[: branches * self.images]
-        copies = len(vectors) // self.images
-
-        return vectors, self.canvas.values.repeat(copies, 1, 1), copies
 
     def _count(self, encoder_rows: int, rows: Tensor, chosen: Tensor | None) -> None:
         """Add a pass to the report.
