@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from itertools import islice
-from typing import Any, TypeVar, cast
+from typing import Any, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -36,6 +36,8 @@ SPLIT = "Memory was insufficient for"
 _RAN: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 R = TypeVar("R", bound=tuple)
+Start: TypeAlias = Callable[[range], Generator[Step, None, R]]
+Estimate: TypeAlias = Callable[[range], Mapping[str, int]]
 
 
 def expect_little_noise(model: Any, settings: Any, images: int, field: str) -> None:
@@ -66,25 +68,21 @@ def run_beginning(steps: Generator[Any, None, Any]) -> None:
 
 
 def in_parts(
-    start: Callable[[range], Generator[Step, None, R]],
-    images: int,
-    net: nn.Module,
-    warm: bool = False,
-    estimate: Callable[[range], Mapping[str, int]] | None = None,
+    start: Start[R], images: int, net: nn.Module, warm: bool = False, estimate: Estimate | None = None
 ) -> Generator[Step, None, R]:
     """Sample a batch at once; if memory is insufficient, in parts of half the size, again halved until a part fits.
 
     ``start`` begins the sampler for some of the images, by their place in the batch, and may be called again for an
-    image. In the steps of a batch in parts, tensors hold all images (zero where not begun), and ``done`` and ``total``
-    count steps times images. Its report says so in its note; its seconds and counts are the sums over the parts,
-    without attempts that ran out of memory. It also says whether the network had not run before. A small network
-    ``net`` on a CPU takes one thread, see :func:`.suited_threads`.
+    image. ``estimate`` gives the bytes of such a part by stage, for its report.
+
+    In the steps of a batch in parts, tensors hold all images (zero where not begun), and ``done`` and ``total`` count
+    steps times images. Its report says so in its note; its seconds and counts are the sums over the parts, without
+    attempts that ran out of memory. It also says whether the network had not run before. A small network ``net`` on a
+    CPU takes one thread, see :func:`.suited_threads`.
 
     With ``warm`` a network that has not run takes the sampler's first step twice, the first time untimed, because that
     initialises libraries: ``done`` and ``total`` count it. It would not help a compiled network, which compiles also
     later, nor one whose weights are copied to the device at every call.
-
-    ``estimate``: of some of the images, the bytes of the run by stage, which the report of the part takes.
 
     Raises:
         UserError: memory is insufficient for a single image.
@@ -115,16 +113,10 @@ def in_parts(
         ran_before = set()
     for result in results:
         _complete_reports(result, net, ran_before)
-    if len(results) == 1:
-        return results[0]
-
-    note = f"{SPLIT} {images} images at once; they were sampled {size} at a time."
-    return type(results[0])(*(_joined(values, note) for values in zip(*results, strict=True)))
+    return _whole(results, f"{SPLIT} {images} images at once; they were sampled {size} at a time.")
 
 
-def _attempt(
-    start: Callable[[range], Generator[Step, None, R]], part: range, net: nn.Module, batch: _BatchSteps
-) -> Generator[Step, None, R | None]:
+def _attempt(start: Start[R], part: range, net: nn.Module, batch: _BatchSteps) -> Generator[Step, None, R | None]:
     """Sample some of the images; returns their result, or None if memory was insufficient.
 
     This function is left before memory is released: its names would keep the tensors of the attempt.
@@ -251,6 +243,13 @@ def _note_first_run(report: Report, net: nn.Module, ran_before: set[str] | None)
     compiles = getattr(net, "speed", "") == COMPILE and report.sampler not in (ran_before or ())
     report.first_run = ran_before is None or compiles
     _RAN.setdefault(net, set()).add(report.sampler)
+
+
+def _whole(results: Sequence[R], note: str) -> R:
+    """The result of a batch, from those of its parts. ``note``: for the report of several parts."""
+    if len(results) == 1:
+        return results[0]
+    return type(results[0])(*(_joined(values, note) for values in zip(*results, strict=True)))
 
 
 def _joined(values: Sequence[Any], note: str) -> Any:
