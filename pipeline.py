@@ -12,7 +12,7 @@ import inspect
 import logging
 import operator
 import secrets
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar, cast
@@ -303,7 +303,7 @@ class Pipeline:
         drawing = Drawing(entry, self.model, made, condition, seed, numbers, edit)
         drawing.check(self.device, "images")
         drawing = replace(drawing, **loading.beside(entry, self.ready, self.drafts))
-        return finish(_watched(drawing.steps(), callback))
+        return finish(drawing.steps(), callback)
 
     @_takes(sample)
     def __call__(self, prompt: Prompt, **arguments: Any) -> tuple[list[Image.Image], Report]:
@@ -594,22 +594,6 @@ def _in_list(prompt: Any) -> list[str | int]:
     except TypeError:
         shown = f"{prompt!r}"[:60]
         raise UserError(f"prompt: {shown} is neither a text nor a class id; give one, or several in a list.") from None
-
-
-def _watched(steps: Generator[Step, Any, Any], callback: Callback | None) -> Generator[Any, Any, Any]:
-    """The steps of a sampler, of which each is given to the callback."""
-    try:
-        while True:
-            try:
-                step = next(steps)
-            except StopIteration as end:
-                return end.value
-
-            if callback is not None:
-                callback(step)
-            yield step
-    finally:
-        steps.close()
 
 
 def _expect_choice(field: str, name: str, choices: Sequence[str]) -> None:

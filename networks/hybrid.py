@@ -25,8 +25,9 @@ from torch import Tensor, nn
 from .chat import chat, checked, expect_text, without_special
 from .llama import Llama, LlamaConfig, attend, cache_bytes
 from .mar import MAR, Conditioning, DiffusionHead, MARConfig, MARModel, pick
-from .ops import FAST, Operations, dot_product_attention
+from .ops import FAST, Operations
 from .structure import without
+from .torch_state import dot_product_attention
 
 MAR_PREFIX = "mar."
 LLM_PREFIX = "llm."

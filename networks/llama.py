@@ -25,11 +25,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .graphs import State
-from .ops import FAST, Operations, dot_product_attention, linear
+from .ops import FAST, Operations, linear
 from .precision import HALVES
 from .speed import Recordable, recorded
 from .structure import depth, official_names
 from .ta_tok import TATokModel
+from .torch_state import dot_product_attention
 
 # Attention heads of LlamaGen by width, which no state dict holds: sizes S, B, L, XL, XXL, 1B, XXXL, 3B, 7B. Others need
 # metadata.

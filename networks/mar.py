@@ -18,9 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .graphs import State
-from .ops import FAST, Operations, dot_product_attention, to_device
+from .ops import FAST, Operations
 from .speed import Recordable, recorded
 from .structure import depth
+from .torch_state import dot_product_attention, to_device
 
 # The head count is in no state dict. Official sizes B, L, H by width; others need metadata "heads".
 OFFICIAL_HEADS = {768: 12, 1024: 16, 1280: 16}
@@ -155,6 +156,17 @@ class DiffusionHead(nn.Module):
             shift, scale, *gate = layer.adaLN_modulation[1](active).split(active.shape[-1], -1)
             out += [shift, 1 + scale, *gate]
 
+        return out
+
+    def gates(self, embedding: Tensor, blocks: Iterable[nn.Module]) -> list[Tensor]:
+        """The gates of some blocks alone, the last of their :meth:`modulations`, [..., w] each."""
+        active = F.silu(embedding)
+        width = active.shape[-1]
+
+        out = []
+        for block in blocks:
+            layer = block.adaLN_modulation[1]
+            out.append(F.linear(active, layer.weight[2 * width :], layer.bias[2 * width :]))
         return out
 
     def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:

@@ -70,7 +70,8 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear 
     """
     # Fake and traced tensors are left to the compiler.
     plain = torch.is_grad_enabled() or type(x) is not Tensor or torch.compiler.is_compiling()
-    if plain or not _is_large_on_cpu(x, weight) or not weight.is_contiguous() or not x.numel():
+    is_large = weight.numel() >= LARGE_WEIGHT and weight.is_contiguous()
+    if plain or not is_large or not _in_fp32_on_cpu(x, weight) or not x.numel():
         return F.linear(x, weight, bias)
 
     rows = x.numel() // x.shape[-1]
@@ -96,46 +97,9 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear 
     return F.linear(x, weight, bias)
 
 
-def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-    """Attention output [R, heads, n, D] of q [R, heads, n, D], k and v [R, heads, S, D].
-
-    ``mask``, broadcast to [R, heads, n, S]: bool, True where a query attends to a key, or numbers that are added to the
-    scores. ``causal``: query i attends to the keys 0 to i.
-
-    ComfyUI's options for attention, such as ``--use-sage-attention``, change nothing here; docs/precision.md says why.
-    Several of ComfyUI's functions would not keep our contracts either: they add a mask of bools to the scores as 0 and
-    1, cut a product by the memory that is free, or call PyTorch's function after an error.
-    """
-    if not q.is_cuda:
-        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
-
-    with without_cudnn_attention():
-        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
-
-
-@contextmanager
-def without_cudnn_attention() -> Iterator[None]:
-    """Let attention use any library but cuDNN in this block.
-
-    cuDNN, PyTorch's first choice on recent GPUs, plans for about 50 ms each time it meets another number of keys or
-    queries, and those change with every AR step.
-    """
-    # Compiled functions run in such a block as a whole.
-    if torch.compiler.is_compiling() or not torch.backends.cuda.cudnn_sdp_enabled():
-        yield
-        return
-
-    torch.backends.cuda.enable_cudnn_sdp(False)
-    try:
-        yield
-    finally:
-        torch.backends.cuda.enable_cudnn_sdp(True)
-
-
-def _is_large_on_cpu(x: Tensor, weight: Tensor) -> bool:
-    """Whether this is a product for which a call of a library is chosen."""
-    fp32 = x.dtype is torch.float32 and weight.dtype is torch.float32
-    return fp32 and x.is_cpu and weight.numel() >= LARGE_WEIGHT
+def _in_fp32_on_cpu(x: Tensor, weight: Tensor) -> bool:
+    """Whether this is a product for which, with a large weight, a call of a library is chosen."""
+    return x.dtype is torch.float32 and weight.dtype is torch.float32 and x.is_cpu
 
 
 @lru_cache(maxsize=1)
@@ -157,15 +121,17 @@ def _is_amd() -> bool:
 _PACKED: WeakKeyDictionary[Linear, tuple[tuple[int, int], Tensor]] = WeakKeyDictionary()
 
 
+class SmallLinear(nn.Linear):
+    """``nn.Linear`` with a weight that fits into the inner caches: F.linear is its fastest product."""
+
+
 class Linear(nn.Linear):
-    """``nn.Linear``, computed by :func:`linear`."""
+    """``nn.Linear`` with a large weight, computed by :func:`linear`."""
 
     packs = True  # whether a packed copy of the weight may be kept, see limit_packing
 
     def forward(self, x: Tensor) -> Tensor:
         """x [..., in] to [..., out]."""
-        if self.weight.numel() < LARGE_WEIGHT:
-            return F.linear(x, self.weight, self.bias)
         return linear(x, self.weight, self.bias, self)
 
     def packed(self) -> Tensor:
@@ -223,14 +189,12 @@ class Operations:
     Linear: Any = nn.Linear
     Embedding: Any = nn.Embedding
     Conv2d: Any = nn.Conv2d
+    # Types of layers that compute F.linear of their input, of what :meth:`weight` gives, and of their bias.
+    plain: tuple[type, ...] = (nn.Linear,)
 
     def weight(self, layer: nn.Module, x: Tensor) -> AbstractContextManager[Tensor]:
         """The weight of a layer, on the device and in the dtype of ``x``, as long as the context lasts."""
         return nullcontext(layer.weight)  # type: ignore[arg-type]
-
-    def is_plain(self, layer: nn.Module) -> bool:
-        """Whether a layer computes ``F.linear`` of its input, of what :meth:`weight` gives, and of its bias."""
-        return type(layer) is self.Linear
 
     def add_product(self, x: Tensor, layer: Any, inner: Tensor) -> Tensor:
         """x + layer(inner) of x [..., out] and inner [..., in]; x may be overwritten.
@@ -242,8 +206,8 @@ class Operations:
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
             return x + layer(inner)
 
-        in_one = self.is_plain(layer) and layer.bias is None and x.dtype is inner.dtype and x.is_contiguous()
-        if not in_one or _is_large_on_cpu(inner, layer.weight):
+        in_one = type(layer) in self.plain and layer.bias is None and x.dtype is inner.dtype and x.is_contiguous()
+        if not in_one or layer.weight.numel() >= LARGE_WEIGHT and _in_fp32_on_cpu(inner, layer.weight):
             return x + layer(inner)
 
         with self.weight(layer, inner) as weight:
@@ -289,7 +253,13 @@ class Operations:
 class _FastOperations(Operations):
     """Of networks that run for every token: a CPU takes the fastest product for a few rows."""
 
-    Linear = Linear
+    plain = (SmallLinear, Linear)
+
+    @staticmethod
+    def Linear(in_features: int, out_features: int, bias: bool = True) -> nn.Linear:
+        """A layer whose product suits its size."""
+        kind = SmallLinear if in_features * out_features < LARGE_WEIGHT else Linear
+        return kind(in_features, out_features, bias)
 
 
 TORCH = Operations()
@@ -303,8 +273,9 @@ def limit_packing(net: nn.Module) -> None:
     """
     used = 0
     for layer in net.modules():
-        if isinstance(layer, Linear):
+        if isinstance(layer, (SmallLinear, Linear)):
             used += layer.weight.nbytes
+        if isinstance(layer, Linear):
             layer.packs = used <= PACKED_BYTES
 
 
@@ -318,9 +289,7 @@ def packed_bytes(net: nn.Module) -> int:
     for layer in net.modules():
         if isinstance(layer, PackedLinear) and layer.weight.is_cpu:
             kept += layer.weight.nbytes
-        if not isinstance(layer, Linear) or layer.weight.numel() < LARGE_WEIGHT:
-            continue
-        if not layer.weight.is_cpu or layer.weight.dtype is not torch.float32:
+        if not isinstance(layer, Linear) or not layer.weight.is_cpu or layer.weight.dtype is not torch.float32:
             continue
 
         if layer.packs:
@@ -577,18 +546,3 @@ def layer_for(layer: nn.Linear, format: Format) -> EightBitLinear | PackedLinear
     if not format.group:
         return EightBitLinear.like(layer)
     return PackedLinear(layer, format, layer.weight.dtype, layer.weight.device)
-
-
-def outputs(layer: nn.Linear, start: int, stop: int) -> Callable[[Tensor], Tensor]:
-    """The layer of outputs ``start`` to ``stop`` alone; it shares the weight."""
-    bias = None if layer.bias is None else layer.bias[start:stop]
-    return partial(F.linear, weight=layer.weight[start:stop], bias=bias)
-
-
-def to_device(x: Any, device: torch.device) -> Tensor:
-    """A tensor or NumPy array of the host on a device. A GPU copies it from pinned memory: the host does not wait."""
-    x = torch.as_tensor(x)
-    if device.type != "cuda":
-        return x.to(device)
-
-    return x.pin_memory().to(device, non_blocking=True)

@@ -10,18 +10,18 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial, wraps
 from types import FunctionType
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from ..errors import UserError
 from . import graphs
-from .ops import FAST, Operations, without_cudnn_attention
+from .ops import FAST, Operations
+from .torch_state import without_cudnn_attention
 
 AUTO = "auto"
 PLAIN = "plain"
@@ -30,34 +30,8 @@ SPEEDS = (AUTO, PLAIN, COMPILE)
 # PyTorch's compiler of the regions. Tests count compilations with one that needs no C++ compiler.
 BACKEND = "inductor"
 
-# Networks with fewer weights take one thread on a CPU: their products are so small that further threads mostly wait,
-# and wait long when other programs use the cores. The smallest official file, LlamaGen-B, has 111 million.
-FEW_WEIGHTS = 30_000_000
-
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-def suited_threads(net: nn.Module) -> int | None:
-    """How many threads of PyTorch suit a network: one if it is a small network on a CPU, else None, for any number."""
-    first = next(net.parameters())
-    weights = sum(weight.numel() for weight in net.parameters())
-    return 1 if first.device.type == "cpu" and weights < FEW_WEIGHTS else None
-
-
-@contextmanager
-def threads(count: int | None) -> Iterator[None]:
-    """Run a block with ``count`` threads of PyTorch; None: leave their number."""
-    before = torch.get_num_threads()
-    if count in (None, before):
-        yield
-        return
-
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 class Recordable(nn.Module):
@@ -116,10 +90,6 @@ class Recordable(nn.Module):
             self.records = False
             self.graphs.forget()
         return out
-
-    def laid_out(self, tensors: list[Tensor]) -> list[Tensor]:
-        """Tensors as recorded functions copy them fastest."""
-        return [tensor.contiguous() for tensor in tensors] if self.records else tensors
 
     def compiled(self, function: Callable[P, R], part: str) -> Callable[P, R]:
         """``function``, compiled if this network is and all its weights are on the device.

@@ -1,4 +1,4 @@
-"""Torch's state while FastAR computes.
+"""Torch while FastAR computes: its state, its threads, its attention, and its copies to a device.
 
 Other packs and scripts leave things in torch that change what the same code computes: a default dtype (a
 ``from_pretrained`` that failed), autocast, a default device, products in fewer bits. FastAR computes in its own
@@ -17,6 +17,8 @@ from functools import wraps
 from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
 
 # Kinds of devices that models of this pack run on, and that have an autocast.
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
@@ -32,6 +34,10 @@ _ROUNDING = [
     )
     if hasattr(part, "fp32_precision")
 ]
+
+# Networks with fewer weights take one thread on a CPU: their products are so small that further threads mostly wait,
+# and wait long when other programs use the cores. The smallest official file, LlamaGen-B, has 111 million.
+FEW_WEIGHTS = 30_000_000
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,7 +67,9 @@ def own_state() -> Iterator[None]:
             rounds = torch.get_float32_matmul_precision() != "highest"
         except RuntimeError:  # set by the newer names, which this one does not speak for
             rounds = True
-        if rounds or any(part.fp32_precision not in ("none", "ieee") for part in _ROUNDING):
+        for part in _ROUNDING:
+            rounds |= part.fp32_precision not in ("none", "ieee")
+        if rounds:
             found.enter_context(_whole_products())
 
         yield
@@ -121,3 +129,73 @@ def _generating(function: Callable[P, Generator[Any, None, R]]) -> Callable[P, G
                 steps.close()
 
     return run
+
+
+# ------------------------------------------------------------------------------------------ threads, attention, copies
+
+
+def suited_threads(net: nn.Module) -> int | None:
+    """How many threads of PyTorch suit a network: one if it is a small network on a CPU, else None, for any number."""
+    first = next(net.parameters())
+    weights = sum(weight.numel() for weight in net.parameters())
+    return 1 if first.device.type == "cpu" and weights < FEW_WEIGHTS else None
+
+
+@contextmanager
+def threads(count: int | None) -> Iterator[None]:
+    """Run a block with ``count`` threads of PyTorch; None: leave their number."""
+    before = torch.get_num_threads()
+    if count in (None, before):
+        yield
+        return
+
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
+    """Attention output [R, heads, n, D] of q [R, heads, n, D], k and v [R, heads, S, D].
+
+    ``mask``, broadcast to [R, heads, n, S]: bool, True where a query attends to a key, or numbers that are added to the
+    scores. ``causal``: query i attends to the keys 0 to i.
+
+    ComfyUI's options for attention, such as ``--use-sage-attention``, change nothing here; docs/precision.md says why.
+    Several of ComfyUI's functions would not keep our contracts either: they add a mask of bools to the scores as 0 and
+    1, cut a product by the memory that is free, or call PyTorch's function after an error.
+    """
+    if not q.is_cuda:
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
+
+    with without_cudnn_attention():
+        return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
+
+
+@contextmanager
+def without_cudnn_attention() -> Iterator[None]:
+    """Let attention use any library but cuDNN in this block.
+
+    cuDNN, PyTorch's first choice on recent GPUs, plans for about 50 ms each time it meets another number of keys or
+    queries, and those change with every AR step.
+    """
+    # Compiled functions run in such a block as a whole.
+    if torch.compiler.is_compiling() or not torch.backends.cuda.cudnn_sdp_enabled():
+        yield
+        return
+
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    try:
+        yield
+    finally:
+        torch.backends.cuda.enable_cudnn_sdp(True)
+
+
+def to_device(x: Any, device: torch.device) -> Tensor:
+    """A tensor or NumPy array of the host on a device. A GPU copies it from pinned memory: the host does not wait."""
+    x = torch.as_tensor(x)
+    if device.type != "cuda":
+        return x.to(device)
+
+    return x.pin_memory().to(device, non_blocking=True)

@@ -428,6 +428,10 @@ def repeated(reports: Sequence[Report]) -> Report:
     )
 
 
+# The phase of a clock in which the caller of a sampler, and not the run, takes the time.
+PAUSE = "pause"
+
+
 class Clock:
     """Measures the seconds of a run and of its phases.
 
@@ -438,7 +442,6 @@ class Clock:
     def __init__(self, device: torch.device):
         self._device = device
         self._phases: list[tuple[str, Any, Any]] = []  # name, beginning and end
-        self._pauses: list[tuple[Any, Any]] = []
 
         # The present moment: seconds, or an event on the stream of a CUDA device.
         self._now: Callable[[], Any] = time.perf_counter
@@ -451,7 +454,11 @@ class Clock:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """Time a block as part of ``name``."""
+        """Time a block as part of ``name``.
+
+        :data:`PAUSE` is left out of the run's seconds: a ``yield``, during which the caller may draw a preview. Work
+        that was queued on a CUDA device before a pause is not counted as part of it.
+        """
         began = self._now()
         yield
         self._phases.append((name, began, self._now()))
@@ -466,16 +473,6 @@ class Clock:
 
             yield part
 
-    @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Leave a block out of the run's seconds: a ``yield``, during which the caller may draw a preview.
-
-        Work that was queued on a CUDA device before the block is not counted as a pause.
-        """
-        began = self._now()
-        yield
-        self._pauses.append((began, self._now()))
-
     def stop(self, report: Report) -> None:
         """Write seconds, phases and peak memory into the report."""
         end = self._now()
@@ -487,13 +484,10 @@ class Clock:
             report.threads = torch.get_num_threads()
 
         report.process = PROCESS
-        report.seconds = self._between(self._start, end)
-        for began, ended in self._pauses:
-            report.seconds -= self._between(began, ended)
-
         report.phases = {}
         for name, began, ended in self._phases:
             report.phases[name] = report.phases.get(name, 0.0) + self._between(began, ended)
+        report.seconds = self._between(self._start, end) - report.phases.pop(PAUSE, 0.0)
 
     def _event(self) -> Any:
         """An event at the end of what was queued on the CUDA device."""

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import fields, replace
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 from weakref import WeakKeyDictionary
 
 import torch
@@ -20,7 +20,8 @@ from torch import Tensor, nn
 from ..errors import UserError
 from ..memory import out_of_memory
 from ..networks import graphs
-from ..networks.speed import COMPILE, suited_threads, threads
+from ..networks.speed import COMPILE
+from ..networks.torch_state import suited_threads, threads
 from ..reports.record import Report, joined
 from ..samplers.engine import Step
 from ..samplers.noise import noise_bytes
@@ -35,6 +36,8 @@ SPLIT = "Memory was insufficient for"
 _RAN: WeakKeyDictionary[nn.Module, set[str]] = WeakKeyDictionary()
 
 R = TypeVar("R", bound=tuple)
+Start: TypeAlias = Callable[[range], Generator[Step, None, R]]
+Estimate: TypeAlias = Callable[[range], Mapping[str, int]]
 
 
 def expect_little_noise(model: Any, settings: Any, images: int, field: str) -> None:
@@ -65,15 +68,17 @@ def run_beginning(steps: Generator[Any, None, Any]) -> None:
 
 
 def in_parts(
-    start: Callable[[range], Generator[Step, None, R]], images: int, net: nn.Module, warm: bool = False
+    start: Start[R], images: int, net: nn.Module, warm: bool = False, estimate: Estimate | None = None
 ) -> Generator[Step, None, R]:
     """Sample a batch at once; if memory is insufficient, in parts of half the size, again halved until a part fits.
 
     ``start`` begins the sampler for some of the images, by their place in the batch, and may be called again for an
-    image. In the steps of a batch in parts, tensors hold all images (zero where not begun), and ``done`` and ``total``
-    count steps times images. Its report says so in its note; its seconds and counts are the sums over the parts,
-    without attempts that ran out of memory. It also says whether the network had not run before. A small network
-    ``net`` on a CPU takes one thread, see :func:`.suited_threads`.
+    image. ``estimate`` gives the bytes of such a part by stage, for its report.
+
+    In the steps of a batch in parts, tensors hold all images (zero where not begun), and ``done`` and ``total`` count
+    steps times images. Its report says so in its note; its seconds and counts are the sums over the parts, without
+    attempts that ran out of memory. It also says whether the network had not run before. A small network ``net`` on a
+    CPU takes one thread, see :func:`.suited_threads`.
 
     With ``warm`` a network that has not run takes the sampler's first step twice, the first time untimed, because that
     initialises libraries: ``done`` and ``total`` count it. It would not help a compiled network, which compiles also
@@ -94,6 +99,8 @@ def in_parts(
         part = range(first, min(first + size, images))
         result = yield from _attempt(start, part, net, batch)
         if result is not None:
+            if estimate is not None:
+                cast(Any, result).report.memory |= estimate(part)
             results.append(result)
             first = part.stop
             continue
@@ -106,16 +113,10 @@ def in_parts(
         ran_before = set()
     for result in results:
         _complete_reports(result, net, ran_before)
-    if len(results) == 1:
-        return results[0]
-
-    note = f"{SPLIT} {images} images at once; they were sampled {size} at a time."
-    return type(results[0])(*(_joined(values, note) for values in zip(*results, strict=True)))
+    return _whole(results, f"{SPLIT} {images} images at once; they were sampled {size} at a time.")
 
 
-def _attempt(
-    start: Callable[[range], Generator[Step, None, R]], part: range, net: nn.Module, batch: _BatchSteps
-) -> Generator[Step, None, R | None]:
+def _attempt(start: Start[R], part: range, net: nn.Module, batch: _BatchSteps) -> Generator[Step, None, R | None]:
     """Sample some of the images; returns their result, or None if memory was insufficient.
 
     This function is left before memory is released: its names would keep the tensors of the attempt.
@@ -136,7 +137,10 @@ def _attempt(
                         return end.value
 
                 _RAN.setdefault(net, set())
-                yield batch.step(step, part)
+                if batch.warms:  # the untimed step counts
+                    step.done += 1
+                    step.total += 1
+                yield step if len(part) == batch.images else batch.step(step, part)
     except (RuntimeError, MemoryError) as error:
         if not out_of_memory(error):
             raise
@@ -193,13 +197,7 @@ class _BatchSteps:
         self.decided: Tensor | None = None
 
     def step(self, step: Step, part: range) -> Step:
-        """A step of some images as one of all: a setting of the whole batch stays itself."""
-        if self.warms:
-            step.done += 1
-            step.total += 1
-        if len(part) == self.images:
-            return step
-
+        """A step of some of the images as a step of all of them."""
         if self.latents is None or self.decided is None:
             self.latents = step.latents.new_zeros(self.images, *step.latents.shape[1:])
             self.decided = step.decided.new_zeros(self.images, *step.decided.shape[1:])
@@ -245,6 +243,13 @@ def _note_first_run(report: Report, net: nn.Module, ran_before: set[str] | None)
     compiles = getattr(net, "speed", "") == COMPILE and report.sampler not in (ran_before or ())
     report.first_run = ran_before is None or compiles
     _RAN.setdefault(net, set()).add(report.sampler)
+
+
+def _whole(results: Sequence[R], note: str) -> R:
+    """The result of a batch, from those of its parts. ``note``: for the report of several parts."""
+    if len(results) == 1:
+        return results[0]
+    return type(results[0])(*(_joined(values, note) for values in zip(*results, strict=True)))
 
 
 def _joined(values: Sequence[Any], note: str) -> Any:

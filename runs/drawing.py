@@ -85,11 +85,11 @@ class Drawing:
 
     def steps(self, warm: bool = False) -> Generator[Step, None, Any]:
         """Draw all images, in parts if memory is insufficient for all at once: see :func:`.batches.in_parts`."""
-        return in_parts(self.begin, self.images, self.model.net, warm)
 
-    def begin(self, part: Sequence[int]) -> Sampler:
-        """Begin the sampler on some of the images, by their place in the batch."""
-        return self._of(part)._sampled()
+        def estimate(part: Sequence[int]) -> dict[str, int]:
+            return self._of(part).memory()
+
+        return in_parts(self.begin, self.images, self.model.net, warm, estimate)
 
     def _of(self, part: Sequence[int]) -> Drawing:
         """The same of some of the images."""
@@ -97,24 +97,21 @@ class Drawing:
         numbers = [self.numbers[i] for i in part]
         return replace(self, condition=self.condition.of(part), numbers=numbers, edit=edit)
 
-    def _sampled(self) -> Sampler:
-        """The steps of the sampler, which end by writing the memory estimate into its report."""
+    def begin(self, part: Sequence[int]) -> Sampler:
+        """Begin the sampler on some of the images, by their place in the batch."""
+        some = self._of(part)
         more: dict[str, Any] = {}
-        if self.edit is not None:
-            more["edit"] = self.edit
-        if self.draft is not None:
-            more["draft"] = self.draft
-        if self.up_sampler is not None:
-            more["up_sampler"] = self.up_sampler
-        if self.cache is not None:
-            more |= dict.fromkeys(self.entry.caches, partial(LazyTransformer, settings=self.cache))
+        if some.edit is not None:
+            more["edit"] = some.edit
+        if some.draft is not None:
+            more["draft"] = some.draft
+        if some.up_sampler is not None:
+            more["up_sampler"] = some.up_sampler
+        if some.cache is not None:
+            more |= dict.fromkeys(some.entry.caches, partial(LazyTransformer, settings=some.cache))
 
-        noise = self.family.noise(self.seed, self.numbers)
-        result = yield from self.entry.run(self.model, self.condition, self.settings, noise, **more)
-
-        # Afterwards: the sampler has checked its inputs, and its clock has stopped.
-        result.report.memory |= self.memory()
-        return result
+        noise = some.family.noise(some.seed, some.numbers)
+        return some.entry.run(some.model, some.condition, some.settings, noise, **more)
 
     def warm_up(self) -> None:
         """Run three short steps, untimed: the first calls in a process initialise libraries."""

@@ -24,7 +24,7 @@ scale (the whole condition's, the part's, the null one).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, NamedTuple, Protocol
@@ -32,8 +32,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from ..networks.ops import to_device
 from ..networks.speed import Recordable, recorded
+from ..networks.torch_state import to_device
 from ..reports.record import Report
 
 
@@ -121,7 +121,7 @@ def advance(
     return StepResult(torch.addcmul(mean, log_std.exp(), noise), mean, log_std)
 
 
-def run_chain(net: Recordable, batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
+def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
     """Yield the result of each step, which all rows take together; the states after the last step are the samples."""
     noise = batch.noise if batch.temperature == 1 else batch.noise * batch.temperature
     # An extra entry for the last step, in case its noise was left out; its value does not matter then, because the std
@@ -135,23 +135,9 @@ def run_chain(net: Recordable, batch: DiffusionBatch, head: ChainHead) -> Iterat
             x = batch.given.follow(x, k)
         if batch.change is not None:
             change = batch.change.draft, batch.change.gamma[k]
-        result, kept = step(net, head.at(k), numbers, batch.cfg, noises[k], x, change)
-        if kept is not None:
-            head.kept = kept
+        result = head.step(k, numbers, batch.cfg, noises[k], x, change)
         x = result.x
         yield result
-
-
-@recorded
-def step(
-    net: Recordable, evaluation: Evaluation, numbers: Any, cfg: Tensor, noise: Tensor, x: Tensor, change: Any
-) -> tuple[StepResult, Any]:
-    """Evaluate the head, then :func:`advance` all rows with its output; for the other arguments, see ``advance``.
-
-    Returns the rows after the step, and what the head keeps for later steps, or None.
-    """
-    out, kept = net.compiled(evaluation.function, "diffusion head")(*evaluation.arguments, x)
-    return net.compiled(advance, "diffusion steps")(numbers, cfg, noise, x, out, change), kept
 
 
 def joined(first: DiffusionBatch, second: DiffusionBatch) -> DiffusionBatch:
@@ -225,8 +211,8 @@ class StepTable:
     @cached_property
     def of_mean(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """For each step mean_x, mean_out, middle and slope, fp32 [] or [N, 1 ...] each."""
-        columns = self.columns()
-        return list(zip(columns.mean_x, columns.mean_out, columns.middle, columns.slope, strict=True))
+        *_, middle, slope, mean_x, mean_out = self.numbers.unbind(1)
+        return list(zip(mean_x, mean_out, middle, slope, strict=True))
 
     def columns(self) -> StepNumbers:
         """The numbers of all steps, fp32 [S] or [S, N, 1 ...] each."""
@@ -318,107 +304,90 @@ class HeadNetwork(Protocol):
         """
 
 
-class Evaluation(NamedTuple):
-    """The evaluation of a head at a step: ``function(*arguments, x)`` of the states x fp32 [N, *, c].
-
-    It can be recorded: wherever two steps share ``function``, their ``arguments`` differ in tensors only.
-    """
-
-    # Returns the output [P, N, *, c or 2 c], and what later evaluations reuse, or None.
-    function: Callable[..., tuple[Tensor, Any]]
-    arguments: tuple[Any, ...]
-
-
 class ChainHead(Protocol):
     """A diffusion head for the conditions of N rows, for :func:`run_chain`."""
 
-    kept: Any  # what the last evaluation returned for later ones
-
-    def at(self, k: int) -> Evaluation:
-        """Return the evaluation at step k, and add it to the report's counts. Call it in the order k = 0, 1, 2, ..."""
-
-
-def evaluate_in_full(head: HeadNetwork, modulations: Sequence[Tensor], x: Tensor) -> tuple[Tensor, None]:
-    """The output of the whole head, see :meth:`HeadNetwork.denoise`."""
-    return head.denoise(x, modulations), None
-
-
-class _Modulations:
-    """The modulations of N rows at S steps. One product computes those of many steps, so it reads the weights once.
-
-    ``budget``: how many numbers of modulations are computed at once. Those of a single step are computed together even
-    if they exceed it.
-    """
-
-    def __init__(self, net: Recordable, head: HeadNetwork, batch: DiffusionBatch, budget: int):
-        self._net = net
-        self._head = head
-        self.rows = batch.z.shape[:-1].numel()
-        self.condition = head.cond_embed(batch.z)
-
-        # Embeddings of times, [S, 1, 1 or N, 1 ..., w].
-        times = batch.table.times
-        tokens = (1,) * (batch.z.ndim - 3)
-        self.times = times.view(len(times), 1, -1, *tokens, times.shape[-1])
-
-        of_step = max(1, self.rows * head.modulation_numbers)
-        self.steps_at_once = max(1, budget // of_step)
-        self.rows_at_once = max(1, budget * batch.z.shape[1] // of_step)
-
-    def of(self, steps: slice) -> list[Tensor]:
-        """The modulations of all rows at some of the steps, [steps, P, N, *, w'] each."""
-        return self._net.laid_out(self._head.modulations(self.times[steps] + self.condition))
+    def step(self, k: int, numbers: Any, cfg: Tensor, noise: Tensor, x: Tensor, change: Any) -> StepResult:
+        """Evaluate the head at step k, :func:`advance` all rows with its output, and add the work to the report's
+        counts. For the other arguments, see ``advance``. Call it in the order k = 0, 1, 2, ...
+        """
 
 
 class Head:
     """Evaluates the whole diffusion head for the conditions of N rows, one step after another. The report counts this
     work.
 
-    ``budget``: see :class:`_Modulations`.
+    One product computes the modulations of many steps, so it reads the weights once. ``budget``: how many numbers of
+    modulations are computed at once. Those of a single step are computed together even if they exceed it.
     """
 
-    kept = None  # nothing is reused
-
     def __init__(self, net: Recordable, head: HeadNetwork, batch: DiffusionBatch, report: Report, budget: int):
+        self._net = net
         self._head = head
         self._report = report
-        self._modulations = _Modulations(net, head, batch, budget)
-        self._newest: list[tuple[Tensor, ...]] = []
+        self._rows = batch.z.shape[:-1].numel()
+        self._condition = head.cond_embed(batch.z)
 
-    def at(self, k: int) -> Evaluation:
+        # Embeddings of times, [S, 1, 1 or N, 1 ..., w].
+        times = batch.table.times
+        tokens = (1,) * (batch.z.ndim - 3)
+        self._times = times.view(len(times), 1, -1, *tokens, times.shape[-1])
+
+        of_step = max(1, self._rows * head.modulation_numbers)
+        self._steps_at_once = max(1, budget // of_step)
+        self._rows_at_once = max(1, budget * batch.z.shape[1] // of_step)
+        self._newest: list[tuple[Tensor, ...]] = []  # modulations of some steps, [P, N, *, w'] each
+
+    def step(self, k: int, numbers: Any, cfg: Tensor, noise: Tensor, x: Tensor, change: Any) -> StepResult:
         """See :class:`ChainHead`."""
-        at_once = self._modulations.steps_at_once
+        at_once = self._steps_at_once
         if k % at_once == 0:
-            of_steps = self._modulations.of(slice(k, k + at_once))
+            of_steps = self._head.modulations(self._times[k : k + at_once] + self._condition)
+            if self._net.records:  # recorded functions copy these fastest
+                of_steps = [m.contiguous() for m in of_steps]
             self._newest = list(zip(*of_steps, strict=True))
 
-        self._report.add(head_calls=1, head_rows=self._modulations.rows)
-        return Evaluation(evaluate_in_full, (self._head, self._newest[k % at_once]))
+        self._report.add(head_calls=1, head_rows=self._rows)
+        return full_step(self._net, self._head, self._newest[k % at_once], numbers, cfg, noise, x, change)
 
 
-class HeadAtStates:
+@recorded
+def full_step(
+    net: Recordable,
+    head: HeadNetwork,
+    modulations: Sequence[Tensor],
+    numbers: Any,
+    cfg: Tensor,
+    noise: Tensor,
+    x: Tensor,
+    change: Any,
+) -> StepResult:
+    """Evaluate the whole head, and :func:`advance` all rows with its output."""
+    out = net.compiled(type(head).denoise, "diffusion head")(head, x, modulations)
+    return net.compiled(advance, "diffusion steps")(numbers, cfg, noise, x, out, change)
+
+
+class HeadAtStates(Head):
     """Evaluates the whole diffusion head at any states of N rows, for speculation; arguments as for :class:`Head`."""
 
     def __init__(self, net: Recordable, head: HeadNetwork, batch: DiffusionBatch, report: Report, budget: int):
-        self._head = head
-        self._report = report
-        self._evaluate = net.compiled(evaluate_in_full, "diffusion head")
-        self._modulations = _Modulations(net, head, batch, budget)
+        super().__init__(net, head, batch, report, budget)
+        self._denoise = net.compiled(type(head).denoise, "diffusion head")
 
         # The modulations of all rows at all steps, [P, S, N, *, w'] each, if they fit.
         self._of_all_steps: list[Tensor] | None = None
-        if len(batch.table) <= self._modulations.steps_at_once:
-            self._of_all_steps = [m.transpose(0, 1) for m in self._modulations.of(slice(None))]
+        if len(batch.table) <= self._steps_at_once:
+            self._of_all_steps = [m.transpose(0, 1) for m in head.modulations(self._times + self._condition)]
 
     def at_states(self, row: Tensor, k: Tensor, x: Tensor) -> Tensor:
         """The head's output [P, M, *, c or 2 c] for M states x, fp32 [M, *, c], in calls that fit the budget.
 
         The states belong to rows ``row`` at steps ``k``, int64 [M] each on the device. All rows have the same steps.
         """
-        most = self._modulations.rows_at_once
+        most = self._rows_at_once
         parts = []
         for some, step, state in zip(row.split(most), k.split(most), x.split(most), strict=True):
-            out, _ = self._evaluate(self._head, self._modulations_at(some, step), state)
+            out = self._denoise(self._head, state, self._modulations_at(some, step))
             self._report.add(head_calls=1, head_rows=out.shape[:-1].numel())
             parts.append(out)
 
@@ -429,5 +398,5 @@ class HeadAtStates:
         if self._of_all_steps is not None:
             return [m[:, k, row] for m in self._of_all_steps]
 
-        times = self._modulations.times[k, :, 0].transpose(0, 1)  # [1, M, 1 ..., w]: all rows have the same steps
-        return self._head.modulations(times + self._modulations.condition[:, row])
+        times = self._times[k, :, 0].transpose(0, 1)  # [1, M, 1 ..., w]: all rows have the same steps
+        return self._head.modulations(times + self._condition[:, row])

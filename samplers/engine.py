@@ -20,6 +20,7 @@ Shapes: B images of L = h w cells; a cell's value is a token, or a vector of cha
 from __future__ import annotations
 
 from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -31,7 +32,7 @@ from torch import Tensor
 from ..errors import UserError, not_finite
 from ..networks import ops
 from ..networks.torch_state import own_state
-from ..reports.record import GIVEN, PLAIN, Clock, Report, dtype_of
+from ..reports.record import GIVEN, PAUSE, PLAIN, Clock, Report, dtype_of
 
 
 @dataclass(eq=False)
@@ -161,20 +162,18 @@ class Canvas:
             when: the pass that decides them, or int32 [B, n] where cells differ.
             outcome: uint8 [B, n], what became of their drafts, see ``reports/record.py``; None leaves it as it is.
         """
-        at = self._places(cells)
+        at: Any
+        if isinstance(cells, tuple):
+            at = cells
+        elif cells.ndim == 1:
+            at = slice(None), cells
+        else:
+            at = torch.arange(len(cells), device=cells.device)[:, None], cells
+
         self.values[at] = values
         self.fixed_at[at] = when
         if outcome is not None:
             self.outcome[at] = outcome
-
-    def _places(self, cells: Tensor | tuple[Tensor, Tensor]) -> tuple[Any, Tensor]:
-        """The index of cells in tensors [B, L, ...]; ``cells`` as for :meth:`decide`."""
-        if isinstance(cells, tuple):
-            return cells
-        if cells.ndim == 1:
-            return slice(None), cells
-
-        return torch.arange(len(cells), device=cells.device)[:, None], cells
 
     def draft(self, cells: Tensor, values: Tensor) -> None:
         """Write drafts of cells that are not decided yet. ``cells``: int64 [B, n]; ``values``: [B, n, c]."""
@@ -212,7 +211,7 @@ class Canvas:
         ``view``: what the step shows; None for :meth:`view`.
         """
         step = Step(done, self.total, self.report, view or self.view)
-        with self.clock.paused():
+        with self.clock.phase(PAUSE):
             yield step
         step.view = None
 
@@ -279,13 +278,17 @@ def decode(
         yield from show(done)
 
 
-def finish(sampler: Generator[Any, None, R]) -> R:
-    """Run a sampler to its end, ignoring the steps; returns its result."""
-    while True:
-        try:
-            next(sampler)
-        except StopIteration as end:
-            return end.value
+def finish(sampler: Generator[Any, None, R], callback: Callable[[Any], object] | None = None) -> R:
+    """Run a sampler to its end and return its result. ``callback`` is called with every step."""
+    with closing(sampler):
+        while True:
+            try:
+                step = next(sampler)
+            except StopIteration as end:
+                return end.value
+
+            if callback is not None:
+                callback(step)
 
 
 def start_report(name: str, model: Any, condition: Any, settings: Any, noise: Any) -> Report:

@@ -35,8 +35,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..networks.ops import to_device
 from ..networks.speed import Recordable
+from ..networks.torch_state import to_device
 from ..reports.record import Report
 from .chain import DiffusionBatch, HeadAtStates, StepNumbers, guide
 from .coupling import Coupled, Gaussian, Proposals, couple, couple_fixed

@@ -315,7 +315,7 @@ def _denoised(
     rows = chain.DiffusionBatch(z, torch.full((len(start), 1, 1), cfg), start, noise, table)
     plain = Recordable()
     head = chain.Head(plain, net, rows, Report("verify", "", {}, None, len(start), "cpu"), BUDGET)
-    return [start, *(done.x for done in chain.run_chain(plain, rows, head))]
+    return [start, *(done.x for done in chain.run_chain(rows, head))]
 
 
 def _generation(folder: Path, io: Tensors, name: str, about: Mapping[str, Any]) -> Iterator[Check]:

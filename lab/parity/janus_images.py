@@ -241,6 +241,6 @@ def _branches(model: JanusModel, condition: ImagePromptCondition, tokens: Tensor
     table = DeviceTable(host, look.cache.prefix, tokens.device)
 
     for k in range(1, host.passes):
-        hidden.append(look.feed(canvas.values, table.at(k).fed, True))
+        hidden.append(look.feed(canvas.values, table.at(k)[0], True))
 
     return model.net.logits(torch.cat(hidden, 1)).unflatten(0, (3, -1))

@@ -18,8 +18,8 @@ from ...samplers import chain
 from ...samplers.conditioning import from_ids
 from ...samplers.engine import decode
 from ...samplers.mar.canvas import MARCanvas, mar_canvas
-from ...samplers.mar.lazy import LazyTransformer, plan
-from ...samplers.mar.lazy.plan import RowChoice, similarity
+from ...samplers.mar.lazy import LazyTransformer, transformer
+from ...samplers.mar.lazy.transformer import RowChoice, similarity
 from ...samplers.mar.mar import Diffusion
 from ...samplers.mar.settings import LazyMARSettings
 from ...samplers.mar.tables import tables_at
@@ -38,7 +38,7 @@ class _RecordedSelection(LazyTransformer):
     """LazyMAR with the recorded selection; it stores conditions, scores and its own selection."""
 
     def __init__(self, canvas: MARCanvas, settings: LazyMARSettings, recorded: dict[int, Tensor]):
-        with mock.patch.object(plan, "usual_block", lambda depth: BLOCK):
+        with mock.patch.object(transformer, "usual_block", lambda depth: BLOCK):
             super().__init__(canvas, settings)
         self.plan.spare = SPARE
         self.plan.rows = partial(self.choice, self.plan.rows)  # type: ignore[method-assign, assignment]

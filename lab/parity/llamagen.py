@@ -283,7 +283,7 @@ def replay(model: TokenModel, condition: AnyCondition, schedule: Schedule, token
     table = DeviceTable(host, look.cache.prefix, tokens.device)
 
     for k in range(1, len(schedule.passes)):
-        more = look.feed(canvas.values, table.at(k).fed, True)
+        more = look.feed(canvas.values, table.at(k)[0], True)
         hidden = torch.cat([hidden, more], 1)
 
     logits = model.net.logits(hidden)

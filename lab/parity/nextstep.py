@@ -222,7 +222,7 @@ def _sampling(folder: Path, io: Tensors, name: str, about: About) -> Iterator[Ch
     z = io[f"{name}.c"].unflatten(0, (about["rows"], -1))
     rows = chain.DiffusionBatch(z, scales.expand(len(start), -1), start, noise, table)
     head = chain.Head(net, net.head, rows, Report("verify", "", {}, None, len(start), "cpu"), BUDGET)
-    *_, last = chain.run_chain(net, rows, head)
+    *_, last = chain.run_chain(rows, head)
     yield Check(last.x, io[f"{name}.out"], PLAIN if about["cfg"] == 1 else GUIDED)
 
 

@@ -32,6 +32,7 @@ class _CoreOperations(Operations):
     Linear = comfy.ops.disable_weight_init.Linear
     Embedding = comfy.ops.disable_weight_init.Embedding
     Conv2d = comfy.ops.disable_weight_init.Conv2d
+    plain = (comfy.ops.disable_weight_init.Linear,)  # others may have quantised weights
 
     @contextmanager
     def weight(self, layer: Any, x: Tensor) -> Iterator[Tensor]:
@@ -47,9 +48,6 @@ class _CoreOperations(Operations):
                 comfy.ops.uncast_bias_weight(layer, weight, bias, stream)
             raise
         comfy.ops.uncast_bias_weight(layer, weight, bias, stream)
-
-    def is_plain(self, layer: nn.Module) -> bool:
-        return type(layer) is comfy.ops.disable_weight_init.Linear  # others may have quantised weights
 
     def offloaded(self, net: nn.Module) -> list[nn.Module]:
         found = []

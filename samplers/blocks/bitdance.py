@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from ...networks.bitdance import BlockModel
-from ...networks.ops import to_device
-from ...networks.torch_state import in_own_state
+from ...networks.torch_state import in_own_state, to_device
 from ..annealing import annealed_steps
 from ..chain import DiffusionBatch, FixedTokens, Head, HeadAtStates, StepTable, run_chain, spread, step_table
 from ..conditioning import MaskedCondition
@@ -166,7 +165,7 @@ class BlockDiffusion:
                 yield int(speculation.done.min()), speculation.data
         else:
             whole = Head(net, net.denoiser, batch, canvas.report, BUDGET)
-            for k, result in enumerate(run_chain(net, batch, whole)):
+            for k, result in enumerate(run_chain(batch, whole)):
                 yield k + 1, result.x
 
     def _batch(self, block: int, conditions: Tensor) -> DiffusionBatch:

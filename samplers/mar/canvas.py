@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...networks.mar import Conditioning, MARModel
-from ...networks.ops import to_device
+from ...networks.torch_state import to_device
 from ...reports.record import Clock, Report
 from .. import chain
 from ..conditioning import MaskedCondition, expect_kind
@@ -24,18 +24,6 @@ from ..engine import Canvas, Sampled, start_report
 from ..noise import PairedNoise
 from .settings import CLIPPED, MARBase
 from .tables import Tables, tables
-
-
-class Known(NamedTuple):
-    """Positions whose tokens a pass of R rows reads, ascending."""
-
-    positions: Tensor  # int64 [R, K]
-    mask: Tensor | None = None  # bool [R, K], False for padding; None if there is no padding
-
-    def repeated(self, times: int) -> Known:
-        """The same for several copies of the rows."""
-        mask = None if self.mask is None else self.mask.repeat(times, 1)
-        return Known(self.positions.repeat(times, 1), mask)
 
 
 class Order:
@@ -114,8 +102,9 @@ class Order:
         """int64 [B, K]: positions decided before ``step``, ascending."""
         return self.decision_order[:, : self.starts[step]].sort(dim=1).values
 
-    def decided_before_each(self, images: Tensor, steps: Sequence[int]) -> Known:
-        """For rows that are an image at an AR step each: the positions decided before this AR step.
+    def decided_before_each(self, images: Tensor, steps: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+        """For rows that are an image at an AR step each: the positions decided before this AR step, int64 [R, K]
+        ascending, and a mask bool [R, K], which is False on padding; None if there is no padding.
 
         ``images``: int64 [R].
         """
@@ -123,12 +112,12 @@ class Order:
         most = max(counts)
         known = self.decision_order[images, :most]
         if min(counts) == most:
-            return Known(known.sort(dim=1).values)
+            return known.sort(dim=1).values, None
 
         last = self.decision_order.shape[1] - 1
         mask = torch.arange(most, device=known.device) < to_device(torch.tensor(counts), known.device)[:, None]
         padded_last = torch.where(mask, known, last + 1).sort(dim=1).values
-        return Known(padded_last.clamp(max=last), mask)
+        return padded_last.clamp(max=last), mask
 
 
 def with_first(order: Tensor, first: Tensor) -> Tensor:

@@ -36,8 +36,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...networks.mar import MARModel
-from ...networks.ops import to_device
-from ...networks.torch_state import in_own_state
+from ...networks.torch_state import in_own_state, to_device
 from ...reports.record import ACCEPTED, PLAIN, REDONE
 from ..chain import DiffusionBatch, MeanAdjustment, spread
 from ..conditioning import MaskedCondition
@@ -68,7 +67,7 @@ def fasthybrid(
     order = canvas.order
     transformer = make_transformer(canvas)
     heads = transformer.heads
-    plain = Diffusion(canvas, heads, annealed_tables(canvas, settings))
+    plain = Diffusion(canvas, heads, annealed_tables(canvas))
     if not settings.lookahead:
         yield from decode(canvas, order.plan, transformer, plain)
         return canvas.finish()
@@ -80,11 +79,10 @@ def fasthybrid(
     if together and canvas.images > 1:
         canvas.report.remark(f"{together} kept the images at the same AR step, which takes more head calls")
 
-    pace = Pace(canvas, settings)
+    pace = Pace(canvas)
     conditions = Conditions(canvas, transformer)
-    drafts = Drafts(canvas, settings)
-    refine = Renoised if settings.accepted == "renoise" else Guided
-    refinement = refine(canvas, settings)
+    drafts = Drafts(canvas, settings.threshold)
+    refinement = Renoised(canvas) if settings.accepted == "renoise" else Guided(canvas)
 
     while pace.left.any():
         # 1. Look: a pass for the images that have gone on, each given its own tokens.
@@ -122,7 +120,8 @@ def fasthybrid(
             drafts.x[accepted.index] = refined
 
         decided = Tokens.where(here, order.decision_order).index
-        when, outcome = (to_device(of[here], z.device) for of in (pace.at.int().expand_as(here), drafts.outcome))
+        when = to_device(pace.at.int().expand_as(here)[here], z.device)
+        outcome = to_device(drafts.outcome[here], z.device)
         canvas.decide(decided, drafts.x[decided], when, outcome)
         pace.advance(going)
         yield from canvas.show(int(pace.at.sum()) // len(pace.at))
@@ -143,15 +142,16 @@ class Pace:
     here: Tensor  # mask of the tokens of the images' AR steps
     ahead: Tensor  # mask of these, and of the later steps that a lookahead from there drafts
 
-    def __init__(self, canvas: MARCanvas, settings: FastHybridSettings):
+    def __init__(self, canvas: MARCanvas):
         order = canvas.order
         steps = order.steps
+        reach = canvas.settings.reach
         self.order = order
 
         # Columns: the first token of every AR step, and the first token after a lookahead from there.
         firsts = [*order.starts, canvas.cells]
         self.firsts = torch.tensor(firsts)
-        self.ends = torch.tensor([firsts[min(step + settings.reach(step), steps)] for step in range(steps + 1)])
+        self.ends = torch.tensor([firsts[min(step + reach(step), steps)] for step in range(steps + 1)])
 
         self.at = torch.full((canvas.images, 1), -1)  # AR step of every image; order.steps at its end
         self.advance(self.at < 0)
@@ -207,9 +207,10 @@ class Conditions:
 class Drafts:
     """The drafts of all tokens, and which of them are accepted."""
 
-    def __init__(self, canvas: MARCanvas, settings: FastHybridSettings):
+    def __init__(self, canvas: MARCanvas, threshold: float):
+        """``threshold``: lambda."""
         images, length, _ = canvas.values.shape
-        self.settings = settings
+        self.threshold = threshold
         self.report = canvas.report
 
         # By position: x', or the token after it was decided, and z', the condition that a draft was made from.
@@ -234,7 +235,7 @@ class Drafts:
         image, _ = tokens.index
         cosine = F.cosine_similarity(self.z[tokens.index], z[image, tokens.column].float(), dim=-1)
         self._similarities.append(cosine)
-        kept = (cosine >= self.settings.threshold).cpu()  # the host waits for the device here, and nowhere else
+        kept = (cosine >= self.threshold).cpu()  # the host waits for the device here, and nowhere else
 
         self.accepted[drafted] = kept
         self.outcome[drafted] = torch.where(kept, ACCEPTED, REDONE).to(torch.uint8)
@@ -253,9 +254,9 @@ class Refinement(ABC):
 
     refines: bool  # False: an accepted draft does not change
 
-    def __init__(self, canvas: MARCanvas, settings: FastHybridSettings, skipped: int):
+    def __init__(self, canvas: MARCanvas, skipped: int):
         """``skipped``: how many of the first steps are not run."""
-        table = canvas.table(settings.guided_steps)
+        table = canvas.table(canvas.settings.guided_steps)
         noise = canvas.draws("guided")
         self.canvas = canvas
 
@@ -267,6 +268,7 @@ class Refinement(ABC):
         self.table = table.part(skipped, len(table))
         self.noise = TokenNoise(noise.start, self.noise_of_steps[skipped:])
 
+    @abstractmethod
     def batch(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> DiffusionBatch:
         """Accepted tokens in their states before the first step that is run.
 
@@ -274,24 +276,19 @@ class Refinement(ABC):
             z: conditions [P, B, m, C] of the positions from which the tokens were chosen.
             drafts: x' of all positions, fp32 [B, L, channels].
         """
-        batch = self.canvas.batch(self.table, tokens, z, self.noise)
-        return self.started(batch, tokens, drafts[tokens.index])
-
-    @abstractmethod
-    def started(self, batch: DiffusionBatch, tokens: Tokens, draft: Tensor) -> DiffusionBatch:
-        """A batch of tokens, with the states that follow from their ``draft``, fp32 [N, channels]."""
 
 
 class Guided(Refinement):
     """T_g steps whose means are mixed with the draft."""
 
-    def __init__(self, canvas: MARCanvas, settings: FastHybridSettings):
+    def __init__(self, canvas: MARCanvas):
+        settings = canvas.settings
         steps = len(canvas.tables(settings.guided_steps))
         weights = guidance_weights(settings.guidance_schedule, steps)
 
         # A step with gamma = 1 gives x' + sigma noise whatever the head predicts: the first step of most schedules.
         skipped = 1 if weights[0] == 1 else 0
-        super().__init__(canvas, settings, skipped)
+        super().__init__(canvas, skipped)
         self.skips = skipped > 0
         self.gamma = to_device(torch.tensor(weights[skipped:]), canvas.device)
 
@@ -301,7 +298,9 @@ class Guided(Refinement):
         # Sigma of a step whose logits are not computed: the middle of the learned range, with the temperature.
         self.first_std = self.numbers.middle[0].exp() * settings.temperature
 
-    def started(self, batch: DiffusionBatch, tokens: Tokens, draft: Tensor) -> DiffusionBatch:
+    def batch(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> DiffusionBatch:
+        batch = self.canvas.batch(self.table, tokens, z, self.noise)
+        draft = drafts[tokens.index]
         x = batch.x
         if self.skips:
             x = draft + self.first_std * self.noise_of_steps[0][tokens.index]
@@ -311,18 +310,21 @@ class Guided(Refinement):
 class Renoised(Refinement):
     """The last ones of T_g steps, from the draft with noise."""
 
-    def __init__(self, canvas: MARCanvas, settings: FastHybridSettings):
+    def __init__(self, canvas: MARCanvas):
+        settings = canvas.settings
         steps = len(canvas.tables(settings.guided_steps))
         # Rounded down, as pipelines that start from an image count their steps: 13 of 15 * 0.9 are run.
         skipped = steps - int(round(steps * settings.denoise, 6))
-        super().__init__(canvas, settings, skipped)
+        super().__init__(canvas, skipped)
         self.refines = skipped < steps
 
         first = min(skipped, steps - 1)
         self.data_x = self.numbers.data_x[first]  # 1 / sqrt(abar_t)
         self.data_out = self.numbers.data_out[first]  # -sqrt(1 / abar_t - 1)
 
-    def started(self, batch: DiffusionBatch, tokens: Tokens, draft: Tensor) -> DiffusionBatch:
+    def batch(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> DiffusionBatch:
+        batch = self.canvas.batch(self.table, tokens, z, self.noise)
+        draft = drafts[tokens.index]
         # x_t = sqrt(abar_t) x' + sqrt(1 - abar_t) noise
         return replace(batch, x=(draft - self.data_out * batch.x) / self.data_x)
 

@@ -52,7 +52,7 @@ def gtr(
     # An edit may have fewer tokens to reconstruct.
     *_, last = settings.stage_sizes(model.net.config.grid, canvas.again)
     reconstruction = min(settings.reconstruction_steps, last)
-    tables = annealed_tables(canvas, settings, level=max(1, reconstruction))
+    tables = annealed_tables(canvas, level=max(1, reconstruction))
     draw = FrequencyWeighted(canvas, transformer.heads, tables, settings.detail_share)
     yield from decode(canvas, canvas.order.plan, transformer, draw)
     return canvas.finish()

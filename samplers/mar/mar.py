@@ -24,8 +24,7 @@ from torch import Tensor
 
 from ...errors import UserError
 from ...networks.mar import BUDGET, MAR, Conditioning, MARModel
-from ...networks.ops import to_device
-from ...networks.torch_state import in_own_state
+from ...networks.torch_state import in_own_state, to_device
 from ...reports.record import Report
 from ..annealing import annealed_steps
 from ..chain import ChainHead, DiffusionBatch, Head, HeadAtStates, StepTable, joined, run_chain
@@ -34,8 +33,8 @@ from ..editing import Edit
 from ..engine import Sampler, decode
 from ..noise import CounterRNG, PairedNoise, row_keys
 from ..speculation import Speculation
-from .canvas import Known, MARCanvas, Tokens, mar_canvas
-from .settings import DiSASettings, LazyMARSettings, MARBase, MARSettings
+from .canvas import MARCanvas, Tokens, mar_canvas
+from .settings import LazyMARSettings, MARBase, MARSettings
 
 
 def check(model: MARModel, settings: MARBase) -> None:
@@ -100,21 +99,21 @@ class FullTransformer(Transformer):
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
         canvas = self.canvas
-        known = Known(canvas.order.decided_before(step))
-        return self._pass(canvas.conditioning, self.vectors, canvas.values, known, wanted)
+        known = canvas.order.decided_before(step)
+        return self._pass(canvas.conditioning, self.vectors, canvas.values, wanted, known)
 
     def at(self, images: Sequence[int], steps: Sequence[int], wanted: Tensor) -> Tensor:
         """One pass for any rows; equal to :meth:`__call__` row by row, up to the rounding of padded attention."""
         canvas = self.canvas
         order = canvas.order
-        if len(set(steps)) == 1 and len(images) == canvas.images:
+        if len(set(steps)) == 1 and len(images) == len(canvas.values):
             return self(steps[0], wanted)
 
         rows = to_device(torch.tensor(images), canvas.device)
-        known = order.decided_before_each(rows, steps)
+        known, mask = order.decided_before_each(rows, steps)
         conditioning = canvas.conditioning.of(images)
         vectors = conditioning.vectors(canvas.guided)
-        return self._pass(conditioning, vectors, canvas.values[rows], known, wanted)
+        return self._pass(conditioning, vectors, canvas.values[rows], wanted, known, mask)
 
     def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
         """All ``count`` AR steps in one pass."""
@@ -139,7 +138,13 @@ class FullTransformer(Transformer):
         yield [part[:, :, :n] for part, n in zip(z.split(images, 1), sizes, strict=True)]
 
     def _pass(
-        self, conditioning: Conditioning, vectors: Tensor, tokens: Tensor, known: Known, wanted: Tensor
+        self,
+        conditioning: Conditioning,
+        vectors: Tensor,
+        tokens: Tensor,
+        wanted: Tensor,
+        known: Tensor,
+        mask: Tensor | None = None,
     ) -> Tensor:
         """z [P, R, M, C] of R batch rows, each of which is an image at one AR step.
 
@@ -147,21 +152,24 @@ class FullTransformer(Transformer):
             conditioning: the condition of the rows.
             vectors: [R or 2 R, C], which the encoder's buffer rows hold.
             tokens: [R, L, channels].
-            known: the positions whose tokens are read, of R rows.
             wanted: int64 [R, M], the positions whose z is returned.
+            known: int64 [R, K], the positions whose tokens are read, ascending.
+            mask: bool [R, K], False on the padding of ``known``; None if there is none.
         """
         canvas = self.canvas
         net = canvas.model.net
         branches = 1 + canvas.guided
+        at = known.repeat(branches, 1)
+        mask = None if mask is None else mask.repeat(branches, 1)
 
         # 1. The encoder, of both branches where they differ in it: 2 copies of the rows, else 1.
-        copies = len(vectors) // len(tokens)
-        at, mask = known.repeated(copies)
-        encoded = net.encode(tokens.repeat(copies, 1, 1), at, vectors, mask)
+        entries = len(vectors)
+        copies = entries // len(tokens)
+        encoder_mask = None if mask is None else mask[:entries]
+        encoded = net.encode(tokens.repeat(copies, 1, 1), at[:entries], vectors, encoder_mask)
 
         # 2. The decoder, of both branches.
-        fused = conditioning.fuse(encoded, at, canvas.guided, mask)
-        at, mask = known.repeated(branches)
+        fused = conditioning.fuse(encoded, at[:entries], canvas.guided, encoder_mask)
         z = net.decode(fused, at, wanted.repeat(branches, 1), mask)
 
         encoder_rows = encoded.shape[0] * encoded.shape[1]
@@ -200,7 +208,7 @@ class Heads:
         """Sample the tokens of a batch, fp32 [N, channels]. Without rows or steps the head is not called."""
         x = batch.x
         if len(batch.x) and len(batch.noise):
-            for result in run_chain(self.net, batch, self.head(batch)):
+            for result in run_chain(batch, self.head(batch)):
                 x = result.x
         return x
 
@@ -277,10 +285,10 @@ def expect_whole_head(settings: MARBase, whole: bool) -> None:
         )
 
 
-def annealed_tables(canvas: MARCanvas, settings: DiSASettings, level: int = 1) -> list[StepTable]:
+def annealed_tables(canvas: MARCanvas, level: int = 1) -> list[StepTable]:
     """Diffusion tables of every AR step. The diffusion steps fall, and the last ``level`` AR steps have the fewest."""
     first = canvas.settings.diffusion_steps
-    last = settings.diffusion_steps_end
+    last = canvas.settings.diffusion_steps_end
     counts = annealed_steps(first, last, canvas.order.steps - level + 1)
     counts += counts[-1:] * (level - 1)
     made = {count: canvas.table(count) for count in set(counts)}
@@ -319,6 +327,6 @@ def mar(
     """
     canvas = mar_canvas("mar", model, condition, settings, noise, edit)
     transformer = make_transformer(canvas)
-    draw = Diffusion(canvas, transformer.heads, annealed_tables(canvas, settings))
+    draw = Diffusion(canvas, transformer.heads, annealed_tables(canvas))
     yield from decode(canvas, canvas.order.plan, transformer, draw)
     return canvas.finish()

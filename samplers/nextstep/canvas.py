@@ -15,7 +15,7 @@ from torch import Tensor
 from ...errors import UserError
 from ...networks.hybrid import UNCONDITIONAL
 from ...networks.nextstep import COPY, NextStepModel, ReadSource, Rows, to_latents, to_tokens
-from ...networks.ops import to_device
+from ...networks.torch_state import to_device
 from ...reports.record import Clock
 from ..conditioning import ImagePromptCondition, PromptCondition, expect_editor, expect_kind
 from ..editing import Edit, edit_digests

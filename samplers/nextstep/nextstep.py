@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 
 from ...networks.nextstep import NextStepModel, normed
-from ...networks.ops import to_device
-from ...networks.torch_state import in_own_state
+from ...networks.torch_state import in_own_state, to_device
 from ..annealing import annealed_steps
 from ..chain import DiffusionBatch, Head, HeadAtStates, StepTable, run_chain, spread, step_table
 from ..editing import Edit
@@ -146,7 +145,7 @@ class TokenFlow:
         canvas = self.canvas
         net = canvas.model.net
         if canvas.settings.window == 1:
-            *_, last = run_chain(net, batch, Head(net, self.head, batch, canvas.report, BUDGET))
+            *_, last = run_chain(batch, Head(net, self.head, batch, canvas.report, BUDGET))
             return last.x
 
         random = CounterRNG(self.keys[:, cell])

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ...networks.ops import to_device
+from ...networks.torch_state import to_device
 from ..noise import GOLDEN, CellNoise, stream_key
 
 

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from ...networks.llama import is_16_bit
-from ...networks.ops import to_device
+from ...networks.torch_state import to_device
 from ...reports.record import ACCEPTED, PLAIN, dtype_of
 from ..engine import Sampler, Verdict
 from .cache_slots import table_of

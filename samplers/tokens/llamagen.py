@@ -35,7 +35,6 @@ from .settings import LlamaGenSettings
 check = partial(check_raster, "LlamaGen")
 
 
-@in_own_state
 def llamagen(
     model: TokenModel,
     condition: AnyCondition,
@@ -61,9 +60,10 @@ def llamagen(
     check(model, settings)
     # Reports of a de-tokenizer are compared with each other, not with reports of a LlamaGen.
     name = "tar" if model.condition == "features" else "llamagen"
-    return (yield from decode_settings(name, model, condition, settings, noise, edit))
+    return decode_settings(name, model, condition, settings, noise, edit)
 
 
+@in_own_state
 def decode_settings(
     name: str, model: TokenModel, condition: AnyCondition, settings: Any, noise: PairedDraws, edit: Edit | None
 ) -> Sampler:
@@ -94,7 +94,6 @@ def scheduled(name: str, check: Callable[[TokenModel, Any], None]) -> TokenSampl
     ``name``: its name in the registry; ``check(model, settings)`` raises what the sampler cannot run.
     """
 
-    @in_own_state
     def run(
         model: TokenModel,
         condition: AnyCondition,
@@ -103,7 +102,7 @@ def scheduled(name: str, check: Callable[[TokenModel, Any], None]) -> TokenSampl
         edit: Edit | None = None,
     ) -> Sampler:
         check(model, settings)
-        return (yield from decode_settings(name, model, condition, settings, noise, edit))
+        return decode_settings(name, model, condition, settings, noise, edit)
 
     run.__name__ = run.__qualname__ = name
     return run

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ...networks.llama import Cache
-from ...networks.ops import to_device
+from ...networks.torch_state import to_device
 from .cache_slots import Table, slots_of, table_of
 from .canvas import TokenCanvas
 from .prepare import PreparedCondition
@@ -36,13 +36,6 @@ class FedRows(NamedTuple):
         """The same rows for all branches of guidance, where images differ."""
         mask = None if self.mask is None else self.mask.repeat(branches, 1, 1)
         return self._replace(position=self.position.repeat(branches, 1), slot=self.slot.repeat(branches, 1), mask=mask)
-
-
-class DevicePass(NamedTuple):
-    """A pass of a schedule, see :class:`.Pass`, as tensors on a device."""
-
-    predicted_by: Tensor  # int64 [n]
-    fed: FedRows
 
 
 class DeviceTable:
@@ -70,8 +63,10 @@ class DeviceTable:
         # From which pass on a slot and all slots before it are written: a row that attends to them needs no mask.
         self._filled = np.maximum.accumulate(table.written)
 
-    def at(self, k: int) -> DevicePass:
-        """Pass k, alone, of a table of passes that are fed one by one. The host does not wait."""
+    def at(self, k: int) -> tuple[FedRows, Tensor]:
+        """Pass k, alone, of a table of passes that are fed one by one: its rows, and which of them predict its cells,
+        int64 [n]. The host does not wait.
+        """
         t = self.host
         rows = slice(t.row_start[k], t.row_start[k + 1])
         cells = slice(t.cell_start[k], t.cell_start[k + 1])
@@ -80,10 +75,8 @@ class DeviceTable:
         all_written = end == 0 or self._filled[end - 1] <= k
         # Every row attends to the last slot below the end, and so to all.
         all_visible = end == 0 or t.last_visible[rows].min() == end - 1
-        return DevicePass(
-            predicted_by=self.row_in_pass[cells],
-            fed=self.fed_rows(rows, self.prefix + end, masked=not (all_written and all_visible)),
-        )
+        fed = self.fed_rows(rows, self.prefix + end, masked=not (all_written and all_visible))
+        return fed, self.row_in_pass[cells]
 
     def fed_rows(self, rows: slice | Tensor, end: int, masked: bool = True) -> FedRows:
         """Some rows, which attend to slots below ``end``, the condition's among them. Rows that are not ``masked``
@@ -235,8 +228,8 @@ class ScheduleLook(CachedTransformer):
             self.table = DeviceTable(t, self.cache.prefix, self.canvas.device)
             return hidden.expand(-1, len(cells), -1)
 
-        p = self.table.at(k)
-        return self.feed(self.canvas.values, p.fed, k <= self.last_guided)[:, p.predicted_by]
+        fed, predicted_by = self.table.at(k)
+        return self.feed(self.canvas.values, fed, k <= self.last_guided)[:, predicted_by]
 
     def follow(self, schedule: Schedule) -> None:
         """Continue with a schedule whose known cells are in the cache."""

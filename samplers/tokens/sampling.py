@@ -16,8 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from ...networks.llama import Llama
-from ...networks.ops import to_device
 from ...networks.speed import recorded
+from ...networks.torch_state import to_device
 from ..noise import CellNoise
 from .canvas import TokenCanvas
 from .draws import PairedDraws

@@ -17,6 +17,7 @@ from fastar_nodes.networks import ops
 from fastar_nodes.networks.llama import Llama, TokenModel
 from fastar_nodes.networks.mar import MAR, MARModel
 from fastar_nodes.networks.ops import Linear
+from fastar_nodes.networks.torch_state import dot_product_attention
 from fastar_nodes.samplers.conditioning import FeatureCondition, from_ids
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
@@ -90,7 +91,7 @@ def test_the_share_of_attention():
     q = torch.ones(1, 2, 3, 8)
     k = torch.ones(1, 2, 5, 8)
     with torch.inference_mode(), counted() as work:
-        ops.dot_product_attention(q, k, k)
+        dot_product_attention(q, k, k)
         q.flatten(0, 2) @ torch.ones(8, 10)
     assert work.attention == 2 * 6 * 5 * 8
     assert work.attention_share == 480 / (480 + 6 * 8 * 10)

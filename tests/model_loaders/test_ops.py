@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from fastar_nodes.lab.work.operations import counted
 from fastar_nodes.networks import ops
-from fastar_nodes.networks.ops import FAST, TORCH, EightBitLinear, Linear, outputs
+from fastar_nodes.networks.ops import FAST, TORCH, EightBitLinear, Linear
 from torch import nn
 
 ONEDNN = pytest.mark.skipif(not ops._has_onednn(), reason="this PyTorch has no oneDNN")
@@ -117,11 +117,6 @@ def test_the_first_layers_of_a_network_are_packed_whatever_else_is_loaded(amd, m
             for layer in net:
                 layer(torch.ones(4, 16))
     assert [[layer in ops._PACKED for layer in net] for net in nets] == [[True, True, False]] * 2
-
-
-def test_some_outputs_of_a_layer():
-    layer, x = filled(16, 24), torch.randn(5, 16)
-    torch.testing.assert_close(outputs(layer, 8, 20)(x), layer(x)[:, 8:20])
 
 
 def sum_of(operations, layer, dtype=torch.float32, transposed=False):

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from fastar_nodes.reports import record
-from fastar_nodes.reports.record import Clock, Report
+from fastar_nodes.reports.record import PAUSE, Clock, Report
 
 
 class Time:
@@ -64,7 +64,7 @@ def test_wall_time_without_pauses_on_a_cpu(time):
     clock, report = Clock(torch.device("cpu")), new_report()
     with clock.phase("head"):
         time.host += 2
-    with clock.paused():
+    with clock.phase(PAUSE):
         time.host += 100
     with clock.phase("head"):
         time.host += 3
@@ -78,7 +78,7 @@ def test_queued_work_is_no_pause_on_a_gpu(time):
     clock, report = Clock(torch.device("cuda:1")), new_report()
     with clock.phase("head"):
         time.queue(5)
-    with clock.paused():
+    with clock.phase(PAUSE):
         time.host += 1
     with clock.phase("head"):
         time.queue(2)
@@ -94,7 +94,7 @@ def test_a_preview_is_a_pause_on_a_gpu(time):
     """
     clock, report = Clock(torch.device("cuda:1")), new_report()
     time.queue(5)
-    with clock.paused():
+    with clock.phase(PAUSE):
         time.synchronize(torch.device("cuda:1"))
         time.queue(3)
         time.synchronize(torch.device("cuda:1"))

@@ -16,7 +16,7 @@ import test_token_contract as tokens
 import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.memory import in_chunks, out_of_memory
-from fastar_nodes.networks import ops, speed
+from fastar_nodes.networks import ops, speed, torch_state
 from fastar_nodes.reports import record
 from fastar_nodes.reports.record import Report
 from fastar_nodes.runs.batches import in_parts, run_beginning
@@ -264,7 +264,7 @@ def threads_at_every_step(net):
 
 
 def test_a_small_network_takes_one_thread_and_gives_the_others_back(three_threads, monkeypatch):
-    monkeypatch.setattr(speed, "FEW_WEIGHTS", 3)
+    monkeypatch.setattr(torch_state, "FEW_WEIGHTS", 3)
     assert threads_at_every_step(torch.nn.Linear(1, 1)) == [1, 1, 3, 1, 3]  # two weights
     assert threads_at_every_step(torch.nn.Linear(2, 1)) == [3, 3, 3, 3, 3]
     assert threads_at_every_step(torch.nn.Linear(1, 1, device="meta")) == [3, 3, 3, 3, 3]

@@ -25,14 +25,15 @@ def digests(reverse: bool) -> dict[str, str]:
     """Digest of the output of every sampler on tiny models whose
     weights all count as large, so that the rule for products applies.
     """
+    from fastar_nodes.networks import ops
+
+    ops.LARGE_WEIGHT = 1  # before the models are made
     import test_block_contract as blocks
     import test_nextstep_contract as nextstep
     import torch
-    from fastar_nodes.networks import ops
     from fastar_nodes.samplers.engine import finish
     from test_batches import CASES, IMAGES, masked, tokens
 
-    ops.LARGE_WEIGHT = 1
     starts = {"hybrid": partial(CASES["hybrid"], range(IMAGES))}
     for contract in (masked, tokens, blocks, nextstep):
         starts |= {name: partial(contract.start, name) for name in contract.CASES}

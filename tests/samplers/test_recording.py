@@ -193,7 +193,7 @@ def test_lazymars_passes_are_recorded(recordings):
     for _ in range(2):
         drawn = finish(lazymar_of(move))
     functions = {key[0].__name__ for key in move(masked.MODEL).net.graphs._recordings}
-    assert functions == {"run_encoder", "run_decoder", "step"}
+    assert functions == {"run_encoder", "run_decoder", "full_step"}
     assert drawn.report.note == "speed: auto"
 
 

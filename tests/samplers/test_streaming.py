@@ -169,7 +169,7 @@ def test_a_report_says_what_streams_and_counts_only_what_is_loaded():
 
     def memory(model):
         _, settings = masked.CASES["mar"]
-        return finish(Drawing(SAMPLERS["mar"], model, settings, PROMPTS, 3, range(3)).begin(range(3))).report.memory
+        return finish(Drawing(SAMPLERS["mar"], model, settings, PROMPTS, 3, range(3)).steps()).report.memory
 
     whole = memory(tiny_hybrid())
     partly = memory(model)
@@ -187,7 +187,7 @@ def test_a_draft_that_streams_is_not_counted_as_loaded():
 
     def memory(draft):
         drawing = Drawing(SAMPLERS["cspd"], tiny_hybrid(), settings, PROMPTS, 3, range(3), draft=draft)
-        return finish(drawing.begin(range(3))).report.memory
+        return finish(drawing.steps()).report.memory
 
     found = memory(draft)
     away = sum(p.nbytes for layer in storage.held for p in layer.parameters())

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from ....networks.ops import to_device
+from ....networks.torch_state import to_device
 from ...coupling import Gaussian
 from ...noise import CounterRNG
 from ..canvas import Tokens

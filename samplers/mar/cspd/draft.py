@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ....networks.mar import MARModel
-from ....networks.ops import to_device
+from ....networks.torch_state import to_device
 from ....reports.record import ACCEPTED, PROMPT_COUNTS, REJECTED, Report
 from ... import chain
 from ...chain import DiffusionBatch
@@ -64,12 +64,11 @@ def traced(canvas: MARCanvas, batch: DiffusionBatch, last_noise: bool = False) -
         noise[-1] = 0
     batch = replace(batch, noise=noise)
 
-    net = canvas.model.net
-    head = Heads(net, canvas.report).head(batch)
+    head = Heads(canvas.model.net, canvas.report).head(batch)
     states = [batch.x]
     means = []
     log_stds = []
-    for result in chain.run_chain(net, batch, head):
+    for result in chain.run_chain(batch, head):
         states.append(result.x)
         means.append(result.mean)
         log_stds.append(result.log_std)

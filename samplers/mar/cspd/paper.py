@@ -32,7 +32,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....networks.ops import to_device
+from ....networks.torch_state import to_device
 from ....reports.record import ACCEPTED, PLAIN, REJECTED
 from ...engine import Verdict
 from ..canvas import MARCanvas, TokenNoise, Tokens

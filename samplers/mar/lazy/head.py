@@ -8,18 +8,18 @@ Shapes: N tokens, w head width, and P branches of guidance: 2, the condition's a
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, cast
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
 from ....networks.mar import BUDGET, MAR, DiffusionHead, HeadBlock, modulated
-from ....networks.ops import outputs, to_device
-from ....networks.speed import Recordable
+from ....networks.speed import recorded
+from ....networks.torch_state import to_device
 from ....reports.record import Report
-from ...chain import ChainHead, DiffusionBatch, Evaluation
+from ...chain import ChainHead, DiffusionBatch, StepResult, advance
 from ..mar import Heads
 from ..settings import CacheSettings, head_period
 
@@ -30,17 +30,20 @@ class CachedHeads(Heads):
     def __init__(self, net: MAR, report: Report, settings: CacheSettings):
         super().__init__(net, report)
         self.settings = settings
+        self.outer = tuple(j for j in range(len(self.denoiser.res_blocks)) if j not in MIDDLE)
         self._plans: dict[int, HeadPlan] = {}  # by number of diffusion steps
 
     def whole(self, steps: int) -> bool:
         return head_period(self.settings, steps) == 1
 
     def head(self, batch: DiffusionBatch) -> ChainHead:
-        steps = len(batch.table)
+        steps = len(batch.table.times)
         if steps not in self._plans:
             self._plans[steps] = head_plan(steps, head_period(self.settings, steps), batch.x.device)
         plan = self._plans[steps]
-        return CachedHead(self.denoiser, self.net, batch, plan, self.report) if plan.reuses else super().head(batch)
+        if not plan.reuses:
+            return super().head(batch)
+        return CachedHead(self.denoiser, self.net, batch, plan, self.outer, self.report)
 
 
 FULL = "full"
@@ -99,47 +102,84 @@ class CachedHead:
 
     kept: Kept | None = None  # from the most recent step that computed it; the first step is a full one
 
-    def __init__(self, head: DiffusionHead, net: MAR, batch: DiffusionBatch, plan: HeadPlan, report: Report):
+    def __init__(
+        self,
+        head: DiffusionHead,
+        net: MAR,
+        batch: DiffusionBatch,
+        plan: HeadPlan,
+        outer: Sequence[int],
+        report: Report,
+    ):
+        """``outer``: numbers of the outer blocks."""
+        self.net = net
         self.head = head
+        self.outer = outer
         self.cfg = batch.cfg
         self.kinds = plan.kinds
         self.branches, self.tokens = batch.z.shape[:2]
-        self.outer = tuple(j for j in range(len(head.res_blocks)) if j not in MIDDLE)
         self.report = report  # counts the work
 
         condition = head.cond_embed(batch.z.flatten(0, 1))
         self.modulations = {}
         for kind, which in plan.of_kind.items():
             computed = condition if kind == FULL else condition[: self.tokens]
-            self.modulations[kind] = step_modulations(head, net, kind, self.outer, batch.table.times[which], computed)
+            self.modulations[kind] = step_modulations(head, net, kind, outer, batch.table.times[which], computed)
 
-    def at(self, k: int) -> Evaluation:
-        """See :class:`...chain.ChainHead`. The output is [P, N, 2 channels] at a full step. After it steps reuse
-        :class:`Kept`, and their output [1, N, 2 channels] has the guidance in it: :func:`...chain.guide` adds none to
-        an output of one branch.
+    def step(self, k: int, numbers: Any, cfg: Tensor, noise: Tensor, x: Tensor, change: Any) -> StepResult:
+        """See :class:`...chain.ChainHead`. The output of the head is [P, N, 2 channels] at a full step. After it steps
+        reuse :class:`Kept`, and their output [1, N, 2 channels] has the guidance in it: :func:`...chain.guide` adds
+        none to an output of one branch.
         """
         kind = self.kinds[k]
         modulations = next(self.modulations[kind])
+        evaluate: Callable[..., tuple[Tensor, Kept | None]]
+        arguments: tuple[Any, ...]
         if kind == FULL:
-            self.report.add(head_calls=1, head_rows=self.branches * self.tokens)
-            return Evaluation(evaluate_full, (self.head, self.cfg, self.branches, modulations))
+            rows = self.branches * self.tokens
+            evaluate = evaluate_full
+            arguments = (self.head, self.cfg, self.branches, modulations)
+        else:
+            assert self.kept is not None
+            rows = self.tokens
+            evaluate = evaluate_from_kept
+            arguments = (self.head, self.outer, self.kept, kind == EDGE, modulations)
 
-        assert self.kept is not None
-        self.report.add(head_calls=1, head_rows=self.tokens)
-        return Evaluation(evaluate_from_kept, (self.head, self.outer, self.kept, kind == EDGE, modulations))
+        self.report.add(head_calls=1, head_rows=rows)
+        result, kept = cached_step(self.net, evaluate, arguments, numbers, cfg, noise, x, change)
+        if kept is not None:
+            self.kept = kept
+        return result
+
+
+@recorded
+def cached_step(
+    net: MAR,
+    evaluate: Callable[..., tuple[Tensor, Kept | None]],
+    arguments: tuple[Any, ...],
+    numbers: Any,
+    cfg: Tensor,
+    noise: Tensor,
+    x: Tensor,
+    change: Any,
+) -> tuple[StepResult, Kept | None]:
+    """Evaluate the head by ``evaluate(*arguments, x)``, and :func:`...chain.advance` all rows with its output.
+
+    Returns the rows after the step, and what the next steps reuse, or None if this stays the same.
+    """
+    out, kept = net.compiled(evaluate, "diffusion head")(*arguments, x)
+    return net.compiled(advance, "diffusion steps")(numbers, cfg, noise, x, out, change), kept
 
 
 def step_modulations(
-    head: DiffusionHead, net: Recordable, kind: str, outer: Sequence[int], times: Tensor, condition: Tensor
+    head: DiffusionHead, net: MAR, kind: str, outer: Sequence[int], times: Tensor, condition: Tensor
 ) -> Iterator[tuple[Tensor, ...]]:
     """The head's modulations at every step of a kind, from time embeddings [S, w] and condition embeddings [R, w].
 
     The modulations of many steps are one product, which reads the weights once. An edge step needs the modulations of
     its ``outer`` blocks and of the last layer, a reused step only the gates of these blocks.
     """
-    width = head.input_proj.out_features
-    blocks = [cast(HeadBlock, head.res_blocks[j]) for j in (range(len(head.res_blocks)) if kind == FULL else outer)]
-    gates = [outputs(cast(nn.Linear, block.adaLN_modulation[1]), 2 * width, 3 * width) for block in blocks]
+    blocks = head.res_blocks if kind == FULL else [head.res_blocks[j] for j in outer]
 
     # Three modulations of a block, or its gate alone, and two of the last layer.
     count = len(blocks) * (1 if kind == REUSED else 3) + 2
@@ -147,11 +187,12 @@ def step_modulations(
     for some in times[:, None].split(steps_at_once):
         embedding = some + condition
         if kind == REUSED:
-            active = F.silu(embedding)
-            made = [*(gate(active) for gate in gates), *head.modulations(embedding, ())]
+            made = head.gates(embedding, blocks) + head.modulations(embedding, ())
         else:
             made = head.modulations(embedding, blocks)
-        yield from zip(*net.laid_out(made), strict=True)
+        if net.records:  # recorded functions copy these fastest
+            made = [m.contiguous() for m in made]
+        yield from zip(*made, strict=True)
 
 
 class Kept(NamedTuple):

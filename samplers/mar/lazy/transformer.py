@@ -8,19 +8,22 @@ in an encoder that does not read the condition (Harmon's and UniPic's), whose ou
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from ....networks.feature_cache import FeatureCache
 from ....networks.graphs import State
 from ....networks.mar import NONE_KEPT, DecoderCache, pick, run_decoder
+from ....networks.torch_state import to_device
+from ...noise import CounterRNG, row_keys
 from ..canvas import MARCanvas
 from ..mar import FullTransformer, Transformer
 from ..settings import CacheSettings
 from .head import CachedHeads
-from .plan import Plan
+from .plan import BY_STATE, computed_ratios, next_refreshes, spare_rows, usual_block
 
 
 @dataclass(eq=False)
@@ -70,6 +73,7 @@ class LazyTransformer(Transformer):
         self.drops_null = canvas.guided and settings.condition_cache
         self.kept_branches = 1 if self.drops_null else self.branches
         self.entries = self.kept_branches * self.images
+        self.kept_vectors = self.vectors[: self.entries]
 
         # For each AR step of a refresh: whether later passes leave decoder rows out, and whether they use any of it.
         steps = range(canvas.order.steps)
@@ -83,7 +87,7 @@ class LazyTransformer(Transformer):
         refreshes = [step for step in steps if self.plan.refreshes(step)]
         room = max((self.room[step] for step in refreshes), default=0) if settings.encoder_cache else 0
         block = self.plan.block if any(self.prunes[step] for step in refreshes) else None
-        entries = min(self.entries, len(self.vectors))
+        entries = len(self.kept_vectors)
         self.memory = FeatureCache(canvas.model.net, canvas.device, self.entries, entries, room, block)
         self.kept: Kept | None = None
 
@@ -188,10 +192,12 @@ class LazyTransformer(Transformer):
         """
         canvas = self.canvas
         net = canvas.model.net
-        vectors, tokens, copies = self._inputs(branches)
         known = canvas.order.decided_before(step)
+        vectors = self.vectors[: branches * self.images]
+        copies = len(vectors) // self.images  # 1 if the encoder reads no condition
         of_encoder = known.repeat(copies, 1)
 
+        tokens = canvas.values.repeat(copies, 1, 1)
         x = net.encode(tokens, of_encoder, vectors, None, NONE_KEPT if kept is None else kept.encoder)
         cache = None if kept is None else kept.fused
         fused = canvas.conditioning.fuse(x, of_encoder, branches > 1, cache=cache)
@@ -206,22 +212,13 @@ class LazyTransformer(Transformer):
         """
         canvas = self.canvas
         net = canvas.model.net
-        vectors, tokens, copies = self._inputs(self.kept_branches)
-
-        x = net.encode_more(tokens, new.repeat(copies, 1), vectors, kept.encoder, kept.known)
+        copies = len(self.kept_vectors) // self.images
+        tokens = canvas.values.repeat(copies, 1, 1)
+        x = net.encode_more(tokens, new.repeat(copies, 1), self.kept_vectors, kept.encoder, kept.known)
         fused = canvas.conditioning.extend(x, kept.fused, kept.known)
         class_rows_first = fused.roll(net.config.buffer, 1)
         rows = net.canvas(class_rows_first, new.repeat(self.kept_branches, 1), rows=rows)
         return rows, len(x) * x.shape[1]
-
-    def _inputs(self, branches: int) -> tuple[Tensor, Tensor, int]:
-        """What the encoder reads for so many branches: vectors, tokens, and how many entries of its batch belong to an
-        image, which is 1 if the encoder reads no condition.
-        """
-        vectors = self.vectors[: branches * self.images]
-        copies = len(vectors) // self.images
-
-        return vectors, self.canvas.values.repeat(copies, 1, 1), copies
 
     def _count(self, encoder_rows: int, rows: Tensor, chosen: Tensor | None) -> None:
         """Add a pass to the report.
@@ -245,3 +242,123 @@ class LazyTransformer(Transformer):
         later = depth - self.plan.block - 1
         decoder_rows = round(entries * (total * (depth - later) + computed * later) / depth)  # of an average block
         canvas.report.add(**canvas.conditioning.counts(encoder_rows, decoder_rows))
+
+
+# ------------------------------------------------------------------------------------------------ the chosen rows
+
+
+class Plan:
+    """The AR steps that compute everything (refreshes), and the rows that the passes between two refreshes compute.
+
+    At an AR step the tokens of an image, in the order in which they are decided, are::
+
+        |<--- known --->|<---- new ---->|<-- wanted -->|<-- others -->|
+        before the         since then       now            later
+        previous pass   |<------- always computed ---->|
+        |<-------- decided ------------>|<-------- undecided -------->|
+
+    Table 3 of the paper names each strategy after the tokens that are cached. The setting ``selection`` names it after
+    the tokens that are computed in addition to the new and the wanted ones:
+
+    - *least-similar* (V in Table 3; equation (8)), *most-similar* (IV), *random* (III): as many rows as the shares of
+      :func:`computed_ratios` allow;
+    - *undecided* (II): the others;
+    - *decided* (I): the known ones.
+
+    The paper does not say two things, which we infer from the numbers of operations that it states for I and II:
+    *undecided* and *decided* leave out the class rows, and all strategies compute the wanted and the new tokens.
+    """
+
+    def __init__(self, canvas: MARCanvas, settings: CacheSettings):
+        c = canvas.model.net.config
+        steps = canvas.order.steps
+        block = usual_block(c.decoder_depth)
+        self.total = c.buffer + c.tokens  # rows of the decoder
+        self.canvas = canvas
+        self.selection = settings.selection
+        self.next_refresh = next_refreshes(settings, steps)  # of each AR step
+        self.block = block - 1  # from 0; ``block`` counts from 1
+
+        # Share of rows that are computed at each AR step. Skipping rows in the decoder's last block would save nothing,
+        # because even without caches it computes only the wanted rows.
+        self.share = [1.0] * steps
+        if settings.token_cache and block < c.decoder_depth:
+            self.share = [0.0] * steps if self.selection in BY_STATE else computed_ratios(settings, steps)
+        self.spare = spare_rows(self.total)
+
+        if self.selection == "random":
+            keys = row_keys(canvas.noise, "selection", self.total)
+            self.random = CounterRNG(to_device(keys.flatten(), canvas.device))
+
+    def refreshes(self, step: int) -> bool:
+        """Whether a later AR step may use what a refresh at ``step`` keeps."""
+        return self.next_refresh[step] > step + 1
+
+    def prunes(self, step: int) -> bool:
+        """Whether any AR step between the refresh at ``step`` and the next refresh leaves rows out."""
+        return any(share < 1 for share in self.share[step + 1 : self.next_refresh[step]])
+
+    def rows(self, step: int, known: int, must: Tensor) -> RowChoice | None:
+        """The rows to compute at an AR step; None for all.
+
+        Args:
+            known: number of tokens that were decided before the previous pass.
+            must: rows of the wanted tokens, then of the new ones, int64 [E, m].
+        """
+        order = self.canvas.order.decision_order
+        start = self.canvas.order.starts[step]
+
+        rank = None  # by similarity
+        if self.selection == "decided":
+            size = known + must.shape[1]  # known + new + wanted
+            rank = self._first(order[:, :start])
+        elif self.selection == "undecided":
+            size = self.canvas.cells - known  # new + wanted + others
+            rank = self._first(order[:, start:])
+        else:
+            size = max(must.shape[1] + self.spare, int(self.total * self.share[step]))
+            if self.selection == "random":
+                rank = self.random.uniform(step).view(-1, self.total)
+
+        if size >= self.total:
+            return None
+        if rank is not None:
+            rank = rank.repeat(len(must) // len(rank), 1)
+        return RowChoice(must, size, rank, self.selection == "most-similar")
+
+    def _first(self, tokens: Tensor) -> Tensor:
+        """Ranks, fp32 [B, N], that put the given tokens (int64 [B, n]) before all other rows."""
+        rank = torch.ones(len(tokens), self.total, device=tokens.device)
+        return rank.scatter_(1, tokens + self.canvas.model.net.config.buffer, 0.0)
+
+
+class RowChoice(NamedTuple):
+    """The decoder rows that a pass computes after the measuring block (see :func:`usual_block`), by equation (8)."""
+
+    must: Tensor  # int64 [E, m], the rows that it computes in any case
+    size: int  # number of rows that it computes in all
+    rank: Tensor | None  # fp32 [E, N]: rows of low rank come next; None: the least similar rows come next
+    most_similar: bool  # if ``rank`` is None: the most similar rows come next instead
+
+    def __call__(self, values: Tensor, previous: Tensor) -> Tensor:
+        """The rows, int64 [E, size], which begin with ``must``.
+
+        ``values``, ``previous``: V of the measuring block in this pass and in the previous one, [E, heads, N, d].
+        """
+        rank = self.rank
+        if rank is None:
+            # Rounded, because unchanged rows differ by rounding errors, which must not influence their order.
+            s = (similarity(values, previous) * 2**17).round() / 2**17
+            rank = -s if self.most_similar else s
+
+        # The rows of lowest rank. Among rows of equal rank, the one with the lower index comes first.
+        others = rank.scatter(1, self.must, torch.inf).argsort(dim=1, stable=True)
+        return torch.cat([self.must, others[:, : self.size - self.must.shape[1]]], dim=1)
+
+
+def similarity(values: Tensor, previous: Tensor) -> Tensor:
+    """s_i = cos(V_i of this pass, V_i of the previous pass), averaged over the heads: [E, N].
+
+    Both V have the shape [E, heads, N, d].
+    """
+    return F.cosine_similarity(values.float(), previous.float(), dim=-1).mean(dim=1)

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ....networks.autoencoder import Codebook
-from ....networks.ops import to_device
+from ....networks.torch_state import to_device
 from ....reports.record import ACCEPTED
 from ...engine import Verdict
 from ..canvas import TokenCanvas

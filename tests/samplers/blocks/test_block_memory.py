@@ -102,7 +102,7 @@ def test_a_report_holds_the_estimate_and_the_cache_is_within_it(model, edited):
         mask[:, -1, -1] = 1
         edit = Edit(bits(1, model, grid), mask)
 
-    report = finish(Drawing(SAMPLERS["bitdance"], model, settings, condition, 5, (0,), edit).begin((0,))).report
+    report = finish(Drawing(SAMPLERS["bitdance"], model, settings, condition, 5, (0,), edit).steps()).report
     assert report.memory == memory.estimate(model, condition, settings, edited)
     assert report.counts["cache_bytes"] == report.memory[KV_CACHE]
 
@@ -177,7 +177,7 @@ def test_passes_of_a_quarter_of_a_14b_hold_what_is_estimated(monkeypatch):
             z = (hidden + places)[:, None].to(torch.bfloat16)
             rows = chain.DiffusionBatch(z, x, x[:1], x, table)
             head = chain.Head(net, net.denoiser, rows, Report("bitdance", "14B", {}, 0, 1, "meta"), BUDGET)
+            scale = torch.ones(1, 1, 1)
             for k in range(20):  # the modulations of 14 evaluations are computed at once
-                evaluate, arguments = head.at(k)
-                evaluate(*arguments, x[:1])
+                head.step(k, table.of_mean[k], scale, x[:1], x[:1], None)
         assert live.peak < work[HEAD] < 3 * live.peak

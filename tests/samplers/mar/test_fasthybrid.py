@@ -235,7 +235,7 @@ def test_guided_steps_start_where_the_full_ones_do(model, end, own, first):
     guided = {"guided_steps": 6, "guidance_schedule": "none"}  # which skips no step
     settings = FastHybridSettings(steps=5, diffusion_steps=40, diffusion_steps_end=end, t_max=own, **guided)
     canvas = mar_canvas("fasthybrid", official, from_ids((1,)), settings, PairedNoise(5, (0,)), None)
-    found = Guided(canvas, settings).table.times[0], annealed_tables(canvas, settings)[0].times[0]
+    found = Guided(canvas).table.times[0], annealed_tables(canvas)[0].times[0]
     embedded = model.net.head.time_embed(torch.tensor([first]))[0]
     assert all(torch.allclose(time, embedded, atol=1e-6) for time in found)
 

@@ -18,7 +18,7 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
-from fastar_nodes.samplers.mar.lazy import LazyTransformer, lazymar, plan
+from fastar_nodes.samplers.mar.lazy import LazyTransformer, lazymar, transformer
 from fastar_nodes.samplers.mar.lazy.head import CachedHeads, evaluate_from_kept, evaluate_full, head_plan
 from fastar_nodes.samplers.mar.lazy.plan import computed_ratios, spare_rows, usual_block
 from fastar_nodes.samplers.mar.mar import Heads, mar
@@ -272,7 +272,7 @@ def test_any_calls_equal_the_slow_reference(deep, off, period, start, calls, rea
     period = {"refresh_period": period, "start_step": start}
     changed = {**period, **STRETCHED, "selection": selection}
     base, calls = LazyMARSettings(steps=16, cfg=2.0, **changed, **dict.fromkeys(off, False)), sorted(calls)
-    with patch.object(plan, "usual_block", lambda depth: block):
+    with patch.object(transformer, "usual_block", lambda depth: block):
         fast, got = drive(deep, partial(Watched, settings=base), base, calls, reach)
     slowly = partial(SlowLazy, settings=base, block=block - 1, spare=1, follow=fast.computed)
     slow, want = drive(deep, slowly, base, calls, reach)
@@ -287,7 +287,7 @@ ONE = {"steps": 6, "diffusion_steps": 2, "cfg": 1.0, "refresh_period": 20, "star
 def one(model, block=None, **changes):
     """``block``: the one that measures, in the place of the usual one."""
     chosen = usual_block if block is None else lambda depth: block
-    with patch.object(plan, "usual_block", chosen):
+    with patch.object(transformer, "usual_block", chosen):
         return _one(model, changes)
 
 
@@ -352,7 +352,7 @@ def test_nothing_is_read_before_it_was_written(deep, cache, cfg, steps, reach, e
 
 def test_rows_of_negative_similarity_cannot_push_out_what_must_be_computed(deep, monkeypatch):
     """The published code gives mandatory rows the score 0, which loses against negative cosines."""
-    monkeypatch.setattr(plan, "similarity", lambda values, last: torch.full(values.shape[::2][:2], -0.9))
+    monkeypatch.setattr(transformer, "similarity", lambda values, last: torch.full(values.shape[::2][:2], -0.9))
     base = LazyMARSettings(**BASE, **QUICK)
 
     def sparing(canvas):

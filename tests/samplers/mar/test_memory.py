@@ -91,7 +91,7 @@ def test_passes_hold_what_is_estimated(unipic, monkeypatch):
 def run(model, sampler="mar", settings=None, **more):
     condition = PromptCondition(("a boat", "a cat"))
     settings = settings or MARSettings(steps=4, diffusion_steps=4)
-    return finish(Drawing(SAMPLERS[sampler], model, settings, condition, 3, range(2), **more).begin(range(2))).report
+    return finish(Drawing(SAMPLERS[sampler], model, settings, condition, 3, range(2), **more).steps()).report
 
 
 def test_reports_hold_the_estimate():

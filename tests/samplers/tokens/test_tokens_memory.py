@@ -114,7 +114,7 @@ def test_mulosd_computes_logits_in_pieces_of_64_mb():
 )
 def test_reports_hold_the_estimate(name, settings):
     model, condition = tiny_gpt(), condition_of("class")
-    report = finish(Drawing(SAMPLERS[name], model, settings, condition, 1, range(3)).begin(range(3))).report
+    report = finish(Drawing(SAMPLERS[name], model, settings, condition, 1, range(3)).steps()).report
     weights = sum(weight.nbytes for weight in model.net.parameters())
     need = estimate(model, condition, settings)
     assert report.memory == {"weights: transformer": weights, "sampling": need}
@@ -127,6 +127,6 @@ def test_a_report_of_mulosd_holds_both_models():
     condition = condition_of("class")
     more = {"draft": draft, "up_sampler": PixelUpSampling(tokens.VQ)}
     drawing = Drawing(SAMPLERS["mulosd"], target, settings, condition, 1, range(3), **more)
-    memory = finish(drawing.begin(range(3))).report.memory
+    memory = finish(drawing.steps()).report.memory
     assert list(memory) == ["weights: transformer", "weights: draft transformer", "sampling"]
     assert memory["sampling"] == int(estimate(target, condition, settings, draft))

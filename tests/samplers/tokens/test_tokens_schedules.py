@@ -185,11 +185,11 @@ def test_a_raster_schedule_needs_no_mask_and_no_more_memory_than_its_cells(grid)
     assert len(arrays) > 10 and max(array.size for array in arrays) <= count + 2
     on_device = DeviceTable(table_of(raster(grid)), 3, torch.device("cpu"))
     for k in (*range(min(4, count)), count // 2, count - 1):
-        p = on_device.at(k)
-        assert p.fed.mask is None and p.fed.end == 3 + k
+        rows, _ = on_device.at(k)
+        assert rows.mask is None and rows.end == 3 + k
         fed = [k - 1] if k else []
-        assert p.fed.cell.tolist() == p.fed.position.tolist() == fed
-        assert p.fed.slot.tolist() == [3 + cell for cell in fed]
+        assert rows.cell.tolist() == rows.position.tolist() == fed
+        assert rows.slot.tolist() == [3 + cell for cell in fed]
 
 
 def test_one_row_behind_slots_that_are_not_written_has_a_mask():
@@ -197,5 +197,5 @@ def test_one_row_behind_slots_that_are_not_written_has_a_mask():
     ahead_of_others = Row(position=2, place=2, last_visible=2, cell=0)
     passes = (Pass(cells=(0,), predicted_by=(0,)), Pass(cells=(3,), predicted_by=(0,), rows=(ahead_of_others,)))
     schedule = Schedule(2, passes)
-    p = DeviceTable(table_of(schedule), 1, torch.device("cpu")).at(1)
-    assert p.fed.mask.int().tolist() == [[1, 0, 0, 0, 1]] and p.fed.end == 5, "a slot of its own"
+    rows, _ = DeviceTable(table_of(schedule), 1, torch.device("cpu")).at(1)
+    assert rows.mask.int().tolist() == [[1, 0, 0, 0, 1]] and rows.end == 5, "a slot of its own"
