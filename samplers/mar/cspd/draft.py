@@ -87,8 +87,8 @@ class TargetBatch(NamedTuple):
 def target_batches(
     canvas: MARCanvas, transformer: Transformer, steps: range, noise: TokenNoise, table: chain.StepTable
 ) -> Iterator[TargetBatch]:
-    """The tokens of AR steps for the target, given the drafts; a batch for every pass of its transformer, which
-    evaluates as many AR steps as it can.
+    """The tokens of AR steps as the target's head will sample them, given the drafts. Yields a batch for every pass of
+    the target's transformer, and each pass evaluates as many AR steps as it can.
 
     A transformer with caches reads final tokens only: ask for a batch when the tokens of the previous batch are final.
     """
@@ -104,7 +104,7 @@ def target_batches(
 
 
 class Drafter:
-    """The draft model in a generation of the target: with the same tokens, noise and diffusion steps."""
+    """The draft model while the target generates images. It shares the target's tokens, noise and diffusion steps."""
 
     def __init__(
         self,
@@ -169,8 +169,8 @@ class Mode(ABC):
 
 
 def outcome_of(canvas: MARCanvas, accepted: Tensor) -> Tensor:
-    """What became of drafts that were ``accepted`` or not, bool [B, n] on the host: uint8 [B, n] on the device. The
-    report counts them.
+    """The outcome of each draft, ACCEPTED or REJECTED, uint8 [B, n] on the device, from ``accepted``, bool [B, n] on
+    the host. The report counts them.
     """
     kept = int(accepted.sum())
     restarts = int((~accepted).any(1).sum())

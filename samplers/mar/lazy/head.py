@@ -1,9 +1,9 @@
 """LazyMAR's cache of the diffusion head: what is reused from one diffusion step to the next.
 
-Source: the published code of Yan et al. 2025, "LazyMAR" (ICCV 2025, arXiv 2503.12450). The paper's speed-ups contain
-this cache, its text does not.
+Source: the published code of Yan et al. 2025, "LazyMAR" (ICCV 2025, arXiv 2503.12450). The paper's speed-ups include
+this cache, but its text does not describe it.
 
-Shapes: N tokens, w head width, and P branches of guidance: 2, the condition's and the null one, or 1 without guidance.
+Shapes: N tokens, w head width, P branches of guidance: 2 (the condition's and the null one), or 1 without guidance.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ FULL = "full"
 EDGE = "edge"
 REUSED = "reused"
 
-# The head's blocks whose outputs are reused as one sum; of the *outer* ones, blocks 0 and 5 on, each block's MLP output
-# is reused by itself.
+# The head's middle blocks: what they add together is reused as one sum. The other blocks, 0 and all from 5 on, are the
+# *outer* ones: the output of each one's MLP is reused separately.
 MIDDLE = range(1, 5)
 
 
@@ -66,7 +66,7 @@ class HeadPlan(NamedTuple):
 def head_plan(steps: int, period: int, device: torch.device) -> HeadPlan:
     """Diffusion steps are counted down to 0: the first one and every multiple of the period are evaluated in full.
 
-    Of the other steps, the first tenth of the diffusion is "edge" and the rest "reused"; see :class:`CachedHead`.
+    The other steps are "edge" in the first tenth of the diffusion and "reused" after it; see :class:`CachedHead`.
     """
     full = {steps - 1, *range(0, steps, period)}
     kinds = []
@@ -127,9 +127,9 @@ class CachedHead:
             self.modulations[kind] = step_modulations(head, net, kind, outer, batch.table.times[which], computed)
 
     def step(self, k: int, numbers: Any, cfg: Tensor, noise: Tensor, x: Tensor, change: Any) -> StepResult:
-        """See :class:`...chain.ChainHead`. The output of the head is [P, N, 2 channels] at a full step. After it steps
-        reuse :class:`Kept`, and their output [1, N, 2 channels] has the guidance in it: :func:`...chain.guide` adds
-        none to an output of one branch.
+        """See :class:`...chain.ChainHead`. The output of the head is [P, N, 2 channels] at a full step. The steps after
+        it reuse :class:`Kept`. Their output, [1, N, 2 channels], already contains the guidance: :func:`...chain.guide`
+        adds none to an output of one branch.
         """
         kind = self.kinds[k]
         modulations = next(self.modulations[kind])
@@ -177,7 +177,8 @@ def step_modulations(
     """The head's modulations at every step of a kind, from time embeddings [S, w] and condition embeddings [R, w].
 
     The modulations of many steps are one product, which reads the weights once. An edge step needs the modulations of
-    its ``outer`` blocks and of the last layer, a reused step only the gates of these blocks.
+    its ``outer`` blocks and of the last layer, a reused step the gates of these blocks and the modulations of the last
+    layer.
     """
     blocks = head.res_blocks if kind == FULL else [head.res_blocks[j] for j in outer]
 
@@ -223,7 +224,7 @@ def evaluate_full(
         if j not in MIDDLE:
             mlps.append(out[:n])
 
-    # 0 in a head without middle blocks.
+    # What the middle blocks added together; 0 if the head has none.
     first = min(MIDDLE.start, len(blocks))
     after = min(MIDDLE.stop, len(blocks))
     middle = states[after][:n] - states[first][:n]
