@@ -497,11 +497,10 @@ class MuLoSDSampler(_Sampler):
             "*exact* uses no draft and gives the image of the target alone. For full-size models, *balanced* is set to "
             "accept 95 % of the draft tokens, and *fast* to accept 98 %. *balanced* follows the paper: the small model "
             "drafts a part of the small image, the large model verifies this part, and then both continue with the "
-            "next part. *fast* drafts the whole small image first. Both "
-            "presets make far fewer passes than the target alone, but compute about twice as many operations "
-            "(docs/full_size.md in the repository). On the demo, *tau* is 0.1. There, *balanced* drafts the small image "
-            "in two parts of four rows, and *fast* drafts the whole small image, with *draft_parallel* 8 and "
-            "*expansion* 0."
+            "next part. *fast* drafts the whole small image first. Both presets make far fewer passes than the target "
+            "alone, but compute about twice as many operations (docs/full_size.md in the repository). On the demo, "
+            "*tau* is 0.1. There, *balanced* drafts the small image in two parts of four rows, and *fast* drafts the "
+            "whole small image, with *draft_parallel* 8 and *expansion* 0."
         ),
         "condition": "Both models use this condition.",
         "cfg_interval": "While the draft model runs, guidance ends at the same fraction of the image.",
