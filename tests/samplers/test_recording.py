@@ -11,6 +11,7 @@ from unittest.mock import patch
 
 import pytest
 import test_block_contract as blocks
+import test_nextstep_contract as continuous
 import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
@@ -19,7 +20,7 @@ from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from recording import recording
 
-CONTRACTS = (masked, tokens, blocks)
+CONTRACTS = (masked, tokens, blocks, continuous)
 CASES = [(contract, name) for contract in CONTRACTS for name in contract.CASES]
 IDS = [name for _, name in CASES]
 
@@ -59,7 +60,7 @@ def recordings():
         yield made
 
 
-@pytest.mark.fast_cases("mar", "lazymar, cached head", "llamagen", "bitdance")
+@pytest.mark.fast_cases("mar", "lazymar, cached head", "llamagen", "bitdance", "nextstep")
 @pytest.mark.parametrize(("contract", "name"), CASES, ids=IDS)
 def test_recorded_samplers_draw_the_same(contract, name, recordings):
     plain = finish(contract.start(name, move=at_speed(speed.PLAIN)))
