@@ -5,6 +5,7 @@ what the sampler gets.
 import weakref
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import fake_comfy
 import pytest
@@ -20,14 +21,15 @@ from fastar_nodes.runs.choice import Choice, choose
 from fastar_nodes.runs.families.tokens import TokenFamily
 from fastar_nodes.runs.memory import DECODE
 from fastar_nodes.runs.registry import SAMPLERS
-from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
 from fastar_nodes.samplers.settings import knobs, make
 from fastar_nodes.samplers.tokens.par import NON_LOCAL
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings
-from tiny import LABELS, a_block, a_drawer, a_gpt, a_mar, a_prompt
+from nextstep_models import tiny_nextstep
+from tiny import LABELS, a_block, a_drawer, a_gpt, a_mar, a_nextstep, a_prompt, subjects
 
 
 def an_odd_gpt() -> Loaded:
@@ -102,6 +104,7 @@ UNSUITED = [
     ("par", a_gpt, {}, "grouping"),
     ("mulosd", a_drawer, {"neighbours": 1000}, "neighbours"),
     ("bitdance", a_block, {"width": 12}, "width"),
+    ("nextstep", a_nextstep, {"width": 10}, "width"),
 ]
 
 
@@ -111,15 +114,15 @@ def test_settings_that_do_not_suit_a_model_are_refused_before_anything_is_loaded
     entry = SAMPLERS[sampler]
     loaded = model()
     made = make(entry.settings, settings)
+    condition = subjects(sampler)
     with pytest.raises(UserError, match=f"^{field}: ") as refused:
-        running.run(entry, loaded, made, 3, Sockets(LABELS, draft=loaded))
+        running.run(entry, loaded, made, 3, Sockets(condition, draft=loaded))
     with pytest.raises(UserError, match=f"^{field}: "):
         running.expect_suited_settings(Choice(entry, values=settings), loaded)
     assert not fake_comfy.state.loaded
 
     # The sampler as a function says the same.
     if not entry.needs_draft:
-        condition = from_ids(LABELS.labels)
         noise = entry.family.noise(3, range(2))
         with pytest.raises(UserError) as told:
             finish(entry.run(loaded.model, condition, made, noise))
@@ -180,13 +183,17 @@ EDITS = [
     ("llamagen", a_gpt, torch.zeros(3, 4, 4, 4), torch.ones(1, 4, 4), "latent_image"),
     ("bitdance", a_block, torch.zeros(1, 6, 3, 3), torch.ones(1, 4, 4), "latent_image"),
     ("bitdance", a_block, torch.zeros(1, 6, 4, 4), torch.ones(3, 4, 4), "mask"),
+    ("nextstep", a_nextstep, torch.zeros(1, 4, 4, 4), torch.ones(1, 4, 4), "latent_image"),
+    ("nextstep", a_nextstep, torch.zeros(1, 6, 6, 6), torch.ones(1, 4, 4), "latent_image"),
+    ("nextstep", a_nextstep, torch.zeros(1, 4, 6, 6), torch.zeros(1, 4, 4), "mask"),
+    ("nextstep", a_nextstep, torch.zeros(1, 4, 6, 6), torch.ones(3, 4, 4), "mask"),
 ]
 
 
 @pytest.mark.parametrize(("sampler", "model", "start", "mask", "field"), EDITS)
 def test_an_edit_that_does_not_fit_is_refused_before_anything_is_loaded(sampler, model, start, mask, field):
     entry = SAMPLERS[sampler]
-    sockets = Sockets(LABELS, latent_image={"samples": start}, mask=mask)
+    sockets = Sockets(subjects(sampler), latent_image={"samples": start}, mask=mask)
     with pytest.raises(UserError, match=f"^{field}: "):
         running.run(entry, model(), FEW if entry.caches else make(entry.settings, {}), 3, sockets)
     assert not fake_comfy.state.loaded
@@ -194,8 +201,27 @@ def test_an_edit_that_does_not_fit_is_refused_before_anything_is_loaded(sampler,
 
 # ------------------------------------------------------------------------------------------------ parts of a batch
 
-# Latents of three images, and the sampler that changes them.
-BATCHES = {"mar": (a_mar, 2), "fasthybrid": (a_mar, 2), "llamagen": (a_gpt, 4), "bitdance": (a_block, 6)}
+
+def a_square() -> Loaded:
+    """A NextStep for 16 x 16 pixels, which core's empty latents can ask for."""
+    return a_nextstep(tiny_nextstep(side=4))
+
+
+# The sampler, its model, and the channels of its latents.
+BATCHES = {
+    "mar": (a_mar, 2),
+    "fasthybrid": (a_mar, 2),
+    "llamagen": (a_gpt, 4),
+    "bitdance": (a_block, 6),
+    "nextstep": (a_square, 4),
+}
+
+
+def entries(sampler: str, numbers) -> Any:
+    """A condition that a sampler's model reads: labels of these numbers, or prompts of as many words."""
+    if "class" in SAMPLERS[sampler].family.reads:
+        return from_ids(numbers)
+    return PromptCondition(tuple(" ".join(["cats"] * n) for n in numbers))
 
 
 @pytest.mark.parametrize("whole", [True, False], ids=["all drawn", "half drawn"])
@@ -207,11 +233,12 @@ def test_an_image_of_a_batch_is_drawn_as_in_the_whole_batch(sampler, whole):
     entry = SAMPLERS[sampler]
     few = {"steps": 3, "diffusion_steps": 3}
     settings = make(entry.settings, {name: count for name, count in few.items() if name in knobs(entry.settings)})
-    start = torch.randn(3, channels, 4, 4, generator=torch.Generator().manual_seed(1)).sign()
+    sides = entry.family.latents(loaded.model, settings)
+    start = torch.randn(3, channels, *sides, generator=torch.Generator().manual_seed(1)).sign()
     masks = torch.ones(3, 4, 4) if whole else torch.stack([torch.eye(4).roll(i, 0) for i in range(3)])
 
     def drawn(labels, latent, mask):
-        sockets = Sockets(from_ids(labels), latent_image=latent, mask=mask)
+        sockets = Sockets(entries(sampler, labels), latent_image=latent, mask=mask)
         return running.run(entry, loaded, settings, 3, sockets).result[0]
 
     batch = drawn((1, 4, 2), {"samples": start}, masks)
@@ -240,7 +267,7 @@ def test_an_image_of_a_batch_is_drawn_alone_by_its_number(sampler):
     settings = make(entry.settings, {name: count for name, count in few.items() if name in knobs(entry.settings)})
 
     def drawn(labels, first=0, **latent):
-        sockets = Sockets(from_ids(labels), first_image=first, **latent)
+        sockets = Sockets(entries(sampler, labels), first_image=first, **latent)
         return running.run(entry, loaded, settings, 3, sockets).result[0]
 
     batch = drawn((1, 4, 2))
@@ -303,7 +330,7 @@ def core_empty(width: int, height: int, batch_size: int = 1, **more) -> dict:
 
 
 def drawn_from(latent, *labels, model=None, sampler="mar") -> torch.Tensor:
-    sockets = Sockets(from_ids(labels), latent_image=latent)
+    sockets = Sockets(entries(sampler, labels), latent_image=latent)
     entry = SAMPLERS[sampler]
     few = {"steps": 2, "diffusion_steps": 2}
     settings = make(entry.settings, {name: few[name] for name in few if name in knobs(entry.settings)})
@@ -312,7 +339,7 @@ def drawn_from(latent, *labels, model=None, sampler="mar") -> torch.Tensor:
 
 @pytest.mark.parametrize("sampler", BATCHES)
 def test_an_empty_latent_is_a_size_and_a_number_of_images(sampler):
-    """As for core's samplers. The models draw 16, 8 and 8 pixels."""
+    """As for core's samplers. The models draw 16 pixels or 8."""
     model = BATCHES[sampler][0]()
     side = model.vae.sizes[0][0]
 
@@ -358,11 +385,13 @@ def test_what_size_an_empty_latent_asks_for():
         checked("mar", model, FEW, latent_image=core_empty(64, 48))
 
 
-def test_a_size_that_the_sampler_sets_names_its_numbers(monkeypatch):
-    model = a_block()
-    monkeypatch.setattr(model.vae, "sizes", ((8, 8), (16, 8)))
-    with pytest.raises(UserError, match="^latent_image: .* 8 x 16 pixels, .* 8 x 8 here; set width to 8 and height to"):
-        drawn_from(core_empty(8, 16), 1, model=model, sampler="bitdance")
+@pytest.mark.parametrize(("sampler", "make", "usual"), [("bitdance", a_block, 8), ("nextstep", a_square, 16)])
+def test_a_size_that_the_sampler_sets_names_its_numbers(sampler, make, usual, monkeypatch):
+    model = make()
+    monkeypatch.setattr(model.vae, "sizes", ((usual, usual), (16, 8)))
+    here = f"{usual} x {usual} here; set width to 8 and height to"
+    with pytest.raises(UserError, match=f"^latent_image: .* 8 x 16 pixels, .* {here}"):
+        drawn_from(core_empty(8, 16), 1, model=model, sampler=sampler)
 
 
 @pytest.mark.parametrize(("latent", "labels"), [
@@ -414,11 +443,12 @@ def test_the_report_says_what_decodes_the_latent_and_which_run_it_is_of(monkeypa
 
 
 def test_the_plain_sampler_of_a_model():
-    assert [running.baseline_of(one) for one in (a_mar(), a_gpt(), a_gpt(special=3), a_block())] == [
+    assert [running.baseline_of(one) for one in (a_mar(), a_gpt(), a_gpt(special=3), a_block(), a_nextstep())] == [
         "mar",
         "llamagen",
         "par",
         "bitdance",
+        "nextstep",
     ]
     shared = running.baseline_choice(choose("zipar", {"cfg": 2.0, "window": 3}), a_gpt())
     assert shared.entry.name == "llamagen" and shared.values == {"cfg": 2.0}

@@ -11,12 +11,16 @@ from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CSpDSettings, MARSettings
+from fastar_nodes.samplers.nextstep import canvas as nextstep_canvas
+from fastar_nodes.samplers.nextstep.nextstep import nextstep
+from fastar_nodes.samplers.nextstep.settings import NextStepSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.tokens import canvas as token_canvas
 from fastar_nodes.samplers.tokens import tar as tar_module
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, TarPromptSettings
+from nextstep_models import tiny_nextstep
 from qwen_reference import tiny_tar
 from tiny_hybrids import tiny_hybrid
 from tokens_reference import condition_of, tiny_gpt
@@ -46,6 +50,10 @@ CASES = {
     ),
     "tar": (tar_module, "padded", 1, lambda: tar_module.tar_prompt(tiny_tar(), ["a cat"] * 3, TAR, DRAWS)),
     "bitdance": (block_canvas, "_inputs", 1, lambda: bitdance(text_bitdance(), PROMPT, BLOCKS, NOISE)),
+    "nextstep": (
+        *(nextstep_canvas, "branches_of", 1),
+        lambda: nextstep(tiny_nextstep(), PROMPT, NextStepSettings(diffusion_steps=2), NOISE),
+    ),
 }
 
 

@@ -8,12 +8,15 @@ import torch
 from block_models import tiny_bitdance
 from fastar_nodes.samplers.blocks.bitdance import bitdance
 from fastar_nodes.samplers.blocks.settings import BlockSettings
-from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import CSpDSettings, MARSettings
+from fastar_nodes.samplers.nextstep.nextstep import nextstep
+from fastar_nodes.samplers.nextstep.settings import NextStepSettings
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise
+from nextstep_models import PROMPTS, tiny_nextstep
 from tiny_models import toy_mar
 
 SHORT = {"steps": 2, "diffusion_steps": 6, "cfg": 2.0}
@@ -56,6 +59,12 @@ def blocks():
     return bitdance(tiny_bitdance(), from_ids([1, 1]), settings, PairedNoise(7, (0, 1)))
 
 
+def continuous():
+    """Every token has keys of its own, and its last step adds noise, so it is verified too."""
+    settings = NextStepSettings(diffusion_steps=5, cfg=3.0, solver="em0", speculation=3)
+    return nextstep(tiny_nextstep(), PromptCondition(PROMPTS[:2]), settings, PairedNoise(7, (0, 1)))
+
+
 @pytest.mark.parametrize(
     ("start", "count"),
     [
@@ -64,8 +73,9 @@ def blocks():
         (partial(drafts, "published"), 3),
         (partial(drafts, "lossless"), 3),
         (blocks, 1),  # it needs no redraws
+        (continuous, 1),
     ],
-    ids=["speculation", "paper", "published", "lossless", "blocks"],
+    ids=["speculation", "paper", "published", "lossless", "blocks", "continuous"],
 )
 def test_no_two_uses_share_a_random_number(start, count, used):
     finish(start())

@@ -8,6 +8,7 @@ import dataclasses
 
 import pytest
 import test_block_contract as blocks
+import test_nextstep_contract as continuous
 import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
@@ -102,9 +103,22 @@ def test_block_samplers(name, dtype):
         assert torch.equal(out.latents.cpu(), blocks.whole(name)[1].latents)
 
 
-@pytest.mark.parametrize("name", ["mar", "llamagen", "par", "zipar", "mulosd", "prompt", "bitdance"])
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", continuous.CASES)
+def test_samplers_of_continuous_tokens(name, dtype):
+    out = finish(continuous.start(name, move=on_gpu(TYPES[dtype])))
+
+    assert out.report.device == "cuda" and out.report.peak_memory_bytes > 0
+    assert out.latents.dtype == torch.float32 and bool(out.latents.isfinite().all())
+    if dtype == "fp32":
+        _, cpu = continuous.whole(name)
+        torch.testing.assert_close(out.latents.cpu(), cpu.latents, rtol=1e-3, atol=1e-3)
+        assert out.report.counts == cpu.report.counts
+
+
+@pytest.mark.parametrize("name", ["mar", "llamagen", "par", "zipar", "mulosd", "prompt", "bitdance", "nextstep"])
 def test_an_image_does_not_depend_on_its_batch(name):
-    contract = next(one for one in (masked, tokens, blocks) if name in one.CASES)
+    contract = next(one for one in (masked, tokens, blocks, continuous) if name in one.CASES)
     move = on_gpu(torch.float32)
     together = finish(contract.start(name, move=move))
 
@@ -115,6 +129,9 @@ def test_an_image_does_not_depend_on_its_batch(name):
         elif contract is blocks:
             alone = finish(blocks.start(name, (i,), (i,), move=move))
             assert torch.equal(alone.latents, together.latents[i : i + 1])
+        elif contract is continuous:
+            alone = finish(continuous.start(name, (i,), (i,), move=move))
+            torch.testing.assert_close(alone.latents, together.latents[i : i + 1], rtol=1e-3, atol=1e-3)
         else:
             alone = finish(tokens.start(name, (i,), move=move))
             assert torch.equal(alone[0][0], together[0][i])
@@ -143,7 +160,8 @@ def test_autoencoders():
 
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize(
-    ("contract", "name"), [(contract, name) for contract in (masked, tokens, blocks) for name in contract.CASES]
+    ("contract", "name"),
+    [(contract, name) for contract in (masked, tokens, blocks, continuous) for name in contract.CASES],
 )
 def test_recorded_samplers_draw_the_images_of_plain(contract, name, dtype):
     """Bit for bit, of three images with *auto*; with the allocator that PYTORCH_CUDA_ALLOC_CONF chooses."""

@@ -9,6 +9,7 @@ import dataclasses
 
 import pytest
 import test_block_contract as blocks
+import test_nextstep_contract as continuous
 import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
@@ -18,7 +19,7 @@ from fastar_nodes.networks.mar import MAR
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.noise import PairedNoise
-from small_settings import BLOCKS, MASKED, TOKENS
+from small_settings import BLOCKS, CONTINUOUS, MASKED, TOKENS
 from tiny_models import tiny_mar
 
 pytestmark = pytest.mark.slow
@@ -33,9 +34,11 @@ _MOST_COMPILED = {
     "llamagen": "llamagen, text",
     "par": "par, text",
     "bitdance": "bitdance, annealed",
+    "nextstep": "nextstep, annealed",
 }
-NAMES = [_MOST_COMPILED.get(name, name) for name in (*MASKED, *TOKENS, *BLOCKS)]
+NAMES = [_MOST_COMPILED.get(name, name) for name in (*MASKED, *TOKENS, *BLOCKS, *CONTINUOUS)]
 NAMES += ["lazymar, cached head", "mar, speculation", "cspd, speculation", "bitdance, speculation", "window, llamagen"]
+NAMES += ["nextstep, speculation", "nextstep, edits"]
 _LAZY = "speed: compile, but plain: blocks with LazyMAR's caches"
 _SPECULATION = "speed: compile, but plain: drafts of speculation"
 
@@ -69,7 +72,7 @@ def run(name, how, images=None):
         speed.choose(net, how, CPU)
         return dataclasses.replace(model, net=net)
 
-    contract = next(module for module in (masked, tokens, blocks) if name in module.CASES)
+    contract = next(module for module in (masked, tokens, blocks, continuous) if name in module.CASES)
     more = {} if images is None else {"images": images}
     return finish(contract.start(name, move=chosen, **more))
 
@@ -79,10 +82,8 @@ def test_compilations_of_a_run(name, counters):
     plain, compiled = run(name, speed.PLAIN), run(name, speed.COMPILE)
     assert not counters["graph_break"]
     assert 1 <= counters["stats"]["unique_graphs"] <= (MOST_OF_TWO if "cspd" in name else MOST)
-    if name in masked.CASES:  # rounding; the tokens of the tiny model are about 1
+    if name in masked.CASES or name in continuous.CASES:  # rounding; the tokens of the tiny models are about 1
         torch.testing.assert_close(compiled.latents, plain.latents, rtol=1e-4, atol=1e-4)
-    elif name in blocks.CASES:
-        assert torch.equal(compiled.latents, plain.latents)
     else:
         assert torch.equal(compiled.latents, plain.latents)
     assert compiled.report.counts == plain.report.counts

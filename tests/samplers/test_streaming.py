@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import test_block_contract as blocks
+import test_nextstep_contract as continuous
 import test_sampler_contract as masked
 import test_token_contract as tokens
 import torch
@@ -127,6 +128,7 @@ CASES: dict[str, Any] = {
     **{f"Harmon, {name}": partial(harmon, name) for name in ("mar", "fasthybrid", "lazymar")},
     **{name: partial(tokens.start, name) for name in ("llamagen", "par", "zipar", "mulosd", "prompt", "window, text")},
     **{name: partial(blocks.start, name) for name in ("bitdance", "bitdance, single tokens", "bitdance, prompts")},
+    **{name: partial(continuous.start, name) for name in ("nextstep", "nextstep, edits")},
     "features": partial(tokens.start, "llamagen, features, grouped heads"),
     "untied": lambda move: tar_prompt(move(UNTIED), ["cat", "a dog"], TarPromptSettings(), PairedDraws(1, (0, 1))),
 }
@@ -137,7 +139,7 @@ def parts(model: Any) -> list[nn.Module]:
 
 
 @pytest.mark.parametrize("name", CASES)
-@pytest.mark.fast_cases("mar", "mulosd")
+@pytest.mark.fast_cases("mar", "mulosd", "nextstep")
 def test_weights_off_the_device_give_the_same_result_in_little_memory(name):
     loaded, report, *_ = finish(CASES[name](move=lambda model: model))
     nets, stores = [], []
