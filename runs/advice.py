@@ -42,6 +42,7 @@ _MORE: dict[str, tuple[str, ...]] = {
     "tar": ("tar: parallel=16", "zipar: preset=balanced, parallel=16"),
     "par": ("par: parallel=4", "par: parallel=16"),
     "bitdance": ("bitdance: diffusion_steps=25", "bitdance: diffusion_steps_end=10", "bitdance: speculation=8"),
+    "nextstep": ("nextstep: diffusion_steps=20", "nextstep: diffusion_steps_end=10", "nextstep: speculation=8"),
 }
 # A candidate is run again while its ratio is at least this share of the best one's; one round on a busy machine varies
 # by that much.

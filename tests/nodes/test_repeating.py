@@ -11,9 +11,9 @@ from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.settings import knobs
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
-from small_settings import BLOCKS, MASKED, TOKENS, small
+from small_settings import BLOCKS, CONTINUOUS, MASKED, TOKENS, small
 from test_samplers import Upscale
-from tiny import LABELS, SHORT, a_block, a_drawer, a_gpt, a_mar, a_prompt, models, node_of
+from tiny import LABELS, SHORT, a_block, a_drawer, a_gpt, a_mar, a_nextstep, a_prompt, models, node_of, subjects
 
 
 @pytest.fixture(autouse=True)
@@ -55,7 +55,7 @@ def usual(name):
 
 
 # Name of what is reported, to the node's sampler and its values.
-RUNS = {name: usual(name) for name in (*MASKED, *TOKENS, *BLOCKS)}
+RUNS = {name: usual(name) for name in (*MASKED, *TOKENS, *BLOCKS, *CONTINUOUS)}
 RUNS["bitdance"] = ("bitdance", {"diffusion_steps": 4, "cfg": 1.5, "width": 8, "height": 8})
 RUNS |= {
     "mar, changed": ("mar", {**SHORT, **CHANGED}),
@@ -73,6 +73,9 @@ RUNS |= {
     "par, changed": ("par", {"top_p": 0.7}),
     "mulosd, expansion": ("mulosd", {"tau": 0.3, "expansion": 2}),
     "bitdance, annealed": ("bitdance", {"diffusion_steps": 4, "diffusion_steps_end": 2, "width": 8, "height": 8}),
+    "nextstep, changed": ("nextstep", {"diffusion_steps": 4, "cfg_schedule": "rising", "solver": "sde", "width": 16}),
+    "nextstep, annealed": ("nextstep", {"diffusion_steps": 4, "diffusion_steps_end": 2, "use_norm": True}),
+    "nextstep, speculation": ("nextstep", {"diffusion_steps": 4, "time_shift": 3.2, "speculation": 3}),
 }
 
 
@@ -82,7 +85,7 @@ def test_a_run_repeats_from_its_report(name, folder):
     sampler, changes = RUNS[name]
     node = node_of(sampler)
     used = models(node)
-    condition = a_prompt() if SAMPLERS[sampler].needs_up_sampler else LABELS
+    condition = a_prompt() if SAMPLERS[sampler].needs_up_sampler else subjects(sampler)
     given = dict(changes)
     if "cache" in given:
         given["cache"] = cache(**given["cache"])
@@ -98,17 +101,23 @@ def test_a_run_repeats_from_its_report(name, folder):
     assert (repeated.sampler, repeated.settings, repeated.counts) == (report.sampler, report.settings, report.counts)
 
 
-@pytest.mark.parametrize("sampler", ["mar", "lazymar", "llamagen", "bitdance"])
+# What makes a model with what its file recommends, by sampler.
+MAKERS = {"mar": a_mar, "lazymar": a_mar, "llamagen": a_gpt, "bitdance": a_block, "nextstep": a_nextstep}
+
+
+@pytest.mark.parametrize("sampler", MAKERS)
 def test_a_run_repeats_on_a_model_whose_file_recommends_other_settings(sampler, folder):
     """A report holds what was used, and a line overrides what the file says."""
     file = {"steps": 5, "diffusion_steps": 5, "cfg": 4.0, "temperature": 0.5}
-    model = {"llamagen": a_gpt, "bitdance": a_block}.get(sampler, a_mar)(file=file)
+    model = MAKERS[sampler](file=file)
     size = ", width=8, height=8" if sampler == "bitdance" else ""
-    latent, report = sharing.AnySampler.execute(model, LABELS, f"{sampler}: cfg=1.5{size}", 3).result
+    condition = subjects(sampler)
+    latent, report = sharing.AnySampler.execute(model, condition, f"{sampler}: cfg=1.5{size}", 3).result
     assert report.settings["cfg"] == 1.5
+    assert report.settings.get("diffusion_steps", 5) == 5, "the file's"
 
     line, _ = line_of(report, folder)
-    again, _ = sharing.AnySampler.execute(model, LABELS, line, 3).result
+    again, _ = sharing.AnySampler.execute(model, condition, line, 3).result
     assert torch.equal(latent["samples"], again["samples"])
 
 

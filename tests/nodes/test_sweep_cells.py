@@ -7,6 +7,7 @@ import fake_comfy
 import pytest
 import torch
 from fastar_nodes.errors import UserError
+from fastar_nodes.networks.nextstep import Marks
 from fastar_nodes.networks.ta_tok import TATokModel
 from fastar_nodes.nodes import sweep
 from fastar_nodes.nodes.host.loaded import Loaded
@@ -15,7 +16,7 @@ from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.sweeps import keys
 from janus_files import tiny_janus
 from tar_files import tiny_ta_tok
-from tiny import LABELS, READER, a_block, a_drawer, a_gpt, a_mar, a_prompt, a_vae, a_vq
+from tiny import LABELS, READER, a_block, a_drawer, a_gpt, a_mar, a_nextstep, a_prompt, a_vae, a_vq
 from tiny_hybrids import tiny_hybrid
 
 PROMPT = PromptCondition(("a cat",), "")
@@ -38,6 +39,7 @@ FAMILIES = {
     "a Janus": (a_janus, "llamagen", PROMPT),
     "a de-tokenizer": (a_drawer, "llamagen", a_prompt),
     "a BitDance": (a_block, "bitdance", LABELS),
+    "a NextStep": (a_nextstep, "nextstep", PROMPT),
 }
 
 
@@ -95,6 +97,10 @@ DECIDED = {
     "size of a token": (a_block, "bitdance", {"stride": 4}),
     "tokenizer": (a_hybrid, "mar", {"tokenize": lambda text: [1 + ord(c) % 120 for c in text]}),
     "special tokens": (a_hybrid, "mar", {"turn": (1, 2)}),
+    "marks": (a_nextstep, "nextstep", {"marks": Marks(1, 2, 3, 4, text=5)}),
+    "side of the images": (a_nextstep, "nextstep", {"side": 2}),
+    "pixels of a token": (a_nextstep, "nextstep", {"stride": 8}),
+    "tokenizer of a NextStep": (a_nextstep, "nextstep", {"tokenize": lambda text: [1 + ord(c) % 120 for c in text]}),
     "name": (a_mar, "mar", {"name": "renamed"}),
     "semantic codes' reader": (a_drawer, "llamagen", {"ta_tok": TATokModel(tiny_ta_tok(READER, 5), "other")}),
 }
@@ -104,7 +110,7 @@ DECIDED = {
 def test_what_a_loader_decides_is_in_the_key(what):
     make, sampler, changes = DECIDED[what]
     loaded = make()
-    condition = PROMPT if make is a_hybrid else a_prompt if make is a_drawer else LABELS
+    condition = PROMPT if make in (a_hybrid, a_nextstep) else a_prompt if make is a_drawer else LABELS
     changed = replace(loaded, model=replace(loaded.model, **changes))
     assert key(loaded, sampler, condition) == key(loaded, sampler, condition) != key(changed, sampler, condition)
 
