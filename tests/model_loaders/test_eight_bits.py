@@ -5,6 +5,7 @@ What ComfyUI makes of them is in tests/comfyui/test_eight_bits_in_core.py.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,17 +19,19 @@ from fastar_nodes.model_loaders.janus.loader import load_janus
 from fastar_nodes.model_loaders.kinds import Precision
 from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
 from fastar_nodes.model_loaders.mar.loader import load_mar
+from fastar_nodes.model_loaders.nextstep.loader import load_nextstep
 from fastar_nodes.model_loaders.tar.loader import load_detokenizer, load_tar
 from fastar_nodes.networks.llama import Llama, LlamaConfig
 from fastar_nodes.networks.ops import EightBitLinear, quantize, remark, unpacking_bytes
 from fastar_nodes.networks.quantized import FP8, INT8, Quantized, kind_of, round_to
 from fastar_nodes.reports.record import dtype_of
 from fastar_nodes.runs.registry import find
-from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import make
 from live_bytes import LiveBytes
+from nextstep_models import FOLDER, PROMPTS, tiny_nextstep
 from safetensors.torch import save_file
 from torch import nn
 
@@ -166,6 +169,17 @@ def test_bitdance_in_int8(root):
     blocks = {name for name, layer in net.named_modules() if isinstance(layer, EightBitLinear)}
     assert eight == blocks and len(blocks) == 7 * len(net.layers)
     assert all(name.startswith("layers.") for name in blocks)
+
+
+def test_nextstep_in_int8():
+    """The blocks of the language model; neither its table of words, nor projections and flow-matching head."""
+    net = load_nextstep(FOLDER / "model", INT8).net
+    eight = {name.removesuffix(".weight") for name, weight in net.named_parameters() if kind_of(weight)}
+    blocks = {name for name, layer in net.named_modules() if isinstance(layer, EightBitLinear)}
+    assert eight == blocks and len(blocks) == 7 * len(net.layers)
+    assert all(name.startswith("layers.") for name in blocks)
+    biases = [name for name, _ in net.named_parameters() if name.startswith("layers.") and name.endswith("bias")]
+    assert len(biases) == 3 * len(net.layers), "of q, k and v"
 
 
 def test_a_chosen_precision_goes_through(demo):
@@ -318,3 +332,20 @@ def test_mar_samplers(demo, sampler, kind):
     assert 0 < (a - b).norm() < 0.8 * a.norm()
     assert found[kind].report.note.startswith(f"{kind} weights") and not found["fp32"].report.note
     assert found[kind].report.dtype == kind
+
+
+@pytest.mark.parametrize(("kind", "most"), [(INT8, 0.01), (FP8, 0.04)])
+def test_nextstep_stays_close(kind, most):
+    """Mean differences, as a share of those of another seed. That they are not 0 shows that the weights are used."""
+    entry = find("nextstep")
+    settings = make(entry.settings, {"diffusion_steps": 4, "cfg": 2.0})
+    condition = PromptCondition(PROMPTS[:2])
+
+    def drawn(model, seed=5):
+        return finish(entry.run(model, condition, settings, PairedNoise(seed, range(2))))
+
+    plain, other = drawn(tiny_nextstep()), drawn(tiny_nextstep(), 6)
+    found = drawn(replace(load_nextstep(FOLDER / "model", kind), side=3))
+    apart = (other.latents - plain.latents).abs().mean()
+    assert 0 < (found.latents - plain.latents).abs().mean() < most * apart
+    assert found.report.note.startswith(f"{kind} weights") and not plain.report.note

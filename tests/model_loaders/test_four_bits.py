@@ -5,6 +5,7 @@ What ComfyUI makes of them is in tests/comfyui/test_four_bits_in_core.py.
 
 import json
 from copy import deepcopy
+from dataclasses import replace
 
 import pytest
 import torch
@@ -17,6 +18,7 @@ from fastar_nodes.model_loaders.hybrid.loader import load_hybrid
 from fastar_nodes.model_loaders.kinds import choose_dtype
 from fastar_nodes.model_loaders.llamagen.loader import load_llamagen
 from fastar_nodes.model_loaders.mar.loader import load_mar
+from fastar_nodes.model_loaders.nextstep.loader import load_nextstep
 from fastar_nodes.networks import ops, quantized
 from fastar_nodes.networks.ops import EightBitLinear, PackedLinear, quantize, remark, rounded, unpacking_bytes
 from fastar_nodes.networks.quantized import (
@@ -38,10 +40,12 @@ from fastar_nodes.networks.quantized import (
 )
 from fastar_nodes.reports.record import dtype_of
 from fastar_nodes.runs.registry import find
-from fastar_nodes.samplers.conditioning import from_ids
+from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import make
 from fastar_nodes.samplers.tokens.draws import PairedDraws
+from nextstep_models import FOLDER, PROMPTS, tiny_nextstep
 from torch import nn
 
 FORMS = {"int4": Format(INT4, 32), "int4-g64": Format(INT4, 64), "planes": Format(INT8, 128)}
@@ -279,6 +283,22 @@ def test_bitdance_in_int4(root):
     assert kinds <= {INT4, INT8} and kinds and not kind_of(net.tok_embeddings.weight)
 
 
+@pytest.mark.parametrize(("dtype", "feed_forward", "attention"), [
+    (INT4, Format(INT4, 32), Format(INT8, 64)),
+    (INT4_SMALL, Format(INT4, 64), Format(INT4, 64)),
+])  # fmt: skip
+def test_nextstep_in_4_bits(dtype, feed_forward, attention):
+    """The blocks of the language model; w2, whose 112 columns are no multiple of 32, is int8."""
+    net = load_nextstep(FOLDER / "model", dtype).net
+    for block in net.layers:
+        assert block.feed_forward.w1.format == block.feed_forward.w3.format == feed_forward
+        assert isinstance(block.feed_forward.w2, EightBitLinear)
+        layers = block.attention.wq, block.attention.wk, block.attention.wv, block.attention.wo
+        assert {layer.format for layer in layers} == {attention}
+    rounded = [name for name, weight in net.named_parameters() if kind_of(weight)]
+    assert len(rounded) == 7 * len(net.layers) and all(name.startswith("layers.") for name in rounded)
+
+
 def test_what_was_not_measured_in_4_bits_is_refused(root):
     for load, file, noun in ((load_mar, "mar", "a MAR"), (load_hybrid, "hybrid", "a Harmon or UniPic")):
         with pytest.raises(UserError, match=f"dtype: FastAR does not offer 4 bits for {noun}, .*; choose int8"):
@@ -305,6 +325,23 @@ def test_parallel_decoding_equals_serial(root, name, file, dtype):
     model = load_llamagen(root / "demo" / "checkpoints" / f"{file}.safetensors", dtype)
     serial = drawn(model, name, 0)
     assert torch.equal(drawn(model, name, 1), serial) and torch.equal(drawn(model, name, 8), serial)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(INT4, 0.05), (INT4_SMALL, 0.15)])
+def test_nextstep_stays_close(dtype, most):
+    """Mean differences, as a share of those of another seed. Nobody has measured them on a published model."""
+    entry = find("nextstep")
+    settings = make(entry.settings, {"diffusion_steps": 4, "cfg": 2.0})
+    condition = PromptCondition(PROMPTS[:2])
+
+    def drawn(model, seed=5):
+        return finish(entry.run(model, condition, settings, PairedNoise(seed, range(2))))
+
+    plain, other = drawn(tiny_nextstep()), drawn(tiny_nextstep(), 6)
+    found = drawn(replace(load_nextstep(FOLDER / "model", dtype), side=3))
+    apart = (other.latents - plain.latents).abs().mean()
+    assert 0 < (found.latents - plain.latents).abs().mean() < most * apart
+    assert found.report.note.startswith("int4 and int8 weights") and found.report.dtype == INT4
 
 
 # ------------------------------------------------------------------------------------------------ other formats
