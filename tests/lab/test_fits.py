@@ -42,13 +42,24 @@ def test_weights_are_those_of_the_released_shapes(name, keys):
     assert need(ENTRIES[name], "int8").weights == 2 * whole - saved
 
 
+def test_weights_of_a_nextstep_are_those_of_the_released_shapes():
+    """Two bytes a weight, without the output layer for words; with 8 bits, one in the blocks and a scale of an output."""
+    recorded = json.loads((ROOT / "tests" / "parity" / "nextstep" / "nextstep_keys_14b.json").read_text())["model"]
+    shapes = {name: shape for name, shape in recorded.items() if name not in ("lm_head.weight", "gen_pos_embed")}
+    whole = sum(math.prod(shape) for shape in shapes.values())
+    blocks = [shape for name, shape in shapes.items() if name.startswith("layers.") and len(shape) == 2]
+    assert need(ENTRIES["nextstep-1.1"], "bf16").weights == 2 * whole
+    saved = sum(math.prod(shape) - 4 * shape[0] for shape in blocks)
+    assert need(ENTRIES["nextstep-1.1"], "int8").weights == 2 * whole - saved
+
+
 def test_the_image_of_a_token_model_has_guidance():
     """LlamaGen-B: keys and values of 12 layers of width 768, for 256 tokens of both branches, in 16 bits."""
     keys_and_values = 2 * 12 * 768 * 256 * 2
     assert need(ENTRIES["llamagen-b-256"], "bf16").working > 2 * keys_and_values
 
 
-@pytest.mark.parametrize("name", ["mar-base", "llamagen-b-256", "harmon-0.5b", "bitdance-14b-64x"])
+@pytest.mark.parametrize("name", ["mar-base", "llamagen-b-256", "harmon-0.5b", "bitdance-14b-64x", "nextstep-1.1"])
 @pytest.mark.fast_cases(1)
 def test_the_page_has_the_figures_of_the_command(name):
     table = PAGE.read_text().split("<!-- figure fits: begin -->")[1].split("<!-- figure fits: end -->")[0]
