@@ -19,7 +19,7 @@ from ...networks.nextstep import Marks, NextStep, NextStepModel, SourceReader, s
 from ...networks.ops import unpacking_bytes
 from ...samplers.conditioning import ImagePromptCondition
 from ...samplers.editing import Edit
-from ...samplers.nextstep.canvas import NextStepCondition, expect_edit, expect_suited
+from ...samplers.nextstep.canvas import NextStepCondition, expect_edit, expect_suited, negative_of
 from ...samplers.nextstep.flow import BUDGET, EM, EM0
 from ...samplers.nextstep.nextstep import check, nextstep
 from ...samplers.nextstep.settings import CONSTANT, NextStepSettings
@@ -43,7 +43,7 @@ _ATTENTION = 6  # of all heads
 _FINAL_NORM = 2  # of the model's width, fp32
 _BLOCK = 8  # of the head's width for a token in a call: the values of a residual block
 _MODULATIONS = 3  # those in use, the ones before them, and what they are made of
-_STATE = 8  # of the numbers of a token at a step, fp32
+_STATE = 8  # of the numbers of a token at a step, fp32, beside the head's output of every branch
 _DRAFTED_STATE = 20
 
 
@@ -165,14 +165,16 @@ class _NextStep(Family):
         passed = rows * max(prefix, tokens if edited else 1)
         of_a_row = size * (_MLP * c.hidden + _STREAM * c.dim + _ATTENTION * c.heads * c.head_dim)
         out[TRANSFORMER] = passed * (of_a_row + _FP32 * _FINAL_NORM * c.dim)
+        if edited:  # the mask of tokens that are fed together, as it is and for the queries of a group
+            out[TRANSFORMER] += passed * size * (prefix + tokens) * (1 + c.heads // c.kv_heads)
         out[TRANSFORMER] += unpacking_bytes(model.parts["transformer"])
 
-        # A token in the head: modulations of as many steps as BUDGET allows, a call, and the states.
+        # A token in the head: modulations of as many steps as BUDGET allows, a call, and the states of each image.
         of_a_step = rows * net.head.modulation_numbers
         modulations = max(of_a_step, min(BUDGET, of_a_step * settings.diffusion_steps))
-        states = rows * min(settings.window, settings.diffusion_steps)
-        of_a_state = _STATE if settings.window == 1 else _DRAFTED_STATE
-        out[HEAD] = size * (_MODULATIONS * modulations + _BLOCK * states * c.head_width)
+        states = images * min(settings.window, settings.diffusion_steps)
+        of_a_state = branches + (_STATE if settings.window == 1 else _DRAFTED_STATE)
+        out[HEAD] = size * (_MODULATIONS * modulations + _BLOCK * branches * states * c.head_width)
         out[HEAD] += _FP32 * of_a_state * states * c.token
         return out
 
@@ -180,8 +182,7 @@ class _NextStep(Family):
 def _prefix(model: NextStepModel, condition: NextStepCondition) -> int:
     """Rows before the first token, of the longest condition: with the marks and the digits of both sizes."""
     around = 16
-    negative = "" if isinstance(condition, ImagePromptCondition) else condition.unconditional
-    texts = {*condition.texts, negative}
+    texts = {*condition.texts, negative_of(condition)}
     source = model.side**2 if isinstance(condition, ImagePromptCondition) else 0
     return max(len(model.prompt(text)) for text in texts) + source + around
 

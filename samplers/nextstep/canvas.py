@@ -132,13 +132,17 @@ def branches_of(
 ) -> Branches:
     """The branches of guidance and their rows."""
     sources: Sequence[ReadSource | None] = [None] * len(condition)
-    negative = COPY
     if isinstance(condition, ImagePromptCondition):
         assert condition.read is not None, "nodes and pipeline read the images"
         sources = condition.read
-    else:
-        negative = "" if condition.unconditional == UNCONDITIONAL else condition.unconditional
-    return branches_for(model, condition.texts, negative, sources, settings, grid)
+    return branches_for(model, condition.texts, negative_of(condition), sources, settings, grid)
+
+
+def negative_of(condition: NextStepCondition) -> str:
+    """The text that guidance leads away from."""
+    if isinstance(condition, ImagePromptCondition):
+        return COPY
+    return "" if condition.unconditional == UNCONDITIONAL else condition.unconditional
 
 
 def branches_for(

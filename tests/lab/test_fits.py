@@ -43,7 +43,7 @@ def test_weights_are_those_of_the_released_shapes(name, keys):
 
 
 def test_weights_of_a_nextstep_are_those_of_the_released_shapes():
-    """Two bytes a weight, without the output layer for words; with 8 bits, one in the blocks and a scale of an output."""
+    """Two bytes a weight, without the output layer for words; with 8 bits as above."""
     recorded = json.loads((ROOT / "tests" / "parity" / "nextstep" / "nextstep_keys_14b.json").read_text())["model"]
     shapes = {name: shape for name, shape in recorded.items() if name not in ("lm_head.weight", "gen_pos_embed")}
     whole = sum(math.prod(shape) for shape in shapes.values())
