@@ -162,6 +162,22 @@ def test_without_guidance_the_negative_rows_are_not_computed(model):
     assert draw(model, FEW, (0, 1), ("a boat", "a boat")).report.counts["head_rows"] == 2 * 2 * 9 * 4
 
 
+@pytest.mark.parametrize("branches", [2, 3])
+def test_guidance_with_a_scale_of_one_is_none(monkeypatch, branches):
+    """The negative rows computed after all, and also those of the image with the negative text."""
+    model = tiny_nextstep(EDITOR)
+    condition = edits_of((0,))
+    plain = draw(model, replace(FEW, cfg=1.0), condition=condition)
+
+    def scale(cfg, *_):
+        return 1.0
+
+    monkeypatch.setattr(canvases, "scale_of", scale)
+    found = draw(model, replace(FEW, cfg=2.0, cfg_img=1.0 if branches == 2 else 2.0), condition=condition)
+    assert (plain.report.counts["head_rows"], found.report.counts["head_rows"]) == (9 * 4, branches * 9 * 4)
+    close(found.latents, plain.latents)
+
+
 def test_without_guidance_its_schedule_changes_nothing(model):
     plain = draw(model, replace(FEW, cfg=1.0))
     for schedule in ("falling", "rising"):
