@@ -28,6 +28,7 @@ from ..networks.hybrid import UNCONDITIONAL, HybridModel
 from ..networks.janus import JanusModel
 from ..networks.llama import TokenModel
 from ..networks.mar import MARModel
+from ..networks.nextstep import NextStepModel, to_tokens
 from ..networks.quantized import EIGHT_BITS
 from ..pipeline import Pipeline, load
 from ..runs.drawing import Drawing
@@ -156,11 +157,16 @@ def small(pipe: Pipeline) -> Any:
 
 
 def few_steps(pipe: Pipeline) -> dict[str, int]:
-    """Settings for fewer steps, as far as the model's samplers have them: at most one AR step a token."""
+    """Settings for fewer steps, as far as the model's samplers have them: at most one AR step a token. Where every token
+    takes a pass and the size is a setting, also a small image.
+    """
     known = knobs(SAMPLERS[pipe.samplers[0]].settings)
     found = {name: value for name, value in FEW_STEPS.items() if name in known}
     if "steps" in found:
         found["steps"] = min(found["steps"], pipe.ready.tokens)
+    if pipe.ready.kind.kind == "continuous":
+        side = GRID * cast(NextStepModel, pipe.model).stride
+        found |= {"width": side, "height": side}
     return found
 
 
@@ -258,12 +264,17 @@ def nearly(pipe: Pipeline, other: Pipeline) -> str:
 
 
 def varied(pipe: Pipeline, latents: Tensor) -> str:
-    """Latents have a std of about one, so their scale is right; of bits some are on; tokens have several values."""
+    """Latents have a std of about one, so their scale is right; of bits some are on; tokens have several values, and if
+    these are continuous, no two tokens are equal.
+    """
     if pipe.ready.kind.kind == "masked":
         std = float(cast(MARModel, pipe.model).to_tokens(latents.float()).std())
         return "" if STD[0] < std < STD[1] else f"the standard deviation of the latents is {std:.2f}"
     if pipe.ready.kind.codes:
         return "" if len(latents.unique()) > 1 else "all tokens have one value"
+    if pipe.ready.kind.kind == "continuous":
+        tokens = to_tokens(latents, cast(NextStepModel, pipe.model).net.config.patch).flatten(0, 1)
+        return "" if len(tokens.unique(dim=0)) == len(tokens) else "some tokens are equal"
     return "" if 0 < (latents > 0).float().mean() < 1 else "all bits have one value"
 
 
