@@ -395,23 +395,15 @@ def _absent_draft(check: Check, entry: Entry) -> str:
 def reading(check: Check) -> Iterator[Line]:
     """What a model reads of an image: an answer about one, and of a model that edits its first passes."""
     model: Any = check.loaded.model
-    if getattr(model, "vision_file", None) is None:
+    ready = check.loaded.ready
+    answers = getattr(model, "vision_file", None) is not None
+    if not answers and not getattr(model, "edits", False):
         return
 
-    # 1. The vision tower, and the output layer for words.
-    ready = check.loaded.ready
     reader = check.readers.image_reader(ready)
-    check.readers.word_head(ready)
-    network = check.subject.network
-    yield _shapes("vision tower", official.vision_of(network) if network else "", reader.net)
-
-    # 2. An answer.
     image = check.image if check.image is not None else _gradient(reader.side)
-    need = max(_READER_BYTES, answer_bytes(model, model.question(QUESTION), _ANSWER)) + packed_bytes(model.net)
-    with watched(check.device) as peak:
-        answer = check.loaded.ask(image, QUESTION, limit=_ANSWER)
-    yield Line("answer", answer or "no words", figures={"text": answer})
-    yield _memory("memory of an answer", peak, need)
+    if answers:
+        yield from _answering(check, reader, image)
 
     # 3. An edit.
     if not model.edits:
@@ -422,6 +414,23 @@ def reading(check: Check) -> Iterator[Line]:
     with watched(check.device) as peak:
         warm_up(planned, condition)
     yield _memory("memory of an edit", peak, need)
+
+
+def _answering(check: Check, reader: Any, image: np.ndarray) -> Iterator[Line]:
+    """The vision tower of a Janus, and its answer about an image."""
+    model: Any = check.loaded.model
+
+    # 1. The vision tower, and the output layer for words.
+    check.readers.word_head(check.loaded.ready)
+    network = check.subject.network
+    yield _shapes("vision tower", official.vision_of(network) if network else "", reader.net)
+
+    # 2. An answer.
+    need = max(_READER_BYTES, answer_bytes(model, model.question(QUESTION), _ANSWER)) + packed_bytes(model.net)
+    with watched(check.device) as peak:
+        answer = check.loaded.ask(image, QUESTION, limit=_ANSWER)
+    yield Line("answer", answer or "no words", figures={"text": answer})
+    yield _memory("memory of an answer", peak, need)
 
 
 def _gradient(side: int) -> np.ndarray:

@@ -9,6 +9,7 @@ from types import SimpleNamespace
 
 import block_models
 import janus_images
+import nextstep_models
 import pytest
 import torch
 from fastar_nodes.cli import checks, machine, subject
@@ -20,6 +21,7 @@ from fastar_nodes.reports.table import literal
 from fastar_nodes.runs import loading
 from fastar_nodes.runs.registry import BITDANCE, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR
 from safetensors.torch import load_file, save_file
+from small_settings import NEXTSTEP
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = ("--device", "cpu")
@@ -58,6 +60,7 @@ def checked(cli, *arguments):
         pytest.param("janus", "--prompt red", titles(JANUS), marks=pytest.mark.slow),
         ("bitdance", "--label 1", titles(BITDANCE)),
         pytest.param("bitdance of prompts", "--prompt red", titles(BITDANCE), marks=pytest.mark.slow),
+        pytest.param("nextstep", "--prompt red", titles(NEXTSTEP), marks=pytest.mark.slow),
     ],
 )
 def test_a_tiny_model_of_every_family(cli, files, tmp_path, kind, options, samplers):
@@ -66,6 +69,7 @@ def test_a_tiny_model_of_every_family(cli, files, tmp_path, kind, options, sampl
         "janus": lambda: janus_images.one_file(tmp_path / "j.safetensors", "Janus-Pro"),
         "bitdance": lambda: block_models.one_file(tmp_path / "b.safetensors"),
         "bitdance of prompts": lambda: block_models.FOLDER / "native",
+        "nextstep": lambda: nextstep_folder(tmp_path, "NextStep-1.1-Pretrain-256px"),
     }
     model = others[kind]() if kind in others else getattr(files, kind)
     answer, lines = checked(cli, "--model", model, *options.format(**files._asdict()).split())
@@ -75,7 +79,7 @@ def test_a_tiny_model_of_every_family(cli, files, tmp_path, kind, options, sampl
     assert list(lines) == [*OF_A_MODEL, *(f"seconds of {name}" for name in samplers), *reads]
     for name in ("files", "memory of the weights", "image", "memory of an image"):
         assert lines[name]["result"] in (PASS, NOT_MEASURED if sys.platform != "linux" else PASS), lines[name]
-    stored = "bf16" if kind in ("janus", "bitdance of prompts") else "fp32"
+    stored = "bf16" if kind in ("janus", "bitdance of prompts", "nextstep") else "fp32"
     assert lines["dtype"]["figures"] == {"stored": stored, "loaded": "fp32"}
     for name in samplers:
         line = lines[f"seconds of {name}"]
@@ -103,6 +107,23 @@ def test_a_model_that_reads_images(cli, tmp_path, name):
     assert lines["answer"]["figures"]["text"]
     for line in ("memory of an answer", *edit):
         assert lines[line]["result"] == (PASS if sys.platform == "linux" else NOT_MEASURED), lines[line]
+
+
+def nextstep_folder(folder: Path, name: str) -> Path:
+    """A tiny NextStep of this name, by which its images are of 16 x 16 tokens, or it edits."""
+    (folder / name).symlink_to(nextstep_models.FOLDER / "model")
+    return folder / name
+
+
+@pytest.mark.parametrize("dtype", ["fp32", pytest.param("int4", marks=pytest.mark.slow)])
+def test_a_nextstep_that_edits(cli, tmp_path, dtype):
+    """It has no tower and no answer: its decoder reads the image. In 4 bits the blocks alone are rounded."""
+    path = nextstep_folder(tmp_path, "NextStep-1-Large-Edit-256px")
+    answer, lines = checked(cli, "--model", path, "--quick", "--dtype", dtype)
+    assert answer.code == 0, answer
+    assert list(lines) == [*OF_A_MODEL[:5], "first step", "memory of a step", "memory of an edit"]
+    assert lines["memory of an edit"]["result"] == (PASS if sys.platform == "linux" else NOT_MEASURED), lines
+    assert lines["dtype"]["found"] == f"bf16, loaded as {dtype}"
 
 
 def test_one_step_in_place_of_the_images(cli, files):
