@@ -157,8 +157,8 @@ def small(pipe: Pipeline) -> Any:
 
 
 def few_steps(pipe: Pipeline) -> dict[str, int]:
-    """Settings for fewer steps, as far as the model's samplers have them: at most one AR step a token. Of a NextStep, in
-    which every token takes a pass, also those for a small image.
+    """Settings for fewer steps, as far as the model's samplers have them: at most one AR step a token. For a NextStep
+    also those for a small image, because every token of it takes a pass.
     """
     known = knobs(SAMPLERS[pipe.samplers[0]].settings)
     found = {name: value for name, value in FEW_STEPS.items() if name in known}
