@@ -47,6 +47,7 @@ TAR = "tar"
 HYBRID = "hybrid"
 JANUS = "janus"
 BITDANCE = "bitdance"
+NEXTSTEP = "nextstep"
 
 FAMILIES = families()
 

@@ -10,6 +10,7 @@ from ...networks.bitdance import BlockNetwork
 from ...networks.hybrid import Hybrid
 from ...networks.llama import PROMPT, Llama
 from ...networks.mar import MAR
+from ...networks.nextstep import NextStep
 
 AnyBitDance = TypeVar("AnyBitDance", bound=BlockNetwork)
 
@@ -63,6 +64,17 @@ def initialise_bitdance(net: AnyBitDance) -> AnyBitDance:
     for layer in (*net.denoiser.ada_ln_blocks, net.denoiser.final_layer.ada_ln_modulation):
         nn.init.zeros_(layer.weight)
     nn.init.zeros_(net.denoiser.final_layer.linear.weight)
+    return net
+
+
+def initialise_nextstep(net: NextStep) -> NextStep:
+    """Std 0.02 in language model and projections; Xavier matrices in the head, whose adaLN and last layer are zero."""
+    initialise_llama(net)
+    _xavier(net.head)
+    for name, p in net.head.named_parameters():
+        if "adaLN_modulation" in name or "final_layer.linear" in name:
+            nn.init.zeros_(p)
+
     return net
 
 

@@ -22,6 +22,7 @@ from ...model_loaders.catalogue.official import (
     official_gpt,
     official_hybrid,
     official_janus,
+    official_nextstep,
 )
 from ...model_loaders.kinds import choose_dtype
 from ...networks.bitdance import BitDanceText, BlockModel, Marks
@@ -29,17 +30,29 @@ from ...networks.hybrid import Hybrid, HybridModel
 from ...networks.janus import Janus, JanusModel, Template
 from ...networks.llama import Llama, LlamaConfig, TokenModel
 from ...networks.mar import MAR, MARModel
+from ...networks.nextstep import SIDE, NextStep, NextStepModel
+from ...networks.nextstep import Marks as ImageMarks
 from ...networks.ops import quantize
 from ...networks.quantized import QUANTISED
 from ...runs.loading import Ready
-from ...runs.registry import BITDANCE, HYBRID, JANUS, LLAMAGEN, Entry
+from ...runs.registry import BITDANCE, HYBRID, JANUS, LLAMAGEN, NEXTSTEP, Entry
 from ...runs.registry import MAR as MAR_FAMILY
-from ..training.initialise import initialise_bitdance, initialise_hybrid, initialise_llama, initialise_mar
+from ..training.initialise import (
+    initialise_bitdance,
+    initialise_hybrid,
+    initialise_llama,
+    initialise_mar,
+    initialise_nextstep,
+)
 
 # Qwen2's vocabulary: how many ids are text, and the ids around a turn of a conversation.
 _TEXT = 151_643
 _TURN = (151_644, 151_645)
-ALL_SIZES = (*SIZES, *TOKEN_SIZES, *HYBRID_SIZES, *JANUS_SIZES, *BITDANCES)
+# The only size of NextStep; the ids of its special tokens, behind those of Qwen2; and pixels along a side of a token.
+NEXTSTEP_SIZE = "NextStep-14B"
+_NEXTSTEP_MARKS = ImageMarks(area=151_666, begin=151_667, end=151_668, place=151_669)
+_NEXTSTEP_STRIDE = 16
+ALL_SIZES = (*SIZES, *TOKEN_SIZES, *HYBRID_SIZES, *JANUS_SIZES, *BITDANCES, NEXTSTEP_SIZE)
 # Ids around a prompt of a random Janus, which has fewer words than Qwen2, and tokens per side of its images.
 AROUND = Template(begin=100_000, image=100_001)
 _JANUS_TEXT = 100_000
@@ -133,6 +146,14 @@ def random_bitdance(size: str, dtype: torch.dtype, device: torch.device) -> Bloc
     return BlockModel(net, name, _BITDANCE_STRIDE, tokenize=random_words, marks=marks)
 
 
+def random_nextstep(dtype: torch.dtype, device: torch.device) -> NextStepModel:
+    """A NextStep with random weights. Prompts are read as arbitrary ids."""
+    net = initialise_nextstep(_blank(lambda: NextStep(official_nextstep()), dtype, device))
+    net.head.final_layer.linear.float()  # the last layer of the head stays in fp32
+    name = f"{NEXTSTEP_SIZE}, random weights"
+    return NextStepModel(net, name, _NEXTSTEP_STRIDE, tokenize=random_words, marks=_NEXTSTEP_MARKS, side=SIDE)
+
+
 def random_model(size: str, dtype: str, device: torch.device, special: int = 0) -> Ready:
     """A model of an official size with random weights from a fixed seed. The global random state is not changed."""
     family = family_of(size)
@@ -161,6 +182,9 @@ def _random_model(size: str, family: str, compute: torch.dtype, device: torch.de
         if family == BITDANCE:
             return Ready(BITDANCE, random_bitdance(size, compute, device))
 
+        if family == NEXTSTEP:
+            return Ready(NEXTSTEP, random_nextstep(compute, device))
+
         if family == JANUS:
             janus = random_janus(size, compute, device).fold()
             words = partial(random_words, count=_JANUS_TEXT)
@@ -180,6 +204,8 @@ def family_of(size: str) -> str:
         return JANUS
     if size in BITDANCES:
         return BITDANCE
+    if size == NEXTSTEP_SIZE:
+        return NEXTSTEP
     return HYBRID if size in HYBRID_SIZES else MAR_FAMILY
 
 

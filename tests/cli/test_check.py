@@ -19,9 +19,8 @@ from fastar_nodes.model_loaders.catalogue import hub, official
 from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig
 from fastar_nodes.reports.table import literal
 from fastar_nodes.runs import loading
-from fastar_nodes.runs.registry import BITDANCE, HYBRID, JANUS, LLAMAGEN, MAR, SAMPLERS, TAR
+from fastar_nodes.runs.registry import BITDANCE, HYBRID, JANUS, LLAMAGEN, MAR, NEXTSTEP, SAMPLERS, TAR
 from safetensors.torch import load_file, save_file
-from small_settings import NEXTSTEP
 
 ROOT = Path(__file__).parents[2]
 OPTIONS = ("--device", "cpu")

@@ -7,11 +7,16 @@ import torch
 from block_models import text_bitdance, tiny_bitdance
 from fastar_nodes.lab.work import sizes
 from fastar_nodes.networks.bitdance import BitDanceClass, BitDanceText
+from fastar_nodes.networks.nextstep import NextStepConfig
+from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.blocks.bitdance import bitdance
 from fastar_nodes.samplers.blocks.settings import BlockSettings
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.nextstep.nextstep import nextstep
+from fastar_nodes.samplers.nextstep.settings import NextStepSettings
 from fastar_nodes.samplers.noise import PairedNoise
+from nextstep_models import tiny_nextstep
 
 pytestmark = pytest.mark.slow
 
@@ -77,6 +82,32 @@ def test_a_random_bitdance_of_prompts_reads_them(monkeypatch):
     assert len(model.tokenize("two red cats")) == 3
     assert out.latents.shape == (1, model.net.channels, 8, 4)
     assert bool((out.latents.abs() == 1).all())
+
+
+def small_nextstep() -> NextStepConfig:
+    """A tiny NextStep, whose ids are those of a 14B."""
+    return replace(tiny_nextstep().net.config, vocab=sizes._NEXTSTEP_MARKS.place + 1)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "int8"])
+def test_a_random_nextstep_reads_prompts(dtype, monkeypatch):
+    """Its last layer and what depends on the condition in its head are zero, as at the start of a training."""
+    monkeypatch.setattr(sizes, "official_nextstep", small_nextstep)
+    ready = sizes.random_models("NextStep-14B", [SAMPLERS["nextstep"]], dtype, CPU)["nextstep"]
+    model = replace(ready.model, stride=2)
+    assert ready.family == "nextstep" and model.name == "NextStep-14B, random weights"
+    assert model.usual_size == (64, 64) and ready.model.usual_size == (512, 512)
+    assert not list(model.net.buffers()) and all(bool(weight.isfinite().all()) for weight in model.net.parameters())
+
+    settings = NextStepSettings(diffusion_steps=2, width=4, height=6)
+    out = finish(nextstep(model, PromptCondition(("two red cats",)), settings, PairedNoise(1, (0,))))
+    assert len(model.tokenize("two red cats")) == 3 and out.latents.shape == (1, 4, 6, 4)
+    zero = {name for name, weight in model.net.image_head.named_parameters() if not weight.any()}
+    assert {name for name in zero if name.endswith("weight")} == {
+        name
+        for name, _ in model.net.image_head.named_parameters()
+        if name.endswith("weight") and ("adaLN" in name or "final_layer.linear" in name)
+    }
 
 
 def test_random_weights_are_the_same_in_every_call(monkeypatch):

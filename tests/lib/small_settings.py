@@ -4,9 +4,7 @@ that run every sampler come from the registry and from these records.
 
 from typing import Any
 
-from fastar_nodes.runs.registry import BITDANCE, FAMILIES, LLAMAGEN, MAR, SAMPLERS, TAR
-
-NEXTSTEP = "nextstep"
+from fastar_nodes.runs.registry import BITDANCE, FAMILIES, LLAMAGEN, MAR, NEXTSTEP, SAMPLERS, TAR
 
 # The samplers of each kind; Tar is the second name of LlamaGen.
 MASKED, TOKENS, BLOCKS, CONTINUOUS = (
