@@ -16,7 +16,7 @@ from fastar_nodes.nodes.host.loaded import Loaded
 from fastar_nodes.nodes.vae import FastARVAE
 from qwen_reference import tiny_tar
 from safetensors.torch import save_file
-from tiny import TinyVAE, a_block, a_mar, a_vae, a_vq
+from tiny import TinyVAE, a_block, a_mar, a_nextstep, a_vae, a_vq
 from torch_states import STATES, state_of_torch
 
 DECODERS = {"kl": load_kl, "vq": load_vq, "binary": load_binary}
@@ -326,7 +326,7 @@ def test_another_pack_decodes_with_the_network_and_the_two_functions():
     assert torch.equal(pixels.movedim(1, -1), vae.decode(latents))
 
 
-VAES = {"kl": lambda: a_mar().vae, "vq": a_vq, "binary": lambda: a_block().vae}
+VAES = {"kl": lambda: a_mar().vae, "vq": a_vq, "binary": lambda: a_block().vae, "nextstep": lambda: a_nextstep().vae}
 
 
 @pytest.mark.parametrize("kind", VAES)

@@ -52,7 +52,7 @@ def test_a_negative_prompt_is_offered_where_a_model_reads_one():
     """Also where no model is connected, or one that is not known."""
     janus, bitdance = ("FastARLoadJanus", "janus-pro-1b"), ("FastARLoadBitDance", "bitdance-14b-64x")
     assert asked(HARMON)["negative"] and asked(janus, HARMON)["negative"] and asked()["negative"]
-    assert asked(("OtherLoader", "x"))["negative"]
+    assert asked(("OtherLoader", "x"))["negative"] and asked(("FastARLoadNextStep", "nextstep-1.1"))["negative"]
     assert not asked(janus)["negative"] and not asked(janus, bitdance)["negative"] and not asked(TAR)["negative"]
 
 

@@ -103,6 +103,12 @@ SETTINGS = [
     ("mar", {"t_max": 999}, "fasthybrid", {"t_max": 950}, q.OTHER_IMAGE),
     ("mar", {"t_max": None}, "fasthybrid", {"t_max": 950}, ""),  # None: the model's own, here 950
     ("bitdance", {"diffusion_steps": 50}, "bitdance", {"diffusion_steps": 25}, q.OTHER_IMAGE),
+    ("nextstep", {"diffusion_steps": 28}, "nextstep", {"diffusion_steps": 20}, q.OTHER_IMAGE),
+    ("nextstep", {"solver": "em0"}, "nextstep", {"solver": "sde"}, q.OTHER_IMAGE),
+    ("nextstep", {"cfg_img": 1.0}, "nextstep", {"cfg_img": 2.0}, q.OTHER_IMAGE),
+    ("nextstep", {"time_shift": 1.0}, "nextstep", {"time_shift": 3.2}, q.OTHER_IMAGE),
+    ("nextstep", {"use_norm": False}, "nextstep", {"use_norm": True}, q.OTHER_IMAGE),
+    ("nextstep", {"diffusion_steps_end": 28}, "nextstep", {"diffusion_steps_end": 10}, ""),  # DiSA approximates
     ("llamagen", {"temperature": 1.0, "parallel": 0}, "zipar", {"temperature": 1.0, "parallel": 16}, ""),
     ("llamagen", {"top_k": 0}, "llamagen", {"top_k": 10}, q.OTHER_IMAGE),
     ("mar", {"steps": 32}, "cspd", {"steps": 16, "mode": "lossless"}, q.OTHER_IMAGE),
