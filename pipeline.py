@@ -258,13 +258,14 @@ class Pipeline:
             negative: what guidance leads away from: for Harmon and UniPic a whole instruction, for NextStep a text.
             prompt_settings: settings of Tar's language model, see :class:`TarPromptSettings`.
             image: with ``mask`` what inpainting starts from: an image, or latents or codes of :meth:`sample`; one, or
-                one for each image. Without it, for a Janus that was trained to edit: what the prompt changes, an image
-                of any size, or one for each prompt; it is drawn anew as a whole, at 384 x 384 pixels.
+                one for each image. Without it, for a Janus or NextStep that was trained to edit: what the prompt
+                changes, an image of any size, or one for each prompt; it is drawn anew as a whole, by Janus at 384 x
+                384 pixels, by NextStep at its *width* and *height*.
             mask: the part of ``image`` to sample again: a grey image or [H, W] of any size, black or transparent where
                 the image stays; one, or one for each image. A token is sampled again if any part of it is not black, so
                 a soft edge is sampled again too.
-            freedom: for an image without a mask, 0 to 10: how much more the guidance counts what the image shows than
-                its very pixels; at 0 they count most, and less is computed. None: 5, as published.
+            freedom: for an image without a mask, of a Janus alone, 0 to 10: how much more the guidance counts what the
+                image shows than its very pixels; at 0 they count most, and less is computed. None: 5, as published.
             callback: called with the partial result after every step; its ``done`` and ``total`` count steps.
             settings: of the sampler; they take precedence over the preset.
 
@@ -423,7 +424,8 @@ class Pipeline:
             )
 
         if image is not None and not self.ready.kind.reads_images:
-            raise UserError(f"image: {self.model.name} reads {KINDS[kind]} and cannot edit an image; load Janus-4o.")
+            raise UserError(f"image: {self.model.name} reads {KINDS[kind]} and cannot edit an image; load Janus-4o "
+                "or NextStep-1-Large-Edit.")
         if image is not None and negative is not None:
             raise has_null_prompt(self.model.name)
         if freedom is not None and image is None:

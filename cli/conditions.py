@@ -75,7 +75,13 @@ def conditions(
         raise UserError("freedom: this applies only to an image that the prompt changes; give the image with --image.")
     if images and "class" in kinds:
         raise UserError(
-            f"image: the models of this run ({names}) read classes and cannot edit an image; use Janus-4o."
+            f"image: the models of this run ({names}) read classes and cannot edit an image; use Janus-4o or "
+            "NextStep-1-Large-Edit."
+        )
+    if images and getattr(options, "negative", None) is not None:
+        raise UserError(
+            f"negative: with an image the models of this run ({names}) have a negative text of their own; leave "
+            "negative out."
         )
 
     build = builder(

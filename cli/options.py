@@ -103,8 +103,8 @@ def condition_options(parser: argparse.ArgumentParser, seed: str) -> None:
     add(
         "--freedom",
         metavar="NUMBER",
-        help="with --image: how much more the guidance counts what the image shows than its very pixels, 0 to 10; at 0 "
-        "they count most; default 5",
+        help="with --image, for Janus-4o: how much more the guidance counts what the image shows than its very pixels, "
+        "0 to 10; at 0 they count most; default 5. For NextStep-1-Large-Edit use --set cfg_img=NUMBER",
     )
 
     add("--seed", default="7", help=f"{seed}; default 7")

@@ -158,9 +158,11 @@ class ConditionBuilder:
 
         Raises:
             UserError: a model that cannot edit, images or a prompt that it cannot read, or ``freedom`` that is no
-                number of 0 to 10.
+                number of 0 to 10, or is given to a model that has none.
         """
         model: Any = on.model
+        if freedom is not None and not on.kind.takes_freedom:
+            raise UserError(f"freedom: {model.name} has no such guidance; set cfg_img in place of it.")
         settings = make(EditSettings, {} if freedom is None else {"freedom": freedom})
         pairs = list(zip(texts, one_for_each(image, len(texts)), strict=True))
         prompts, pictures = zip(*[pair for pair in pairs for _ in range(repeat)], strict=True)

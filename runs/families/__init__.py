@@ -59,6 +59,7 @@ class Family(ABC):
     codes: ClassVar[bool] = False  # whether its samplers draw codes, which the decoder turns into latents
     unit: ClassVar[str] = "steps"  # what a step of its samplers is
     answers: ClassVar[bool] = False  # whether its models answer questions about images
+    takes_freedom: ClassVar[bool] = False  # whether the *freedom* of a condition with an image changes what it draws
 
     # Sockets and texts of nodes.
     socket: ClassVar[str]  # type of the sockets of its models

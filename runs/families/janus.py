@@ -21,6 +21,7 @@ from .tokens import TokenFamily
 
 class _Janus(TokenFamily):
     answers = True
+    takes_freedom = True
 
     def prepared(self, image: Tensor, reader: ImageReader) -> Tensor:
         return squared(image, reader.side, reader.least)
