@@ -48,6 +48,7 @@ def test_the_gallery_shows_and_finds_the_templates(comfy: Comfy, editor: Any, ar
         found = [name for name in editor.evaluate(NAMES) if name in TEMPLATES]
         assert numbers <= {int(name[:2]) for name in found}, words
         if words == "FastAR":
-            assert found == TEMPLATES[: len(found)], "in their order, too"
+            without_download = [name for name in TEMPLATES if "download" not in name]
+            assert [name for name in found if "download" not in name] == without_download, "in their order, too"
         editor.screenshot(path=str(artifacts / f"gallery {words}_{editor.renderer}.png"))
     assert editor.problems == []
