@@ -10,7 +10,9 @@ from .settings import Guarantees
 
 
 class Annealed(Guarantees):
-    """The part of settings that all samplers with DiSA share. Each family defines the two fields in its own words."""
+    """The settings that all samplers with DiSA share. Each family of samplers defines the two fields again, with its
+    own help texts.
+    """
 
     diffusion_steps: int
     diffusion_steps_end: int | None  # diffusion steps of the last pass; None if they do not fall
@@ -18,7 +20,7 @@ class Annealed(Guarantees):
     def __post_init__(self) -> None:
         super().__post_init__()
 
-        # A report says what was used: steps that do not fall have no end.
+        # A report states what was used: if the steps do not fall, diffusion_steps_end is None.
         if self.diffusion_steps_end is not None and self.diffusion_steps_end >= self.diffusion_steps:
             object.__setattr__(self, "diffusion_steps_end", None)
 
@@ -33,10 +35,10 @@ class Annealed(Guarantees):
 
 
 def annealed_steps(first: int, last: int | None, passes: int) -> list[int]:
-    """Diffusion steps of passes s = 0 .. S - 1: last + floor((1 - s / (S - 1)) (first - last)), the paper's linear
-    schedule.
+    """Diffusion steps of each of S = ``passes`` passes. The paper's linear schedule gives pass s = 0 .. S - 1
+    last + floor((1 - s / (S - 1)) (first - last)) steps.
 
-    ``last`` None, or at ``first`` or above, keeps ``first``.
+    If ``last`` is None, or not below ``first``, every pass has ``first`` steps.
     """
     if last is None or last >= first or passes == 1:
         return [first] * passes
@@ -44,6 +46,6 @@ def annealed_steps(first: int, last: int | None, passes: int) -> list[int]:
     out = []
     for s in range(passes):
         share = 1 - s / (passes - 1)
-        # Rounded before the floor: the share of a whole fraction may fall short of it in the last bit.
+        # Rounded before the floor, because a product that should be a whole number may come out a little too small.
         out.append(last + math.floor(round(share * (first - last), 9)))
     return out

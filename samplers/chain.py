@@ -6,13 +6,15 @@ the prediction says what the clean *data* is. The next state is a sample of a Ga
     data = data_x x + data_out prediction
     x   <- N(x_coefficient x + data_coefficient data, exp(middle + slope logits)^2)
 
-In a diffusion of noise (MAR; Li et al. 2024, arXiv 2406.11838, section 3.2) the prediction is the noise and data is x0;
-the two coefficients are the posterior mean's (coef2 and coef1 in the published code), and the head also
-predicts the logits of a learned variance. In BitDance (arXiv 2602.14041) the prediction is the data, data_x = 0 and
-data_out = 1, and slope is 0. In both models, the state after the last step is the data itself; in other diffusions, the
-last step may add noise as the other steps do. States and steps are fp32, whatever the dtype of the network.
+In a diffusion of noise (MAR; Li et al. 2024, arXiv 2406.11838, section 3.2) the prediction is the noise and data is x0.
+x_coefficient and data_coefficient are those of the posterior mean (coef2 and coef1 in the published code), and the
+head also predicts the logits of a learned variance. In BitDance (arXiv 2602.14041) the prediction is the data, so
+data_x is 0 and data_out is 1; slope is 0. In both models, the state after the last step is the data itself; in other
+diffusions, the last step may add noise as the other steps do. States and steps are fp32, whatever the dtype of the
+network.
 
-:func:`run_chain` is the loop. Each row may have its own steps; the table then has an axis for the rows. FastHybrid
+:func:`run_chain` is the loop. All rows may have the same steps, or each row its own; only in the second case has
+:class:`StepTable` an axis for the rows. FastHybrid
 changes the means of some rows (:class:`MeanAdjustment`), an edit of BitDance fixes some tokens of a row
 (:class:`FixedTokens`), and ``speculation.py`` verifies several steps in one evaluation of the head.
 
@@ -41,8 +43,8 @@ from ..reports.record import Report
 class DiffusionBatch:
     """N rows to sample, in their states before the first of S steps."""
 
-    z: Tensor  # conditions [P, N, *, D] in the dtype of the head, the null class's last
-    cfg: Tensor  # guidance scale, fp32 [N, 1 ...]; with three branches, two scales, [N, ..., 2], see guide
+    z: Tensor  # conditions [P, N, *, D] in the dtype of the head; with guidance, the null condition's branch is last
+    cfg: Tensor  # guidance scale, fp32 [N, 1 ...]; with three branches, two scales, [N, 1 ..., 2], see guide
     x: Tensor  # states before the first step, fp32 [N, *, c]
     noise: Tensor  # noise of the steps, fp32 [S, N, *, c], or [S - 1, ...] if the last step adds none
     table: StepTable
@@ -64,12 +66,13 @@ class DiffusionBatch:
 def guide(out: Tensor, cfg: Tensor, channels: int) -> tuple[Tensor, Tensor | None]:
     """The guided prediction, and the variance logits or None if the head has none; [N, *, c] each.
 
-    Classifier-free guidance changes the prediction only; the logits are the conditional branch's. With three branches
-    it is null + scale_of_part (part - null) + scale (whole - part), as in InstructPix2Pix (Brooks et al. 2023, arXiv
-    2211.09800, equation 3), where the part of the condition is the image.
+    Classifier-free guidance changes the prediction only; the logits are the conditional branch's. With three branches,
+    the guided prediction is null + scale_of_part (part - null) + scale (whole - part), as in InstructPix2Pix (Brooks et
+    al. 2023, arXiv 2211.09800, equation 3), where the part of the condition is the image.
 
     Args:
-        out: the head's output [P, N, *, c or 2 c]: of the whole condition, of its part if there is one, and of none.
+        out: the head's output [P, N, *, c or 2 c], branch by branch: for the whole condition, for its part if there are
+            three branches, and for the null condition if there is guidance.
         cfg: guidance scale, fp32 [N, 1 ...]; with three branches, ``scale`` and ``scale_of_part``, fp32 [N, 1 ..., 2].
         channels: c.
     """
@@ -90,9 +93,9 @@ def guide(out: Tensor, cfg: Tensor, channels: int) -> tuple[Tensor, Tensor | Non
 class StepResult(NamedTuple):
     """The rows after a step, fp32 [N, *, c] each."""
 
-    x: Tensor  # sampled from the next two
+    x: Tensor  # a sample with this mean and std
     mean: Tensor
-    log_std: Tensor  # [] if the variance is fixed
+    log_std: Tensor  # fp32 [] if the variance is fixed
 
 
 def advance(
@@ -124,8 +127,8 @@ def advance(
 def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
     """Yield the result of each step, which all rows take together; the states after the last step are the samples."""
     noise = batch.noise if batch.temperature == 1 else batch.noise * batch.temperature
-    # An extra entry for the last step, in case its noise was left out; its value does not matter then, because the std
-    # of that step is 0.
+    # One more entry, which the last step reads if it has no noise of its own. The std of such a step is 0, so the value
+    # of the entry does not matter.
     noises = (*noise, noise[-1])
 
     x = batch.x
@@ -141,8 +144,9 @@ def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
 
 
 def joined(first: DiffusionBatch, second: DiffusionBatch) -> DiffusionBatch:
-    """The rows of both in one batch, without fixed tokens. Both have equally many steps, and each row keeps its own
-    numbers. Only means of ``second`` may be changed: means of ``first`` get gamma = 0.
+    """The rows of two batches in one batch. Both batches have the same number of steps, and each row keeps the numbers
+    of its own batch. Neither batch has fixed tokens. Only ``second`` may have a :class:`MeanAdjustment`; in the joined
+    batch, the rows of ``first`` have gamma = 0.
     """
     parts = (first, second)
     columns = [part.table.numbers[:, :, None, None].expand(-1, -1, len(part.x), -1) for part in parts]
@@ -181,8 +185,8 @@ class DiffusionStep(NamedTuple):
 
 
 class StepNumbers(NamedTuple):
-    """:class:`DiffusionStep` of many steps as tensors. In terms of the prediction, the mean of a step is mean_x x +
-    mean_out prediction.
+    """The numbers of many steps as tensors: the fields of :class:`DiffusionStep`, then mean_x and mean_out, with which
+    the mean of a step is mean_x x + mean_out prediction.
     """
 
     data_x: Tensor
@@ -201,7 +205,7 @@ class StepTable:
 
     # fp32 [S, 8], a column for each field of StepNumbers; [S, 8, N, 1 ...] if each row has its own steps.
     numbers: Tensor
-    times: Tensor  # embeddings of their times, [S, w] or [S, N, w]
+    times: Tensor  # embeddings of the steps' times, [S, w], or [S, N, w] if each row has its own steps
     learned: bool  # whether the head predicts logits of the variance
     ends_noisy: bool = False  # whether the last step adds noise of a fixed variance; usually it yields the data
 
@@ -253,7 +257,9 @@ def spread(noise: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class FixedTokens:
-    """Fixed tokens of rows, whose values are known. Their states follow the path (1 - t) start + t value."""
+    """The tokens of the rows that are fixed, with their values. The state of a fixed token follows the path
+    (1 - t) start + t value.
+    """
 
     t: Tensor  # time before each step, fp32 [S]
     start: Tensor  # noise, fp32 [N, *, c]
@@ -279,7 +285,7 @@ class MeanAdjustment(NamedTuple):
     """Moves the mean of each step towards a draft: (1 - gamma) mean + gamma draft."""
 
     draft: Tensor  # fp32 [N, c]
-    gamma: Tensor  # of each step, fp32 [S], or [S, N, 1] if rows differ
+    gamma: Tensor  # gamma of each step, fp32 [S], or [S, N, 1] if the rows have different ones
 
 
 # ------------------------------------------------------------------------------------------------ the head
@@ -309,7 +315,7 @@ class ChainHead(Protocol):
 
     def step(self, k: int, numbers: Any, cfg: Tensor, noise: Tensor, x: Tensor, change: Any) -> StepResult:
         """Evaluate the head at step k, :func:`advance` all rows with its output, and add the work to the report's
-        counts. For the other arguments, see ``advance``. Call it in the order k = 0, 1, 2, ...
+        counts. For the other arguments, see ``advance``. The caller takes the steps in the order k = 0, 1, 2, ...
         """
 
 
@@ -317,8 +323,11 @@ class Head:
     """Evaluates the whole diffusion head for the conditions of N rows, one step after another. The report counts this
     work.
 
-    One product computes the modulations of many steps, so it reads the weights once. ``budget``: how many numbers of
-    modulations are computed at once. Those of a single step are computed together even if they exceed it.
+    One matrix product computes the modulations of many steps, so the weights are read only once for all these steps.
+
+    Args:
+        budget: how many numbers of modulations one product may compute. The modulations of a single step are computed
+            together even if they exceed the budget.
     """
 
     def __init__(self, net: Recordable, head: HeadNetwork, batch: DiffusionBatch, report: Report, budget: int):
@@ -333,17 +342,18 @@ class Head:
         tokens = (1,) * (batch.z.ndim - 3)
         self._times = times.view(len(times), 1, -1, *tokens, times.shape[-1])
 
-        of_step = max(1, self._rows * head.modulation_numbers)
-        self._steps_at_once = max(1, budget // of_step)
-        self._rows_at_once = max(1, budget * batch.z.shape[1] // of_step)
-        self._newest: list[tuple[Tensor, ...]] = []  # modulations of some steps, [P, N, *, w'] each
+        numbers_of_step = max(1, self._rows * head.modulation_numbers)
+        self._steps_at_once = max(1, budget // numbers_of_step)
+        self._rows_at_once = max(1, budget * batch.z.shape[1] // numbers_of_step)
+        # The modulations that the newest product computed, step by step, [P, N, *, w'] each.
+        self._newest: list[tuple[Tensor, ...]] = []
 
     def step(self, k: int, numbers: Any, cfg: Tensor, noise: Tensor, x: Tensor, change: Any) -> StepResult:
         """See :class:`ChainHead`."""
         at_once = self._steps_at_once
         if k % at_once == 0:
             of_steps = self._head.modulations(self._times[k : k + at_once] + self._condition)
-            if self._net.records:  # recorded functions copy these fastest
+            if self._net.records:  # a recorded function copies contiguous tensors fastest
                 of_steps = [m.contiguous() for m in of_steps]
             self._newest = list(zip(*of_steps, strict=True))
 
@@ -374,7 +384,7 @@ class HeadAtStates(Head):
         super().__init__(net, head, batch, report, budget)
         self._denoise = net.compiled(type(head).denoise, "diffusion head")
 
-        # The modulations of all rows at all steps, [P, S, N, *, w'] each, if they fit.
+        # The modulations of all rows at all steps, [P, S, N, *, w'] each; None if they exceed the budget.
         self._of_all_steps: list[Tensor] | None = None
         if len(batch.table) <= self._steps_at_once:
             self._of_all_steps = [m.transpose(0, 1) for m in head.modulations(self._times + self._condition)]

@@ -19,7 +19,7 @@ from .settings import Settings, knob
 
 E = TypeVar("E", bound="_Entries")
 
-# Names of entries that a text about a condition shows.
+# How many names a text about a condition shows at most.
 _MOST_SHOWN = 8
 
 
@@ -30,7 +30,7 @@ class _Entries(OfFastAR):
     kind: ClassVar[str] = ""
     title: ClassVar[str] = ""  # what messages call its entries
     maker: ClassVar[str] = ""  # the node that makes it
-    fastar_version: ClassVar[int] = 1  # of its description in docs/sockets.md
+    fastar_version: ClassVar[int] = 1  # version of the description in docs/sockets.md
 
     @property
     def entries(self) -> tuple[Any, ...]:
@@ -48,7 +48,7 @@ class _Entries(OfFastAR):
         return f"{self.title.capitalize()} for {amount(len(self), 'images')}: {shown}{more}."
 
     def of(self: E, images: Sequence[int]) -> E:
-        """The condition of some of the images, by their place in the batch."""
+        """The condition of some of the images; ``images`` are their indices in the batch."""
         own: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)
@@ -62,12 +62,12 @@ class _Entries(OfFastAR):
 
     @property
     def against(self) -> str:
-        """The null condition of guidance, if it is stated by this condition and not by the model; else ""."""
+        """The null condition of guidance, if this condition states it; "" if the model does."""
         return ""
 
     @property
     def subject(self) -> str:
-        """What all images show, in a word or two for people: "cat"; "" if that is not one thing with a name."""
+        """What all images show, in a word or two for people, such as "cat"; "" if it is not one thing with a name."""
         return ""
 
 
@@ -80,7 +80,7 @@ class Condition(_Entries):
     maker: ClassVar[str] = "Class Label"
     labels: tuple[int, ...]  # class ids, one per image
     names: tuple[str, ...]  # class names, same length; used as captions
-    label_set: str = ""  # the list of the names ("picture-book", "imagenet-1k"), or "" for bare ids
+    label_set: str = ""  # which list the names are from ("picture-book", "imagenet-1k"); "" for bare ids
 
     @property
     def entries(self) -> tuple[int, ...]:
@@ -95,10 +95,10 @@ class Condition(_Entries):
         return name
 
     def class_ids(self, classes: int, label_set: str, device: torch.device) -> Tensor:
-        """int64 [B] on ``device``.
+        """The labels, int64 [B] on ``device``.
 
         Raises:
-            UserError: no label, one outside the model's ``classes``, or names from another label set.
+            UserError: no label, a label outside 0 to ``classes`` - 1, or names from another label set.
         """
         if not self.labels:
             raise UserError("condition: it holds no label; name at least one.")
@@ -121,9 +121,7 @@ class Condition(_Entries):
 
 @dataclass(frozen=True)
 class PromptCondition(_Entries):
-    """Prompts of a batch, for models with a language model of their own. Each model that samples encodes them
-    itself.
-    """
+    """Prompts of a batch, for models that contain a language model. Each such model encodes the prompts itself."""
 
     kind: ClassVar[str] = "prompt"
     title: ClassVar[str] = "prompts"
@@ -145,7 +143,7 @@ class PromptCondition(_Entries):
         return self.texts
 
     def prompt_tokens(self, model: MARModel, guided: bool) -> int:
-        """Tokens of prompts that the model keeps, each distinct one once."""
+        """Number of prompt tokens that the model keeps, including the negative prompt's. Equal prompts count once."""
         hybrid = cast(HybridModel, model)
         null = hybrid.instruction(self.unconditional) if guided else []
         return sum(len(hybrid.prompt(text)) for text in dict.fromkeys(self.texts)) + len(null)
@@ -157,7 +155,7 @@ class PromptCondition(_Entries):
         return cast(HybridModel, model).conditioning(self.texts, self.unconditional, guided)
 
 
-# The authors' weight of the branch that does not read the source's tokens.
+# The authors' weight of the guidance branch that does not read the tokens of the image to change.
 FREEDOM = 5.0
 MOST_FREEDOM = 10.0
 
@@ -184,16 +182,16 @@ class EditSettings(Settings):
 
 @dataclass(frozen=True, eq=False)
 class ImagePromptCondition(_Entries):
-    """Images with what is to be changed in them, for a model that edits."""
+    """Images, each with a prompt that says what to change, for a model that edits."""
 
     kind: ClassVar[str] = "image prompt"
     title: ClassVar[str] = "images with prompts"
     maker: ClassVar[str] = "Image and Prompt"
-    texts: tuple[str, ...]  # prompts as typed, one per image to draw
+    texts: tuple[str, ...]  # prompts as typed, one per image to generate
     images: tuple[Tensor, ...]  # uint8 [H, W, 3] of any size, one per text
-    # w: weight in guidance of the condition without the source's tokens; 0 leaves this branch out
+    # The paper's w: the weight of the guidance branch that does not read the image's tokens; 0 leaves this branch out.
     freedom: float = FREEDOM
-    # The images as the model reads them, each what the reader of its family gives; None until it has read them.
+    # The images as the model reads them: for each image the result of the model family's reader. None before that.
     read: tuple[Any, ...] | None = None
 
     @property
@@ -211,7 +209,7 @@ class ImagePromptCondition(_Entries):
 
 @dataclass(frozen=True, eq=False)
 class _Features(_Entries):
-    """Rows that condition a batch."""
+    """Feature rows for each image of a batch."""
 
     features: tuple[Tensor, ...]  # one float tensor [n_i, E] per image
     names: tuple[str, ...]  # captions, same length
@@ -222,8 +220,8 @@ class _Features(_Entries):
 
 
 class TextCondition(_Features):
-    """Encoded text: the encoder's output for the tokens of each prompt, without padding; the captions are the
-    prompts.
+    """Encoded text: the text encoder's output for the tokens of each prompt, without padding. The prompts are the
+    captions.
     """
 
     kind: ClassVar[str] = "text"
@@ -280,10 +278,10 @@ def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
 
 
 def expect_editor(condition: AnyCondition, model: Any) -> None:
-    """Check that a model can be sampled with images and prompts: that it was trained so, and has all its parts.
+    """Check that a model can edit: that it was trained with images and prompts, and that its file has all parts.
 
     Raises:
-        UserError: a model that reads something else, or ignores the image.
+        UserError: the model reads another kind of condition, would ignore the image, or lacks a part.
     """
     if not getattr(model, "reads_images", False):
         expect_kind(condition, model.condition, model.name)

@@ -1,26 +1,31 @@
 """Couplings of Gaussians: turn a draft into a sample of another Gaussian, changing it as rarely as possible.
 
-The input is a draft y ~ N(m_q, s_q^2), the output x ~ N(m_p, s_p^2), exactly, for any draft; "accepted" means x = y.
-Covariances are diagonal and rows independent. A row is accepted over all channels together, because a drafted diffusion
-state is usable only as a whole; channel-wise acceptance probabilities would multiply.
+The input is a draft y ~ N(m_q, s_q^2). The output is x ~ N(m_p, s_p^2), exactly, for any q. "Accepted" means x = y.
+Covariances are diagonal, and rows are independent. All channels of a row are accepted or rejected together, because a
+drafted diffusion state is usable only as a whole. If every channel were accepted by itself, the probabilities of the
+channels would multiply.
 
 - :func:`reflect`, equal covariances: reflection-maximal coupling (De Bortoli, Galashov, Gretton & Doucet 2025, arXiv
-  2501.05370; Bou-Rabee, Eberle & Zimmer 2020). Accepts with probability 2 Phi(-|D| / 2) = 1 - TV, the most
-  that any coupling can, and needs no second draw: a rejected draft's noise is mirrored.
-- :func:`reshape`, equal means: the usual speculative rejection min(1, p / q); a rejected draft is replaced by a sample
-  of max(0, p - q) / Z, found by drawing from p (Leviathan et al. 2023, appendix A). Also maximal.
+  2501.05370; Bou-Rabee, Eberle & Zimmer 2020). It accepts with probability 2 Phi(-|D| / 2) = 1 - TV, where D is
+  (m_q - m_p) / s and TV is the total-variation distance of the two Gaussians. No coupling can accept more often. A
+  rejected draft needs no new random numbers: its noise is mirrored.
+- :func:`reshape`, equal means: the usual speculative rejection, which accepts with probability min(1, p / q). A
+  rejected draft is replaced by a sample of max(0, p - q) / Z, which is found by proposals from p (Leviathan et al.
+  2023, appendix A). Here, too, no coupling can accept more often.
 - :func:`couple`, the general case: reshape, then reflect. MAR's learned variances hardly differ between a draft and the
-  target, so the first rarely changes the draft, and the second keeps its noise, which keeps images of one seed alike.
+  target. So reshape rarely changes the draft, and reflect keeps or mirrors its noise, which keeps images of one seed
+  alike.
 - :func:`couple_fixed`, for BitDance, whose variances are fixed: reflect alone.
 
-Means that differ by at most :data:`ROUNDING` (1 + |mean|) in every channel, with log stds within :data:`ROUNDING`,
-count as equal: fp32 evaluations of one head in two batches differ by as much. On the demo (50 diffusion steps from
-t = 950, temperature 0.8, 8 channels) the smallest std of a step with noise is 0.0051, so the total-variation error
-is at most 0.0044 in the worst step, 0.00012 in the median step and 0.013 per token, at |mean| = 1 in all channels. With
-the demo's draft model the limit applied in none of 12,032 verified steps.
+Two Gaussians count as equal if their means differ by at most :data:`ROUNDING` (1 + |mean|) and their log stds by at
+most :data:`ROUNDING` in every channel, because fp32 evaluations of one head in two batches differ by this much. On the
+demo (50 diffusion steps from t = 950, temperature 0.8, 8 channels) the smallest std of a step with noise is 0.0051, so
+the total-variation error is at most 0.0044 in the worst step, 0.00012 in the median step and 0.013 per token, at
+|mean| = 1 in all channels. With the demo's draft model, no Gaussians of 12,032 verified steps were close enough to
+count as equal.
 
-All randomness is passed in, so nothing here waits for the device. A std of 0 means no noise, as in the last step;
-a draft is then accepted only if it equals the mean.
+All random numbers are arguments, so nothing here waits for the device. A std of 0 means no noise, as in the last step;
+a draft is then accepted only if q and p count as equal.
 """
 
 from __future__ import annotations
@@ -34,7 +39,7 @@ ROUNDING = 1e-5
 
 
 class Gaussian(NamedTuple):
-    """Mean and log standard deviation, fp32 [..., channels]; minus infinity is no noise."""
+    """Mean and log standard deviation, fp32 [..., channels] each; a log std of minus infinity means no noise."""
 
     mean: Tensor
     log_std: Tensor
@@ -49,17 +54,19 @@ class Gaussian(NamedTuple):
 
 
 class Proposals(NamedTuple):
-    """Random numbers of the first T proposals for N rows: samples of p, of which one replaces a rejected draft."""
+    """Random numbers for T proposals for each of N rows. Proposals are samples of p; the first accepted one replaces a
+    rejected draft.
+    """
 
     normals: Tensor  # standard normal, fp32 [N, T, channels]
-    uniforms: Tensor  # in (0, 1], fp32 [N, T], which decide whether a proposal is accepted
+    uniforms: Tensor  # in (0, 1], fp32 [N, T]; they decide whether each proposal is accepted
 
 
 class Coupled(NamedTuple):
     """Samples of the target."""
 
     value: Tensor  # fp32 [N, channels]
-    accepted: Tensor  # bool [N], whether the row is its draft
+    accepted: Tensor  # bool [N], whether the value is the draft
     # bool [N], whether the value is a sample of the target. It is not if the draft and all proposals are rejected: then
     # the value is the last proposal, or the draft if there are no proposals.
     is_sample: Tensor
@@ -68,33 +75,36 @@ class Coupled(NamedTuple):
 def same(a: Gaussian, b: Gaussian) -> Tensor:
     """Whether two Gaussians are equal up to fp32 rounding in every channel, bool [...]."""
     mean = (a.mean - b.mean).abs() <= ROUNDING * (1 + b.mean.abs())
-    std = torch.isclose(a.log_std, b.log_std, rtol=0, atol=ROUNDING)  # two without noise, minus infinity, are equal
+    std = torch.isclose(a.log_std, b.log_std, rtol=0, atol=ROUNDING)  # minus infinity equals itself
     return (mean & std).all(-1)
 
 
 def noiseless(q: Gaussian, p: Gaussian) -> Tensor:
-    """bool [...]: either of them has no noise in some channel."""
+    """Whether q or p has no noise in some channel, bool [...]."""
     return (torch.isneginf(q.log_std) | torch.isneginf(p.log_std)).any(-1)
 
 
 def _shape_ratio(z: Tensor, log_std_gap: Tensor) -> Tensor:
-    """log N(0, s_p^2) - log N(0, s_q^2) [...] at s_q z; ``log_std_gap`` [..., channels] is log s_q - log s_p."""
+    """The log of the density ratio N(0, s_p^2) / N(0, s_q^2) at s_q z, fp32 [...]. ``log_std_gap``: log s_q - log s_p,
+    fp32 [..., channels].
+    """
     return (log_std_gap - 0.5 * z * z * torch.expm1(2 * log_std_gap)).sum(-1)
 
 
 def _shift_ratio(z: Tensor, shift: Tensor) -> Tensor:
-    """log N(0, I) at z + shift, less the same at z [...]."""
+    """The log of the density of N(0, I) at z + shift, minus its log at z, fp32 [...]."""
     return -(z * shift).sum(-1) - 0.5 * (shift * shift).sum(-1)
 
 
 def reshape(
     draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, proposals: Proposals | None = None
 ) -> Coupled:
-    """From N(m, s_q^2) to N(m, s_p^2), means equal: accept with min(1, p / q), else sample max(0, p - q) / Z.
+    """Turn a sample of q = N(m, s_q^2) into a sample of p = N(m, s_p^2), with the same mean m: accept the draft with
+    probability min(1, p / q), else sample max(0, p - q) / Z. ``log_std``: log s_p.
 
-    A proposal from p is accepted with probability 1 - min(1, q / p): one proposal per draft on average for any p and q,
-    because drafts are rarely rejected where proposals are rarely accepted. More than T are needed with a probability
-    below 1 / T. ``log_std`` is the target's.
+    A proposal from p is accepted with probability 1 - min(1, q / p). Where proposals are rarely accepted, drafts are
+    rarely rejected: for any p and q, a draft needs one proposal on average. The probability that it needs more than T
+    proposals is below 1 / T.
     """
     # 1. Accept the draft.
     z = (draft - q.mean) * torch.exp(-q.log_std)
@@ -103,11 +113,12 @@ def reshape(
     if proposals is None:
         return Coupled(draft, accepted, accepted)
 
-    # 2. Accept proposals: log q / p is the shape ratio with p and q exchanged. NaN is accepted and stays visible.
+    # 2. Accept proposals: log q / p is the shape ratio with p and q exchanged. The comparison is negated, so a NaN is
+    # accepted and stays visible.
     suits = ~(proposals.uniforms.log() <= _shape_ratio(proposals.normals, -log_std_gap[:, None]))
     found = suits.any(1)
 
-    # 3. The first accepted one replaces a rejected draft.
+    # 3. The first accepted proposal replaces a rejected draft.
     first = torch.where(found, suits.to(torch.uint8).argmax(1), suits.shape[1] - 1)
     row = torch.arange(len(draft), device=draft.device)
     resampled = q.mean + log_std.exp() * proposals.normals[row, first]
@@ -115,10 +126,15 @@ def reshape(
 
 
 def reflect(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> Coupled:
-    """From N(mean, s^2) to N(m_p, s^2), stds equal and not 0: reflection-maximal coupling.
+    """Turn a sample of N(mean, s^2) into a sample of N(m_p, s^2), by reflection-maximal coupling. The stds are equal
+    and not 0.
 
-    With z the draft's noise, D = (mean - m_p) / s and e = D / |D|: accept with min(1, exp(-z.D - |D|^2 / 2)), else
-    m_p + s (z - 2 (e.z) e). ``draft`` fp32 [N, channels] is a sample of N(mean, s^2), ``uniform`` fp32 [N] in (0, 1].
+    Let z be the draft's noise, D = (mean - m_p) / s and e = D / |D|. The draft is accepted with probability
+    min(1, exp(-z.D - |D|^2 / 2)). A rejected draft is replaced by m_p + s (z - 2 (e.z) e).
+
+    Args:
+        draft: fp32 [N, channels], a sample of N(mean, s^2).
+        uniform: fp32 [N] in (0, 1].
     """
     # 1. Accept the draft.
     std = p.log_std.exp()
@@ -126,22 +142,23 @@ def reflect(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> Couple
     shift = (mean - p.mean) / std
     accepted = uniform.log() <= _shift_ratio(z, shift)
 
-    # 2. Else mirror its noise.
+    # 2. Mirror the noise of rejected drafts.
     e = shift / shift.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(shift.dtype).tiny)
     mirrored = p.mean + std * (z - 2 * (e * z).sum(-1, keepdim=True) * e)
     return Coupled(torch.where(accepted[:, None], draft, mirrored), accepted, torch.ones_like(accepted))
 
 
 def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, proposals: Proposals | None = None) -> Coupled:
-    """Samples of p: :func:`reshape`, then :func:`reflect`.
+    """Turn samples of q into samples of p: :func:`reshape`, then :func:`reflect`.
 
-    Where either has no noise in some channel, the sample is the mean of p, which is accepted if q is the same.
+    If q and p count as equal, the draft is accepted. Else, if q or p has no noise in some channel, the result is the
+    mean of p, and the draft counts as rejected.
 
     Args:
         draft: fp32 [N, channels], a sample of q.
-        uniforms: in (0, 1], fp32 [N, 2], one for each of the two.
-        proposals: for rows that the first of the two rejects; None for none. More of them, with the same first ones,
-            change only the rows that are no samples yet.
+        uniforms: in (0, 1], fp32 [N, 2]: one for ``reshape`` and one for ``reflect``.
+        proposals: for rows that ``reshape`` rejects; None for no proposals. A call with more proposals, of which the
+            first ones are the same, changes only the rows whose value is not a sample of p yet.
     """
     reshaped = reshape(draft, q, p.log_std, uniforms[:, 0], proposals)
     reflected = reflect(reshaped.value, q.mean, p, uniforms[:, 1])
@@ -154,7 +171,10 @@ def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, proposals:
     # A draft from an equal distribution is a sample of p already.
     is_equal = same(q, p)
     value = torch.where(is_equal[:, None], draft, value)
-    return Coupled(value, is_equal | (~without_noise & accepted), is_equal | without_noise | reshaped.is_sample)
+
+    accepted = is_equal | (~without_noise & accepted)
+    is_sample = is_equal | without_noise | reshaped.is_sample
+    return Coupled(value, accepted, is_sample)
 
 
 def couple_fixed(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor) -> Coupled:

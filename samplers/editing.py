@@ -18,11 +18,11 @@ from ..errors import UserError
 from ..networks.precision import is_finite
 from ..reports.record import fingerprint
 
-# Smallest mask value at which a token is sampled again: lower values round to 0 of 255, which is black. So the soft
-# edge of a feathered mask belongs to the mask, as in ComfyUI's samplers, which change every value above 0.
+# Smallest mask value at which a token is sampled again. Lower values round to 0 of 255, which is black. With this limit
+# the soft edge of a feathered mask belongs to the mask, as in ComfyUI's samplers, which change every value above 0.
 LEAST_MASKED = 0.5 / 255
-# Largest absolute value of a latent that an edit starts from. Latents of images have a standard deviation of at most
-# about 5; far beyond this limit norms and fp16 overflow, and half of the image would be NaN.
+# Largest absolute value of the latents that an edit starts from. Latents of images have a standard deviation of at most
+# about 5. Far beyond this limit, norms and fp16 numbers overflow, and half of the image would be NaN.
 LARGEST_LATENT = 10_000
 
 
@@ -31,20 +31,22 @@ class Edit:
     """An image to start from, and the part to sample again."""
 
     start: Tensor  # decoder latents [1 or B, C, H, W], any float dtype; for a token sampler codes int64 [1 or B, G, G]
-    # [1 or B, h, w] of any size, 0..1; a token is sampled again if any mask value over it is at least LEAST_MASKED
+    # [1 or B, h, w] of any size, 0..1. A token is sampled again if a mask value in its area is at least LEAST_MASKED.
     mask: Tensor
 
     def of(self, images: Sequence[int], batch: int) -> Edit:
-        """The edit of some images of a batch, by their place in it; a single start or mask is for all of them."""
+        """The edit for some images of a batch of ``batch``; ``images`` are their indices. A single start or mask is for
+        all images.
+        """
         self.expect_batch(batch)
         start, mask = (x if len(x) == 1 else x[list(images)] for x in (self.start, self.mask))
         return Edit(start, mask)
 
     def expect_batch(self, images: int) -> None:
-        """Check that there is one start and one mask, or one of each for every image.
+        """Check the shape of the mask, and that start and mask each have one entry, or one for each of the images.
 
         Raises:
-            UserError: a mask of another shape or empty, or another number.
+            UserError: a mask that is empty or has another shape; another number of entries.
         """
         mask = self.mask
         if mask.ndim != 3 or 0 in mask.shape:
@@ -91,12 +93,12 @@ def masks_of(values: Tensor) -> Tensor | None:
 
 
 def edit_digests(kept: Tensor, again: Tensor) -> tuple[str, ...]:
-    """A short digest an image of an edit: equal if the same tokens are kept.
+    """A short digest for each image of an edit. Digests are equal if the same tokens are fixed, with the same values.
 
     Args:
         kept: the tokens of the image to change, [1 or B, L, ...].
         again: which tokens are sampled again, bool [B, L].
     """
     sampled = again.view(*again.shape, *(1,) * (kept.ndim - 2))  # [B, L, 1 ...]
-    given = torch.where(sampled, 0, kept)
-    return tuple(map(fingerprint, given, again))
+    fixed = torch.where(sampled, 0, kept)
+    return tuple(map(fingerprint, fixed, again))

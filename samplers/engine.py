@@ -43,7 +43,8 @@ class Step:
     the sampler continues: later they cannot be computed any more.
     """
 
-    done: int  # AR steps, passes, cells (jacobi.py), or for blocks evaluations of the diffusion head
+    # AR steps or passes done; in jacobi.py, certain cells; in models of blocks, evaluations of the diffusion head.
+    done: int
     total: int
     report: Report  # the running report with the counts so far
     view: View | None  # computes the latents and the decided tokens; None once the sampler has continued
@@ -67,14 +68,16 @@ class Step:
 
 
 class Sampled(NamedTuple):
-    """A sampler's result: decoder latents fp32 [B, C, H, W], or codes int64 [B, h, w] of a token model; the report."""
+    """A sampler's result: latents for the decoder, fp32 [B, C, H, W], or codes of a token model, int64 [B, h, w]; and
+    the report.
+    """
 
     latents: Tensor
     report: Report
 
 
 class Verdict(NamedTuple):
-    """What a pass decides about drafts: the arguments of :meth:`Canvas.decide`."""
+    """What a pass decides: the arguments of :meth:`Canvas.decide`."""
 
     cells: Tensor | tuple[Tensor, Tensor]
     values: Tensor
@@ -92,27 +95,29 @@ View: TypeAlias = Callable[[], tuple[Tensor, Tensor]]
 
 @dataclass(eq=False)
 class Canvas:
-    """The images of a generation: what is decided of them, and their report.
+    """The images that a run generates: the values decided so far, and the report.
 
-    Its clock runs from the start of the sampler, which may read its condition before it makes the canvas, to
-    :meth:`finish`.
+    The clock runs from the start of the sampler to :meth:`finish`. The sampler makes the clock, because it may read the
+    condition before it makes the canvas.
     """
 
     model: Any  # the model that generates them
     settings: Any
     noise: Any  # random numbers of B images: PairedNoise, or PairedDraws for tokens
     grid: tuple[int, int]  # h, w
-    # [B, L, ...]. Those of token models have one more cell, for the padding of passes in which images differ.
+    # [B, L, ...]. A token model's values have one more cell at the end: if a pass decides fewer cells of one image than
+    # of another, the padding goes there.
     values: Tensor
     report: Report
     total: int = 0  # what Step.total is; set by the sampler before its first pass
     again: Tensor | None = None  # bool [B, L], the cells that an edit regenerates; None without an edit
-    drafted: Tensor | None = None  # bool [B, L], cells of later passes that hold drafts; None for none
+    drafted: Tensor | None = None  # bool [B, L], cells of later passes that hold drafts; None before the first draft
     phases: tuple[str, str] = ("transformer", "head")  # names of the time spent in looks and in draws
     clock: Clock = field(kw_only=True)
 
-    fixed_at: Tensor = field(init=False)  # int32 like values [:2], the pass that decided a cell; -1 before
-    outcome: Tensor = field(init=False)  # uint8 like values [:2], see reports/record.py
+    # The first two dimensions of ``values``:
+    fixed_at: Tensor = field(init=False)  # int32, the pass that decided a cell; -1 before
+    outcome: Tensor = field(init=False)  # uint8, what became of a cell's draft, see reports/record.py
     # Norms of intermediate values, fp32 [] each; a norm is not finite if one of its values is not.
     norms: list[Tensor] = field(init=False, default_factory=list)
 
@@ -156,11 +161,11 @@ class Canvas:
         """Decide cells.
 
         Args:
-            cells: int64 [B, n], or [n] if they are the same in every image. Where images differ in number, image and
-                cell, int64 [N] each; then the other arguments have N cells, too.
+            cells: int64 [B, n], or [n] if they are the same in every image. If the images have different numbers of
+                cells: a tuple of image and cell, int64 [N] each. In the other arguments, [N] then replaces [B, n].
             values: [B, n, ...].
-            when: the pass that decides them, or int32 [B, n] where cells differ.
-            outcome: uint8 [B, n], what became of their drafts, see ``reports/record.py``; None leaves it as it is.
+            when: the pass that decides the cells; int32 [B, n] if the cells have different passes.
+            outcome: uint8 [B, n], what became of the cells' drafts, see ``reports/record.py``; None leaves it as it is.
         """
         at: Any
         if isinstance(cells, tuple):
@@ -183,18 +188,20 @@ class Canvas:
         self.values.scatter_(1, cells[..., None].expand_as(values), values)
 
     def discard_drafts(self) -> None:
-        """Count no cell as drafted any more; their values stay until they are written again."""
+        """Count no cell as drafted any more. The drafts' values stay until other values are written over them."""
         if self.drafted is not None:
             self.drafted.fill_(False)
 
     def shown(self, decided: Tensor) -> Tensor:
-        """The images as :class:`Sampled` has them, with zeros where a cell is not ``decided``, bool [B, L]."""
+        """The images' latents or codes, shaped as in :class:`Sampled`. They are zero where ``decided``, bool [B, L], is
+        False.
+        """
         values = self.values[:, : self.cells]
         decided = decided.view(*decided.shape, *(1,) * (values.ndim - 2))
         return self.to_latents(values * decided)
 
     def to_latents(self, values: Tensor) -> Tensor:
-        """Values [B, L, ...] as latents or codes; here codes [B, h, w]."""
+        """Latents or codes from values [B, L, ...]: here codes [B, h, w], in most derived classes latents."""
         return values.view(-1, *self.grid)
 
     # What leaves a sampler is a normal tensor, which a caller may change.
@@ -206,7 +213,7 @@ class Canvas:
         return self.shown(decided), decided.view(-1, *self.grid)
 
     def show(self, done: int, view: View | None = None) -> Iterator[Step]:
-        """Yield the partial result. What a caller does meanwhile is left out of the seconds of the run.
+        """Yield the partial result. The time that the caller spends on it does not count as time of the run.
 
         ``view``: what the step shows; None for :meth:`view`.
         """
@@ -216,7 +223,7 @@ class Canvas:
         step.view = None
 
     def watch(self, *norms: Tensor) -> None:
-        """Remember norms, fp32 [] each, which :meth:`finish` checks for NaN and infinity: no step waits for them."""
+        """Remember norms, fp32 [] each. :meth:`finish` checks them for NaN and infinity, so no step waits for them."""
         self.norms.extend(norms)
 
     @torch.inference_mode(False)
@@ -261,11 +268,12 @@ def decode(
     draw: Draw,
     show: Callable[[int], Iterator[Step]] | None = None,
 ) -> Iterator[Step]:
-    """The passes of a plan one after another; a step after each. The caller disables gradients.
+    """Run the passes of a plan one after another, and yield a step after each. The caller disables gradients.
 
     Args:
         plan: the cells of every pass by its number, int64 [B, n], or [n] if they are the same in every image.
-        show: yields the partial result after so many passes; None for :meth:`Canvas.show`.
+        look, draw: see the top of this file.
+        show: yields the partial result, given the number of passes so far; None for :meth:`Canvas.show`.
     """
     show = show or canvas.show
     looking, drawing = canvas.phases

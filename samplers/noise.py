@@ -1,10 +1,10 @@
-"""Paired noise: all randomness of an image is drawn from (seed, image index), per token position.
+"""Paired noise: all random numbers of an image follow from (seed, image index, token position).
 
 With the same seed, two samplers start from the same noise. Image i is the same whether it is generated alone or in a
 batch.
 
-- :class:`PairedNoise`: noise for diffusion. It is drawn on the CPU with its own generators, so the image does not
-  depend on the device, and the global RNG is not used.
+- :class:`PairedNoise`: noise for diffusion. Generators on the CPU make it, so the image does not depend on the device.
+  The global RNG is not used.
 - :class:`CounterRNG`: random numbers for verifying drafts. Because it is unknown in advance how many a rejected draft
   needs, each number is computed from a counter.
 - :class:`CellNoise`: random numbers for sampling discrete tokens, also computed from a counter; see
@@ -74,15 +74,19 @@ class PairedNoise:
         return out
 
     def orders(self, tokens: int) -> Tensor:
-        """int64 [B, tokens]: a permutation per image, whose last entry is decided first."""
+        """A permutation of the token positions for each image, int64 [B, tokens]. The last position is decided
+        first.
+        """
         return torch.stack([torch.randperm(tokens, generator=g) for g in self._generators("order")])
 
     def first(self, stream: str, tokens: int, channels: int) -> Tensor:
-        """fp32 [B, tokens, channels]: the noise from which a token's diffusion starts."""
+        """The noise from which the diffusion of each token starts, fp32 [B, tokens, channels]."""
         return torch.stack([torch.randn(tokens, channels, generator=g) for g in self._generators(f"{stream}/first")])
 
     def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
-        """fp32 [B, count, tokens, channels]: noise of every diffusion step, entry 0 for the highest timestep."""
+        """The noise of ``count`` diffusion steps, fp32 [B, count, tokens, channels]; entry 0 is for the highest
+        timestep.
+        """
         generators = self._generators(f"{stream}/steps")
         return torch.stack([torch.randn(count, tokens, channels, generator=g) for g in generators])
 
@@ -114,8 +118,8 @@ class CounterRNG:
         return CounterRNG(self.keys[rows])
 
     def _halves(self, lane: Tensor | int, first: int, count: int) -> tuple[Tensor, Tensor]:
-        """Two uniform numbers for each of the numbers ``first .. first + count - 1`` of a lane, from the upper and the
-        lower 32 bits of its hash; fp32 [N, count] each, above 0 and at most 1.
+        """Two uniform random numbers for each index ``first .. first + count - 1`` of a lane, fp32 [N, count] each: one
+        from the upper and one from the lower 32 bits of the hash. They are above 0 and at most 1.
         """
         if isinstance(lane, int):
             lane = torch.full_like(self.keys, lane)
@@ -129,9 +133,9 @@ class CounterRNG:
         return (upper.float() + 0.5) / 2**32, (lower.float() + 0.5) / 2**32
 
     def uniform(self, lane: Tensor | int, first: int = 0, count: int = 1) -> Tensor:
-        """The uniform numbers ``first .. first + count - 1`` of a lane, fp32 [N, count] above 0 and at most 1.
+        """The uniform numbers ``first .. first + count - 1`` of a lane, fp32 [N, count], above 0 and at most 1.
 
-        ``lane``: an int64 [N] if the rows have different lanes.
+        ``lane``: one number, or int64 [N] if the rows have different lanes.
         """
         return self._halves(lane, first, count)[0]
 
@@ -148,8 +152,8 @@ class CounterRNG:
 
 
 def row_keys(noise: PairedNoise, stream: str, tokens: int) -> Tensor:
-    """A key of :class:`CounterRNG` for every token position, int64 [B, tokens]: the bits of two numbers of the
-    position's noise.
+    """A key of :class:`CounterRNG` for every token position, int64 [B, tokens]. A key consists of the bits of two fp32
+    numbers of the position's noise.
     """
     bits = noise.first(stream, tokens, 2).float().contiguous().view(torch.int32).to(torch.int64)
     return (bits[..., 0] << 32) ^ (bits[..., 1] & 0xFFFFFFFF)
@@ -162,14 +166,14 @@ class CellNoise(NamedTuple):
     """
 
     keys: Tensor  # int64 [B, 1, 1], the counter of every image at cell 0 and value 0
-    steps: Tensor  # int64 [V], the steps from there to each value
+    steps: Tensor  # int64 [V], what each token value adds to the counter
 
     def uniform(self, cells: Tensor) -> Tensor:
         """Uniform numbers, fp32 [B, n, V]. They are above 0 and below 1, and have the highest resolution near 0.
 
         ``cells``: int64 [n], or [B, n] if the images have different cells.
         """
-        # The counter is cell * 2^32 + value, in steps of GOLDEN; int64 arithmetic wraps around.
+        # The counter is the key plus cell * 2^32 + value steps of GOLDEN; int64 arithmetic wraps around.
         bits = mix_(self.keys + (cells * _CELL)[..., None] + self.steps)
         upper = (bits >> 32).bitwise_and_((1 << 32) - 1)
 

@@ -19,38 +19,39 @@ from ..reports.record import Report
 class Knob:
     """Metadata of one setting."""
 
-    # What it does and what higher or lower does; then the usual value, and one at which the method is off or exact. At
-    # most two sentences, the text of the tooltip; see ``more``.
+    # The text of the tooltip, at most two sentences: what the setting does and what a higher or lower value does; then
+    # the usual value, and the value that switches the method off or makes it exact. For longer texts see ``more``.
     help: str
     # low, high, step: range (inclusive) and widget step; None for choices and switches
     low: float | None = None
     high: float | None = None
     step: float | None = None
     choices: tuple[str, ...] = ()  # allowed strings, or empty
-    # If the default is None, for the model's own value: the value of a full-size model, which gives the type and which
-    # a new node shows.
+    # Only if the default is None, which stands for the model's own value: the value of a full-size model. The setting
+    # has the type of this value, and a new node shows it.
     paper: float | None = None
     same_as: str = ""  # the setting whose value takes the place of None, or ""
     symbol: str = ""  # the paper's symbol where it differs from the name, or ""
     unit: str = ""  # unit, or ""
     advanced: bool = False  # hidden among the advanced widgets
-    # What the help page says beyond ``help``: what a user needs to choose a value who has read it, in Markdown; or "".
+    # What the help page adds to ``help``, in Markdown: what else a user needs to know to choose a value. Or "".
     more: str = ""
 
 
 class Settings:
-    """Base of all settings: a frozen dataclass whose fields are made by :func:`knob`. Values are checked wherever they
-    are made.
+    """Base of all settings: a frozen dataclass whose fields are made by :func:`knob`. Every new object checks its
+    values.
 
     Raises:
         UserError: a value of a wrong type, a number outside its range or not finite, an unknown choice.
     """
 
-    # Settings of other samplers that cannot be here, with the reason and what to do instead.
+    # Settings of other samplers that this class must not have, with the reason and what to do instead.
     refused: ClassVar[Mapping[str, str]] = {}
-    # Settings that were removed, with the value that holds in their place. A class names its own; see is_removed.
+    # Settings that were removed from this class, not from its bases, with the value that now always applies; see
+    # is_removed.
     removed: ClassVar[Mapping[str, Any]] = {}
-    # What replaces some of them, in words.
+    # For some of the removed settings: what replaces them, in words.
     instead: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
@@ -64,8 +65,8 @@ class Guarantees(Settings):
     :attr:`approximates`.
     """
 
-    # Whether an image that is not exact shows the same subject in a different image, because the method decides tokens
-    # in another order or starts from a small image. Other methods approximate the unaccelerated image.
+    # Whether the method, if it is not exact, generates a different image of the same subject, because it decides tokens
+    # in another order or starts from a small image. False if its image approximates the unaccelerated image.
     another_image: ClassVar[bool] = False
 
     @property
@@ -75,11 +76,15 @@ class Guarantees(Settings):
 
     @property
     def redraws(self) -> bool:
-        """Whether a part of the method is on that draws other images of the same distribution, as speculation does."""
+        """Whether a part of the method is on that generates different images of the same distribution, as speculation
+        does.
+        """
         return False
 
     def exact(self, side: int) -> bool:
-        """Whether the images equal the unaccelerated sampler's, up to rounding in fp32. ``side``: of the token grid."""
+        """Whether the images equal the unaccelerated sampler's, up to rounding in fp32. ``side``: side of the token
+        grid.
+        """
         return not (self.approximates or self.redraws)
 
     def lossless(self) -> bool:
@@ -87,14 +92,15 @@ class Guarantees(Settings):
         return self.redraws and not self.approximates
 
     def no_gain(self, report: Report) -> str:
-        """What these settings left unused that was meant to make the run faster, as a sentence; "" if nothing. Every
-        part of a combination has its own reasons.
+        """Why the run was not faster with these settings, as a sentence: the part of the method that was never used. ""
+        if there is no such part. Every part of a combination has its own reasons.
         """
         return ""
 
     def streams(self) -> dict[str, int]:
-        """The noise that a run draws for the diffusion of every token: the name of a stream to its diffusion steps. Its
-        numbers depend on the name, so a sampler has a stream for each diffusion that has its own noise.
+        """The streams of noise for the diffusion of every token: the name of each stream, and the number of diffusion
+        steps that it has noise for. The random numbers depend on the name, so two diffusions with different noise
+        need two streams.
         """
         return {}
 
@@ -115,7 +121,9 @@ def default_or_paper(default: Any, about: Knob) -> Any:
 
 
 def filled_in(settings: Any, own: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings by name. The model's ``own`` value replaces each None, or else the value of a full-size model."""
+    """All settings by name. A None is replaced by the value of the setting ``same_as``, if there is one, else by the
+    model's ``own`` value, or else by the value of a full-size model.
+    """
     values: dict[str, Any] = {}
     for name, (_, about) in knobs(settings).items():
         value = getattr(settings, name)
@@ -164,10 +172,9 @@ def make(kind: type[S], values: Mapping[str, Any]) -> S:
     """Settings of ``kind`` from names and values: numbers, or text from a command line.
 
     Raises:
-        UserError: an unknown name, or a removed setting with another value than the one that holds now; see
-            :class:`Settings`.
+        UserError: an unknown name; a removed setting with a value other than the one that now always applies; a value
+            that :class:`Settings` does not allow.
     """
-
     known = knobs(kind)
     parsed: dict[str, Any] = {}
     for name, value in values.items():
@@ -182,7 +189,7 @@ def make(kind: type[S], values: Mapping[str, Any]) -> S:
 
 
 def removed_from(kind: type[Settings]) -> dict[str, Any]:
-    """Names of the settings that ``kind`` and its bases had once, with the values that hold in their place."""
+    """Names of the settings that ``kind`` and its bases once had, with the values that now always apply."""
     found: dict[str, Any] = {}
     for base in kind.__mro__:
         found |= vars(base).get("removed", {})
@@ -190,20 +197,20 @@ def removed_from(kind: type[Settings]) -> dict[str, Any]:
 
 
 def is_removed(kind: type[Settings], name: str, value: Any) -> bool:
-    """Whether ``kind`` had a setting of this name once, whose place is taken by exactly this value.
+    """Whether ``kind`` once had a setting of this name, and ``value`` is the value that now always applies.
 
     Saved graphs, prompts and scripts still name such settings.
 
     Raises:
-        UserError: it had the setting, and the value is another one.
+        UserError: ``kind`` had the setting, but ``value`` is a different value.
     """
     removed = removed_from(kind)
     if name not in removed:
         return False
 
-    holds = removed[name]
-    if _parsed(value, holds) != holds:
-        instead = "lets the model decide" if holds is None else f"always uses {shown(holds)}"
+    fixed = removed[name]
+    if _parsed(value, fixed) != fixed:
+        instead = "lets the model decide" if fixed is None else f"always uses {shown(fixed)}"
         if name in kind.instead:
             instead = f"{instead}: {kind.instead[name]}"
         raise UserError(
@@ -213,7 +220,9 @@ def is_removed(kind: type[Settings], name: str, value: Any) -> bool:
 
 
 def no_setting(kind: type[Settings], name: str, field: str, problem: str) -> UserError:
-    """The error for a name that is no setting of ``kind``; ``field`` and ``problem`` as for :func:`.errors.unknown`."""
+    """The error for a name that is not a setting of ``kind``; for ``field`` and ``problem`` see
+    :func:`.errors.unknown`.
+    """
     reason = kind.refused.get(name)
     if reason is not None:
         return UserError(f"{name}: {reason}.")
@@ -241,7 +250,7 @@ def _parsed(value: Any, default: Any) -> Any:
 
 
 def _checked(name: str, value: Any, default: Any, about: Knob) -> Any:
-    """The value of one setting, in its type. Raises UserError, see :class:`Settings`."""
+    """The value of one setting, converted to the type of the setting. Raises UserError, see :class:`Settings`."""
     if value is None and about.paper is not None:
         return None  # the model's own
 

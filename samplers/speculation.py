@@ -7,22 +7,24 @@ Source: De Bortoli, Galashov, Gretton & Doucet 2025 (arXiv 2501.05370), section 
 3. each row continues after its longest accepted prefix: the coupling (``coupling.py``) replaces its first rejected
    step.
 
-Step k of the head is N(m_p(x_k), s_p(x_k)^2), with guidance and temperature in mean and std. Its draft is a sample of
-N(m_q, s_q^2) that depends on earlier steps only, and the coupling turns it into a sample of the head's own kernel,
-given x_k. Later drafts are used only if this one was accepted, so their states are valid. Noise and uniforms of
-discarded steps did not affect any accepted step and are used again, which keeps images of one seed alike. All numbers
-of a row are accepted together: the head reads all tokens of a block.
+Step k of the head is a sample of the head's kernel N(m_p(x_k), s_p(x_k)^2); mean and std include guidance and
+temperature. The draft of the step is a sample of N(m_q, s_q^2), which depends on earlier steps only. The coupling turns
+the draft into a sample of the head's kernel, given x_k. Later drafts are used only if this one was accepted, so their
+states are valid. The noise and the uniforms of discarded steps did not affect any accepted step. They are used again,
+which keeps images of one seed alike. All numbers of a row are accepted or rejected together, because the head reads all
+tokens of a block.
 
-The last step of most diffusions takes the data that the head predicts, without noise: that data is the sample, whether
-the draft of the step is accepted or not. MAR counts it as accepted if it is exact, because another model may have
-drafted all of a token (CSpD). With fixed variances it is not counted. A last step with noise is verified and counted as
-the others are, and its state is the sample.
+The last step of most diffusions adds no noise: the sample is the data that the head predicts, whether the draft of the
+step is accepted or not. With MAR's learned variances the report counts this step, as accepted if the draft is exact,
+because another model may have drafted all of a token (CSpD). With fixed variances the report does not count it. A last
+step with noise is verified and counted as the others are, and its state is the sample.
 
-Given tokens of a block follow their own path. Drafts have the same, so these tokens have no part in the coupling.
+Fixed tokens of a block follow their own path. Their drafts follow the same path, so these tokens have no part in the
+coupling.
 
 The host keeps the number of steps that every row has done, as an array. It reads from the device once a window: how
-many steps of every row are accepted, at which one the row stops, and whether the coupling found a sample there. Where
-it needs proposals, one read for every batch of them says whether one was accepted.
+many steps of every row are accepted, at which step the row stops, and whether the coupling found a sample there. If the
+coupling needs proposals, the host also reads after every batch of proposals whether one was accepted.
 """
 
 from __future__ import annotations
@@ -46,9 +48,9 @@ from .noise import CounterRNG
 _LANE_OF_ACCEPTANCES = -1
 _LANE_OF_NORMALS = 0  # 2 step + this
 _LANE_OF_UNIFORMS = 1  # 2 step + this
-# Proposals that replace a rejected step: a first batch for all rows that need any; the few rows that accept none of it
-# get the next, larger batch, with the same first ones. The last of all proposals is taken, accepted or not; the
-# probability of needing so many is below 1 / 2^18.
+# Numbers of proposals that may replace a rejected step. All rows that need a proposal get the first batch. The few rows
+# that accept none of its proposals get the next, larger batch, which begins with the same proposals. If a row accepts
+# none of the last batch, its last proposal is taken all the same; the probability of this is below 1 / 2^18.
 _PROPOSALS = (1 << 8, 1 << 13, 1 << 18)
 
 
@@ -64,20 +66,21 @@ class Coupling(NamedTuple):
     """How drafted steps are verified, by the kind of the head's variances."""
 
     function: Callable[..., Coupled]  # of draft, q, p and uniforms
-    uniforms: int  # random numbers that it takes for a step
+    uniforms: int  # how many uniform random numbers the function takes for a step
     # Whether a last step that takes the data without noise is one of the steps that the report counts.
     counts_last: bool
 
 
 # MAR's head predicts the variances, and a rejected draft may need proposals.
 LEARNED = Coupling(couple, uniforms=2, counts_last=True)
-# BitDance's are fixed, so the stds of draft and head are equal.
+# BitDance's variances are fixed, so the stds of draft and head are equal.
 FIXED = Coupling(couple_fixed, uniforms=1, counts_last=False)
 
 
 class _Window(NamedTuple):
     """The M drafted steps that are verified together: for each of R rows as many as the window is long, or fewer if the
-    row has fewer steps left. A window of four steps of rows 3, 4 and 7, which have done 5, 8 and 7 of 10 steps::
+    row has fewer steps left. For example, a window of four steps for the rows 3, 4 and 7, which have done 5, 8 and 7 of
+    10 steps::
 
         of steps  row            3 3 3 3 4 4 7 7 7
                   step           5 6 7 8 8 9 7 8 9
@@ -87,19 +90,18 @@ class _Window(NamedTuple):
                   first_of_row   0       4   6
                   last_of_row    3       5   8
 
-    int64 on the device.
+    All fields are int64 on the device.
     """
 
-    # For every step, [M]: its row, its number, the index of its row among the R, and how many steps of that row come
-    # before it in the window; the last two are its index in Drafts.
-    row: Tensor
-    step: Tensor
-    index_in_rows: Tensor
-    ahead: Tensor
-    # For every row, [R]: its number, and the indices of its first and its last step among the M.
-    rows: Tensor
-    first_of_row: Tensor
-    last_of_row: Tensor
+    # For every step, [M]. The last two fields are the step's index in Drafts.
+    row: Tensor  # number of its row
+    step: Tensor  # number of the step
+    index_in_rows: Tensor  # index of its row among the R rows
+    ahead: Tensor  # how many steps of its row come before it in the window
+    # For every row, [R].
+    rows: Tensor  # number of the row
+    first_of_row: Tensor  # index of its first step among the M steps
+    last_of_row: Tensor  # index of its last step among the M steps
 
     def prefix(self, accepted: Tensor, length: int) -> Tensor:
         """How many steps of each row are accepted before its first rejected step, int64 [R]. ``accepted``: bool [M]."""
@@ -109,7 +111,7 @@ class _Window(NamedTuple):
 
 
 class _Verified(NamedTuple):
-    """M drafted steps with the head's distributions. The n numbers of a state are in one dimension."""
+    """M drafted steps with the head's distributions. All n numbers of a state are in one dimension."""
 
     row: Tensor  # int64 [M]
     step: Tensor  # int64 [M]
@@ -139,7 +141,7 @@ class Speculation:
     def __init__(
         self, net: Recordable, head: HeadAtStates, batch: DiffusionBatch, rng: CounterRNG, report: Report | None = None
     ):
-        """``report``: counts the steps of :meth:`windows` that were drafted and accepted; None: nothing does."""
+        """``report``: counts the steps of :meth:`windows` that were drafted and accepted; None: nothing is counted."""
         learned = batch.table.learned
         coupling = LEARNED if learned else FIXED
         self.net = net
@@ -164,8 +166,8 @@ class Speculation:
         columns = batch.table.columns()
         middle = columns.middle + (math.log(batch.temperature) if batch.temperature > 0 else -math.inf)
         if coupling is FIXED and not self.ends_noisy:
-            # It would divide by the last step's std, which is 0. Nothing reads its result for that step, so any value
-            # works.
+            # The coupling would divide by the last step's std, which is 0. Nothing reads the coupling's result for that
+            # step, so any other std works.
             middle[-1] = 0
         self._numbers = torch.stack(columns._replace(middle=middle), 1)
 
@@ -178,9 +180,8 @@ class Speculation:
         return self.x if self.ends_noisy else self.data
 
     def windows(self, rows: np.ndarray, length: int) -> Iterator[None]:
-        """All remaining steps of rows, drafted ``length`` at once; below 2, every step is evaluated in turn.
-
-        Yields after every window.
+        """Do all remaining steps of rows, in windows of ``length`` drafted steps; yields after every window. If
+        ``length`` is below 2, nothing is drafted: every step is evaluated in turn.
         """
         going = rows[self.done[rows] < self.steps]
         while len(going):
@@ -197,7 +198,7 @@ class Speculation:
             going = going[self.done[going] < self.steps]
 
     def finish(self, rows: np.ndarray, length: int) -> Tensor:
-        """The samples of rows, fp32 [R, *, c], after :meth:`windows`."""
+        """Do all remaining steps of rows by :meth:`windows`, and return the samples, fp32 [R, *, c]."""
         for _ in self.windows(rows, length):
             pass
 
@@ -205,7 +206,9 @@ class Speculation:
         return self.samples[row]
 
     def draft(self, rows: np.ndarray, length: int) -> Drafts:
-        """Draft the next steps of rows from their last evaluation, whose data and variance stay as they are."""
+        """Draft the next steps of rows, up to ``length`` of each. All drafts use the data and the variance of the row's
+        last evaluation.
+        """
         self.net.note_plain("drafts of speculation")
         width = min(length, self.steps - int(self.done[rows].min()))
         row, done = self._on_device(rows, self.done[rows])
@@ -273,14 +276,16 @@ class Speculation:
         if len(missing):
             self._propose(verified, stop, value, missing)
 
-        # 5. Every row has now done the step at which it stopped, whose evaluation is its newest.
+        # 5. Every row has now done the step at which it stopped. The evaluation of that step is the row's newest.
         self.done[rows] = step_on_host[stop_on_host] + 1
         self.x[window.rows] = value.view(-1, *self.x.shape[1:])
         self._remember(window.rows, data[stop], None if logits is None else logits[stop])
         return accepted
 
     def _window(self, rows: np.ndarray, length: int) -> tuple[_Window, np.ndarray]:
-        """The next steps of rows, int64 [R], at most ``length`` of each; and their numbers on the host, int64 [M]."""
+        """A window with the next steps of ``rows``, int64 [R], at most ``length`` steps of each row. Also returns the
+        numbers of these steps on the host, int64 [M].
+        """
         done = self.done[rows]
         widths = np.minimum(self.steps - done, length)
         ends = widths.cumsum()
@@ -294,7 +299,7 @@ class Speculation:
         return _Window(*of_steps, *of_rows), step
 
     def advance(self, rows: np.ndarray) -> None:
-        """One step of rows without a draft."""
+        """Do one step of rows, without a draft."""
         row, step = self._on_device(rows, self.done[rows])
         x = self.x[row]
         data, logits = self.predict(row, step, x)
@@ -304,7 +309,7 @@ class Speculation:
         self.done[rows] += 1
 
     def _remember(self, row: Tensor, data: Tensor, logits: Tensor | None) -> None:
-        """Draft the next steps of rows from these predictions."""
+        """Remember the newest predictions of rows, from which their next steps will be drafted."""
         self.data[row] = data
         if self.logits is not None and logits is not None:
             self.logits[row] = logits
@@ -320,7 +325,8 @@ class Speculation:
 
     def kernel(self, row: Tensor, step: Tensor, x: Tensor, data: Tensor, logits: Tensor | None) -> Gaussian:
         """The head's distributions of the next states, from its predictions ``data`` and ``logits``."""
-        # Fixed tokens take no part: with the draft's data p equals q there, so they never cause a rejection.
+        # Fixed tokens take no part in the coupling. With the draft's data, p equals q at these tokens, so they never
+        # cause a rejection.
         if self.batch.given is not None:
             data = torch.where(self.batch.given.free[row], data, self.data[row])
 
@@ -329,7 +335,9 @@ class Speculation:
         return Gaussian(at.data_coefficient * data + at.x_coefficient * x, log_std)
 
     def _numbers_at(self, step: Tensor) -> StepNumbers:
-        """The table's numbers at steps [...], fp32 [..., 1 ...] each."""
+        """The table's numbers at steps int64 [...]: fp32 [..., 1 ...] each, with which states [..., *, c] can be
+        multiplied.
+        """
         numbers = self._numbers[step]
         return StepNumbers(*numbers.view(*numbers.shape, *(1,) * (self.x.ndim - 1)).unbind(step.ndim))
 
@@ -338,17 +346,19 @@ class Speculation:
         return self.batch.noise[step.clamp(max=len(self.batch.noise) - 1), row]
 
     def _on_device(self, *numbers: np.ndarray) -> Tensor:
-        """Arrays of numbers, int64 [R] each, in one copy: int64 [how many, R], to be unpacked."""
+        """Copy arrays of numbers, int64 [R] each, to the device in one transfer. The caller unpacks the result, int64
+        [number of arrays, R].
+        """
         return to_device(np.stack(numbers), self.device)
 
     def _propose(self, verified: _Verified, stop: Tensor, value: Tensor, missing: np.ndarray) -> None:
-        """Couple rows that need proposals, ``missing`` int64 [K] among the R, and write their values. Only learned
-        variances need proposals.
+        """Couple the rows that need proposals, and write their next states. Only learned variances need proposals.
 
         Args:
             verified: the M drafted steps.
-            stop: int64 [R], index of the step at which each row stops, among them.
+            stop: int64 [R], index among the M steps of the step at which each row stops.
             value: fp32 [R, n], the rows' next states, written in place.
+            missing: int64 [K], indices among the R rows of the rows that need proposals.
         """
         for count in _PROPOSALS:
             (some,) = self._on_device(missing)
