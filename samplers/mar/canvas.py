@@ -29,20 +29,20 @@ from .tables import Tables, tables
 class Order:
     """Which positions each AR step decides, and its guidance scale.
 
-    The order is known before the first AR step. A method that chooses the positions of an AR step itself looks at the
-    positions of :meth:`next`, and writes its choice with :meth:`choose`.
+    The order is known before the first AR step. A method that chooses the positions of an AR step by itself reads the
+    candidates with :meth:`next` and writes its choice with :meth:`choose`.
 
     Args:
         reversed_orders: int64 [B, L], a permutation per image; the last position is decided first.
-        settings: numbers of tokens and guidance.
-        again: bool [B, L], positions to decide, equally many in every image; None for all.
+        settings: the settings with the numbers of AR steps and the guidance.
+        again: bool [B, L], positions to decide, the same number in every image; None for all.
     """
 
     steps: int  # AR steps
     # One entry for each AR step, the same for all images:
-    starts: list[int]  # positions decided before it
-    ends: list[int]  # and after it
-    sizes: list[int]  # positions that it decides
+    starts: list[int]  # how many positions are decided before it
+    ends: list[int]  # how many positions are decided after it
+    sizes: list[int]  # how many positions it decides
     cfg: list[float]  # guidance scale
     decision_order: Tensor  # int64 [B, L], positions in the order in which they are decided; fixed ones first
     scale: Tensor  # guidance scale fp32 [B, L] of every position
@@ -89,7 +89,9 @@ class Order:
         return self.decision_order[:, start : start + count]
 
     def choose(self, step: int, positions: Tensor) -> None:
-        """Let ``step`` decide undecided positions, int64 [B, n], n as in ``sizes``; the others keep their order."""
+        """Let ``step`` decide these undecided positions, int64 [B, n], where n is the size of the step. All other
+        undecided positions keep their order.
+        """
         start = self.starts[step]
         left = self.decision_order[:, start:]
         chosen = torch.zeros_like(self.decision_order, dtype=torch.bool).scatter(1, positions, True)
@@ -103,10 +105,15 @@ class Order:
         return self.decision_order[:, : self.starts[step]].sort(dim=1).values
 
     def decided_before_each(self, images: Tensor, steps: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        """For rows that are an image at an AR step each: the positions decided before this AR step, int64 [R, K]
-        ascending, and a mask bool [R, K], which is False on padding; None if there is no padding.
+        """The positions decided before an AR step, for R rows, each of which is an image at its own AR step.
 
-        ``images``: int64 [R].
+        Args:
+            images: int64 [R], the image of each row.
+            steps: the AR step of each row.
+
+        Returns:
+            int64 [R, K], the positions of each row, ascending and then padded; and a mask, bool [R, K], which is False
+            on padding. The mask is None if there is no padding.
         """
         counts = [self.starts[step] for step in steps]
         most = max(counts)
@@ -114,6 +121,7 @@ class Order:
         if min(counts) == most:
             return known.sort(dim=1).values, None
 
+        # While they are sorted, padded entries have a number above every position, so they come last.
         last = self.decision_order.shape[1] - 1
         mask = torch.arange(most, device=known.device) < to_device(torch.tensor(counts), known.device)[:, None]
         padded_last = torch.where(mask, known, last + 1).sort(dim=1).values
@@ -121,8 +129,8 @@ class Order:
 
 
 def with_first(order: Tensor, first: Tensor) -> Tensor:
-    """The positions ``order``, int64 [B, n], with those in front that are ``first``, bool [B, L]. Otherwise the order
-    stays.
+    """Move the positions that are ``first``, bool [B, L], to the front of ``order``, int64 [B, n]. Within the moved
+    positions, and within the others, the order stays the same.
     """
     is_later = (~first).gather(1, order).to(torch.uint8)
     return order.gather(1, is_later.argsort(dim=1, stable=True))
@@ -130,8 +138,8 @@ def with_first(order: Tensor, first: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """N tokens of a batch of images, which may differ in number from image to image. With positions of two images, and
-    a mask that is True at three of them::
+    """N tokens of a batch of images; the images may have different numbers of tokens. For example, three tokens of two
+    images, from the positions of both images and a mask that is True at three of these positions::
 
         positions    5 2 7        mask    0 1 0        image       0 1 1
                      4 0 1                1 0 1        position    2 4 1
@@ -164,7 +172,7 @@ class Tokens:
 
     @staticmethod
     def joined(several: Sequence[Tokens]) -> Tokens:
-        """The tokens of several in one."""
+        """The tokens of several objects in one object."""
         images, positions = zip(*(tokens.index for tokens in several), strict=True)
         return Tokens((torch.cat(images), torch.cat(positions)))
 
@@ -181,7 +189,9 @@ class TokenNoise(NamedTuple):
 
 @dataclass(eq=False)
 class MARCanvas(Canvas):
-    """The tokens, fp32 [B, L, c]. An edit keeps the latents that it starts from, bit for bit."""
+    """The canvas of a MAR. ``values`` are the tokens, fp32 [B, L, c]. Outside its mask, an edit returns the latents
+    that it starts from, bit for bit.
+    """
 
     model: MARModel
     settings: Any  # MARBase with the settings of the sampler
@@ -197,16 +207,16 @@ class MARCanvas(Canvas):
         self.total = self.order.steps
         self.guided = self.settings.guides
 
-        # The timestep from which every token is denoised, also by a draft model and in DiSA's and FastHybrid's shorter
-        # tables.
+        # The timestep from which every token is denoised. A draft model and the shorter tables of DiSA and FastHybrid
+        # start from the same timestep.
         settings = self.settings
         self.first_timestep = settings.t_max or self.model.first_timestep(settings.diffusion_steps)
-        self.unclipped = self.first_timestep  # plain MAR's, from whose noise shorter tables pick
+        self.unclipped = self.first_timestep  # plain MAR's, which decides for how many steps noise is made
         if settings.t_max is None and settings.clips:
             self.first_timestep = min(self.first_timestep, CLIPPED)
 
     def with_model(self, model: MARModel, conditioning: Conditioning, report: Report) -> MARCanvas:
-        """The same images for another model, which reads them, and whose work another report counts.
+        """A canvas on which another model works on the same images, and another report counts the work.
 
         Both canvases share everything else, such as tokens, measured seconds, and the timestep at which diffusion
         starts.
@@ -246,11 +256,11 @@ class MARCanvas(Canvas):
 
     @torch.no_grad()
     def time_embeddings(self, made: Tables) -> Tensor:
-        """The head's embeddings [S, w] of the timesteps of tables, highest first."""
+        """The head's embeddings of the timesteps of ``made``, [S, w], highest timestep first."""
         return self.model.net.head.time_embed(to_device(made.timestep_map.flip(0), self.device))
 
     def draws(self, stream: str) -> TokenNoise:
-        """Noise of every token in a stream, on the device; the settings declare its diffusion steps."""
+        """The noise of a stream for every token, on the device. The settings declare the stream's diffusion steps."""
         streams = self.settings.streams()
         if stream not in streams:
             raise LookupError(
@@ -266,11 +276,16 @@ class MARCanvas(Canvas):
     def batch(
         self, table: chain.StepTable, tokens: Tokens, z: Tensor, noise: TokenNoise, step: int | None = None
     ) -> chain.DiffusionBatch:
-        """Tokens before the diffusion steps of a table.
+        """The batch of tokens, in their states before the first diffusion step of ``table``.
 
         Args:
-            z: conditions [P, B, n, C] of the positions from which the tokens were chosen, or [P, N, C] of the tokens.
-            step: AR step whose guidance all tokens get; None: each the number of the AR step that decides it.
+            table: the diffusion steps to take.
+            tokens: the N tokens.
+            z: conditions [P, B, n, C] of the positions from which the tokens were chosen; [P, N, C] or [P, B, n, C] of
+                the tokens themselves if ``tokens.column`` is None.
+            noise: noise of all tokens; ``table`` may have fewer steps than the noise.
+            step: AR step whose guidance scale all tokens get; None: each token gets the guidance scale of the AR step
+                that decides it.
         """
         image, position = tokens.index
         if tokens.column is not None:

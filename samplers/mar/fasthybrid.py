@@ -5,22 +5,23 @@ Source: "FastHybrid: Accelerating Hybrid Autoregressive Image Generation with Lo
 
 At AR step s of an image, with z the transformer's output for the positions of steps s to s + k - 1:
 
-1. *verify*: a token of step s keeps its draft if cos(z', z) >= lambda, where z' is the condition its draft was made
-   from;
-2. *lookahead*: all other tokens of step s, and with them all tokens of the k - 1 following steps, are sampled by a full
-   diffusion pass of T steps; the latter are the drafts x' of these steps, and their z is z';
+1. *verify*: the draft of a token of step s is accepted if cos(z', z) >= lambda, where z' is the condition from which
+   the draft was sampled;
+2. *lookahead*: if step s has tokens without an accepted draft, these tokens and all tokens of the k - 1 following steps
+   are sampled by a full diffusion of T steps. The samples of the following steps are their drafts x', and the z from
+   which they were sampled is their z';
 3. *refine*: accepted tokens are sampled by T_g guided diffusion steps, whose means are mixed with the draft,
-   mu'_t = (1 - gamma_t) mu_t + gamma_t x'. A step with gamma_t = 1 does not depend on the head and skips it. With
-   ``accepted`` *renoise* noise is added to the draft instead, and removed in the last of T_g steps.
+   mu'_t = (1 - gamma_t) mu_t + gamma_t x'. A step with gamma_t = 1 does not depend on the head and skips it. If
+   ``accepted`` is *renoise*, noise is added to the draft instead, and the last of the T_g steps remove it.
 
-Guided steps have noise of their own: with entries of the noise that made the draft, accepted tokens were no closer to
-plain MAR's. The transformer runs at every AR step as in plain MAR, so a restarted lookahead costs no further
-transformer pass.
+Guided steps have noise of their own. When they used entries of the noise from which the draft was sampled, accepted
+tokens were no closer to plain MAR's. The transformer runs at every AR step as in plain MAR, so a restarted lookahead
+costs no further transformer pass.
 
-Not in the paper: the images of a batch advance at their *own paces* (:class:`Pace`), which the paper leaves open. An
-image in which a token is rejected waits until the other images need a full pass, too, because a full pass takes the
-same number of sequential head calls for one image as for all images. Every image is the one that is drawn alone. With
-``lookahead_start`` the first AR steps are plain MAR's.
+The paper does not say how the images of a batch advance. Here each has its *own pace* (:class:`Pace`). An image in
+which a token is rejected waits until the other images need a full diffusion, too, because a full diffusion takes the
+same number of sequential head calls for one image as for all images. Every image is the same as without a batch. The
+first ``lookahead_start`` AR steps are plain MAR's.
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ def fasthybrid(
         yield from decode(canvas, order.plan, transformer, plain)
         return canvas.finish()
 
-    # What needs all images at the same AR step: LazyMAR's caches, and diffusion steps that fall with the AR steps.
+    # Two options need all images at the same AR step: LazyMAR's caches, and diffusion steps that fall with AR steps.
     together = "diffusion_steps_end" if len(set(plain.tables)) > 1 else ""
     if not transformer.own_pace:
         together = "LazyMAR's caches"
@@ -85,7 +86,7 @@ def fasthybrid(
     refinement = Renoised(canvas) if settings.accepted == "renoise" else Guided(canvas)
 
     while pace.left.any():
-        # 1. Look: a pass for the images that have gone on, each given its own tokens.
+        # 1. Look: a pass for the images that have moved to a new AR step, each given its own tokens.
         with canvas.clock.phase("transformer"):
             z = conditions.look(pace)  # [P, B, L, C]
 
@@ -100,8 +101,8 @@ def fasthybrid(
             ready = pace.left & ~restarts
             going = ready if ready.any() and not together else pace.left
 
-            # 4. Lookahead: full diffusion of the tokens that are not accepted and, in an image that has one, of all
-            # later steps in reach.
+            # 4. Lookahead: full diffusion, in an image with tokens that are not accepted, of these tokens and of the
+            # tokens of all later steps in reach.
             missing = pace.ahead & ~drafts.accepted & restarts & going
             not_accepted = Tokens.where(missing, order.decision_order)
             step = int(pace.at[going].max())
@@ -131,16 +132,16 @@ def fasthybrid(
 
 
 class Pace:
-    """At which AR step every image is, on the host.
+    """At which AR step every image is. All tensors are on the host.
 
-    Masks are bool [B, L]; column i is the i-th token in the order in which an image decides its tokens. Masks of images
-    are bool [B, 1].
+    Masks of images are bool [B, 1]. Masks of tokens are bool [B, L]; column i is the i-th token in the order in which
+    an image decides its tokens.
     """
 
-    left: Tensor  # images that are not at their end
-    moved: Tensor  # images that have gone on since the previous pass
-    here: Tensor  # mask of the tokens of the images' AR steps
-    ahead: Tensor  # mask of these, and of the later steps that a lookahead from there drafts
+    left: Tensor  # mask of images that have AR steps left
+    moved: Tensor  # mask of images that have moved to a new AR step since the previous pass
+    here: Tensor  # mask of the tokens that the images' present AR steps decide
+    ahead: Tensor  # ``here``, and the tokens of the later AR steps that a lookahead from here drafts
 
     def __init__(self, canvas: MARCanvas):
         order = canvas.order
@@ -148,7 +149,7 @@ class Pace:
         reach = canvas.settings.reach
         self.order = order
 
-        # Columns: the first token of every AR step, and the first token after a lookahead from there.
+        # For every AR step: the column of its first token, and the column after the last token of a lookahead from it.
         firsts = [*order.starts, canvas.cells]
         self.firsts = torch.tensor(firsts)
         self.ends = torch.tensor([firsts[min(step + reach(step), steps)] for step in range(steps + 1)])
@@ -157,7 +158,7 @@ class Pace:
         self.advance(self.at < 0)
 
     def advance(self, going: Tensor) -> None:
-        """Some images go on to their next AR step."""
+        """Move the images ``going``, bool [B, 1], on to their next AR step."""
         steps = self.order.steps
         self.at = self.at + going
         self.left = self.at < steps
@@ -178,21 +179,21 @@ class Conditions:
         self._z: Tensor | None = None
 
     def look(self, pace: Pace) -> Tensor:
-        """z [P, B, L, C] in the columns of :class:`Pace`, as new as those ``ahead`` of every image, after a pass for
-        the images that have moved.
+        """Run a pass for the images that have moved. Returns z [P, B, L, C] in the columns of :class:`Pace`; it is up
+        to date in the columns ``ahead`` of every image.
         """
         images = pace.moved.flatten().nonzero().flatten()
         if not len(images):
             assert self._z is not None, "the first pass is for all images"
             return self._z
 
-        # The columns ahead of each image. Fewer ones are padded with their neighbours.
+        # The columns ahead of each image. An image with fewer of them also gets neighbouring columns.
         at = pace.at[images]
         first = pace.firsts[at]
         most = int((pace.ends[at] - first).max())
         columns = first.clamp(max=len(pace.here[0]) - most) + torch.arange(most)
 
-        # Their positions, and a pass.
+        # The positions in these columns, and a pass for them.
         rows = torch.stack([images[:, None].expand_as(columns), columns])
         image, column = to_device(rows, self.order.decision_order.device)
         wanted = self.order.decision_order[image, column]
@@ -213,11 +214,12 @@ class Drafts:
         self.threshold = threshold
         self.report = canvas.report
 
-        # By position: x', or the token after it was decided, and z', the condition that a draft was made from.
+        # By position: the draft x', which the token replaces when it is decided; and z', the condition from which the
+        # draft was sampled.
         self.x = torch.zeros_like(canvas.values)
         self.z = torch.zeros(images, length, canvas.model.net.config.dim, device=canvas.device)
 
-        # In the columns of Pace: tokens that have a draft, those whose draft is accepted, and the outcome of each.
+        # In the columns of Pace: whether a token has a draft, whether the draft is accepted, and its outcome.
         self.made = torch.zeros(images, length, dtype=torch.bool)
         self.accepted = torch.zeros(images, length, dtype=torch.bool)
         self.outcome = torch.full((images, length), PLAIN, dtype=torch.uint8)
@@ -228,19 +230,23 @@ class Drafts:
         """Accept drafts with cos(z', z) >= lambda.
 
         Args:
-            drafted: mask of the drafts.
-            tokens: those of the mask.
-            z: conditions [B, L, C].
+            drafted: mask of the drafts to verify.
+            tokens: the tokens of this mask.
+            z: conditions [B, L, C] in the columns of :class:`Pace`.
         """
         image, _ = tokens.index
         cosine = F.cosine_similarity(self.z[tokens.index], z[image, tokens.column].float(), dim=-1)
         self._similarities.append(cosine)
-        kept = (cosine >= self.threshold).cpu()  # the host waits for the device here, and nowhere else
+        accepted = (cosine >= self.threshold).cpu()  # the host waits for the device here, and nowhere else
 
-        self.accepted[drafted] = kept
-        self.outcome[drafted] = torch.where(kept, ACCEPTED, REDONE).to(torch.uint8)
-        redone = drafted & ~self.accepted
-        self.report.add(accepted=int(kept.sum()), rejected=int(redone.sum()), restarts=int(redone.any(1).sum()))
+        self.accepted[drafted] = accepted
+        self.outcome[drafted] = torch.where(accepted, ACCEPTED, REDONE).to(torch.uint8)
+        rejected = drafted & ~self.accepted
+        self.report.add(
+            accepted=int(accepted.sum()),
+            rejected=int(rejected.sum()),
+            restarts=int(rejected.any(1).sum()),
+        )
 
     def similarity(self) -> np.ndarray:
         """cos(z', z) of all verified drafts, fp32 [n]."""
@@ -248,8 +254,8 @@ class Drafts:
 
 
 class Refinement(ABC):
-    """The few-step diffusion of accepted tokens: the last ones of T_g steps, from a state that follows from the
-    draft.
+    """The few-step diffusion of accepted tokens. It runs all or the last of T_g steps, from a state that is made from
+    the draft.
     """
 
     refines: bool  # False: an accepted draft does not change
@@ -260,11 +266,11 @@ class Refinement(ABC):
         noise = canvas.draws("guided")
         self.canvas = canvas
 
-        # Of all T_g steps.
+        # Numbers and noise of all T_g steps.
         self.numbers = table.columns()
         self.noise_of_steps = spread(noise.steps, len(table))
 
-        # Of the steps that are run.
+        # Table and noise of the steps that are run.
         self.table = table.part(skipped, len(table))
         self.noise = TokenNoise(noise.start, self.noise_of_steps[skipped:])
 
@@ -292,10 +298,11 @@ class Guided(Refinement):
         self.skips = skipped > 0
         self.gamma = to_device(torch.tensor(weights[skipped:]), canvas.device)
 
-        # The last step has no noise: if its gamma is 1, as with linear-up or a single step, a token is its draft.
+        # The last step has no noise. If its gamma is 1, as with linear-up or a single step, the result is the draft.
         self.refines = settings.accepted == "refine" and weights[-1] != 1
 
-        # Sigma of a step whose logits are not computed: the middle of the learned range, with the temperature.
+        # The std of the skipped step, whose logits are not computed: the middle of the learned range, with the
+        # temperature.
         self.first_std = self.numbers.middle[0].exp() * settings.temperature
 
     def batch(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> DiffusionBatch:
@@ -308,7 +315,7 @@ class Guided(Refinement):
 
 
 class Renoised(Refinement):
-    """The last ones of T_g steps, from the draft with noise."""
+    """The last of T_g steps, from the draft with added noise."""
 
     def __init__(self, canvas: MARCanvas):
         settings = canvas.settings

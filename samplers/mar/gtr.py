@@ -1,13 +1,15 @@
-"""GtR: one colour of a checkerboard slowly, then the other in few AR steps.
+"""GtR: the tokens on one colour of a checkerboard are decided slowly, those on the other colour in few AR steps.
 
 Source: Yan et al., "Generation then Reconstruction: Accelerating Masked Autoregressive Models via Two-Stage Sampling"
 (ICLR 2026, arXiv 2510.17171). No code was published; what the paper leaves open is chosen here and named in
 docs/papers.md.
 
-1. *order and sizes*: cells of even row + column give the structure. They are bisected into stages of 32, 32 and 64 of
-   128 tokens, which 12, 3 and 1 AR steps decide: 2.67, 10.67 and 64 tokens each. The other 128 are reconstructed from
-   them in one or two AR steps. :meth:`GtRSettings.orders` and :meth:`GtRSettings.left` are this plan.
-2. *diffusion steps*: they fall over the structure, to as few as the reconstruction takes.
+1. *order and sizes*: the cells of even row + column are the structure. Of 256 tokens, these are 128. They are divided
+   into three stages of 32, 32 and 64 tokens, for which 12, 3 and 1 AR steps are taken. An AR step of these stages
+   decides 2.67, 10.67 and 64 tokens on average. The other 128 tokens are reconstructed from the structure in one or
+   two AR steps. :meth:`GtRSettings.orders` and :meth:`GtRSettings.left` are this plan.
+2. *diffusion steps*: their number falls from one AR step of the structure to the next. The reconstruction takes the
+   smallest number.
 3. *frequency-weighted token selection* (FTS): the tokens of an AR step whose conditions z have most energy in high
    frequencies take the first AR step's number of diffusion steps. The other tokens take the AR step's own number.
 """
@@ -78,7 +80,7 @@ class FrequencyWeighted(Diffusion):
         if not count or few is most:
             return super().__call__(step, here, z)
 
-        # 1. Columns of every image's tokens by falling energy.
+        # 1. The columns of every image's tokens, those with most energy first.
         columns = high_frequency_energy(z[0]).argsort(dim=1, descending=True)
 
         # 2. The tokens with most detail and all other tokens, each group with its number of diffusion steps.
@@ -87,7 +89,7 @@ class FrequencyWeighted(Diffusion):
         most_detail = canvas.batch(most, detailed, z, self.noise)
         least_detail = canvas.batch(few, others, z, self.noise)
 
-        # 3. In one loop.
+        # 3. Sample both groups in one loop.
         values = torch.empty(*here.shape, canvas.values.shape[-1], device=z.device)
         of_detailed, of_others = self.heads.sample_both(most_detail, least_detail)
         values[detailed.index[0], detailed.column] = of_detailed

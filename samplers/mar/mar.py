@@ -3,13 +3,14 @@ tokens from these conditions.
 
 Source: Li et al. 2024, "Autoregressive Image Generation without Vector Quantization" (arXiv 2406.11838), section 3.
 
-Two options keep or approximate the result with less work: fewer diffusion steps for later tokens (DiSA, Zhao et al.
-2025, arXiv 2505.20297, section 3.2, and its code), and speculation in the diffusion head (``speculation.py``).
+Two options save work. DiSA takes fewer diffusion steps for later tokens, which approximates the image (Zhao et al.
+2025, arXiv 2505.20297, section 3.2, and its code). Speculation verifies several diffusion steps in one call of the
+head, which keeps the distribution of the images (``speculation.py``).
 
 The look is a :class:`Transformer` and the draw a :class:`Diffusion`, which evaluates the head by :class:`Heads`. The
 other MAR samplers use or replace these three.
 
-Shapes: B images, C transformer width, N tokens, and P branches of guidance: 2, the condition's and the null one, or 1
+Shapes: B images, C transformer width, N tokens, and P branches of guidance: 2 (the condition's and the null one), or 1
 without guidance.
 """
 
@@ -41,7 +42,7 @@ def check(model: MARModel, settings: MARBase) -> None:
     """Check settings against a model, before anything is loaded or computed.
 
     Raises:
-        UserError: more AR steps than tokens, or of GtR than its stages have.
+        UserError: more AR steps than tokens, or, for GtR, more AR steps than tokens in one of its stages.
     """
     settings.left(model.net.config.grid**2)
 
@@ -50,8 +51,8 @@ def check(model: MARModel, settings: MARBase) -> None:
 
 
 class Transformer:
-    """The look of a MAR: ``z = transformer(step, wanted)`` are the conditions of the diffusion head, [P, B, M, C], at
-    positions ``wanted`` int64 [B, M], given the tokens decided before AR step ``step``.
+    """The look of a MAR. ``transformer(step, wanted)`` returns z [P, B, M, C], the conditions of the diffusion head, at
+    the positions ``wanted``, int64 [B, M], given the tokens decided before AR step ``step``.
     """
 
     heads: Heads  # how the diffusion head is evaluated together with this transformer
@@ -67,35 +68,35 @@ class Transformer:
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Discard features of tokens that were resampled since they were computed."""
+        """Discard cached features that were computed from tokens which have been resampled since."""
 
     def at(self, images: Sequence[int], steps: Sequence[int], wanted: Tensor) -> Tensor:
-        """z [P, R, M, C] of R rows at positions ``wanted`` int64 [R, M]. A row is an image at an AR step, given the
-        tokens decided before it.
+        """z [P, R, M, C] of R rows at the positions ``wanted``, int64 [R, M]. A row is an image at an AR step, given
+        the tokens decided before this AR step.
 
-        Here the rows are all images at one AR step.
+        This method needs all images as rows, at the same AR step; see :attr:`own_pace`.
         """
         return self(steps[0], wanted)
 
     def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
-        """z of ``count`` AR steps from ``step`` on, each given the tokens of all steps before it, drafts included.
-        Yields a list for every pass: z of each AR step that the pass evaluated.
+        """Evaluate ``count`` AR steps from ``step`` on, each given the tokens of all AR steps before it, including
+        drafts. Yields a list for every pass: z of each AR step that the pass evaluated.
 
-        Here every pass evaluates one AR step, because only features of final tokens may be cached. The caller stops at
-        the first rejected draft.
+        With this method every pass evaluates one AR step, because only features of final tokens may be cached. The
+        caller stops at the first rejected draft.
         """
         for s in range(step, step + count):
             yield [self(s, self.canvas.order.ahead(s))]
 
 
 class FullTransformer(Transformer):
-    """Encoder and decoder from scratch at every AR step, both branches of guidance in one batch."""
+    """Computes encoder and decoder in full at every AR step, with both branches of guidance in one batch."""
 
     own_pace = True
 
     def __init__(self, canvas: MARCanvas):
         super().__init__(canvas)
-        self.vectors = canvas.conditioning.vectors(canvas.guided)  # of the encoder's buffer rows, [E, C]
+        self.vectors = canvas.conditioning.vectors(canvas.guided)  # for the encoder's buffer rows, [B or 2 B, C]
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
         canvas = self.canvas
@@ -162,13 +163,13 @@ class FullTransformer(Transformer):
         at = known.repeat(branches, 1)
         mask = None if mask is None else mask.repeat(branches, 1)
 
-        # 1. The encoder, of both branches where they differ in it: 2 copies of the rows, else 1.
+        # 1. The encoder. If it reads the condition, each branch has its own copy of the rows, else both share one.
         entries = len(vectors)
         copies = entries // len(tokens)
         encoder_mask = None if mask is None else mask[:entries]
         encoded = net.encode(tokens.repeat(copies, 1, 1), at[:entries], vectors, encoder_mask)
 
-        # 2. The decoder, of both branches.
+        # 2. The decoder, for both branches.
         fused = conditioning.fuse(encoded, at[:entries], canvas.guided, encoder_mask)
         z = net.decode(fused, at, wanted.repeat(branches, 1), mask)
 
@@ -182,9 +183,9 @@ class FullTransformer(Transformer):
 
 
 class Heads:
-    """How the diffusion head of a network is evaluated: here in full; with LazyMAR's cache in ``lazy/head.py``.
+    """How the diffusion head of a network is evaluated: here in full, in ``lazy/head.py`` with LazyMAR's cache.
 
-    The report counts its work.
+    The report counts the work of the head.
     """
 
     def __init__(self, net: MAR, report: Report):
@@ -201,7 +202,7 @@ class Heads:
         return Head(self.net, self.denoiser, batch, self.report, BUDGET)
 
     def at_states(self, batch: DiffusionBatch) -> HeadAtStates:
-        """The head for a batch that is speculated, always in full."""
+        """The head for speculation on a batch; it is always evaluated in full."""
         return HeadAtStates(self.net, self.denoiser, batch, self.report, BUDGET)
 
     def sample(self, batch: DiffusionBatch) -> Tensor:
@@ -222,26 +223,26 @@ class Heads:
             step of one     0  1  2  3  4
             step of other         0  1  2
 
-        A cache of the head serves one diffusion only: with a cache they run one after the other.
+        A cache of the head serves one diffusion only, so with a cache the two diffusions run one after the other.
         """
         together = min(len(one.table), len(other.table)) if len(one.x) and len(other.x) else 0
         if not together or not (self.whole(len(one.table)) and self.whole(len(other.table))):
             return self.sample(one), self.sample(other)
 
-        # 1. The first steps of the longer one, alone.
-        left = []
+        # 1. The first steps of the longer diffusion, alone. The shorter one has none of these.
+        remaining = []
         for batch in (one, other):
-            first = len(batch.table) - together
-            x = self.sample(batch.part(0, first))
-            left.append(replace(batch.part(first, len(batch.table)), x=x))
+            alone = len(batch.table) - together
+            x = self.sample(batch.part(0, alone))
+            remaining.append(replace(batch.part(alone, len(batch.table)), x=x))
 
-        # 2. The steps of both.
-        x = self.sample(joined(*left))
+        # 2. The remaining steps, of both diffusions together.
+        x = self.sample(joined(*remaining))
         return x[: len(one.x)], x[len(one.x) :]
 
 
 class Diffusion:
-    """The draw of MAR: every token of an AR step by diffusion, of T steps, or fewer for later tokens (DiSA).
+    """The draw of MAR: samples every token of an AR step by diffusion, in T steps, or in fewer for later tokens (DiSA).
 
     Args:
         canvas: the images.
@@ -275,7 +276,7 @@ class Diffusion:
 
 
 def expect_whole_head(settings: MARBase, whole: bool) -> None:
-    """Check that speculation, which evaluates the head at many diffusion steps at once, does not meet a cached head.
+    """Check that speculation is not combined with a cached head: it evaluates the head at many diffusion steps at once.
 
     ``whole``: whether the head is evaluated in full at every diffusion step.
     """
@@ -286,7 +287,9 @@ def expect_whole_head(settings: MARBase, whole: bool) -> None:
 
 
 def annealed_tables(canvas: MARCanvas, level: int = 1) -> list[StepTable]:
-    """Diffusion tables of every AR step. The diffusion steps fall, and the last ``level`` AR steps have the fewest."""
+    """A diffusion table for each AR step. The number of diffusion steps falls until the last ``level`` AR steps, which
+    all have the smallest number.
+    """
     first = canvas.settings.diffusion_steps
     last = canvas.settings.diffusion_steps_end
     counts = annealed_steps(first, last, canvas.order.steps - level + 1)
@@ -313,7 +316,7 @@ def mar(
     Args:
         model: network and the metadata of its file.
         condition: what B images show, of the kind that the model reads.
-        settings: see :class:`MARSettings`; with LazyMAR's caches they may be among them.
+        settings: of plain MAR, or with the settings of LazyMAR's caches too.
         noise: noise of B images.
         make_transformer: how the transformer is evaluated: in full, or with LazyMAR's caches.
         edit: part of an image to sample again; None for a whole new one.

@@ -34,7 +34,8 @@ def masked_after(tokens: int, steps: int) -> list[int]:
     return [*out, 0]
 
 
-# How GtR divides the cells of a checkerboard into stages: as in the paper, or as in graphs of FastAR's first months.
+# How GtR divides the cells of a checkerboard into stages: as in the paper, or as FastAR did in its first months, for
+# workflows that were saved then.
 PAPER = "paper"
 QUARTERS = "quarters"
 
@@ -42,8 +43,9 @@ QUARTERS = "quarters"
 def stages_of_cells(grid: int, stages: str) -> Tensor:
     """GtR's stage of every cell of a ``grid`` x ``grid`` image, int64 [L]; the last stage is the reconstruction.
 
-    The cells whose row + column is even are the structure. The paper bisects them, and one half again: an eighth, an
-    eighth and a quarter of the cells. Stages of an 8 x 8 grid, PAPER to the left, QUARTERS to the right::
+    The cells whose row + column is even are the structure. The paper halves them, and halves one half again, so the
+    first three stages are an eighth, an eighth and a quarter of all cells. Stages of an 8 x 8 grid, PAPER to the left,
+    QUARTERS to the right::
 
         0 3 1 3 0 3 1 3      0 2 0 2 0 2 0 2
         3 2 3 2 3 2 3 2      2 1 2 1 2 1 2 1
@@ -58,6 +60,7 @@ def stages_of_cells(grid: int, stages: str) -> Tensor:
     row = cell // grid
     diagonal = row + cell % grid
 
+    # The reconstruction, then the structure, then the half of the structure that lies in even rows.
     stage = torch.full_like(cell, 3)
     stage[diagonal % 2 == 0] = 2
     even = (diagonal % 2 == 0) & (row % 2 == 0)
@@ -90,13 +93,15 @@ def in_stages(orders: Tensor, stages: Tensor) -> Tensor:
 
 
 def raster(random: Tensor) -> Tensor:
-    """Orders that decide row by row, int64 [B, L]."""
+    """Orders that decide row by row, int64 [B, L]; only the shape of ``random`` is used."""
     return torch.arange(random.shape[1] - 1, -1, -1).expand_as(random)
 
 
 @lru_cache(maxsize=64)
 def halton_cells(grid: int) -> Tensor:
-    """Cells (row, column) in the order of a Halton sequence of bases 2 and 3 without its duplicates, int64 [G^2, 2]."""
+    """All cells (row, column), in the order in which a Halton sequence of bases 2 and 3 first reaches them, int64
+    [G^2, 2].
+    """
     found: dict[tuple[int, int], None] = {}
     index = 1
     while len(found) < grid * grid:
@@ -107,6 +112,7 @@ def halton_cells(grid: int) -> Tensor:
 
 
 def _radical_inverse(index: int, base: int) -> float:
+    """Element ``index`` of the van der Corput sequence: the digits of the index, mirrored at the radix point."""
     out = 0.0
     scale = 1.0
     while index:
@@ -118,7 +124,7 @@ def _radical_inverse(index: int, base: int) -> float:
 
 def halton(random: Tensor) -> Tensor:
     """Orders of low discrepancy (Besnier et al. 2025, arXiv 2503.17076), int64 [B, L], shifted, transposed and flipped
-    at random.
+    at random. The first two entries of each random order serve as random numbers.
     """
     grid = math.isqrt(random.shape[1])
     row, column = halton_cells(grid).unbind(1)
@@ -132,10 +138,10 @@ def halton(random: Tensor) -> Tensor:
     row, column = torch.where(transposed, column, row), torch.where(transposed, row, column)
     row = torch.where(upside_down, grid - 1 - row, row)
     column = torch.where(mirrored, grid - 1 - column, column)
-    return (row * grid + column).flip(1)
+    return (row * grid + column).flip(1)  # an order's last position is decided first
 
 
-# Name of an order to the function that makes it of the images' random orders, int64 [B, L] each.
+# For each name of an order: the function from the images' random orders to their orders, int64 [B, L] both.
 ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
     "random": lambda random: random,
     "raster": raster,

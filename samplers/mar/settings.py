@@ -30,7 +30,7 @@ class MARBase(Guarantees):
 
     fewest_steps: ClassVar[int] = 1  # fewest AR steps that the other defaults allow
 
-    # Settings of some samplers, with the values that hold in the other samplers.
+    # Settings that only some samplers have. All other samplers use these values.
     speculation = 0
     lookahead = 0
 
@@ -69,7 +69,9 @@ class MARBase(Guarantees):
 
     @property
     def window(self) -> int:
-        """Diffusion steps that the head drafts at once; 1 if it drafts none, as in steps without noise."""
+        """Diffusion steps that are drafted at once; 1 if none are drafted, as at temperature 0, where steps have no
+        noise.
+        """
         return max(1, self.speculation) if self.temperature > 0 else 1
 
     @property
@@ -94,8 +96,8 @@ class MARBase(Guarantees):
     def left(self, tokens: int, again: Tensor | None = None) -> list[int]:
         """Masked tokens left after each AR step, for an image of this many tokens.
 
-        ``again``: in an edit, the tokens to decide, bool [B, L], equally many in every image. With fewer tokens than AR
-        steps, an edit decides one token per step.
+        ``again``: in an edit, the tokens to decide, bool [B, L], the same number in every image. If an edit has fewer
+        tokens than AR steps, it decides one token per step.
 
         Raises:
             UserError: more AR steps than tokens of a whole image.
@@ -342,9 +344,10 @@ HEAD_PERIOD = 7
 class CacheSettings(Guarantees):
     """LazyMAR (ICCV 2025): which features are kept from one AR step to the next, and for how long."""
 
-    # block: which decoder block measures how much a token changed, see usual_block in lazy/plan.py.
+    # ``block`` set which decoder block measures how much a token changed; now it is usual_block in lazy/plan.py.
     removed: ClassVar[Mapping[str, Any]] = {"block": None, "head_period": HEAD_PERIOD}
-    beside_caches: ClassVar[type[MARBase] | None] = None  # the sampler's, in a class of with_cache_settings
+    # In a class from with_cache_settings: the class of the sampler's own settings.
+    beside_caches: ClassVar[type[MARBase] | None] = None
 
     refresh_period: int = knob(9, "Number of AR steps from one full computation to the next; a higher number is faster "
         "and less exact. Usual: 9 for 64 AR steps, and 5 for 32; at 1, nothing is cached.", low=1, high=4096, step=1,
@@ -421,8 +424,8 @@ class CacheSettings(Guarantees):
 
 
 def head_period(settings: CacheSettings, steps: int) -> int:
-    """Diffusion steps from one full evaluation of the head to the next, in proportion to their number ``steps``: the
-    error depends on the period relative to it. 1: every step is in full.
+    """Diffusion steps from one full evaluation of the head to the next; 1 if every step is evaluated in full. The
+    period is proportional to the number of diffusion steps, ``steps``, because the error depends on their ratio.
     """
     if settings.refresh_period == 1 or not settings.head_cache:
         return 1
@@ -471,7 +474,7 @@ class CSpDSettings(MARBase):
 
     @property
     def passes_at_once(self) -> int:
-        # The published code judges all drafts given the tokens of the last verification: one pass.
+        # In mode published, one pass of the target verifies all drafts, given the tokens of the last verification.
         return 1 if self.mode == "published" else self.verified_at_once
 
     def streams(self) -> dict[str, int]:
@@ -480,7 +483,9 @@ class CSpDSettings(MARBase):
         return super().streams() | of_target
 
     def prefill(self, steps: int) -> int:
-        """How many of ``steps`` AR steps the target takes alone at first: steps 0 .. S ratio, as in the reference."""
+        """How many of S = ``steps`` AR steps the target takes alone at first: the AR steps 0 to
+        floor(S prefill_ratio), as in the published code.
+        """
         return min(steps, int(steps * self.prefill_ratio) + 1)
 
     @property

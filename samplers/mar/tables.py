@@ -2,9 +2,10 @@
 
 Source: Nichol & Dhariwal 2021 (improved DDPM) as used by MAR (Li et al. 2024, arXiv 2406.11838, section 3.2).
 
-Reason for ``t_max``: every respacing of 1000 steps includes t = 999, where abar = 2.4e-9. With N steps the first one
-multiplies the network's error by 1 / sqrt(alpha): 316 at N = 100, 3493 at N = 10. Starting at t = 950 makes that
-factor 2.2 at N = 10, which small models and few steps need. 999 is the official behaviour.
+Reason for ``t_max``: every respacing of 1000 steps includes t = 999, where abar, the product of all 1 - beta up to t,
+is only 2.4e-9. The first of N steps multiplies the network's error by 1 / sqrt(alpha), where alpha is abar there
+divided by abar at the next lower timestep: by 316 at N = 100, and by 3493 at N = 10. If the first timestep is 950, the
+factor is 2.2 at N = 10, which small models and few steps need. The official models start at 999.
 """
 
 from __future__ import annotations
@@ -124,11 +125,11 @@ def constants(timesteps: Sequence[int] = range(STEPS), max_beta: float = MAX_BET
 
     variance = betas * (1 - before) / (1 - abar)
     if len(kept) > 1:
-        # The variance of the lowest timestep is 0; its logarithm is clipped to the next one's.
+        # The variance of the lowest timestep is 0, so the variance of the timestep above it is used for its logarithm.
         clipped = torch.cat([variance[1:2], variance[1:]])
     else:
-        # One step has no next one to take the variance of. The network learned its share between this variance and
-        # beta.
+        # A single step has no timestep above it. The variance of the 1000-step diffusion is used, because the network
+        # learned its variances between this one and beta.
         t = kept.clamp(min=1)
         clipped = trained[t] * (1 - trained_abar[t - 1]) / (1 - trained_abar[t])
 
@@ -147,5 +148,5 @@ def constants(timesteps: Sequence[int] = range(STEPS), max_beta: float = MAX_BET
 
 
 def _before(abar: Tensor) -> Tensor:
-    """abar of the timestep below each one, 1 below the lowest."""
+    """For each timestep, abar of the timestep below it; 1 for the lowest timestep."""
     return torch.cat([torch.ones(1, dtype=torch.float64), abar[:-1]])

@@ -61,10 +61,10 @@ def _expect_use_of_speculation(settings: CSpDSettings) -> None:
 
 
 def check_pair(draft: MARModel, target: MARModel) -> None:
-    """Check that two models draw the same tokens of the same conditions.
+    """Check that two models generate tokens of the same kind, on the same grid, from the same kind of condition.
 
     Raises:
-        UserError: they differ in tokens, grid, condition, classes or diffusion.
+        UserError: the models differ in tokens, grid, condition, classes or diffusion.
     """
     ours = target.net.config
     theirs = draft.net.config
@@ -76,7 +76,7 @@ def check_pair(draft: MARModel, target: MARModel) -> None:
         "the kind of condition": (draft.condition, target.condition),
         "classes": (theirs.classes, ours.classes),
         "the largest beta of their diffusion": (draft.max_beta, target.max_beta),
-        # A model without a label set is taken at its word.
+        # A model without a label set fits every label set.
         "label set": (draft.label_set or target.label_set, target.label_set or draft.label_set),
     }
     for what, (found, expected) in pairs.items():
@@ -113,17 +113,17 @@ def cspd(
     """CSpD with ``model`` as target; arguments as :func:`samplers.mar.mar.mar`, and:
 
     Args:
-        make_transformer, make_draft_transformer: how the two models' transformers are evaluated. The target's runs at
-            verifications and in the prefill only.
+        make_transformer, make_draft_transformer: how the two models' transformers are evaluated. The target's
+            transformer runs only at verifications and in the prefill.
         draft: the model that drafts.
 
-    Passes and head calls in the report are both models' together; ``draft_passes`` and ``draft_head_calls`` say how
-    many were the draft's. In mode ``lossless`` the drafted and the accepted diffusion steps are the draft's too: the
-    steps that the target drafts for itself are not among them.
+    The report adds up the passes and the head calls of both models; ``draft_passes`` and ``draft_head_calls`` say how
+    many of them the draft model took. In mode ``lossless``, the report counts the diffusion steps that the draft model
+    drafts, but not the diffusion steps that the target drafts for itself.
 
     Raises:
-        UserError: as :func:`samplers.mar.mar.mar`; speculation in another mode than *lossless*; a draft of other
-            tokens, grid, classes or on another device.
+        UserError: as :func:`samplers.mar.mar.mar`; speculation in a mode other than *lossless*; a draft model with
+            other tokens, another grid or other classes, or on another device.
     """
 
     _expect_use_of_speculation(settings)
@@ -165,10 +165,10 @@ def diffusion(canvas: MARCanvas, transformer: Transformer) -> Diffusion:
 
 @torch.no_grad()
 def speculate(canvas: MARCanvas, transformer: Transformer, plain: Diffusion, mode: Mode) -> Sampler:
-    """The prefill, whose AR steps are the target's alone, then segments of drafts that the target verifies.
+    """Run the prefill, whose AR steps the target takes alone, then segments of drafts that the target verifies.
 
     A segment ends after its last AR step, or earlier after a rejection, because later drafts depend on the rejected
-    one.
+    draft.
     """
     order = canvas.order
     step = canvas.settings.prefill(order.steps)

@@ -36,7 +36,7 @@ _GUESS, _NORMAL, _UNIFORM = range(1 << 20, (1 << 20) + 3)
 
 
 class Rule(NamedTuple):
-    """What r is."""
+    """How the ratio r is computed."""
 
     power: int  # of Sigma
     inner_temperature: float  # factor of the stds of both densities when a draft is verified; proposals have none
@@ -69,7 +69,7 @@ class LastStep(NamedTuple):
 
     mean: Tensor  # of the last step
     log_std: Tensor
-    other_log_stds: Tensor  # sum of all other steps'
+    other_log_stds: Tensor  # sum of the log stds of all other steps
 
     def rows(self, *index: Any) -> LastStep:
         """The parts at an index."""
@@ -77,7 +77,9 @@ class LastStep(NamedTuple):
 
 
 def joined(of_steps: Sequence[LastStep], images: int) -> LastStep:
-    """Several AR steps in one: of every image the tokens of all these AR steps, one image after another."""
+    """Join the tokens of several AR steps. The result has one image after another, and for each image the tokens of all
+    these AR steps.
+    """
     parts = []
     for part in zip(*of_steps, strict=True):
         of_images = [x.unflatten(0, (images, -1)) for x in part]
@@ -126,7 +128,7 @@ class Verified(NamedTuple):
 def verify(drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, draws: RejectionDraws, tokens: Tokens) -> Verified:
     """Verify the drafts of N tokens, fp32 [N, channels].
 
-    Reads from the device once, and twice where some of the first proposals were not enough.
+    The host reads from the device once, or twice if a rejected token accepts none of the first proposals.
     """
     # 1. Accept with probability min(1, r).
     accepted = log_ratio(drafts, q, p, rule) > draws.guess(tokens).log()

@@ -48,7 +48,7 @@ class Trace(NamedTuple):
 
 
 def noisy_last_step_table(canvas: MARCanvas) -> chain.StepTable:
-    """The steps of a full pass for :func:`traced`: without the temperature, and the last step has a std too."""
+    """The diffusion steps for :func:`traced`: their stds are without the temperature, and the last step has a std too."""
     tables = canvas.tables(canvas.settings.diffusion_steps)
     return chain.step_table(tables.steps, canvas.time_embeddings(tables))
 
@@ -77,11 +77,11 @@ def traced(canvas: MARCanvas, batch: DiffusionBatch, last_noise: bool = False) -
 
 
 class TargetBatch(NamedTuple):
-    """The tokens of some AR steps, one AR step after another, before the diffusion steps of the target's head."""
+    """The tokens of some AR steps, one AR step after another, as a batch that the target's head has not sampled yet."""
 
     batch: DiffusionBatch
     tokens: Tokens
-    sizes: list[int]  # tokens of each AR step, of all images: B n
+    sizes: list[int]  # for each AR step B n, the number of its tokens in all images
 
 
 def target_batches(

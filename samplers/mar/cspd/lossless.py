@@ -1,14 +1,14 @@
 """CSpD, mode ``lossless``: exactly the target's distribution, whatever the draft.
 
-p is the target, q the draft. The draft model samples some AR steps. The target's z of each is computed given the drafts
-before it, in one pass, and its head is evaluated at all states of the drafted diffusion paths in one batch. A path is
-kept up to its first rejected diffusion step, which is replaced by a coupling of the two Gaussians (``coupling.py``),
-and the target samples the rest. So every token is a sample of the target given the tokens before it, and depends
-neither on the draft length nor on the batch.
+p is the target, q the draft. The draft model samples the tokens of some AR steps. One pass of the target computes z for
+each of these AR steps, given the drafts before it, and one batch evaluates the target's head at all states of the
+drafted diffusion paths. A path is accepted up to its first rejected diffusion step. A coupling of the two Gaussians
+(``coupling.py``) replaces this step, and the target samples the rest of the path. So every token is a sample of the
+target given the tokens before it, and depends neither on the draft length nor on the batch.
 
-A token counts as accepted if its whole path is the draft's. After the first AR step with a rejected token the target's
-z was computed from discarded tokens: all later drafts are discarded. Two different models rarely agree on a whole path,
-because the last diffusion steps are almost without noise.
+A token counts as accepted if its whole path is the draft's. If an AR step has a rejected token, the target computed the
+z of all later AR steps from a discarded token, so all later drafts are discarded. Two different models rarely agree on
+a whole path, because the last diffusion steps are almost without noise.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from .draft import Drafter, Mode, Trace, outcome_of, target_batches
 
 
 class Lossless(Mode):
-    """Draft some AR steps, and go on after those that the target accepts.
+    """Draft some AR steps, and continue after the AR steps that the target accepts.
 
-    A batch advances with its slowest image. Later drafts that another image had accepted are made again from the same
-    noise and verified with the same random numbers, so an image's tokens do not depend on its batch.
+    A batch advances with its slowest image. If another image has accepted later drafts too, the draft model makes these
+    drafts again from the same noise, and the target verifies them with the same random numbers. So an image's tokens do
+    not depend on its batch.
     """
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: Drafter, noise: TokenNoise):
         super().__init__(canvas, transformer, drafter, noise)
         self.length = canvas.settings.draft_length  # of the next segment
         self.table = canvas.table(canvas.settings.diffusion_steps)
-        self.heads = Heads(canvas.model.net, canvas.report)  # in full, whatever the transformer's are
+        self.heads = Heads(canvas.model.net, canvas.report)  # without a cache, even if the transformer has caches
 
     def segment(self, first: int) -> Iterator[Verdict]:
         """AR steps from ``first`` on, up to the first one with a rejected draft."""
@@ -53,7 +54,7 @@ class Lossless(Mode):
         steps = range(first, min(first + self.length, canvas.order.steps))
         drafts = [self.drafter.step(step, self.noise) for step in steps]
 
-        # 2. The target verifies one after another, and samples the rest of each path.
+        # 2. The target verifies one AR step after another, and samples the rest of each path.
         accepted_ar_steps = 0
         for step, verified in zip(steps, self.verify(steps, drafts), strict=True):
             with canvas.clock.phase("head"):
@@ -63,7 +64,7 @@ class Lossless(Mode):
                 canvas.report.add(accepted_steps=int(verified.accepted_steps.sum()))
                 outcome = outcome_of(canvas, accepted)
 
-            # 3. After a rejection discard the later drafts.
+            # 3. Discard the later drafts after a rejection.
             has_rejected = not accepted.all()
             if has_rejected:
                 self.drafter.forget()
@@ -73,7 +74,7 @@ class Lossless(Mode):
                 break
             accepted_ar_steps += 1
 
-        # 4. The next segment has at most twice the accepted length.
+        # 4. Draft at most twice as many AR steps in the next segment as were accepted in this one.
         self.length = min(settings.draft_length, max(1, 2 * accepted_ar_steps))
 
     def verify(self, steps: range, drafts: Sequence[Trace]) -> Iterator[VerifiedPaths]:
@@ -94,7 +95,9 @@ class Lossless(Mode):
                 yield VerifiedPaths(speculation, rows, accepted[rows])
 
     def advance(self, speculation: Speculation, drafts: Sequence[Trace]) -> np.ndarray:
-        """Advance all rows past the drafted diffusion steps that the target accepts; returns how many, int64 [N]."""
+        """Advance every row past the drafted diffusion steps that the target accepts. Returns the number of these steps
+        for each row, int64 [N].
+        """
         temperature = self.canvas.settings.temperature
         path = torch.cat([draft.path for draft in drafts])
         mean = torch.cat([draft.kernel.mean for draft in drafts])
@@ -108,10 +111,10 @@ class Lossless(Mode):
 class VerifiedPaths(NamedTuple):
     """The drafted paths of an AR step, up to the first diffusion step that the target rejects."""
 
-    # The diffusions of all AR steps that one pass verified. These AR steps share the object, and each finishes its own
-    # rows only.
+    # The diffusions of all AR steps that one pass verified. The AR steps share this object, but each finishes only its
+    # own rows.
     speculation: Speculation
-    rows: np.ndarray  # rows of this AR step among them, int64 [B n]
+    rows: np.ndarray  # rows of this AR step in ``speculation``, int64 [B n]
     accepted_steps: np.ndarray  # accepted diffusion steps of each row, int64 [B n]
 
     def accepted(self) -> Tensor:
@@ -119,5 +122,7 @@ class VerifiedPaths(NamedTuple):
         return torch.from_numpy(self.accepted_steps == self.speculation.steps)
 
     def samples(self, window: int) -> Tensor:
-        """The samples of the rows, fp32 [B n, channels]; the target draws what is left of each path."""
+        """The samples of the rows, fp32 [B n, channels]. The target samples the rest of each path, with its own drafts
+        of ``window`` diffusion steps.
+        """
         return self.speculation.finish(self.rows, window)

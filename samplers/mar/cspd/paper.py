@@ -1,27 +1,29 @@
 """CSpD, mode ``paper``: the paper's algorithm 1.
 
-``densities.py`` has the rule and its symbols. The text that we read lacks equations 5 and 11; they were derived again
-from the text around them. It is speculative decoding as
-for discrete tokens (Leviathan et al. 2023, algorithm 1), in the order of the tokens:
+``densities.py`` has the rule and its symbols. The text that we read lacks equations 5 and 11, so we derived them again
+from the text around them. The algorithm is speculative decoding, as for discrete tokens (Leviathan et al. 2023,
+algorithm 1), in the order of the tokens:
 
-1. The draft model samples gamma tokens, each given those before it.
-2. The target evaluates, in one pass, its distribution of each of them and of the next one, given the drafts before it,
-   and follows its own diffusion path with the draft's noise (trajectory alignment, equation 3).
+1. The draft model samples gamma tokens, each given the tokens before it.
+2. The target evaluates, in one pass, its distributions of these tokens and of the token after them, each given the
+   drafts before it. It follows its own diffusion paths with the draft's noise (trajectory alignment, equation 3).
 3. Drafts are accepted up to the first rejected one, which is resampled. Later drafts are discarded.
-4. If all are accepted, the next token is the target's own.
+4. If all drafts are accepted, the next token is the target's own.
 
-MAR decides several tokens in an AR step, which are independent given the tokens before it: here gamma counts AR steps,
-and a step is accepted if all of its tokens are. With one AR step per token, it is the algorithm, token by token.
+MAR decides several tokens in an AR step, which are independent given the tokens before it. Here gamma counts AR steps,
+and an AR step is accepted if all of its tokens are accepted. If every AR step decides one token, this is the paper's
+algorithm.
 
-A draft must be a sample of the density that it is verified by, so every diffusion step adds its noise, in both models.
-MAR's last step adds none; its std is 0.006 of latents of std 1. Steps before the first draft are MAR's.
+A draft must be a sample of the density by which it is verified, so every diffusion step adds noise, in both models. In
+MAR the last step adds none; here it has a std of 0.006, where the latents have a std of 1. AR steps before the first
+draft are sampled as in MAR.
 
-The paper resamples until a proposal is accepted. Here there are 100 proposals at most; then the token is the target's
-own, and the report counts it (``redraws_exhausted``). Sigma < 1 makes that possible: if Sigma p is nowhere above q, no
-proposal is ever accepted.
+The paper resamples until a proposal is accepted. Here there are 100 proposals at most; if none is accepted, the token
+is the target's own, and the report counts it (``redraws_exhausted``). This can happen if Sigma < 1: where Sigma p is
+nowhere above q, no proposal is ever accepted.
 
-The target's distribution is kept where Sigma is 1, as in models that do not learn their variances; with learned ones
-Sigma p, which the rule takes for the target's density, does not integrate to 1.
+The images have the target's distribution if Sigma is 1, as in models that do not learn their variances. With learned
+variances they do not, because Sigma p, which the rule takes for the target's density, does not integrate to 1.
 """
 
 from __future__ import annotations
@@ -42,15 +44,17 @@ from .draft import Drafter, Mode, Trace, noisy_last_step_table, target_batches, 
 
 
 class Paper(Mode):
-    """Draft gamma AR steps, accept them up to the first rejected one, replace that.
+    """Draft gamma AR steps, accept them up to the first rejected one, and replace that one.
 
-    Every image counts its own gamma: after gamma accepted AR steps in a row the tokens of the next one, ``own_at``, are
-    the target's own. So an image does not depend on its batch. All images are at the same AR step, though: drafting
-    ends at the first AR step at which any of them takes its own tokens, and a rejection in one image discards the later
-    drafts of all. The other images draft these AR steps again, from the same noise, and verify them with the same
-    random numbers. An image that took its own tokens or rejected a draft at AR step k begins to count at k + 1, so it
-    next takes its own tokens at AR step k + 1 + gamma. With gamma = 2 and two images, of which the second one rejects
-    its draft of AR step 5::
+    Every image counts its own gamma: after gamma accepted AR steps in a row, it takes the target's own tokens at the
+    next AR step, ``own_at``. So an image does not depend on its batch. All images are at the same AR step, though.
+    Drafting ends at the first AR step at which an image takes the target's own tokens, and a rejection in one image
+    discards the later drafts of all images. The other images draft these AR steps again, from the same noise, and
+    verify them with the same random numbers.
+
+    An image that took the target's own tokens or rejected a draft at AR step k begins to count at k + 1, so it next
+    takes the target's own tokens at AR step k + 1 + gamma. For example, with gamma = 2 and two images, of which the
+    second rejects its draft of AR step 5::
 
         AR step              4          5          6          7
         first image          accepts    accepts    its own    accepts
@@ -60,7 +64,7 @@ class Paper(Mode):
 
     """
 
-    own_at: np.ndarray  # int64 [B]
+    own_at: np.ndarray  # int64 [B], the AR step at which each image next takes the target's own tokens
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: Drafter, noise: TokenNoise):
         super().__init__(canvas, transformer, drafter, noise)
@@ -71,16 +75,18 @@ class Paper(Mode):
         self.draws = RejectionDraws(self.keys)
 
     def segment(self, first: int) -> Iterator[Verdict]:
-        """AR steps from ``first`` to the first one at which an image takes its own tokens, or rejects a draft."""
-        # 1. Draft up to the first AR step at which an image takes its own tokens; also that one if another image does
-        # not. If no image is due before the end, this is the last AR step, which all draft.
+        """The AR steps from ``first`` up to the first one at which an image takes the target's own tokens, or rejects a
+        draft.
+        """
+        # 1. Draft up to ``last``, the first AR step at which an image takes the target's own tokens, or the last of all
+        # AR steps. ``last`` is drafted too if an image needs a draft there.
         last = min(int(self.own_at.min()), self.canvas.order.steps - 1)
         stop = last + 1 if (self.own_at > last).any() else last
         drafts = {k: self.drafter.step(k, self.noise) for k in range(first, stop)}
 
         # 2. The target follows its own paths, given the drafts.
         for step, path in enumerate(self.paths(range(first, last + 1)), first):
-            # 3. Accept the drafts of an AR step or resample them, but for images that take their own tokens.
+            # 3. Accept or resample the drafts of an AR step, except in images that take the target's own tokens.
             takes_own = self.own_at == step
             verdict, rejects = self.verdict(step, drafts.get(step), path, takes_own)
             self.own_at[takes_own | rejects] = step + 1 + self.gamma
@@ -104,8 +110,8 @@ class Paper(Mode):
         """The verdict on an AR step, and which images have a rejected draft, bool [B].
 
         Args:
-            draft: the draft model's path; None if no image needs one.
-            path: the target's.
+            draft: the draft model's paths; None if no image needs a draft.
+            path: the target's paths.
             takes_own: bool [B], images whose tokens are the target's, whatever was drafted.
         """
         canvas = self.canvas

@@ -8,8 +8,8 @@ the code does instead:
 - (11): a rejected token is resampled from p: a proposal is accepted with probability max(0, 1 - q / (Sigma p)). The
   code multiplies by Sigma: max(0, 1 - Sigma q / p), with the stds as they are. It makes 100 proposals at most; if it
   accepts none, the token is zero.
-- Drafts are verified given the tokens of the last verification, and an accepted token stays even if earlier
-  ones were rejected; the guidance scale is the scale of the segment's last AR step.
+- Drafts are verified given the tokens of the last verification. An accepted token stays even if earlier tokens were
+  rejected. All tokens of a segment get the guidance scale of its last AR step.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class Published(Mode):
         super().__init__(canvas, transformer, drafter, noise)
         settings = canvas.settings
         self.table = noisy_last_step_table(canvas)
-        self.of_target = noise if settings.alignment else canvas.draws("target")
+        self.target_noise = noise if settings.alignment else canvas.draws("target")
         self.rule = PUBLISHED_RULE
         self.draws = RejectionDraws(self.keys)
 
     def segment(self, first: int) -> Iterator[Verdict]:
-        """AR steps from ``first`` to the next one whose number gamma divides, or to the last one."""
+        """The AR steps from ``first`` up to the next one whose number is a multiple of gamma, or up to the last one."""
         order = self.canvas.order
         gamma = self.canvas.settings.draft_length
         last = min(-(-first // gamma) * gamma, order.steps - 1)
@@ -55,7 +55,7 @@ class Published(Mode):
             if step < last:
                 yield Verdict(here, trace.tokens(here), step, torch.full_like(here, DRAFTED, dtype=torch.uint8))
 
-        # 2. and 3. The target's own paths, and the verdict.
+        # The target's own paths, and the verdict.
         yield self.verdict(first, last, drafted)
 
     def verdict(self, first: int, last: int, drafted: Sequence[LastStep]) -> Verdict:
@@ -65,11 +65,11 @@ class Published(Mode):
         here = order.ahead(first, last + 1 - first)
         tokens = Tokens.all(here)
 
-        # 2. The target's own paths of all tokens, given those before the segment.
+        # 2. The target's own paths of all tokens, given the tokens before the segment.
         with canvas.clock.phase("transformer"):
             z = self.transformer(first, here)
         with canvas.clock.phase("head"):
-            target = traced(canvas, canvas.batch(self.table, tokens, z, self.of_target, step=last))
+            target = traced(canvas, canvas.batch(self.table, tokens, z, self.target_noise, step=last))
 
             # 3. Accept drafts, and resample the rejected tokens.
             q = joined(drafted, canvas.images)

@@ -10,14 +10,14 @@ can be switched off (:class:`CacheSettings`):
 2. *token cache* (section 3.2.1): the decoder computes all rows up to a chosen block, whose values V show how much
    row i has changed since the previous pass, and from there on only some rows:
 
-   - similarity: s_i = cos(V_i^k, V_i^k'), the mean of the heads, where k' is the AR step of the previous pass;
+   - similarity: s_i = cos(V_i^k, V_i^k'), averaged over the heads, where k' is the AR step of the previous pass;
    - (8): the pass computes the rows of the wanted tokens, which the caller asks for, of the tokens decided since k',
      and of further tokens with the lowest s_i. (The paper prints argmax, but its text and its code take the least
-     similar rows.) ``plan.py`` has their number, and :class:`.Plan` the other choices of the paper's Table 3;
+     similar rows.) ``plan.py`` says how many; :class:`.Plan` also has the other strategies of the paper's Table 3;
    - (9): the blocks after the chosen one see the computed rows together with the stored keys and values of the other
      rows.
 
-   The paper takes its 3rd layer, and the published code takes the 4th block.
+   The chosen block is the 3rd layer in the paper, but the 4th block in the published code.
 3. *condition cache* (section 3.2.2): only the conditional branch is computed. After the last block, with both branches
    of the last refresh r:
 
@@ -27,9 +27,11 @@ can be switched off (:class:`CacheSettings`):
 The diffusion head has a fourth cache, in ``head.py``.
 
 The caches only change how the transformer and the head are evaluated, so they combine with plain MAR, FastHybrid and
-CSpD. Differences from the published code: required rows are always computed (there, rows of negative similarity can
-displace them); AR steps after the 64th have the share of the 64th, where the published code fails; the decoder's keys
-and values are stored only after the chosen block, since the blocks before it compute all rows.
+CSpD. Differences from the published code:
+
+- The rows of the wanted and the new tokens are always computed; there, rows of negative similarity can displace them.
+- AR steps after the 64th compute the same share of rows as the 64th; there, the published code fails.
+- The decoder's keys and values are stored only after the chosen block, since the blocks up to it compute all rows.
 """
 
 from __future__ import annotations
@@ -63,8 +65,8 @@ def lazymar(
 
 
 def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., Sampler]:
-    """A MAR sampler whose models are evaluated with LazyMAR's caches; ``models`` names its arguments that say how a
-    model is evaluated.
+    """A MAR sampler that evaluates its models with LazyMAR's caches. ``models``: the names of the sampler's arguments
+    that make a transformer, such as "make_transformer".
     """
 
     def run(model: Any, condition: Any, settings: Any, noise: Any, **more: Any) -> Sampler:
@@ -75,12 +77,12 @@ def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., 
 
 
 def check(model: MARModel, settings: LazyMARSettings) -> None:
-    """Check settings, which hold those of the caches too, against a model; see :func:`check_with_caches`."""
+    """Check settings, which include the settings of the caches, against a model; see :func:`check_with_caches`."""
     check_with_caches(model, settings, settings)
 
 
 def check_with_caches(model: MARModel, settings: MARBase, caches: CacheSettings) -> None:
-    """Check a sampler's settings and those of its caches against a model, before anything is loaded or computed.
+    """Check a sampler's settings and its caches' settings against a model, before anything is loaded or computed.
 
     Raises:
         UserError: more AR steps than tokens, or speculation with a cached head.

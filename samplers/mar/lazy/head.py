@@ -100,7 +100,7 @@ class CachedHead:
     [1] as its difference to the conditional branch's.
     """
 
-    kept: Kept | None = None  # from the most recent step that computed it; the first step is a full one
+    kept: Kept | None = None  # what the most recent steps computed; None only before the first step, a full one
 
     def __init__(
         self,
@@ -176,13 +176,13 @@ def step_modulations(
 ) -> Iterator[tuple[Tensor, ...]]:
     """The head's modulations at every step of a kind, from time embeddings [S, w] and condition embeddings [R, w].
 
-    The modulations of many steps are one product, which reads the weights once. An edge step needs the modulations of
-    its ``outer`` blocks and of the last layer, a reused step the gates of these blocks and the modulations of the last
-    layer.
+    One matrix product computes the modulations of many steps, so the weights are read only once for all these steps. An
+    edge step needs all modulations of the ``outer`` blocks, but a reused step only their gates. Both need the
+    modulations of the last layer.
     """
     blocks = head.res_blocks if kind == FULL else [head.res_blocks[j] for j in outer]
 
-    # Three modulations of a block, or its gate alone, and two of the last layer.
+    # For each block three modulations, or only its gate, and two for the last layer.
     count = len(blocks) * (1 if kind == REUSED else 3) + 2
     steps_at_once = max(1, BUDGET // max(1, condition.numel() * count))
     for some in times[:, None].split(steps_at_once):
@@ -191,25 +191,25 @@ def step_modulations(
             made = head.gates(embedding, blocks) + head.modulations(embedding, ())
         else:
             made = head.modulations(embedding, blocks)
-        if net.records:  # recorded functions copy these fastest
+        if net.records:  # a recorded function copies contiguous tensors fastest
             made = [m.contiguous() for m in made]
         yield from zip(*made, strict=True)
 
 
 class Kept(NamedTuple):
-    """What the steps after a full one reuse, of N tokens."""
+    """What the steps after a full step reuse, for N tokens."""
 
     mlps: list[Tensor]  # outputs of the outer blocks' MLPs, [N, w] each
     middle: Tensor  # what blocks 1 to 4 added, [N, w]
-    guided_bias: Tensor  # of the last layer, plus the guidance, fp32 [N, 2 channels]
+    guided_bias: Tensor  # the last layer's bias plus what guidance added, fp32 [N, 2 channels]
 
 
 def evaluate_full(
     head: DiffusionHead, cfg: Tensor, branches: int, modulations: Sequence[Tensor], x: Tensor
 ) -> tuple[Tensor, Kept]:
-    """The head in full: noise and variance logits [P, N, 2 channels], and what the next steps reuse.
+    """Evaluate the head in full: noise and variance logits [P, N, 2 channels], and what the next steps reuse.
 
-    ``cfg`` [N, 1] is the guidance scale, ``branches`` P, and x fp32 [N, channels] are the states.
+    ``cfg``: the guidance scale, [N, 1]; ``branches``: P; ``x``: the states, fp32 [N, channels].
     """
     n = len(x)
     blocks = cast(Sequence[HeadBlock], head.res_blocks)

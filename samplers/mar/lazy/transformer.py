@@ -1,8 +1,9 @@
 """The transformer with LazyMAR's caches; ``__init__.py`` has the method and the numbers of its equations.
 
-Shapes: B images, P branches of guidance, L tokens, N = buffer + L rows of the decoder, C width. A batch has E entries,
-each of one branch of one image, the conditional branch first: P B, or B where the null branch is left out and
-in an encoder that does not read the condition (Harmon's and UniPic's), whose output both branches share.
+Shapes: B images, P branches of guidance, L tokens, N = buffer + L rows of the decoder, C width. A batch has E entries.
+Usually E is P B: an entry for each branch of each image, the conditional branch first. E is B if the null branch is
+left out, and in an encoder that does not read the condition (Harmon's and UniPic's), because both branches share its
+output.
 """
 
 from __future__ import annotations
@@ -53,8 +54,8 @@ class Kept:
 class LazyTransformer(Transformer):
     """The transformer with LazyMAR's caches, for one generation; its head is :class:`.CachedHeads`.
 
-    Passes may skip AR steps, ask for any positions ahead, and start from given tokens. Decided tokens must not change;
-    a caller that changes some calls :meth:`forget`.
+    A caller may skip AR steps, ask for any undecided positions, and start from fixed tokens. A caller that changes
+    decided tokens must call :meth:`forget`.
     """
 
     def __init__(self, canvas: MARCanvas, settings: CacheSettings):
@@ -75,12 +76,13 @@ class LazyTransformer(Transformer):
         self.entries = self.kept_branches * self.images
         self.kept_vectors = self.vectors[: self.entries]
 
-        # For each AR step of a refresh: whether later passes leave decoder rows out, and whether they use any of it.
+        # For each AR step, if it is a refresh: whether later passes leave decoder rows out (prunes), and whether they
+        # use anything that the refresh keeps (keeps).
         steps = range(canvas.order.steps)
         uses_any = settings.encoder_cache or self.drops_null
         self.prunes = [self.plan.prunes(step) for step in steps]
         self.keeps = [self.plan.refreshes(step) and (uses_any or self.prunes[step]) for step in steps]
-        # Encoder cache: class rows and tokens that the encoder reads at most until the next refresh.
+        # Encoder cache: how many rows the encoder reads before the next refresh at most, class rows and tokens.
         self.room = [c.buffer + canvas.order.starts[self.plan.next_refresh[step] - 1] for step in steps]
 
         # Memory for the stores of all refreshes.
@@ -99,7 +101,7 @@ class LazyTransformer(Transformer):
             canvas.cached = torch.zeros(canvas.images, canvas.cells, dtype=torch.int32, device=canvas.device)
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
-        """z [P, B, M, C] at positions ``wanted`` [B, M], from what is kept unless a refresh is due."""
+        """z [P, B, M, C] at positions ``wanted``, int64 [B, M]. The pass uses what is kept, unless a refresh is due."""
         kept = self.kept
         if kept is not None and kept.step <= step < kept.until:
             return self.reuse(kept, step, wanted)
@@ -132,8 +134,8 @@ class LazyTransformer(Transformer):
         if self.settings.encoder_cache:
             kept.rows = rows[: self.entries].clone()
 
-        # 2. The decoder computes all rows. Its last block computes only the wanted rows, or the rows of all tokens if
-        # later passes may need their residual.
+        # 2. The decoder computes all rows. Only its last block computes fewer: the wanted rows, or the rows of all
+        # tokens if later passes may need the tokens' residual.
         positions = wanted
         if self.drops_null:
             positions = torch.arange(net.config.tokens, device=wanted.device).expand(self.images, -1)
@@ -147,7 +149,7 @@ class LazyTransformer(Transformer):
             kept.residual = null - conditional
             features = pick(features, here)
 
-        # Counts of a report are sums: only what is more than at earlier refreshes is added.
+        # The report adds up its counts, but cache_bytes is the largest number so far: only what exceeds it is added.
         self._count(encoder_rows, rows, None)
         most = max(self.reported_bytes, sum(tensor.nbytes for tensor in kept.tensors))
         canvas.report.add(cache_bytes=most - self.reported_bytes)
@@ -162,8 +164,8 @@ class LazyTransformer(Transformer):
         known = canvas.order.starts[step]
         new = canvas.order.decision_order[:, kept.known : known]  # decided since the previous pass
 
-        # 1. The encoder reads the new tokens, and the other rows of the decoder stay as they are; or without its cache
-        # it reads all tokens.
+        # 1. With the encoder cache, the encoder reads only the new tokens, and the decoder's rows of all other tokens
+        # stay as they are. Without it, the encoder reads all tokens.
         if kept.rows is None:
             rows, encoder_rows = self._encode(step, self.kept_branches)
         else:
@@ -177,7 +179,7 @@ class LazyTransformer(Transformer):
         x = rows + net.decoder_pos_embed_learned
         features, chosen = run_decoder(net, x, wanted.repeat(self.kept_branches, 1), kept.decoder, choose)
 
-        # 3. The null branch is the conditional one plus their difference at the refresh. (10)
+        # 3. The null branch is the conditional branch plus the difference of both branches at the refresh. (10)
         if kept.residual is not None:
             features = torch.cat([features, features + pick(kept.residual, wanted)])
 
@@ -187,8 +189,8 @@ class LazyTransformer(Transformer):
         return net.conditions(features, wanted.repeat(self.branches, 1)).unflatten(0, (self.branches, -1))
 
     def _encode(self, step: int, branches: int, kept: Kept | None = None) -> tuple[Tensor, int]:
-        """Encode all decided tokens for so many branches. Returns the decoder's rows [E, N, C], see :meth:`MAR.canvas`,
-        and how many rows the encoder computed. ``kept`` receives what its stores have room for.
+        """Encode all decided tokens, for a number of ``branches``. Returns the decoder's rows [E, N, C], see
+        :meth:`MAR.canvas`, and how many rows the encoder computed. The stores of ``kept`` receive keys and values.
         """
         canvas = self.canvas
         net = canvas.model.net
@@ -204,11 +206,12 @@ class LazyTransformer(Transformer):
         return net.canvas(fused, known.repeat(branches, 1)), len(x) * x.shape[1]
 
     def _encode_more(self, kept: Kept, rows: Tensor, new: Tensor) -> tuple[Tensor, int]:
-        """Encode the new tokens after those that are kept; returns the same as :meth:`_encode`.
+        """Encode the new tokens, with the kept keys and values of earlier tokens. Returns the same as :meth:`_encode`.
 
         Args:
-            rows: the decoder's rows of the previous pass, which this pass writes into.
-            new: int64 [B, n].
+            kept: its stores receive the new tokens' keys and values.
+            rows: the decoder's rows of the previous pass, in which this pass replaces the rows of the new tokens.
+            new: positions of the new tokens, int64 [B, n].
         """
         canvas = self.canvas
         net = canvas.model.net
@@ -216,7 +219,7 @@ class LazyTransformer(Transformer):
         tokens = canvas.values.repeat(copies, 1, 1)
         x = net.encode_more(tokens, new.repeat(copies, 1), self.kept_vectors, kept.encoder, kept.known)
         fused = canvas.conditioning.extend(x, kept.fused, kept.known)
-        class_rows_first = fused.roll(net.config.buffer, 1)
+        class_rows_first = fused.roll(net.config.buffer, 1)  # encode_more returns them last
         rows = net.canvas(class_rows_first, new.repeat(self.kept_branches, 1), rows=rows)
         return rows, len(x) * x.shape[1]
 
@@ -225,8 +228,8 @@ class LazyTransformer(Transformer):
 
         Args:
             encoder_rows: rows that the encoder computed.
-            rows: the decoder's, [E, N, C].
-            chosen: the rows that the blocks after the chosen one computed, int64 [E, n]; None for all.
+            rows: the decoder's rows, [E, N, C].
+            chosen: the rows that the blocks after the measuring block computed, int64 [E, n]; None for all.
         """
         canvas = self.canvas
         entries, total, _ = rows.shape
@@ -265,7 +268,7 @@ class Plan:
     - *undecided* (II): the others;
     - *decided* (I): the known ones.
 
-    The paper does not say two things, which we infer from the numbers of operations that it states for I and II:
+    The paper leaves two things open, which we infer from the numbers of operations that it states for I and II:
     *undecided* and *decided* leave out the class rows, and all strategies compute the wanted and the new tokens.
     """
 
@@ -308,7 +311,7 @@ class Plan:
         order = self.canvas.order.decision_order
         start = self.canvas.order.starts[step]
 
-        rank = None  # by similarity
+        rank = None  # the rows are ranked by similarity
         if self.selection == "decided":
             size = known + must.shape[1]  # known + new + wanted
             rank = self._first(order[:, :start])
