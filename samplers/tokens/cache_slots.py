@@ -1,10 +1,10 @@
 """Slots of the KV cache: from the places of a schedule (``schedule.py``) to where keys and values are kept.
 
 The slot of a place has the place's number. If passes are fed one by one, a stand-in is written to the slot of its
-place, and overwritten by the true token. For several passes in one call (``jacobi.py``), which writes all their slots,
-every stand-in has its own slot after the slots of the places; rows attend to it before the pass that feeds the true
-token. ZipAR's example of ``schedule.py``, window 1 on 3 x 3 cells, then has two slots more than places,
-for the stand-in at place 5 and for padding::
+place, and the true token overwrites it later. If one call feeds several passes (``jacobi.py``), it writes all their
+slots before any row attends to them. Every stand-in then has its own slot, after the slots of the places, and rows of
+passes before the one that feeds the true token attend to that slot. ZipAR's example of ``schedule.py``, window 1 on
+3 x 3 cells, then has two more slots than places, one for the stand-in at place 5 and one for padding::
 
     slot                 0  1  2  3  4  5  6  7  8  9
     place that it holds  0  1  2  3  4  5  6  7  5  padding
@@ -14,7 +14,7 @@ for the stand-in at place 5 and for padding::
 A fed row of pass k attends to a slot if it holds a place that is visible to the row, is written in pass k or before,
 and is not replaced in pass k or before; see :func:`.attention_mask`.
 
-All arrays are on the host, and made once for a schedule; ``looks.py`` has them on the device.
+All arrays are on the host, and made once for a schedule; ``looks.py`` copies them to the device.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Table:
     passes: int  # number of passes P
     slots: int  # image slots of the cache S; the last one is for padding
 
-    # By fed row.
+    # An entry for each fed row.
     fed: np.ndarray  # cell whose token is fed; 0 for transition tokens and padding
     special: np.ndarray  # number of the transition token that is fed; -1 for cells and padding
     position: np.ndarray  # see Pass; padding 0
@@ -46,17 +46,17 @@ class Table:
     last_visible: np.ndarray  # last place that the row attends to; padding -1
     row_pass: np.ndarray  # pass that feeds the row; padding 0
 
-    # By cell, in order of decision.
+    # An entry for each cell, in the order in which they are decided.
     cells: np.ndarray  # number of the cell; padding N
     cell_row: np.ndarray  # fed row that predicts the cell; padding 0
     cell_pass: np.ndarray  # pass that decides the cell; padding P
 
-    # By pass.
+    # An entry for each pass.
     row_start: np.ndarray  # [P + 1], first fed row of each pass, then the number of rows
     cell_start: np.ndarray  # [P + 1], first cell of each pass, then the number of cells
     end: np.ndarray  # [P], a pass attends to slots below this one only
 
-    # By slot, [S].
+    # An entry for each slot, [S].
     place: np.ndarray  # place that it holds
     written: np.ndarray  # pass from which it is visible; -1: from the start; P: never
     replaced: np.ndarray  # pass from which another slot holds that place; P: never
@@ -64,7 +64,7 @@ class Table:
 
 @lru_cache(maxsize=64)
 def table_of(schedule: Schedule, one_by_one: bool = False) -> Table:
-    """The arrays of a schedule, whose passes are fed one by one, or several in one call."""
+    """The arrays of a schedule. ``one_by_one``: whether every call feeds one pass; else a call may feed several."""
     passes = schedule.passes
 
     # 1. Fed rows, pass by pass.
@@ -121,7 +121,7 @@ def slots_of(schedule: Schedule, one_by_one: bool) -> int:
 
 
 def _joined(parts: Iterable[Iterable[int]], padding: int) -> np.ndarray:
-    """The numbers of all parts one after another, and then one for padding."""
+    """The numbers of all parts one after another, and then the number ``padding``."""
     joined: list[int] = []
     for part in parts:
         joined += part
@@ -129,8 +129,8 @@ def _joined(parts: Iterable[Iterable[int]], padding: int) -> np.ndarray:
 
 
 class Slots:
-    """The slots of passes that are fed one by one: the slot of a place has the same number, and a stand-in is
-    overwritten by the true token. Places that are attended to before they are written are blank till then.
+    """The slots of passes that are fed one by one. The slot of a place has the same number, and the true token
+    overwrites a stand-in. A place that rows attend to before it is written is blank until then.
     """
 
     def __init__(self, schedule: Schedule):
@@ -146,19 +146,19 @@ class Slots:
         self.of_rows: list[int] = []
 
     def show_blank(self, places: range) -> None:
-        """Have places attended to from the start, before they are written."""
+        """Let rows attend to places from the start, before they are written."""
         for place in places:
             self.written[place] = -1
 
     def add(self, place: int, written: int) -> int:
-        """A further slot that holds a place from pass ``written`` on; returns its number."""
+        """Add a slot that holds a place from pass ``written`` on; returns the slot's number."""
         self.place.append(place)
         self.written.append(written)
         self.replaced.append(self.never)
         return len(self.place) - 1
 
     def write(self, k: int, p: Pass) -> None:
-        """Pass k, which writes the slots of its fed rows before it attends to them."""
+        """Add pass k, which writes the slots of its fed rows before these rows attend to them."""
         for row in p.rows:
             self.of_rows.append(row.place)
             # A place that is fed again, or visible from the start, keeps its earlier pass.
@@ -174,7 +174,7 @@ class WindowSlots(Slots):
 
     def __init__(self, schedule: Schedule):
         super().__init__(schedule)
-        self.stand_in_slot: dict[int, int] = {}  # of places whose true token was not fed yet
+        self.stand_in_slot: dict[int, int] = {}  # for each place whose true token was not fed yet
 
     def show_blank(self, places: range) -> None:
         for place in places:

@@ -24,18 +24,18 @@ from .settings import TokenSettings
 
 @dataclass(eq=False)
 class TokenCanvas(Canvas):
-    """Tokens int64 [B, N + 1] of N cells, and of one more that is no part of the image::
+    """The tokens of N cells, and of one more cell that is not part of the image, int64 [B, N + 1]::
 
         cell      0  1  2  ...  N - 1 | N
         image 0   5  9  0  ...      0 | 3
         image 1   2  0  0  ...      0 | 9
 
-    A pass may decide fewer cells of one image than of another one. In the first image it then decides cell N for the
-    missing ones, and nobody reads the token there. Cells that are not decided may hold drafts.
+    A pass may decide fewer cells of one image than of another. In the image with fewer cells, the pass then writes to
+    cell N instead, as padding, and nobody reads the token there. Cells that are not decided may hold drafts.
     """
 
     phases: tuple[str, str] = ("transformer", "sampling")
-    given: Tensor | None = field(default=None, kw_only=True)  # int64 [B, N + 1], tokens of an edit, else -1
+    given: Tensor | None = field(default=None, kw_only=True)  # int64 [B, N + 1], tokens that an edit fixes, else -1
 
     def to_latents(self, values: Tensor) -> Tensor:
         if self.given is not None:
@@ -52,8 +52,8 @@ def token_canvas(
     draws: PairedDraws,
     edit: Edit | None = None,
 ) -> tuple[TokenCanvas, PreparedCondition]:
-    """Check the inputs; the canvas of a generation, whose settings have the model's own values in place, and the packed
-    condition.
+    """Check the inputs. Returns the canvas of a generation, in whose settings the model's own values replace None, and
+    the packed condition.
     """
     clock = Clock(model.device)
     prepared = prepare(model, condition, model.device)

@@ -29,7 +29,7 @@ def published(model: TokenModel) -> dict[str, Any]:
 
 
 def published_for(condition: str, width: int, regions: int) -> dict[str, Any]:
-    """Published sampling settings, "cfg" and "top_k", by kind of condition, and of a PAR by width and regions."""
+    """Published sampling settings, "cfg" and "top_k": of a PAR by its width and regions, else by kind of condition."""
     cfg, top_k = _PUBLISHED[condition]
 
     par = _PUBLISHED_PAR.get((width, regions))

@@ -26,7 +26,7 @@ class PairedDraws:
     ``gumbel`` as in :class:`CellNoise`.
     """
 
-    seed: int | None = None  # None: draws from elsewhere, of a class derived from this one
+    seed: int | None = None  # None in a derived class that takes its numbers from elsewhere
 
     def __init__(self, seed: int | None, images: Sequence[int]):
         self.seed = seed
@@ -37,17 +37,17 @@ class PairedDraws:
         return len(self.images)
 
     def of(self, images: Sequence[int]) -> PairedDraws:
-        """The draws of some of the images, by their place in the batch.
+        """The draws of some of the images; ``images`` are their indices in the batch.
 
         Raises:
-            TypeError: a class with other numbers that does not define ``of``.
+            TypeError: a derived class that does not define its own ``of``.
         """
         if type(self) is not PairedDraws:
             raise TypeError(f"{type(self).__name__} draws other numbers; define its of(), which keeps some images.")
         return PairedDraws(self.seed, [self.images[i] for i in images])
 
     def stream(self, name: str, values: int, device: torch.device) -> CellNoise:
-        """The noise of a stream for tokens of so many values, on a device; made once per run."""
+        """The noise of stream ``name`` for tokens with ``values`` possible values, on a device; made once per run."""
         key = (name, values, device)
 
         if key not in self._streams:

@@ -2,18 +2,20 @@
 
 Sources: Santilli et al. 2023, "Accelerating Transformer Inference for Translation via Parallel Decoding" (ACL 2023,
 arXiv 2305.10427), and Teng et al. 2025, "Accelerating Auto-regressive Text-to-Image Generation with Training-free
-Speculative Jacobi Decoding" (ICLR 2025, arXiv 2410.01699). There, a probabilistic test accepts tokens, and the images
-differ from the images of serial decoding. Here the random numbers belong to (seed, image, cell, value), so a token is a
-function of its logits: the fixed point of the iteration is the image of serial decoding itself, and no test is needed.
+Speculative Jacobi Decoding" (ICLR 2025, arXiv 2410.01699). In the second paper, a probabilistic test accepts tokens,
+and the images differ from the images of serial decoding. Here the random numbers belong to (seed, image, cell, value),
+so a token is a function of its logits. The fixed point of the iteration is then the image of serial decoding itself,
+and no test is needed.
 
 In 16 bits a token is the same function of its input only if its pass has the same shape, because the shape decides
 the order of the sums. Every call is then padded to one shape (``one_shape`` in ``networks/llama.py``), so windows of
-all widths from 1 to the side of the image draw the same image. Wider ones and serial decoding have different shapes,
-and draw different images of the same distribution. ``docs/weights.md`` counts equal images.
+all widths from 1 to the side of the image generate the same image. Wider windows and serial decoding have different
+shapes, and generate different images of the same distribution. ``docs/weights.md`` counts equal images.
 
-A call evaluates the W passes from the first one that is not certain (equal to serial decoding's), in every image.
-Images advance independently: :class:`Window`. The host reads their positions after each call, and waits for the device
-there only. Here L is the number of images that are still in the batch, not of cells.
+A pass of an image is *certain* if its tokens equal those of serial decoding. A call evaluates, in every image, W passes
+from the first one that is not certain. Images advance independently (:class:`Window`). The host reads their progress
+after each call, and waits for the device only there. In this file, L is the number of images that are still in the
+batch, not the number of cells.
 """
 
 from __future__ import annotations
@@ -49,13 +51,13 @@ def iterate(
     width: int,
     shrink: bool = True,
 ) -> Iterator[tuple[int, int]]:
-    """The passes after the first one by Jacobi iteration with a window of W = ``width`` passes. Yields, after every
-    call, how many passes are certain in all images, and how many cells the call sampled.
+    """Decide the passes after the first one by Jacobi iteration with a window of W = ``width`` passes. Yields, after
+    every call, how many passes are certain in all images, and how many cells the call sampled.
 
     Args:
-        canvas: holds the cells of the first pass and the known ones, and receives certain tokens.
-        look: with a cache of at least ``table_of(schedule).slots`` image slots.
-        draw: of all images.
+        canvas: holds the tokens of the first pass and of the schedule's known cells, and receives certain tokens.
+        look: the transformer, whose cache has at least ``table_of(schedule).slots`` image slots.
+        draw: the draw for all images.
         schedule: the passes.
         shrink: whether finished images leave the batch and the cache.
     """
@@ -73,8 +75,8 @@ def iterate(
         call += 1
         sampled = window.size
 
-        # 1. Feed the rows of the W passes at once, with the tokens so far: certain ones and guesses. Every row attends
-        #    to the slots that it attends to in its own serial pass. Keys and values replace the keys and values of the
+        # 1. Feed the rows of the W passes at once, with the tokens so far, both certain tokens and guesses. Every row
+        #    attends to the slots that it attends to in its own serial pass. Its keys and values replace those of the
         #    previous call. The null branch ends with the last guided pass, unless all calls must keep one shape.
         null = last >= 0 and (has_one_shape or window.certain <= last)
         with canvas.clock.phase(canvas.phases[0]):
@@ -121,10 +123,10 @@ class Window:
     def __init__(self, canvas: TokenCanvas, schedule: Schedule, width: int):
         self.table = table_of(schedule)
         self.width = width
-        self.images = np.arange(canvas.images)  # int64 [L], their indices in the batch
+        self.images = np.arange(canvas.images)  # int64 [L], the images' indices in the batch
         self.tokens = canvas.values.clone()  # int64 [L, N + 1]
 
-        self.start = np.ones(canvas.images, np.int64)  # int64 [L], the first pass of each that is not certain
+        self.start = np.ones(canvas.images, np.int64)  # int64 [L], the first pass of each image that is not certain
         self._open()
 
         # Guesses start as copies of the newest token. A later block of MuLo-SD has an empty first pass.
@@ -132,11 +134,12 @@ class Window:
         _guess(self.tokens, self.cells, self.tokens[:, decided[-1], None].clone())
 
     def _open(self) -> None:
-        """Set what follows from ``start``."""
+        """Set ``stop``, ``numbers`` and ``cells``, which follow from ``start``."""
         t = self.table
-        # The pass after the window, of each image, int64 [L].
+        # For each image the first pass after its window, int64 [L].
         self.stop = np.minimum(self.start + self.width, t.passes)
-        # The cells of the W passes, int64 [L, n]: by number in the order of decision, and on the device in the grid.
+        # The cells of the W passes, int64 [L, n]: their indices in the order of decision, and, on the device, the
+        # cells.
         self.numbers = ranges(t.cell_start[self.start], t.cell_start[self.stop], padding=len(t.cells) - 1)
         self.cells = to_device(t.cells[self.numbers], self.tokens.device)
 
@@ -169,9 +172,10 @@ class Window:
         t = self.table
         device = self.tokens.device
 
-        # 1. Count the agreeing prefix. The first pass is certain, because its input is. If no token of a certain pass
-        #    changed, the next pass was fed what serial decoding feeds, and from the same noise drew the same: it is
-        #    certain too, and so on. Every pass that is reached in this way equals the serial one.
+        # 1. Count the tokens before the first changed one. The first pass is certain, because its input is. If no token
+        #    of a certain pass changed, the next pass was fed what serial decoding feeds, and sampled the same tokens
+        # from    the same noise. So it is certain too, and so on. Every pass that is reached in this way equals the
+        # serial one.
         unchanged = new == self.tokens.gather(1, self.cells)
         agreeing = unchanged.cumprod(1).sum(1).cpu().numpy()
         self.tokens.scatter_(1, self.cells, new)
@@ -193,8 +197,8 @@ class Window:
         return verdict
 
     def _verdict(self, new: Tensor, start: np.ndarray, call: int) -> Verdict:
-        """The cells of the W passes that are certain if the windows move to ``start``, int64 [L], with their ``new``
-        tokens. The cells of the first pass needed no guess.
+        """The cells that become certain if the windows move to ``start``, int64 [L], with their ``new`` tokens. The
+        outcome is PLAIN for cells of the window's first pass, which needed no guess, and ACCEPTED for all others.
         """
         t = self.table
         of_pass = t.cell_pass[self.numbers]
@@ -203,12 +207,12 @@ class Window:
         outcome = np.where(of_pass[row, column] > self.start[row], ACCEPTED, PLAIN)
 
         numbers = to_device(np.stack([row, column, self.images[row], cells, outcome]), self.tokens.device)
-        values = new[numbers[0], numbers[1]]
-        image, cell = numbers[2], numbers[3]
-        return Verdict((image, cell), values, call, numbers[4].to(torch.uint8))
+        row_in_new, column_in_new, image, cell, outcomes = numbers.unbind()
+        values = new[row_in_new, column_in_new]
+        return Verdict((image, cell), values, call, outcomes.to(torch.uint8))
 
     def keep(self, left: np.ndarray) -> None:
-        """Leave only some of the images, by their indices in the window, int64 [L]."""
+        """Keep only some of the images. ``left``: their indices in the window, int64 [L]."""
         self.images = self.images[left]
         self.start = self.start[left]
         self.tokens = self.tokens[to_device(left, self.tokens.device)]
@@ -216,8 +220,8 @@ class Window:
 
 
 def ranges(begin: np.ndarray, end: np.ndarray, padding: int) -> np.ndarray:
-    """Numbers ``begin`` to ``end`` - 1 of every image, int64 [L, n] from int64 [L]. n is the largest count of an image;
-    images with fewer numbers end with ``padding``.
+    """The numbers from ``begin`` to ``end`` - 1 for every image, int64 [L, n]. n is the largest count of an image;
+    images with fewer numbers end with ``padding``. ``begin``, ``end``: int64 [L].
     """
     numbers = begin[:, None] + np.arange((end - begin).max())
     return np.where(numbers < end[:, None], numbers, padding)
@@ -281,10 +285,10 @@ def _remark(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
 
 
 def padded_rows(schedule: Schedule, width: int) -> int:
-    """Number of rows that every call feeds for an image with 16-bit weights; no call has more rows, or more cells, each
-    predicted by its own row.
+    """Number of rows to which every call is padded, per image, with 16-bit weights. No call has more rows than this. No
+    call has more cells either, because each cell is predicted by its own row.
 
-    They are the same for all windows that are not wider than the side of the image.
+    The number is the same for all windows that are not wider than the side of the image.
     """
     t = table_of(schedule)
     stop = np.minimum(np.arange(t.passes) + max(width, schedule.grid), t.passes)

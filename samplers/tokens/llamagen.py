@@ -4,7 +4,7 @@ first pass.
 Source: Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation" (arXiv 2406.06525).
 LlamaGen, PAR (``par.py``), ZipAR (``zipar.py``) and Tar's semantic codes (``tar.py``) differ in their schedules only:
 which cells a pass decides, which tokens it feeds, and which slots of the cache these attend to. The index tensors of
-all passes are on the device before the loop, which never waits for it.
+all passes are on the device before the loop starts, so the loop never waits for the device.
 """
 
 from __future__ import annotations
@@ -119,8 +119,8 @@ def decode_schedule(
 ) -> Sampler:
     """Decode a schedule pass by pass or, with ``parallel`` above 1, in windows of ``parallel`` passes (``jacobi.py``).
 
-    With 16-bit weights, ``parallel`` 1 is a window too, which draws the image of larger windows; in fp32 it is the same
-    as 0.
+    With 16-bit weights, ``parallel`` 1 is also decoded as a window, so it gives the same image as larger windows. In
+    fp32, ``parallel`` 1 does the same as 0.
 
     Args:
         canvas, condition: of :func:`.token_canvas`.
@@ -129,8 +129,8 @@ def decode_schedule(
         span: token values that are image codes, half-open; None for all.
         draw: further arguments of :class:`.TokenDraw`.
 
-    Yields :class:`Step` after the prefill and after each pass, or call of a window. The map "step" is the pass or call
-    that decided a cell, -1 if it was given.
+    Yields :class:`Step` after the prefill and after each pass, or in windows after each call. The report's map "step"
+    holds the pass or call that decided a cell, or -1 for a cell that an edit fixes.
     """
     in_16_bit = is_16_bit(canvas.model.net)
     in_windows = parallel > 1 or (parallel == 1 and in_16_bit)

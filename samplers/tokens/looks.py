@@ -1,8 +1,8 @@
 """What each pass of a token model feeds to the transformer, and the transformer with its KV cache.
 
-``schedule.py`` says which cells a pass feeds, ``cache_slots.py`` where their keys and values are kept. Here these are
-tensors (:class:`DeviceTable`), which :class:`CachedTransformer` feeds; :class:`ScheduleLook` is the look of a
-generation (``engine.py``).
+``schedule.py`` says which cells a pass feeds, and ``cache_slots.py`` where their keys and values are kept. Here both
+become tensors (:class:`DeviceTable`). :class:`CachedTransformer` feeds the rows of a pass, and :class:`ScheduleLook` is
+the look of a generation (``engine.py``).
 """
 
 from __future__ import annotations
@@ -26,20 +26,21 @@ class FedRows(NamedTuple):
     """What a call of the transformer feeds: int64 [m], or [B, m] if images differ."""
 
     cell: Tensor  # cells whose tokens are fed
-    position: Tensor
-    slot: Tensor  # counted from the first slot of the cache
-    end: int  # slots below this one are attended to
+    position: Tensor  # positions at which they are fed
+    slot: Tensor  # slots that they write, counted from the first slot of the cache
+    end: int  # the rows attend to slots below this one only
     mask: Tensor | None = None  # bool [..., m, end], True where a row attends to a slot; None: everywhere
-    special: Tensor | None = None  # number of the transition token that is fed instead of a cell's token, else -1
+    # Number of the transition token that is fed instead of a cell's token, else -1; None if there are none.
+    special: Tensor | None = None
 
     def repeated(self, branches: int) -> FedRows:
-        """The same rows for all branches of guidance, where images differ."""
+        """The same rows for all branches of guidance, if the images have different rows."""
         mask = None if self.mask is None else self.mask.repeat(branches, 1, 1)
         return self._replace(position=self.position.repeat(branches, 1), slot=self.slot.repeat(branches, 1), mask=mask)
 
 
 class DeviceTable:
-    """A :class:`.Table` on a device, after ``prefix`` slots of the condition, to which every fed row attends."""
+    """A :class:`.Table` on a device. The ``prefix`` slots of the condition come first; all fed rows attend to them."""
 
     def __init__(self, table: Table, prefix: int, device: torch.device):
         self.host = table
@@ -64,8 +65,8 @@ class DeviceTable:
         self._filled = np.maximum.accumulate(table.written)
 
     def at(self, k: int) -> tuple[FedRows, Tensor]:
-        """Pass k, alone, of a table of passes that are fed one by one: its rows, and which of them predict its cells,
-        int64 [n]. The host does not wait.
+        """The rows that pass k feeds, and for each cell of the pass the index of the row that predicts it, int64 [n].
+        The table must be for passes that are fed one by one. The host does not wait for the device.
         """
         t = self.host
         rows = slice(t.row_start[k], t.row_start[k + 1])
@@ -79,8 +80,8 @@ class DeviceTable:
         return fed, self.row_in_pass[cells]
 
     def fed_rows(self, rows: slice | Tensor, end: int, masked: bool = True) -> FedRows:
-        """Some rows, which attend to slots below ``end``, the condition's among them. Rows that are not ``masked``
-        attend to all of these slots.
+        """The fed rows at an index. They attend to slots below ``end``, which include the condition's slots; if they
+        are not ``masked``, they attend to all slots below ``end``.
         """
         return FedRows(
             cell=self.fed[rows],
@@ -99,32 +100,32 @@ def plan_of(table: Table, device: torch.device) -> dict[int, Tensor]:
 
 
 def attention_mask(table: DeviceTable, rows: slice | Tensor, end: int) -> Tensor:
-    """To which of the slots below ``end``, the condition's among them, rows attend: bool [..., end].
+    """To which of the slots below ``end`` fed rows attend, bool [..., end]. The slots include the condition's.
 
-    ``rows``: their indices in the table, int64 [...]. Padding attends to the condition only.
+    ``rows``: indices of the rows in the table, int64 [...]. Padding attends to the condition only.
     """
     last_visible = table.last_visible[rows][..., None]
     k = table.row_pass[rows][..., None]
-    before = table.place[:end] <= last_visible
-    there = (table.written[:end] <= k) & (k < table.replaced[:end])
-    return before & there
+    is_visible = table.place[:end] <= last_visible
+    is_present = (table.written[:end] <= k) & (k < table.replaced[:end])
+    return is_visible & is_present
 
 
 class CachedTransformer:
-    """The transformer of a generation, with the keys and values of what it has read: :meth:`prefill` once, which makes
-    the cache, then :meth:`feed` for every pass.
+    """The transformer of a generation, with a cache of the keys and values of what it has read. A caller calls
+    :meth:`prefill` once, which makes the cache, and then :meth:`feed` for every pass.
 
-    A pass has R batch rows, in branches of one row per image: the condition, a part of it where there is one, and with
-    guidance the null condition, which is left out where ``null`` is False. All branches are fed the same tokens.
+    A pass has R batch rows, one for each image in each branch. The branches are the condition; a part of the condition,
+    if it has one; and the null condition, if ``null`` is True. All branches are fed the same tokens.
 
     Args:
-        canvas: its report counts the work.
+        canvas: the images; its report counts the work.
         condition: the packed condition.
         first_value: token value of image code 0.
-        padded_to: fed rows of an image that every call is padded to, see one_shape in networks/llama.py; 0 for none.
+        padded_to: rows per image to which every call is padded, see one_shape in networks/llama.py; 0: no padding.
     """
 
-    cache: Cache  # of prefill
+    cache: Cache  # made by prefill
 
     def __init__(self, canvas: TokenCanvas, condition: PreparedCondition, first_value: int = 0, padded_to: int = 0):
         self.canvas = canvas
@@ -164,7 +165,7 @@ class CachedTransformer:
         return hidden
 
     def feed(self, tokens: Tensor, rows: FedRows, null: bool) -> Tensor:
-        """Hidden rows [R, m, C] of a pass that feeds ``rows``. ``tokens``: of the images so far, int64 [B, N + 1]."""
+        """Feed ``rows``; returns hidden rows [R, m, C]. ``tokens``: the images' tokens so far, int64 [B, N + 1]."""
         # 1. Embeddings, of transition tokens too.
         cells = rows.cell
         values = tokens[:, cells] if cells.ndim == 1 else tokens.gather(1, cells)
@@ -185,9 +186,11 @@ class CachedTransformer:
         return self.net.feed(x, rows.position, rows.slot, self.cache, rows.end, rows.mask, rows=self.padded_to)
 
     def keep(self, left: Tensor, images: int) -> None:
-        """Leave only some of the present ``images`` in the cache, in all branches of guidance that it holds.
+        """Keep only some images in the cache, in all branches of guidance that it holds.
 
-        ``left``: their indices among the present images, int64 [L].
+        Args:
+            left: indices of the images to keep among the present images, int64 [L].
+            images: number of present images.
         """
         branches = len(self.cache.blocks[0]) // images
         self.cache.keep(torch.cat([left + branch * images for branch in range(branches)]))
@@ -199,11 +202,11 @@ class ScheduleLook(CachedTransformer):
     Args:
         canvas, condition, more: as :class:`CachedTransformer`.
         schedule: the passes.
-        last_guided: the null condition is read up to this pass; below 0 in none, math.inf in all.
+        last_guided: the last pass in which the null condition is read; below 0: no pass, math.inf: all passes.
         slots: image slots of the cache; None: as many as the schedule needs.
     """
 
-    table: DeviceTable  # made by the prefill, which tells the number of slots before the image's
+    table: DeviceTable  # made after the prefill, which decides how many slots the condition takes
 
     def __init__(
         self,
@@ -232,13 +235,13 @@ class ScheduleLook(CachedTransformer):
         return self.feed(self.canvas.values, fed, k <= self.last_guided)[:, predicted_by]
 
     def follow(self, schedule: Schedule) -> None:
-        """Continue with a schedule whose known cells are in the cache."""
+        """Continue with another schedule, whose known cells are already in the cache."""
         self.schedule = schedule
         self.table = DeviceTable(table_of(schedule, one_by_one=True), self.cache.prefix, self.canvas.device)
 
 
 def last_guided(guided: Sequence[bool]) -> int:
-    """The last guided pass; -1 for none. ``guided``: whether each pass is."""
+    """The last guided pass; -1 if there is none. ``guided``: whether each pass is guided."""
     return max((k for k, is_guided in enumerate(guided) if is_guided), default=-1)
 
 

@@ -60,8 +60,8 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
         token   i  i  i  i  t  t  t  a  a  a  a  ...
                          predict a   predict b
 
-    Initial tokens attend to what precedes them. The last initial token together with the transition tokens, and then
-    every group, attend up to their own end.
+    An initial token attends to what precedes it. The last initial token and the transition tokens form one group, and
+    in this and every later group, each token attends to the whole group and to what precedes it.
     """
     initial, *rest = par_groups(grid, n)
     passes = []
@@ -107,9 +107,16 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
 
 
 def next_group(fed: Sequence[int], cells: Sequence[int], first: int, cfg_step: int) -> Pass:
-    """The pass in which the cells of a group, at the places from ``first`` on, predict the next group, region by
-    region, with attention to the whole group. With n = 4 and ``first`` 7, rows are at places 7 to 10, and all of them
-    attend up to place 10.
+    """The pass that feeds the cells of one group and decides the cells of the next group.
+
+    Each fed cell predicts the next cell of its region, and attends to its whole group. With n = 4 and ``first`` 7, the
+    fed rows are at places 7 to 10, and all of them attend up to place 10.
+
+    Args:
+        fed: cells of the group that is fed.
+        cells: cells of the next group.
+        first: place of the first fed cell.
+        cfg_step: see :class:`.Pass`.
     """
     last = first + len(fed) - 1
     rows = [Row(position=cell, place=place, last_visible=last, cell=cell) for place, cell in enumerate(fed, first)]
@@ -123,7 +130,9 @@ def next_group(fed: Sequence[int], cells: Sequence[int], first: int, cfg_step: i
 
 @lru_cache(maxsize=16)
 def ablation_schedule(grid: int, n: int, adjacent: bool, start: bool) -> Schedule:
-    """The paper's ablations on a network that predicts the next cell; as many passes as :func:`par_schedule`."""
+    """The paper's ablations, on a network that predicts the next cell. They take as many passes as
+    :func:`par_schedule`.
+    """
     cells = list(range(grid * grid))
     groups = [cells[c : c + n] for c in range(0, len(cells), n)] if adjacent else par_groups(grid, n)
 

@@ -31,13 +31,14 @@ from ..conditioning import (
 
 @dataclass(frozen=True)
 class PreparedCondition:
-    """A condition as an argument of :meth:`Llama.prefix`, which makes the rows in front of the image tokens.
+    """A condition, packed for :meth:`Llama.prefix`, which makes the rows in front of the image tokens.
 
-    Guidance mixes the logits of branches, each of all images: the condition; with ``part`` above 0 a part of the
-    condition, which together with the first stands for the condition; and the null condition.
+    The transformer runs in branches, each for all images: the condition; a part of the condition, if ``part`` is above
+    0; and the null condition, if there is guidance. The logits of the first two branches are mixed into the condition's
+    logits, which guidance mixes with the null condition's logits.
     """
 
-    # labels int64 [B], features [B, n, E], or token ids of prompts int64 [B, n], or int64 [P, n] of P distinct ones
+    # Labels, int64 [B]; features, [B, n, E]; or token ids of prompts, int64 [B, n], or [P, n] if only P are distinct.
     condition: Tensor
     lengths: Tensor | None = None  # int64 [B] or [P], valid rows of each; None if all have the same number
     images: Tensor | None = None  # int64 [B], index of every image's prompt; None if every image has its own entry
@@ -65,7 +66,7 @@ class PreparedImages(PreparedCondition):
 
 @in_own_state
 def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureCondition:
-    """Semantic codes to the features that condition a de-tokenizer, on TA-Tok's device and in its dtype.
+    """Convert semantic codes to the features that condition a de-tokenizer, on TA-Tok's device and in its dtype.
 
     Images are computed one at a time, so the features do not depend on the batch; equal codes share one tensor.
 
@@ -120,7 +121,7 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
     if isinstance(condition, Condition):
         return PreparedCondition(condition.class_ids(c.condition_size, model.label_set, device))
 
-    # 2. An entry an image: rows of features, or token ids.
+    # 2. One entry for each image: rows of features, or token ids.
     if isinstance(condition, PromptCondition):
         entries = tuple(torch.tensor(ids) for ids in prompt_ids(cast(JanusModel, model), condition))
     else:
@@ -133,14 +134,17 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
                     f"{c.condition_size}; use the encoder that the model was trained with."
                 )
 
-    # 3. Rows are padded to the longest image's.
+    # 3. Pad every entry to the length of the longest.
     _check_lengths(model, [len(entry) for entry in entries])
     return PreparedCondition(*padded(entries, device))
 
 
 def distinct(entries: Sequence[Hashable], device: torch.device) -> tuple[list[int], Tensor | None]:
-    """The index of the first of each distinct entry, and for every entry the place of its equal among these, int64 [B];
-    None if all differ.
+    """Find equal entries.
+
+    Returns:
+        For each distinct entry, the index at which it first occurs in ``entries``; and for every entry, the index of
+        its equal among the distinct entries, int64 [B], or None if all entries are distinct.
     """
     found = list(dict.fromkeys(entries))
     first = [entries.index(entry) for entry in found]
@@ -150,7 +154,9 @@ def distinct(entries: Sequence[Hashable], device: torch.device) -> tuple[list[in
 
 
 def padded(entries: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """Entries padded on the right to the longest, and their lengths int64; None if all have the same."""
+    """The entries, padded at the end to the longest, [B, n, ...]; and their lengths, int64 [B], or None if all lengths
+    are equal.
+    """
     counts = [len(entry) for entry in entries]
     batch = torch.nn.utils.rnn.pad_sequence([entry.to(device) for entry in entries], batch_first=True)
     if min(counts) == max(counts):
@@ -164,7 +170,7 @@ def _with_images(model: JanusModel, condition: ImagePromptCondition, device: tor
     ids = prompt_ids(model, condition)
     assert condition.read is not None, "nodes and pipeline read the images"
 
-    # 1. Images that are read once are one object.
+    # 1. The distinct pairs. Equal images were read once and share one object, whose id stands for the image.
     pairs = [(text, id(read)) for text, read in zip(condition.texts, condition.read, strict=True)]
     first, images = distinct(pairs, device)
     read = [condition.read[i] for i in first]
@@ -176,7 +182,7 @@ def _with_images(model: JanusModel, condition: ImagePromptCondition, device: tor
                 "model."
             )
 
-    # 2. Their prompts, padded to the longest, and their rows and codes.
+    # 2. The prompts of these pairs, padded to the longest, and the rows and codes of their images.
     prompts, lengths = padded([torch.tensor(ids[i]) for i in first], device)
     sources = PromptImages(
         torch.stack([image.rows.to(device) for image in read]),

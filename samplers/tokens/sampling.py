@@ -28,8 +28,8 @@ from .settings import TokenSettings
 class Guidance(NamedTuple):
     """Whether classifier-free guidance is applied to the tokens of a pass."""
 
-    applies: bool  # to any of them
-    only: Tensor | None = None  # bool [n] or [B, n], True for tokens to which it is applied; None: for all
+    applies: bool  # whether it is applied to any token
+    only: Tensor | None = None  # bool [n] or [B, n], True for tokens to which it is applied; None: all of them
 
 
 def guidance_at(settings: TokenSettings, steps: Tensor) -> Guidance:
@@ -55,7 +55,7 @@ class Sampling(NamedTuple):
     span: tuple[int, int] | None = None  # token values that are image codes, half-open; None for all
     penalty: float = 1.0  # repetition penalty; 1 is none
     part: float = 0.0  # share of the condition's partial branch, see PreparedCondition
-    padded_to: int = 0  # rows of an image that logits are computed for, see one_shape in llama.py; 0: those given
+    padded_to: int = 0  # rows per image to which logits are padded, see one_shape in llama.py; 0: no padding
 
 
 class TokenDraw:
@@ -122,8 +122,8 @@ def sample_tokens(
     cells: Tensor,
     tokens: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Tokens, int64 [B, n], of hidden rows, and the norms of :func:`guided_logits`. Arguments as for
-    :func:`guided_logits` and :func:`sample`.
+    """Sample tokens, int64 [B, n], from the hidden rows that predict them. Also returns the norms of
+    :func:`guided_logits`. Arguments as for :func:`guided_logits` and :func:`sample`.
     """
     logits, largest, norm = guided_logits(net, how, hidden, guidance)
     return sample(how, logits, cells, tokens), largest, norm
@@ -152,8 +152,9 @@ def guided_logits(net: Llama, how: Sampling, hidden: Tensor, guidance: Guidance)
         if guidance.only is not None:
             mixed = torch.where(guidance.only[..., None], mixed, cond)
 
-    # Before top-k and top-p, whose -inf is no fault. RMSNorm makes zeros of rows whose squares overflow: the logits are
-    # then finite and wrong, and only the norm of the rows shows it.
+    # The logits' norm is computed before top-k and top-p, because their -inf is no fault. If the squares of a row
+    # overflow, RMSNorm turns the row into zeros. The logits are then finite but wrong, and only the rows' norm shows
+    # it.
     return mixed, torch.linalg.vector_norm(mixed, torch.inf), torch.linalg.vector_norm(hidden.float())
 
 
@@ -195,8 +196,8 @@ def used_before(tokens: Tensor, cells: Tensor, values: int) -> Tensor:
 def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     """Logits, fp32 [..., V], with -inf for every value that may not be sampled.
 
-    Top-k keeps the k largest and their ties; 0 keeps all. Top-p (Holtzman et al. 2019) then keeps the smallest set of
-    most probable values whose probability exceeds it; 1 keeps all.
+    Top-k keeps the k largest logits and all logits that equal the smallest of these; 0 keeps all. Then top-p (Holtzman
+    et al. 2019) keeps the smallest set of most probable values whose total probability exceeds top_p; 1 keeps all.
     """
     values = logits.shape[-1]
     if 0 < top_k < values:
@@ -237,11 +238,12 @@ def entropy_factor(logits: Tensor, strength: float) -> Tensor:
     """Factor of the temperature, fp32 [..., 1], by the entropy of a distribution with these logits, fp32 [..., V].
 
     Source: Ma et al. 2025, "Towards Better & Faster Autoregressive Image Generation: From the Perspective of Entropy"
-    (NeurIPS 2025, arXiv 2510.09012), equation 2 with LlamaGen's constants: 2.5 exp(-H / 3) + 0.6. Where the published
-    code is more definite than the text, this follows the code: H is in nats, of the logits after guidance, top-k and
-    top-p and before the temperature, which the factor multiplies. Regions of which the model is certain get more
-    randomness (a factor of 3.1 at H 0), uncertain ones less (below 1 from H 5.5 on). At a temperature other than 1
-    top-p keeps other values than there, because it follows the temperature here, as in LlamaGen.
+    (NeurIPS 2025, arXiv 2510.09012), equation 2 with LlamaGen's constants: 2.5 exp(-H / 3) + 0.6. Where the text leaves
+    a choice open, this follows the published code: H is in nats, and it is the entropy of the logits after guidance,
+    top-k and top-p but before the temperature. The factor then multiplies the temperature. Regions in which the model
+    is certain get more randomness (a factor of 3.1 at H = 0), and uncertain regions get less (below 1 from H = 5.5 on).
+    At a temperature other than 1, top-p does not keep the same values as in the published code, because here top-p
+    comes after the temperature, as in LlamaGen.
 
     At ``strength`` 1 the result is this factor, at 0 it is 1 for every distribution, and in between it changes in
     proportion. The paper has no such strength. Equal logits have equal factors, whatever else the batch samples.
@@ -264,7 +266,8 @@ def draw(logits: Tensor, settings: TokenSettings, gumbel: Tensor) -> Tensor:
 def penalised(logits: Tensor, used: Tensor, penalty: float) -> Tensor:
     """Repetition penalty (Keskar et al. 2019, CTRL, as in Hugging Face transformers); 1 changes nothing.
 
-    A logit of a value that was sampled before is divided by ``penalty`` if it is positive, and multiplied by it
-    otherwise. ``logits``: fp32 [..., V]; ``used``: which values were sampled before, bool [..., V].
+    A logit of a value that was sampled before is divided by ``penalty`` if it is positive, and multiplied by
+    ``penalty`` otherwise. ``logits``: fp32 [..., V]; ``used``: which values were sampled before, bool [..., V].
     """
-    return torch.where(used, torch.where(logits < 0, logits * penalty, logits / penalty), logits)
+    lowered = torch.where(logits < 0, logits * penalty, logits / penalty)
+    return torch.where(used, lowered, logits)

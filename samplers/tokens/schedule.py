@@ -66,14 +66,15 @@ def next_token_passes(
 ) -> tuple[Pass, ...]:
     """Passes of a model that predicts the next cell of the raster, deciding groups of cells one after another.
 
-    Cell c is predicted by a row at position c - 1. Until cell c - 1 is decided, a stand-in token is fed at its
-    position: the nearest decided token in the row above, or the nearest of all. Every token is fed once after it is
-    decided, and takes the place of the stand-in. The prefill predicts the first group, which contains cell 0.
+    Cell c is predicted by a row at position c - 1. Until cell c - 1 is decided, a stand-in token is fed at this
+    position: the nearest decided token in the row above, or, if that row has none, the nearest decided token of all.
+    Every token is fed once after it is decided, and replaces the stand-in. The prefill predicts the first group, which
+    contains cell 0.
 
     Args:
-        groups: cells, a group a pass.
+        groups: cells, one group for each pass.
         grid: side of the grid.
-        cfg_steps: of every group, see :class:`Pass`.
+        cfg_steps: the ``cfg_step`` of every group, see :class:`Pass`.
         known: number of cells that are decided already. If there are any, the first pass is empty.
         fed_again: how many of the ``known`` cells, counted back from the last, are fed once more, together with the
             first group.
@@ -122,8 +123,9 @@ def raster(grid: int) -> Schedule:
 def guidance_steps(groups: Sequence[Sequence[int]], start: int) -> list[int]:
     """``cfg_step`` of every group of cells. Group k of the first ``start`` groups gets k - 1, a count of passes.
 
-    After these, the published code counts again from 0, and counts tokens: each group gets the number of tokens decided
-    since. Guidance that has ended can therefore come back. For groups of 1, 1, 4 and 4 cells and start 2: -1, 0, 0, 4.
+    After these groups, the published code counts again from 0, and it counts tokens: each group gets the number of
+    tokens decided since. Guidance that has ended can therefore come back. For example, groups of 1, 1, 4 and 4 cells
+    with start 2 get -1, 0, 0 and 4.
     """
     steps = []
     since = 0

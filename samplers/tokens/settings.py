@@ -15,7 +15,9 @@ from .schedule import Schedule, raster
 
 
 def top_p_knob(advanced: bool) -> Any:
-    """The setting that cuts the tail of a token's distribution; it is in front where it is what a user tries first."""
+    """The setting that cuts the tail of a token's distribution. ``advanced``: whether it is an advanced setting; it is
+    not in samplers where users try it first.
+    """
     return knob(1.0,
         "Sample only from the likeliest values that together reach this probability; lower is cleaner and less "
         "varied. Usual: 1, which allows all values.",
@@ -61,13 +63,13 @@ class TokenSettings(Guarantees):
         low=0, high=65536, step=1, paper=4096, advanced=True)
     @property
     def guides(self) -> bool:
-        """Whether guidance is applied, for which the null branch is evaluated; not if cfg is None, which
-        :func:`.defaults.resolve` replaces.
+        """Whether guidance is applied, for which the null branch is evaluated. False if cfg is still None:
+        :func:`.defaults.resolve` replaces it first.
         """
         return self.cfg is not None and self.cfg > 1
 
-    # A setting of every sampler. Each declares it as its last one: a saved graph keeps the values of widgets in their
-    # order.
+    # Every sampler has this setting, and declares it as its last one: a saved workflow stores the values of widgets in
+    # their order.
     entropy_temperature = 0.0
 
     def schedule(self, model: TokenModel) -> Schedule:
@@ -103,7 +105,7 @@ OF_PASSES = (
 
 
 def entropy_temperature_knob(what: str) -> Any:
-    """The setting of the temperature by entropy (``draws.py``); ``what`` is drawn with it."""
+    """The setting of the temperature by entropy (``sampling.py``). ``what``: what is sampled, "token" or "code"."""
     return knob(
         0.0,
         f"Raises the temperature where the model is certain of a {what}, and lowers the temperature where the model is "

@@ -2,8 +2,8 @@
 
 Source: Han et al. 2025, "Vision as a Dialect: Unifying Visual Understanding and Generation via Text-Aligned
 Representations" (arXiv 2506.18898). Logits are computed for the ids of image codes only, so exactly the requested
-number of codes is generated; the published program parses them from the text, and truncates or pads. This stage has no
-guidance.
+number of codes is generated. The published program generates text instead, parses the codes from it, and truncates or
+pads them. This stage has no guidance.
 """
 
 from __future__ import annotations

@@ -93,5 +93,5 @@ class ZipARSettings(TokenSettings):
 
 # check(model, settings) raises what the sampler would, before anything is loaded or computed.
 check = partial(check_raster, "ZipAR")
-# With a window of a row or wider it draws the tokens of LlamaGen.
+# If the window is a row or wider, the tokens are those of LlamaGen.
 zipar = scheduled("zipar", check)

@@ -48,7 +48,7 @@ class Trace(NamedTuple):
 
 
 def noisy_last_step_table(canvas: MARCanvas) -> chain.StepTable:
-    """The diffusion steps for :func:`traced`: their stds are without the temperature, and the last step has a std too."""
+    """The diffusion steps for :func:`traced`: the stds leave out the temperature, and the last step has a std too."""
     tables = canvas.tables(canvas.settings.diffusion_steps)
     return chain.step_table(tables.steps, canvas.time_embeddings(tables))
 

@@ -6,28 +6,29 @@ Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026
 2. the draft is enlarged to the target's grid (U_r, ``upsampling.py``);
 3. one pass of the target M_p gives p_i at every token i. A draft token is rejected if its probability, pooled over its
    code's nearest neighbours, is below tau (R_T, ``verification.py``);
-4. every rejection is expanded by a radius l, but not before the first one (R_X), and R_X is divided into islands
-   (``islands.py``);
+4. every rejection is expanded by a radius l, but not to cells before the first rejection; the result, R_X, is divided
+   into islands (``islands.py``);
 5. all islands are resampled in parallel, in waves;
-6. the result is committed. If rows are left, it is reduced (D_r) and the draft model continues from it.
+6. the result is final. If rows are left, the result is reduced (D_r), and the draft model continues from it.
 
 There is no public code. Where the paper leaves a choice open:
 
 - p is the sampling distribution of the target: after guidance, temperature, top-k, top-p and ``entropy_temperature``.
-- A later wave feeds the cells before its own and the cells sampled since, at their own positions. A query attends to
-  every position before it, including drafts of other islands: the context has no holes.
-- Keys and values of accepted tokens after a change are not updated until the next cycle. This is the locality that the
-  method relies on, and the reason why it is *lossy*.
+- The pass of a later wave feeds the cell before each of its own cells, and the cells that the previous pass sampled,
+  all at their own positions. A row attends to every position before it, including drafts of other islands, so the
+  context has no holes.
+- If a token changes, the keys and values of the accepted tokens after it are not updated until the next cycle. This is
+  the locality that the method relies on, and the reason why it is *lossy*.
 - The pass that updates the keys and values of the last block is the one that verifies the next block.
 - The draft model reads the new rows of the reduced image only; its cache of earlier rows is kept.
 - The draft model has its own random numbers; the target's belong to the cells, as in ``llamagen.py``. With tau above 1
-  in raster order, the tokens are therefore identical to the tokens of serial decoding. A whole image is then decoded
-  serially, without a draft.
+  in raster order, the tokens are therefore identical to the tokens of serial decoding. If the draft is also a whole
+  image at once, the target decodes serially, without a draft.
 
 Shapes: B images, R = B or, with guidance, 2 B batch rows, G the target's side, h rows of a block, n = h G cells.
 
-The host waits for the device once per cycle for the map of rejections, which determines the number of passes that
-follow, and where pixels of the tokenizer are checked (``upsampling.py``).
+The host waits for the device at two places: once per cycle for the map of rejections, which determines the number of
+passes that follow, and where pixels of the tokenizer are checked (``upsampling.py``).
 """
 
 from __future__ import annotations
@@ -71,10 +72,13 @@ def mulosd(
         draft: a model of the same codes on a grid of 1/r the side, r an integer above 1.
         up_sampler: from draft to target and back, with the tokenizer of both; see ``upsampling.py``.
 
-    Yields :class:`Step` after every pass of either model. While drafting, codes are the draft's, repeated over the
-    cells they cover. The report counts the passes of both models (``transformer_passes``) and the draft model's
-    (``draft_passes``); accepted and rejected drafts; accepted drafts that were resampled beside a rejected one
-    (expanded); islands; and waves, which all images share. ``similarity``: pooled probabilities.
+    Yields :class:`Step` after every pass of either model. While a block is drafted, a step shows the draft's codes,
+    repeated over the cells that they cover.
+
+    The report counts the passes of both models (``transformer_passes``); the passes of the draft model alone
+    (``draft_passes``); accepted and rejected drafts; accepted drafts that were resampled together with a rejected draft
+    near them (``expanded``); islands; and waves, which all images share. Its ``similarity`` holds the pooled
+    probabilities.
 
     Raises:
         UserError: a condition that does not fit either model, models or a tokenizer that do not belong together, a PAR,

@@ -28,16 +28,16 @@ from .upsampling import UpSampling
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows of the draft's grid, and the cells of the target's grid that they cover. The second of three blocks of
-    2 rows, for a draft of 6 x 6 tokens and r = 2::
+    """Some rows of the draft's grid, and the cells of the target's grid that they cover. For example, the second of
+    three blocks of 2 rows, for a draft of 6 x 6 tokens and r = 2::
 
         draft: 6 rows of 6         target: 12 rows of 12
         rows 0, 1   decided        cells   0 to  47   decided, and read again with the block
         rows 2, 3   row 2, end 4   cells  48 to  95   before 0, first 48, last 96
         rows 4, 5   later          cells  96 to 143   later
 
-    Progress counts the cells of the target twice: when they are drafted, and when they are final. How many passes the
-    islands of a block take is known only after its verification, so passes have no total that stays.
+    Progress counts each cell of the target twice: when it is drafted, and when it is final. Passes cannot be counted,
+    because the number of passes for a block's islands is known only after the verification of the block.
     """
 
     row: int  # first row of the draft's grid
@@ -45,7 +45,7 @@ class Block:
     first: int  # first cell of the target's grid
     last: int  # the cell after the last one
     before: int  # first cell of the block before, which the target reads again with this one
-    schedule: Schedule  # passes of the draft model; the first one is empty but in the first block
+    schedule: Schedule  # passes of the draft model; except in the first block, the first pass is empty
 
     @property
     def is_first(self) -> bool:
@@ -53,7 +53,7 @@ class Block:
 
     @property
     def cells(self) -> int:
-        """Cells of the target in it."""
+        """Number of its cells in the target's grid."""
         return self.last - self.first
 
     @property
@@ -62,12 +62,12 @@ class Block:
         return 2 * self.first
 
     def drafted(self, passes: int) -> int:
-        """The progress after so many passes of the draft model in the block."""
+        """The progress after ``passes`` passes of the draft model in the block."""
         planned = sum(bool(p.cells) for p in self.schedule.passes)
         return self.begin + self.cells * passes // planned
 
     def repaired(self, passes: int, planned: int) -> int:
-        """The progress after so many of the target's planned passes in the block."""
+        """The progress after ``passes`` of the target's ``planned`` passes in the block."""
         return self.begin + self.cells + self.cells * passes // planned
 
 
@@ -86,10 +86,14 @@ def blocks_of(settings: MuLoSDSettings, small: int, ratio: int) -> list[Block]:
 
 @lru_cache(maxsize=64)
 def draft_schedule(grid: int, window: int, first: int, rows: int, fed_again: int) -> Schedule:
-    """Passes in which the draft model generates ``rows`` of its grid after the ``first`` ones, and feeds the last
-    ``fed_again`` of those once more.
+    """Passes in which the draft model generates some rows of its grid. Guidance counts tokens, as in serial decoding.
 
-    ``window``: ZipAR's; 0, or a row or wider, is raster order. Guidance counts tokens, as in serial decoding.
+    Args:
+        grid: side of the draft's grid.
+        window: ZipAR's window; 0, or a window as wide as a row, gives raster order.
+        first: number of rows that are known.
+        rows: number of rows to generate after the known rows.
+        fed_again: how many of the known rows, counted back from the last, are fed once more.
     """
     known = first * grid
     if 0 < window < grid:
@@ -113,15 +117,15 @@ class Drafter:
     Args:
         target: the canvas of the target; both models share its report and clock.
         model: the draft model.
-        condition: of the images.
-        blocks: all of them.
+        condition: the condition of the images.
+        blocks: all blocks of the image.
     """
 
     def __init__(self, target: TokenCanvas, model: TokenModel, condition: AnyCondition, blocks: Sequence[Block]):
         self.target = target
         self.ratio = target.grid[0] // model.grid
 
-        # Guidance covers the same part of the draft as of the target.
+        # Guidance covers the same part of the draft's image as of the target's image.
         settings = target.settings
         if settings.cfg_interval is not None:
             settings = replace(settings, cfg_interval=settings.cfg_interval // self.ratio**2)
@@ -137,8 +141,8 @@ class Drafter:
         # In windows, finished images leave the batch if no later block needs their keys and values.
         self.shrink = len(blocks) == 1
 
-        # The cache has slots for the passes of every block. In windows stand-ins have slots of their own, and padding.
-        # The null condition is read to the end, so that all blocks have the branches of one cache.
+        # The cache has slots for the passes of every block. In windows, stand-ins and padding have slots of their own.
+        # The null condition is read to the end, so that one cache has the branches for all blocks.
         slots = max(slots_of(block.schedule, one_by_one=not self.in_windows) for block in blocks)
         last_guided = math.inf if settings.guides else -1
         self.block = blocks[0]  # the present one
@@ -183,7 +187,7 @@ class Drafter:
 
 
 def enlarge(block: Block, draft: TokenCanvas, target: TokenCanvas, up_sampler: UpSampling) -> None:
-    """2. U_r: write the draft of a block to the target's canvas. It is enlarged with the rows above it."""
+    """2. U_r: enlarge the draft of a block, together with the rows above it, and write it to the target's canvas."""
     ratio = target.grid[0] // draft.grid[0]
     with target.clock.phase("up-sampling"):
         codes = draft.values[:, :-1].unflatten(1, draft.grid)[:, : block.end]
@@ -192,8 +196,8 @@ def enlarge(block: Block, draft: TokenCanvas, target: TokenCanvas, up_sampler: U
 
 
 def reduce(block: Block, target: TokenCanvas, draft: TokenCanvas, up_sampler: UpSampling) -> None:
-    """6. D_r: write what is final to the draft's canvas, from which the draft model continues. The last block needs
-    none.
+    """6. D_r: reduce the final tokens of a block and write them to the draft's canvas, from which the draft model
+    continues. The last block is not reduced.
     """
     if block.last == target.cells:
         return

@@ -4,8 +4,8 @@ Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026
 radius, rejection islands CC_8(R_X), and their concurrent resampling, inside an island in raster order or with ZipAR's
 window.
 
-All of it is computed on the host: the number of waves determines how many passes follow, so one small map has to be
-copied in any case, and a grid is too small for a device to be faster.
+Everything here is computed on the host. The number of waves determines how many passes follow, so one small map has to
+be copied to the host in any case, and a grid is too small for a device to be faster.
 
 Shapes: B images, h x w cells of a block.
 """
@@ -27,7 +27,7 @@ _NEVER = np.iinfo(np.int32).min // 2
 
 
 class Repair(NamedTuple):
-    """What becomes of the drafts of a block, arrays [B, h, w]."""
+    """What happens to the drafts of a block; arrays [B, h, w]."""
 
     rejected: np.ndarray  # R_T, bool
     islands: np.ndarray  # the island of each cell of R_X, int32 from 1; 0 for accepted drafts
@@ -51,7 +51,7 @@ class Repair(NamedTuple):
 
 
 def repair_of(rejected: np.ndarray, settings: MuLoSDSettings) -> Repair:
-    """R_X and its islands and waves, of R_T bool [B, h, w]."""
+    """R_X with its islands and waves. ``rejected``: R_T, bool [B, h, w]."""
     if settings.repair == SUFFIX:
         region = suffix(rejected)
     else:
@@ -66,7 +66,7 @@ def repair_of(rejected: np.ndarray, settings: MuLoSDSettings) -> Repair:
 
 
 def islands_of_all(repairs: Sequence[Repair]) -> np.ndarray:
-    """The islands of all blocks, int32 [B, G, G]: in every image, numbers continue from one block to the next."""
+    """The islands of all blocks, int32 [B, G, G]. In every image, the numbers continue from one block to the next."""
     parts = []
     so_far = np.zeros((len(repairs[0].islands), 1, 1), np.int32)  # islands of each image
     for repair in repairs:
@@ -76,7 +76,7 @@ def islands_of_all(repairs: Sequence[Repair]) -> np.ndarray:
 
 
 def suffix(rejected: np.ndarray) -> np.ndarray:
-    """Cells from the first rejected one on in raster order, bool [B, h, w] of R_T bool [B, h, w].
+    """All cells from the first rejected cell on in raster order, bool [B, h, w]. ``rejected``: R_T, bool [B, h, w].
 
     This is R_X if a rejection discards everything that follows, as in ordinary speculative decoding.
     """
@@ -84,18 +84,18 @@ def suffix(rejected: np.ndarray) -> np.ndarray:
 
 
 def expand(rejected: np.ndarray, radius: int) -> np.ndarray:
-    """R_X: cells within ``radius`` (the paper's l) rows and columns of a rejected one (R_T), from the first of them on.
-
-    Both are bool [B, h, w].
+    """R_X, bool [B, h, w]: all cells within ``radius`` rows and columns (the paper's l) of a rejected cell, without the
+    cells before the first rejected cell in raster order. ``rejected``: R_T, bool [B, h, w].
     """
     near = F.max_pool2d(torch.from_numpy(rejected).float(), 2 * radius + 1, 1, radius)
     return (near > 0).numpy() & suffix(rejected)
 
 
 def islands(region: np.ndarray) -> np.ndarray:
-    """CC_8(R_X): 8-connected components of each image of bool [B, h, w].
+    """CC_8(R_X): the 8-connected components of each image. ``region``: R_X, bool [B, h, w].
 
-    Returns int32 [B, h, w]: 0 outside, else the number of the island from 1, in raster order of their first cells.
+    Returns the number of each cell's island, int32 [B, h, w]; 0 outside of the region. The islands of an image are
+    numbered from 1, in raster order of their first cells.
     """
     _, height, width = region.shape
     cells = height * width
@@ -121,9 +121,12 @@ def islands(region: np.ndarray) -> np.ndarray:
 def waves(numbered: np.ndarray, window: int | None = None) -> np.ndarray:
     """The wave in which each cell is resampled, int32 [B, h, w] from 0; -1 outside. All islands begin in wave 0.
 
-    A cell waits for the cells of its island to its left, and for the cells of its island above it in columns up to
-    column + ``window`` - 1. ``numbered`` is from :func:`islands`; a window of None, or of a row and more, is raster
-    order.
+    Of the cells of its island, a cell waits for those to its left, and for those in the rows above in columns up to its
+    own column + ``window`` - 1.
+
+    Args:
+        numbered: islands, from :func:`islands`.
+        window: see above; None, or a window as wide as a row, gives raster order.
     """
     image, row, column = np.nonzero(numbered)
     out = np.full(numbered.shape, -1, np.int32)
@@ -155,17 +158,18 @@ def waves(numbered: np.ndarray, window: int | None = None) -> np.ndarray:
 
 
 def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> np.ndarray:
-    """The waves of a row's cells, int32 [n, width]; cells outside of the island have any number.
+    """The waves of a row's cells in n islands, int32 [n, width]. Where a cell is not in an island, the number is
+    arbitrary.
 
     Args:
-        belongs: bool [n, width], whether a cell belongs to each of n islands.
-        latest_above: int32 [n, width], the latest wave of the island in the rows above, in columns up to each.
-        reach: a cell waits for those above it in columns up to its own + ``reach`` - 1.
+        belongs: bool [n, width], whether each cell of the row belongs to each island.
+        latest_above: int32 [n, width], the latest wave of each island in the rows above, in columns up to this one.
+        reach: a cell waits for cells above in columns up to its own column + ``reach`` - 1.
 
-    A wave is 1 + the latest wave that the cell waits for: of the island above, and of the island's cell before it in
-    the row, whose wave is at least one less. With the place of a cell among the island's cells in the row, wave - place
-    is therefore a running maximum of 1 + latest above - place. With ``reach`` 1 and an island (x) that leaves out the
-    second column::
+    A cell waits for cells of its island in the rows above and for the cell of its island before it in the row. Its wave
+    is 1 + the latest wave of all these. Let the place of a cell be its index among the island's cells in the row. From
+    one place to the next, the wave grows by at least 1, so wave - place is the running maximum of
+    1 + latest above - place. For example, with ``reach`` 1 and an island (x) that leaves out the second column::
 
         belongs               x  .  x  x
         latest above          1  1  4  4
@@ -186,27 +190,31 @@ def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> 
 class WavePass(NamedTuple):
     """The pass that resamples a wave: int64 arrays [B, .], each image's entries left-aligned.
 
-    Where an image has fewer cells than another one of its batch, its row is padded:
+    If an image has fewer cells than another image of its batch, its row is padded:
 
-    - ``cells`` with the number of cells of the grid: the token sampled for it goes to the canvas' column for padding;
-    - ``predicted_by`` with 0, any row;
-    - ``fed`` with the last cell of the grid. It predicts no cell, so it is never fed for its own sake, and no row
-      attends to it. A cache for more than one image needs a slot for it. The table of positions has no entry for it:
-      it is fed at the position before.
+    - ``cells`` with the number of cells of the grid, which is the index of the canvas' column for padding;
+    - ``predicted_by`` with 0, an arbitrary row;
+    - ``fed`` with the last cell of the grid. This cell predicts no cell, so it is never fed for its own sake, and no
+      row attends to it. A cache for more than one image needs a slot for it. The table of positions has no entry for
+      it, so it is fed at the position before.
     """
 
     cells: np.ndarray  # cells to resample
-    fed: np.ndarray  # cells fed before; none in the first wave, whose predictions come from the verification
+    fed: np.ndarray  # cells that the pass feeds; none in the first wave, whose predictions come from the verification
     predicted_by: np.ndarray  # for each cell the index in fed of the cell that predicts it
-    end: int  # cells below this one are attended to
+    end: int  # the fed cells attend to cells below this one only
 
 
 def wave_passes(wave: np.ndarray, first: int, count: int) -> list[WavePass]:
-    """The pass of each wave, and of the first one even if it is empty. A pass feeds the cells before those that it
-    resamples, and the cells that the pass before has resampled.
+    """The pass of each wave; the first wave has a pass even if it is empty. A pass feeds the cell before each cell that
+    it resamples, and the cells that the previous pass has resampled.
 
-    ``wave`` int32 [B, n] is the wave of the cells from ``first`` on, -1 where a draft is accepted; ``count`` cells are
-    in the grid. For one island on all of 3 x 3 cells, with a window of 1::
+    Args:
+        wave: int32 [B, n], the wave of each of the n cells from ``first`` on; -1 where a draft is accepted.
+        first: the first of these cells.
+        count: number of cells of the grid.
+
+    For example, with one island on all of 3 x 3 cells and a window of 1::
 
         cells    wave of each    wave  resamples  feeds  which predict
         0 1 2    0 1 2           0     0          -      -
@@ -242,7 +250,9 @@ def wave_passes(wave: np.ndarray, first: int, count: int) -> list[WavePass]:
 
 
 def _left_aligned(chosen: np.ndarray, padding: int) -> np.ndarray:
-    """The columns where bool [B, N] is True, int64 [B, most of a row], left-aligned and padded."""
+    """For each row the columns where ``chosen``, bool [B, N], is True, left-aligned and padded, int64 [B, n]; n is the
+    largest number of columns of a row.
+    """
     counts = chosen.sum(1, keepdims=True)
 
     columns = np.argsort(~chosen, axis=1, kind="stable")[:, : counts.max()]

@@ -7,7 +7,7 @@ Drafting". There are two kinds:
   bicubic interpolation or by a given function; D_r averages areas.
 - in latents: two trained networks from codes to codes (``networks/latent_samplers.py``), which need no decoder.
 
-Both get the first rows of an image, because the loop drafts some rows at a time.
+Both kinds get only the first rows of an image, because the loop drafts some rows at a time.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from ....errors import UserError, not_finite
 from ....networks.autoencoder import VQModel
 from ....networks.latent_samplers import LatentSamplersModel
 
-# Images [B, 3, H, W] in 0..1 to larger ones of any size; the result is resized to the exact size.
+# Turns images [B, 3, H, W] in 0..1 into larger images of any size, which are then resized to the exact size.
 Enlarge = Callable[[Tensor], Tensor]
 # Pixels of the larger images, per call of the autoencoder.
 _PIXELS = 1 << 21
@@ -39,7 +39,7 @@ class UpSampling(ABC):
 
     Attributes:
         vq: the tokenizer of both models.
-        name: of what enlarges, for reports and messages.
+        name: name of the model or method that enlarges, for reports and messages.
     """
 
     def __init__(self, vq: VQModel, name: str):
@@ -84,7 +84,7 @@ class LatentUpSampling(UpSampling):
         return self._applied(self._net.down, codes, codes[0].numel())
 
     def _applied(self, network: Callable[[Tensor], Tensor], codes: Tensor, cells: int) -> Tensor:
-        """A network of some images at a time, of ``cells`` cells of the large grid each."""
+        """Apply a network to some images at a time. ``cells``: how many cells of the large grid an image has."""
         codes = codes.to(self._net.codebook.embedding.weight.device)
         return torch.cat([network(part) for part in codes.split(max(1, _CELLS // cells))])
 
@@ -95,7 +95,7 @@ class PixelUpSampling(UpSampling):
     Args:
         vq: the tokenizer.
         enlarge: the function that enlarges images; None for bicubic interpolation.
-        name: of ``enlarge``.
+        name: name of ``enlarge``.
     """
 
     def __init__(self, vq: VQModel, enlarge: Enlarge | None = None, name: str = BICUBIC):
@@ -115,8 +115,8 @@ class PixelUpSampling(UpSampling):
     def _recoded(self, codes: Tensor, side: int, resize: Callable[[Tensor], Tensor]) -> Tensor:
         """Decode codes, ``resize`` the images [B, 3, H, W] in -1..1, and encode the result.
 
-        ``side``: of the larger images, in pixels. It decides how many images one call computes.
-        The host waits for the device at the end, once.
+        ``side``: side of the larger images in pixels, which decides how many images one call computes. The host waits
+        for the device once, at the end.
         """
         codes = whole_image(codes).to(self.vq.quantize.embedding.weight.device)
         out = []
@@ -135,7 +135,7 @@ class PixelUpSampling(UpSampling):
         return torch.cat(out)
 
     def _enlarged(self, small: Tensor, size: tuple[int, int]) -> Tensor:
-        """Images fp32 [B, 3, h, w] in -1..1 at the size (H, W)."""
+        """Enlarge images, fp32 [B, 3, h, w] in -1..1, to the size (H, W)."""
         if self._enlarge is None:
             return F.interpolate(small, size=size, mode="bicubic", antialias=True)
 
@@ -151,11 +151,12 @@ class PixelUpSampling(UpSampling):
 
 
 def whole_image(codes: Tensor) -> Tensor:
-    """The first rows of an image, int64 [B, h, w] with h up to w, as a square, in which the rows below repeat the last
-    one.
+    """Complete the first rows of images to squares, int64 [B, w, w], by repeating the last row. ``codes``: the first
+    rows, int64 [B, h, w] with h up to w.
 
-    The tokenizer normalises over all positions, attends to all of them, and pads at the borders. Codes of the first
-    rows alone would therefore differ from the codes of the same rows in an image, and the target would reject them.
+    The tokenizer normalises over all positions, attends to all positions, and pads at the borders. If it encoded the
+    first rows alone, their codes would differ from the codes of the same rows in a whole image, and the target would
+    reject them.
     """
     _, height, width = codes.shape
     below = codes[:, -1:].expand(-1, width - height, -1)

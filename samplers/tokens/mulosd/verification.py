@@ -33,8 +33,8 @@ class Verifier:
     """The target M_p, with the keys and values of all blocks so far.
 
     Args:
-        canvas: its images.
-        condition: packed.
+        canvas: the target's images.
+        condition: the packed condition.
         neighbours: int32 [V, 1 + k], see :func:`neighbours`.
     """
 
@@ -65,8 +65,8 @@ class Verifier:
         return hidden, rejected.cpu().numpy().reshape(canvas.images, -1, canvas.grid[1])
 
     def read(self, block: Block) -> Tensor:
-        """Feed a block, and the block before it to update its keys and values; hidden rows [R, n, C] that predict the
-        cells of the block.
+        """Feed a block. The block before it is fed again, which updates its keys and values. Returns the hidden rows
+        [R, n, C] that predict the cells of the block.
         """
         canvas = self.canvas
         # A row predicts the cell after its own, so the last cell of the block need not be fed.
@@ -83,11 +83,11 @@ class Verifier:
         return hidden[:, -block.cells :]
 
     def rejections(self, hidden: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """Pooled probabilities of the drafts from cell ``first`` on, fp32 [B, n], and R_T, the rejected drafts, bool
-        [B, n].
+        """Pooled probabilities of the drafts of n cells from ``first`` on, fp32 [B, n]; and R_T, the rejected drafts,
+        bool [B, n]. The ``hidden`` rows, [R, n, C], predict these cells.
 
-        The ``hidden`` rows [R, n, C] predict these cells. This is not recorded as a CUDA graph: the kernels of a whole
-        block take longer than their launch, and a recording would keep the memory of the logits.
+        This function is not recorded as a CUDA graph: the kernels of a whole block take longer than their launch, and a
+        recording would keep the memory of the logits.
         """
         s = self.settings
         size = cells_at_once(len(hidden), self.draw.net.config.vocab)
@@ -114,7 +114,7 @@ class Verifier:
         return self.canvas.report.counts["transformer_passes"] - 1
 
     def accept(self, block: Block, repair: Repair) -> None:
-        """Decide the accepted drafts of a block, in the pass that has verified them."""
+        """Decide the accepted drafts of a block. They count as decided by the pass that has verified them."""
         canvas = self.canvas
         accepted = repair.outcome().reshape(canvas.images, -1) == ACCEPTED
         image, cell = to_device(np.stack(accepted.nonzero()), canvas.device)
@@ -141,12 +141,12 @@ class Verifier:
             else:
                 hidden, predicted_by = self.feed(wave)
             values = self.sample(hidden, predicted_by, cells)
-            what = outcome.gather(1, in_block)
-            yield block.repaired(k + 1, len(waves)), Verdict(cells, values, self.newest_pass, what)
+            verdict = Verdict(cells, values, self.newest_pass, outcome.gather(1, in_block))
+            yield block.repaired(k + 1, len(waves)), verdict
 
     def feed(self, wave: WavePass) -> tuple[Tensor, Tensor]:
-        """Feed what the wave before has sampled: hidden rows [R, m, C], and which of them predicts each cell of the
-        wave, int64 [B, n].
+        """Feed the cells that a wave needs, see :class:`WavePass`. Returns hidden rows [R, m, C], and the index of the
+        row that predicts each cell of the wave, int64 [B, n].
         """
         canvas = self.canvas
         fed = to_device(wave.fed, canvas.device)
@@ -158,9 +158,9 @@ class Verifier:
             return self.transformer.feed(canvas.values, rows, self.null), predicted_by
 
     def sample(self, hidden: Tensor, predicted_by: Tensor, cells: Tensor) -> Tensor:
-        """The tokens of ``cells``, int64 [B, n].
+        """Sample the tokens of ``cells``, int64 [B, n] both.
 
-        ``predicted_by``: which of the hidden rows [R, m, C] predicts each cell, int64 [B, n].
+        ``predicted_by``: the index of the hidden row, of [R, m, C], that predicts each cell, int64 [B, n].
         """
         if not cells.shape[1]:
             return cells  # every draft is accepted
@@ -175,15 +175,17 @@ class Verifier:
 
 
 def causal_rows(cells: Tensor, position: Tensor, prefix: int, end: int) -> FedRows:
-    """Rows of cells int64 [...] at a position each, which attend to the condition of ``prefix`` slots and to all cells
-    up to their own; to cells below ``end`` at most.
+    """Rows that feed ``cells``, int64 [...], at a ``position`` each, int64 [...]. A row attends to the condition, which
+    takes ``prefix`` slots, and to all cells up to its own position, but only to cells below ``end``.
     """
     mask = torch.arange(prefix + end, device=cells.device) <= prefix + position[..., None]
     return FedRows(cell=cells, position=position, slot=cells + prefix, end=prefix + end, mask=mask)
 
 
 def cells_at_once(rows: int, codes: int) -> int:
-    """Cells whose logits of ``rows`` batch rows and ``codes`` codes are computed at once, which limits the memory."""
+    """How many cells may have their logits computed at once, which limits the memory. A cell has logits for ``rows``
+    batch rows and ``codes`` codes.
+    """
     return max(1, _PIECE // (rows * codes))
 
 
@@ -192,8 +194,8 @@ def cells_at_once(rows: int, codes: int) -> int:
 
 @torch.inference_mode()
 def neighbours(vectors: Tensor, k: int) -> Tensor:
-    """Every code of vectors fp32 [V, channels], then its k nearest by L2 distance, nearest first: int32 [V, 1 + k];
-    k < V.
+    """For each code its own number and then the numbers of its k nearest codes by L2 distance, nearest first, int32
+    [V, 1 + k]. ``vectors``: the vectors of the codes, fp32 [V, channels]; k < V.
     """
     count = len(vectors)
     square = vectors.square().sum(1)
@@ -206,12 +208,12 @@ def neighbours(vectors: Tensor, k: int) -> Tensor:
 
 
 def neighbours_bytes(count: int, k: int) -> float:
-    """Memory of :func:`neighbours` of ``count`` codes, at most."""
+    """The most memory that :func:`neighbours` takes for ``count`` codes, in bytes."""
     table = count * (1 + k)  # int32
     scores = min(count, _codes_at_once(count)) * count
 
-    # A piece is its scores and, of the nearest, the same again and int64 indices; then the pieces of the table are
-    # joined.
+    # While a piece is computed, it needs its scores and, for the nearest codes, at most as many scores again and int64
+    # indices: four times the scores. When the pieces are joined, the table exists twice.
     return 4.0 * (table + max(table, 4 * scores))
 
 
@@ -236,21 +238,29 @@ def codebook_neighbours(codebook: Codebook, k: int, device: torch.device) -> Ten
 
 
 def pooled(p: Tensor, codes: Tensor, table: Tensor) -> Tensor:
-    """Pooled probability of codes int64 [...] and their neighbours, from :func:`neighbours`; fp32 [...] of p fp32
-    [..., V].
+    """The probability of each code together with its neighbours, fp32 [...].
+
+    Args:
+        p: probabilities of all codes, fp32 [..., V].
+        codes: int64 [...].
+        table: from :func:`neighbours`.
     """
     return p.gather(-1, table[codes].long()).sum(-1)
 
 
 def all_but_share(pool: Tensor, share: float, own: Tensor | None = None, before: int = 0) -> Tensor:
-    """R_T, bool [B, n], where a ``share`` of every image's tokens is accepted: the tokens of the highest ``pool`` [B,
-    n], from :func:`pooled`.
+    """R_T, bool [B, n], if a ``share`` of every image's tokens is accepted: the tokens with the highest ``pool``.
 
-    The share counts the ``before`` tokens of earlier blocks too. Probabilities that agree to 1e-4 are tied, because
-    sums of the whole distribution differ by rounding. Of tied tokens, it accepts the tokens of the highest probability
-    ``own`` [B, n] (None: equal), and of equal ones the first in raster order.
+    Pooled probabilities that agree to 1e-4 are tied, because sums of the whole distribution differ by rounding. Among
+    tied tokens, those with the highest probability ``own`` come first, and then those that come first in raster order.
+
+    Args:
+        pool: fp32 [B, n], from :func:`pooled`.
+        share: 0 to 1. It applies to the tokens of this block and of all earlier blocks together.
+        own: probability of each draft alone, fp32 [B, n]; None: equal for all.
+        before: number of tokens of an image in earlier blocks.
     """
-    # The earlier blocks accepted what the share of their tokens rounds to.
+    # The earlier blocks accepted their share of tokens, rounded. This block accepts the rest of the share so far.
     count = pool.shape[1]
     accepted = round(share * (before + count)) - round(share * before)
 
