@@ -1,1 +1,1 @@
-"""Samplers of BitDance, which draws blocks of binary tokens one after another."""
+"""Samplers of BitDance, which generates blocks of binary tokens one after another."""

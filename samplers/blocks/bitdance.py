@@ -1,7 +1,9 @@
 """BitDance: blocks of binary tokens one after another, each by diffusion.
 
-Source: "BitDance" (arXiv 2602.14041) and its published code. Shapes: B images, L tokens of C bits in blocks of P, width
-D, and R rows of the batch: the condition's, then with guidance the null condition's.
+Source: "BitDance" (arXiv 2602.14041) and its published code.
+
+Shapes: B images, L tokens of C bits, P tokens of a block, width D, and R batch rows: one for each image, and with
+guidance then one more for each image, for the null condition.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ def check(model: BlockModel, settings: BlockSettings) -> None:
     """Check settings against a model, before anything is loaded or computed.
 
     Raises:
-        UserError: a size that the model does not draw.
+        UserError: a size that the model does not generate.
     """
     model.grid(settings.height, settings.width)
 
@@ -51,15 +53,16 @@ def bitdance(
         condition: what B images show, of the kind that the model reads.
         settings: see :class:`BlockSettings`.
         noise: noise of B images.
-        edit: part of an image to sample again; None for a whole new one. A block is sampled without knowing later ones.
+        edit: part of an image to sample again; None for a whole new one. A block is sampled without knowing later
+            blocks.
 
     Yields:
-        :class:`Step` after every evaluation of the diffusion head, or with speculation after every window of them.
-        Returns :class:`Sampled`.
+        :class:`Step` after every evaluation of the diffusion head, or, with speculation, after every window of
+        evaluations. Returns :class:`Sampled`.
 
     Raises:
-        UserError: a condition that the model cannot read, a size that it does not draw, an edit that does not fit, a
-            large model on a CPU, or predictions that are not finite.
+        UserError: a condition that the model cannot read, a size that it does not generate, an edit that does not fit,
+            a large model on a CPU, or predictions that are not finite.
     """
     canvas, inputs = block_canvas(model, condition, settings, noise, edit)
     plan = {block: canvas.order[canvas.span(block)] for block in canvas.drawn}
@@ -73,13 +76,13 @@ def bitdance(
         with canvas.clock.phase("transformer"):
             z = look(block)
 
-        # 2. Its diffusion. A block takes many evaluations of the head, and is decided after the last one.
+        # 2. The diffusion of the block. It takes many evaluations of the head, and the block is decided after the last.
         for count, data in canvas.clock.timed("head", draw.denoised(block, z)):
             prediction = data
             if count < draw.evaluations[block]:
                 yield from canvas.show(done + count)
 
-        # 3. The signs are the tokens.
+        # 3. The signs of the last prediction are the tokens.
         canvas.decide(cells, draw.tokens(block, prediction), block)
         done += draw.evaluations[block]
         yield from canvas.show(done)
@@ -87,8 +90,8 @@ def bitdance(
 
 
 class BlockLook:
-    """The transformer with its KV cache. It returns the conditions of a block, fp32 [R, P, D], given the blocks before
-    it.
+    """The transformer with its KV cache. A call returns the conditions of a block, fp32 [R, P, D], given all blocks
+    before this block.
     """
 
     def __init__(self, canvas: BlockCanvas, inputs: Inputs):
@@ -96,7 +99,7 @@ class BlockLook:
         self.inputs = inputs
         self.net = canvas.model.net
         self.places = self.net.places(canvas.grid)  # position rows [L, D]
-        self.hidden: Tensor | None = None  # of the newest block
+        self.hidden: Tensor | None = None  # hidden rows of the newest block that was fed, [R, P, D]
         self.fed = 0  # tokens in the cache
 
     def __call__(self, block: int) -> Tensor:
@@ -122,9 +125,9 @@ class BlockLook:
 
 
 class BlockDiffusion:
-    """Blocks by diffusion, whose signs are the tokens."""
+    """Samples blocks by diffusion. The signs of the result are the tokens."""
 
-    evaluations: dict[int, int]  # of the head, by block
+    evaluations: dict[int, int]  # for each block the number of evaluations of the head
 
     def __init__(self, canvas: BlockCanvas):
         settings = canvas.settings
@@ -133,12 +136,12 @@ class BlockDiffusion:
         first = settings.diffusion_steps
         self.counts = annealed_steps(first, settings.diffusion_steps_end, canvas.blocks)
         self.evaluations = {block: count + 1 for block, count in enumerate(self.counts)}
-        # Noise of every token in its order, fp32 [B, L, C], and of the steps, [T, B, L, C].
+        # Noise for the tokens in their order: the start, fp32 [B, L, C], and for the steps, fp32 [T, B, L, C].
         self.start, self.noise = draws(canvas)
         if settings.window > 1:
             self.keys = verification_keys(canvas)
 
-        # Number of steps to its table, and the times t of its evaluations, fp32 [N + 1].
+        # For each number of steps N: the table, and the times t of the evaluations, fp32 [N + 1].
         self.tables: dict[int, tuple[StepTable, Tensor]] = {}
         for count in set(self.counts):
             made = evaluations(count, canvas.model.time_shift)
@@ -151,8 +154,8 @@ class BlockDiffusion:
         return self.canvas.feed(block, torch.where(prediction >= 0, 1.0, -1.0))
 
     def denoised(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """After every evaluation of the head, the number of evaluations so far and the predictions for a block, fp32 [B
-        or R, P, C]. The last predictions are the result.
+        """Denoise a block. Yields, after every evaluation of the head, the number of evaluations so far, and the
+        predictions for the block, fp32 [B or R, P, C]. The last predictions are the result.
         """
         canvas = self.canvas
         net = canvas.model.net
@@ -169,8 +172,8 @@ class BlockDiffusion:
                 yield k + 1, result.x
 
     def _batch(self, block: int, conditions: Tensor) -> DiffusionBatch:
-        """A block before its diffusion: a row for every image, or one for each of its branches, see
-        :meth:`BlockCanvas.null_is_drawn_too`.
+        """A block before its diffusion. The batch has one row for each image, or two if the null branch samples its
+        own tokens, see :meth:`BlockCanvas.null_is_drawn_too`.
         """
         canvas = self.canvas
         at = canvas.span(block)
@@ -193,7 +196,7 @@ class BlockDiffusion:
 
 
 def draws(canvas: BlockCanvas) -> tuple[Tensor, Tensor]:
-    """Noise of every token in its order, on the device: start [B, L, C], and steps [T, B, L, C].
+    """Noise for the tokens in their order, on the device: start [B, L, C], and steps [T, B, L, C].
 
     The noise belongs to the cells of the grid, so models with blocks of another size sample from the same noise.
     """
@@ -205,7 +208,7 @@ def draws(canvas: BlockCanvas) -> tuple[Tensor, Tensor]:
 
 
 def with_null_noise(canvas: BlockCanvas, start: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """Noise of a block for both branches, each with its own: start [2 B, P, C] and steps [T, 2 B, P, C]."""
+    """Add noise for the null branch to the noise of a block: start [2 B, P, C] and steps [T, 2 B, P, C]."""
     channels = canvas.model.net.channels
     null_start = to_device(canvas.noise.first("null", canvas.block, channels), start.device)
     null_steps = to_device(canvas.noise.steps("null", len(steps), canvas.block, channels), start.device)
@@ -213,8 +216,8 @@ def with_null_noise(canvas: BlockCanvas, start: Tensor, steps: Tensor) -> tuple[
 
 
 def verification_keys(canvas: BlockCanvas) -> Tensor:
-    """Keys of the random numbers with which speculation verifies, int64 [2 B, blocks]: of the images, then of their
-    null branches.
+    """Keys of the random numbers with which speculation verifies, int64 [2 B, blocks]: one row for each image, then one
+    for each null branch.
     """
     keys = [row_keys(canvas.noise, stream, canvas.blocks) for stream in ("verify", "null/verify")]
     return to_device(torch.cat(keys), canvas.device)

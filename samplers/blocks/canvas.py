@@ -22,7 +22,7 @@ from ..engine import Canvas, start_report
 from ..noise import PairedNoise
 from .settings import BlockSettings
 
-# Weights of the diffusion head above which a CPU is refused: the largest ImageNet model has less than half of it.
+# Number of the diffusion head's weights from which on a CPU is refused. The largest ImageNet model has less than half.
 LARGE_HEAD = 1_000_000_000
 
 
@@ -30,19 +30,19 @@ class Inputs(NamedTuple):
     """What the transformer reads before the first block is sampled."""
 
     prefix: Tensor  # rows [R, n, D]
-    lengths: Tensor | None  # of the prefixes, int64 [R]; None if they are all n
-    first: Tensor  # rows [R, P, D] in the place of a block before the first
+    lengths: Tensor | None  # lengths of the prefixes, int64 [R]; None if they are all n
+    first: Tensor  # rows [R, P, D] that stand where a block before the first block would be
 
 
 @dataclass(eq=False)
 class BlockCanvas(Canvas):
-    """Tokens are vectors of -1 and +1, or 0 where undecided. Both branches of guidance have the tokens that an edit
-    fixes.
+    """Tokens are vectors of -1 and +1, or of 0 where undecided. The tokens that an edit fixes are the same in both
+    branches of guidance.
     """
 
     order: Tensor = field(kw_only=True)  # int64 [L]: cells of the tokens in their order, on the device
-    # Tokens in their order as the transformer reads them, fp32 [R, L, C]; 0 where undecided. They are not ``values``
-    # repeated for each branch: where guidance is 1, the null branch has its own tokens.
+    # Tokens in their order as the transformer reads them, fp32 [R, L, C]; 0 where undecided. This is more than
+    # ``values`` repeated for each branch, because the null branch has its own tokens where the guidance scale is 1.
     read: Tensor = field(kw_only=True)
 
     def __post_init__(self) -> None:
@@ -50,8 +50,8 @@ class BlockCanvas(Canvas):
         self.block = self.model.net.block  # P
         self.guided = len(self.read) > self.images
 
-        # Blocks to sample, and whether every token of a block is sampled in every image. In an edit some blocks are
-        # only read, others partly sampled. The host reads this once.
+        # Blocks to sample (drawn), and whether every token of a block is sampled in every image (whole). In an edit,
+        # some blocks are only read, and other blocks are partly sampled. The host reads this once.
         again = torch.ones(1, len(self.order), dtype=torch.bool)
         if self.again is not None:
             again = self.again[:, self.order].cpu()
@@ -70,7 +70,7 @@ class BlockCanvas(Canvas):
         return slice(block * self.block, (block + 1) * self.block)
 
     def cfg(self, block: int) -> float:
-        """Guidance scale of a block; the linear one begins with 1 and ends just short of cfg, as published."""
+        """Guidance scale of a block. A linear scale begins with 1 and ends just short of cfg, as published."""
         if self.settings.cfg_schedule == "linear":
             return 1 + (self.settings.cfg - 1) * block / self.blocks
         return self.settings.cfg
@@ -85,7 +85,7 @@ class BlockCanvas(Canvas):
         return self.guided and self.cfg(block) == 1
 
     def rows(self, block: int) -> int:
-        """Number of rows that are sampled in a block: one for each image, or two where its null branch is drawn too."""
+        """Number of rows that are sampled in a block: one for each image, or two if the null branch is sampled too."""
         return len(self.read) if self.null_is_drawn_too(block) else self.images
 
     def free(self, block: int) -> Tensor | None:
@@ -95,8 +95,8 @@ class BlockCanvas(Canvas):
         return self.again[:, self.order[self.span(block)], None].repeat(self.rows(block) // self.images, 1, 1)
 
     def feed(self, block: int, tokens: Tensor) -> Tensor:
-        """Feed the new tokens [B or R, P, C] of a block to the transformer. Returns the images' tokens, with those that
-        an edit fixes.
+        """Set the new tokens of a block, [B or R, P, C], for the transformer to read. Returns the images' tokens of the
+        block, [B, P, C], in which the tokens that an edit fixes are in place.
         """
         at = self.span(block)
         free = self.free(block)
@@ -118,7 +118,7 @@ def block_canvas(
     noise: PairedNoise,
     edit: Edit | None,
 ) -> tuple[BlockCanvas, Inputs]:
-    """Check the inputs; the canvas of a generation, and what the transformer reads first.
+    """Check the inputs. Returns the canvas of a generation, and what the transformer reads first.
 
     Raises:
         UserError: see :func:`bitdance`.

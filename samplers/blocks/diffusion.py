@@ -1,7 +1,8 @@
 """The diffusion of a block: a stochastic differential equation from noise (t = 0) to the tokens (t = 1).
 
-Source: "BitDance" (arXiv 2602.14041) and its published code. With x_t = (1 - t) e + t x, the head predicts x from x_t.
-A step of the Euler-Maruyama method is linear in x_t, the prediction and the noise: a step of ``chain.py``.
+Source: "BitDance" (arXiv 2602.14041) and its published code. At time t, the state is x_t = (1 - t) e + t x, where x are
+the tokens and e is noise. The head predicts x from x_t. A step of the Euler-Maruyama method is linear in x_t, the
+prediction and the noise, so it is a step of ``chain.py``.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from ..chain import DiffusionStep
 
 # Time of the last evaluation, after which the prediction itself is taken.
 LAST = 0.95
-# Lowest 1 - t that is divided by.
+# A division by 1 - t divides by at least this.
 FLOOR = 0.05
 # How many numbers of modulations of the head are computed at once; one evaluation may need more.
 BUDGET = 1 << 27
@@ -26,7 +27,7 @@ class Evaluations:
     """The evaluations of N steps of Euler-Maruyama."""
 
     times: tuple[float, ...]  # t of the N + 1 evaluations
-    steps: tuple[DiffusionStep, ...]  # N + 1: the last one takes the prediction
+    steps: tuple[DiffusionStep, ...]  # N + 1 steps; the last one takes the prediction
 
 
 @lru_cache(maxsize=256)

@@ -1,1 +1,1 @@
-"""The sampler of NextStep, which draws one continuous token after another."""
+"""The sampler of NextStep, which generates one continuous token after another."""

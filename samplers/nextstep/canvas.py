@@ -26,20 +26,21 @@ from .settings import CONSTANT, FALLING, NextStepSettings
 # What a NextStep reads.
 NextStepCondition = PromptCondition | ImagePromptCondition
 
-# Weights of the language model above which a CPU is refused: an image of a published model would take 20 minutes.
+# Number of the language model's weights from which on a CPU is refused: an image of a published model would take 20
+# minutes.
 LARGE = 4_000_000_000
 
 
 class Branches(NamedTuple):
     """The branches of guidance: what each of them reads, in this order."""
 
-    number: int  # P: 1 without guidance, 2, or 3 if the image that is changed has a scale of its own
-    rows: Rows  # of all images, branch by branch
+    number: int  # P: 1 without guidance; 2 with guidance, or 3 if the image to change has its own guidance scale
+    rows: Rows  # rows of all images, branch by branch
 
 
 @dataclass(eq=False)
 class NextStepCanvas(Canvas):
-    """Tokens are vectors fp32 of T numbers, 0 where undecided; all branches of guidance read the same ones."""
+    """Tokens are vectors of T numbers, fp32; 0 where undecided. All branches of guidance read the same tokens."""
 
     branches: Branches = field(kw_only=True)
 
@@ -48,7 +49,7 @@ class NextStepCanvas(Canvas):
         scales = [self._scales(cell) for cell in range(self.cells)]
         self.scales = to_device(torch.tensor(scales), self.device)  # of guidance, fp32 [L, 1 or 2]
 
-        # Cells to sample, and whether each is sampled in every image. The host reads this once.
+        # Cells to sample (drawn), and whether each cell is sampled in every image (whole). The host reads this once.
         self.drawn = list(range(self.cells))
         self.whole = [True] * self.cells
         if self.again is not None:
@@ -57,13 +58,13 @@ class NextStepCanvas(Canvas):
             self.whole = again.all(0).tolist()
 
     def _scales(self, cell: int) -> list[float]:
-        """Guidance scales of a cell: of the whole condition, and with three branches that of the image too."""
+        """Guidance scales of a cell: for the whole condition, and, if there are three branches, for the image."""
         s = self.settings
         own = [s.cfg] if self.branches.number < 3 else [s.cfg, s.cfg_img]
         return [scale_of(scale, s.cfg_schedule, cell, self.cells) for scale in own]
 
     def with_given(self, cell: int, values: Tensor) -> Tensor:
-        """Sampled values [B, 1, T] of a cell, with those of the images in which an edit fixes it."""
+        """The sampled values of a cell, [B, 1, T], but the fixed values in images in which an edit fixes the cell."""
         if self.again is None or self.whole[cell]:
             return values
         return torch.where(self.again[:, cell, None, None], values, self.values[:, cell : cell + 1])
@@ -73,7 +74,7 @@ class NextStepCanvas(Canvas):
 
 
 def scale_of(cfg: float, schedule: str, done: int, tokens: int) -> float:
-    """The guidance scale of a token, of which ``done`` of ``tokens`` come before it."""
+    """The guidance scale of a token of an image. ``done`` of the image's ``tokens`` come before this token."""
     if schedule == CONSTANT:
         return cfg
     if schedule == FALLING:
@@ -88,7 +89,7 @@ def nextstep_canvas(
     noise: PairedNoise,
     edit: Edit | None,
 ) -> NextStepCanvas:
-    """Check the inputs; the canvas of a generation.
+    """Check the inputs, and return the canvas of a generation.
 
     Raises:
         UserError: see :func:`.nextstep.nextstep`.
@@ -118,7 +119,7 @@ def nextstep_canvas(
 
 
 def expect_readable(condition: NextStepCondition, model: NextStepModel) -> None:
-    """Raise a UserError unless a model reads a condition, and the condition has an entry."""
+    """Raise a UserError if the model cannot read the condition, or if the condition is empty."""
     if isinstance(condition, ImagePromptCondition):
         expect_editor(condition, model)
     else:
@@ -153,10 +154,13 @@ def branches_for(
     settings: NextStepSettings,
     grid: tuple[int, int],
 ) -> Branches:
-    """The branches of guidance for texts with images to change, or None for each.
+    """The branches of guidance for texts, one per image to generate.
 
-    They are the text with its image; the negative text with the image, if ``cfg_img`` is not 1 and there are images;
-    and the negative text alone.
+    The branches are the text with its source; with guidance, the negative text with the source, if ``cfg_img`` is not 1
+    and there are sources, and the negative text alone.
+
+    Args:
+        sources: for each text the image to change, or None.
     """
 
     def row(ids: Sequence[int], source: ReadSource | None) -> list[int]:

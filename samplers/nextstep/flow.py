@@ -1,8 +1,8 @@
 """The flow of a token from noise (t = 0) to the token (t = 1): five published samplers from one formula.
 
-Source: NextStep-1 (arXiv 2508.10711) and its published programs. With x_t = t x + (1 - t) e the head predicts the
-velocity v = x - e, so the token is expected at x_1 = x_t + (1 - t) v and the score is s = (t v - x_t) / (1 - t). A step
-from t to u, with dt = u - t and noise n, is
+Source: NextStep-1 (arXiv 2508.10711) and its published programs. At time t, the state is x_t = t x + (1 - t) e, where x
+is the token and e is noise. The head predicts the velocity v = x - e. So the expected token is x_1 = x_t + (1 - t) v,
+and the score is s = (t v - x_t) / (1 - t). A step from t to u, with dt = u - t and noise n, is
 
     x_u = x_t + v dt + g^2 / 2 s dt + g sqrt(dt) n
 
@@ -35,18 +35,18 @@ SDE = "sde"
 ODE = "ode"
 CPS = "cps"
 SOLVERS = (EM0, EM, SDE, ODE, CPS)
-# Last time of em, and the rest of the way, which its last step goes whatever the shift made of that time.
+# Last time of em before the shift, and the length of em's last step, which the shift does not change.
 LAST = 0.96
 REST = 0.04
-# Noise of sde and cps in the published program: g^2 of sde is the square of this, (1 - t) / t times.
+# Noise level of sde and cps in the published program: g^2 of sde is the square of this times (1 - t) / t.
 NOISE_LEVEL = 0.8
-# Numbers of modulations of the head that are computed at once; those of one evaluation may be more.
+# How many numbers of modulations of the head are computed at once; one evaluation may need more.
 BUDGET = 1 << 27
 
 
 @dataclass(frozen=True)
 class Flow:
-    """The N evaluations of a token, each with the step that it makes."""
+    """The N evaluations of the head for a token, and the step after each evaluation."""
 
     times: tuple[float, ...]  # t of the evaluations
     steps: tuple[DiffusionStep, ...]
@@ -76,7 +76,7 @@ def flow(solver: str, count: int, shift: float = 1.0) -> Flow:
 
 
 def _euler_maruyama(solver: str, last: float) -> Callable[[float, float], DiffusionStep]:
-    """Makes the step from t to u of a sampler whose last time is ``last``."""
+    """A function that makes the step from t to u, for a sampler whose last time is ``last``."""
 
     def squared_noise(t: float) -> float:
         """g^2 at t."""
@@ -103,7 +103,7 @@ def _cps(t: float, u: float) -> DiffusionStep:
 
 
 def _step(t: float, of_x: float, of_velocity: float, std: float) -> DiffusionStep:
-    """The step of_x x_t + of_velocity v + std n, with the data x_1 = x_t + (1 - t) v in place of the velocity."""
+    """The step to of_x x_t + of_velocity v + std n, written with the data x_1 = x_t + (1 - t) v instead of v."""
     of_data = of_velocity / (1 - t)
     return DiffusionStep(
         data_x=1.0,

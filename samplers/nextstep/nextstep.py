@@ -1,7 +1,9 @@
 """NextStep: continuous tokens one after another in raster order, each by flow matching.
 
-Source: NextStep-1 (arXiv 2508.10711) and its published programs. Shapes: B images of L tokens of T numbers, P branches
-of guidance, R = P B rows of the language model, branch by branch, of width D.
+Source: NextStep-1 (arXiv 2508.10711) and its published programs.
+
+Shapes: B images, L tokens of an image, T numbers of a token, P branches of guidance, R = P B rows of the language
+model, branch by branch, and width D.
 """
 
 from __future__ import annotations
@@ -45,10 +47,12 @@ def nextstep(
 
     Args:
         model: network and the metadata of its files.
-        condition: prompts of B images; or images with what is to be changed in each, which the model has read.
+        condition: prompts of B images; or B images that the model has read, each with a prompt that says what to
+        change.
         settings: see :class:`NextStepSettings`.
         noise: noise of B images.
-        edit: part of an image to sample again; None for a whole new one. A token is sampled without knowing later ones.
+        edit: part of an image to sample again; None for a whole new one. A token is sampled without knowing later
+            tokens.
 
     Yields:
         :class:`Step` after every token. Returns :class:`Sampled`.
@@ -70,25 +74,27 @@ def tokens_one_by_one(canvas: NextStepCanvas) -> Sampler:
 
 
 class TokenLook:
-    """The language model with its KV cache: conditions [R, 1, D] of a token, given the tokens before it."""
+    """The language model with its KV cache. A call returns the conditions of a token, [R, 1, D], given all tokens
+    before this token.
+    """
 
     def __init__(self, canvas: NextStepCanvas):
         self.canvas = canvas
         self.net = canvas.model.net
-        self.conditions: Tensor | None = None  # of the token behind the newest one
+        self.conditions: Tensor | None = None  # conditions of the token after the newest token in the cache
         self.fed = 0  # tokens in the cache
 
     def __call__(self, cell: int, cells: Tensor) -> Tensor:
         canvas = self.canvas
         report = canvas.report
 
-        # 1. Prefill the prompts of all branches. Their last rows condition token 0.
+        # 1. Prefill the prompts of all branches. The prompts' last rows are the conditions of token 0.
         if self.conditions is None:
             rows, lengths = canvas.model.prefix(canvas.branches.rows, canvas.cells)
             self.conditions, self.cache = self.net.begin(rows, lengths, canvas.cells)
             report.add(transformer_passes=1, transformer_tokens=rows.shape[:2].numel(), cache_bytes=self.cache.bytes)
 
-        # 2. Feed the tokens since the last pass: the newest one, or also those that an edit fixes.
+        # 2. Feed the tokens since the last pass: the newest token, and in an edit also fixed tokens after it.
         if cell > self.fed:
             tokens = canvas.values[:, self.fed : cell].repeat(canvas.branches.number, 1, 1)
             self.conditions = self.net.advance(tokens, self.fed, self.cache)
@@ -98,7 +104,7 @@ class TokenLook:
 
 
 class TokenFlow:
-    """Tokens by flow matching."""
+    """Samples tokens by flow matching."""
 
     def __init__(self, canvas: NextStepCanvas):
         settings = canvas.settings
@@ -108,14 +114,14 @@ class TokenFlow:
         self.dtype = net.head.cond_embed.weight.dtype
         self.counts = annealed_steps(settings.diffusion_steps, settings.diffusion_steps_end, canvas.cells)
 
-        # Noise of every token: start fp32 [B, L, T], and of the steps [S, B, L, T].
+        # Noise for every token: the start, fp32 [B, L, T], and for the steps, fp32 [S, B, L, T].
         steps = canvas.noise.steps("full", settings.diffusion_steps, canvas.cells, net.channels)
         self.start = to_device(canvas.noise.first("full", canvas.cells, net.channels), canvas.device)
         self.noise = to_device(steps, canvas.device).transpose(0, 1)
         if settings.window > 1:
             self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
 
-        # Number of steps to its table.
+        # For each number of steps, the table.
         self.tables: dict[int, StepTable] = {}
         for count in set(self.counts):
             made = flow(settings.solver, count, settings.time_shift)
@@ -123,14 +129,14 @@ class TokenFlow:
             self.tables[count] = step_table(made.steps, net.head.times(times))
 
     def __call__(self, cell: int, cells: Tensor, z: Tensor) -> Tensor:
-        """The values fp32 [B, 1, T] of a token, from its conditions z [R, 1, D]."""
+        """Sample the values of a token, fp32 [B, 1, T], from the token's conditions z, [R, 1, D]."""
         values = self.samples(cell, self.batch(cell, z))
         if self.canvas.settings.use_norm:
             values = normed(values)
         return self.canvas.with_given(cell, values[:, None])
 
     def batch(self, cell: int, z: Tensor) -> DiffusionBatch:
-        """A token of all images before its flow, a row for each."""
+        """The batch for a token, in the state before its flow: one row for each image."""
         count = self.counts[cell]
         return DiffusionBatch(
             z=z[:, 0].unflatten(0, (self.canvas.branches.number, -1)).to(self.dtype),
@@ -141,7 +147,7 @@ class TokenFlow:
         )
 
     def samples(self, cell: int, batch: DiffusionBatch) -> Tensor:
-        """The samples fp32 [B, T] of a token."""
+        """Sample the batch of a token, fp32 [B, T]."""
         canvas = self.canvas
         net = canvas.model.net
         if canvas.settings.window == 1:
