@@ -4,8 +4,9 @@ Sources: Rombach et al. 2022 (latent diffusion, arXiv 2112.10752) and Li et al. 
 whose decoder has attention only in the middle block; Sun et al. 2024 (LlamaGen, arXiv 2406.06525), after VQGAN (Esser
 et al. 2021), for VQ-16 and VQ-8. Both have the same encoder and decoder; only the names differ.
 
-A LATENT of the VQ tokenizer holds unit code vectors [B, code channels, h, w]. :meth:`VQAutoencoder.decode` replaces
-each vector by its nearest code, so that rounding does not change the image and edited vectors become valid codes.
+A LATENT of the VQ tokenizer (the value of a ComfyUI socket) holds unit code vectors [B, code channels, h, w].
+:meth:`VQAutoencoder.decode` replaces each vector by its nearest code. So rounding does not change the image, and edited
+vectors become valid codes.
 """
 
 from __future__ import annotations
@@ -30,32 +31,32 @@ from .torch_state import in_own_state
 
 # Buffer of the official VQ files that inference does not use: the codes that training used last.
 HISTORY = "quantize.codebook_used"
-# GroupNorm groups of the official files, in which nothing states them. In a file of weights alone, such as the files of
-# ComfyUI's Save VAE, a tensor of this name states a different number.
+# GroupNorm groups of the official files, which do not state this number. If a file without metadata, such as a file of
+# ComfyUI's Save VAE, has a different number, a tensor of this name states it.
 USUAL_GROUPS = 32
 STATED_GROUPS = "fastar_groups"
-# Pixels of an image above which a batch is decoded one by one; 512 x 512 is decoded as it is.
+# If an image has more pixels than this, the images of a batch are decoded one by one. 512 x 512 pixels are fewer.
 WHOLE = 1 << 19
-# Images that a pass of the decoder decodes.
+# The most images that one pass of the decoder decodes.
 DECODE_BATCH = 8
 TOO_LITTLE_TO_DECODE = "memory: there is too little memory to decode even a single image; choose a different device."
-# Elements of one block of the similarity matrix of positions and codes: 64 MB in fp32.
+# Elements of the similarity matrix of positions and codes that are computed at once: 64 MB in fp32.
 _BLOCK = 1 << 24
 
 
 @dataclass(frozen=True)
 class _Shape(MayEnlarge):
-    """What both autoencoders have."""
+    """What the shapes of both autoencoders have in common."""
 
     ch: int  # channels at full resolution
     ch_mult: tuple[int, ...]  # multiple of ch at every level
-    blocks: int  # residual blocks per level of the encoder (the decoder has one more)
-    z_channels: int  # channels between the encoder or decoder and the 1x1 convolutions; KL: of a latent
+    blocks: int  # residual blocks per level of the encoder; the decoder has one more per level
+    z_channels: int  # channels between the encoder or decoder and the 1x1 convolutions; for KL, channels of a latent
 
     @property
     def stride(self) -> int:
-        """Pixels per latent position or code, and side, of an image that is encoded: 16 for KL-16 and VQ-16, 8 for
-        VQ-8.
+        """Pixels along each side of a latent position or code, in an image that is encoded: 16 for KL-16 and VQ-16, 8
+        for VQ-8.
         """
         return 2 ** (len(self.ch_mult) - 1)
 
@@ -72,7 +73,7 @@ class KLConfig(_Shape):
     encoder_attention: frozenset[int] = frozenset()  # levels (0 = full resolution) with attention after each block
     decoder_attention: frozenset[int] = frozenset()
     groups: int = 32  # GroupNorm groups, which no weight states
-    enlarging: EnlargingConfig | None = None  # of the part that draws larger images; no official file has one
+    enlarging: EnlargingConfig | None = None  # shape of the part that makes larger images; no official file has it
     # Whether 1x1 convolutions stand between encoder and latents, and between latents and decoder; Flux's form has none.
     mixes: bool = True
 
@@ -108,7 +109,7 @@ class VQConfig(_Shape):
     codes: int  # entries of the codebook
     code_channels: int = 8  # channels of a code vector and of a LATENT; 8 officially
     groups: int = 32  # GroupNorm groups
-    enlarging: EnlargingConfig | None = None  # as of a KL autoencoder
+    enlarging: EnlargingConfig | None = None  # as for a KL autoencoder
 
     @property
     def encoder_attention(self) -> frozenset[int]:
@@ -152,9 +153,9 @@ def group_norm(channels: int, groups: int) -> nn.GroupNorm:
 
 
 class ResBlock(nn.Module):
-    """Residual block of two GroupNorm, SiLU, 3x3 convolution.
+    """Residual block: twice GroupNorm, SiLU and a 3x3 convolution.
 
-    A 1x1 convolution is on the skip path if the width changes.
+    If the width changes, a 1x1 convolution is on the skip path.
     """
 
     def __init__(self, c_in: int, c_out: int, groups: int, operations: Operations, bias: bool = True):
@@ -193,7 +194,7 @@ class _Attention(nn.Module):
 
 
 def _rows(maps: Tensor) -> Tensor:
-    """Maps [B, c, h, w] as the rows [B, 1, h * w, c] of one attention head."""
+    """Feature maps [B, c, h, w] as rows of one attention head, [B, 1, h * w, c]."""
     return maps.flatten(2).transpose(1, 2)[:, None]
 
 
@@ -289,14 +290,16 @@ def climbed(
     top: int,
     enter: Callable[[int, Tensor], Tensor] = lambda level, x: x,
 ) -> Tensor:
-    """The features of a level of a decoder; of those of level 0, the full resolution, ``conv_out`` makes an image.
+    """The features of level ``top`` of a decoder. ``conv_out`` makes an image from the features of level 0, the full
+    resolution.
 
     Args:
-        decoder: with levels ``up``, the highest resolution first, and ``norm_out``, which ends level 0.
-        x: the input of its lowest level.
-        features: those of every computed level are added to it, the lowest resolution first; None: they are not kept.
-        top: the level, which is the last that is computed.
-        enter: what a level reads, of its number and the output of the one below.
+        decoder: has the levels ``up``, the highest resolution first, and ``norm_out``, which ends level 0.
+        x: the input of the lowest resolution's level.
+        features: a list to which the features of every computed level are appended, the lowest resolution first; None:
+            they are not kept.
+        top: the last level to compute.
+        enter: returns the input of a level. Its arguments are the level's number and the output of the level below.
     """
     for i in reversed(range(top, len(decoder.up))):
         x = decoder.up[i](enter(i, x))
@@ -314,7 +317,9 @@ class ImageAutoencoder(nn.Module):
     """An autoencoder of images."""
 
     def __getattr__(self, name: str) -> Any:
-        """Raise a sentence for a name that is missing: ComfyUI's nodes for sounds and meshes look for others."""
+        """Raise an error with a readable message for a missing attribute, because ComfyUI's nodes for sounds and meshes
+        look for attributes that an autoencoder of images does not have.
+        """
         try:
             return super().__getattr__(name)
         except AttributeError:
@@ -324,20 +329,22 @@ class ImageAutoencoder(nn.Module):
 class LatentAutoencoder(ImageAutoencoder):
     """An autoencoder without a codebook: its latents are numbers or bits. It decodes large images one by one."""
 
-    config: Any  # with levels of `widths`, as KLConfig
+    config: Any  # has the ``widths`` of its levels, as KLConfig
 
     def _drawn(self, x: Tensor) -> Tensor:
-        """Images [B, 3, h * output_stride, w * output_stride] of what the decoder reads [B, C, h, w]."""
+        """Decode x, in the form that the decoder reads, [B, C, h, w]: images [B, 3, h * output_stride, w *
+        output_stride].
+        """
         one_by_one = self._large(*x.shape[2:])
         return torch.cat([drawn(self, part) for part in x.split(1 if one_by_one else len(x))])
 
     def decode_bytes(self, batch: int, height: int, width: int) -> int:
-        """Upper estimate of the memory of :meth:`decode` for latents of that size, without the weights."""
+        """Upper estimate of the bytes that :meth:`decode` takes for latents of this size, without the weights."""
         pixels = height * width * self.config.stride**2
         decoded_at_once = 1 if self._large(height, width) else batch
 
-        # Five maps of the highest level are alive at once, and those of a level's resampling have the channels of the
-        # level below.
+        # Five maps of the highest level are in memory at once. While a level is resampled, its maps have the channels
+        # of the level below.
         top = self.config.top
         maps = 6 * max(w * pixels >> 2 * max(top, i - 1) for i, w in enumerate(self.config.widths) if i >= top)
         if self.config.enlarging:
@@ -346,12 +353,12 @@ class LatentAutoencoder(ImageAutoencoder):
         return element * maps * decoded_at_once + 2 * batch * self.image_bytes(height, width)
 
     def image_bytes(self, height: int, width: int) -> int:
-        """Memory of one decoded image of latents of that size."""
+        """Bytes of one decoded image, for latents of this size."""
         element = self.decoder.conv_in.weight.element_size()
         return element * 3 * height * width * self.config.output_stride**2
 
     def _large(self, height: int, width: int) -> bool:
-        """Whether images of latents of that size are decoded one by one."""
+        """Whether images are decoded one by one, for latents of this size."""
         return height * width * self.config.output_stride**2 > WHOLE
 
 
@@ -386,10 +393,11 @@ class KLAutoencoder(LatentAutoencoder):
 
 
 def expect_finite(made: Tensor, name: str, what: str = "pixels") -> Tensor:
-    """Return ``made``, which the decoder or encoder of the file ``name`` computed, if all of its values are finite.
+    """Return ``made``, which the decoder or encoder of the file ``name`` computed, if all of its values are finite;
+    else raise a UserError.
 
-    Nodes, command line and Python call it before values are clamped or rounded, which would hide
-    infinity and NaN. It waits for the device.
+    Nodes, command line and Python call this function before they clamp or round the values, which would hide infinity
+    and NaN. The host waits for the device.
     """
     if not is_finite(made):
         raise not_finite("decoder", name, what)
@@ -398,9 +406,9 @@ def expect_finite(made: Tensor, name: str, what: str = "pixels") -> Tensor:
 
 
 def decode_in_chunks(net: KLAutoencoder | VQAutoencoder, latents: Tensor) -> list[Tensor]:
-    """Images [b, 3, H, W] in about -1..1 of latents, a tensor for every pass of the decoder.
+    """Decode latents: images [b, 3, H, W] in about -1..1, as one tensor for every pass of the decoder.
 
-    A pass decodes at most :func:`images_of_a_pass`, and fewer if memory is insufficient.
+    A pass decodes at most :func:`images_of_a_pass` images, and fewer if memory is insufficient.
     """
     weight = next(net.parameters())
     latents = latents.to(weight.device, weight.dtype)
@@ -410,13 +418,16 @@ def decode_in_chunks(net: KLAutoencoder | VQAutoencoder, latents: Tensor) -> lis
 def images_of_a_pass(net: nn.Module) -> int:
     """The most images that a pass of the decoder of ``net`` decodes: eight.
 
-    On a CPU it is one: that takes as long as all at once, whose last bits depend on the size of the batch.
+    On a CPU it is one, which takes no longer than all images at once. With all at once, the last bits would depend on
+    the size of the batch.
     """
     return 1 if next(net.parameters()).device.type == "cpu" else DECODE_BATCH
 
 
 def to_pixels(parts: list[Tensor], name: str) -> Tensor:
-    """Pixels uint8 [B, H, W, 3] on the CPU, of what the decoder ``name`` made; its tensors are overwritten."""
+    """Convert the images that the decoder ``name`` made to pixels, uint8 [B, H, W, 3] on the CPU. The tensors ``parts``
+    are overwritten.
+    """
     pixels = []
     for part in parts:
         images = expect_finite(part.float(), name).permute(0, 2, 3, 1)
@@ -427,7 +438,7 @@ def to_pixels(parts: list[Tensor], name: str) -> Tensor:
 
 
 def _expect_latents(latents: Tensor, channels: int) -> None:
-    """Raise a UserError unless a tensor is a batch of finite latents with that many channels."""
+    """Raise a UserError unless ``latents`` is a batch of finite latents with so many ``channels``."""
     if not isinstance(latents, Tensor) or latents.ndim != 4 or latents.shape[1] != channels or not latents.numel():
         shape = list(latents.shape) if isinstance(latents, Tensor) else type(latents).__name__
         raise UserError(
@@ -463,7 +474,8 @@ class KLModel:
             return to_pixels(decode_in_chunks(self.net, latents), self.name)
 
     def encode(self, x: Tensor) -> Tensor:
-        """Latents fp32 [B, channels, h, w] of images [B, 3, H, W] in -1..1, of the network's dtype and on its device.
+        """Latents fp32 [B, channels, h, w] of images x, [B, 3, H, W] in -1..1, in the dtype and on the device of the
+        network.
 
         Raises:
             UserError: what the encoder computed is not finite.
@@ -480,12 +492,12 @@ class Codebook(nn.Module):
     def __init__(self, codes: int, channels: int):
         super().__init__()
         self.embedding = nn.Embedding(codes, channels)
-        # MuLo-SD's table of the nearest codes of every code, after what it was made for; None before its first use.
-        # It is kept here, because it is as large as the codebook allows and lives as long.
+        # MuLo-SD's table of the nearest codes of every code, and before it the key that it was made for; None before
+        # the first use. It is kept here, because it depends on the codebook and lives as long as the codebook.
         self.neighbours: tuple[object, Tensor] | None = None
 
     def unit(self) -> Tensor:
-        """All code vectors at length 1, fp32 [codes, channels]."""
+        """All code vectors, scaled to length 1, fp32 [codes, channels]."""
         return F.normalize(self.embedding.weight.float(), dim=-1)
 
     def nearest(self, features: Tensor) -> Tensor:
@@ -525,7 +537,7 @@ class VQAutoencoder(ImageAutoencoder):
         return name.replace("mid.block_2.", "mid.2.")
 
     def vectors(self, codes: Tensor) -> Tensor:
-        """Unit code vectors fp32 [B, code_channels, h, w], a LATENT, of codes int64 [B, h, w] in 0..codes - 1."""
+        """Unit code vectors (a LATENT), fp32 [B, code_channels, h, w], of codes, int64 [B, h, w] in 0..codes - 1."""
         return F.embedding(codes, self.quantize.unit()).permute(0, 3, 1, 2).contiguous()
 
     def codes(self, vectors: Tensor) -> Tensor:
@@ -543,16 +555,15 @@ class VQAutoencoder(ImageAutoencoder):
         return self.vectors(codes), codes
 
     def decode_codes(self, codes: Tensor) -> Tensor:
-        """Images [B, 3, h * stride, w * stride] of codes int64 [B, h, w], about -1..1 and not clipped; any h and w.
+        """Images [B, 3, h * stride, w * stride], in about -1..1 and not clipped, of codes int64 [B, h, w]; any h and w.
 
-        They have the size that :meth:`encode` reads, also where :meth:`decode` draws larger ones.
+        They have the size that :meth:`encode` reads, even if :meth:`decode` makes larger images.
         """
         return self.decoder(self.decoder_input(codes))
 
     def decode(self, latents: Tensor) -> Tensor:
-        """Images [B, 3, h * output_stride, w * output_stride], about -1..1 and not clipped.
-
-        They are those of the nearest codes of a LATENT [B, code_channels, h, w].
+        """Images [B, 3, h * output_stride, w * output_stride], in about -1..1 and not clipped, of the codes nearest to
+        the vectors of a LATENT [B, code_channels, h, w].
         """
         return drawn(self, self.decoder_input(self.codes(latents)))
 
@@ -586,15 +597,15 @@ class VQModel:
             return to_pixels(decode_in_chunks(self.net, self._vectors(codes)), self.name)
 
     def encode(self, x: Tensor) -> Tensor:
-        """Codes int64 [B, h, w] of images [B, 3, H, W] in -1..1, of the network's dtype and on its device.
+        """Codes int64 [B, h, w] of images x, [B, 3, H, W] in -1..1, in the dtype and on the device of the network.
 
         Raises:
-            UserError: the features, which codes would hide, are not finite.
+            UserError: the features are not finite, which codes would hide.
         """
         return self.net.codes(expect_finite(self.net.features(x), self.name, "features"))
 
     def _vectors(self, codes: Tensor) -> Tensor:
-        """The code vectors of codes, and code vectors as they are; checked."""
+        """Check codes or code vectors, and return code vectors: those of the codes, or the given ones."""
         if isinstance(codes, Tensor) and codes.is_floating_point():
             _expect_latents(codes, self.net.config.code_channels)
             return codes
@@ -610,7 +621,7 @@ class VQModel:
         """Check that codes int64 [B, h, w] are entries of the codebook.
 
         Raises:
-            UserError: a code is not; ``field`` names the input.
+            UserError: a code is not an entry; ``field`` is the input that the message names.
         """
         entries = self.net.config.codes
         if int(codes.min()) < 0 or int(codes.max()) >= entries:

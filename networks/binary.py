@@ -1,8 +1,8 @@
 """BitDance's binary autoencoder, with the official parameter names: images to maps of bits and back.
 
 Source: "BitDance" (arXiv 2602.14041). A token is one position of the map: C bits, each -1 or +1. The residual blocks
-are those of the KL autoencoder without biases. There is no attention; the decoder normalises every level with
-statistics of the whole map, so an image cannot be decoded in tiles without changing it.
+are like those of the KL autoencoder, but without biases. There is no attention. The decoder normalises every level with
+statistics of the whole map, so decoding an image in tiles would change it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ class BinaryConfig(MayEnlarge):
     z_channels: int  # bits C of a token
     noisy: bool = False  # whether the decoder also reads noise ("gan_decoder")
     groups: int = 32  # GroupNorm groups, which no weight states
-    enlarging: EnlargingConfig | None = None  # of the part that draws larger images; no official file has one
+    enlarging: EnlargingConfig | None = None  # shape of the part that makes larger images; no official file has it
 
     @property
     def stride(self) -> int:
-        """Pixels per token and side of an image that is encoded."""
+        """Pixels along each side of a token, in an image that is encoded."""
         return 2 ** (len(self.widths) - 1)
 
     @staticmethod
@@ -133,7 +133,7 @@ class _AdaptiveNorm(nn.Module):
 
 
 class _Enlarge(nn.Module):
-    """Twice the resolution: a convolution to four times the channels, ordered (row, column, channel)."""
+    """Doubles the resolution: a convolution to four times the channels, which are ordered (row, column, channel)."""
 
     def __init__(self, width: int, operations: Operations):
         super().__init__()
@@ -194,15 +194,15 @@ class BinaryAutoencoder(LatentAutoencoder):
             self.enlarge = Enlarging(config.enlarging, config.widths, operations)
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Bits and the features before the sign, each [B, C, H / stride, W / stride], of images [B, 3, H, W]."""
+        """Bits, and the features whose signs they are, [B, C, H / stride, W / stride] each, of images [B, 3, H, W]."""
         features = self.encoder(x)
         return to_bits(features), features
 
     def decode(self, latents: Tensor) -> Tensor:
         """Images [B, 3, h * output_stride, w * output_stride] in about -1..1, not clipped, from latents [B, C, h, w].
 
-        Of every number its sign is decoded, so that rounded or edited latents are valid; 0, which stands for a token
-        that is not drawn yet, stays 0. Large images are decoded one by one.
+        Only the sign of each number is decoded, so rounded or edited latents are valid. 0, which stands for a token
+        that is not sampled yet, stays 0. Large images are decoded one by one.
         """
         return self._drawn(latents.sign())
 
@@ -213,4 +213,4 @@ class BinaryModel(KLModel):
 
     net: BinaryAutoencoder  # type: ignore[assignment]
 
-    encoded: ClassVar[str] = "features"  # bits hide which of them are not finite
+    encoded: ClassVar[str] = "features"  # only the features can show numbers that are not finite, not the bits

@@ -2,12 +2,12 @@
 
 Source: "BitDance" (arXiv 2602.14041). An image is a grid of tokens of C bits. A *block* is a square of P tokens. Blocks
 follow one another in raster order, and so do the tokens of a block. A transformer reads a condition and the blocks so
-far: rows of one block attend to each other and to everything before. Row j of a block predicts token j of the next one,
-all P of them together, by diffusion: the head is a small transformer over the tokens of a block, or for blocks of a
-single token an MLP.
+far. The rows of a block attend to each other and to everything before the block. Row j of a block is the condition for
+token j of the next block. A diffusion head samples all P tokens of a block together. It is a small transformer over the
+tokens of a block, or an MLP if blocks have a single token.
 
-- :class:`BitDanceText`: Qwen3 reads a prompt (14B, blocks of 64 or 16 tokens).
-- :class:`BitDanceClass`: a class label of ImageNet (B, L, H; blocks of 1, 4 or 16 tokens).
+- :class:`BitDanceText`: its condition is a prompt, which Qwen3 reads (14B; blocks of 64 or 16 tokens).
+- :class:`BitDanceClass`: its condition is a class label of ImageNet (B, L, H; blocks of 1, 4 or 16 tokens).
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .structure import depth, without
 
 # Attention heads of the ImageNet models by width, which no state dict holds: sizes B, L, H.
 OFFICIAL_HEADS = {768: 12, 1024: 16, 1280: 20}
-# Width of an attention head of the diffusion head.
+# Width of an attention head in the diffusion head, for prompts and for class labels.
 TEXT_HEAD_DIM = 128
 CLASS_HEAD_DIM = 64
-# Token ids of a prompt with its template.
+# The most token ids of a prompt with its template.
 MOST_IDS = 1024
-# Sizes of an image in pixels, the longer side first; both orders are drawn. Models of 64 tokens a block were trained on
-# the first list only.
+# Sizes of an image in pixels, the longer side first; a model also generates the sizes with both sides exchanged. Models
+# with blocks of 64 tokens were trained on the first list only.
 LARGE_SIZES = ((1024, 1024), (1152, 896), (1280, 768), (1536, 640), (1920, 512), (2048, 512))
 SMALL_SIZES = ((512, 512), (640, 384), (896, 256), (1024, 256))
 
@@ -51,7 +51,7 @@ class HeadConfig:
 
     channels: int  # bits C of a token
     condition: int  # width D of a condition row
-    width: int  # its own width W
+    width: int  # width W of the head
     depth: int  # residual blocks
     modulations: int  # adaLN layers; consecutive blocks share one
     heads: int  # attention heads; 0 for an MLP on single tokens
@@ -88,7 +88,7 @@ class HeadConfig:
 
 
 def silu_gated(halves: Tensor) -> Tensor:
-    """silu(a) * b of the two halves a and b of the numbers of a row."""
+    """silu(a) * b, where a and b are the two halves of each row."""
     a, b = halves.chunk(2, -1)
     return F.silu(a) * b
 
@@ -124,7 +124,9 @@ class _HeadAttention(nn.Module):
 
 
 class _HeadBlock(nn.Module):
-    """A residual block. Its modulation is 1 + scale, shift and gate, of a transformer block those of both parts."""
+    """A residual block. Its modulation is 1 + scale, shift and gate; a transformer block has these three for both of
+    its parts.
+    """
 
     def __init__(self, c: HeadConfig):
         super().__init__()
@@ -168,9 +170,10 @@ class _Final(nn.Module):
 
 
 class Head(nn.Module):
-    """The denoiser: tokens x_t of a block, a time t (0 is noise, 1 data) and condition rows to the tokens themselves.
+    """The denoiser. From a block's states x_t, a time t (0 is noise, 1 is data) and condition rows, it predicts the
+    tokens of the block.
 
-    Of plain layers, which stay on the device: it runs once for every diffusion step.
+    It has plain layers, which stay on the device, because it runs once for every diffusion step.
     """
 
     def __init__(self, config: HeadConfig):
@@ -187,7 +190,7 @@ class Head(nn.Module):
 
     @property
     def modulation_numbers(self) -> int:
-        """Numbers of all modulations of one row."""
+        """How many numbers all modulations of one row have together."""
         c = self.config
         return ((6 if c.heads else 3) * c.modulations + 2) * c.width
 
@@ -196,9 +199,9 @@ class Head(nn.Module):
         return self.time_embed(1000 * t)
 
     def modulations(self, embedding: Tensor) -> list[Tensor]:
-        """What every adaLN layer and the last layer make of the sum of both embeddings [..., W].
+        """The modulations of every adaLN layer and of the last layer; scales include the 1 of adaLN.
 
-        It may be of one or of many diffusion steps. Scales include the 1 that is added to them.
+        ``embedding``: the sum of a time's and a condition's embedding, [..., W], for one or many diffusion steps.
         """
         active = F.silu(embedding)
         out = []
@@ -210,9 +213,9 @@ class Head(nn.Module):
         return out
 
     def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
-        """Predicted tokens fp32 [G, R, P, C] of tokens x_t fp32 [R, P, C], which G branches of guidance share.
+        """Predicted tokens, fp32 [G, R, P, C], for states x_t, fp32 [R, P, C], which the G branches of guidance share.
 
-        ``modulations`` are [G, R, P, ...].
+        ``modulations``: [G, R, P, ...] each.
         """
         branches = len(modulations[-1])
         share = self.config.depth // self.config.modulations
@@ -229,7 +232,7 @@ class Head(nn.Module):
         return torch.tanh(out / 2) if self.config.bounded else out
 
     def forward(self, x: Tensor, t: Tensor, rows: Tensor) -> Tensor:
-        """Predicted tokens [R, P, C] of x_t [R, P, C] at times t [R], with condition rows [R, P, D]."""
+        """Predicted tokens [R, P, C] for states x_t [R, P, C] at times t [R], with condition rows [R, P, D]."""
         embedding = self.times(t)[:, None] + self.cond_embed(rows.to(self.cond_embed.weight.dtype))
         return self.denoise(x, self.modulations(embedding[None]))[0]
 
@@ -238,7 +241,9 @@ class Head(nn.Module):
 
 
 def block_order(height: int, width: int, side: int) -> Tensor:
-    """Cells int64 [L] of the tokens in their order, counted in raster order on the CPU; blocks have ``side`` tokens.
+    """The cell of each token in the order of the tokens, int64 [L] on the CPU. Cells are counted in raster order.
+
+    ``side``: tokens along one side of a block.
 
     Raises:
         ValueError: if the grid cannot be divided into blocks.
@@ -253,7 +258,8 @@ def block_order(height: int, width: int, side: int) -> Tensor:
 def sine_positions(height: int, width: int, dim: int) -> Tensor:
     """2-D position rows fp32 [L, dim] of a grid in raster order, on the CPU.
 
-    The first half is that of the column, the second that of the row; sines stand before cosines.
+    The first half of a row encodes the column, the second half the row of the grid; in each, sines stand before
+    cosines.
     """
     rates = 1.0 / 10000 ** (torch.arange(dim // 4, dtype=torch.float32) / (dim // 4))
 
@@ -270,7 +276,7 @@ def sine_positions(height: int, width: int, dim: int) -> Tensor:
 
 
 class BlockNetwork(Llama):
-    """What both networks have. Behind the prefix, the first block of rows predicts the first block of tokens."""
+    """What both networks share. The first block of rows after the prefix predicts the first block of tokens."""
 
     block: int  # tokens P of a block
     head_config: HeadConfig
@@ -304,18 +310,18 @@ class BlockNetwork(Llama):
         raise NotImplementedError
 
     def embed(self, tokens: Tensor, places: Tensor) -> Tensor:
-        """Rows [R, n, D] of tokens [R, n, C] with the position rows [n, D]."""
+        """Embed tokens [R, n, C], with position rows [n, D]: rows [R, n, D]."""
         raise NotImplementedError
 
     def encodings(self, grid: tuple[int, int], prefix: int, lengths: Tensor | None) -> Positions:
-        """Position encodings of the fed rows; row 0 is the first one behind the prefix."""
+        """Position encodings of the fed rows; row 0 is the first row after the prefix."""
         raise NotImplementedError
 
     def predictors(self, prefix: Tensor, rows: Tensor, grid: tuple[int, int]) -> Tensor:
         """Hidden rows [R, m, D] of whole sequences, without a cache; for training and tests.
 
         Args:
-            prefix: rows [R, n, D], of one length.
+            prefix: rows [R, n, D], all prefixes of the same length.
             rows: [R, m, D], the first block of rows, then the embedded tokens of blocks.
             grid: tokens (height, width).
         """
@@ -338,10 +344,15 @@ class BlockNetwork(Llama):
     def begin(
         self, prefix: Tensor, lengths: Tensor | None, first: Tensor, grid: tuple[int, int]
     ) -> tuple[Tensor, Cache]:
-        """Feed the prefix [R, n, D], causally, and the first block of rows [R, P, D].
+        """Feed the prefix, with causal attention, and then the first block of rows.
 
-        ``lengths`` int64 [R]: the valid rows of each prefix, None for all. Returns the hidden rows [R, P, D] that
-        predict block 0, and the cache.
+        Args:
+            prefix: rows [R, n, D].
+            lengths: int64 [R], the valid rows of each prefix; None: all.
+            first: the first block of rows, [R, P, D].
+            grid: tokens (height, width).
+
+        Returns the hidden rows [R, P, D] that predict block 0, and the cache.
         """
         height, width = grid
         positions = self.encodings(grid, prefix.shape[1], lengths)
@@ -349,10 +360,10 @@ class BlockNetwork(Llama):
         return self.advance(first, 0, cache), cache
 
     def advance(self, rows: Tensor, at: int, cache: Cache) -> Tensor:
-        """Hidden rows [R, n, D], after the final norm, of the rows [R, n, D] of one or more blocks.
+        """Feed the rows of one or more blocks, [R, n, D]; returns hidden rows [R, n, D], after the final norm.
 
-        They are the rows ``at`` to ``at + n - 1`` behind the prefix. What was fed at these places or behind them
-        before is replaced. A row attends to its own block and to all before.
+        They are the rows ``at`` to ``at + n - 1`` after the prefix, and replace what was fed at these places or after
+        them before. A row attends to its own block and to all blocks before it.
         """
         n = rows.shape[1]
         place = torch.arange(at, at + n, device=rows.device)
@@ -366,7 +377,7 @@ class BlockNetwork(Llama):
 
 
 class BitDanceText(BlockNetwork):
-    """The language model with the projector of tokens and the diffusion head; its output layer is not there."""
+    """The language model without its output layer, with the projector of tokens and the diffusion head."""
 
     def __init__(self, config: LlamaConfig, head: HeadConfig, block: int, operations: Operations = FAST):
         super().__init__(config, operations)
@@ -407,10 +418,11 @@ class BitDanceConfig(LlamaConfig):
 
     @staticmethod
     def of_bitdance(state: Mapping[str, Tensor], heads: int | None = None) -> BitDanceConfig:
-        """Derive the shape from official parameter names; ``heads`` None: of the official size of that width.
+        """Derive the shape from official parameter names. ``heads``: None takes the number of the official size with
+        the same width.
 
         Raises:
-            KeyError: the state dict is none of this network.
+            KeyError: the state dict is not of this network.
             ValueError: the head count is unknown or does not fit, or tokens or blocks are not squares.
         """
         tokens, dim = state["pos_for_diff.weight"].shape
@@ -454,7 +466,7 @@ class BitDanceClass(BlockNetwork):
     config: BitDanceConfig
 
     def __init__(self, config: BitDanceConfig, head: HeadConfig, operations: Operations = FAST):
-        Recordable.__init__(self, operations)  # it has other tables than a Llama
+        Recordable.__init__(self, operations)  # not Llama's, because this network has different tables
         c = self.config = config
         self.block = c.block
         self.cls_embedding = nn.Embedding(c.condition_size + 1, c.rows * c.dim)  # type: ignore[assignment]
@@ -475,7 +487,7 @@ class BitDanceClass(BlockNetwork):
     def class_rows(self, labels: Tensor) -> tuple[Tensor, Tensor]:
         """The prefix [R, rows - 1, D] and the first block of rows [R, P, D] of labels int64 [R].
 
-        The number of classes stands for no label.
+        A label equal to the number of classes is the null class.
         """
         rows = self.cls_embedding(labels).unflatten(1, (self.config.rows, -1))
         first = rows[:, -1:]
@@ -491,7 +503,9 @@ class BitDanceClass(BlockNetwork):
         return self.emb_norm(self.proj_in(tokens.to(self.norm.weight.dtype)))
 
     def encodings(self, grid: tuple[int, int], prefix: int, lengths: Tensor | None) -> Positions:
-        """2-D RoPE of the tokens' own cells, from 1.5 on; the prefix and the first block are not rotated."""
+        """2-D RoPE by the tokens' own cells, whose rows and columns count from 1.5. The prefix and the first block of
+        rows are not rotated.
+        """
         c = self.config
         device = self.compute_device
         count = c.head_dim // 4
@@ -512,13 +526,13 @@ class BitDanceClass(BlockNetwork):
 
 @dataclass(frozen=True)
 class Marks:
-    """Ids of the special tokens of a prompt and of the image behind it."""
+    """Ids of the special tokens of a prompt and of the image after it."""
 
-    begin: int  # of a turn
-    end: int
-    image: int  # start of the image
-    sizes: Mapping[int, int]  # number of tokens along a side, to the token that says it
-    queries: tuple[int, ...]  # of the P - 1 query rows
+    begin: int  # begins a turn
+    end: int  # ends a turn
+    image: int  # begins the image
+    sizes: Mapping[int, int]  # for each number of tokens along a side, the token that states it
+    queries: tuple[int, ...]  # the P - 1 query rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -528,11 +542,11 @@ class BlockModel:
     net: BlockNetwork  # the network in eval mode
     name: str  # display name for messages and reports
     stride: int  # pixels along one side of a token
-    time_shift: float = 1.0  # of the diffusion's time grid; 1 is none
+    time_shift: float = 1.0  # shift of the diffusion's times; 1 is none
     label_set: str = ""  # name of the label list ("imagenet-1k", "picture-book"), or "" if unknown
     note: str = ""  # what decides the result without being stated by user or file
-    tokenize: Callable[[str], list[int]] | None = None  # of a text model: text to ids, without special tokens
-    marks: Marks | None = None  # of a text model
+    tokenize: Callable[[str], list[int]] | None = None  # for a text model: text to ids, without special tokens
+    marks: Marks | None = None  # for a text model
 
     family: ClassVar[str] = "bitdance"  # see runs/families/__init__.py
 
@@ -553,7 +567,7 @@ class BlockModel:
 
     @property
     def usual_size(self) -> tuple[int, int]:
-        """Height and width in pixels of an image that nothing else is asked of."""
+        """Height and width in pixels of an image whose size is not set."""
         if isinstance(self.net, BitDanceClass):
             side = self.net.config.grid * self.stride
             return side, side
@@ -584,10 +598,10 @@ class BlockModel:
         return tuple(both)
 
     def grid(self, height: int | None, width: int | None) -> tuple[int, int]:
-        """Tokens (height, width) of an image of so many pixels; None: of the usual size.
+        """Tokens (height, width) of an image with so many pixels; None: the usual height or width.
 
         Raises:
-            UserError: if it draws no such image.
+            UserError: the model does not generate this size.
         """
         usual = self.usual_size
         height = usual[0] if height is None else height
@@ -616,10 +630,10 @@ class BlockModel:
     def prompt(self, text: Any) -> list[int]:
         """Token ids of a prompt in its template, as typed.
 
-        Names of special tokens in it are plain text.
+        If the text contains names of special tokens, they are plain text.
 
         Raises:
-            UserError: if it is no text, too long, or encoded outside the vocabulary.
+            UserError: the text is too long, or encoded outside the vocabulary.
         """
         expect_text(text)
         return self._ids([f"user\n{text}"])
@@ -635,10 +649,10 @@ class BlockModel:
         return checked(ids, self.net.config.vocab, MOST_IDS, self.name)
 
     def prompt_rows(self, ids: Sequence[Sequence[int]], grid: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Prefix [R, n, D], its valid rows int64 [R], and first block of rows [R, P, D] of prompts.
+        """The rows of prompts: prefix [R, n, D], number of valid rows int64 [R], and first block of rows [R, P, D].
 
         Raises:
-            UserError: if the image does not fit behind a prompt.
+            UserError: the image does not fit after a prompt.
         """
         net = self.net
         marks = self.marks

@@ -6,8 +6,8 @@ from collections.abc import Callable, Container, Sequence
 
 from ..errors import UserError
 
-# Characters of a prompt, or of a list of labels. Encoding takes time and memory with their number, and cannot be
-# interrupted.
+# Most characters of a prompt, or of a list of labels. The more there are, the more time and memory encoding takes, and
+# encoding cannot be interrupted.
 MOST_TEXT = 20_000
 
 
@@ -18,7 +18,7 @@ def expect_text(text: str, field: str = "text") -> None:
 
 
 def chat(turns: Sequence[str], encode: Callable[[str], list[int]], tokens: tuple[int, int]) -> list[int]:
-    """Token ids of turns, and of the beginning of the assistant's; ``tokens`` begin and end a turn."""
+    """Token ids of turns, and of the beginning of the assistant's turn. ``tokens``: ids that begin and end a turn."""
     begin, end = tokens
 
     ids: list[int] = []
@@ -38,7 +38,9 @@ def without_special(ids: list[int], special: Sequence[Container[int]], name: str
 
 
 def checked(ids: list[int], vocab: int, most: int, name: str, field: str = "text") -> list[int]:
-    """The ids of a prompt for the model ``name``, which are in its vocabulary of ``vocab`` and at most ``most``."""
+    """The ids of a prompt for the model ``name``, after two checks: the ids are in its vocabulary of ``vocab`` tokens,
+    and there are at most ``most`` ids.
+    """
     wrong = [i for i in ids if not 0 <= i < vocab]
     if wrong:
         raise UserError(

@@ -1,13 +1,14 @@
 """A part of a decoder's file that draws images four times larger from the same latents.
 
-It belongs to no official layout and is this project's own: a second path up the decoder's levels, which reads their
-features, adds detail where there are few positions, and ends in two pixel shuffles (Shi et al. 2016, arXiv 1609.05158).
-The rest of the file stays as it is.
+The part is this project's own and belongs to no official layout. It is a second path up the decoder's levels, which
+reads the features of these levels, adds detail at low resolutions, and ends in two pixel shuffles (Shi et al. 2016,
+arXiv 1609.05158). All other weights of the file stay as they are.
 
-A part that reads all levels draws over the decoder's own image, enlarged. One that reads only the lower ones, which is
-faster, rises to the others by more shuffles and draws the whole image; the decoder does not compute its higher levels.
+A part that reads all levels adds to the decoder's own image, enlarged. A part that reads only the lower levels is
+faster: it reaches the resolutions of the higher levels by more pixel shuffles and makes the whole image, so the decoder
+does not compute its higher levels.
 
-It adds in place where it can, which is faster on a CPU and takes less memory.
+Sums are computed in place where possible, which is faster on a CPU and takes less memory.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import Tensor, nn
 from .ops import Operations
 from .structure import MOST_LEVELS, depth
 
-# Pixels of the larger image per pixel of the decoder's, and side.
+# How many times higher and wider the larger image is than the decoder's image.
 FACTOR = 4
 # What the names of its weights begin with.
 PREFIX = "enlarge."
@@ -41,7 +42,7 @@ class EnlargingConfig:
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor], levels: int) -> EnlargingConfig | None:
-        """Derive the shape from the weights of a decoder with that many levels; None if they have no such part.
+        """Derive the shape from the weights of a decoder with so many ``levels``; None if the file has no such part.
 
         Raises:
             ValueError: if weights that tell the shape are missing, or the part is for more levels.
@@ -69,13 +70,13 @@ class EnlargingConfig:
 
 
 class MayEnlarge:
-    """What the shape of an autoencoder says about the sizes of its images, which are larger where it has the part."""
+    """The part of an autoencoder's shape about the sizes of its images, which are larger if it has the part."""
 
     enlarging: EnlargingConfig | None
 
     @property
     def stride(self) -> int:
-        """Pixels per latent position and side of an image that is encoded."""
+        """Pixels along each side of a latent position, in an image that is encoded."""
         raise NotImplementedError
 
     @property
@@ -85,19 +86,19 @@ class MayEnlarge:
 
     @property
     def top(self) -> int:
-        """The highest level of the decoder that decoding computes: 0, the full resolution, or the highest that the part
-        reads.
+        """The highest level of the decoder that decoding computes: 0, which is the full resolution, or the highest
+        level that the part reads.
         """
         return len(self.enlarging.rises) if self.enlarging else 0
 
     @property
     def output_stride(self) -> int:
-        """Pixels per latent position and side of an image that is decoded."""
+        """Pixels along each side of a latent position, in an image that is decoded."""
         return self.stride * self.enlarges
 
 
 def silu(x: Tensor) -> Tensor:
-    """SiLU of a tensor that nothing else reads, in place outside of a training."""
+    """SiLU of a tensor that nothing else reads; in place, except in training."""
     return F.silu(x, inplace=not x.requires_grad)
 
 
@@ -114,7 +115,7 @@ class _Block(nn.Module):
 
 
 class Enlarging(nn.Module):
-    """The features of a decoder's levels to an image of four times the height and width of the decoder's.
+    """Makes an image from the features of a decoder's levels, four times as high and as wide as the decoder's image.
 
     Args:
         widths: channels of the decoder's levels, the highest resolution first.
@@ -137,11 +138,12 @@ class Enlarging(nn.Module):
         self.paint = operations.Conv2d(fine, 12, 3, padding=1)
 
     def forward(self, features: Sequence[Tensor], image: Tensor | None) -> Tensor:
-        """Images [B, 3, 4 H, 4 W] of the decoder's features.
+        """Images [B, 3, 4 H, 4 W] from the decoder's features.
 
         Args:
-            features: of the levels that the part reads, [B, channels, h, w], each of twice the size of the one before.
-            image: the decoder's, [B, 3, H, W], if the part reads all levels; else None.
+            features: features of the levels that the part reads, [B, channels, h, w], each twice as high and as wide as
+                the features before.
+            image: the decoder's image, [B, 3, H, W], if the part reads all levels; else None.
         """
         x = self._climb(features)
         for rise in self.rise:
@@ -156,24 +158,27 @@ class Enlarging(nn.Module):
         return painted.add_(F.interpolate(image, scale_factor=FACTOR, mode="bilinear"))
 
     def live_values(self, pixels: int) -> int:
-        """Upper estimate of the numbers that are alive at once beyond those of the decoder, of an image that the
-        decoder draws with so many pixels.
+        """Upper estimate of how many numbers the part has in memory at once for an image, besides the decoder's
+        numbers.
+
+        ``pixels``: number of pixels of the decoder's image.
         """
         fine, rises = self.config.fine, self.config.rises
         channels = [self.config.width, *rises]
-        positions = [pixels >> 2 * i for i in reversed(range(len(channels)))]  # of the highest level read, and above
+        # Positions of the highest level that is read, and of each level above.
+        positions = [pixels >> 2 * i for i in reversed(range(len(channels)))]
         kept = sum(count * positions[0] >> 2 * i for i, count in enumerate(reversed(self.channels)))
 
-        # Four maps while it climbs; a rise has its input, and its output twice.
+        # Climbing needs four maps. A rise needs its input, and its output twice.
         climbing = 4 * channels[0] * positions[0]
         rising = [(below + 8 * own) * at for (below, own), at in zip(pairwise(channels), positions, strict=False)]
 
-        # The last map and the first shuffle's, beside another as large or two images.
+        # Painting needs the last map, the map after the first shuffle, and another map of its size or two images.
         painting = (channels[-1] + 4 * fine + max(4 * fine, 2 * 3 * FACTOR**2)) * pixels
         return kept + max(climbing, painting, *rising)
 
     def _climb(self, features: Sequence[Tensor]) -> Tensor:
-        """From the lowest resolution to the highest that is read."""
+        """Combine the features, from the lowest resolution to the highest that is read."""
         x: Tensor | None = None
         for level, read, blocks in zip(features, self.read, self.level, strict=True):
             own = read(level)
@@ -185,7 +190,9 @@ class Enlarging(nn.Module):
 
 
 def drawn(net: Any, latents: Tensor) -> Tensor:
-    """Images of what the decoder of an autoencoder reads, larger ones if it has the part that enlarges."""
+    """Decode ``latents``, in the form that the autoencoder's decoder reads. The images are larger if it has the part
+    that enlarges.
+    """
     if net.config.enlarging is None:
         return net.decoder(latents)
 
@@ -193,7 +200,7 @@ def drawn(net: Any, latents: Tensor) -> Tensor:
 
 
 def read_levels(net: Any, latents: Tensor) -> tuple[list[Tensor], Tensor | None]:
-    """What the part reads: features of the decoder's levels, and its image if it reads all of them."""
+    """What the part reads: features of the decoder's levels, and the decoder's image if the part reads all levels."""
     # On a CPU this takes an eighth less time with the channels last.
     latents = latents.contiguous(memory_format=torch.channels_last)
 

@@ -1,10 +1,10 @@
-"""What the passes of a MAR keep for later ones: keys and values of its blocks (LazyMAR).
+"""What the passes of a MAR keep for later passes: keys and values of its blocks (LazyMAR).
 
 Recorded functions write these tensors, so they stay at their addresses for a whole run, see :mod:`.graphs`.
 
-Shapes: E entries of a batch, each of one branch of guidance of one image, N = buffer + L rows of the decoder, d numbers
-of an attention head. A *store* holds the keys, then the values of a block, [2, E, heads, rows, d]; :func:`.mar.update`
-writes it.
+Shapes: E entries of a batch (one for each branch of guidance of each image), N = buffer + L rows of the decoder, d
+numbers of an attention head. A *store* holds the keys, then the values of a block, [2, E, heads, rows, d];
+:func:`.mar.update` writes it.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from .speed import COMPILE
 class FeatureCache:
     """The tensors of a run."""
 
-    encoder: State  # of every block a store for tokens and, after them, class rows; empty without room for them
+    encoder: State  # for each block a store for tokens and, after them, class rows; empty if ``room`` is 0
     decoder: DecoderCache | None
 
     def __init__(
         self, net: MAR, device: torch.device, entries: int, encoder_entries: int, room: int, block: int | None
     ):
-        """Allocate them.
+        """Allocate the tensors.
 
         Args:
             entries: E of the decoder.
             encoder_entries: E of the encoder.
-            room: rows of an encoder's store; 0 to keep none.
-            block: the decoder's block that measures, from 0; None to keep nothing of the decoder.
+            room: how many rows a store of the encoder has; 0: there are no stores for the encoder.
+            block: index of the decoder's measuring block, from 0; None: nothing is kept of the decoder.
         """
         c = net.config
         size = c.dim // c.heads

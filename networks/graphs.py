@@ -1,19 +1,20 @@
-"""CUDA graphs: what a function of tensors launches is recorded once, and from then on launched as a whole.
+"""CUDA graphs: the kernels that a function of tensors launches are recorded once, and from then on launched as a whole.
 
-A pass that decides one token launches hundreds of kernels of a few microseconds each, and a host needs longer to launch
-them one by one than the card to run them. A CUDA graph launches all of them in one call. Its kernels are those of the
-function itself, and so are its results, bit for bit.
+A pass that decides one token launches hundreds of kernels of a few microseconds each. The host needs longer to launch
+them one by one than the GPU needs to run them. A CUDA graph launches all of them in one call. The kernels are the same
+as without a graph, so the results are bit-identical.
 
 A graph is fixed: it reads and writes the same addresses at every launch. :class:`Graphs` therefore
 
 - records a function anew for every shape of its arguments, the second time that it meets this shape, and copies the
   arguments of later calls to the tensors that were recorded;
-- tells tensors that a function writes (:class:`State`, a KV cache for example) apart by their addresses, and keeps
-  those of a KV cache from one run to the next;
+- identifies tensors that a function writes (:class:`State`, for example a KV cache) by their addresses, and keeps the
+  tensors of a KV cache from one run to the next;
 - forgets everything when weights have moved, or when memory is short.
 
-A function that is recorded must not read a value on the host, copy from it, or use PyTorch's own random numbers, and
-what it decides in Python it decides once. ``tests/lib/recording.py`` records on a CPU, and refuses such functions.
+A function that is recorded must not read a value on the host, copy from the host, or use PyTorch's own random numbers.
+It makes decisions in Python only once, when it is recorded. ``tests/lib/recording.py`` records on a CPU, and refuses
+functions that break these rules.
 """
 
 from __future__ import annotations
@@ -33,13 +34,15 @@ from weakref import WeakSet
 import torch
 from torch import Tensor, nn
 
-# Recordings of a network that are kept; the ones not used for the longest time go first.
+# The most recordings of a network that are kept. The recording that was not used for the longest time is freed first.
 MOST = 512
-# Bytes of a KV cache that is kept for the next run. A larger one belongs to a batch that keeps a card busy anyway.
+# The most bytes of a KV cache that is kept for the next run. A larger cache belongs to a batch that keeps a GPU busy
+# anyway.
 KEPT_BYTES = 1 << 30
-# Bytes of the arguments of a call that is recorded. More belong to a batch whose kernels take longer than their launch.
+# The most bytes of the arguments of a call that is recorded. Larger arguments belong to a batch whose kernels take
+# longer than their launch.
 LARGEST = 64 << 20
-# Addresses of arguments and results are multiples of so many bytes, as an allocator's are.
+# Addresses of arguments and results are multiples of this number of bytes, as the addresses of an allocator are.
 ALIGNED = 512
 # Whether the host allows CUDA graphs; ComfyUI's --disable-cuda-graphs forbids them.
 allowed = True
@@ -52,9 +55,11 @@ def available(device: torch.device) -> bool:
 
 @contextmanager
 def aside(device: torch.device) -> Iterator[None]:
-    """The stream on which functions are recorded, behind all that was launched before; what follows is behind it.
+    """Run a block on the stream on which functions are recorded. The block's kernels run after all kernels that were
+    launched before the block, and before all kernels that are launched after it.
 
-    A function is called on it before it is recorded, so that what cuBLAS allocates for a stream is no part of a graph.
+    A function is called once on this stream before it is recorded there, so that cuBLAS allocates its memory for the
+    stream outside of a graph.
     """
     current = torch.cuda.current_stream(device)
     stream = _stream(device)
@@ -73,17 +78,19 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 
 
 def record(function: Callable[[], None], pool: Any, device: torch.device) -> Callable[[], None]:
-    """A call that launches again what ``function`` launches on a device; ``pool``: memory that recordings share."""
+    """Record the kernels that ``function`` launches on a device. Returns a function that launches them again. ``pool``:
+    memory that recordings share.
+    """
     graph = torch.cuda.CUDAGraph()
-    # ComfyUI's DynamicVRAM may unmap weights of other models for what is allocated meanwhile, and cannot wait for the
-    # kernels that read them.
+    # If memory is allocated during the recording, ComfyUI's DynamicVRAM may unmap weights of other models, and cannot
+    # wait for kernels that read these weights. So wait for all kernels first.
     torch.cuda.synchronize(device)
-    # A collection could free another graph meanwhile, which is an error while one is recorded.
+    # A garbage collection could free another graph, which is an error while a graph is recorded.
     collects = gc.isenabled()
     gc.disable()
     try:
         with aside(device):
-            # Other threads of the host may use the card.
+            # Other threads of the host may use the GPU.
             graph.capture_begin(pool=pool, capture_error_mode="thread_local")
             try:
                 function()
@@ -97,28 +104,27 @@ def record(function: Callable[[], None], pool: Any, device: torch.device) -> Cal
 
 
 def new_pool() -> Any:
-    """Memory for the intermediate results of recordings, of which one runs at a time."""
+    """Memory for the intermediate results of all recordings, which may share it because only one runs at a time."""
     return torch.cuda.graph_pool_handle()
 
 
 class State(tuple[Tensor, ...]):
-    """Tensors that a recorded function writes, or that are too large to be copied at every call.
-
-    A recording belongs to their addresses.
+    """Tensors that a recorded function writes, or that are too large to be copied at every call. A recording is valid
+    for their addresses only.
     """
 
 
 class Graphs:
     """The recordings of a network."""
 
-    problem = ""  # of the last recording that failed, as PyTorch words it
+    problem = ""  # why the last recording failed, in PyTorch's words; "" if none failed
 
     def __init__(self) -> None:
         self._recordings: OrderedDict[Hashable, _Recording] = OrderedDict()
-        self._called: set[Hashable] = set()  # what was called, and is recorded at the next call
+        self._called: set[Hashable] = set()  # keys of functions and shapes that were called; the next call records them
         self._pool: Any = None
         self._room = _Room()
-        self._addresses: tuple[int, ...] = ()  # of the weights
+        self._addresses: tuple[int, ...] = ()  # addresses of the weights
         self._kept = _Kept()
         _ALL.add(self)
 
@@ -142,13 +148,14 @@ class Graphs:
             self._addresses = addresses
 
     def zeros(self, shapes: Sequence[Sequence[int]], like: Tensor) -> list[Tensor]:
-        """Tensors of zeros, at the addresses that the last ones had if nothing uses these any more.
+        """Tensors of zeros. They are the tensors of the last call, if these have the same form and nothing uses them
+        any more.
 
         :meth:`use` says what uses them::
 
             stores = graphs.zeros(shapes, x)  # of the first run
             graphs.use(stores, cache)
-            del cache                         # it has ended
+            del cache                         # the first run has ended
             stores = graphs.zeros(shapes, x)  # of the second run: the same tensors
         """
         form = (tuple(map(tuple, shapes)), like.dtype, like.device)
@@ -158,7 +165,7 @@ class Graphs:
             return list(self._kept.tensors)
 
         if self._kept.free:
-            self._kept = _Kept()  # its memory is free before more is allocated
+            self._kept = _Kept()  # frees the memory before more is allocated
         with torch.inference_mode(False):
             made = [like.new_zeros(shape) for shape in shapes]
         if self._kept.free and sum(tensor.nbytes for tensor in made) <= KEPT_BYTES:
@@ -166,21 +173,20 @@ class Graphs:
         return made
 
     def use(self, tensors: Sequence[Tensor], user: Any) -> None:
-        """Keep tensors of :meth:`zeros` from other runs as long as ``user`` exists."""
+        """Reserve tensors from :meth:`zeros`: no other run gets them as long as ``user`` exists."""
         if self._kept.tensors and tensors[0] is self._kept.tensors[0]:
             self._kept.user = weakref.ref(user)
 
     def call(self, function: Callable[..., Any], args: tuple[Any, ...]) -> Any:
-        """``function(*args)``, recorded if it was called for these shapes before.
+        """Call ``function(*args)``. The second call with the same shapes records it, and later calls replay the
+        recording. If it cannot be recorded, :attr:`problem` says why.
 
         Args:
             function: its result is a tensor, or a sequence of tensors, Nones and such sequences.
-            args: tensors, sequences of them, :class:`State`, None, and values that are fixed in a recording; these must
-                be hashable.
-
-        If it cannot be recorded, :attr:`problem` says why.
+            args: tensors, sequences of tensors, :class:`State`, None, and other values, which are fixed in a recording
+                and must be hashable.
         """
-        # 1. It is recorded.
+        # 1. Replay the recording if there is one.
         tensors: list[Tensor] = []
         key = (function, _described(args, tensors))
         recording = self._recordings.get(key)
@@ -188,15 +194,15 @@ class Graphs:
             self._recordings.move_to_end(key)
             return recording.replay(tensors)
 
-        # 2. Not yet.
+        # 2. At the first call, or with large arguments, only call the function.
         if key not in self._called or sum(tensor.nbytes for tensor in tensors) > LARGEST:
             if len(self._called) > 8 * MOST:
                 self._called.clear()
             self._called.add(key)
             return function(*args)
 
-        # 3. It is called on the stream on which it is recorded, and then recorded. It may write its arguments: a block
-        #    adds to its input in place.
+        # 3. Call the function on the stream of recordings, and then record it. It gets copies, because it may write its
+        #    arguments: a block adds to its input in place.
         copies = [tensor.clone(memory_format=torch.contiguous_format) for tensor in tensors]
         with aside(tensors[0].device):
             out = function(*_filled(args, iter(copies)))
@@ -214,12 +220,12 @@ class Graphs:
         return out
 
 
-# Those of all networks.
+# The recordings of all networks.
 _ALL: WeakSet[Graphs] = WeakSet()
 
 
 def forget_all() -> None:
-    """Free the recordings of all networks, where memory is short."""
+    """Free the recordings of all networks, when memory is short."""
     for recorded in list(_ALL):
         recorded.forget()
 
@@ -228,29 +234,29 @@ def forget_all() -> None:
 class _Kept:
     """Tensors that are kept for the next run, and what uses them now."""
 
-    form: Hashable = None  # their shapes, dtype and device
+    form: Hashable = None  # shapes, dtype and device of the tensors
     tensors: tuple[Tensor, ...] = ()
     user: weakref.ref[Any] | None = None
 
     @property
     def free(self) -> bool:
-        """Whether nothing uses them."""
+        """Whether nothing uses the tensors."""
         return self.user is None or self.user() is None
 
 
 class _Room:
-    """Memory that the arguments and results of all recordings share: they are needed around one launch only."""
+    """Memory that the arguments and results of all recordings share, because each needs it only around its launch."""
 
     def __init__(self) -> None:
         self._bytes: Tensor | None = None
 
     def place(self, like: Sequence[Tensor]) -> list[Tensor]:
-        """Contiguous tensors of the same shapes and dtypes as others."""
+        """Contiguous tensors in this memory, with the shapes and dtypes of ``like``."""
         starts = [0]
         for tensor in like:
             starts.append(starts[-1] + math.ceil(tensor.nbytes / ALIGNED) * ALIGNED)
 
-        # Recordings that were made before keep the memory that they have.
+        # If this allocates new memory, earlier recordings keep the memory that they have.
         if self._bytes is None or len(self._bytes) < starts[-1]:
             with torch.inference_mode(False):  # tensors of inference mode could not be written outside of it
                 self._bytes = torch.empty(starts[-1], dtype=torch.uint8, device=like[0].device)
@@ -264,7 +270,7 @@ class _Room:
 
 
 class _Recording:
-    """A function that is recorded for the shapes of a call."""
+    """The recording of a function for the shapes of one call."""
 
     def __init__(
         self,
@@ -275,7 +281,7 @@ class _Recording:
         room: _Room,
         pool: Any,
     ):
-        """Record ``function(*args)``; ``tensors`` are those of ``args``, and ``out`` is its result."""
+        """Record ``function(*args)``. ``tensors``: the tensors in ``args``; ``out``: the result of a call."""
         made: list[Tensor] = []
         _described(out, made)
         self._form = _filled(out, repeat(_TENSOR))
@@ -297,7 +303,7 @@ class _Recording:
         self._launch = record(run, pool, placed[0].device)
 
     def replay(self, tensors: Sequence[Tensor]) -> Any:
-        """The result for other tensors of the same shapes, in memory of its own."""
+        """The result for other tensors of the same shapes, as new tensors."""
         self._copy_inputs(self.inputs, tensors)
         self._launch()
 
@@ -311,7 +317,9 @@ _TENSOR = object()
 
 
 def _described(value: Any, tensors: list[Tensor]) -> Hashable:
-    """What a recording fixes of a value, in which tensors have their shape and dtype; they are added to a list."""
+    """The part of a value that is fixed in a recording. For a tensor, it is its shape and dtype. All tensors of the
+    value are appended to ``tensors``.
+    """
     if isinstance(value, Tensor):
         tensors.append(value)
         return value.shape, value.dtype
@@ -323,7 +331,7 @@ def _described(value: Any, tensors: list[Tensor]) -> Hashable:
 
 
 def _filled(value: Any, tensors: Iterator[Any]) -> Any:
-    """The value with other tensors, in the order of :func:`_described`."""
+    """The value with other tensors, in the order in which :func:`_described` lists the value's tensors."""
     if isinstance(value, Tensor) or value is _TENSOR:
         return next(tensors)
     if isinstance(value, State) or not isinstance(value, (list, tuple)):
@@ -334,7 +342,7 @@ def _filled(value: Any, tensors: Iterator[Any]) -> Any:
 
 
 def _copier(like: Sequence[Tensor]) -> Callable[[Sequence[Tensor], Sequence[Tensor]], None]:
-    """Copies tensors to others, all of one dtype by one launch."""
+    """A function that copies tensors like ``like`` to other tensors, with one launch for each dtype."""
     groups: dict[torch.dtype, list[int]] = {}
     for i, tensor in enumerate(like):
         groups.setdefault(tensor.dtype, []).append(i)

@@ -7,9 +7,9 @@ Sources: Wu et al. 2025, "Harmonizing Visual Representations for Unified Multimo
 MLPs.
 
 The MAR's encoder does not depend on the prompt, so its output is the same in both branches of guidance. The language
-model reads ``[prompt | known tokens in raster order | buffer rows]`` with causal attention, which hides the padding of
-shorter rows, at the end; its output is added to the encoder's. Between AR steps only the prompts' keys and values are
-kept: new tokens lie between old ones.
+model reads ``[prompt | known tokens in raster order | buffer rows]`` with causal attention. The padding of shorter rows
+is at the end, where causal attention hides it. The language model's output is added to the encoder's output. Between AR
+steps only the prompts' keys and values are kept, because new tokens lie between old ones in raster order.
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ TABLES = ("encoder_pos_embed_learned", "decoder_pos_embed_learned", "diffusion_p
 # Attention heads of the official language models by width, which no state dict holds.
 OFFICIAL_HEADS = {896: 14, 1536: 12}
 _LABELS = "class_emb.weight"
-# The chat template (Harmon): one user turn, no system turn, and the image's rows in the place of the answer. The
-# unconditional branch of guidance is a prompt of its own.
+# The chat template (Harmon): one user turn, no system turn, and the image's rows where the answer would be. The
+# unconditional branch of guidance has its own prompt.
 INSTRUCTION = "Generate an image: "
 UNCONDITIONAL = "Generate an image."
-# With the full cosine schedule and fewer diffusion steps, the first step multiplies errors by more than 300
-# (samplers/mar/tables.py).
+# If the largest beta is above _SAFE_BETA (the full cosine schedule) and a run has fewer than SAFE_STEPS diffusion
+# steps, the first step multiplies errors by more than 300 (samplers/mar/tables.py). Such a run starts at SAFE_START.
 _SAFE_BETA = 0.5
 SAFE_STEPS = 100
 SAFE_START = 950
@@ -61,7 +61,9 @@ class HybridConfig:
         """Derive the shape from official parameter names; class labels and an output matrix are ignored.
 
         Args:
-            heads, mar_heads: of the language model and the MAR; None for those of the official model of the same width.
+            heads, mar_heads: attention heads of the language model and of the MAR; None takes the number of the
+            official
+                model with the same width.
             about: see :meth:`.LlamaConfig.of_qwen`.
 
         Raises:
@@ -87,9 +89,9 @@ class HybridConfig:
 
 
 def resize_table(table: Tensor, side: int, height: int, width: int) -> Tensor:
-    """A position table fp32 [1, rows + side * side, C] at another grid, bilinear without antialiasing, as upstream.
+    """Resize a position table, fp32 [1, rows + side * side, C], to another grid: [1, rows + height * width, C].
 
-    The rows before the grid are kept.
+    The resizing is bilinear without antialiasing, as in the authors' code. The rows before the grid stay.
     """
     if (height, width) == (side, side):
         return table
@@ -108,7 +110,7 @@ class PromptCache(NamedTuple):
 
 
 class _Group(NamedTuple):
-    """Rows of a batch whose prompts have P tokens, and their U different prompts."""
+    """The G rows of a batch whose prompts have P tokens, and the U distinct prompts of these rows."""
 
     rows: Tensor | slice  # int64 [G], rows of the batch
     prompt: Tensor  # int64 [G], index of each row's prompt
@@ -117,9 +119,8 @@ class _Group(NamedTuple):
 
 
 class PromptBatch:
-    """Prompts of R rows, grouped by length so that attention needs no padding mask.
-
-    Equal prompts are the same object.
+    """Prompts of R rows, grouped by length so that attention needs no padding mask. Rows with equal prompts must hold
+    the same object.
     """
 
     def __init__(self, prompts: Sequence[PromptCache]):
@@ -141,9 +142,9 @@ class PromptBatch:
             self.groups.append(group)
 
     def attend(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """Attention output [R, n, C] of the last n of S rows over the prompt and the rows up to their own.
+        """Attention output [R, n, C] for the last n of S rows. Each attends to its prompt and to the rows up to itself.
 
-        q is [R, heads, n, D], k and v are [R, kv heads, S, D].
+        ``q``: [R, heads, n, D]; ``k``, ``v``: [R, kv heads, S, D] each.
         """
         from torch.nn.attention.bias import causal_lower_right  # imports torch's compiler
 
@@ -168,15 +169,15 @@ class TokenCache:
     """Keys and values of known tokens in the language model, kept between AR steps (LazyMAR)."""
 
     def __init__(self, live: int, room: int):
-        self.live = live  # rows of the batch that are kept, the first ones
-        self.room = room  # rows that fit into the cache
-        # One tensor per block, [live, kv heads, room, D]; buffer rows of the last call lie behind the tokens.
+        self.live = live  # how many batch rows are kept; they are the first ones
+        self.room = room  # how many tokens and buffer rows of a batch row fit into the cache
+        # One tensor per block, [live, kv heads, room, D]. The buffer rows of the last call stand after the tokens.
         self.keys: list[Tensor] = []
         self.values: list[Tensor] = []
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All that is kept."""
+        """All tensors that are kept."""
         return self.keys + self.values
 
     def store(self, k: Tensor, v: Tensor, count: int) -> None:
@@ -250,7 +251,7 @@ class Hybrid(nn.Module):
         Args:
             encoded: encoder output [B, buffer + K, C].
             known: int64 [B, K], positions of the tokens.
-            prompts: of R rows; R is a multiple of B, and the prompts b, B + b, ... belong to image b.
+            prompts: the prompts of R rows; R is a multiple of B, and the prompts b, B + b, ... belong to image b.
             padding_mask: bool [B, K], False for padding.
             cache: receives the known tokens' keys and values.
         """
@@ -271,8 +272,8 @@ class Hybrid(nn.Module):
     def extend(self, encoded: Tensor, prompts: PromptBatch, cache: TokenCache, at: int) -> Tensor:
         """:meth:`fuse` for N new tokens and the buffer rows only, [R, N + buffer, C].
 
-        The tokens' keys and values go to the cache. The new tokens get the positions behind the ``at`` tokens of the
-        cache, not those of their raster order.
+        The keys and values of the new tokens go to the cache. The new tokens get the positions after the ``at`` tokens
+        that the cache holds, not positions by raster order.
         """
         branches = len(prompts.lengths) // len(encoded)
         y = self.proj_in(encoded).repeat(branches, 1, 1)
@@ -291,7 +292,7 @@ class Hybrid(nn.Module):
 
     @staticmethod
     def _positions(prompts: PromptBatch, at: int, count: int) -> Tensor:
-        """Positions int64 [R, count] behind each row's prompt and ``at`` tokens."""
+        """Positions of ``count`` rows that follow each row's prompt and ``at`` tokens, int64 [R, count]."""
         return prompts.lengths[:, None] + at + torch.arange(count, device=prompts.lengths.device)
 
 
@@ -339,7 +340,7 @@ class HybridModel(MARModel):
         """Token ids of a prompt with its instruction.
 
         Raises:
-            UserError: if it is not a text, too long, or encoded as a special token.
+            UserError: the text is too long, or encoded as a special token or outside the vocabulary.
         """
         return self._turn(text, INSTRUCTION, "text")
 
@@ -375,15 +376,17 @@ class HybridModel(MARModel):
         return PromptConditioning(self.hybrid, [caches[text] for text in texts], null, tokens_read)
 
     def prompt_bytes(self, tokens: int) -> int:
-        """Memory of the keys and values of that many tokens."""
+        """Memory of the language model's keys and values for so many ``tokens``."""
         return cache_bytes(self.hybrid.llm, tokens)
 
 
 class PromptConditioning(Conditioning):
-    """Prompts of B images: the language model between encoder and decoder.
+    """The condition of B images with prompts, which the language model between encoder and decoder reads.
 
-    Equal entries of ``prompts`` are the same object; ``null`` is the unconditional prompt, None without guidance;
-    ``read`` prompt tokens were read for this batch.
+    Args:
+        prompts: one for each image; equal prompts are the same object.
+        null: the unconditional prompt; None without guidance.
+        read: how many prompt tokens were read for this batch.
     """
 
     def __init__(self, net: Hybrid, prompts: Sequence[PromptCache], null: PromptCache | None, read: int = 0):
@@ -391,7 +394,7 @@ class PromptConditioning(Conditioning):
         self.prompts = tuple(prompts)
         self.null = null
         self._batches: dict[bool, PromptBatch] = {}
-        self._part: tuple[Sequence[int], PromptConditioning] | None = None  # the last one, of these images
+        self._part: tuple[Sequence[int], PromptConditioning] | None = None  # result of the last of()
         self._counts = {"llm_rows": 0, "prompt_rows": read}  # since the last pass
 
     def __len__(self) -> int:
@@ -430,7 +433,7 @@ class PromptConditioning(Conditioning):
         return counts
 
     def _batch(self, guided: bool) -> PromptBatch:
-        """The prompts, and with guidance the unconditional one as often."""
+        """The prompts, and with guidance the unconditional prompt once for each of them."""
         if guided not in self._batches:
             prompts = [*self.prompts]
             if guided and self.null is not None:
@@ -440,5 +443,5 @@ class PromptConditioning(Conditioning):
         return self._batches[guided]
 
     def _count(self, prompts: PromptBatch, rows: int) -> None:
-        """Count ``rows`` rows of the language model behind each prompt."""
+        """Count ``rows`` rows of the language model after each prompt."""
         self._counts["llm_rows"] += rows * len(prompts.lengths)

@@ -1,8 +1,8 @@
 """Janus: a language model that generates the codes of LlamaGen's VQ tokenizer, with its prompt template.
 
-Sources: Wu et al. 2024 (Janus, arXiv 2410.13848), Chen et al. 2025 (Janus-Pro, arXiv 2501.17811), and for an image in
-the prompt Chen et al. 2025 (ShareGPT-4o-Image, arXiv 2506.18095) with the published code of Janus-4o. The transformer
-is a Llama; words and image tokens have separate tables, and the output layer is an MLP.
+Sources: Wu et al. 2024 (Janus, arXiv 2410.13848) and Chen et al. 2025 (Janus-Pro, arXiv 2501.17811); for images in
+prompts, Chen et al. 2025 (ShareGPT-4o-Image, arXiv 2506.18095) and the published code of Janus-4o. The transformer is a
+Llama. Words and image tokens have separate tables, and the output layer is an MLP.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ _NAMES = {
     "projector.": "gen_head.output_mlp_projector.",
     "output.": "gen_head.vision_head.",
 }
-# Rows of the folded table that are computed at once.
+# How many rows of the folded table are computed at once, see Janus.fold.
 _ROWS = 1024
-# Token ids of a prompt with its template; the prefill of more costs time and memory.
+# The most token ids of a prompt with its template, because the prefill costs time and memory.
 MOST_IDS = 2048
-# What stands before a question in the published code, with which the models were trained to answer.
+# The text before a question in the published code. The models were trained to answer questions after this text.
 _SYSTEM = (
     "You are a helpful language and vision assistant. You are able to understand the visual content that the user "
     "provides, and assist the user with a variety of tasks using natural language."
@@ -56,12 +56,12 @@ def edits(name: str) -> bool | None:
 
 @dataclass(frozen=True)
 class JanusConfig(LlamaConfig):
-    """Shape of a Janus; ``vocab`` are the codes of its VQ tokenizer."""
+    """Shape of a Janus; ``vocab`` is the number of codes of its VQ tokenizer."""
 
     words: int = 0  # rows of the table of words
     narrow: int = 0  # width of the table of image tokens, before its MLP
     projected: int = 0  # width E between the two output layers
-    pad: int = 0  # id of the padding token, of which a null prompt consists
+    pad: int = 0  # id of the padding token, which fills a null prompt
 
     @staticmethod
     def of_janus(state: Mapping[str, Tensor], pad: int = 0, **numbers: Any) -> JanusConfig:
@@ -81,7 +81,7 @@ class JanusConfig(LlamaConfig):
 
 
 class ImageTokens(nn.Module):
-    """Rows of image tokens int64 [...] to [..., C]: a narrow table and an MLP."""
+    """The embedding of image tokens, int64 [...] to [..., C]: a narrow table and an MLP."""
 
     def __init__(self, c: JanusConfig, operations: Operations = FAST):
         super().__init__()
@@ -94,7 +94,7 @@ class ImageTokens(nn.Module):
 
 
 class WordHead(nn.Module):
-    """The output layer for words, which drawing does not need."""
+    """The output layer for words, which the generation of images does not need."""
 
     def __init__(self, width: int, words: int, operations: Operations = FAST):
         super().__init__()
@@ -106,12 +106,12 @@ class WordHead(nn.Module):
 
 
 class PromptImages(NamedTuple):
-    """The images of P prompts, and where they are in them."""
+    """The images of P prompts, and their places in the prompts."""
 
-    rows: Tensor  # [P, S, C] of the tower and the aligner, see janus_vision.py
+    rows: Tensor  # [P, S, C], from the tower and the aligner, see janus_vision.py
     codes: Tensor  # int64 [P, S], tokens of the same images
-    first_row: int  # place of the first of the rows in every prompt
-    first_code: int  # of the first of the codes
+    first_row: int  # place of the first row in every prompt
+    first_code: int  # place of the first code in every prompt
 
 
 class Janus(Llama):
@@ -153,9 +153,9 @@ class Janus(Llama):
         return self
 
     def prefix(self, condition: Tensor, lengths: Tensor | None = None, guided: bool = False) -> Tensor:
-        """Prefix rows of prompts int64 [B, n].
+        """Prefix rows of prompts, int64 [B, n]: [B, n, C], or [2 B, n, C] with guidance, the null prompts' rows last.
 
-        The null prompt has the same length, and only its first and last token.
+        A null prompt has the length of the prompt, but only the first and the last token; all others are padding.
         """
         if not guided:
             return self.words(condition)
@@ -164,11 +164,12 @@ class Janus(Llama):
     def image_prefix(
         self, prompts: Tensor, images: PromptImages, lengths: Tensor | None, part: bool, guided: bool
     ) -> Tensor:
-        """Prefix rows of prompts int64 [P, n] with an image each: [P, n, C], [2 P, n, C] or [3 P, n, C].
+        """Prefix rows of prompts, int64 [P, n], with an image each: [P, n, C] for each branch, one branch after
+        another.
 
-        First those of the whole condition, which holds the image twice, as rows of the tower and as codes. With
-        ``part`` those without the codes, whose places keep the rows of padding. With ``guided`` those of the null
-        prompt, see :meth:`prefix`, without the image.
+        - The whole condition comes first. It holds the image twice, as rows of the tower and as codes.
+        - With ``part``, the condition without the codes follows. At the places of the codes it has rows of padding.
+        - With ``guided``, the null prompt follows, see :meth:`prefix`. It is without the image.
         """
         words = self.words(prompts)
         count = images.codes.shape[1]
@@ -205,10 +206,10 @@ class Template:
 
     begin: int  # start of the text
     image: int  # start of the image
-    user: int | None = None  # of the two roles; None: they are words of the text, as in Janus 1.3B
-    assistant: int | None = None
-    image_end: int | None = None  # end of an image in a prompt; None: the tokenizer has none
-    place: int | None = None  # stands for a row of the tower
+    user: int | None = None  # the user's role; None: both roles are words of the text, as in Janus 1.3B
+    assistant: int | None = None  # the assistant's role
+    image_end: int | None = None  # end of an image in a prompt; None: the tokenizer has no such token
+    place: int | None = None  # placeholder for a row of the tower
     end: int | None = None  # end of an answer
 
 
@@ -219,9 +220,9 @@ class JanusModel(TokenModel):
     net: Janus
     tokenize: Callable[[str], list[int]] = field(kw_only=True)  # text to token ids, without special tokens
     template: Template = field(kw_only=True)  # ids of the special tokens
-    # token ids to text, for answers
+    # Token ids to text, for answers.
     detokenize: Callable[[Sequence[int]], str] | None = field(default=None, kw_only=True, compare=False)
-    # what holds the part that reads images; None: nothing does
+    # The file with the part that reads images; None: no file has it.
     vision_file: Path | None = field(default=None, kw_only=True, compare=False)
     reads_images: ClassVar[bool] = True
     editor: ClassVar[str] = "a Janus-4o"  # the model of its family that was trained to edit
@@ -238,11 +239,11 @@ class JanusModel(TokenModel):
     def prompt(self, text: Any) -> list[int]:
         """Token ids of a prompt in its template, up to the special token that the image follows.
 
-        Spaces around the text are removed, and names of special tokens in it are plain text. For an empty one
-        the template has neither space nor line feeds, as the authors'.
+        Spaces around the text are removed. If the text contains names of special tokens, they are plain text. If the
+        text is empty, the template has neither space nor line feeds, as in the authors' code.
 
         Raises:
-            UserError: if it is no text, too long, or encoded outside the vocabulary.
+            UserError: the text is too long, or encoded outside the vocabulary.
         """
         expect_text(text)
         text = text.strip()
@@ -256,9 +257,9 @@ class JanusModel(TokenModel):
         return checked([t.begin, *turns, t.image], self.net.config.words, MOST_IDS, self.name)
 
     def image_prompt(self, text: Any) -> list[int]:
-        """Token ids of a prompt that says how an image is to be changed, as :meth:`prompt`.
+        """Token ids of a prompt that says how to change an image; for the template see :meth:`prompt`.
 
-        The image is in it twice before the text, see :meth:`image_places`. Spaces at the end of the text are removed.
+        The image stands twice before the text, see :meth:`image_places`. Spaces at the end of the text are removed.
 
         Raises:
             UserError: as :meth:`prompt`; or the tokenizer lacks the special tokens.
@@ -282,7 +283,7 @@ class JanusModel(TokenModel):
         return [t.image, *[t.place] * self.tokens, t.image_end]
 
     def question(self, text: Any, images: int = 1) -> list[int]:
-        """Token ids of a question about images, which come before it; the answer follows.
+        """Token ids of images and a question about them, after which the answer follows.
 
         Raises:
             UserError: as :meth:`image_prompt`.
@@ -304,12 +305,12 @@ class JanusModel(TokenModel):
         return before, before + self.tokens + 2
 
     def _user(self, said: str) -> list[int]:
-        """Ids of the head of a user's turn and of what follows it."""
+        """Ids of the beginning of a user's turn, and of the text ``said`` after it."""
         user = self.template.user
         return self.tokenize(f"User{said}") if user is None else [user, *self.tokenize(said)]
 
     def _assistant(self, said: str) -> list[int]:
-        """Ids of the end of a user's turn and of the head of the assistant's."""
+        """Ids of the text ``said``, which ends a user's turn, and of the beginning of the assistant's turn."""
         assistant = self.template.assistant
         if assistant is None:
             return self.tokenize(f"{said}Assistant:")

@@ -1,8 +1,8 @@
 """How a Janus reads an image: as rows that say what it shows, from a SigLIP tower, and as codes of its VQ tokenizer.
 
-Sources: Wu et al. 2024 (Janus, arXiv 2410.13848) for the tower, whose output, behind its last norm, an MLP (the
-*aligner*) brings to the width of the language model; Chen et al. 2025 (ShareGPT-4o-Image, arXiv 2506.18095) for the
-codes, which Janus-4o reads beside these rows when it edits.
+Sources: Wu et al. 2024 (Janus, arXiv 2410.13848) for the tower; an MLP, the *aligner*, maps the tower's output after
+its last norm to the width of the language model. Chen et al. 2025 (ShareGPT-4o-Image, arXiv 2506.18095) for the codes,
+which Janus-4o reads in addition to these rows when it edits.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from .siglip import HEADS, Tower
 from .structure import depth
 from .torch_state import in_own_state
 
-# Least pixels of a side of a scaled image, of all published models.
+# Fewest pixels along a side of a scaled image, in all published models.
 LEAST_SIDE = 14
 _LAYERS = "tower.encoder.layers."
 
@@ -36,27 +36,28 @@ def normalised(pixels: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class VisionConfig:
-    """Shape of a tower and its aligner."""
+    """Shape of a tower and its aligner. The numbers in the comments are those of all published models."""
 
-    width: int  # of the tower; 1024 in all published models
-    depth: int  # 24
-    heads: int  # 16
-    hidden: int  # 4096
-    patch: int  # pixels of a patch, per side; 16
-    places: int  # patches per side of the image; 24
+    width: int  # width of the tower; 1024
+    depth: int  # layers of the tower; 24
+    heads: int  # attention heads of the tower; 16
+    hidden: int  # inner width of its MLPs; 4096
+    patch: int  # pixels along a side of a patch; 16
+    places: int  # patches along a side of the image; 24
     dim: int  # width of the language model
 
     @property
     def side(self) -> int:
-        """Pixels per side of the image; 384."""
+        """Pixels along a side of the image; 384."""
         return self.patch * self.places
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor], heads: int | None = None) -> VisionConfig:
-        """Derive the shape from the names of :class:`JanusVision`; ``heads`` None: SigLIP's of the same width.
+        """Derive the shape from the names of :class:`JanusVision`. ``heads``: None takes the number of the SigLIP with
+        the same width.
 
         Raises:
-            KeyError, ValueError: the weights are none of this network, or the number of heads does not fit.
+            KeyError, ValueError: the weights are not of this network, or the number of heads does not fit.
         """
         width, _, patch, _ = state["tower.embeddings.patch_embedding.weight"].shape
         heads = heads or HEADS.get(width, width // 64)
@@ -80,7 +81,7 @@ class VisionConfig:
 
 
 class Aligner(nn.Module):
-    """Rows of the tower [..., width] as rows of the language model [..., C]."""
+    """Maps rows of the tower, [..., width], to rows of the language model, [..., C]."""
 
     def __init__(self, c: VisionConfig, operations: Operations):
         super().__init__()
@@ -118,8 +119,8 @@ class JanusVision(nn.Module):
 class ReadImage(NamedTuple):
     """An image as a Janus reads it."""
 
-    rows: Tensor  # [S, C], what it shows
-    codes: Tensor  # int64 [S], its tokens in raster order
+    rows: Tensor  # [S, C], rows that say what the image shows
+    codes: Tensor  # int64 [S], the image's tokens in raster order
 
 
 @dataclass(frozen=True, eq=False)
@@ -133,15 +134,16 @@ class ImageReader:
 
     @property
     def side(self) -> int:
-        """Pixels per side of the images that it reads."""
+        """Pixels along a side of the images that it reads."""
         return self.net.config.side
 
     @in_own_state
     @torch.no_grad()
     def read(self, square: Tensor) -> ReadImage:
-        """What it reads of an image uint8 [side, side, 3] of :func:`.squares.squared`, on the device of the tower.
+        """Read an image. The result is on the device of the tower. Images are read one at a time, so the result does
+        not depend on a batch.
 
-        One at a time, so that what is read does not depend on a batch.
+        ``square``: uint8 [side, side, 3], from :func:`.squares.squared`.
 
         Raises:
             UserError: rows or features that are not finite, or a VQ tokenizer of another size than the tower.
@@ -166,8 +168,8 @@ class ImageReader:
     @in_own_state
     @torch.no_grad()
     def look(self, square: Tensor) -> Tensor:
-        """What an image shows, the rows of :meth:`read` alone."""
-        # A host may keep other weights off the device.
+        """The rows that say what an image shows, [S, C]; :meth:`read` returns the codes too."""
+        # A norm's weight is on the device, but a host may keep other weights off the device.
         device = self.net.tower.post_layernorm.weight.device
         rows = self.net(normalised(square)[None].to(device))[0]
         if not is_finite(rows):

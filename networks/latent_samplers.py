@@ -4,9 +4,9 @@ Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026
 Drafting": convolutions that are causal over rows, and a pixel shuffle. The paper gives no sizes, and there is no public
 file, so names, widths and depths are this project's own.
 
-Both networks read code vectors and return unit vectors, of which the nearest codes are the result. No row of the result
-depends on a row below it, so the first rows of an image are the same whether or not the rest exists. They are
-convolutional: one file serves every pair of grids of its ratio, for example 8 to 16 and 16 to 32 tokens per side.
+Both networks read code vectors and return unit vectors; the codes nearest to these are the result. No row of the result
+depends on a row below it, so the first rows of an image are the same whether or not the rest exists. Both networks are
+convolutional, so one file serves every pair of grids with its ratio, for example 8 to 16 and 16 to 32 tokens per side.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ from .structure import MOST_LEVELS, depth
 class LatentSamplersConfig:
     """Shape of both networks."""
 
-    ratio: int  # r: cells of the large grid per cell of the small one, and side
+    ratio: int  # r: side of the large grid divided by the side of the small grid
     codes: int  # entries of the codebook
-    channels: int  # of a code vector
+    channels: int  # channels of a code vector
     up_width: int  # channels within U_r
     up_small: int  # residual blocks of U_r on the small grid
-    up_large: int  # and on the large grid
+    up_large: int  # residual blocks of U_r on the large grid
     down_width: int  # channels within D_r
-    down_small: int  # residual blocks of D_r, which are on the small grid
+    down_small: int  # residual blocks of D_r, all on the small grid
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor]) -> LatentSamplersConfig:
@@ -66,7 +66,7 @@ class LatentSamplersConfig:
 
 
 class RowCausal(nn.Module):
-    """A 3 x 3 convolution of which no row reads a row below it: it reads its own row and the two rows above."""
+    """A 3 x 3 convolution that reads no row below: each row reads itself and the two rows above."""
 
     def __init__(self, c_in: int, c_out: int, operations: Operations):
         super().__init__()
@@ -128,7 +128,7 @@ class DownSampler(nn.Module):
 
 
 def _of_unit_variance(vectors: Tensor) -> Tensor:
-    """Unit vectors [B, C, h, w] with a mean square of 1 per channel."""
+    """Scale unit vectors [B, C, h, w] so that the mean square over their channels is 1."""
     return vectors * vectors.shape[1] ** 0.5
 
 
@@ -171,5 +171,5 @@ class LatentSamplersModel:
 
     @property
     def ratio(self) -> int:
-        """Cells of the large grid per cell of the small one, and side."""
+        """Side of the large grid divided by the side of the small grid."""
         return self.net.config.ratio

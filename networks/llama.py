@@ -2,15 +2,15 @@
 
 - LlamaGen for classes and texts (Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalable Image
   Generation", arXiv 2406.06525), PAR (Wang et al. 2025, arXiv 2412.15119) and Tar's de-tokenizer AR-DTok (Han et al.
-  2025, arXiv 2506.18898): 2-D RoPE on adjacent pairs, or additive positions. Dropout is omitted.
+  2025, arXiv 2506.18898): 2-D RoPE on adjacent pairs of numbers, or additive positions. Dropout is omitted.
 - Qwen2.5 (Qwen Team 2024, arXiv 2412.15115): the language model of Tar, whose vocabulary also has image codes, and of
-  Harmon and UniPic. 1-D RoPE on halves, biases, and the embedding as output layer.
-- Qwen3 (Qwen Team 2025, arXiv 2505.09388): the language model of BitDance. The same with norms of queries and keys in
-  place of biases. BitDance has no use for its output layer.
+  Harmon and UniPic. It has 1-D RoPE on the halves of a head, biases, and the embedding as output layer.
+- Qwen3 (Qwen Team 2025, arXiv 2505.09388): the language model of BitDance. It is like Qwen2.5, but has norms of queries
+  and keys instead of biases. BitDance has no use for its output layer.
 
 A sequence is a *prefix* (the condition), then image tokens. A row's *position* is its cell of the grid in raster order;
-the last row of the prefix has position -1, the one before it -2. Prefixes of a batch may differ in length: they are
-padded on the right, every cell has the same slot of the cache in all images, and a mask hides the padding.
+the last row of the prefix has position -1, the row before it -2. Prefixes of a batch may differ in length. They are
+padded on the right, so every cell has the same slot of the cache in all images, and a mask hides the padding.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from .torch_state import dot_product_attention
 # Attention heads of LlamaGen by width, which no state dict holds: sizes S, B, L, XL, XXL, 1B, XXXL, 3B, 7B. Others need
 # metadata.
 OFFICIAL_HEADS = {384: 6, 768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
-# On a CUDA device passes attend to a multiple of so many slots: a few lengths, each of which is recorded once.
+# On a CUDA device passes attend to a multiple of this number of slots. So there are only a few lengths, each of which
+# is recorded once.
 SLOTS = 64
 # Head width of Qwen2.5's larger models, whose state dict holds no head count either.
 QWEN_HEAD_DIM = 128
@@ -44,7 +45,7 @@ CLASS = "class"
 TEXT = "text"
 FEATURES = "features"
 PROMPT = "prompt"
-# Parameters of a LlamaGen that say which kind it has.
+# Parameters of a LlamaGen that tell which kind of condition it reads.
 _CONDITIONS = {
     "cls_embedding.embedding_table.weight": CLASS,
     "cls_embedding.uncond_embedding": TEXT,
@@ -52,7 +53,7 @@ _CONDITIONS = {
 }
 EMBEDDING = "model.embed_tokens.weight"
 HEAD = "lm_head.weight"
-# Our names of parameters, which are LlamaGen's, and those of a language model.
+# Our names of parameters, which are LlamaGen's, and the names in a language model's file.
 _NAMES = {
     "tok_embeddings.": "model.embed_tokens.",
     "norm.": "model.norm.",
@@ -112,11 +113,11 @@ class LlamaConfig:
 
         Args:
             state: weights by name.
-            heads: number of attention heads; None takes that of the official size of the same width.
+            heads: number of attention heads; None takes the number of the official size with the same width.
             null: whether the last class row is the null class.
 
         Raises:
-            KeyError: the state dict is none of this network.
+            KeyError: the state dict is not of such a network.
             ValueError: the head count is unknown or does not fit.
         """
         vocab, dim = state["tok_embeddings.weight"].shape
@@ -153,9 +154,12 @@ class LlamaConfig:
 
     @staticmethod
     def of_qwen(state: Mapping[str, Tensor], heads: int | None = None, **about: Any) -> LlamaConfig:
-        """Derive the shape of a language model from official parameter names; ``heads`` None: heads of width 128.
+        """Derive the shape of a language model from official parameter names; raises as :meth:`of_llamagen`.
 
-        ``about``: see :func:`qwen_config`. Errors as of :meth:`of_llamagen`.
+        Args:
+            state: weights by name.
+            heads: number of attention heads; None: as many as there are with a head width of 128.
+            about: see :func:`qwen_config`.
         """
         vocab, dim = state[EMBEDDING].shape
         queries = state["model.layers.0.self_attn.q_proj.weight"].shape[0]
@@ -188,7 +192,7 @@ class LlamaConfig:
 def qwen_config(
     dim: int, depth: int, heads: int, kv_heads: int, head_dim: int, hidden: int, vocab: int, **about: Any
 ) -> LlamaConfig:
-    """Shape of a Qwen2; the arguments, and further ones in ``about``, are attributes of :class:`LlamaConfig`."""
+    """Shape of a Qwen2. The arguments, and the further ones in ``about``, are fields of :class:`LlamaConfig`."""
     about = {"bias": True, "tied": True, "positions": 32768, "theta": 1e6, "eps": 1e-6} | about
     return LlamaConfig(
         dim=dim,
@@ -204,11 +208,13 @@ def qwen_config(
 
 
 def rope_table(angle: Tensor, pairs: bool) -> Tensor:
-    """Cosines and sines fp32 of the angles [..., D / 2] of a head's pairs of numbers, for :func:`rotate_`.
+    """Cosines and sines, fp32, for :func:`rotate_`. Source: Su et al. 2021, "RoFormer" (arXiv 2104.09864).
 
-    ``pairs``: adjacent numbers are a pair; the table is [..., D / 2, 2], a cosine and a sine for each. Else the halves
-    of a head pair up; the table is [..., 2, D], with the signs of the sines. Su et al. 2021, "RoFormer" (arXiv
-    2104.09864).
+    Args:
+        angle: the angles by which a head's pairs of numbers are rotated, [..., D / 2].
+        pairs: if True, adjacent numbers are a pair, and the table is [..., D / 2, 2], with a cosine and a sine for each
+            pair. If False, number i of a head's first half and number i of its second half are a pair, and the table
+            is [..., 2, D], with the cosines and the signed sines for each number.
     """
     cos = angle.cos()
     sin = angle.sin()
@@ -221,7 +227,7 @@ def rope_table(angle: Tensor, pairs: bool) -> Tensor:
 def rotate_(x: Tensor, rope: Tensor, pairs: bool) -> None:
     """Rotate each pair (a, b) of x fp32 [R, n, heads, D] to (a cos - b sin, b cos + a sin), in place.
 
-    ``rope`` fp32 [n or R x n, 1, ...] are the rows of :func:`rope_table`.
+    ``rope``: rows of :func:`rope_table`, fp32 [n, 1, ...], or [R, n, 1, ...] if the batch rows differ.
     """
     if not pairs:
         cos, sin = rope.unbind(-2)
@@ -230,7 +236,7 @@ def rotate_(x: Tensor, rope: Tensor, pairs: bool) -> None:
         return
 
     numbers = x.unflatten(-1, (-1, 2))
-    if torch.compiler.is_compiling():  # it fuses these, and has no complex numbers
+    if torch.compiler.is_compiling():  # the compiler fuses these operations, and does not support complex numbers
         a, b = numbers.unbind(-1)
         cos, sin = rope.unbind(-1)
         numbers.copy_(torch.stack([a * cos - b * sin, b * cos + a * sin], -1))
@@ -239,7 +245,7 @@ def rotate_(x: Tensor, rope: Tensor, pairs: bool) -> None:
 
 
 def _frequencies(count: int, theta: float, device: torch.device) -> Tensor:
-    """Angles fp32 [count] by which the pairs of a head rotate from one position to the next."""
+    """For each of ``count`` pairs of a head, the angle by which it rotates from one position to the next, fp32."""
     return theta ** (-torch.arange(count, device=device).float() / count)
 
 
@@ -250,16 +256,16 @@ class Positions(NamedTuple):
     offset: int | Tensor  # index of position 0; int64 [R, 1] if prefixes differ in length
 
     def rows(self, position: Tensor, batch: int) -> Tensor:
-        """Rows of the table at int64 positions [n] or [R, n], for the first ``batch`` rows of the batch."""
+        """Rows of the table at positions, int64 [n] or [R, n], for the first ``batch`` batch rows of the run."""
         offset = self.offset if isinstance(self.offset, int) else self.offset[:batch]
         return self.table[position + offset]
 
 
 def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-    """Attention output [R, n, C] of q [R, heads, n, D], k and v [R, kv heads, S, D].
+    """Attention output [R, n, C] for queries q [R, heads, n, D], and keys k and values v [R, kv heads, S, D] each.
 
-    ``mask`` [n, S] or [R, 1, n, S]: bool, True where a query attends to a key, or numbers that are added to the scores.
-    ``causal``: query i attends to the keys 0 to i.
+    ``mask``: [n, S] or [R, 1, n, S], bool, True where a query attends to a key, or numbers that are added to the
+    scores. ``causal``: query i attends to the keys 0 to i.
     """
     rows, heads, n, d = q.shape
     group = heads // k.shape[1]
@@ -276,15 +282,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: 
 
 
 def update(store: Tensor, slot: Tensor, kv: Tensor, end: int) -> tuple[Tensor, Tensor]:
-    """Write keys and values into a block's cache; return those of the slots below ``end``.
+    """Write keys and values into a block's cache, and return all keys and values of the slots below ``end``.
 
     Args:
-        store: the cache of the block [R', 2 kv heads, slots, D], of which the first R rows are used.
+        store: the cache of the block, [R', 2 kv heads, slots, D], of which the first R rows are used.
         slot: slots to write, int64 [n] or [R, n].
-        kv: keys and values [R, 2 kv heads, n or more, D] of the block's rows; those behind n are padding.
+        kv: keys and values of the fed rows, [R, 2 kv heads, n or more, D]; the rows after the first n are padding.
         end: see above.
 
-    Returns keys and values, each [R, kv heads, end, D].
+    Returns keys and values, [R, kv heads, end, D] each.
     """
     store = store[: len(kv)]
     kv = kv[:, :, : slot.shape[-1]]
@@ -301,14 +307,16 @@ def update(store: Tensor, slot: Tensor, kv: Tensor, end: int) -> tuple[Tensor, T
 class Cache:
     """KV cache of one run, allocated once and written by slot."""
 
-    # of every block the keys, then the values, [R, 2 kv heads, slots, D]; zero where nothing has been written
+    # For each block the keys, then the values, [R, 2 kv heads, slots, D]; zero where nothing has been written.
     blocks: list[Tensor]
     prefix: int  # slots of the condition; the slot of cell 0 follows
     positions: Positions
     valid: Tensor | None  # bool [R, 1, 1, slots], False on the padding of shorter prefixes; None without padding
 
     def keep(self, index: Tensor) -> None:
-        """Reduce or repeat the batch to its rows ``index`` int64, one tensor at a time."""
+        """Replace the batch rows by the rows ``index``, int64, which may leave out or repeat rows. This is done one
+        tensor at a time, to save memory.
+        """
         for i, store in enumerate(self.blocks):
             self.blocks[i] = store[index]
 
@@ -318,7 +326,11 @@ class Cache:
             self.valid = self.valid[index]
 
     def mask(self, visible: Tensor | None, batch: int, rows: int, end: int) -> Tensor | None:
-        """Attention mask of a pass: what rows may see, bool [n, end] or [R, n, end], without the padding."""
+        """Attention mask of a pass that feeds n = ``rows`` rows: ``visible`` without the padding of prefixes. None: the
+        rows attend to all slots.
+
+        ``visible``: bool [n, end] or [R, n, end], True where a row attends to a slot; None: everywhere.
+        """
         if visible is not None and visible.ndim == 3:
             visible = visible[:, None]
         if self.valid is None:
@@ -334,7 +346,7 @@ class Cache:
 
 
 class Attention(nn.Module):
-    """Projections of self-attention; a language model's file has three where LlamaGen's has one."""
+    """Projections of self-attention. A language model's file has three matrices for them, but LlamaGen's has one."""
 
     def __init__(self, c: LlamaConfig, operations: Operations = FAST):
         super().__init__()
@@ -353,9 +365,8 @@ class Attention(nn.Module):
             self.k_norm = nn.RMSNorm(c.head_dim, c.eps)
 
     def project(self, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor]:
-        """x [R, n, C] to queries [R, heads, n, D], and keys and values [R, 2 kv heads, n, D].
-
-        RoPE is applied in fp32.
+        """Queries [R, heads, n, D], and keys and values [R, 2 kv heads, n, D], of x [R, n, C]. RoPE is applied in
+        fp32.
         """
         c = self.config
         if c.condition == PROMPT:
@@ -377,7 +388,7 @@ class Attention(nn.Module):
 
 
 class Norm(nn.RMSNorm):
-    """RMSNorm, whose output has the dtype of its weights, that of the next product; computed in fp32."""
+    """RMSNorm, computed in fp32. Its output has the dtype of its weights, which the next product reads."""
 
     def forward(self, x: Tensor) -> Tensor:
         if x.dtype is self.weight.dtype:
@@ -404,9 +415,9 @@ class FeedForward(nn.Module):
 
 
 class Block(nn.Module):
-    """Pre-norm block; ``attention`` maps what :meth:`Attention.project` returns to the attention output [R, n, C].
+    """Pre-norm block. ``attention`` maps what :meth:`Attention.project` returns to the attention output [R, n, C].
 
-    ``feed_forward`` takes the place of the usual one. The residual stream x is overwritten where
+    ``feed_forward``: the feed-forward part; None: the usual one. The residual stream x is overwritten where
     :meth:`Operations.add_product` can do so.
     """
 
@@ -434,7 +445,7 @@ def cached_block(
     mask: Tensor | None,
     causal: bool,
 ) -> Tensor:
-    """A block whose rows attend to the cache; arguments as for :meth:`Llama.feed`."""
+    """Run a block whose rows attend to the cache; arguments as for :meth:`Llama.feed`."""
     return block(x, rope, lambda q, kv: attend(q, *update(store, slot, kv, end), mask, causal))
 
 
@@ -448,7 +459,7 @@ def decode_step(
     end: int,
     mask: Tensor | None,
 ) -> Tensor:
-    """All blocks of a pass over the cache. ``stores``: one for each block; other arguments as for
+    """Run all blocks of a pass over the cache. ``stores``: one for each block; other arguments as for
     :meth:`Llama.feed`.
     """
     run = net.compiled(cached_block, "decode steps")
@@ -458,7 +469,7 @@ def decode_step(
 
 
 def longer_mask(mask: Tensor | None, rows: int, end: int, slots: int, device: torch.device) -> Tensor:
-    """A mask of the slots below ``end`` as one of more slots, bool [..., n, slots]; see :meth:`Llama.feed`."""
+    """Extend a mask of the slots below ``end`` to ``slots`` slots, bool [..., n, slots]; see :meth:`Llama.feed`."""
     if mask is None:
         return (torch.arange(slots, device=device) < end).repeat(rows, 1)
     return F.pad(mask, (0, slots - end))
@@ -467,17 +478,17 @@ def longer_mask(mask: Tensor | None, rows: int, end: int, slots: int, device: to
 def one_shape(x: Tensor, rope: Tensor | None, mask: Tensor, rows: int) -> tuple[Tensor, Tensor | None, Tensor]:
     """The rows of a pass over all slots of a cache, padded to a number of rows.
 
-    In 16 bits a result depends on the order of its sums, and that on the kernel, which a library chooses by the shape.
-    Passes of one shape take the same kernels, and these compute each row alike, whatever the other rows are and
-    whichever of the slots that it does not attend to are written.
+    In 16 bits a result depends on the order of its sums. The order depends on the kernel, which a library chooses by
+    the shape. Passes of one shape take the same kernels, which compute each row in the same way, whatever the other
+    rows are and whatever is written in slots to which the row does not attend.
 
     Args:
         x: rows [R, n, C].
-        rope: see :func:`rotate_`; None: none.
+        rope: see :func:`rotate_`; None: the network has no RoPE.
         mask: bool [..., n, slots].
-        rows: n with the padding.
+        rows: number of rows after padding.
 
-    Returns x [R, rows, C], and rope and mask [..., rows, slots] for it.
+    Returns x [R, rows, C], its rope, and its mask, [..., rows, slots].
     """
     more = rows - x.shape[1]
     # Padding attends to all slots, because a softmax over none is NaN.
@@ -536,7 +547,7 @@ class Llama(Recordable):
 
     @property
     def compute_device(self) -> torch.device:
-        """Device of the computation; large weights may be elsewhere."""
+        """The device that computes; a host may keep large weights elsewhere."""
         return self.norm.weight.device
 
     def prefix(self, condition: Tensor, lengths: Tensor | None = None, guided: bool = False) -> Tensor:
@@ -567,7 +578,7 @@ class Llama(Recordable):
             n = x.shape[1]
             if lengths is None:
                 lengths = torch.full((len(x),), n, device=x.device)
-            # The reference pads on the left, so a text of n rows is paired with the last n rows of the null table.
+            # The published code pads on the left, so a text of n rows is paired with the last n rows of the null table.
             start = c.text_rows - lengths
             at = (start[:, None] + torch.arange(n, device=x.device)).clamp(max=c.text_rows - 1)
             x = torch.cat([x, self.cls_embedding.uncond_embedding[at].to(x.dtype)])
@@ -576,7 +587,7 @@ class Llama(Recordable):
         return projection.fc2(F.gelu(projection.fc1(x), approximate="tanh"))
 
     def logits(self, x: Tensor, span: tuple[int, int] | None = None) -> Tensor:
-        """Predictions fp32 [..., V] of hidden rows [..., C]; ``span``: of a half-open range of token values only."""
+        """Predictions fp32 [..., V] of hidden rows [..., C]. ``span``: a half-open range of token values; None: all."""
         x = self.norm(x)
         if span is None and not self.config.tied:
             return self.output(x).float()
@@ -587,14 +598,14 @@ class Llama(Recordable):
             return linear(x, weight[low:high]).float()
 
     def rope(self, position: Tensor) -> Tensor:
-        """1-D RoPE, fp32 [..., 2, D] of :func:`rope_table`, of the places int64 [...] of a sequence."""
+        """1-D RoPE for places of a sequence, int64 [...]: rows of :func:`rope_table`, fp32 [..., 2, D]."""
         frequency = _frequencies(self.config.head_dim // 2, self.config.theta, position.device)
         return rope_table(position[..., None].float() * frequency, pairs=False)
 
     def positions(self, grid: int, prefix: int, lengths: Tensor | None = None) -> Positions:
-        """Position encodings of ``grid`` x ``grid`` tokens behind ``prefix`` rows.
+        """Position encodings of ``grid`` x ``grid`` tokens after ``prefix`` rows.
 
-        ``lengths`` int64 [R] if prefixes differ.
+        ``lengths``: int64 [R], lengths of the prefixes if they differ.
         """
         c = self.config
         device = self.compute_device
@@ -615,8 +626,8 @@ class Llama(Recordable):
     def _encode(self, x: Tensor, rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """The blocks' input and RoPE, from rows of the position table.
 
-        The input begins the residual stream, which is fp32 in fp16, see :mod:`.precision`. It is a tensor of its own,
-        because blocks add to it in place.
+        The input begins the residual stream, which is fp32 if the network is fp16, see :mod:`.precision`. It is always
+        a new tensor, because blocks add to it in place.
         """
         dtype = torch.float32 if x.dtype is torch.float16 else x.dtype
         if self.config.absolute:
@@ -634,8 +645,12 @@ class Llama(Recordable):
     ) -> Tensor:
         """Logits fp32 [R, n, V] of whole sequences, without a cache; for training and tests.
 
-        ``x`` [R, n, C] are prefix, token embeddings and transition tokens in any order, at ``position`` int64 [n] (-1
-        for the last); ``mask`` bool [n, n] is True where a query (first index) attends to a key, None: causal.
+        Args:
+            x: prefix, token embeddings and transition tokens in any order, [R, n, C].
+            position: the position of each row, int64 [n]; -1 for transition tokens.
+            positions: position encodings.
+            mask: bool [n, n], True where a query (first index) attends to a key; None: causal.
+            span: see :meth:`logits`.
         """
 
         def attention(q: Tensor, kv: Tensor) -> Tensor:
@@ -649,10 +664,12 @@ class Llama(Recordable):
         return self.logits(x, span)
 
     def hidden(self, x: Tensor, position: Tensor, attention: Callable[[int, Tensor, Tensor, Tensor], Tensor]) -> Tensor:
-        """Last hidden states [R, n, C], after the final norm, of embeddings [R, n, C].
+        """Last hidden states [R, n, C], after the final norm, of embeddings x [R, n, C].
 
-        ``position`` int64 [R or 1, n] are their places. ``attention`` gives the output [R, n, C] for a block's index,
-        queries [R, heads, n, D], keys and values [R, kv heads, n, D].
+        Args:
+            position: places of the embeddings in the sequence, int64 [R or 1, n].
+            attention: returns the attention output [R, n, C]. Its arguments are a block's index, queries [R, heads, n,
+                D], and keys and values [R, kv heads, n, D] each.
         """
         x, rope = self._encode(x, self.rope(position))
         for i, block in enumerate(self.layers):
@@ -677,7 +694,7 @@ class Llama(Recordable):
             slots: image slots of the cache.
             lengths: int64 [R], valid rows of each prefix; None: all.
             image: rows [R, m, C] of the cells 0 to m - 1; each attends to the prefix and to the cells up to itself.
-            positions: encodings of the run; None: those of the grid.
+            positions: position encodings of the run; None: the encodings of the grid.
 
         Returns hidden rows [R, 1 + m, C] of the last valid prefix row and of the cells (row i predicts cell i), and the
         cache.
@@ -708,7 +725,7 @@ class Llama(Recordable):
             h = self.feed(x, slot - n, slot, cache, end, causal=True)
             return h[:, n - 1 :], cache
 
-        # Padding is behind a prefix, where a causal mask hides it from the prefix, but not from image rows.
+        # Padding follows the prefix, where a causal mask hides it from the prefix, but not from image rows.
         mask = None if image is None else slot <= slot[:, None]
         position = torch.where(slot < n, (slot - lengths[:, None]).clamp(max=-1), slot - n)
         h = self.feed(x, position, slot, cache, end, mask, causal=image is None)
@@ -727,22 +744,22 @@ class Llama(Recordable):
         causal: bool = False,
         rows: int = 0,
     ) -> Tensor:
-        """Feed rows behind the cached ones, and write their keys and values into the cache.
+        """Feed rows, and write their keys and values into the cache. Returns hidden rows [R, n, C], for :meth:`logits`.
 
-        Returns hidden rows [R, n, C], for :meth:`logits`.
         Args:
-            x: rows [R, n, C]; R may be less than the cache's, then its first R rows are used.
+            x: rows [R, n, C]. If R is less than the number of batch rows in the cache, its first R rows are used.
             position: int64 [n], or [R, n] if the batch rows differ.
             slot: int64 [n] or [R, n], cache slots to write, counted with the prefix.
-            end: slots below this one are attended to.
+            end: the rows attend to slots below this one only.
             mask: bool [n, end] or [R, n, end], True where a row attends to a slot; None: everywhere.
-            causal: the rows fill the cache from its first slot on, and each attends to those up to its own.
-            rows: see :func:`one_shape`; 0: the pass has the shape of its rows. Not with ``causal``.
+            causal: whether the rows fill the cache from its first slot on, and each row attends to the slots up to its
+                own.
+            rows: see :func:`one_shape`; 0: no padding. Not together with ``causal``.
         """
         fed = x.shape[1]
         x, rope = self._encode(x, cache.positions.rows(position, len(x)))
 
-        # 1. The slots that the rows attend to: those below ``end``, or more of them, of which a mask hides the others.
+        # 1. The slots that the pass reads: those below ``end``, or more, and then a mask hides the additional slots.
         mask = None if causal else cache.mask(mask, len(x), fed, end)
         slots = cache.blocks[0].shape[2]
         longer = end if causal else min(slots, self._whole_length(end, x.device))
@@ -752,8 +769,8 @@ class Llama(Recordable):
             mask = longer_mask(mask, fed, end, longer, x.device)
         if rows:
             x, rope, mask = one_shape(x, rope, mask, rows)
-        # Attention would make these numbers of the mask in every block. On a GPU it expects the dtype of its queries,
-        # which in fp16 is not that of x.
+        # Convert the mask to numbers once, because attention would do so in every block. On a GPU it expects the dtype
+        # of its queries, which in fp16 is not the dtype of x.
         if mask is not None:
             mask = torch.where(mask, 0.0, -torch.inf).to(cache.blocks[0].dtype)
 
@@ -766,7 +783,7 @@ class Llama(Recordable):
         return x[:, :fed]
 
     def _whole_length(self, slots: int, device: torch.device) -> int:
-        """A number of slots, on a CUDA device rounded up."""
+        """A number of slots, rounded up to a multiple of SLOTS on a CUDA device or if the run records functions."""
         if self.records or device.type == "cuda":
             return math.ceil(slots / SLOTS) * SLOTS
         return slots
@@ -785,9 +802,9 @@ class TokenModel:
     name: str  # display name, used in messages and reports
     grid: int  # tokens along one side of the image: 16 for 256 pixels, 24 for 384, 32 for 512
     label_set: str = ""  # name of the label list ("imagenet-1k", "picture-book"); "" without labels or if unknown
-    ta_tok: TATokModel | None = None  # of a de-tokenizer: the TA-Tok that computes its features from semantic codes
+    ta_tok: TATokModel | None = None  # for a de-tokenizer: the TA-Tok that computes its features from semantic codes
     note: str = ""  # remark for reports: what decides the result without being stated by user or file
-    reads_images: ClassVar[bool] = False  # whether it can read images beside a prompt
+    reads_images: ClassVar[bool] = False  # whether it can read images together with a prompt
 
     @property
     def condition(self) -> str:
@@ -821,7 +838,7 @@ class TokenModel:
 
 
 def cache_bytes(net: Llama, rows: int) -> int:
-    """Memory of the keys and values of that many rows."""
+    """Bytes of the keys and values of so many ``rows``."""
     c = net.config
     numbers = 2 * c.depth * c.kv_heads * c.head_dim * rows
     return numbers * next(net.parameters()).element_size()

@@ -1,4 +1,4 @@
-"""MAR with the official parameter names: encoder, decoder, diffusion head, and a batch's condition as they read it.
+"""MAR with the official parameter names: encoder, decoder, diffusion head, and the condition that these networks read.
 
 Source: Li et al. 2024, "Autoregressive Image Generation without Vector Quantization" (arXiv 2406.11838). Dropout is
 left out. Shapes: B images, L tokens, C transformer width, w head width.
@@ -23,7 +23,8 @@ from .speed import Recordable, recorded
 from .structure import depth
 from .torch_state import dot_product_attention, to_device
 
-# The head count is in no state dict. Official sizes B, L, H by width; others need metadata "heads".
+# Attention heads of the official sizes B, L and H by width. No state dict holds their number, so other sizes need
+# the metadata "heads".
 OFFICIAL_HEADS = {768: 12, 1024: 16, 1280: 16}
 
 
@@ -40,7 +41,7 @@ class MARConfig:
     channels: int  # channels per token (latent channels times patch area)
     classes: int  # number of class labels; 0 for none
     head_depth: int  # residual blocks of the diffusion head
-    head_width: int  # its width
+    head_width: int  # width of the diffusion head
 
     @cached_property
     def grid(self) -> int:
@@ -49,7 +50,8 @@ class MARConfig:
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor], heads: int | None = None) -> MARConfig:
-        """Derive the shape from official parameter names; ``heads`` None: of the official size of that width.
+        """Derive the shape from official parameter names. ``heads``: None takes the number of the official size with
+        the same width.
 
         Raises:
             KeyError: the state dict is not a MAR's.
@@ -83,13 +85,13 @@ class MARConfig:
 # Stores of a pass that keeps nothing.
 NONE_KEPT = State()
 
-# Modulations of the head that are computed at once, in numbers; those of one diffusion step may be more.
+# How many numbers of modulations of the head are computed at once; one diffusion step may need more.
 BUDGET = 1 << 24
 
 
 def modulated(x: Tensor, norm: nn.Module, shift: Tensor, scale: Tensor) -> Tensor:
-    """norm(x) * scale + shift of rows x [..., w], with shift and scale [..., w] of their own; the scale includes the 1
-    of adaLN.
+    """norm(x) * scale + shift, [..., w], for rows x [..., w]; each row has its own shift and scale, [..., w]. The scale
+    includes the 1 of adaLN.
     """
     return torch.addcmul(shift, norm(x), scale)
 
@@ -170,10 +172,10 @@ class DiffusionHead(nn.Module):
         return out
 
     def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
-        """Predicted noise, then variance logits, of tokens fp32 [N, channels]; fp32 [..., N, 2 channels].
+        """Predicted noise, then variance logits, fp32 [..., N, 2 channels], for states x of tokens, fp32 [N, channels].
 
-        A variance logit is -1..1 between the two bounds. ``modulations`` [..., N, w] may be of several conditions, the
-        branches of guidance: up to the first modulation they share their rows.
+        A variance logit from -1 to 1 lies between the two bounds of the variance. ``modulations``, [..., N, w], may be
+        those of several conditions, the branches of guidance, which share the rows before the first modulation.
         """
         h = self.input_proj(x.to(self.input_proj.weight.dtype))
         for i, block in enumerate(self.res_blocks):
@@ -186,12 +188,12 @@ class DiffusionHead(nn.Module):
         return last(h.to(last.weight.dtype))
 
     def forward(self, x: Tensor, t: Tensor, z: Tensor) -> Tensor:
-        """x [N, channels], t [N] in 0..999, z [N, z_channels] to [N, 2 channels]."""
+        """:meth:`denoise` for x [N, channels], t [N] in 0..999 and z [N, z_channels]: [N, 2 channels]."""
         return self.denoise(x, self.modulations(self.time_embed(t) + self.cond_embed(z)))
 
 
 class Attention(nn.Module):
-    """Weights of multi-head self-attention; :class:`Block` attends itself, because a cache may come in between."""
+    """Weights of multi-head self-attention. :class:`Block` computes the attention, as a cache may come in between."""
 
     def __init__(self, dim: int, heads: int, operations: Operations = FAST):
         super().__init__()
@@ -201,7 +203,7 @@ class Attention(nn.Module):
 
 
 class Norm(nn.LayerNorm):
-    """LayerNorm in fp32, as under autocast; its output has the dtype of its weights, that of the next product."""
+    """LayerNorm in fp32, as under autocast. Its output has the dtype of the weights, which the next product reads."""
 
     def forward(self, x: Tensor) -> Tensor:
         weight = self.weight.float()
@@ -232,12 +234,14 @@ class Block(nn.Module):
         store: Tensor | None = None,
         places: int | Tensor = 0,
     ) -> Tensor:
-        """Output [B, N, C] of rows x [B, N, C], or [B, M, C] of their rows ``out`` int64 [B, M] only.
+        """The block's output for rows x [B, N, C]: [B, N, C], or [B, M, C] for the rows ``out``.
 
         Args:
             key_mask: bool [B, N], True for rows that may be attended to; None for all.
-            store: keys and values of the rows that x lacks, to which the rows of x attend too; None: x lacks none.
-            places: where the rows of x stand among all, see :func:`update`.
+            out: int64 [B, M], indices of the rows to compute; None for all.
+            store: keys and values of the rows of the sequence that are not in x; the rows of x attend to them too.
+                None: x has all rows.
+            places: the places of the rows of x in the sequence, see :func:`update`.
         """
         q, kv = self.project(x)
         if store is not None:
@@ -245,7 +249,7 @@ class Block(nn.Module):
         return self.attend(x, q, kv, key_mask, out)
 
     def project(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Rows x [B, N, C] to queries [B, heads, N, d], and keys and values [2, B, heads, N, d]; d is C / heads."""
+        """Queries [B, heads, N, d], and keys and values [2, B, heads, N, d], of rows x [B, N, C]; d is C / heads."""
         b, n, c = x.shape
         heads = self.attn.qkv(self.norm1(x)).view(b, n, 3, self.attn.heads, c // self.attn.heads)
         projected = heads.permute(2, 0, 3, 1, 4)
@@ -254,9 +258,11 @@ class Block(nn.Module):
     def attend(
         self, x: Tensor, q: Tensor, kv: Tensor, key_mask: Tensor | None = None, out: Tensor | None = None
     ) -> Tensor:
-        """What follows the projections: output [B, N, C] of rows x [B, N, C] with queries q [B, heads, N, d].
+        """The rest of the block after :meth:`project`; arguments and result as for :meth:`forward`, and:
 
-        Keys and values are [2, B, heads, S, d], of the rows to attend to; other arguments as for :meth:`forward`.
+        Args:
+            q: queries of the rows of x, [B, heads, N, d].
+            kv: keys and values of the rows to attend to, [2, B, heads, S, d].
         """
         if out is not None:
             x = pick(x, out)
@@ -274,12 +280,12 @@ def update(store: Tensor, kv: Tensor, places: int | Tensor) -> Tensor:
 
     Args:
         store: the keys, then the values of a block, [2, E, heads, rows, d].
-        kv: of the computed rows, [2, B, heads, n, d]; only the first E batch entries are stored.
-        places: where the computed rows stand in the store:
+        kv: keys and values of the computed rows, [2, B, heads, n, d]; only the first E batch entries are stored.
+        places: the places of the computed rows in the store, as one of two kinds:
 
-            - the place of the first one, which the others follow. The sequence ends with the last one. A place below 0
-              has no room: that row is not stored.
-            - int64 [E, n]; the sequence is the whole store.
+            - an int, the place of the first computed row. The other rows follow it, and the sequence ends with the
+              last. Rows whose place would be below 0 are not stored.
+            - int64 [E, n], a place for each row; the sequence is the whole store.
     """
     if isinstance(places, Tensor):
         store.scatter_(3, places[None, :, None, :, None].expand_as(kv), kv)
@@ -287,7 +293,7 @@ def update(store: Tensor, kv: Tensor, places: int | Tensor) -> Tensor:
 
     end = places + kv.shape[3]
     store[:, :, :, max(0, places) : end] = kv[:, : store.shape[1], :, max(0, -places) :]
-    return kv if places <= 0 else store[:, :, :, :end]  # from the first place on, all rows are computed ones
+    return kv if places <= 0 else store[:, :, :, :end]  # from place 0 on, all rows of the sequence were computed
 
 
 def _blocks(c: MARConfig, count: int, operations: Operations) -> list[Block]:
@@ -296,7 +302,7 @@ def _blocks(c: MARConfig, count: int, operations: Operations) -> list[Block]:
 
 
 def pick(x: Tensor, index: Tensor) -> Tensor:
-    """Rows ``index`` [B, M] of x [B, N, C] as [B, M, C], or of [B, heads, N, d] as [B, heads, M, d]."""
+    """The rows ``index``, int64 [B, M], of x: [B, M, C] of [B, N, C], or [B, heads, M, d] of [B, heads, N, d]."""
     index = index[:, None, :, None] if x.ndim == 4 else index[..., None]
     return x.gather(-2, index.expand(*x.shape[:-2], -1, x.shape[-1]))
 
@@ -325,7 +331,7 @@ class MAR(Recordable):
         self.decoder_blocks = _blocks(c, c.decoder_depth, operations)
         self.decoder_norm = Norm(c.dim, eps=1e-6)
 
-        # Of plain layers, which stay on the device: it runs once for every diffusion step.
+        # The head has plain layers, which stay on the device, because it runs once for every diffusion step.
         head = DiffusionHead(c.channels, c.head_width, c.head_depth, c.dim, FAST)
         self.diffloss = nn.ModuleDict({"net": head})
 
@@ -369,7 +375,7 @@ class MAR(Recordable):
 
         Args:
             padding_mask: bool [B, K], False for padding.
-            stores: of every block, receive the keys and values of the tokens for :meth:`encode_more`.
+            stores: one for each block; they receive the keys and values of the tokens for :meth:`encode_more`.
         """
         x = self.embed_known(tokens, known, class_rows)
         key_mask = None
@@ -379,11 +385,11 @@ class MAR(Recordable):
         return run_encoder(self, x, key_mask, stores, -self.config.buffer)
 
     def encode_more(self, tokens: Tensor, new: Tensor, class_rows: Tensor, stores: State, known: int) -> Tensor:
-        """Encoder output [B, K + buffer, C] of K further tokens, then of the class rows.
+        """Encoder output [B, K + buffer, C]: first the rows of K new tokens, then the class rows.
 
         The class rows attend to all tokens, so they are computed again in every pass. The stores have no fixed place
-        for them: they stand after the tokens, where the next pass writes its tokens. With 2 class rows (c), after
-        :meth:`encode` with 4 tokens (t), a pass with 3 new ones (n)::
+        for the class rows: they stand after the tokens, where the next pass writes its tokens. For example, with 2
+        class rows (c), after :meth:`encode` with 4 tokens (t), a pass with 3 new tokens (n)::
 
             place           0 1 2 3 4 5 6 7 8
             stored before   t t t t
@@ -393,7 +399,7 @@ class MAR(Recordable):
         Arguments as for :meth:`embed_known`, with the positions ``new`` int64 [B, K], and:
 
         Args:
-            stores: of every block, hold the ``known`` tokens before these, and receive the new ones.
+            stores: one for each block; they hold the ``known`` earlier tokens, and receive the new ones.
         """
         x = self.embed_known(tokens, new, class_rows)
         return run_encoder(self, x.roll(-self.config.buffer, 1), None, stores, known)
@@ -401,9 +407,10 @@ class MAR(Recordable):
     def canvas(
         self, encoded: Tensor, known: Tensor, padding_mask: Tensor | None = None, rows: Tensor | None = None
     ) -> Tensor:
-        """The decoder's rows [B, buffer + L, C] without their positions: the encoded rows at their places.
+        """The decoder's rows [B, buffer + L, C] before positions are added: the encoded rows at their places.
 
-        ``rows``: rows of an earlier pass, which stay at the other places and are written into; None: mask tokens.
+        ``rows``: the result of an earlier pass, in which the encoded rows are replaced, in place; all other rows stay.
+        None: all other rows are mask tokens.
         """
         b = known.shape[0]
         buffer = self.config.buffer
@@ -423,9 +430,10 @@ class MAR(Recordable):
     def decode(
         self, encoded: Tensor, known: Tensor, wanted: Tensor | None = None, padding_mask: Tensor | None = None
     ) -> Tensor:
-        """Conditions z [B, M, C] for the head, of the encoder's output for ``known`` positions.
+        """Conditions z [B, M, C] for the head, from the encoder's output for the ``known`` positions.
 
-        ``wanted`` int64 [B, M]: positions whose z is needed, the only ones that the last block computes; None: all L.
+        ``wanted``: int64 [B, M], positions whose z is needed; the last block computes only these. None: all L
+        positions.
         """
         x = self.canvas(encoded, known, padding_mask) + self.decoder_pos_embed_learned
         if wanted is None:
@@ -440,11 +448,11 @@ class MAR(Recordable):
 
 
 class DecoderCache(NamedTuple):
-    """What the decoder keeps of N rows from one pass to the next, while its later blocks compute only some rows."""
+    """What the decoder keeps of N rows from one pass to the next, if its later blocks compute only some rows."""
 
-    block: int  # the block that measures how much a row changed, from 0; the later ones follow it
-    stores: State  # of every later block, [2, E, heads, N, d]
-    measured: State  # one tensor: the values of the block that measures, in the last pass, [E, heads, N, d]
+    block: int  # index from 0 of the block that measures how much a row changed; the *later* blocks follow it
+    stores: State  # a store for each later block, [2, E, heads, N, d]
+    measured: State  # one tensor: the values of the measuring block in the previous pass, [E, heads, N, d]
 
 
 @recorded
@@ -461,22 +469,22 @@ def run_decoder(
     cache: DecoderCache | None = None,
     choose: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor | None]:
-    """The output [B, M, C] of the decoder's blocks at positions ``wanted`` int64 [B, M], and the rows that the later
-    blocks computed, int64 [B, n]; None for all.
+    """The output [B, M, C] of the decoder's blocks at positions ``wanted``, int64 [B, M]; and the rows that the later
+    blocks computed, int64 [B, n], or None if they computed all.
 
     Args:
-        x: rows [B, N, C] of :meth:`MAR.canvas`, plus their positions.
-        cache: receives keys and values; None to keep none.
-        choose: chooses the rows that the blocks after ``cache.block`` compute, int64 [B, n], the wanted ones first. Its
-            arguments are the values of that block in this pass and in the last one, [B, heads, N, d] each. None: these
-            blocks compute all rows.
+        x: rows [B, N, C] of :meth:`MAR.canvas`, plus their position embeddings.
+        cache: receives keys and values; None: nothing is kept.
+        choose: chooses the rows that the blocks after ``cache.block`` compute, int64 [B, n], the wanted rows first. Its
+            arguments are the values of ``cache.block`` in this pass and in the previous pass, [B, heads, N, d] each.
+            None: the later blocks compute all rows.
     """
     blocks = list(net.decoder_blocks)
     wanted_rows = wanted + net.config.buffer
     if cache is None:
         return run_blocks(net, blocks, x, None, wanted_rows), None
 
-    # 1. All rows, up to the projections of the block that measures: its values tell which rows the later ones compute.
+    # 1. All rows, up to the projections of the measuring block. Its values decide which rows the later blocks compute.
     block = blocks[cache.block]
     x = run_blocks(net, blocks[: cache.block], x)
     q, kv = block.project(x)
@@ -484,7 +492,7 @@ def run_decoder(
     chosen = None if choose is None else choose(kv[1], measured)
     measured.copy_(kv[1, : len(measured)])
 
-    # 2. The chosen rows. The later blocks have the keys and values of the others in their stores.
+    # 2. The chosen rows. The later blocks have the keys and values of all other rows in their stores.
     x = block.attend(x, q, kv, None, chosen)
     out = wanted_rows
     places: int | Tensor = 0
@@ -505,7 +513,7 @@ def run_blocks(
 ) -> Tensor:
     """The output of blocks for rows x [B, N, C]; the last block computes the rows ``out`` only.
 
-    Arguments as for :meth:`Block.forward`; ``stores`` of every block, () for none.
+    Arguments as for :meth:`Block.forward`, but ``stores`` has one store for each block; () for none.
     """
     run = net.compiled(Block.forward, "transformer blocks")
     for i, block in enumerate(blocks):
@@ -520,53 +528,60 @@ def run_blocks(
 class Conditioning:
     """The condition of B images as the network reads it.
 
-    It gives the vectors of the encoder's buffer rows, and may change the encoder's output before the decoder reads it;
-    here it does not.
+    It gives the vectors of the encoder's buffer rows, and may change the encoder's output before the decoder reads it.
+    Here it does not change the output.
     """
 
     def __len__(self) -> int:
-        """Images B."""
+        """Number of images B."""
         raise NotImplementedError
 
     def of(self, images: Sequence[int]) -> Conditioning:
-        """The condition of some of the images, in this order; an image may be there several times."""
+        """The condition of some of the images, in this order; an image may be listed several times."""
         raise NotImplementedError
 
     def vectors(self, guided: bool) -> Tensor:
         """Vectors [E, C] of the encoder's buffer rows.
 
-        E is B, or twice that where the branches of guidance differ in the encoder.
+        E is B, or 2 B if the branches of guidance differ in the encoder.
         """
         raise NotImplementedError
 
     def fuse(
         self, encoded: Tensor, known: Tensor, guided: bool, padding_mask: Tensor | None = None, cache: Any = None
     ) -> Tensor:
-        """The decoder's input rows [D, buffer + K, C], both branches of guidance, the unconditional one last.
+        """The decoder's input rows [D, buffer + K, C]. D is B, or 2 B with guidance, the unconditional branch last.
 
-        They are made of the encoder's output [E, buffer + K, C] for positions ``known`` int64 [E, K]; D is B, or twice
-        that with guidance. ``cache``: of :meth:`feature_cache`, receives what :meth:`extend` reads.
+        Args:
+            encoded: the encoder's output [E, buffer + K, C].
+            known: the positions of its tokens, int64 [E, K].
+            cache: from :meth:`feature_cache`; it receives what :meth:`extend` reads.
         """
         return encoded
 
     def feature_cache(self, live: int, room: int) -> Any:
         """A cache for :meth:`fuse` and :meth:`extend` (LazyMAR); None: there is nothing to keep.
 
-        It has room for ``live`` rows of the decoder's input and ``room`` tokens and buffer rows.
+        Args:
+            live: batch rows of the decoder's input.
+            room: how many tokens and buffer rows a batch row may have.
         """
         return None
 
     def extend(self, encoded: Tensor, cache: Any, known: int) -> Tensor:
-        """:meth:`fuse` for encoder output [E, N + buffer, C] of N new tokens, then the buffer rows; [D, N + buffer, C].
+        """:meth:`fuse` for new tokens only, [D, N + buffer, C].
 
-        ``cache`` holds the ``known`` tokens before them, and receives the new ones.
+        Args:
+            encoded: the encoder's output for N new tokens, then for the buffer rows, [E, N + buffer, C].
+            cache: holds the ``known`` earlier tokens, and receives the new ones.
         """
         return encoded
 
     def counts(self, encoder: int, decoder: int) -> dict[str, int]:
-        """Counts of a pass for the report, for rows computed for both branches.
+        """Counts of a pass for the report.
 
-        ``encoder`` are the rows of the encoder, ``decoder`` those of an average block of the decoder.
+        ``encoder``, ``decoder``: how many rows the encoder and an average block of the decoder computed, in all
+        branches.
         """
         return {"transformer_passes": 1, "transformer_tokens": encoder + decoder}
 
@@ -596,7 +611,7 @@ class MARModel:
     net: MAR  # the network in eval mode; weights in the compute dtype, the head's last layer in fp32
     name: str  # display name for messages and reports
     latent_scale: float = 0.2325  # tokens = latent scale x decoder latents; 1 for the demo
-    t_max: int = 999  # highest diffusion timestep this checkpoint should start from; 999 officially
+    t_max: int = 999  # diffusion timestep from which this checkpoint should start; 999 officially
     patch: int = 1  # latent positions a token covers per side; 1 in every official file
     label_set: str = ""  # name of the label list ("imagenet-1k", "picture-book"), or "" if unknown
     max_beta: float = 0.999  # largest beta of the diffusion the head was trained with; 0.999 for every MAR
@@ -628,20 +643,19 @@ class MARModel:
         return self.assumed
 
     def working_bytes(self, rows: int) -> dict[str, int]:
-        """Upper estimate of the activations of one pass by part.
-
-        ``rows`` are the rows of the decoder over the batch and both branches.
+        """Upper estimate of the activations of one pass, bytes by part. ``rows``: the decoder's rows in all images and
+        branches.
         """
         element = next(self.net.parameters()).element_size()
         # Two rows of the residual stream are fp32, and the place of a row is a number of 8 bytes.
         return {"MAR": rows * (self.net.config.dim * (14 * element + 8) + 8)}
 
     def prompt_bytes(self, tokens: int) -> int:
-        """Memory of the keys and values of that many rows of a language model; 0 without one."""
+        """Memory of a language model's keys and values for so many ``tokens``; 0 without a language model."""
         return 0
 
     def first_timestep(self, diffusion_steps: int) -> int:
-        """Highest timestep of every table of a run with so many diffusion steps and no ``t_max`` of its own.
+        """Highest timestep of every table of a run with so many ``diffusion_steps``, if the run does not set ``t_max``.
 
         Shorter tables of the run (DiSA's, FastHybrid's guided steps) start there too, so that all tokens are denoised
         from the same level of noise.

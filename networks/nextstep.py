@@ -3,11 +3,11 @@ another, and the autoencoder of its tokens.
 
 Source: "NextStep-1: Toward Autoregressive Image Generation with Continuous Tokens at Scale" (arXiv 2508.10711) and its
 published code. The language model is Qwen2.5. A token is a patch of p x p latents of C channels: T = C p p numbers. The
-tokens follow one another in raster order behind the prompt, with the same 1-D RoPE and the same KV cache. A linear
-layer turns a token into a row. The hidden row behind the last token conditions a small network, MAR's, which samples
-the next token by flow matching.
+tokens follow the prompt in raster order, with the same 1-D RoPE and the same KV cache. A linear layer turns a token
+into a row. The hidden row of the newest token is the condition of a small network like MAR's diffusion head, which
+samples the next token by flow matching.
 
-Parameters have the names of Qwen2.5 without ``model.`` in front. The output layer for words is not there.
+Parameters have the names of Qwen2.5, but without ``model.`` in front. The output layer for words is left out.
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ from .precision import is_finite
 from .structure import depth, without
 from .torch_state import in_own_state
 
-# What stands in front of the names of a Qwen2.5, but not here.
+# Prefix of the names of a Qwen2.5, which NextStep's names lack.
 TRUNK = "model."
 HEAD = "image_head.net."
 # Epsilon of the norms of tokens and of latents, which have no weights.
 EPS = 1e-6
-# Token ids of a prompt, without the tokens of an image in it.
+# The most token ids of a prompt, without the tokens of an image in it.
 MOST_IDS = 1024
 # Tokens of the largest images that the published models were trained for: 512 x 512 pixels.
 MOST_TOKENS = 1024
-# Tokens along a side of these images, and of those of a model for 256 x 256 pixels.
+# Tokens along a side of these images, and of the images of a model for 256 x 256 pixels.
 SIDE = 32
 SMALL_SIDE = 16
 # Height and width in tokens of the trained shapes at 256 x 256 pixels, the longer side last; both orders are trained.
 SHAPES = ((16, 16), (15, 17), (14, 18), (13, 19), (12, 21), (11, 23), (10, 25), (9, 28), (8, 32))
-# The negative text of the authors where an image is edited.
+# The authors' negative text for editing.
 COPY = "Copy original image."
-# Names of the model that was trained to edit, of those that were not, and of the first generation, which its programs
-# draw as squares. Nothing else in a file tells.
+# Patterns in the names of models: of the model that was trained to edit, of models that were not, of the first
+# generation, whose programs generate squares only, and of models for 256 x 256 pixels. Nothing else in a file tells.
 _EDITS = re.compile(r"(?<![a-z])edit(?![a-z])", re.IGNORECASE)
 _ONLY_DRAWS = re.compile(r"next-?step-?1(?!\d)", re.IGNORECASE)
 _FIRST = re.compile(r"next-?step-?1-large", re.IGNORECASE)
@@ -72,20 +72,20 @@ def side_of(name: str) -> int:
 
 
 def to_tokens(latents: Tensor, patch: int) -> Tensor:
-    """Tokens [B, L, C p p] of latents [B, C, h, w], patches of p x p in raster order.
+    """Tokens [B, L, C p p] of latents [B, C, h, w]: patches of p x p latents in raster order.
 
-    The numbers of a token go by channel, then by row and column within the patch.
+    The numbers of a token are ordered by channel, then by row and column within the patch.
     """
     return F.pixel_unshuffle(latents, patch).flatten(2).transpose(1, 2)
 
 
 def to_latents(tokens: Tensor, grid: tuple[int, int], patch: int) -> Tensor:
-    """Latents [B, C, h, w] of tokens [B, L, C p p] of a grid (height, width); the inverse of :func:`to_tokens`."""
+    """The inverse of :func:`to_tokens`: latents [B, C, h, w] from tokens [B, L, C p p] on a grid (height, width)."""
     return F.pixel_shuffle(tokens.transpose(1, 2).unflatten(2, grid), patch)
 
 
 def normed(tokens: Tensor) -> Tensor:
-    """Tokens [..., T] with mean 0 and variance 1 over their numbers, each by itself."""
+    """Normalise the T numbers of each token, [..., T], to mean 0 and variance 1."""
     return F.layer_norm(tokens, tokens.shape[-1:], eps=EPS)
 
 
@@ -98,8 +98,8 @@ class NextStepConfig(LlamaConfig):
 
     token: int = 0  # numbers T of a token
     patch: int = 2  # latents along a side of a token
-    head_width: int = 0  # of the flow-matching head
-    head_depth: int = 0  # its residual blocks
+    head_width: int = 0  # width of the flow-matching head
+    head_depth: int = 0  # residual blocks of the flow-matching head
 
     @property
     def channels(self) -> int:
@@ -159,7 +159,7 @@ class NextStep(Llama):
         c = config
         self.image_in_projector = operations.Linear(c.token, c.dim)
         self.image_out_projector = operations.Linear(c.dim, c.dim)
-        # Of plain layers, which stay on the device: it runs once for every diffusion step.
+        # The head has plain layers, which stay on the device, because it runs once for every diffusion step.
         self.image_head = nn.ModuleDict({"net": FlowHead(c.token, c.head_width, c.head_depth, c.dim)})
 
     @staticmethod
@@ -182,12 +182,12 @@ class NextStep(Llama):
         return self.image_in_projector(tokens.to(self.norm.weight.dtype))
 
     def begin(self, prefix: Tensor, lengths: Tensor | None, tokens: int) -> tuple[Tensor, Cache]:
-        """Feed the prefix, rows [R, n, D], causally.
+        """Feed the prefix, with causal attention.
 
         Args:
-            prefix: rows, padded on the right.
+            prefix: rows [R, n, D], padded on the right.
             lengths: int64 [R], the valid rows of each prefix; None: all.
-            tokens: of the image, for which the cache has room.
+            tokens: number of image tokens for which the cache gets room.
 
         Returns the conditions [R, 1, D] of the first token, and the cache.
         """
@@ -198,7 +198,9 @@ class NextStep(Llama):
         return self.conditions(hidden), cache
 
     def advance(self, tokens: Tensor, at: int, cache: Cache) -> Tensor:
-        """Conditions [R, 1, D] of the token behind the tokens ``at`` to ``at + n - 1``, fp32 [R, n, T]."""
+        """Feed the tokens ``at`` to ``at + n - 1``, fp32 [R, n, T]. Returns the conditions of the next token, [R, 1,
+        D].
+        """
         n = tokens.shape[1]
         place = torch.arange(at, at + n, device=tokens.device)
         slot = cache.prefix + place
@@ -219,7 +221,7 @@ class LatentConfig(KLConfig):
     """Shape of the autoencoder, Flux's form, and what its configuration states about latents."""
 
     mixes: bool = False
-    scaling: float = 1.0  # latents = (mean - shift) scaling
+    scaling: float = 1.0  # latents = (mean - shift) * scaling
     shift: float = 0.0
     norm_patch: int = 0  # the mean is normalised over patches of so many positions along a side; 0 for no norm
 
@@ -230,7 +232,7 @@ class NextStepAutoencoder(KLAutoencoder):
     config: LatentConfig
 
     def encode(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Mean and std of latents, each [B, C, h, w], of images [B, 3, H, W] in -1..1; the norm is the mean's alone."""
+        """Mean and std of latents, [B, C, h, w] each, of images [B, 3, H, W] in -1..1. Only the mean is normalised."""
         c = self.config
         mean, std = super().encode(x)
         if c.norm_patch:
@@ -244,7 +246,7 @@ class NextStepAutoencoder(KLAutoencoder):
 
 
 class ReadSource(NamedTuple):
-    """An image to change as a NextStep reads it."""
+    """An image to change, in the form that a NextStep reads."""
 
     tokens: Tensor  # fp32 [S, T], in raster order
     grid: tuple[int, int]  # tokens down and across
@@ -262,9 +264,10 @@ class SourceReader:
     @in_own_state
     @torch.no_grad()
     def read(self, image: Tensor) -> ReadSource:
-        """The tokens of an image uint8 [H, W, 3] whose sides are multiples of a token's, from the mean of its latents.
+        """The tokens of an image, from the mean of its latents. Images are read one at a time, so the tokens do not
+        depend on a batch.
 
-        One at a time, so that what is read does not depend on a batch.
+        ``image``: uint8 [H, W, 3], whose sides are multiples of the pixels along a side of a token.
 
         Raises:
             UserError: latents that are not finite.
@@ -284,10 +287,10 @@ class SourceReader:
 
 
 class Rows(NamedTuple):
-    """What stands before the first token of each branch: ids of R rows, and the images in them."""
+    """What stands before the first token in each branch: R rows of ids, and the images in these rows."""
 
     ids: list[list[int]]
-    # Of each row the image in it, whose tokens stand in the place of the placeholders; None for no image.
+    # For each row the image in it, whose tokens replace the placeholders among the ids; None: no image.
     sources: list[ReadSource | None]
 
 
@@ -295,11 +298,11 @@ class Rows(NamedTuple):
 class Marks:
     """Ids of the special tokens around an image."""
 
-    area: int  # before its height and width
-    begin: int  # start of the image; its hidden row conditions token 0
-    end: int
-    place: int  # stands for a token of an image in a prompt
-    text: int | None = None  # start of every row, if the tokenizer names such a token
+    area: int  # stands before the height and width of an image
+    begin: int  # begins the image; its hidden row is the condition of token 0
+    end: int  # ends an image in a prompt
+    place: int  # placeholder for a token of an image in a prompt
+    text: int | None = None  # begins every row, if the tokenizer has such a token
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,7 +330,7 @@ class NextStepModel:
 
     @property
     def is_first(self) -> bool:
-        """Whether it is a NextStep-1 and no NextStep-1.1, as far as its name tells."""
+        """Whether it is a NextStep-1, not a NextStep-1.1, as far as its name tells."""
         return _FIRST.search(self.name) is not None
 
     @property
@@ -344,12 +347,12 @@ class NextStepModel:
 
     @property
     def usual_size(self) -> tuple[int, int]:
-        """Height and width in pixels of an image that nothing else is asked of."""
+        """Height and width in pixels of an image whose size is not set."""
         return self.side * self.stride, self.side * self.stride
 
     @property
     def sizes(self) -> tuple[tuple[int, int], ...]:
-        """Height and width in pixels of the images that it was trained for, the usual one first."""
+        """Height and width in pixels of the images that it was trained for, the usual size first."""
         if self.side % SMALL_SIDE or self.is_first:
             return (self.usual_size,)
 
@@ -361,10 +364,10 @@ class NextStepModel:
         return tuple(both)
 
     def grid(self, height: int | None, width: int | None) -> tuple[int, int]:
-        """Tokens (height, width) of an image of so many pixels; None: of the usual size.
+        """Tokens (height, width) of an image with so many pixels; None: the usual height or width.
 
         Raises:
-            UserError: a size that is no multiple of a token's, or larger than what it was trained for.
+            UserError: a size that is not a multiple of a token's size, or larger than the sizes of the training.
         """
         usual = self.usual_size
         height = usual[0] if height is None else height
@@ -391,7 +394,7 @@ class NextStepModel:
         """Token ids of a prompt as typed; names of special tokens in it are plain text.
 
         Raises:
-            UserError: if it is no text, too long, or encoded outside the vocabulary.
+            UserError: the text is too long, or encoded outside the vocabulary.
         """
         return self._ids(text, "text")
 
@@ -409,32 +412,34 @@ class NextStepModel:
         """Token ids of a whole row before the first token of an image of ``grid``.
 
         Args:
-            ids: of the text.
+            ids: token ids of the text.
             grid: tokens (height, width) of the image to generate.
-            source: of the image to change, which stands before the text; None without one.
+            source: tokens (height, width) of the image to change, which stands before the text; None: there is none.
         """
         m = self.marks
         before = [] if source is None else [*self._area(source), *[m.place] * (source[0] * source[1]), m.end]
         if m.text is None:
             return [*before, *ids, *self._area(grid)]
 
-        # The published code cuts the first id off what stands before the image, as if it were this token again.
+        # The published code removes the first id of the area, as if the tokenizer had begun the area with ``text``
+        # again.
         return [m.text, *before, *ids, *self._area(grid)[1:]]
 
     def _area(self, grid: tuple[int, int]) -> list[int]:
-        """Token ids that say the size of an image and begin it."""
+        """Token ids that state the size of an image and begin the image."""
         height, width = grid
         return [self.marks.area, *self.tokenize(f"{height}*{width}"), self.marks.begin]
 
     def prefix(self, rows: Rows, tokens: int) -> tuple[Tensor, Tensor | None]:
-        """Prefix [R, n, D] of rows, padded on the right, and their lengths int64 [R]; None if all have the same.
+        """Embed rows: the prefix [R, n, D], padded on the right; and the lengths of the rows, int64 [R], or None if all
+        lengths are equal.
 
         Args:
             rows: see :class:`Rows`.
-            tokens: of the image behind each row.
+            tokens: number of image tokens after each row.
 
         Raises:
-            UserError: if the image does not fit behind a row.
+            UserError: the image does not fit after a row.
         """
         counts = [len(ids) for ids in rows.ids]
         longest = max(counts)

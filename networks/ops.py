@@ -1,10 +1,10 @@
 """The layers that networks are built of, :class:`Operations`: fast products on a CPU, and quantised weights.
 
-On a CPU a step multiplies large matrices by a handful of rows, and its time goes into reading the weights. The library
-call that reads them best follows from the number of rows and the processor's vendor, see :func:`linear`, and never from
-timing: equal calls give equal bits in every process on one machine with the same number of threads.
+On a CPU a step multiplies large matrices by a handful of rows, and most of its time goes into reading the weights. The
+number of rows and the processor's vendor decide which library call reads the weights, see :func:`linear`; timing never
+does. So equal calls give equal bits in every process on one machine with the same number of threads.
 
-A host with memory management of its own (ComfyUI) passes its own operations to the networks. Their layers may keep a
+A host with its own memory management (ComfyUI) passes its own operations to the networks. The host's layers may keep a
 weight off the device, or in another form, and make a copy for every call.
 """
 
@@ -46,32 +46,33 @@ from .quantized import (
     unpacked_product,
 )
 
-# Containers whose linear layers may have quantised weights: the blocks of the transformers, nearly all of a model's
-# weights. Embeddings, norms, input and output layers keep their dtype, because their errors are visible first, and so
-# does MAR's diffusion head: few weights, which run for every diffusion step.
+# Containers whose linear layers may have quantised weights: the blocks of the transformers, which hold nearly all of a
+# model's weights. Embeddings, norms, input and output layers keep their dtype, because their errors are visible first.
+# MAR's diffusion head keeps its dtype because it has few weights and runs for every diffusion step.
 _BLOCKS = frozenset(("encoder_blocks", "decoder_blocks", "layers"))
 
 N = TypeVar("N", bound=nn.Module)
 
-# Fewest elements of a weight that exceeds the inner caches; smaller ones take F.linear.
+# Number of elements from which on a weight counts as large, because it exceeds the inner caches. Smaller weights take
+# F.linear.
 LARGE_WEIGHT = 1 << 18
-# Longest rows for halves: with longer ones it can take 1.3 times as long as F.linear.
+# Longest rows for the product of two half matrices: with longer rows it can take 1.3 times as long as F.linear.
 HALVES_WIDTH = 2048
-# Bytes of packed copies of a network's weights.
+# Most bytes of packed copies of a network's weights.
 PACKED_BYTES = 1 << 30
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear | None = None) -> Tensor:
-    """x [..., in] times the transposed weight [out, in], plus the bias [out]; to [..., out].
+    """x [..., in] times the transposed weight [out, in], plus the bias [out]: [..., out].
 
-    On a CPU in fp32, oneDNN multiplies a large weight by three and more rows, in its own layout ("packed") where
-    ``layer``, which owns the weight, keeps a packed copy. One and two rows take F.linear, but on AMD's processors,
-    where MKL is slow, two rows are oneDNN's as well and one row is a batch of two half matrices.
+    On a CPU in fp32, oneDNN multiplies a large weight by three or more rows. It reads a packed copy of the weight, in
+    its own layout, if ``layer``, which owns the weight, keeps one. One and two rows take F.linear. On AMD's processors,
+    where MKL is slow, oneDNN multiplies two rows too, and one row is multiplied by a batch of two half matrices.
     """
     # Fake and traced tensors are left to the compiler.
-    plain = torch.is_grad_enabled() or type(x) is not Tensor or torch.compiler.is_compiling()
+    is_plain = torch.is_grad_enabled() or type(x) is not Tensor or torch.compiler.is_compiling()
     is_large = weight.numel() >= LARGE_WEIGHT and weight.is_contiguous()
-    if plain or not is_large or not _in_fp32_on_cpu(x, weight) or not x.numel():
+    if is_plain or not is_large or not _in_fp32_on_cpu(x, weight) or not x.numel():
         return F.linear(x, weight, bias)
 
     rows = x.numel() // x.shape[-1]
@@ -98,13 +99,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, layer: Linear 
 
 
 def _in_fp32_on_cpu(x: Tensor, weight: Tensor) -> bool:
-    """Whether this is a product for which, with a large weight, a call of a library is chosen."""
+    """Whether a product is in fp32 on a CPU, where :func:`linear` chooses the library call for a large weight."""
     return x.dtype is torch.float32 and weight.dtype is torch.float32 and x.is_cpu
 
 
 @lru_cache(maxsize=1)
 def _has_onednn() -> bool:
-    """Whether oneDNN is there, with the product of a linear layer."""
+    """Whether PyTorch has oneDNN and its product for linear layers."""
     return torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 
 
@@ -117,7 +118,7 @@ def _is_amd() -> bool:
         return "AuthenticAMD" in platform.processor()
 
 
-# Address and version of a layer's weight, and its packed copy.
+# For each layer: address and version of its weight, and the packed copy of the weight.
 _PACKED: WeakKeyDictionary[Linear, tuple[tuple[int, int], Tensor]] = WeakKeyDictionary()
 
 
@@ -164,10 +165,10 @@ class _WithoutDraws(TorchFunctionMode):
 
 @contextmanager
 def shapes_only() -> Iterator[None]:
-    """Networks made within are on the device "meta": their weights have shapes and dtypes, but no numbers.
+    """Make networks on the device "meta" in this block: their weights have shapes and dtypes, but no numbers.
 
-    No initial weights are drawn either. On "meta" that takes half of the time, and at first PyTorch imports its
-    compiler for it, which takes two seconds.
+    The block also skips drawing initial weights. On "meta", this would take half of the time, and the first time
+    PyTorch would import its compiler, which takes two seconds.
     """
     with torch.device("meta"), _WithoutDraws():
         yield
@@ -181,15 +182,15 @@ class Operations:
     names. A weight of such a layer may be off the device, so a network reads it by :meth:`weight` or calls the layer;
     the shape and the dtype of ``layer.weight`` are always right.
 
-    Norms, small tables and small projections are layers of :mod:`torch.nn` in every network, and those of MAR's
-    diffusion head are :data:`FAST` in every case: they are always on the device. The former have few weights, and the
-    head runs once for every diffusion step.
+    Some layers are always on the device. Norms, small tables and small projections are layers of :mod:`torch.nn` in
+    every network, because they have few weights. The layers of MAR's diffusion head are always :data:`FAST`, because
+    the head runs once for every diffusion step.
     """
 
     Linear: Any = nn.Linear
     Embedding: Any = nn.Embedding
     Conv2d: Any = nn.Conv2d
-    # Types of layers that compute F.linear of their input, of what :meth:`weight` gives, and of their bias.
+    # Types of layers that compute F.linear(input, weight, bias), with the weight that :meth:`weight` gives.
     plain: tuple[type, ...] = (nn.Linear,)
 
     def weight(self, layer: nn.Module, x: Tensor) -> AbstractContextManager[Tensor]:
@@ -197,10 +198,11 @@ class Operations:
         return nullcontext(layer.weight)  # type: ignore[arg-type]
 
     def add_product(self, x: Tensor, layer: Any, inner: Tensor) -> Tensor:
-        """x + layer(inner) of x [..., out] and inner [..., in]; x may be overwritten.
+        """x + layer(inner), for x [..., out] and inner [..., in]; x may be overwritten.
 
-        One library call does both for a plain layer without bias. Its result replaces x, which it would copy otherwise.
-        It is the same call wherever a host keeps the weight, so that this does not change the result.
+        For a plain layer without bias, one library call computes product and sum. Its result replaces x, because it
+        would copy x otherwise. The call is the same wherever a host keeps the weight, so the place does not change the
+        result.
         """
         # Training needs x as it was, and a compiler fuses the sum itself.
         if torch.is_grad_enabled() or torch.compiler.is_compiling():
@@ -215,7 +217,7 @@ class Operations:
         return x
 
     def offloaded(self, net: nn.Module) -> list[nn.Module]:
-        """The layers of a network whose weights are off the device now; every call copies them."""
+        """The layers of a network whose weights are off the device now. Every call of such a layer copies them."""
         return []
 
     def moves(self, net: nn.Module) -> bool:
@@ -223,11 +225,15 @@ class Operations:
         return False
 
     def quantised(self, dtype: torch.dtype, weights: int) -> Operations:
-        """The operations of a network with quantised layers that computes in ``dtype``; ``weights``: bytes of all."""
+        """The operations for a network with quantised layers that computes in ``dtype``. ``weights``: bytes of all its
+        weights.
+        """
         return self
 
     def format(self, wanted: Format, shape: torch.Size, device: torch.device, dtype: torch.dtype) -> Format:
-        """How a layer stores a weight [N, K] for products on a device: int8 as planes where these are faster."""
+        """How a layer stores a weight [N, K] for products on a device: as ``wanted``, but int8 as two planes of 4 bits
+        if these are faster.
+        """
         if wanted == Format(INT8) and pays_as_planes(device, dtype):
             return format_of(QUANTISED[INT4], "attention", shape)
 
@@ -243,7 +249,7 @@ class Operations:
         return rounded(weight, format)
 
     def entries(self, name: str, weight: Quantized | FourBits) -> Mapping[str, Tensor]:
-        """What such a layer loads in the place of its weight ``name``."""
+        """The entries of a state dict that a layer with this quantised weight loads instead of its weight ``name``."""
         if isinstance(weight, FourBits):
             return {name: _as_kind(weight.codes, weight.format), f"{name}_scale": weight.scales}
 
@@ -251,7 +257,7 @@ class Operations:
 
 
 class _FastOperations(Operations):
-    """Of networks that run for every token: a CPU takes the fastest product for a few rows."""
+    """The layers of networks that run for every token: a CPU takes the fastest product for a few rows."""
 
     plain = (SmallLinear, Linear)
 
@@ -267,9 +273,9 @@ FAST = _FastOperations()
 
 
 def limit_packing(net: nn.Module) -> None:
-    """Let only the first layers of a network keep packed copies, of :data:`PACKED_BYTES` together.
+    """Let only the first layers of a network keep packed copies, up to :data:`PACKED_BYTES` together.
 
-    The layers of a network that pack do not depend on other networks, and so neither do its results.
+    Which layers keep packed copies does not depend on other networks, so the results of a network do not, either.
     """
     used = 0
     for layer in net.modules():
@@ -280,9 +286,10 @@ def limit_packing(net: nn.Module) -> None:
 
 
 def packed_bytes(net: nn.Module) -> int:
-    """Bytes that the products of a network on a CPU take for packed copies of its weights, at most, also of 4 bits.
+    """The most bytes that the products of a network on a CPU take for packed copies of its weights, including weights
+    of 4 bits.
 
-    A weight that may not be packed for good is packed for every product.
+    A weight of which no packed copy may be kept is packed for every product.
     """
     kept = 0
     largest = 0
@@ -312,7 +319,7 @@ def offloaded_bytes(net: nn.Module, operations: Operations = FAST) -> int:
 def remark(*nets: nn.Module, operations: Operations = FAST) -> str:
     """What a report says about networks with quantised weights, or with weights off the device; "" for others.
 
-    ``operations``: of which they are built.
+    ``operations``: the operations of which the networks are built.
     """
     together = nn.ModuleList(nets)
     remarks = []
@@ -334,7 +341,9 @@ def remark(*nets: nn.Module, operations: Operations = FAST) -> str:
 
 
 def _without_product(net: nn.Module) -> str:
-    """Device and dtype of layers of 4 bits that are unpacked for every product, for example "cuda:0 in fp16"; or ""."""
+    """Device and dtype of 4-bit layers whose weights are unpacked for every product, for example "cuda:0 in fp16"; ""
+    if there are none.
+    """
     for layer in net.modules():
         if isinstance(layer, PackedLinear) and not has_product(layer.weight.device, layer.compute):
             return f"{layer.weight.device} in {str(layer.compute).removeprefix('torch.')}"
@@ -343,8 +352,8 @@ def _without_product(net: nn.Module) -> str:
 
 
 def unpacking_bytes(net: nn.Module) -> int:
-    """Most working memory in which a quantised weight is converted for a product: twice in fp32, and of 4 bits a part
-    at a time.
+    """The most working memory in bytes that the conversion of a quantised weight for a product takes: two copies in
+    fp32, of the whole weight, or of a part at a time if it has 4 bits.
     """
     largest = 0
     for layer in net.modules():
@@ -377,7 +386,7 @@ class EightBitLinear(nn.Module):
 
     @classmethod
     def of(cls, layer: nn.Linear, kind: str) -> EightBitLinear:
-        """The rounded layer."""
+        """A layer like ``layer``, with its weight rounded to ``kind``."""
         made = cls.like(layer)
         weight = round_to(layer.weight.detach(), kind)
         made.hold(weight)
@@ -389,7 +398,7 @@ class EightBitLinear(nn.Module):
         self.weight_scale = nn.Parameter(weight.scale, requires_grad=False)
 
     def _load_from_state_dict(self, state: dict[str, Tensor], prefix: str, *about: Any) -> None:
-        # The shape of the scale, and the dtypes, are those of the weight that is loaded.
+        # The loaded weight decides the dtypes and the shape of the scale.
         stored = state.get(f"{prefix}weight")
         scale = state.get(f"{prefix}weight_scale")
         if stored is not None and scale is not None:
@@ -404,7 +413,8 @@ class EightBitLinear(nn.Module):
             weight = (self.weight.float() * self.weight_scale).to(x.dtype)
             return F.linear(x, weight, self.bias)
 
-        # In other dtypes the stored numbers are exact, and one multiplication an output is less work than one a weight.
+        # In other dtypes the stored numbers are exact, and multiplying each output by its scale is less work than
+        # multiplying each weight.
         out = linear(x, self.weight.to(x.dtype)) * self.weight_scale.flatten()
         if self.bias is not None:
             out = out + self.bias
@@ -412,9 +422,10 @@ class EightBitLinear(nn.Module):
 
 
 class PackedLinear(nn.Module):
-    """A linear layer with a weight of 4 bits, or of 8 as planes, see :mod:`.quantized`. Its input is not rounded.
+    """A linear layer with a weight of 4 bits, or of 8 bits as planes, see :mod:`.quantized`. Its input is not rounded.
 
-    The first product on a graphics card arranges the codes for it, in place; a CPU keeps a copy that is arranged.
+    The first product on a GPU arranges the codes in the order that the GPU reads, in place. A CPU keeps an arranged
+    copy.
     """
 
     def __init__(self, layer: Any, format: Format, compute: torch.dtype, device: torch.device):
@@ -424,13 +435,14 @@ class PackedLinear(nn.Module):
         self.out_features = layer.out_features
         self.format = format
         self.compute = compute
-        self.arranged = ""  # the type of device in whose order the codes are; "": as FourBits has them
+        self.arranged = ""  # the type of device for which the codes are arranged; "": they are as FourBits has them
         self.copy: Tensor | None = None  # the codes in a CPU's order
 
         rows = format.planes * self.out_features
         codes = torch.empty(rows, self.in_features // 2, dtype=torch.uint8, device=device)
         scales = torch.empty(self.in_features // format.group, rows, 2, dtype=torch.bfloat16, device=device)
-        # Two codes in a byte, [P N, K / 2] of P planes: uint8 of one, int8 of two, which tells them apart.
+        # Two codes in a byte, [P N, K / 2] of P planes. The dtype tells the number of planes: uint8 for one, int8 for
+        # two.
         self.weight = nn.Parameter(_as_kind(codes, format), requires_grad=False)
         self.weight_scale = nn.Parameter(scales, requires_grad=False)  # bf16 [K / G, P N, 2]: scale and zero
         self.register_parameter("bias", layer.bias)  # [N], in the dtype of the computation
@@ -495,7 +507,7 @@ class PackedLinear(nn.Module):
 
 
 def _as_kind(codes: Tensor, format: Format) -> Tensor:
-    """Codes in the dtype that tells their kind: int8 of planes."""
+    """Codes in the dtype that tells their kind: int8 for two planes, else uint8."""
     return codes.view(torch.int8) if format.kind == INT8 else codes
 
 
@@ -510,12 +522,12 @@ def blocks_layers(net: nn.Module) -> list[str]:
 
 
 def replace_layer(net: nn.Module, name: str, make: Callable[[Any], nn.Module]) -> None:
-    """Replace the layer of that name by what ``make`` makes of it."""
+    """Replace the layer ``name`` by ``make(layer)``."""
     put_layer(net, name, make(net.get_submodule(name)))
 
 
 def put_layer(net: nn.Module, name: str, layer: nn.Module) -> None:
-    """Put a layer in the place of that name."""
+    """Set the layer ``name`` of a network."""
     above, _, last = name.rpartition(".")
     setattr(net.get_submodule(above), last, layer)
 

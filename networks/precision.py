@@ -17,12 +17,13 @@ TA-Tok, T5             weights                                                  
 VQ, KL autoencoders    fp32 (dtype "auto")     all                                 fp32
 =====================  ======================  ==================================  =====================================
 
-- The residual stream is the sum of the outputs of all blocks. It is the part that can exceed 65,504, the largest number
-  of fp16. Within a block a number may still do so; the samplers then refuse the image (``errors.not_finite``).
-- bf16 has the range of fp32. There the residual stream of token models is bf16, as in the authors' code: fp32 would
-  cost six operations a block and does not make more images of parallel decoding equal (docs/precision.md).
-- The blocks of MAR's diffusion head are 16-bit under autocast too. Its last layer is fp32 here, unlike there, because
-  the first diffusion step multiplies its errors by hundreds (samplers/mar/tables.py).
+- The residual stream is the sum of the outputs of all blocks, so its numbers can exceed 65,504, the largest number of
+  fp16. A number within a block may still exceed it; the samplers then refuse the image (``errors.not_finite``).
+- bf16 has the range of fp32, so with bf16 the residual stream of token models is bf16, as in the authors' code. An fp32
+  stream would cost six operations per block and would not make more images of parallel decoding identical
+  (docs/precision.md).
+- The blocks of MAR's diffusion head are 16-bit in the authors' code too, by autocast. The head's last layer is fp32
+  here but not there, because the first diffusion step multiplies its errors by hundreds (samplers/mar/tables.py).
 """
 
 from __future__ import annotations
@@ -34,13 +35,14 @@ HALVES = (torch.float16, torch.bfloat16)
 
 
 def is_finite(x: Tensor) -> bool:
-    """Whether all values of a tensor of floating-point numbers are finite. It waits for the device."""
+    """Whether all values of a tensor of floating-point numbers are finite. The host waits for the device."""
     if x.element_size() == 1:  # most operations do not support fp8
         x = x.float()
     if not x.numel():
         return True
 
-    # The extremes tell, because both are NaN if one of the values is. They take a tenth of the time of x.isfinite().
-    in_memory_order = sorted(range(x.ndim), key=x.stride, reverse=True)  # aminmax would copy a tensor in another order
+    # It is enough to test the smallest and the largest value, because both are NaN if any value is NaN. They take a
+    # tenth of the time of x.isfinite(). aminmax would copy a tensor whose dimensions are not in memory order.
+    in_memory_order = sorted(range(x.ndim), key=x.stride, reverse=True)
     least, greatest = x.permute(in_memory_order).aminmax()
     return bool(least.isfinite() & greatest.isfinite())

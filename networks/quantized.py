@@ -1,13 +1,14 @@
-"""Formats of quantised weights: what each dtype makes of the blocks of a transformer, how a weight is rounded, and the
-products of PyTorch with weights of 4 bits.
+"""Formats of quantised weights: which format each dtype gives the blocks of a transformer, how a weight is rounded, and
+PyTorch's products with weights of 4 bits.
 
-- int8 has one scale for every output channel, fp8 (float8_e4m3fn) one for the whole matrix: ComfyUI's layouts
-  ``int8_tensorwise`` and ``float8_e4m3fn``.
-- int4 has a scale and a zero for every group of a row: ``(code - 8) * scale + zero`` with a code of 0 to 15, the form
-  of ``aten._weight_int4pack_mm`` on every device.
-- An int8 weight can be two *planes* of 4 bits: with q + 128 = 16 h + l, ``q s = (h - 8) 16 s + (l - 8) s + 8 s``. They
-  are one weight of twice as many outputs, whose halves add. PyTorch has a fast product of few rows with 4 bits on CUDA
-  devices, and none with 8.
+- int8 has one scale for every output channel, fp8 (float8_e4m3fn) one scale for the whole matrix. These are ComfyUI's
+  layouts ``int8_tensorwise`` and ``float8_e4m3fn``.
+- int4 has a scale and a zero for every group of a row. A number is ``(code - 8) * scale + zero``, with a code of 0 to
+  15. This is the form of ``aten._weight_int4pack_mm`` on every device.
+- An int8 weight can be stored as two *planes* of 4 bits: if q is its number, s its scale and q + 128 = 16 h + l, then
+  ``q s = (h - 8) 16 s + (l - 8) s + 8 s``. Both planes are one 4-bit weight with twice as many outputs; the two halves
+  of the outputs are added. The reason is that on CUDA devices PyTorch has a fast product of few rows with 4 bits, but
+  none with 8 bits.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from torch import Tensor
 INT8 = "int8"
 FP8 = "fp8"
 INT4 = "int4"
-# The same in all layers, attention too, in groups of 64: the least memory.
+# int4 in groups of 64 in all layers, including attention: this takes the least memory.
 INT4_SMALL = "int4-g64"
 
 
@@ -32,11 +33,11 @@ class Format(NamedTuple):
     """How a weight is stored."""
 
     kind: str  # INT8, FP8 or INT4; "": as the rest of the network
-    group: int = 0  # numbers of a row with a scale and a zero of their own, of int4 and of int8 as planes; else 0
+    group: int = 0  # for int4, and int8 as planes: how many numbers of a row share a scale and a zero; else 0
 
     @property
     def planes(self) -> int:
-        """Weights of 4 bits that it consists of."""
+        """Number of 4-bit weights that it consists of; 0 if it is not stored in 4 bits."""
         return (2 if self.kind == INT8 else 1) if self.group else 0
 
     @property
@@ -45,35 +46,35 @@ class Format(NamedTuple):
         return self.planes * (4 + 32 / self.group) if self.group else 8.0
 
     def fits(self, shape: Sequence[int]) -> bool:
-        """Whether a weight [N, K] can have it."""
+        """Whether a weight of ``shape`` [N, K] can have this format."""
         n, k = shape
         return not self.group or (k % self.group == 0 and n % OUTPUTS == 0)
 
 
 class Formats(NamedTuple):
-    """What a dtype makes of the linear layers of a block."""
+    """The formats that a dtype gives the linear layers of a block."""
 
     feed_forward: Format
     attention: Format
 
 
-# The groups and the outputs that PyTorch's products take.
+# PyTorch's products take groups of these sizes, and a multiple of this many outputs.
 GROUPS = (256, 128, 64, 32)
 OUTPUTS = 16
-# dtypes of models whose blocks are quantised. Everything else of a model is as with "auto".
+# The dtypes that quantise the blocks of a model. All other parts of the model are as with "auto".
 QUANTISED = {
     INT8: Formats(Format(INT8), Format(INT8)),
     FP8: Formats(Format(FP8), Format(FP8)),
     INT4: Formats(Format(INT4, 32), Format(INT8, GROUPS[0])),
     INT4_SMALL: Formats(Format(INT4, 64), Format(INT4, 64)),
 }
-# Those that take 8 bits, and those that take fewer.
+# The dtypes that take 8 bits, and those that take fewer.
 EIGHT_BITS = (INT8, FP8)
 FEWER_BITS = (INT4, INT4_SMALL)
 # Parts of the names of layers of attention, in the networks and in official files.
 _ATTENTION = frozenset(("attention", "self_attn", "attn"))
 
-# How a quantised weight is stored, by the names of its kind. A file may also have the second form of fp8.
+# The kind of a quantised weight, by the dtype in which it is stored. A file may also have the second form of fp8.
 STORED = {torch.int8: INT8, torch.float8_e4m3fn: FP8, torch.float8_e5m2: FP8, torch.uint8: INT4}
 # ComfyUI's formats of 8 bits, and how they are stored.
 FORMATS = {
@@ -86,12 +87,13 @@ _FORMAT_OF = {dtype: name for name, dtype in FORMATS.items()}
 _LARGEST = {INT8: 127.0, FP8: torch.finfo(torch.float8_e4m3fn).max}  # magnitude of a rounded number
 _MIDDLE = 8  # code of the zero
 _MOST = 15  # largest code
-# Bits behind the first of a scale of planes, with which 16 of them are exact in bf16.
+# Bits after the first bit of a scale of planes. A code of 4 bits times such a scale has at most 8 significant bits, so
+# it is exact in bf16.
 _MANTISSA = 3
 
 
 def format_of(formats: Formats, layer: str, shape: Sequence[int]) -> Format:
-    """How the layer of that name stores a weight [N, K]: of a shape that the products of 4 bits do not take as int8."""
+    """How a layer with this name stores a weight [N, K]. If the 4-bit products do not take the shape, it is int8."""
     wanted = formats.feed_forward if _ATTENTION.isdisjoint(layer.split(".")) else formats.attention
     for group in (wanted.group, *GROUPS):
         if group <= wanted.group and wanted._replace(group=group).fits(shape):
@@ -103,12 +105,13 @@ def format_of(formats: Formats, layer: str, shape: Sequence[int]) -> Format:
 class Quantized(Tensor):
     """A weight of 8 bits and its scale, as the tensor of the numbers that they stand for.
 
-    Every operation gets these numbers in fp32, so what does not know of quantised weights reads them as any others.
+    Every operation gets these numbers in fp32, so code that knows nothing of quantised weights can read them like any
+    other weight.
     """
 
     stored: Tensor  # int8 or float8 [out, ...]
     scale: Tensor  # fp32: one number [], or one for every output [out, 1, ...]
-    beside: Mapping[str, Tensor] | None  # what a file for ComfyUI holds beside it, by the end of its name
+    beside: Mapping[str, Tensor] | None  # further tensors of this weight in a file for ComfyUI, by their names' endings
 
     @staticmethod
     def __new__(cls, stored: Tensor, scale: Tensor, beside: Mapping[str, Tensor] | None = None) -> Quantized:
@@ -120,7 +123,7 @@ class Quantized(Tensor):
 
     @property
     def storage_dtype(self) -> torch.dtype:
-        """Of the stored numbers."""
+        """The dtype of the stored numbers."""
         return self.stored.dtype
 
     @property
@@ -158,8 +161,8 @@ class Quantized(Tensor):
 
 
 def round_to(weight: Tensor, kind: str) -> Quantized:
-    """Round a weight [out, in] to INT8 or FP8: the largest magnitude, of an output or of all, becomes the largest
-    number of the kind.
+    """Round a weight [out, in] to INT8 or FP8. The scale turns the largest magnitude (for INT8 of each output, for FP8
+    of the whole weight) into the largest number of the kind.
     """
     weight = weight.float()
     largest = weight.abs().amax(1, keepdim=True) if kind == INT8 else weight.abs().amax()
@@ -171,14 +174,16 @@ def round_to(weight: Tensor, kind: str) -> Quantized:
 
 
 def kind_of(weight: Tensor) -> str:
-    """INT8, FP8 or INT4 for a quantised weight, also for one in a host's form; "" for any other."""
+    """INT8, FP8 or INT4 for a quantised weight, even if it is in a host's form; "" for any other weight."""
     if hasattr(weight, "storage_dtype") and weight.nbytes < weight.numel():
         return INT4
     return STORED.get(getattr(weight, "storage_dtype", weight.dtype), "")
 
 
 def statement(weight: Quantized) -> Tensor:
-    """What ComfyUI reads beside a weight of ours as ``comfy_quant``, uint8 [n]: it must not round an input of fp8."""
+    """The entry ``comfy_quant`` that ComfyUI reads together with a weight of ours, uint8 [n]. For fp8 it says that
+    ComfyUI must not round the input.
+    """
     stated: dict[str, Any] = {"format": _FORMAT_OF[weight.stored.dtype]}
     if weight.kind == FP8:
         stated["full_precision_matrix_mult"] = True
@@ -191,9 +196,9 @@ def statement(weight: Quantized) -> Tensor:
 
 @dataclass(frozen=True)
 class FourBits:
-    """A weight of 4 bits, or one of 8 as planes."""
+    """A weight of 4 bits, or a weight of 8 bits as planes."""
 
-    codes: Tensor  # uint8 [P N, K / 2] of P planes: two codes, of the even column in the upper half
+    codes: Tensor  # uint8 [P N, K / 2] of P planes: two codes in a byte, the even column's in the upper half
     scales: Tensor  # bf16 [K / G, P N, 2]: scale and zero of every group
     format: Format
 
@@ -204,24 +209,25 @@ class FourBits:
 
 
 def _numbers(codes: Tensor, scales: Tensor) -> Tensor:
-    """fp32 [N, K] of codes uint8 [N, K] and scales [K / G, N, 2]."""
+    """The numbers, fp32 [N, K], that codes uint8 [N, K] with scales [K / G, N, 2] stand for."""
     scale, zero = scales.float().permute(2, 1, 0)[..., None]  # [N, K / G, 1] each
     w = (codes.unflatten(1, (scale.shape[1], -1)).float() - _MIDDLE).mul_(scale).add_(zero)
     return w.flatten(1)
 
 
 def paired(codes: Tensor) -> Tensor:
-    """Codes uint8 [N, K], two in a byte: [N, K / 2]."""
+    """Pack codes uint8 [N, K], two in a byte: uint8 [N, K / 2]."""
     return codes[:, ::2] << 4 | codes[:, 1::2]
 
 
 def unpaired(pairs: Tensor) -> Tensor:
-    """The codes uint8 [N, K] of :func:`paired`."""
+    """The inverse of :func:`paired`: codes uint8 [N, K] from pairs uint8 [N, K / 2]."""
     return torch.stack([pairs >> 4, pairs & _MOST], -1).flatten(1)
 
 
 def round_to_four(weight: Tensor, group: int) -> FourBits:
-    """Round a weight [N, K] to the nearest of 16 numbers, from the least to the greatest of each group of a row.
+    """Round a weight [N, K] to 4 bits: each number to the nearest of 16 evenly spaced numbers between the least and the
+    greatest number of its group.
 
     Scales and zeros are rounded to bf16 before the codes are chosen.
     """
@@ -239,8 +245,8 @@ def round_to_four(weight: Tensor, group: int) -> FourBits:
 def planes(weight: Tensor, group: int) -> FourBits:
     """Round a weight [N, K] to int8 with a scale for every output, as two planes of 4 bits.
 
-    A scale has 4 significant bits, so that the numbers of both planes are exact in bf16: the product on CUDA devices
-    rounds them to it.
+    A scale has 4 significant bits, so the numbers of both planes are exact in bf16, to which the product on CUDA
+    devices rounds them.
     """
     w = weight.float()
     scale = w.abs().amax(1, keepdim=True).clamp_min(torch.finfo(torch.float32).tiny * 2**16) / _LARGEST[INT8]
@@ -258,17 +264,18 @@ def planes(weight: Tensor, group: int) -> FourBits:
 
 # ------------------------------------------------------------------------------------------------ products of 4 bits
 
-# Most rows that take the product; for more the weight is unpacked, which many rows repay.
+# The most rows that take the product with 4 bits. For more rows, unpacking the weight is faster.
 FEW = 32
-# Numbers that are unpacked at once.
+# How many numbers are unpacked at once.
 UNPACKED = 1 << 23
-_INNER_TILES = (8, 4, 2)  # of 16 columns each, that the products on CUDA and MPS read together
+# How many tiles of 16 columns the products on CUDA and MPS may read together.
+_INNER_TILES = (8, 4, 2)
 
 
 def has_product(device: torch.device, dtype: torch.dtype) -> bool:
     """Whether PyTorch multiplies weights of 4 bits on a device in a dtype.
 
-    On AMD's cards its order of the codes is another one, and most of them have no product.
+    On AMD's GPUs the codes have a different order, and most of these GPUs have no such product.
     """
     if device.type == "cuda":
         is_nvidia = torch.version.hip is None
@@ -278,12 +285,12 @@ def has_product(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def takes(device: torch.device, dtype: torch.dtype, rows: int) -> bool:
-    """Whether an input of so many rows takes that product, or the weight is unpacked."""
+    """Whether an input of so many ``rows`` takes the product with 4 bits; else the weight is unpacked."""
     return has_product(device, dtype) and (rows <= FEW or device.type == "mps")
 
 
 def pays_as_planes(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether products of few rows with int8 are faster as planes than by converting the weight for every product."""
+    """Whether products of few rows with an int8 weight are faster as planes than by converting the weight each time."""
     return device.type == "cuda" and has_product(device, dtype)
 
 
@@ -297,9 +304,9 @@ def arranged(codes: Tensor) -> Tensor:
 
 
 def four_bit_product(x: Tensor, codes: Tensor, group: int, scales: Tensor) -> Tensor:
-    """x [R, K] times a transposed weight [N, K], whose codes uint8 [N, K / 2] are :func:`arranged`; to [R, N].
+    """x [R, K] times a transposed weight [N, K]: [R, N].
 
-    ``scales`` [K / G, N, 2] in the dtype of x.
+    ``codes``: uint8 [N, K / 2] from :func:`arranged`; ``scales``: [K / G, N, 2] in the dtype of x.
     """
     if x.device.type == "cpu":
         return torch.ops.aten._weight_int4pack_mm_for_cpu(x, codes, group, scales)
@@ -316,11 +323,12 @@ def _inner_tiles(columns: int) -> int:
 def from_tiles(codes: Tensor) -> Tensor:
     """The inverse of :func:`arranged` on a CUDA device, uint8 [N, K / 2].
 
-    There (``int4mm.cu``) a word of 32 bits has 8 codes of a row, from two tiles of 16 columns; a tile has 8 rows.
+    On CUDA (``int4mm.cu``) a tile has 8 rows and 16 columns. A word of 32 bits has 8 codes of one row, from two tiles.
     """
     rows, half = codes.shape
     words = _inner_tiles(2 * half) // 2
-    # Rows by 8; words of tiles, rows of a tile, lanes of a row, words of a lane; codes of even columns, then of odd.
+    # Dimensions: groups of 8 rows, groups of tiles, rows of a tile, lanes of a row, words of a lane, and the bytes of a
+    # word: first 2 bytes with codes of even columns, then 2 bytes with codes of odd columns.
     tiles = codes.view(rows // 8, -1, 8, 4, words, 2, 2)
     halves = torch.stack([tiles & _MOST, tiles >> 4], -1).flatten(-2)  # [..., words, even or odd, 4]
     even, odd = halves.unbind(-2)
@@ -329,7 +337,7 @@ def from_tiles(codes: Tensor) -> Tensor:
 
 
 def unpacked_product(x: Tensor, codes: Tensor, scales: Tensor, planes: int) -> Tensor:
-    """x [R, K] times the transposed weight that pairs of codes stand for, some outputs at a time; to [R, N]."""
+    """x [R, K] times the transposed weight that pairs of codes stand for: [R, N]. Unpacks some outputs at a time."""
     outputs = len(codes) // planes
     step = max(1, UNPACKED // (2 * codes.shape[1]))
     products = []
@@ -340,13 +348,13 @@ def unpacked_product(x: Tensor, codes: Tensor, scales: Tensor, planes: int) -> T
 
 
 def _part_product(x: Tensor, codes: Tensor, scales: Tensor, part: slice, lower: int) -> Tensor:
-    """The product with some outputs; ``lower``: where the lower plane begins, 0 without planes."""
+    """The product for the outputs ``part``. ``lower``: the row at which the lower plane begins; 0 without planes."""
     if not lower:
         return F.linear(x, _numbers(unpaired(codes[part]), scales[:, part]).to(x.dtype))
 
     below = slice(part.start + lower, part.stop + lower)
     q = unpaired(codes[part]).float().mul_(16).add_(unpaired(codes[below])).sub_(128)
     scale = scales[0, below, 0].float()
-    if x.dtype is torch.float16:  # a product with q alone could exceed it
+    if x.dtype is torch.float16:  # a product with q alone could exceed fp16
         return F.linear(x, (q * scale[:, None]).to(x.dtype))
     return (F.linear(x, q.to(x.dtype)) * scale).to(x.dtype)

@@ -1,5 +1,5 @@
-"""The vision transformer of SigLIP and SigLIP 2, with transformers' parameter names: it reads images for TA-Tok and for
-Janus, and is also TA-Tok's decoder.
+"""The vision transformer of SigLIP and SigLIP 2, with the parameter names of the library transformers. It reads images
+for TA-Tok and for Janus, and it is also TA-Tok's decoder.
 
 Sources: Zhai et al. 2023 (SigLIP, arXiv 2303.15343), Tschannen et al. 2025 (SigLIP 2, arXiv 2502.14786).
 """
@@ -84,13 +84,13 @@ class Tower(nn.Module):
         self.post_layernorm = nn.LayerNorm(width, NORM_EPS) if norm else nn.Identity()
 
     def embed(self, pixels: Tensor) -> Tensor:
-        """Patch embeddings with positions added [B, n, width], in raster order, of normalised images [B, 3, H, W]."""
+        """Patch embeddings of normalised images [B, 3, H, W], with positions added: [B, n, width] in raster order."""
         patches = self.embeddings.patch_embedding
         rows = patches(pixels.to(patches.weight.dtype)).flatten(2).transpose(1, 2)
         return rows + self.embeddings.position_embedding.weight
 
     def run(self, x: Tensor) -> Tensor:
-        """All layers, of patch embeddings with positions added [B, n, width]."""
+        """Run all layers on patch embeddings with positions added, [B, n, width]."""
         for layer in self.encoder.layers:
             x = layer(x)
 

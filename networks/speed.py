@@ -2,9 +2,10 @@
 
 - *plain*: as written.
 - *auto*: on a CUDA device functions are recorded (:mod:`.graphs`), with the results of *plain*; elsewhere as written.
-- *compile*: one function that runs many times (a transformer block, a diffusion step) is compiled by torch.compile and
-  reused for every block and step. Row counts and key lengths are symbolic, so that a run needs a few compilations, in
-  the seconds after its start. On a CUDA device what is compiled is recorded too. Results differ by rounding.
+- *compile*: torch.compile compiles each function that runs many times (a transformer block, a diffusion step) once, and
+  the result is reused for every block and step. Row counts and key lengths are symbolic, so a run needs only a few
+  compilations, in the seconds after its start. On a CUDA device, compiled functions are recorded too. Results differ
+  by rounding.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ AUTO = "auto"
 PLAIN = "plain"
 COMPILE = "compile"
 SPEEDS = (AUTO, PLAIN, COMPILE)
-# PyTorch's compiler of the regions. Tests count compilations with one that needs no C++ compiler.
+# The backend of torch.compile. Tests count compilations with a backend that needs no C++ compiler.
 BACKEND = "inductor"
 
 P = ParamSpec("P")
@@ -35,21 +36,21 @@ R = TypeVar("R")
 
 
 class Recordable(nn.Module):
-    """A network of which some functions may be recorded or compiled."""
+    """A network with functions that may be recorded or compiled."""
 
     def __init__(self, operations: Operations = FAST) -> None:
         super().__init__()
-        self.operations = operations  # of which it is built
+        self.operations = operations  # the layers of which the network is built
         self.speed = PLAIN  # one of SPEEDS, set by choose
         self.records = False  # whether this run records functions
         self.graphs = graphs.Graphs()
         self._regions: dict[Any, Any] = {}
-        # Repeated parts that ran plain since the run began although the speed is another, in the order of their first
-        # calls; the values are not used.
+        # Repeated parts that ran plain since the run began, although the speed is not plain, in the order of their
+        # first calls. The values are not used.
         self._ran_plain: dict[str, None] = {}
 
     def begin_run(self) -> None:
-        """Choose whether the run that begins records functions, and forget what earlier ones noted for
+        """Choose whether the run that begins records functions, and forget what earlier runs noted for
         :attr:`remark`.
         """
         self._ran_plain.clear()
@@ -67,7 +68,7 @@ class Recordable(nn.Module):
 
     @property
     def remark(self) -> str:
-        """What the report of a run says about the speed at its end, or ""."""
+        """What the report says about the speed at the end of a run, or ""."""
         if self._ran_plain:
             return f"speed: {self.speed}, but plain: {', '.join(self._ran_plain)}"
         return f"speed: {self.speed}" if self.records or self.speed == COMPILE else ""
@@ -82,7 +83,7 @@ class Recordable(nn.Module):
         try:
             out = cast(R, self.graphs.call(function, args))
         except torch.OutOfMemoryError:
-            self.graphs.forget()  # the next run has their memory
+            self.graphs.forget()  # frees the recordings' memory for the next run
             raise
 
         if self.graphs.problem:
@@ -92,7 +93,7 @@ class Recordable(nn.Module):
         return out
 
     def compiled(self, function: Callable[P, R], part: str) -> Callable[P, R]:
-        """``function``, compiled if this network is and all its weights are on the device.
+        """``function``, compiled if the speed is *compile* and all weights are on the device.
 
         ``part``: what it computes, for :attr:`remark`.
         """
@@ -113,10 +114,10 @@ class Recordable(nn.Module):
 
 
 def recorded(function: Callable[..., R]) -> Callable[..., R]:
-    """Record what ``function(net, ...)`` launches, if the run of the network records.
+    """A decorator: ``function(net, ...)`` is recorded if the run of the network records.
 
-    Its arguments must suit :meth:`.Graphs.call`. It is not compiled itself: the small parts that it calls may be
-    (:meth:`Recordable.compiled`).
+    The arguments must suit :meth:`.Graphs.call`. The function itself is not compiled, but the small parts that it calls
+    may be (:meth:`Recordable.compiled`).
     """
 
     @wraps(function)
@@ -131,11 +132,11 @@ def recorded(function: Callable[..., R]) -> Callable[..., R]:
 class _Compiled:
     """A compiled function.
 
-    The compiler keeps at most a few results of a code object; every network has its own copy of the code.
+    The compiler keeps only a few results for each code object, so every network has its own copy of the code.
     """
 
     def __init__(self, function: Any, record_plain: Callable[[], None]):
-        """``record_plain`` is called when it runs plain."""
+        """``record_plain`` is called whenever the function runs plain."""
         code = function.__code__.replace()
         own = FunctionType(code, function.__globals__, function.__name__, function.__defaults__, function.__closure__)
         own.__kwdefaults__ = function.__kwdefaults__
@@ -144,7 +145,7 @@ class _Compiled:
         self.compiled: Any = torch.compile(own, fullgraph=True, dynamic=True, backend=BACKEND)
         from torch.fx.experimental import _config  # a private module, which may move: only compiling needs it
 
-        # Sizes that happen to be equal are symbols of their own.
+        # Each size has its own symbol, even if two sizes happen to be equal.
         self.own_sizes = _config.patch(use_duck_shape=False)  # type: ignore[attr-defined]
 
     def __call__(self, *args: Any) -> Any:
@@ -165,10 +166,10 @@ class _Compiled:
 
 
 def choose(net: Recordable, speed: str, device: torch.device) -> None:
-    """Set how a network runs, which will compute on ``device``.
+    """Set how a network runs that will compute on ``device``.
 
     Raises:
-        UserError: for an unknown ``speed``, and without a compiler.
+        UserError: an unknown ``speed``, or *compile* without a compiler.
     """
     if speed not in SPEEDS:
         raise UserError(f"speed: {speed!r} is not one of {', '.join(SPEEDS)}.")

@@ -1,4 +1,4 @@
-"""Parameter names: the number of blocks they state, and the official names of networks that have other ones."""
+"""Parameter names: how many blocks they state, and the official names for networks with names of our own."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def depth(names: Iterable[str], prefix: str, most: int = MOST_BLOCKS) -> int:
     """Count the blocks ``<prefix>0.``, ``<prefix>1.``, ...
 
     Raises:
-        ValueError: if they are not numbered without gaps, or more than ``most``.
+        ValueError: if the blocks are not numbered without gaps, or if there are more than ``most``.
     """
     found = {name[len(prefix) :].split(".", 1)[0] for name in names if name.startswith(prefix)}
     if len(found) > most:
@@ -29,7 +29,7 @@ def depth(names: Iterable[str], prefix: str, most: int = MOST_BLOCKS) -> int:
 
 
 def without(net: nn.Module, part: nn.Module) -> nn.Module:
-    """A network without one of its children; the tensors are the network's own."""
+    """A module with all parts of a network except one child. It shares the network's tensors."""
     rest = nn.Module()
     for name, child in net.named_children():
         if child is not part:
@@ -48,7 +48,8 @@ def official_names(net: nn.Module, official: Callable[[str], str]) -> None:
             state[prefix + official(name.removeprefix(prefix))] = state.pop(name)
 
     def loaded(net: nn.Module, state: dict[str, Any], prefix: str, *about: object) -> None:
-        # By layers, not by parameters: a host's layer may create its parameters only now, or store further ones.
+        # Names are mapped by layer, not by parameter: a host's layer may create its parameters only now, or may store
+        # more parameters than the network has.
         layers = {}
         for path, layer in net.named_modules():
             if not any(layer.children()):

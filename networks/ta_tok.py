@@ -6,8 +6,8 @@ Sources: Han et al. 2025, "Vision as a Dialect" (Tar, arXiv 2506.18898); Tschann
 2502.14786) for both vision transformers; Zhu et al. 2024 (SimVQ, arXiv 2411.02038) for the codebook, a learned
 projection of a table, compared on the unit sphere.
 
-Not used and not built, see :func:`unused`: both attention-pool heads, and everything behind the second last layer of
-the image encoder, whose output is the feature map.
+Two parts of the official file are not used, see :func:`unused`: both attention-pool heads, and everything after the
+second last layer of the image encoder, because the output of that layer is the feature map.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ _ENCODER = "encoder.encoder.layers."
 _DECODER = "decoder.vision_model.encoder.layers."
 _PATCH = "embeddings.patch_embedding.weight"
 _POSITIONS = "embeddings.position_embedding.weight"
-# Parameters that only encode images.
+# Parameters that are used only to encode images.
 ENCODING = ("encoder.", "encode_task_layer.", "bottleneck.in_linear.", "scale_layer.")
 _POOLED = ("encoder.head.", "decoder.vision_model.head.")
 _LAST = "encoder.post_layernorm."
-# Codes projected at a time: 25 MB officially.
+# How many codes are projected at once: 25 MB in the official model.
 _BLOCK = 4096
 
 
 @dataclass(frozen=True)
 class TATokConfig:
-    """Shape of a TA-Tok."""
+    """Shape of a TA-Tok. The numbers in the comments are the official model's."""
 
-    width: int  # width C of both transformers and of a feature row; 1152 officially
+    width: int  # width C of both transformers and of a feature row; 1152
     code_width: int  # width of a code vector; 1536
     codes: int  # entries of the codebook; 65536
-    depth: int  # of the decoder transformer; 3
-    heads: int  # 12
-    hidden: int  # 3072
+    depth: int  # layers of the decoder transformer; 3
+    heads: int  # attention heads of the decoder transformer; 12
+    hidden: int  # inner width of its MLPs; 3072
     places: int  # side of the decoder's position table, which is resized to any grid; 16
     encoder_depth: int = 0  # layers of the image encoder that are computed; 26. 0: no image encoder.
-    encoder_heads: int = 0  # 16
-    encoder_hidden: int = 0  # 4304
-    patch: int = 0  # pixels of a patch, per side; 14
+    encoder_heads: int = 0  # attention heads of the image encoder; 16
+    encoder_hidden: int = 0  # inner width of its MLPs; 4304
+    patch: int = 0  # pixels along a side of a patch; 14
     side: int = 0  # side of the finest grid of codes; 27. 0 without an image encoder.
     input_size: int = 0  # pixels per side that images are resized to; 384
 
@@ -73,12 +73,13 @@ class TATokConfig:
 
         Args:
             state: weights by name.
-            heads: of the decoder transformer; None for 12.
-            encoder_heads: of the image encoder; None for the official ones of its width.
-            input_size: pixels per side; None for 384 for the official encoder, else what the patches cover.
+            heads: attention heads of the decoder transformer; None: 12.
+            encoder_heads: attention heads of the image encoder; None: the official number for its width.
+            input_size: pixels along a side of an image; None: 384 for the official encoder, else the pixels that the
+                patches cover.
 
         Raises:
-            KeyError, ValueError: if the weights are not those of a TA-Tok, or the arguments do not fit.
+            KeyError, ValueError: the weights are not those of a TA-Tok, or the arguments do not fit.
         """
         codes, code_width = state[TABLE].shape
         width = state[f"decoder.vision_model.{_PATCH}"].shape[0]
@@ -105,7 +106,7 @@ class TATokConfig:
         return decoder._with_encoder(state, encoder_heads, input_size)
 
     def _with_encoder(self, state: Mapping[str, Tensor], heads: int | None, input_size: int | None) -> TATokConfig:
-        """The shape with that of the image encoder, see :meth:`from_state_dict`."""
+        """This shape with the shape of the image encoder added, see :meth:`from_state_dict`."""
         patch = state[f"encoder.{_PATCH}"].shape[-1]
         rows = state[f"encoder.{_POSITIONS}"].shape[0]
         side = math.isqrt(rows)
@@ -174,7 +175,7 @@ class SimVQ(nn.Module):
         for start in range(0, self.embedding.num_embeddings, _BLOCK):
             table = self.unit(self.embedding.weight[start : start + _BLOCK])
             similarity, at = (flat @ table.T).max(-1)
-            code = torch.where(similarity > best, at + start, code)  # the first of equal ones
+            code = torch.where(similarity > best, at + start, code)  # of equally near codes, the first
             best = torch.maximum(best, similarity)
 
         return code.view(x.shape[:-1])
@@ -195,7 +196,7 @@ class Bottleneck(nn.Module):
         return self.regularizer.nearest(self.in_linear(x))
 
     def decode(self, codes: Tensor) -> Tensor:
-        """Codes int64 [B, n] to [B, n, code width]."""
+        """The decoder transformer's input, [B, n, code width], for codes int64 [B, n]."""
         vectors = self.regularizer.vectors(codes)
         return self.out_linear(vectors.to(self.out_linear.weight.dtype))
 
@@ -239,7 +240,7 @@ class TATok(nn.Module):
         self.bottleneck = Bottleneck(c.width, c.code_width, c.codes, bool(c.encoder_depth))
 
     def encode(self, images: Tensor) -> Tensor:
-        """Features [B, side * side, C] of the image encoder, before pooling; images as in :meth:`codes`."""
+        """The image encoder's features, [B, side * side, C], before pooling; images as in :meth:`codes`."""
         x = (images.float() - self.scale_layer.shift.float()) / self.scale_layer.scale.float()
         size = self.config.input_size
         if x.shape[-2:] != (size, size):
@@ -269,7 +270,7 @@ class TATok(nn.Module):
         return self.finish(self.bottleneck.decode(codes))
 
     def finish(self, x: Tensor) -> Tensor:
-        """Features [B, n, C] of the bottleneck's output [B, n, code width]."""
+        """Features [B, n, C] from the bottleneck's output x, [B, n, code width]."""
         tower = self.decoder.vision_model
         parts = tower.embeddings
         places = self.config.places

@@ -1,7 +1,7 @@
 """Tar's language model with its prompt template.
 
 Source: Han et al. 2025, "Vision as a Dialect: Unifying Visual Understanding and Generation via Text-Aligned
-Representations" (Tar, arXiv 2506.18898). Its network is Qwen2.5's with image codes in the vocabulary; see ``llama.py``.
+Representations" (Tar, arXiv 2506.18898). The network is Qwen2.5 with image codes in the vocabulary; see ``llama.py``.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ class TarModel:
     tokenize: Callable[[str], list[int]]  # text to token ids, without special tokens
     special: SpecialTokens  # ids of the special tokens
     sides: tuple[int, ...] = (27, 13, 9)  # side of the grid of codes at every scale: 27, 13 and 9 officially
-    repetition_penalty: float = 1.0  # recommended by the files; 1 is none
+    repetition_penalty: float = 1.0  # the penalty that the files recommend; 1 is none
 
     note: ClassVar[str] = ""  # see TokenModel
-    family: ClassVar[str] = "language"  # of none that draws images
+    family: ClassVar[str] = "language"  # not a family of models that generate images
 
     @property
     def parts(self) -> Mapping[str, nn.Module]:
@@ -64,11 +64,12 @@ class TarModel:
     def prompt(self, text: Any, scale: int) -> list[int]:
         """Token ids of a prompt, up to the special token of the scale, which the codes follow.
 
-        ``scale`` is 0 to ``len(sides) - 1``. A chat model gets the text in its chat template, with the official system
-        sentence; any other model gets the text alone. Names of special tokens in it are plain text.
+        ``scale``: 0 to ``len(sides) - 1``. A chat model gets the text in its chat template, with the official system
+        sentence. Any other model gets the text alone. If the text contains names of special tokens, they are plain
+        text.
 
         Raises:
-            UserError: if it is no text, too long, or encoded as a special token, or for an unknown scale.
+            UserError: an unknown scale, or a text that is too long or encoded as a special token.
         """
         if not 0 <= scale < len(self.sides):
             known = " or ".join(str(side**2) for side in self.sides)

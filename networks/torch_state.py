@@ -1,11 +1,12 @@
 """Torch while FastAR computes: its state, its threads, its attention, and its copies to a device.
 
 Other packs and scripts leave things in torch that change what the same code computes: a default dtype (a
-``from_pretrained`` that failed), autocast, a default device, products in fewer bits. FastAR computes in its own
-state, and everyone else in the state that they set: :func:`own_state` for a block, :func:`in_own_state` for a function
-or a generator, which has restored the state whenever it yields.
+``from_pretrained`` that failed), autocast, a default device, products in fewer bits. FastAR computes in its own state,
+and restores the state that others set: :func:`own_state` does so for a block, :func:`in_own_state` for a function or
+a generator. A generator restores the state whenever it yields.
 
-What a run of ours does not depend on stays as it is: the mode of gradients, the random state, deterministic algorithms.
+FastAR does not change what its results do not depend on: the mode of gradients, the random state, and deterministic
+algorithms.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from torch import Tensor, nn
 # Kinds of devices that models of this pack run on, and that have an autocast.
 _DEVICES = ("cpu", "cuda", "mps", "xpu")
 _CPU = torch.device("cpu")
-# Products and convolutions whose fp32 numbers torch can round; cuDNN's are left, which round in torch's own state too.
-# torch before 2.9 has no names for them.
+# Products and convolutions in which torch can round fp32 numbers. Those of cuDNN stay as they are, because they round
+# by default too. torch before 2.9 has no names for these settings.
 _ROUNDING = [
     part
     for part in (
@@ -35,8 +36,9 @@ _ROUNDING = [
     if hasattr(part, "fp32_precision")
 ]
 
-# Networks with fewer weights take one thread on a CPU: their products are so small that further threads mostly wait,
-# and wait long when other programs use the cores. The smallest official file, LlamaGen-B, has 111 million.
+# Networks with fewer weights take one thread on a CPU. Their products are so small that more threads mostly wait for
+# each other, and they wait long when other programs use the cores. The smallest official file, LlamaGen-B, has 111
+# million weights.
 FEW_WEIGHTS = 30_000_000
 
 P = ParamSpec("P")
@@ -45,8 +47,8 @@ R = TypeVar("R")
 
 @contextmanager
 def own_state() -> Iterator[None]:
-    """Run a block with fp32 as the default dtype and in products, without autocast, and with tensors on the CPU unless
-    their device is named; restore the state afterwards.
+    """Run a block in FastAR's state, and restore the previous state afterwards. In FastAR's state, fp32 is the default
+    dtype, products keep all bits of fp32, autocast is off, and the CPU is the default device.
     """
     with ExitStack() as found:
         dtype = torch.get_default_dtype()
@@ -58,14 +60,14 @@ def own_state() -> Iterator[None]:
             if torch.is_autocast_enabled(device):
                 found.enter_context(torch.autocast(device, enabled=False))
 
-        # torch 2.7's get_default_device knows no ``with torch.device(...)`` block, and fails after one was reset.
+        # torch 2.7's get_default_device ignores a ``with torch.device(...)`` block, and fails after such a block.
         if torch.empty(0).device != _CPU:
             found.enter_context(_CPU)
 
         # Products or convolutions of fp32 numbers may be computed in fewer bits.
         try:
             rounds = torch.get_float32_matmul_precision() != "highest"
-        except RuntimeError:  # set by the newer names, which this one does not speak for
+        except RuntimeError:  # it was set under the newer names, which this function does not read
             rounds = True
         for part in _ROUNDING:
             rounds |= part.fp32_precision not in ("none", "ieee")
@@ -84,7 +86,7 @@ def _whole_products() -> Iterator[None]:
     except RuntimeError:
         level = "highest"
 
-    # The older name first, with which the newer ones must agree.
+    # Set the older name first, because the newer names must agree with it.
     torch.set_float32_matmul_precision("highest")
     for part in _ROUNDING:
         part.fp32_precision = "ieee"
@@ -97,7 +99,7 @@ def _whole_products() -> Iterator[None]:
 
 
 def in_own_state(function: Callable[P, R]) -> Callable[P, R]:
-    """A function that runs in :func:`own_state`; of a generator every part between two yields does."""
+    """A function that runs in :func:`own_state`. A generator runs in it too, except while it yields."""
     if inspect.isgeneratorfunction(function):
         return cast(Callable[P, R], _generating(function))
 
@@ -135,7 +137,7 @@ def _generating(function: Callable[P, Generator[Any, None, R]]) -> Callable[P, G
 
 
 def suited_threads(net: nn.Module) -> int | None:
-    """How many threads of PyTorch suit a network: one if it is a small network on a CPU, else None, for any number."""
+    """How many threads of PyTorch suit a network: 1 for a small network on a CPU, else None, which means any number."""
     first = next(net.parameters())
     weights = sum(weight.numel() for weight in net.parameters())
     return 1 if first.device.type == "cpu" and weights < FEW_WEIGHTS else None
@@ -143,7 +145,7 @@ def suited_threads(net: nn.Module) -> int | None:
 
 @contextmanager
 def threads(count: int | None) -> Iterator[None]:
-    """Run a block with ``count`` threads of PyTorch; None: leave their number."""
+    """Run a block with ``count`` threads of PyTorch; None: with the present number."""
     before = torch.get_num_threads()
     if count in (None, before):
         yield
@@ -157,14 +159,14 @@ def threads(count: int | None) -> Iterator[None]:
 
 
 def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None = None, causal: bool = False) -> Tensor:
-    """Attention output [R, heads, n, D] of q [R, heads, n, D], k and v [R, heads, S, D].
+    """Attention output [R, heads, n, D] for queries q [R, heads, n, D], and keys k and values v [R, heads, S, D] each.
 
     ``mask``, broadcast to [R, heads, n, S]: bool, True where a query attends to a key, or numbers that are added to the
     scores. ``causal``: query i attends to the keys 0 to i.
 
     ComfyUI's options for attention, such as ``--use-sage-attention``, change nothing here; docs/precision.md says why.
-    Several of ComfyUI's functions would not keep our contracts either: they add a mask of bools to the scores as 0 and
-    1, cut a product by the memory that is free, or call PyTorch's function after an error.
+    Besides, some of ComfyUI's functions would break the rules above: they add a mask of bools to the scores as 0 and 1,
+    split a product by the amount of free memory, or call PyTorch's function after an error.
     """
     if not q.is_cuda:
         return F.scaled_dot_product_attention(q, k, v, mask, is_causal=causal)
@@ -177,10 +179,10 @@ def dot_product_attention(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None =
 def without_cudnn_attention() -> Iterator[None]:
     """Let attention use any library but cuDNN in this block.
 
-    cuDNN, PyTorch's first choice on recent GPUs, plans for about 50 ms each time it meets another number of keys or
-    queries, and those change with every AR step.
+    cuDNN, PyTorch's first choice on recent GPUs, plans for about 50 ms each time it meets a new number of keys or
+    queries, and these numbers change with every AR step.
     """
-    # Compiled functions run in such a block as a whole.
+    # A compiled function as a whole is called in such a block, see speed.py.
     if torch.compiler.is_compiling() or not torch.backends.cuda.cudnn_sdp_enabled():
         yield
         return
@@ -193,7 +195,9 @@ def without_cudnn_attention() -> Iterator[None]:
 
 
 def to_device(x: Any, device: torch.device) -> Tensor:
-    """A tensor or NumPy array of the host on a device. A GPU copies it from pinned memory: the host does not wait."""
+    """Copy a tensor or NumPy array of the host to a device. A GPU copies it from pinned memory, so the host does not
+    wait.
+    """
     x = torch.as_tensor(x)
     if device.type != "cuda":
         return x.to(device)
