@@ -2,8 +2,8 @@
 
 The input is a draft y ~ N(m_q, s_q^2). The output is x ~ N(m_p, s_p^2), exactly, for any q. "Accepted" means x = y.
 Covariances are diagonal, and rows are independent. All channels of a row are accepted or rejected together, because a
-drafted diffusion state is usable only as a whole. If every channel were accepted by itself, the probabilities of the
-channels would multiply.
+drafted diffusion state is usable only as a whole. If every channel were accepted by itself, the probability of a whole
+state would be the product of all channels' probabilities.
 
 - :func:`reflect`, equal covariances: reflection-maximal coupling (De Bortoli, Galashov, Gretton & Doucet 2025, arXiv
   2501.05370; Bou-Rabee, Eberle & Zimmer 2020). It accepts with probability 2 Phi(-|D| / 2) = 1 - TV, where D is

@@ -43,7 +43,8 @@ class Step:
     the sampler continues: later they cannot be computed any more.
     """
 
-    # AR steps or passes done; in jacobi.py, certain cells; in models of blocks, evaluations of the diffusion head.
+    # AR steps or passes done. BitDance counts evaluations of the diffusion head, jacobi.py certain cells, and MuLo-SD
+    # cells twice, see its Block.
     done: int
     total: int
     report: Report  # the running report with the counts so far

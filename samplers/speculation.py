@@ -338,8 +338,9 @@ class Speculation:
         """The table's numbers at steps int64 [...]: fp32 [..., 1 ...] each, with which states [..., *, c] can be
         multiplied.
         """
-        numbers = self._numbers[step]
-        return StepNumbers(*numbers.view(*numbers.shape, *(1,) * (self.x.ndim - 1)).unbind(step.ndim))
+        numbers = self._numbers[step]  # [..., 8]
+        numbers = numbers.view(*numbers.shape, *(1,) * (self.x.ndim - 1))
+        return StepNumbers(*numbers.unbind(step.ndim))
 
     def _noise(self, step: Tensor, row: Tensor) -> Tensor:
         """The noise of rows at steps."""

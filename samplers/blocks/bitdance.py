@@ -204,7 +204,9 @@ def draws(canvas: BlockCanvas) -> tuple[Tensor, Tensor]:
     start = canvas.noise.first("full", canvas.cells, channels)
     steps = canvas.noise.steps("full", canvas.settings.diffusion_steps, canvas.cells, channels)
     order = canvas.order
-    return to_device(start, order.device)[:, order], to_device(steps, order.device)[:, :, order].transpose(0, 1)
+    start = to_device(start, order.device)[:, order]
+    steps = to_device(steps, order.device)[:, :, order]
+    return start, steps.transpose(0, 1)
 
 
 def with_null_noise(canvas: BlockCanvas, start: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:

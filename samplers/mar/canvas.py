@@ -232,8 +232,9 @@ class MARCanvas(Canvas):
         if self.start is None or self.again is None:
             return latents
         patch = self.model.patch
-        drawn = self.again.unflatten(1, self.grid)[:, None].repeat_interleave(patch, 2).repeat_interleave(patch, 3)
-        return torch.where(drawn, latents, self.start)
+        sampled = self.again.unflatten(1, self.grid)[:, None]  # bool [B, 1, h, w]
+        sampled = sampled.repeat_interleave(patch, 2).repeat_interleave(patch, 3)
+        return torch.where(sampled, latents, self.start)
 
     @torch.inference_mode(False)
     def finish(self) -> Sampled:

@@ -225,6 +225,7 @@ class Heads:
 
         A cache of the head serves one diffusion only, so with a cache the two diffusions run one after the other.
         """
+        # How many steps both batches take together.
         together = min(len(one.table), len(other.table)) if len(one.x) and len(other.x) else 0
         if not together or not (self.whole(len(one.table)) and self.whole(len(other.table))):
             return self.sample(one), self.sample(other)

@@ -99,7 +99,8 @@ def log_ratio(token: Tensor, q: LastStep, p: LastStep, rule: Rule) -> Tensor:
     """log r of tokens [..., channels], fp32 [...]."""
 
     def exponent(last: LastStep) -> Tensor:
-        return -0.5 * (((token - last.mean) * torch.exp(-last.log_std) / rule.inner_temperature) ** 2).sum(-1)
+        z = (token - last.mean) * torch.exp(-last.log_std) / rule.inner_temperature
+        return -0.5 * (z**2).sum(-1)
 
     log_sigma = q.other_log_stds - p.other_log_stds
     return (rule.power * log_sigma + q.log_std - p.log_std).sum(-1) + exponent(p) - exponent(q)
@@ -109,7 +110,8 @@ def acceptance_of_proposals(token: Tensor, q: LastStep, p: LastStep, rule: Rule)
     """Probability fp32 [...] that a proposal [..., channels] is accepted: max(0, 1 - 1 / r), with the stds as they
     are.
     """
-    return (1 - torch.exp(-log_ratio(token, q, p, rule._replace(inner_temperature=1.0)))).clamp(min=0)
+    log_r = log_ratio(token, q, p, rule._replace(inner_temperature=1.0))
+    return (1 - torch.exp(-log_r)).clamp(min=0)
 
 
 class Verified(NamedTuple):

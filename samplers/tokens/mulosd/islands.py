@@ -138,6 +138,7 @@ def waves(numbered: np.ndarray, window: int | None = None) -> np.ndarray:
     island = image * most + numbered[image, row, column] - 1
     reach = width if window is None else window
 
+    # Go down the rows, with the latest wave of each island so far.
     # latest_above[i, c]: the latest wave of island i in the rows above, in columns up to c.
     latest_above = np.full((images * most, width), -1, np.int32)
     for y in range(height):

@@ -264,8 +264,9 @@ def all_but_share(pool: Tensor, share: float, own: Tensor | None = None, before:
     count = pool.shape[1]
     accepted = round(share * (before + count)) - round(share * before)
 
-    # Sort by the less significant key first.
+    # Sort by the less significant key first; stable sorting keeps this order among tied tokens.
     order = torch.arange(count, device=pool.device).expand_as(pool)
     for key in (pool if own is None else own, (pool * 1e4).round()):
-        order = order.gather(1, key.gather(1, order).sort(dim=1, descending=True, stable=True).indices)
+        in_order = key.gather(1, order).sort(dim=1, descending=True, stable=True).indices
+        order = order.gather(1, in_order)
     return torch.ones_like(pool, dtype=torch.bool).scatter(1, order[:, :accepted], False)
