@@ -66,8 +66,14 @@ BUILD = f"""async ([sampler, loaders]) => {{{TOOLS}
     return build(sampler, loaders).id
 }}"""
 SET = f"([id, name, value]) => {{{TOOLS} set(app.graph.getNodeById(id), name, value) }}"
-SHOWN = """id => Object.fromEntries(app.graph.getNodeById(id).widgets.filter(w => w.options?.serialize !== false
-    && !w.name.startsWith('$$')).map(w => [w.name, w.value]))"""
+# A node in a sub-graph has the id of the sub-graph's node before its own.
+SHOWN = """id => {
+    const [first, ...inner] = String(id).split(':')
+    let node = app.graph.getNodeById(first)
+    for (const next of inner) node = node.subgraph.getNodeById(next)
+    const widgets = node.widgets.filter(w => w.options?.serialize !== false && !w.name.startsWith('$$'))
+    return Object.fromEntries(widgets.map(w => [w.name, w.value]))
+}"""
 # A prompt waits for what is being filled in.
 SETTLED = f"async id => {{ await app.graphToPrompt(); return ({SHOWN})(id) }}"
 

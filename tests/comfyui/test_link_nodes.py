@@ -289,7 +289,7 @@ def test_values_of_primitives_count_as_the_widgets_own(comfy: Comfy, editor: Any
     first, *edited = sent
     assert first["inputs"]["preset"] == "fast" and not {*first["inputs"]} & {*demo}
     for later in edited:
-        assert {name: later["inputs"][name] for name in demo} == {**demo, "cfg": 4.5}
+        assert {name: later["inputs"][name] for name in demo if name in later["inputs"]} == {"cfg": 4.5}
 
 
 def test_labels_words_and_tables_are_found_behind_link_nodes(editor: Any) -> None:

@@ -13,7 +13,7 @@
 // own for it: see graphs.js, which finds the widget that counts.
 import { api } from "../../../scripts/api.js"
 import { app } from "../../../scripts/app.js"
-import { instances, instancesOf, isSame, keyOf, targetsOf, valueOf, widgetFor, widgetOf } from "./graphs.js"
+import { idOf, instances, instancesOf, isSame, keyOf, targetsOf, valueOf, widgetFor, widgetOf } from "./graphs.js"
 import { LOADED, described, fedBy, hasModel, isKnown, isLoader, loaderOf } from "./models.js"
 import { say } from "./words.js"
 
@@ -27,6 +27,8 @@ const settings = {} // names of the widgets that a preset sets, by node type
 const waiting = new Set() // answers that have not come yet
 const turns = new Map() // number of the last question, by instance
 const known = new Map() // what the numbers of an instance were last looked at for
+// Names of the numbers that were changed by hand under a preset that cannot become custom, by id in a prompt.
+const byHand = new Map()
 
 const hasPreset = ({ node }) => Boolean(settings[node.comfyClass])
 
@@ -78,6 +80,7 @@ async function ask(instance) {
 /** Show the numbers of a preset. */
 function show(instance, { values, model }) {
   const preset = widgetFor(instance, "preset")
+  byHand.delete(idOf(instance))
   for (const [name, value] of Object.entries(values)) {
     const widget = widgetFor(instance, name)
     if (!widget || widget.value === value) continue
@@ -169,10 +172,17 @@ function changed(instance, name) {
       if (widgetFor(instance, "preset")) fill(instance)
       else noticeModels()
     } else if (settings[instance.node.comfyClass].includes(name)) {
-      makeCustom(instance)
+      if (widgetFor(instance, "preset")) makeCustom(instance)
+      else keep(instance, name)
       noticeModels()
     }
   }
+}
+
+/** Send a number that was changed by hand beside a preset that core's Primitive sets: it counts instead of the preset's. */
+function keep(instance, name) {
+  const id = idOf(instance)
+  byHand.set(id, new Set(byHand.get(id)).add(name))
 }
 
 /** Call a function after a widget was changed in the editor, which opening a graph does not do. */
@@ -303,9 +313,11 @@ function watchHost(host) {
 
 /** Leave out of a prompt the numbers that a preset sets. In an exported graph another preset is then enough, and a number that is added counts. */
 function leaveOut(prompt) {
-  for (const { class_type, inputs } of Object.values(prompt)) {
+  for (const [id, { class_type, inputs }] of Object.entries(prompt)) {
     if (typeof inputs.preset !== "string" || inputs.preset === CUSTOM) continue
-    for (const name of settings[class_type] ?? []) if (!Array.isArray(inputs[name])) delete inputs[name]
+    for (const name of settings[class_type] ?? []) {
+      if (!Array.isArray(inputs[name]) && !byHand.get(id)?.has(name)) delete inputs[name]
+    }
   }
 }
 
