@@ -26,6 +26,7 @@ FEW = {
     },
     "FastARAdvisor": {"repeats": 1, "measure": "identical"},  # no candidate is left after the first round
     "ImageCompare": {"compare_view": {}},
+    "FastARNextStepSampler": {"width": 128, "height": 128},  # of the tiny model that stands for the 14B
 }
 
 
@@ -117,7 +118,7 @@ def test_a_photograph_of_any_size_is_edited(comfy, book):
     assert after.shape == (100, 150, 3) and np.array_equal(after[:, :71], np.asarray(photo)[:, :71, :3])
     assert after[:, 80:].std() > 5, "the transparent part was drawn"
     three = np.asarray(comfy.picture(outputs["15"]["images"][0]))
-    assert three.shape == (304, 150, 3) and np.array_equal(three[-100:], after), "one below the other"
+    assert three.shape == (100, 454, 3) and np.array_equal(three[:, -150:], after), "one beside the other"
 
 
 def test_a_part_of_a_batch_is_drawn_as_in_the_whole_batch(comfy):
@@ -178,7 +179,7 @@ def test_an_empty_latent_is_a_size_and_a_number_of_images(comfy):
     prompt = graph(n3={"latent_image": ["21", 0]}, n21={"class_type": "EmptyLatentImage", "width": 512, "height": 384})
     prompt["21"]["inputs"]["batch_size"] = 1
     said = comfy.complaint(prompt)
-    assert said.startswith("latent_image: ") and "512 x 384 pixels" in said and "draws 256 x 256 here" in said, said
+    assert said.startswith("latent_image: ") and "512 x 384 pixels" in said and "generates 256 x 256 here" in said, said
 
 
 def test_preview_as_text_of_our_values_is_a_sentence(comfy):
@@ -479,7 +480,7 @@ def test_what_cannot_be_on_a_bitdance_is_a_sentence(comfy, bitdance):
     assert said.startswith("samples: ") and "in tiles" in said, said
 
     line = {"class_type": "FastARAnySampler", "model": ["1", 0], "condition": ["2", 0], "seed": 7}
-    reasons = {"bitdance: parallel=4": "parallel: exact parallel decoding", "lazymar": "sampler: lazymar samples a MAR"}
+    reasons = {"bitdance: parallel=4": "parallel: exact parallel decoding", "lazymar": "sampler: lazymar works with a MAR"}
     for sampler, wanted in reasons.items():
         prompt = bitdance_graph(n6={**line, "sampler": sampler}, n4={"samples": ["6", 0]})
         said = comfy.complaint(prompt)
