@@ -40,7 +40,9 @@ class _Head:
 _head = ModelCache(host.devices.get_compute_device, host.devices.get_offload_device)
 
 _SEED = "Controls the randomness of the answers. The seed matters only if temperature is above 0."
-_SEED_IN_BATCH = "An answer depends on the position of its image in the batch, but not on the other images."
+_SEED_IN_BATCH = (
+    "Above temperature 0, an answer depends on the position of its image in the batch, but not on the other images."
+)
 
 
 class AskAboutImage(io.ComfyNode):

@@ -688,7 +688,7 @@ class ImageToCodes(io.ComfyNode):
     def define_schema(cls) -> io.Schema:
         image = io.Image.Input(
             "image",
-            tooltip="Images of any size, one for each image to generate. Each is stretched to a square.",
+            tooltip="Images of any size. Each is stretched to a square.",
         )
 
         readers = menu("ta-tok")

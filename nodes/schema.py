@@ -270,7 +270,7 @@ def first_image_widget() -> io.Input:
         max=_MOST_NUMBERS,
         optional=True,
         advanced=True,
-        tooltip="Position in the batch of the first image of this run, counted from 0. Usual: 0; to generate only the "
+        tooltip="The position in the batch at which this run begins, counted from 0. Usual: 0; to generate only the "
             "fourth image of a batch again, set this to 3 and connect only the label or prompt of that image.",
     )
 

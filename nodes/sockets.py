@@ -370,7 +370,8 @@ def expect_kind_on(value: Any, kinds: tuple[str, ...], field: str, source: str) 
     stated = getattr(value, "kind", None)
     if not kind and isinstance(stated, str) and stated in VALUES:
         raise UserError(
-            f"{field}: this FastAR {stated} has no whole number from 1 in the attribute fastar_version; {_ASK}."
+            f"{field}: the attribute fastar_version of this FastAR {stated} must be a whole number, 1 or larger; "
+            f"{_ASK}."
         )
     if kind not in kinds:
         got = describe(value)

@@ -51,7 +51,7 @@ _BEGIN = "<|begin_of_image|>"
 _END = "<|end_of_image|>"
 _PLACE = "<|image_placeholder|>"
 STATED_IDS = {"boi": _BEGIN, "eoi": _END, "image_placeholder_id": _PLACE}
-_OWN_TOKENIZER = "put the tokenizer of the same model there"
+_OWN_TOKENIZER = "replace the tokenizer with the one that belongs to this model"
 # The autoencoder in or beside the folder of a model.
 _WEIGHTS = "checkpoint.pt"
 _INSIDE = "vae"
@@ -155,7 +155,9 @@ def _marks(file: ck.Checkpoint, named: Mapping[str, int], rows: int) -> Marks:
     marks = Marks(named[_AREA], named[_BEGIN], named[_END], named[_PLACE], _start(file, named))
     largest = max(marks.area, marks.begin, marks.end, marks.place, marks.text or 0)
     if largest >= rows:
-        raise file.error(f"has {rows} token ids, but its tokenizer has special tokens up to {largest}", _OWN_TOKENIZER)
+        raise file.error(
+            f"has {rows} token ids, but its tokenizer has special tokens with ids up to {largest}", _OWN_TOKENIZER
+        )
     return marks
 
 

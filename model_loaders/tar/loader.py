@@ -160,8 +160,9 @@ def _special_tokens(
     beyond = chat is not None and max(chat) >= rows
     if last_code < code or not 1 <= scales <= SCALES or overlap or beyond:
         raise file.error(
-            f"has {rows} tokens, but its special tokens do not fit: an image {image}, "
-            f"{scales} scales from {scale} on, codes {code} to {last_code}, a chat {chat}",
+            f"has {rows} token ids, but the ids of its special tokens contradict each other or this number: {image} "
+            f"for the start of an image, {scale} to {last_scale} for scales, {code} to {last_code} for image codes"
+            + (f", {chat[0]} and {chat[1]} for a chat" if chat is not None else ""),
             "choose a Tar with its own config.json and tokenizer",
         )
 

@@ -381,11 +381,11 @@ class CacheSettings(Guarantees):
             "*undecided* (II) and *decided* (I). The paper names a strategy after the tokens that are cached; our "
             "names say which tokens are computed. *undecided* and *decided* ignore *computed_ratio*: they compute all "
             "tokens of that kind, but not the rows that hold the class.")
-    condition_cache: bool = knob(True, "Reuse the unconditional prediction between two full computations, which halves "
-        "the transformer's work. Without this cache, runs are slower and more exact.", advanced=True,
-        more="Guidance compares this prediction with the prediction for the label or prompt. Between two full "
-            "computations, only the prediction for the label or prompt is computed. The difference between the two "
-            "predictions is taken from the last full computation. The cache has no effect at *cfg* 1.")
+    condition_cache: bool = knob(True, "Reuse the difference that guidance needs between two full computations, which "
+        "halves the transformer's work. Without this cache, runs are slower and more exact.", advanced=True,
+        more="Guidance compares the unconditional prediction with the prediction for the label or prompt. Between "
+            "two full computations, only the prediction for the label or prompt is computed. The difference between "
+            "the two predictions is taken from the last full computation. The cache has no effect at *cfg* 1.")
     token_cache: bool = knob(True, "Do not compute tokens that hardly change; their cached values are used instead. "
         "Without this cache, runs are slower and more exact.", advanced=True)
     head_cache: bool = knob(True, "Reuse most of the diffusion head's results from one diffusion step to the next, as "

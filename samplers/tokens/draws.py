@@ -22,8 +22,8 @@ class PairedDraws:
 
     ``images``: the index of every image of the batch.
 
-    A derived class may take its numbers from elsewhere: :meth:`stream` returns them, in an object with a method
-    ``gumbel`` as in :class:`CellNoise`.
+    A derived class may take its numbers from elsewhere. It then overrides :meth:`stream`, which returns an object with
+    a method ``gumbel`` like that of :class:`CellNoise`.
     """
 
     seed: int | None = None  # None in a derived class that takes its numbers from elsewhere

@@ -143,7 +143,7 @@ FOREIGN = {
     ),
     "no version": (
         "dict(kind='class', labels=[1], names=['x'])",
-        "condition: this FastAR class has no whole number from 1 in the attribute fastar_version",
+        "condition: the attribute fastar_version of this FastAR class must be a whole number",
     ),
     "a prompt with a negative": (
         "dict(kind='prompt', fastar_version=1, texts=['a cat'], unconditional='Draw nothing.')",

@@ -480,7 +480,10 @@ def test_what_cannot_be_on_a_bitdance_is_a_sentence(comfy, bitdance):
     assert said.startswith("samples: ") and "in tiles" in said, said
 
     line = {"class_type": "FastARAnySampler", "model": ["1", 0], "condition": ["2", 0], "seed": 7}
-    reasons = {"bitdance: parallel=4": "parallel: exact parallel decoding", "lazymar": "sampler: lazymar works with a MAR"}
+    reasons = {
+        "bitdance: parallel=4": "parallel: exact parallel decoding",
+        "lazymar": "sampler: lazymar works with a MAR",
+    }
     for sampler, wanted in reasons.items():
         prompt = bitdance_graph(n6={**line, "sampler": sampler}, n4={"samples": ["6", 0]})
         said = comfy.complaint(prompt)

@@ -180,7 +180,7 @@ def test_a_small_table_of_words_is_refused(folder):
 
     edit(folder / FIRST, cut)
     change(folder / "config.json", vocab_size=306)
-    with pytest.raises(UserError, match="^checkpoint: model has 306 token ids, .* special tokens up to 307"):
+    with pytest.raises(UserError, match="^checkpoint: model has 306 token ids, .* special tokens with ids up to 307"):
         load_nextstep(folder)
 
 

@@ -135,10 +135,10 @@ REFUSED = {
     "another kind": (value("report"), "it got a report; connect the output of Class Label, Prompt"),
     "without a version": (
         SimpleNamespace(kind="class", labels=[1], names=["x"]),
-        "this FastAR class has no whole number from 1 in the attribute fastar_version; ask the author",
+        "the attribute fastar_version of this FastAR class must be a whole number, 1 or larger; ask the author",
     ),
-    "a version that is none": (value("class", version="1", **LABELS), "no whole number from 1 in the attribute"),
-    "a version below 1": (value("class", version=0, **LABELS), "no whole number from 1 in the attribute"),
+    "a version that is none": (value("class", version="1", **LABELS), "FastAR class must be a whole number"),
+    "a version below 1": (value("class", version=0, **LABELS), "FastAR class must be a whole number"),
     "no image": (value("class", labels=[], names=[]), "the attribute labels is an empty list"),
     "a kind that is none": (value("cats"), "of the class SimpleNamespace.*; connect the output of Class Label"),
     "neither": (object(), "an object of the class object, which has no attribute fastar_version; connect the output"),

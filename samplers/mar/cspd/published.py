@@ -1,15 +1,16 @@
 """CSpD, mode ``published``: the rule of the published code; approximate.
 
-``densities.py`` has the rule and its symbols. Each model follows its own trajectory. The paper's equations, and what
-the code does instead:
+``densities.py`` has the rule and its symbols. The draft model and the target each follow their own diffusion
+path. The paper's equations, and what the code does instead:
 
 - (5): a token is accepted with probability min(1, Sigma p(x) / q(x)). The code divides by Sigma, and p and q are the
   last diffusion step's densities with stds multiplied by 42.
 - (11): a rejected token is resampled from p: a proposal is accepted with probability max(0, 1 - q / (Sigma p)). The
   code multiplies by Sigma: max(0, 1 - Sigma q / p), with the stds as they are. It makes 100 proposals at most; if it
   accepts none, the token is zero.
-- Drafts are verified given the tokens of the last verification. An accepted token stays even if earlier tokens were
-  rejected. All tokens of a segment get the guidance scale of its last AR step.
+- Drafts are verified given only the tokens that were decided before their segment, and not given the earlier drafts of
+  the segment. An accepted token stays even if earlier tokens were rejected. To verify, the target has the guidance
+  scale of the segment's last AR step.
 """
 
 from __future__ import annotations
@@ -25,7 +26,8 @@ from ..mar import Transformer
 from .densities import LastStep, RejectionDraws, Rule, joined, last_step, verify
 from .draft import Drafter, Mode, noisy_last_step_table, outcome_of, traced
 
-# The published code's r: Sigma inverted, and wider densities for drafts.
+# The published code's ratio r (densities.py): Sigma is inverted, and both densities are wider while drafts are
+# verified.
 PUBLISHED_RULE = Rule(power=-1, inner_temperature=42.0)
 
 
