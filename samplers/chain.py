@@ -10,7 +10,7 @@ In a diffusion of noise (MAR; Li et al. 2024, arXiv 2406.11838, section 3.2) the
 x_coefficient and data_coefficient are those of the posterior mean (coef2 and coef1 in the published code), and the
 head also predicts the logits of a learned variance. In BitDance (arXiv 2602.14041) the prediction is the data, so
 data_x is 0 and data_out is 1; slope is 0. In both models, the state after the last step is the data itself; in other
-diffusions, the last step may add noise as the other steps do. States and steps are fp32, whatever the dtype of the
+diffusions, the last step may be a step like the others. States and steps are fp32, whatever the dtype of the
 network.
 
 :func:`run_chain` is the loop. All rows may have the same steps, or each row its own; only in the second case has
@@ -207,7 +207,7 @@ class StepTable:
     numbers: Tensor
     times: Tensor  # embeddings of the steps' times, [S, w], or [S, N, w] if each row has its own steps
     learned: bool  # whether the head predicts logits of the variance
-    ends_noisy: bool = False  # whether the last step adds noise of a fixed variance; usually it yields the data
+    ends_noisy: bool = False  # whether the last step adds noise of a fixed variance; usually it adds none
 
     def __len__(self) -> int:
         return len(self.numbers)

@@ -14,7 +14,7 @@ states are valid. The noise and the uniforms of discarded steps did not affect a
 which keeps images of one seed alike. All numbers of a row are accepted or rejected together, because the head reads all
 tokens of a block.
 
-The last step of most diffusions adds no noise: the sample is the data that the head predicts, whether the draft of the
+The last step of most diffusions adds no noise: the sample is the mean of the head's kernel, whether the draft of the
 step is accepted or not. With MAR's learned variances the report counts this step, as accepted if the draft is exact,
 because another model may have drafted all of a token (CSpD). With fixed variances the report does not count it. A last
 step with noise is verified and counted as the others are, and its state is the sample.
@@ -177,7 +177,7 @@ class Speculation:
     @property
     def samples(self) -> Tensor:
         """The samples of all rows after all steps, fp32 [N, *, c]."""
-        return self.x if self.ends_noisy else self.data
+        return self.x
 
     def windows(self, rows: np.ndarray, length: int) -> Iterator[None]:
         """Do all remaining steps of rows, in windows of ``length`` drafted steps; yields after every window. If
@@ -275,10 +275,11 @@ class Speculation:
         missing = np.flatnonzero(is_sample_on_host == 0)
         if len(missing):
             self._propose(verified, stop, value, missing)
+        value = self._without_last_noise(window.step[stop], x[stop], data[stop], value.view(-1, *self.x.shape[1:]))
 
         # 5. Every row has now done the step at which it stopped. The evaluation of that step is the row's newest.
         self.done[rows] = step_on_host[stop_on_host] + 1
-        self.x[window.rows] = value.view(-1, *self.x.shape[1:])
+        self.x[window.rows] = value
         self._remember(window.rows, data[stop], None if logits is None else logits[stop])
         return accepted
 
@@ -304,9 +305,19 @@ class Speculation:
         x = self.x[row]
         data, logits = self.predict(row, step, x)
         p = self.kernel(row, step, x, data, logits)
-        self.x[row] = p.mean + p.log_std.exp() * self._noise(step, row)
+        value = p.mean + p.log_std.exp() * self._noise(step, row)
+        self.x[row] = self._without_last_noise(step, x, data, value)
         self._remember(row, data, logits)
         self.done[rows] += 1
+
+    def _without_last_noise(self, step: Tensor, x: Tensor, data: Tensor, value: Tensor) -> Tensor:
+        """The states after steps int64 [R] from ``x``: after a last step without noise the mean that the predicted
+        ``data`` give, else ``value``; all fp32 [R, *, c].
+        """
+        if self.ends_noisy:
+            return value
+        last = (step == self.steps - 1).view(-1, *(1,) * (value.ndim - 1))
+        return torch.where(last, self._mean(step, x, data), value)
 
     def _remember(self, row: Tensor, data: Tensor, logits: Tensor | None) -> None:
         """Remember the newest predictions of rows, from which their next steps will be drafted."""
@@ -332,7 +343,12 @@ class Speculation:
 
         at = self._numbers_at(step)
         log_std = at.middle if logits is None else at.middle + at.slope * logits
-        return Gaussian(at.data_coefficient * data + at.x_coefficient * x, log_std)
+        return Gaussian(self._mean(step, x, data), log_std)
+
+    def _mean(self, step: Tensor, x: Tensor, data: Tensor) -> Tensor:
+        """Means of the next states, fp32 [M, *, c]."""
+        at = self._numbers_at(step)
+        return at.data_coefficient * data + at.x_coefficient * x
 
     def _numbers_at(self, step: Tensor) -> StepNumbers:
         """The table's numbers at steps int64 [...]: fp32 [..., 1 ...] each, with which states [..., *, c] can be

@@ -154,8 +154,9 @@ class BlockDiffusion:
         return self.canvas.feed(block, torch.where(prediction >= 0, 1.0, -1.0))
 
     def denoised(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Denoise a block. Yields, after every evaluation of the head, the number of evaluations so far, and the
-        predictions for the block, fp32 [B or R, P, C]. The last predictions are the result.
+        """Denoise a block. Yields, after every evaluation of the head, the number of evaluations so far, and what the
+        block is so far, fp32 [B or R, P, C]: with speculation the newest predictions, else the states. The last ones
+        are the result.
         """
         canvas = self.canvas
         net = canvas.model.net

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...errors import UserError
 from ...networks.nextstep import NextStepModel, normed
 from ...networks.torch_state import in_own_state, to_device
 from ..annealing import annealed_steps
@@ -21,7 +22,7 @@ from ..engine import Sampler, decode
 from ..noise import CounterRNG, PairedNoise, row_keys
 from ..speculation import Speculation
 from .canvas import NextStepCanvas, NextStepCondition, nextstep_canvas
-from .flow import BUDGET, flow
+from .flow import BUDGET, EM, flow
 from .settings import NextStepSettings
 
 
@@ -48,7 +49,7 @@ def nextstep(
     Args:
         model: network and the metadata of its files.
         condition: prompts of B images; or B images that the model has read, each with a prompt that says what to
-        change.
+            change.
         settings: see :class:`NextStepSettings`.
         noise: noise of B images.
         edit: part of an image to sample again; None for a whole new one. A token is sampled without knowing later
@@ -59,9 +60,18 @@ def nextstep(
 
     Raises:
         UserError: a condition that the model cannot read, a size that it does not generate, an edit that does not fit,
-            a large model on a CPU, or tokens that are not finite.
+            one diffusion step with the solver em, a large model on a CPU, or tokens that are not finite.
     """
+    expect_steps(settings)
     return (yield from tokens_one_by_one(nextstep_canvas(model, condition, settings, noise, edit)))
+
+
+def expect_steps(settings: NextStepSettings) -> None:
+    """Refuse a single diffusion step with em, which would return noise. Raises UserError."""
+    fewest = {"diffusion_steps": settings.diffusion_steps, "diffusion_steps_end": settings.diffusion_steps_end}
+    for name, steps in fewest.items():
+        if settings.solver == EM and steps == 1:
+            raise UserError(f"{name}: the solver em returns noise after 1 step; use at least 2, or solver em0.")
 
 
 def tokens_one_by_one(canvas: NextStepCanvas) -> Sampler:

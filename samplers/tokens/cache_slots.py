@@ -41,7 +41,7 @@ class Table:
     # An entry for each fed row.
     fed: np.ndarray  # cell whose token is fed; 0 for transition tokens and padding
     special: np.ndarray  # number of the transition token that is fed; -1 for cells and padding
-    position: np.ndarray  # see Pass; padding 0
+    position: np.ndarray  # see Row; padding 0
     slot: np.ndarray  # slot that is written, from the first image slot; padding writes to the last one
     last_visible: np.ndarray  # last place that the row attends to; padding -1
     row_pass: np.ndarray  # pass that feeds the row; padding 0

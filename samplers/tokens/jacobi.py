@@ -174,8 +174,8 @@ class Window:
 
         # 1. Count the tokens before the first changed one. The first pass is certain, because its input is. If no token
         #    of a certain pass changed, the next pass was fed what serial decoding feeds, and sampled the same tokens
-        # from    the same noise. So it is certain too, and so on. Every pass that is reached in this way equals the
-        # serial one.
+        #    from the same noise. So it is certain too, and so on. Every pass that is reached in this way equals the
+        #    serial one.
         unchanged = new == self.tokens.gather(1, self.cells)
         agreeing = unchanged.cumprod(1).sum(1).cpu().numpy()
         self.tokens.scatter_(1, self.cells, new)

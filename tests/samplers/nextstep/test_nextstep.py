@@ -316,6 +316,13 @@ def test_an_edited_image_does_not_depend_on_its_batch(model):
         assert alone.report.edits == together.report.edits[i : i + 1]
 
 
+def test_one_step_of_em_is_refused_because_it_would_return_noise(model):
+    for name in ("diffusion_steps", "diffusion_steps_end"):
+        with pytest.raises(UserError, match=f"^{name}: the solver em returns noise after 1 step; use at least 2"):
+            draw(model, replace(FEW, solver="em", **{name: 1}))
+    draw(model, replace(FEW, solver="em0", diffusion_steps=1))
+
+
 def test_latents_of_another_size_are_refused_with_the_remedy(model):
     with pytest.raises(UserError, match="^latent_image: .* 8 x 8 pixels, .* 12 x 12; set width and height to the size"):
         draw(model, edit=Edit(torch.zeros(1, 4, 4, 4), torch.ones(1, 4, 4)))
