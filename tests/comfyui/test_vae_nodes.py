@@ -372,6 +372,9 @@ def test_nodes_for_sounds_end_in_a_sentence(host, nodes, node):
     ("node", "loader"), [*((node, "kl") for node in BY_NAMES), *(("VAEDecodeTripoSplat", loader) for loader in LOADERS)]
 )
 def test_nodes_that_look_for_a_name_end_in_a_sentence(host, nodes, node, loader):
+    if node == "LTXVLatentUpsampler" and host.version.startswith("0.27"):
+        pytest.skip("ComfyUI 0.27 reads the model before the VAE, and the model of this test is a stand-in")
+
     assert sentence(host, nodes, node, loader) == (
         f"vae: this one is for single images and has no {BY_NAMES[node]}; connect the VAE of the model that the node "
         "is for."

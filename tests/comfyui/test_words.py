@@ -81,7 +81,8 @@ def test_a_prompt_shows_which_words_it_reads(editor: Any, artifacts: Path) -> No
     _no_complaint(editor)
 
 
-BOXES_OF_TEXT = "textarea:visible:not([readonly])"
+# The editor of a note is under it.
+BOXES_OF_TEXT = "textarea:visible:not([readonly]):not(.comfy-markdown textarea)"
 
 
 @pytest.mark.parametrize("name, boxes", [(PROMPTED, 2), ("17 Prompt", 1)])
