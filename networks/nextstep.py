@@ -116,7 +116,9 @@ class NextStepConfig(LlamaConfig):
         language = LlamaConfig.of_qwen(trunk_of(state), **{"tied": True, **numbers})
         width, token = state[f"{HEAD}input_proj.weight"].shape
         if token % patch**2:
-            raise ValueError(f"its tokens of {token} numbers are no patches of {patch} x {patch} latents")
+            raise ValueError(
+                f"its tokens have {token} numbers, but {patch} x {patch} latents need a multiple of {patch**2}"
+            )
 
         return NextStepConfig(
             **vars(language),

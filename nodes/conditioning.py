@@ -658,8 +658,8 @@ class ImageToCodesSettings(Settings):
         "Number of semantic codes that describe the image; fewer codes keep less of it. Usual: 729, the number with "
         "which Tar was trained most.",
         choices=DETAILS,
-        more="For a TA-Tok with a different grid, FastAR replaces the three numbers of the menu with those of that "
-        "TA-Tok.",
+        more="The menu offers the numbers of codes of the usual TA-Tok. If another TA-Tok gives other numbers of "
+        "codes, the menu shows those instead.",
     )
     images: int = _images("Number of variants of every image")
     dtype: str = knob(

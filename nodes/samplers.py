@@ -439,8 +439,8 @@ class PARSampler(_Sampler):
     more = {
         "preset": RECOMMENDS,
         "model": "The training of a PAR model fixes the number of tokens per pass.",
-        "cfg_interval": "In PAR, as published, the count begins after the first token of every region has been "
-        "decided.",
+        "cfg_interval": "As in the published code, the count begins anew at 0, now in tokens, after the first "
+        "token of every region has been decided.",
     }
 
 
@@ -461,7 +461,9 @@ class ZipARSampler(_Sampler):
         ),
         "cfg": _GUIDED_BY_IMAGE,
         "model": "FastAR refuses a PAR model, because a PAR model decides the tokens in a different order.",
-        "cfg_interval": "In ZipAR, as published, the count begins after the first row has been decided.",
+        "cfg_interval": "As in the published code, this node counts within the first row, and begins anew at 0 after "
+        "it, now in tokens. With a value below the length of a row, guidance ends within the first row and comes back "
+        "after it.",
     }
 
     @classmethod

@@ -18,11 +18,11 @@ state would be the product of all channels' probabilities.
 - :func:`couple_fixed`, for BitDance, whose variances are fixed: reflect alone.
 
 Two Gaussians count as equal if their means differ by at most :data:`ROUNDING` (1 + |mean|) and their log stds by at
-most :data:`ROUNDING` in every channel, because fp32 evaluations of one head in two batches differ by this much. On the
-demo (50 diffusion steps from t = 950, temperature 0.8, 8 channels) the smallest std of a step with noise is 0.0051, so
-the total-variation error is at most 0.0044 in the worst step, 0.00012 in the median step and 0.013 per token, at
-|mean| = 1 in all channels. With the demo's draft model, no Gaussians of 12,032 verified steps were close enough to
-count as equal.
+most :data:`ROUNDING` in every channel, because fp32 evaluations of one head in two batches differ by this much. To
+treat such Gaussians as equal makes an error. On the demo (50 diffusion steps from t = 950, temperature 0.8, 8
+channels), the smallest std of a step with noise is 0.0051. If |mean| = 1 in all channels, the error in total variation
+is at most 0.0044 in the worst step, 0.00012 in the median step, and 0.013 over all steps of a token. With the demo's
+draft model, no Gaussians of 12,032 verified steps were close enough to count as equal.
 
 All random numbers are arguments, so nothing here waits for the device. A std of 0 means no noise, as in the last step;
 a draft is then accepted only if q and p count as equal.
@@ -49,7 +49,7 @@ class Gaussian(NamedTuple):
         return Gaussian(self.mean[index], self.log_std[index])
 
     def flat(self) -> Gaussian:
-        """The same with all dimensions but the first in one."""
+        """The same distributions, with all dimensions after the first merged into one."""
         return Gaussian(self.mean.flatten(1), self.log_std.flatten(1))
 
 
@@ -102,9 +102,10 @@ def reshape(
     """Turn a sample of q = N(m, s_q^2) into a sample of p = N(m, s_p^2), with the same mean m: accept the draft with
     probability min(1, p / q), else sample max(0, p - q) / Z. ``log_std``: log s_p.
 
-    A proposal from p is accepted with probability 1 - min(1, q / p). Where proposals are rarely accepted, drafts are
-    rarely rejected: for any p and q, a draft needs one proposal on average. The probability that it needs more than T
-    proposals is below 1 / T.
+    A proposal from p is accepted with probability 1 - min(1, q / p). Let TV be the total
+    variation distance of p and q, not 0. A draft is rejected with probability TV, and then needs 1 / TV proposals on
+    average. So for any p and q, the average over all drafts, accepted ones included, is one proposal per draft. The
+    probability that a draft needs more than T proposals is below 1 / T.
     """
     # 1. Accept the draft.
     z = (draft - q.mean) * torch.exp(-q.log_std)
@@ -157,8 +158,9 @@ def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, proposals:
     Args:
         draft: fp32 [N, channels], a sample of q.
         uniforms: in (0, 1], fp32 [N, 2]: one for ``reshape`` and one for ``reflect``.
-        proposals: for rows that ``reshape`` rejects; None for no proposals. A call with more proposals, of which the
-            first ones are the same, changes only the rows whose value is not a sample of p yet.
+        proposals: for rows that ``reshape`` rejects; None for no proposals. If a call is
+            repeated with further proposals after the same first ones, only those rows change whose value was not yet a
+            sample of p.
     """
     reshaped = reshape(draft, q, p.log_std, uniforms[:, 0], proposals)
     reflected = reflect(reshaped.value, q.mean, p, uniforms[:, 1])

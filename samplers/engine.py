@@ -63,7 +63,10 @@ class Step:
     @cached_property
     def _viewed(self) -> tuple[Tensor, Tensor]:
         if self.view is None:
-            raise RuntimeError("the sampler has continued; read the latents of a step before the next one")
+            raise RuntimeError(
+                "the sampler has continued, so the latents of this step are gone; read them before you ask for the "
+                "next step"
+            )
         with own_state():
             return self.view()
 

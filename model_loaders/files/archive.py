@@ -57,7 +57,10 @@ def check(path: Path) -> None:
         records = zipfile.ZipFile(file).infolist()
         pickles = [record.file_size for record in records if record.filename.endswith("/data.pkl")]
         if not pickles:
-            raise Refused("is a zip archive without a checkpoint", "unpack it and choose the file inside")
+            raise Refused(
+                "is a zip archive that torch.save did not write",
+                "unpack it, and choose the file of weights if it holds one",
+            )
         if any(record.compress_type for record in records):
             raise Refused("is a compressed archive, which torch never writes")
         if sum(record.file_size for record in records) > path.stat().st_size:

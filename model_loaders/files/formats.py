@@ -18,7 +18,8 @@ SUFFIXES = (".safetensors", ".pth", ".pt", ".ckpt", ".bin")
 _CHOOSE = "choose a .safetensors file or a torch checkpoint"
 # What to get in the place of weights that cannot be read.
 INSTEAD = (
-    "get the fp32, bf16 or fp16 file of the same model; ComfyUI also loads its own fp8, int8 and asym_w4a8_int8 files"
+    "get the fp32, bf16 or fp16 file of the same model; in ComfyUI, FastAR also reads ComfyUI's formats fp8, int8 and "
+    "asym_w4a8_int8"
 )
 _SHORTEST = 8  # bytes; fewer than any file of weights has
 _UNPACK = "unpack it and choose the file inside"

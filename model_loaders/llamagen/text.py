@@ -160,7 +160,7 @@ def load_text_encoder(
     rows = config.vocab_size
     if _END not in words.special_tokens:
         raise file.error(
-            f"needs a tokenizer with the token {_END}, which this one lacks", "replace the tokenizer with the one that "
+            f"needs the token {_END}, but its tokenizer lacks this token", "replace the tokenizer with the one that "
             "belongs to this model"
         )
     if max(words.size, words.special_tokens[_END] + 1) > rows:

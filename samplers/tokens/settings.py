@@ -160,8 +160,8 @@ class TarPromptSettings(Settings):
         "Number of semantic codes that describe the image; with fewer codes, Tar is faster and the description is "
         "vaguer. Usual: 729, the number with which Tar was trained most.",
         choices=DETAILS,
-        more="For a model with a different grid, FastAR replaces the three numbers of the menu with those of that "
-            "model.")
+        more="The menu offers the numbers of codes that the usual Tar models can write. If the connected model writes "
+            "other numbers of codes, the menu shows those instead.")
     temperature: float = knob(1.0,
         "Randomness of every code; lower is safer and less varied. Usual: 1; at 0, the model always takes the "
         "likeliest code.",

@@ -259,7 +259,7 @@ def test_files_for_comfyui_are_refused_elsewhere(tmp_path, monkeypatch, form):
         UserError, match="^checkpoint: x.safetensors holds .*quantised.*which FastAR cannot read"
     ) as error:
         load_llamagen(save(tmp_path, state, **metadata))
-    assert str(error.value).endswith("model; ComfyUI also loads its own fp8, int8 and asym_w4a8_int8 files")
+    assert str(error.value).endswith("FastAR also reads ComfyUI's formats fp8, int8 and asym_w4a8_int8")
 
 
 def gathered(state, metadata):

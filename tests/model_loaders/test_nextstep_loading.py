@@ -143,7 +143,7 @@ def test_a_start_token_comes_from_the_tokenizers_own_configuration(folder):
         (lambda p: change(p / "config.json", attention_use_qk_norm=True), "states attention_use_qk_norm = true"),
         (lambda p: change(p / "config.json", model_type="llama"), "states model_type = 'llama'"),
         (lambda p: change(p / "config.json", latent_channels=16), "has latent_channels = 16 .* weights of 4"),
-        (lambda p: change(p / "config.json", latent_patch_size=3), "are no patches of 3 x 3 latents"),
+        (lambda p: change(p / "config.json", latent_patch_size=3), "but 3 x 3 latents need a multiple of 9"),
         (lambda p: change(p / "config.json", fm_head_dim=64), "has fm_head_dim = 64 .* weights of 48"),
         (lambda p: change(p / "config.json", boi=300), r"states boi = 300 .* <\|begin_of_image\|> is 305"),
         (lambda p: change(p / "config.json", rope_scaling={"rope_type": "yarn"}), "states rope_scaling.rope_type"),

@@ -107,7 +107,7 @@ FILES: dict[str, tuple[bytes, str]] = {
     "tar": (tarred(), "is a tar archive"),
 }
 PICKLES: dict[str, tuple[bytes, str]] = {
-    "zip": (zipped(), "is a zip archive without a checkpoint"),
+    "zip": (zipped(), "is a zip archive that torch.save did not write"),
     "protocol 4": (saved({"model": STATE}, pickle_protocol=4), "not a checkpoint of torch.save (Unsupported operand"),
     "object beside the weights": (saved({"model": STATE, "x": Thing()}), ".Thing, which may run code, so nothing"),
     "NumPy weights": (saved({k: v.numpy() for k, v in STATE.items()}), "holds numpy."),

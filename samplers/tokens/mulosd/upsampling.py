@@ -52,7 +52,8 @@ class UpSampling(ABC):
         """U_r: the first rows of images, int64 [B, h, w] with h up to w, to [B, h * factor, w * factor].
 
         Raises:
-            UserError: pixels that are not finite, or an upscale model that does not make one RGB image of each.
+            UserError: pixels that are not finite, or an upscale model that does not turn each image into one RGB
+                image.
         """
 
     @abstractmethod
