@@ -281,13 +281,22 @@ def test_a_template_reads_on_a_laptop_and_runs(comfy, editor, info, name, artifa
     editor.wait_for_timeout(2500)
     editor.screenshot(path=str(artifacts / f"{name}_{editor.renderer}_ran.png"))
     _no_complaint(editor)
-    _looks_well(editor)
+    if not _keeps_previews(editor):
+        _looks_well(editor)
     if _comparison(workflow):
         assert editor.evaluate(DRAWN, _comparison(workflow)) >= 380
     told = json.dumps(entry["outputs"])
     assert [figure for figure in _figures_of_note(workflow) if figure not in told] == []
     shown = [image for output in entry["outputs"].values() for image in output.get("images", [])]
     assert shown and all(np.asarray(comfy.picture(image)).std() > 5 for image in shown)
+
+
+def _keeps_previews(page: Any) -> bool:
+    """Whether the node of a sub-graph keeps the last preview of its samplers, which makes it taller: Nodes 2.0 since
+    frontend 1.58.
+    """
+    version = page.evaluate("window.__COMFYUI_FRONTEND_VERSION__ ?? ''").split(".")
+    return page.renderer == "vue" and len(version) > 1 and int(version[1]) >= 58
 
 
 def test_a_mistake_is_told_in_the_editor(comfy: Comfy, editor: Any, workflow: Any, artifacts: Path) -> None:
@@ -850,6 +859,9 @@ SIZE_OF_SUBGRAPH = "[...app.graph._nodes.find(node => node.subgraph).size]"
 
 def test_a_sampler_in_a_subgraph_shows_a_live_preview(comfy: Comfy, editor: Any, artifacts: Path) -> None:
     """On the subgraph's node, in its first run, until the end."""
+    if _keeps_previews(editor):
+        pytest.skip("this editor shows the previews itself")
+
     editor.set_viewport_size(LAPTOP)
     editor.evaluate(OPEN_TEMPLATE, [load_workflow("02 Identical"), "02"])
     editor.wait_for_timeout(2000)
