@@ -1,9 +1,11 @@
 """The command check: a tiny model of every family, what it refuses before it downloads, and what it writes."""
 
+import gc
 import hashlib
 import json
 import math
 import sys
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -410,8 +412,11 @@ def test_memory_beyond_the_estimate_is_a_fault():
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells the memory that no file backs")
 def test_the_growth_of_memory_is_measured():
+    gc.collect()  # of what other tests left, which would hide the growth
     with machine.watched(torch.device("cpu")) as peak:
-        torch.ones(30_000_000)
+        held = torch.ones(30_000_000)
+        time.sleep(0.5)  # the memory is looked at now and then
+    assert held.all()
     assert 110_000_000 < peak.bytes < 200_000_000
 
 
