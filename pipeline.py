@@ -424,8 +424,10 @@ class Pipeline:
             )
 
         if image is not None and not self.ready.kind.reads_images:
-            raise UserError(f"image: {self.model.name} reads {KINDS[kind]} and cannot edit an image; load Janus-4o "
-                "or NextStep-1-Large-Edit.")
+            raise UserError(
+                f"image: {self.model.name} reads {KINDS[kind]} and cannot edit an image; load Janus-4o or "
+                "NextStep-1-Large-Edit."
+            )
         if image is not None and negative is not None:
             raise has_null_prompt(self.model.name)
         if freedom is not None and image is None:

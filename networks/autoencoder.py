@@ -438,7 +438,7 @@ def to_pixels(parts: list[Tensor], name: str) -> Tensor:
 
 
 def _expect_latents(latents: Tensor, channels: int) -> None:
-    """Raise a UserError unless ``latents`` is a batch of finite latents with so many ``channels``."""
+    """Raise a UserError unless ``latents`` is a batch of finite latents with this many ``channels``."""
     if not isinstance(latents, Tensor) or latents.ndim != 4 or latents.shape[1] != channels or not latents.numel():
         shape = list(latents.shape) if isinstance(latents, Tensor) else type(latents).__name__
         raise UserError(

@@ -598,7 +598,7 @@ class BlockModel:
         return tuple(both)
 
     def grid(self, height: int | None, width: int | None) -> tuple[int, int]:
-        """Tokens (height, width) of an image with so many pixels; None: the usual height or width.
+        """Tokens (height, width) of an image with this many pixels; None: the usual height or width.
 
         Raises:
             UserError: the model does not generate this size.

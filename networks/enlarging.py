@@ -42,7 +42,7 @@ class EnlargingConfig:
 
     @staticmethod
     def from_state_dict(state: Mapping[str, Tensor], levels: int) -> EnlargingConfig | None:
-        """Derive the shape from the weights of a decoder with so many ``levels``; None if the file has no such part.
+        """Derive the shape from the weights of a decoder with this many ``levels``; None if the file has no such part.
 
         Raises:
             ValueError: if weights that tell the shape are missing, or the part is for more levels.

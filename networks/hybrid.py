@@ -376,7 +376,7 @@ class HybridModel(MARModel):
         return PromptConditioning(self.hybrid, [caches[text] for text in texts], null, tokens_read)
 
     def prompt_bytes(self, tokens: int) -> int:
-        """Memory of the language model's keys and values for so many ``tokens``."""
+        """Memory of the language model's keys and values for this many ``tokens``."""
         return cache_bytes(self.hybrid.llm, tokens)
 
 

@@ -35,7 +35,7 @@ from .torch_state import dot_product_attention
 # Attention heads of LlamaGen by width, which no state dict holds: sizes S, B, L, XL, XXL, 1B, XXXL, 3B, 7B. Others need
 # metadata.
 OFFICIAL_HEADS = {384: 6, 768: 12, 1024: 16, 1280: 20, 1536: 24, 2048: 32, 2560: 40, 3200: 32, 4096: 32}
-# On a CUDA device passes attend to a multiple of this number of slots. So there are only a few lengths, each of which
+# On a CUDA device, passes attend to a multiple of this number of slots. So there are only a few lengths, each of which
 # is recorded once.
 SLOTS = 64
 # Head width of Qwen2.5's larger models, whose state dict holds no head count either.
@@ -838,7 +838,7 @@ class TokenModel:
 
 
 def cache_bytes(net: Llama, rows: int) -> int:
-    """Bytes of the keys and values of so many ``rows``."""
+    """Bytes of the keys and values of this many ``rows``."""
     c = net.config
     numbers = 2 * c.depth * c.kv_heads * c.head_dim * rows
     return numbers * next(net.parameters()).element_size()

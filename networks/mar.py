@@ -175,7 +175,7 @@ class DiffusionHead(nn.Module):
         """Predicted noise, then variance logits, fp32 [..., N, 2 channels], for states x of tokens, fp32 [N, channels].
 
         A variance logit from -1 to 1 lies between the two bounds of the variance. ``modulations``, [..., N, w], may be
-        those of several conditions, the branches of guidance, which share the rows before the first modulation.
+        those of several branches of guidance. The branches share the rows before the first modulation.
         """
         h = self.input_proj(x.to(self.input_proj.weight.dtype))
         for i, block in enumerate(self.res_blocks):
@@ -651,11 +651,11 @@ class MARModel:
         return {"MAR": rows * (self.net.config.dim * (14 * element + 8) + 8)}
 
     def prompt_bytes(self, tokens: int) -> int:
-        """Memory of a language model's keys and values for so many ``tokens``; 0 without a language model."""
+        """Memory of a language model's keys and values for this many ``tokens``; 0 without a language model."""
         return 0
 
     def first_timestep(self, diffusion_steps: int) -> int:
-        """Highest timestep of every table of a run with so many ``diffusion_steps``, if the run does not set ``t_max``.
+        """Highest timestep of every table of a run with ``diffusion_steps`` steps, if the run does not set ``t_max``.
 
         Shorter tables of the run (DiSA's, FastHybrid's guided steps) start there too, so that all tokens are denoised
         from the same level of noise.

@@ -225,7 +225,7 @@ class LatentConfig(KLConfig):
     mixes: bool = False
     scaling: float = 1.0  # latents = (mean - shift) * scaling
     shift: float = 0.0
-    norm_patch: int = 0  # the mean is normalised over patches of so many positions along a side; 0 for no norm
+    norm_patch: int = 0  # the mean is normalised over patches of this many positions along a side; 0 for no norm
 
 
 class NextStepAutoencoder(KLAutoencoder):
@@ -366,7 +366,7 @@ class NextStepModel:
         return tuple(both)
 
     def grid(self, height: int | None, width: int | None) -> tuple[int, int]:
-        """Tokens (height, width) of an image with so many pixels; None: the usual height or width.
+        """Tokens (height, width) of an image with this many pixels; None: the usual height or width.
 
         Raises:
             UserError: a size that is not a multiple of a token's size, or larger than the sizes of the training.

@@ -285,7 +285,7 @@ def has_product(device: torch.device, dtype: torch.dtype) -> bool:
 
 
 def takes(device: torch.device, dtype: torch.dtype, rows: int) -> bool:
-    """Whether an input of so many ``rows`` takes the product with 4 bits; else the weight is unpacked."""
+    """Whether an input of this many ``rows`` takes the product with 4 bits; else the weight is unpacked."""
     return has_product(device, dtype) and (rows <= FEW or device.type == "mps")
 
 

@@ -163,7 +163,7 @@ def cell_groups(bases: Sequence[int | None]) -> list[list[int]]:
 
 
 def expect_fits(cells: int, columns: int) -> None:
-    """Raise a UserError if a grid of so many cells, with a title and all figures, would not fit.
+    """Raise a UserError if a grid of this many cells, with a title and all figures, would not fit.
 
     It is called before the cells' images are made.
     """

@@ -382,7 +382,7 @@ def _own_model(run: Report, baseline: Report) -> bool:
 
 
 def _rounded(value: float | None, digits: int) -> float | None:
-    """A number with so many decimals; None for None."""
+    """A number with this many decimals; None for None."""
     return None if value is None else round(value, digits)
 
 

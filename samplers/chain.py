@@ -10,13 +10,12 @@ In a diffusion of noise (MAR; Li et al. 2024, arXiv 2406.11838, section 3.2) the
 x_coefficient and data_coefficient are those of the posterior mean (coef2 and coef1 in the published code), and the
 head also predicts the logits of a learned variance. In BitDance (arXiv 2602.14041) the prediction is the data, so
 data_x is 0 and data_out is 1; slope is 0. In both models, the state after the last step is the data itself; in other
-diffusions, the last step may be a step like the others. States and steps are fp32, whatever the dtype of the
-network.
+diffusions, the last step may be a step like the others. States and steps are fp32, whatever the dtype of the network.
 
 :func:`run_chain` is the loop. All rows may have the same steps, or each row its own; only in the second case has
-:class:`StepTable` an axis for the rows. FastHybrid
-changes the means of some rows (:class:`MeanAdjustment`), an edit of BitDance fixes some tokens of a row
-(:class:`FixedTokens`), and ``speculation.py`` verifies several steps in one evaluation of the head.
+:class:`StepTable` an axis for the rows. FastHybrid changes the means of some rows (:class:`MeanAdjustment`), an edit of
+BitDance fixes some tokens of a row (:class:`FixedTokens`), and ``speculation.py`` verifies
+several steps in one evaluation of the head.
 
 Shapes: N rows of shape [*, c], where * is the number of tokens of a row (absent in MAR); S steps; P branches of
 guidance: 1 without guidance; 2 with guidance (the condition's, the null one); 3 if a part of the condition has its own

@@ -28,7 +28,7 @@ TABLES = ROOT / "lab" / "docs" / "translations"
 LANGUAGES = ("zh", "ja")
 PACK = "fastar-nodes"  # the folder of the pack, by which the editor groups its templates
 
-# A number in the names of inputs of which there are several.
+# The number in the name of an input such as image_2.
 NUMBERED = re.compile(r"(?<=^image_)\d|(?<=^report_)\d")
 SYMBOL = re.compile(r" \(([^()]+) in the paper\)$")
 

@@ -164,7 +164,7 @@ def _stated_numbers(file: ck.Checkpoint, fields: Mapping[str, Any]) -> dict[str,
 
 
 def _fit(heads: int, queries: int, keys: int) -> bool:
-    """Whether weights of so many rows can be divided into heads of one even width."""
+    """Whether weights of this many rows can be divided into heads of one even width."""
     if heads < 1 or queries % heads:
         return False
 

@@ -258,7 +258,7 @@ def _table_side(file: ck.Checkpoint, config: LlamaConfig) -> int | None:
 
 
 def square_root(tokens: int) -> int | None:
-    """Side of a square grid of so many tokens; None if it is no grid of 2x2 or more."""
+    """Side of a square grid of this many tokens; None if it is no grid of 2x2 or more."""
     side = math.isqrt(max(0, tokens))
     return side if side >= 2 and side**2 == tokens else None
 

@@ -83,7 +83,7 @@ def load_mar(
 
 
 def latent_metadata(file: ck.Checkpoint, channels: int) -> dict[str, Any]:
-    """Latent scale, last diffusion timestep and patch size of a model whose tokens have so many channels."""
+    """Latent scale, last diffusion timestep and patch size of a model whose tokens have this many channels."""
     patch = file.stated("patch", 1, 64, ("patch_size",)) or 1
     if channels % patch**2:
         raise file.error(

@@ -126,7 +126,7 @@ def dtypes_for(entry: hub.Entry) -> tuple[str, ...]:
 
 
 def card_of(memory: float) -> Card:
-    """The largest of the cards with no more memory than so many GB, or the smallest, with that memory."""
+    """The largest of the cards with no more memory than this many GB, or the smallest, with that memory."""
     known = max((card for card in CARDS if card.memory <= memory), default=CARDS[0], key=lambda card: card.memory)
     return Card(known.name, memory, known.rate, known.bus)
 

@@ -68,8 +68,8 @@ def nextstep(
 
 def expect_steps(settings: NextStepSettings) -> None:
     """Refuse a single diffusion step with em, which would return noise. Raises UserError."""
-    fewest = {"diffusion_steps": settings.diffusion_steps, "diffusion_steps_end": settings.diffusion_steps_end}
-    for name, steps in fewest.items():
+    stated = {"diffusion_steps": settings.diffusion_steps, "diffusion_steps_end": settings.diffusion_steps_end}
+    for name, steps in stated.items():
         if settings.solver == EM and steps == 1:
             raise UserError(f"{name}: the solver em returns noise after 1 step; use at least 2, or solver em0.")
 
