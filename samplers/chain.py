@@ -89,6 +89,16 @@ def guide(out: Tensor, cfg: Tensor, channels: int) -> tuple[Tensor, Tensor | Non
     return prediction, logits
 
 
+class StepInput(NamedTuple):
+    """What a step takes besides the output of the head."""
+
+    numbers: Sequence[Tensor]  # mean_x, mean_out, middle and slope of the step, see StepNumbers
+    cfg: Tensor  # guidance scale, see guide
+    noise: Tensor  # fp32 [N, *, c], multiplied by the temperature
+    x: Tensor  # states before the step, fp32 [N, *, c]
+    change: tuple[Tensor, Tensor] | None  # the draft and the step's gamma of MeanAdjustment
+
+
 class StepResult(NamedTuple):
     """The rows after a step, fp32 [N, *, c] each."""
 
@@ -97,30 +107,19 @@ class StepResult(NamedTuple):
     log_std: Tensor  # fp32 [] if the variance is fixed
 
 
-def advance(
-    numbers: Sequence[Tensor],
-    cfg: Tensor,
-    noise: Tensor,
-    x: Tensor,
-    out: Tensor,
-    change: tuple[Tensor, Tensor] | None = None,
-) -> StepResult:
-    """Advance all rows by one step, given the head's output for it. A function of tensors, so it can be compiled.
+def advance(at: StepInput, out: Tensor) -> StepResult:
+    """Take one step with all rows. A function of tensors, so it can be compiled.
 
-    Args:
-        numbers: mean_x, mean_out, middle and slope of the step, see :class:`StepNumbers`.
-        cfg, out: see :func:`guide`.
-        noise, x: fp32 [N, *, c].
-        change: the draft and the step's gamma of :class:`MeanAdjustment`.
+    ``out``: the head's output for the states ``at.x``, see :func:`guide`.
     """
-    mean_x, mean_out, middle, slope = numbers
-    prediction, logits = guide(out, cfg, x.shape[-1])
-    mean = torch.addcmul(mean_x * x, mean_out, prediction)
-    if change is not None:
-        mean = torch.lerp(mean, *change)
+    mean_x, mean_out, middle, slope = at.numbers
+    prediction, logits = guide(out, at.cfg, at.x.shape[-1])
+    mean = torch.addcmul(mean_x * at.x, mean_out, prediction)
+    if at.change is not None:
+        mean = torch.lerp(mean, *at.change)
 
     log_std = middle if logits is None else torch.addcmul(middle, slope, logits)
-    return StepResult(torch.addcmul(mean, log_std.exp(), noise), mean, log_std)
+    return StepResult(torch.addcmul(mean, log_std.exp(), at.noise), mean, log_std)
 
 
 def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
@@ -137,7 +136,8 @@ def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
             x = batch.given.follow(x, k)
         if batch.change is not None:
             change = batch.change.draft, batch.change.gamma[k]
-        result = head.step(k, numbers, batch.cfg, noises[k], x, change)
+
+        result = head.step(k, StepInput(numbers, batch.cfg, noises[k], x, change))
         x = result.x
         yield result
 
@@ -312,9 +312,9 @@ class HeadNetwork(Protocol):
 class ChainHead(Protocol):
     """A diffusion head for the conditions of N rows, for :func:`run_chain`."""
 
-    def step(self, k: int, numbers: Any, cfg: Tensor, noise: Tensor, x: Tensor, change: Any) -> StepResult:
+    def step(self, k: int, at: StepInput) -> StepResult:
         """Evaluate the head at step k, :func:`advance` all rows with its output, and add the work to the report's
-        counts. For the other arguments, see ``advance``. The caller takes the steps in the order k = 0, 1, 2, ...
+        counts. The caller takes the steps in the order k = 0, 1, 2, ...
         """
 
 
@@ -347,7 +347,7 @@ class Head:
         # The modulations that the newest product computed, step by step, [P, N, *, w'] each.
         self._newest: list[tuple[Tensor, ...]] = []
 
-    def step(self, k: int, numbers: Any, cfg: Tensor, noise: Tensor, x: Tensor, change: Any) -> StepResult:
+    def step(self, k: int, at: StepInput) -> StepResult:
         """See :class:`ChainHead`."""
         at_once = self._steps_at_once
         if k % at_once == 0:
@@ -357,23 +357,14 @@ class Head:
             self._newest = list(zip(*of_steps, strict=True))
 
         self._report.add(head_calls=1, head_rows=self._rows)
-        return full_step(self._net, self._head, self._newest[k % at_once], numbers, cfg, noise, x, change)
+        return full_step(self._net, self._head, self._newest[k % at_once], at)
 
 
 @recorded
-def full_step(
-    net: Recordable,
-    head: HeadNetwork,
-    modulations: Sequence[Tensor],
-    numbers: Any,
-    cfg: Tensor,
-    noise: Tensor,
-    x: Tensor,
-    change: Any,
-) -> StepResult:
+def full_step(net: Recordable, head: HeadNetwork, modulations: Sequence[Tensor], at: StepInput) -> StepResult:
     """Evaluate the whole head, and :func:`advance` all rows with its output."""
-    out = net.compiled(type(head).denoise, "diffusion head")(head, x, modulations)
-    return net.compiled(advance, "diffusion steps")(numbers, cfg, noise, x, out, change)
+    out = net.compiled(type(head).denoise, "diffusion head")(head, at.x, modulations)
+    return net.compiled(advance, "diffusion steps")(at, out)
 
 
 class HeadAtStates(Head):

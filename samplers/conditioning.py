@@ -49,12 +49,13 @@ class _Entries(OfFastAR):
 
     def of(self: E, images: Sequence[int]) -> E:
         """The condition of some of the images; ``images`` are their indices in the batch."""
-        own: dict[str, Any] = {}
+        chosen: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)
-            own[f.name] = tuple(value[i] for i in images) if isinstance(value, tuple) else value
+            if isinstance(value, tuple):
+                chosen[f.name] = tuple(value[i] for i in images)
 
-        return replace(self, **own)
+        return replace(self, **chosen)
 
     def digests(self) -> tuple[str, ...]:
         """A short digest of each image's entry: equal for the same label, prompt, features or codes."""

@@ -2,8 +2,9 @@
 
 Source: "BitDance" (arXiv 2602.14041) and its published code.
 
-Shapes: B images, L tokens of C bits, P tokens of a block, width D, and R batch rows: one for each image, and with
-guidance then one more for each image, for the null condition.
+Shapes: B images, L tokens of C bits, P tokens of a block, width D. The transformer runs on R batch rows: one for each
+image, and with guidance B more for the null condition. The diffusion head samples S of them: B or, in blocks where the
+null branch samples its own tokens, all R (:meth:`BlockCanvas.samples_null`).
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def bitdance(
             a large model on a CPU, or predictions that are not finite.
     """
     canvas, inputs = block_canvas(model, condition, settings, noise, edit)
-    plan = {block: canvas.order[canvas.span(block)] for block in canvas.drawn}
+    plan = {block: canvas.order[canvas.span(block)] for block in canvas.sampled_blocks}
     look = BlockLook(canvas, inputs)
     draw = BlockDiffusion(canvas)
 
@@ -82,8 +83,9 @@ def bitdance(
             if count < draw.evaluations[block]:
                 yield from canvas.show(done + count)
 
-        # 3. The signs of the last prediction are the tokens.
-        canvas.decide(cells, draw.tokens(block, prediction), block)
+        # 3. The signs of the last prediction are the tokens, which the next block reads.
+        tokens = canvas.feed(block, draw.signs(prediction))
+        canvas.decide(cells, tokens, block)
         done += draw.evaluations[block]
         yield from canvas.show(done)
     return canvas.finish()
@@ -148,15 +150,15 @@ class BlockDiffusion:
             times = to_device(torch.tensor(made.times), canvas.device)
             self.tables[count] = step_table(made.steps, canvas.model.net.denoiser.times(times)), times
 
-    def tokens(self, block: int, prediction: Tensor) -> Tensor:
-        """The tokens of a block, fp32 [B, P, C]: the signs of its last prediction."""
+    def signs(self, prediction: Tensor) -> Tensor:
+        """The tokens of a block, -1 or 1, from its last prediction; fp32 [S, P, C] both."""
         self.canvas.watch(torch.linalg.vector_norm(prediction, torch.inf))
-        return self.canvas.feed(block, torch.where(prediction >= 0, 1.0, -1.0))
+        return torch.where(prediction >= 0, 1.0, -1.0)
 
     def denoised(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Denoise a block. Yields, after every evaluation of the head, the number of evaluations so far, and what the
-        block is so far, fp32 [B or R, P, C]: with speculation the newest predictions, else the states. The last ones
-        are the result.
+        block is so far, fp32 [S, P, C]: with speculation the newest predictions, else the states. The last ones are the
+        result.
         """
         canvas = self.canvas
         net = canvas.model.net
@@ -173,15 +175,13 @@ class BlockDiffusion:
                 yield k + 1, result.x
 
     def _batch(self, block: int, conditions: Tensor) -> DiffusionBatch:
-        """A block before its diffusion. The batch has one row for each image, or two if the null branch samples its
-        own tokens, see :meth:`BlockCanvas.null_is_drawn_too`.
-        """
+        """The S rows of a block before its diffusion."""
         canvas = self.canvas
         at = canvas.span(block)
-        rows = canvas.rows(block)
+        rows = canvas.sampled_rows(block)
         start = self.start[:, at]
         noise = self.noise[:, :, at]
-        if canvas.null_is_drawn_too(block):
+        if canvas.samples_null(block):
             start, noise = with_null_noise(canvas, start, noise)
 
         steps, times = self.tables[self.counts[block]]

@@ -50,15 +50,15 @@ class BlockCanvas(Canvas):
         self.block = self.model.net.block  # P
         self.guided = len(self.read) > self.images
 
-        # Blocks to sample (drawn), and whether every token of a block is sampled in every image (whole). In an edit,
-        # some blocks are only read, and other blocks are partly sampled. The host reads this once.
+        # In an edit, some blocks are only read, and others are partly sampled: the numbers of the blocks to sample, and
+        # for each block whether every token is sampled in every image. The host reads this once.
         again = torch.ones(1, len(self.order), dtype=torch.bool)
         if self.again is not None:
             again = self.again[:, self.order].cpu()
 
         of_blocks = again.unflatten(1, (-1, self.block))  # [B, blocks, P]
-        self.drawn = of_blocks.any(2).any(0).nonzero().flatten().tolist()
-        self.whole = of_blocks.all(2).all(0).tolist()
+        self.sampled_blocks = of_blocks.any(2).any(0).nonzero().flatten().tolist()
+        self.is_whole = of_blocks.all(2).all(0).tolist()
 
     @property
     def blocks(self) -> int:
@@ -75,7 +75,7 @@ class BlockCanvas(Canvas):
             return 1 + (self.settings.cfg - 1) * block / self.blocks
         return self.settings.cfg
 
-    def null_is_drawn_too(self, block: int) -> bool:
+    def samples_null(self, block: int) -> bool:
         """Whether the null branch samples its own tokens from its own noise.
 
         It does where the guidance scale is 1, because there the two branches are not mixed. With linear guidance the
@@ -84,19 +84,19 @@ class BlockCanvas(Canvas):
         """
         return self.guided and self.cfg(block) == 1
 
-    def rows(self, block: int) -> int:
-        """Number of rows that are sampled in a block: one for each image, or two if the null branch is sampled too."""
-        return len(self.read) if self.null_is_drawn_too(block) else self.images
+    def sampled_rows(self, block: int) -> int:
+        """Number S of batch rows that are sampled in a block: B, or R if the null branch samples its own tokens."""
+        return len(self.read) if self.samples_null(block) else self.images
 
     def free(self, block: int) -> Tensor | None:
-        """Which tokens of a block are sampled, bool [rows, P, 1]; None for all."""
-        if self.again is None or self.whole[block]:
+        """Which tokens of a block are sampled, bool [S, P, 1]; None for all."""
+        if self.again is None or self.is_whole[block]:
             return None
-        return self.again[:, self.order[self.span(block)], None].repeat(self.rows(block) // self.images, 1, 1)
+        return self.again[:, self.order[self.span(block)], None].repeat(self.sampled_rows(block) // self.images, 1, 1)
 
     def feed(self, block: int, tokens: Tensor) -> Tensor:
-        """Set the new tokens of a block, [B or R, P, C], for the transformer to read. Returns the images' tokens of the
-        block, [B, P, C], in which the tokens that an edit fixes are in place.
+        """Set the new tokens of a block, [S, P, C], for the transformer to read. Returns the images' tokens of the
+        block, [B, P, C], with the tokens that an edit fixes.
         """
         at = self.span(block)
         free = self.free(block)

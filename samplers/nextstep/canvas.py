@@ -49,13 +49,13 @@ class NextStepCanvas(Canvas):
         scales = [self._scales(cell) for cell in range(self.cells)]
         self.scales = to_device(torch.tensor(scales), self.device)  # of guidance, fp32 [L, 1 or 2]
 
-        # Cells to sample (drawn), and whether each cell is sampled in every image (whole). The host reads this once.
-        self.drawn = list(range(self.cells))
-        self.whole = [True] * self.cells
+        # The cells to sample, and whether each cell is sampled in every image. The host reads this once.
+        self.sampled_cells = list(range(self.cells))
+        self.is_whole = [True] * self.cells
         if self.again is not None:
             again = self.again.cpu()
-            self.drawn = [cell for cell in self.drawn if bool(again[:, cell].any())]
-            self.whole = again.all(0).tolist()
+            self.sampled_cells = again.any(0).nonzero().flatten().tolist()
+            self.is_whole = again.all(0).tolist()
 
     def _scales(self, cell: int) -> list[float]:
         """Guidance scales of a cell: for the whole condition, and, if there are three branches, for the image."""
@@ -65,7 +65,7 @@ class NextStepCanvas(Canvas):
 
     def with_given(self, cell: int, values: Tensor) -> Tensor:
         """The sampled values of a cell, [B, 1, T], but the fixed values in images in which an edit fixes the cell."""
-        if self.again is None or self.whole[cell]:
+        if self.again is None or self.is_whole[cell]:
             return values
         return torch.where(self.again[:, cell, None, None], values, self.values[:, cell : cell + 1])
 

@@ -77,7 +77,7 @@ def expect_steps(settings: NextStepSettings) -> None:
 def tokens_one_by_one(canvas: NextStepCanvas) -> Sampler:
     """Sample the tokens of a canvas in raster order."""
     cells = torch.arange(canvas.cells, device=canvas.device)
-    plan = {cell: cells[cell : cell + 1] for cell in canvas.drawn}
+    plan = {cell: cells[cell : cell + 1] for cell in canvas.sampled_cells}
     canvas.total = len(plan)
     yield from decode(canvas, plan, TokenLook(canvas), TokenFlow(canvas))
     return canvas.finish()

@@ -19,7 +19,7 @@ from ....networks.mar import BUDGET, MAR, DiffusionHead, HeadBlock, modulated
 from ....networks.speed import recorded
 from ....networks.torch_state import to_device
 from ....reports.record import Report
-from ...chain import ChainHead, DiffusionBatch, StepResult, advance
+from ...chain import ChainHead, DiffusionBatch, StepInput, StepResult, advance
 from ..mar import Heads
 from ..settings import CacheSettings, head_period
 
@@ -126,7 +126,7 @@ class CachedHead:
             computed = condition if kind == FULL else condition[: self.tokens]
             self.modulations[kind] = step_modulations(head, net, kind, outer, batch.table.times[which], computed)
 
-    def step(self, k: int, numbers: Any, cfg: Tensor, noise: Tensor, x: Tensor, change: Any) -> StepResult:
+    def step(self, k: int, at: StepInput) -> StepResult:
         """See :class:`...chain.ChainHead`. The output of the head is [P, N, 2 channels] at a full step. The steps after
         it reuse :class:`Kept`. Their output, [1, N, 2 channels], already contains the guidance: :func:`...chain.guide`
         adds none to an output of one branch.
@@ -146,7 +146,7 @@ class CachedHead:
             arguments = (self.head, self.outer, self.kept, kind == EDGE, modulations)
 
         self.report.add(head_calls=1, head_rows=rows)
-        result, kept = cached_step(self.net, evaluate, arguments, numbers, cfg, noise, x, change)
+        result, kept = cached_step(self.net, evaluate, arguments, at)
         if kept is not None:
             self.kept = kept
         return result
@@ -154,21 +154,15 @@ class CachedHead:
 
 @recorded
 def cached_step(
-    net: MAR,
-    evaluate: Callable[..., tuple[Tensor, Kept | None]],
-    arguments: tuple[Any, ...],
-    numbers: Any,
-    cfg: Tensor,
-    noise: Tensor,
-    x: Tensor,
-    change: Any,
+    net: MAR, evaluate: Callable[..., tuple[Tensor, Kept | None]], arguments: tuple[Any, ...], at: StepInput
 ) -> tuple[StepResult, Kept | None]:
-    """Evaluate the head by ``evaluate(*arguments, x)``, and :func:`...chain.advance` all rows with its output.
+    """Evaluate the head by ``evaluate(*arguments, x)`` at the states x, and :func:`...chain.advance` all rows with its
+    output.
 
     Returns the rows after the step, and what the next steps reuse, or None if this stays the same.
     """
-    out, kept = net.compiled(evaluate, "diffusion head")(*arguments, x)
-    return net.compiled(advance, "diffusion steps")(numbers, cfg, noise, x, out, change), kept
+    out, kept = net.compiled(evaluate, "diffusion head")(*arguments, at.x)
+    return net.compiled(advance, "diffusion steps")(at, out), kept
 
 
 def step_modulations(

@@ -72,8 +72,8 @@ class Affine:
     def at_states(self, row, k, x):
         return self(x)
 
-    def step(self, k, numbers, cfg, noise, x, change):
-        return chain.advance(numbers, cfg, noise, x, self(x), change)
+    def step(self, k, at):
+        return chain.advance(at, self(at.x))
 
 
 def rows_of(start, noise, made: Flow, branches: int, dtype=torch.float32, scale: float = 1.0) -> chain.DiffusionBatch:
