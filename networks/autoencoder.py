@@ -492,9 +492,9 @@ class Codebook(nn.Module):
     def __init__(self, codes: int, channels: int):
         super().__init__()
         self.embedding = nn.Embedding(codes, channels)
-        # MuLo-SD's table of the nearest codes of every code, and before it the key that it was made for; None before
-        # the first use. It is kept here, because it depends on the codebook and lives as long as the codebook.
-        self.neighbours: tuple[object, Tensor] | None = None
+        # MuLo-SD's table of the nearest codes of every code, and before it the unit vectors that it was made for; None
+        # before the first use. It is kept here, because it depends on the codebook and lives as long as the codebook.
+        self.neighbours: tuple[Tensor, Tensor] | None = None
 
     def unit(self) -> Tensor:
         """All code vectors, scaled to length 1, fp32 [codes, channels]."""

@@ -20,8 +20,8 @@ from ..networks.precision import is_finite
 from ..networks.torch_state import in_own_state
 from ..samplers.settings import Settings, knob
 from ..samplers.tokens.draws import PairedDraws
-from ..samplers.tokens.sampling import draw
-from ..samplers.tokens.settings import TokenSettings
+from ..samplers.tokens.sampling import gumbel_max
+from ..samplers.tokens.settings import TokenSampling
 from .families import families
 
 # The demo's share of probability, of drawn words.
@@ -53,9 +53,9 @@ class AnswerSettings(Settings):
     )
 
     @property
-    def words(self) -> TokenSettings:
+    def words(self) -> TokenSampling:
         """How a word is drawn."""
-        return TokenSettings(cfg=1.0, temperature=self.temperature, top_k=0, top_p=TOP_P)
+        return TokenSampling(temperature=self.temperature, top_p=TOP_P)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def answer(
     head: WordHead,
     images: Sequence[Tensor],
     question: list[int],
-    settings: TokenSettings,
+    sampling: TokenSampling,
     limit: int,
     noise: PairedDraws,
 ) -> Generator[Words, None, Words]:
@@ -86,7 +86,7 @@ def answer(
         head: its output layer for words.
         images: rows [S, C] of the tower and the aligner, one tensor an image, in their order in the question.
         question: token ids of :meth:`.JanusModel.question`.
-        settings: temperature, top-k and top-p of a word.
+        sampling: temperature, top-k and top-p of a word.
         limit: most tokens of the answer.
         noise: draws of one image.
 
@@ -120,10 +120,7 @@ def answer(
             raise not_finite("model", model.name, "word logits")
 
         place = torch.tensor([len(drawn)], device=device)
-        gumbel = torch.zeros_like(logits)
-        if settings.temperature > 0:
-            gumbel = noise.gumbel("word", place, logits.shape[-1])
-        word = draw(logits, settings, gumbel)
+        word = gumbel_max(logits, sampling, noise.stream("word", logits.shape[-1], device), place)
         drawn.append(int(word))
 
         said = Words(_text(model, drawn), tuple(drawn), len(drawn), limit)

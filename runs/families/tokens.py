@@ -12,10 +12,10 @@ from ...networks.llama import TokenModel
 from ...samplers.conditioning import AnyCondition
 from ...samplers.editing import Edit
 from ...samplers.tokens.canvas import tokens_again
-from ...samplers.tokens.defaults import published, resolve
+from ...samplers.tokens.defaults import published
 from ...samplers.tokens.draws import PairedDraws
 from ...samplers.tokens.mulosd import check_grids, check_pair
-from ...samplers.tokens.settings import MuLoSDSettings, neighbours_of
+from ...samplers.tokens.settings import MuLoSDSettings
 from ..memory.tokens import stages
 from . import Family, network_of
 
@@ -76,10 +76,10 @@ class TokenFamily(Family):
         draft: TokenModel | None = None,
         **more: Any,
     ) -> dict[str, int]:
-        return stages(model, condition, resolve(settings, model), draft)
+        return stages(model, condition, settings, draft)
 
     def own_values(self, model: TokenModel, settings: Any) -> dict[str, Any]:
-        neighbours = neighbours_of(MuLoSDSettings(), model.net.config.vocab)
+        neighbours = MuLoSDSettings().neighbours_among(model.net.config.vocab)
         return {**published(model), "cfg_interval": model.tokens, "neighbours": neighbours}
 
     def expect_edit(self, model: TokenModel, edit: Edit, settings: Any, images: int) -> None:

@@ -109,7 +109,7 @@ def need(entry: hub.Entry, dtype: str) -> Need:
     cells = net.config.regions
     slots = prefix + table_of(settings.schedule(model), one_by_one=True).slots
     rows = max(prefix, token_memory.FED * cells)
-    working = token_memory.decoding_bytes(model, 1, settings, slots=slots, cells=cells, rows=rows)
+    working = token_memory.decoding_bytes(model, 1, scale > 1, slots=slots, cells=cells, rows=rows)
     return Need(weights, int(working))
 
 

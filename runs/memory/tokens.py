@@ -14,11 +14,12 @@ from ...networks.ops import unpacking_bytes
 from ...networks.tar import TarModel
 from ...samplers.conditioning import AnyCondition, FeatureCondition, ImagePromptCondition, PromptCondition
 from ...samplers.tokens.cache_slots import table_of
+from ...samplers.tokens.defaults import sampling_of
 from ...samplers.tokens.jacobi import padded_rows
 from ...samplers.tokens.mulosd.verification import cells_at_once, neighbours_bytes
 from ...samplers.tokens.prepare import prompt_ids
 from ...samplers.tokens.schedule import Schedule, raster
-from ...samplers.tokens.settings import DETAILS, TarPromptSettings, neighbours_of
+from ...samplers.tokens.settings import DETAILS, TarPromptSettings
 from . import SAMPLING, weights_by_part
 
 # Buffers of a block of the network, each as large as a fed row or as its inner row. Fed rows: input, norm, queries,
@@ -39,25 +40,25 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
     """
     images = len(condition)
     prefix = _prefix(model, condition)
+    guided = sampling_of(settings, model).guides
     if draft is None:
         schedule = settings.schedule(model)
         cells = _cells_of_a_call(model.net, schedule, settings.parallel)
         slots = table_of(schedule, one_by_one=not settings.parallel).slots
         rows = max(math.ceil(prefix * _read_at_once(condition) / max(1, images)), FED * cells)
-        return decoding_bytes(model, images, settings, prefix + slots, cells, rows, conditional_branches(condition))
+        return decoding_bytes(model, images, guided, prefix + slots, cells, rows, conditional_branches(condition))
 
     # The target judges all cells, a piece of their logits at once, and resamples fewer of them in the same way.
     vocab = model.net.config.vocab
-    branches = 2 if settings.guides else 1
-    piece = min(model.tokens, cells_at_once(branches * images, vocab))
+    piece = min(model.tokens, cells_at_once((1 + guided) * images, vocab))
     whole = prefix + model.tokens
-    verifying = decoding_bytes(model, images, settings, whole, piece, rows=whole)
+    verifying = decoding_bytes(model, images, guided, whole, piece, rows=whole)
 
     cells = min(draft.tokens, draft.grid * max(1, settings.draft_parallel))
     slots = draft.tokens + draft.grid  # with a stand-in for every row of the image
-    drafting = decoding_bytes(draft, images, settings, prefix + slots, cells, rows=max(prefix, FED * cells))
+    drafting = decoding_bytes(draft, images, guided, prefix + slots, cells, rows=max(prefix, FED * cells))
 
-    return verifying + drafting + neighbours_bytes(vocab, neighbours_of(settings, vocab))
+    return verifying + drafting + neighbours_bytes(vocab, settings.neighbours_among(vocab))
 
 
 def stages(
@@ -119,17 +120,18 @@ def _cells_of_a_call(net: Llama, schedule: Schedule, parallel: int) -> int:
 
 
 def decoding_bytes(
-    model: TokenModel, images: int, settings: Any, slots: int, cells: int, rows: int, conditional: int = 1
+    model: TokenModel, images: int, guided: bool, slots: int, cells: int, rows: int, conditional: int = 1
 ) -> float:
     """Bytes of one model's part: KV cache, rows of the largest pass and logits.
 
     Args:
+        guided: whether there is a branch of the null condition.
         slots: of the cache for an image, including the condition's.
         cells: that are decided at once, of an image.
         rows: of an image that the largest pass feeds.
         conditional: branches of guidance without the null condition's.
     """
-    branches = conditional + settings.guides
+    branches = conditional + guided
 
     cache = cache_bytes(model.net, branches * images * slots)
     hidden = branches * images * rows * _row_bytes(model.net)

@@ -19,7 +19,6 @@ All arrays are on the host, and made once for a schedule; ``looks.py`` copies th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -30,15 +29,16 @@ from .schedule import Pass, Row, Schedule
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Table:
-    """All fed rows, cells and slots of a schedule, int64 arrays.
+    """All fed rows, decided cells and slots of a schedule, int64 arrays.
 
-    Fed rows and cells are in the order of their passes, and the last entry of each of their arrays is padding.
+    Shapes: P passes feed F rows and decide D cells, of N cells of the grid; the cache has S image slots. Fed rows and
+    cells are in the order of their passes, and one more entry at the end of their arrays is padding.
     """
 
-    passes: int  # number of passes P
-    slots: int  # image slots of the cache S; the last one is for padding
+    passes: int  # P
+    slots: int  # S; the last slot is for padding
 
-    # An entry for each fed row.
+    # For each fed row, [F + 1].
     fed: np.ndarray  # cell whose token is fed; 0 for transition tokens and padding
     special: np.ndarray  # number of the transition token that is fed; -1 for cells and padding
     position: np.ndarray  # see Row; padding 0
@@ -46,17 +46,17 @@ class Table:
     last_visible: np.ndarray  # last place that the row attends to; padding -1
     row_pass: np.ndarray  # pass that feeds the row; padding 0
 
-    # An entry for each cell, in the order in which they are decided.
+    # For each decided cell, [D + 1].
     cells: np.ndarray  # number of the cell; padding N
     cell_row: np.ndarray  # fed row that predicts the cell; padding 0
     cell_pass: np.ndarray  # pass that decides the cell; padding P
 
-    # An entry for each pass.
-    row_start: np.ndarray  # [P + 1], first fed row of each pass, then the number of rows
-    cell_start: np.ndarray  # [P + 1], first cell of each pass, then the number of cells
+    # For each pass. Pass k feeds the rows row_start[k] to row_start[k + 1] - 1; cells likewise.
+    row_start: np.ndarray  # [P + 1]
+    cell_start: np.ndarray  # [P + 1]
     end: np.ndarray  # [P], a pass attends to slots below this one only
 
-    # An entry for each slot, [S].
+    # For each slot, [S].
     place: np.ndarray  # place that it holds
     written: np.ndarray  # pass from which it is visible; -1: from the start; P: never
     replaced: np.ndarray  # pass from which another slot holds that place; P: never
@@ -66,24 +66,22 @@ class Table:
 def table_of(schedule: Schedule, one_by_one: bool = False) -> Table:
     """The arrays of a schedule. ``one_by_one``: whether every call feeds one pass; else a call may feed several."""
     passes = schedule.passes
-
-    # 1. Fed rows, pass by pass.
     numbers = np.arange(len(passes))
+
+    # 1. Fed rows, pass by pass, and padding.
     rows = [row for p in passes for row in p.rows]
-    rows.append(Row(position=0, place=0, last_visible=-1))  # padding
-    position, _, last_visible, fed, special = np.array(rows).T.copy()  # the fields of Row
-    row_counts = [len(p.rows) for p in passes]
-    row_start = np.append(0, np.cumsum(row_counts))
+    rows.append(Row(position=0, place=0, last_visible=-1))
+    rows_of_pass = [len(p.rows) for p in passes]
+    row_start = np.append(0, np.cumsum(rows_of_pass))
 
-    # 2. Decided cells, pass by pass.
-    cells = [len(p.cells) for p in passes]
-    cell_start = np.append(0, np.cumsum(cells))
+    # 2. Decided cells, pass by pass, and padding. A pass counts the rows that predict its cells from its own first row.
+    cells = [cell for p in passes for cell in p.cells]
+    predicted_by = np.array([row for p in passes for row in p.predicted_by], np.int64)
+    cells_of_pass = [len(p.cells) for p in passes]
+    cell_start = np.append(0, np.cumsum(cells_of_pass))
+    cell_row = predicted_by + np.repeat(row_start[:-1], cells_of_pass)
 
-    cell_row = _joined((p.predicted_by for p in passes), 0)
-    cell_row[:-1] += np.repeat(row_start[:-1], cells)
-    cell_pass = np.repeat(numbers, cells)
-
-    # 3. The slots of the cache.
+    # 3. The slots of the cache; the last one is for padding.
     slots = Slots(schedule) if one_by_one else WindowSlots(schedule)
     if schedule.unwritten_visible:
         slots.show_blank(range(schedule.known, len(slots.place)))
@@ -94,18 +92,18 @@ def table_of(schedule: Schedule, one_by_one: bool = False) -> Table:
     return Table(
         passes=len(passes),
         slots=len(slots.place),
-        fed=fed,
-        special=special,
-        position=position,
-        slot=_joined([slots.of_rows], padding),
-        last_visible=last_visible,
-        row_pass=np.append(np.repeat(numbers, row_counts), 0),
-        cells=_joined((p.cells for p in passes), schedule.grid**2),
-        cell_row=cell_row,
-        cell_pass=np.append(cell_pass, len(passes)),
+        fed=np.array([row.cell for row in rows]),
+        special=np.array([row.special for row in rows]),
+        position=np.array([row.position for row in rows]),
+        slot=np.array([*slots.of_rows, padding]),
+        last_visible=np.array([row.last_visible for row in rows]),
+        row_pass=np.append(np.repeat(numbers, rows_of_pass), 0),
+        cells=np.array([*cells, schedule.grid**2]),
+        cell_row=np.append(cell_row, 0),
+        cell_pass=np.append(np.repeat(numbers, cells_of_pass), len(passes)),
         row_start=row_start,
         cell_start=cell_start,
-        end=np.array(slots.ends),
+        end=np.array(slots.end_of_pass),
         place=np.array(slots.place),
         written=np.array(slots.written),
         replaced=np.array(slots.replaced),
@@ -120,17 +118,14 @@ def slots_of(schedule: Schedule, one_by_one: bool) -> int:
     return slots - 1 if one_by_one else slots
 
 
-def _joined(parts: Iterable[Iterable[int]], padding: int) -> np.ndarray:
-    """The numbers of all parts one after another, and then the number ``padding``."""
-    joined: list[int] = []
-    for part in parts:
-        joined += part
-    return np.array([*joined, padding])
-
-
 class Slots:
     """The slots of passes that are fed one by one. The slot of a place has the same number, and the true token
     overwrites a stand-in. A place that rows attend to before it is written is blank until then.
+
+    Attributes:
+        place, written, replaced: an entry for each slot so far, see :class:`Table`.
+        of_rows: the slot of each row that the passes so far feed.
+        end_of_pass: for each pass so far, the slot below which its rows attend to slots.
     """
 
     def __init__(self, schedule: Schedule):
@@ -138,17 +133,11 @@ class Slots:
         rows = [row for p in schedule.passes for row in p.rows]
         highest = max((max(row.place, row.last_visible) for row in rows), default=-1)
 
-        # place, written, replaced: as in Table. ends is Table.end and of_rows is Table.slot, of the passes so far.
         self.place = list(range(highest + 1))
         self.written = [-1 if place < schedule.known else self.never for place in self.place]
         self.replaced = [self.never] * len(self.place)
-        self.ends: list[int] = []
         self.of_rows: list[int] = []
-
-    def show_blank(self, places: range) -> None:
-        """Let rows attend to places from the start, before they are written."""
-        for place in places:
-            self.written[place] = -1
+        self.end_of_pass: list[int] = []
 
     def add(self, place: int, written: int) -> int:
         """Add a slot that holds a place from pass ``written`` on; returns the slot's number."""
@@ -157,13 +146,22 @@ class Slots:
         self.replaced.append(self.never)
         return len(self.place) - 1
 
+    def show_blank(self, places: range) -> None:
+        """Let rows attend to places from the start, before they are written."""
+        for place in places:
+            self.written[place] = -1
+
     def write(self, k: int, p: Pass) -> None:
         """Add pass k, which writes the slots of its fed rows before these rows attend to them."""
         for row in p.rows:
-            self.of_rows.append(row.place)
-            # A place that is fed again, or visible from the start, keeps its earlier pass.
-            self.written[row.place] = min(self.written[row.place], k)
-        self.ends.append(1 + max((row.last_visible for row in p.rows), default=-1))
+            self._write_place(row.place, k)
+        self.end_of_pass.append(1 + max((row.last_visible for row in p.rows), default=-1))
+
+    def _write_place(self, place: int, k: int) -> None:
+        """Let a row of pass k write the slot of its place."""
+        self.of_rows.append(place)
+        # A place that is fed again, or visible from the start, keeps its earlier pass.
+        self.written[place] = min(self.written[place], k)
 
 
 class WindowSlots(Slots):
@@ -182,16 +180,17 @@ class WindowSlots(Slots):
 
     def write(self, k: int, p: Pass) -> None:
         for row in p.rows:
-            place = row.place
-            if place in self.stand_in_slot:
-                self.replaced[self.stand_in_slot.pop(place)] = k
+            # The row's token replaces the stand-in, or the blank, of its place.
+            if row.place in self.stand_in_slot:
+                self.replaced[self.stand_in_slot.pop(row.place)] = k
 
             if row.is_stand_in:
-                self.stand_in_slot[place] = self.add(place, k)
-                self.of_rows.append(self.stand_in_slot[place])
+                slot = self.add(row.place, k)
+                self.stand_in_slot[row.place] = slot
+                self.of_rows.append(slot)
             else:
-                self.of_rows.append(place)
-                self.written[place] = min(self.written[place], k)
+                self._write_place(row.place, k)
+
         # The slots of present stand-ins come after the slots of all places.
         last_visible = [row.last_visible for row in p.rows]
-        self.ends.append(1 + max([-1, *last_visible, *self.stand_in_slot.values()]))
+        self.end_of_pass.append(1 + max([-1, *last_visible, *self.stand_in_slot.values()]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
@@ -16,10 +16,10 @@ from ...reports.record import Clock, Report
 from ..conditioning import AnyCondition, ImagePromptCondition
 from ..editing import Edit, edit_digests
 from ..engine import Canvas, start_report
-from .defaults import resolve
+from .defaults import sampling_of
 from .draws import PairedDraws
 from .prepare import PreparedCondition, prepare
-from .settings import TokenSettings
+from .settings import TokenSampling, TokenSettings
 
 
 @dataclass(eq=False)
@@ -35,6 +35,7 @@ class TokenCanvas(Canvas):
     """
 
     phases: tuple[str, str] = ("transformer", "sampling")
+    sampling: TokenSampling = field(kw_only=True)  # how the model's tokens are sampled with the settings
     given: Tensor | None = field(default=None, kw_only=True)  # int64 [B, N + 1], tokens that an edit fixes, else -1
 
     def to_latents(self, values: Tensor) -> Tensor:
@@ -52,35 +53,51 @@ def token_canvas(
     draws: PairedDraws,
     edit: Edit | None = None,
 ) -> tuple[TokenCanvas, PreparedCondition]:
-    """Check the inputs. Returns the canvas of a generation, in whose settings the model's own values replace None, and
-    the packed condition.
+    """Check the inputs. Returns the canvas of a generation, and the packed condition.
+
+    In the canvas' settings and in the report, the model's own values replace None.
     """
     clock = Clock(model.device)
     prepared = prepare(model, condition, model.device)
-    settings = resolve(settings, model)
+    sampling = sampling_of(settings, model)
+    settings = replace(settings, cfg=sampling.cfg, top_k=sampling.top_k)
+
     report = start_report(name, model, condition, settings, draws)
     if isinstance(condition, ImagePromptCondition) and cast(JanusModel, model).edits is None:
         report.remark(f"{model.name} is not known to have been trained to edit; it may ignore the image")
+
     given = None
     if edit is not None:
         given = given_tokens(edit, model.grid, len(condition)).to(model.device)
         report.edits = edit_digests(given, given < 0)
-    return blank(model, model.grid, settings, draws, report, clock, given), prepared
+
+    canvas = blank(model, model.grid, settings, sampling, draws, report, clock, given)
+    return canvas, prepared
 
 
 def blank(
     model: Any,
     side: int,
-    settings: TokenSettings,
+    settings: Any,
+    sampling: TokenSampling,
     draws: PairedDraws,
     report: Report,
     clock: Clock,
     given: Tensor | None = None,
 ) -> TokenCanvas:
     """A canvas of ``side`` x ``side`` cells on which nothing is decided but the ``given`` tokens."""
-    tokens = torch.zeros(len(draws), side**2 + 1, dtype=torch.int64, device=model.device)
-    again = None if given is None else given[:, :-1] < 0
-    return TokenCanvas(model, settings, draws, (side, side), tokens, report, again=again, given=given, clock=clock)
+    return TokenCanvas(
+        model,
+        settings,
+        draws,
+        grid=(side, side),
+        values=torch.zeros(len(draws), side**2 + 1, dtype=torch.int64, device=model.device),
+        report=report,
+        again=None if given is None else given[:, :-1] < 0,
+        sampling=sampling,
+        given=given,
+        clock=clock,
+    )
 
 
 def given_tokens(edit: Edit, grid: int, images: int) -> Tensor:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, TypeVar
+import math
+from typing import Any
 
 from ...errors import UserError
 from ...networks.llama import TokenModel
-from .settings import TokenSettings
-
-S = TypeVar("S", bound=TokenSettings)
+from .settings import TokenSampling, TokenSettings
 
 # Published guidance and top-k by kind of condition: LlamaGen's for classes and text, Tar's for features, Janus' for
 # prompts.
@@ -19,34 +17,38 @@ _PUBLISHED_PAR = {(1280, 4): 1.5, (1536, 4): 1.435, (3200, 4): 1.345, (3200, 16)
 
 
 def published(model: TokenModel) -> dict[str, Any]:
-    """Published sampling settings of a model: "cfg" and "top_k"."""
+    """Published sampling settings of a model, "cfg" and "top_k": of a PAR by its width and regions, else by kind of
+    condition. Without a null class, guidance is off.
+    """
     c = model.net.config
-    found = published_for(c.condition, c.dim, c.regions)
-
-    if not c.null:
-        found["cfg"] = 1.0
-    return found
-
-
-def published_for(condition: str, width: int, regions: int) -> dict[str, Any]:
-    """Published sampling settings, "cfg" and "top_k": of a PAR by its width and regions, else by kind of condition."""
-    cfg, top_k = _PUBLISHED[condition]
-
-    par = _PUBLISHED_PAR.get((width, regions))
-    if par is not None:
-        cfg = par
+    cfg, top_k = _PUBLISHED[c.condition]
+    if (c.dim, c.regions) in _PUBLISHED_PAR:
+        cfg = _PUBLISHED_PAR[c.dim, c.regions]
         top_k = 0
-
+    if not c.null:
+        cfg = 1.0
     return {"cfg": cfg, "top_k": top_k}
 
 
-def resolve(settings: S, model: TokenModel) -> S:
-    """The settings with the model's published values for ``cfg`` and ``top_k`` where they are None."""
-    if settings.cfg is not None and settings.cfg > 1 and not model.net.config.null:
+def sampling_of(settings: TokenSettings, model: TokenModel) -> TokenSampling:
+    """How a model's tokens are sampled with these settings; the model's published values replace None.
+
+    Raises:
+        UserError: guidance of a model that was trained without a null class.
+    """
+    own = published(model)
+    cfg = own["cfg"] if settings.cfg is None else settings.cfg
+    if cfg > 1 and not model.net.config.null:
         raise UserError(f"cfg: {model.name} was trained without a null class, so guidance is impossible; set cfg to 1.")
 
-    missing = {name: value for name, value in published(model).items() if getattr(settings, name) is None}
-    return replace(settings, **missing)
+    return TokenSampling(
+        cfg=cfg,
+        temperature=settings.temperature,
+        top_k=own["top_k"] if settings.top_k is None else settings.top_k,
+        top_p=settings.top_p,
+        cfg_interval=math.inf if settings.cfg_interval is None else settings.cfg_interval,
+        entropy_temperature=settings.entropy_temperature,
+    )
 
 
 def check_raster(name: str, model: TokenModel, settings: TokenSettings) -> None:
@@ -58,7 +60,7 @@ def check_raster(name: str, model: TokenModel, settings: TokenSettings) -> None:
     """
     raster_only(name, model)
     settings.schedule(model)
-    resolve(settings, model)
+    sampling_of(settings, model)
 
 
 def raster_only(name: str, *models: TokenModel, janus: str = "") -> None:

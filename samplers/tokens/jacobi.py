@@ -43,195 +43,6 @@ _CPU_BATCH = 4
 ROWS = 32
 
 
-def iterate(
-    canvas: TokenCanvas,
-    look: CachedTransformer,
-    draw: TokenDraw,
-    schedule: Schedule,
-    width: int,
-    shrink: bool = True,
-) -> Iterator[tuple[int, int]]:
-    """Decide the passes after the first one by Jacobi iteration with a window of W = ``width`` passes. Yields, after
-    every call, how many passes are certain in all images, and how many cells the call sampled.
-
-    Args:
-        canvas: holds the tokens of the first pass and of the schedule's known cells, and receives certain tokens.
-        look: the transformer, whose cache has at least ``table_of(schedule).slots`` image slots.
-        draw: the draw for all images.
-        schedule: the passes.
-        shrink: whether finished images leave the batch and the cache.
-    """
-    passes = len(schedule.passes)
-    table = DeviceTable(table_of(schedule), look.cache.prefix, canvas.device)
-    has_one_shape = look.padded_to > 0
-
-    guided = draw.guided_by_pass
-    guided_by_cell = np.array([*guided, False])[table.host.cell_pass]
-    last = last_guided(guided)
-
-    window = Window(canvas, schedule, width)
-    call = 0
-    while window.certain < passes:
-        call += 1
-        sampled = window.size
-
-        # 1. Feed the rows of the W passes at once, with the tokens so far, both certain tokens and guesses. Every row
-        #    attends to the slots that it attends to in its own serial pass. Its keys and values replace those of the
-        #    previous call. The null branch ends with the last guided pass, unless all calls must keep one shape.
-        null = last >= 0 and (has_one_shape or window.certain <= last)
-        with canvas.clock.phase(canvas.phases[0]):
-            rows, predicted_by = window.fed_rows(table)
-            hidden = chosen_rows(look.feed(window.tokens, rows, null), predicted_by)
-
-        # 2. Sample the cells of the W passes, from the same noise in every call.
-        with canvas.clock.phase(canvas.phases[1]):
-            only = None
-            if null and not all(guided):
-                only = to_device(guided_by_cell[window.numbers], canvas.device)
-            new = draw.tokens(hidden, Guidance(null, only), window.cells, window.tokens)
-
-        # 3. The passes whose tokens agree with those that were fed are certain.
-        certain = window.step(new, call)
-        canvas.decide(*certain)
-
-        # 4. Finished images leave the batch.
-        left = np.flatnonzero(window.start < passes)
-        if shrink and not has_one_shape and 0 < len(left) < len(window.images):
-            look.keep(to_device(left, canvas.device), len(window.images))
-            draw = draw.of(left)
-            window.keep(left)
-        yield window.certain, sampled
-
-
-class Window:
-    """The tokens of the L images still in the batch, and for each image the W passes (fewer at the end) that the next
-    call evaluates::
-
-        pass     0  1  2  3  4  5  6  7  8  9        W = 4
-        tokens   certain |  guesses  |  none yet
-                         start       stop
-
-    - The tokens of the passes before ``start`` are certain.
-    - The tokens of the passes from ``start`` to before ``stop`` are guesses: of earlier calls, or copies of the newest
-      token. Pass ``start`` reads certain tokens only, so the tokens that the next call samples for it are certain.
-    - The tokens of later passes are not read.
-
-    Only :meth:`step` changes tokens and moves windows. The places of the windows are known on the host; the tokens are
-    on the device.
-    """
-
-    def __init__(self, canvas: TokenCanvas, schedule: Schedule, width: int):
-        self.table = table_of(schedule)
-        self.width = width
-        self.images = np.arange(canvas.images)  # int64 [L], the images' indices in the batch
-        self.tokens = canvas.values.clone()  # int64 [L, N + 1]
-
-        self.start = np.ones(canvas.images, np.int64)  # int64 [L], the first pass of each image that is not certain
-        self._open()
-
-        # Guesses start as copies of the newest token. A later block of MuLo-SD has an empty first pass.
-        decided = schedule.passes[0].cells or range(schedule.known)
-        _guess(self.tokens, self.cells, self.tokens[:, decided[-1], None].clone())
-
-    def _open(self) -> None:
-        """Set ``stop``, ``numbers`` and ``cells``, which follow from ``start``."""
-        t = self.table
-        # For each image the first pass after its window, int64 [L].
-        self.stop = np.minimum(self.start + self.width, t.passes)
-        # The cells of the W passes, int64 [L, n]: their indices in the order of decision, and, on the device, the
-        # cells.
-        self.numbers = ranges(t.cell_start[self.start], t.cell_start[self.stop], padding=len(t.cells) - 1)
-        self.cells = to_device(t.cells[self.numbers], self.tokens.device)
-
-    @property
-    def certain(self) -> int:
-        """Passes that are certain in all images."""
-        return int(self.start.min())
-
-    @property
-    def size(self) -> int:
-        """Cells of all images that the next call samples."""
-        return int((self.table.cell_start[self.stop] - self.table.cell_start[self.start]).sum())
-
-    def fed_rows(self, table: DeviceTable) -> tuple[FedRows, Tensor]:
-        """The rows that the W passes feed, and which of them predicts each cell, int64 [L, n]."""
-        t = self.table
-        rows = ranges(t.row_start[self.start], t.row_start[self.stop], padding=len(t.fed) - 1)
-        end = max(int(t.end[a:b].max(initial=0)) for a, b in zip(self.start, self.stop, strict=True))
-
-        # A single image's slots are one-dimensional, which is written faster.
-        on_device = to_device(rows[0] if len(rows) == 1 else rows, self.tokens.device)
-        predicted_by = t.cell_row[self.numbers] - t.row_start[self.start][:, None]
-        predicted_by = predicted_by.clip(min=0)  # padding
-        return table.fed_rows(on_device, table.prefix + end), to_device(predicted_by, self.tokens.device)
-
-    def step(self, new: Tensor, call: int) -> Verdict:
-        """Take over the ``new`` tokens of the cells, int64 [L, n], and move every window to its first pass that is not
-        certain. Returns what became certain in this call. The host waits for the device.
-        """
-        t = self.table
-        device = self.tokens.device
-
-        # 1. Count the tokens before the first changed one. The first pass is certain, because its input is. If no token
-        #    of a certain pass changed, the next pass was fed what serial decoding feeds, and sampled the same tokens
-        #    from the same noise. So it is certain too, and so on. Every pass that is reached in this way equals the
-        #    serial one.
-        unchanged = new == self.tokens.gather(1, self.cells)
-        agreeing = unchanged.cumprod(1).sum(1).cpu().numpy()
-        self.tokens.scatter_(1, self.cells, new)
-
-        # 2. The pass of the first changed cell had a certain input, so its new tokens are certain too: the window moves
-        #    to the pass after it. It moves by one pass at least, so no image takes more calls than in serial decoding.
-        first = t.cell_start[self.start]
-        last = t.cell_start[self.stop] - 1
-        start = t.cell_pass[np.minimum(first + agreeing, last)] + 1
-        verdict = self._verdict(new, start, call)
-
-        # 3. Cells that enter the window start as copies of its newest token.
-        newest = new.gather(1, to_device((last - first).clip(min=0)[:, None], device))
-        entering = self.stop
-        self.start = start
-        self._open()
-        numbers = ranges(t.cell_start[entering], t.cell_start[self.stop], padding=len(t.cells) - 1)
-        _guess(self.tokens, to_device(t.cells[numbers], device), newest)
-        return verdict
-
-    def _verdict(self, new: Tensor, start: np.ndarray, call: int) -> Verdict:
-        """The cells that become certain if the windows move to ``start``, int64 [L], with their ``new`` tokens. The
-        outcome is PLAIN for cells of the window's first pass, which needed no guess, and ACCEPTED for all others.
-        """
-        t = self.table
-        of_pass = t.cell_pass[self.numbers]
-        row, column = np.nonzero(of_pass < start[:, None])  # the certain ones
-        cells = t.cells[self.numbers[row, column]]
-        outcome = np.where(of_pass[row, column] > self.start[row], ACCEPTED, PLAIN)
-
-        numbers = to_device(np.stack([row, column, self.images[row], cells, outcome]), self.tokens.device)
-        row_in_new, column_in_new, image, cell, outcomes = numbers.unbind()
-        values = new[row_in_new, column_in_new]
-        return Verdict((image, cell), values, call, outcomes.to(torch.uint8))
-
-    def keep(self, left: np.ndarray) -> None:
-        """Keep only some of the images. ``left``: their indices in the window, int64 [L]."""
-        self.images = self.images[left]
-        self.start = self.start[left]
-        self.tokens = self.tokens[to_device(left, self.tokens.device)]
-        self._open()
-
-
-def ranges(begin: np.ndarray, end: np.ndarray, padding: int) -> np.ndarray:
-    """The numbers from ``begin`` to ``end`` - 1 for every image, int64 [L, n]. n is the largest count of an image;
-    images with fewer numbers end with ``padding``. ``begin``, ``end``: int64 [L].
-    """
-    numbers = begin[:, None] + np.arange((end - begin).max())
-    return np.where(numbers < end[:, None], numbers, padding)
-
-
-def _guess(tokens: Tensor, cells: Tensor, newest: Tensor) -> None:
-    """Set cells, int64 [L, n], to one token in each image, int64 [L, 1]."""
-    tokens.scatter_(1, cells, newest.expand(-1, cells.shape[1]))
-
-
 @torch.inference_mode()
 def decode_in_windows(canvas: TokenCanvas, look: ScheduleLook, draw: TokenDraw, width: int) -> Sampler:
     """Decode a schedule in windows; yields steps after the prefill and after each call.
@@ -264,6 +75,213 @@ def decode_in_windows(canvas: TokenCanvas, look: ScheduleLook, draw: TokenDraw, 
     accepted = int((canvas.outcome == ACCEPTED).sum().cpu().numpy())
     canvas.report.add(accepted=accepted, rejected=in_vain)
     return canvas.finish()
+
+
+def iterate(
+    canvas: TokenCanvas,
+    look: CachedTransformer,
+    draw: TokenDraw,
+    schedule: Schedule,
+    width: int,
+    shrink: bool = True,
+) -> Iterator[tuple[int, int]]:
+    """Decide the passes after the first one by Jacobi iteration with a window of W = ``width`` passes. Yields, after
+    every call, how many passes are certain in all images, and how many cells the call sampled.
+
+    Args:
+        canvas: holds the tokens of the first pass and of the schedule's known cells, and receives certain tokens.
+        look: the transformer, whose cache has at least ``table_of(schedule).slots`` image slots.
+        draw: the draw for all images.
+        schedule: the passes.
+        shrink: whether finished images leave the batch and the cache.
+    """
+    passes = len(schedule.passes)
+    table = DeviceTable(table_of(schedule), look.cache.prefix, canvas.device)
+    has_one_shape = look.padded_to > 0
+
+    guided = draw.guided_by_pass
+    guided_by_cell = np.array([*guided, False])[table.host.cell_pass]  # bool [D + 1], see Table
+    last = last_guided(guided)
+
+    window = Window(canvas, schedule, width)
+    call = 0
+    while window.certain < passes:
+        call += 1
+        sampled = window.size
+
+        # 1. Feed the rows of the W passes at once, with the tokens so far, both certain tokens and guesses. Every row
+        #    attends to the slots that it attends to in its own serial pass. Its keys and values replace those of the
+        #    previous call. The null branch ends with the last guided pass, unless all calls must keep one shape.
+        null = last >= 0 and (has_one_shape or window.certain <= last)
+        with canvas.clock.phase(canvas.phases[0]):
+            rows, predicted_by = window.fed_rows(table)
+            hidden = chosen_rows(look.feed(window.tokens, rows, null), predicted_by)
+
+        # 2. Sample the cells of the W passes, from the same noise in every call.
+        with canvas.clock.phase(canvas.phases[1]):
+            only = None
+            if null and not all(guided):
+                only = to_device(guided_by_cell[window.entries], canvas.device)
+            new = draw.tokens(hidden, Guidance(null, only), window.cells, window.tokens)
+
+        # 3. The passes up to the first one whose tokens differ from the guesses are certain.
+        start = window.first_uncertain(new)
+        canvas.decide(*window.verdict(new, start, call))
+
+        # 4. The windows move on. Their new tokens are the guesses of the next call.
+        window.move(new, start)
+
+        # 5. Finished images leave the batch.
+        left = np.flatnonzero(window.start < passes)
+        if shrink and not has_one_shape and 0 < len(left) < len(window.images):
+            look.keep(to_device(left, canvas.device), len(window.images))
+            draw = draw.of(left)
+            window.keep(left)
+        yield window.certain, sampled
+
+
+class Window:
+    """The tokens of the L images still in the batch, and for each image the W passes (fewer at the end) that the next
+    call evaluates::
+
+        pass     0  1  2  3  4  5  6  7  8  9        W = 4
+        tokens   certain |  guesses  |  none yet
+                         start       stop
+
+    - The tokens of the passes before ``start`` are certain.
+    - The tokens of the passes from ``start`` to before ``stop`` are guesses: of earlier calls, or copies of the newest
+      token. Pass ``start`` reads certain tokens only, so the tokens that the next call samples for it are certain.
+    - The tokens of later passes are not read.
+
+    Only :meth:`move` changes tokens and moves windows. The places of the windows are known on the host; the tokens are
+    on the device.
+
+    Attributes:
+        images: the images' indices in the batch, int64 [L].
+        tokens: the tokens of the images, int64 [L, N + 1].
+        start: for each image the first pass that is not certain, int64 [L].
+        stop: for each image the first pass after its window, int64 [L].
+        entries: the entries of the windows' n cells in the arrays of :class:`.Table`, int64 [L, n]. They are in the
+            order of the passes; images with fewer cells have padding at the end.
+        cells: these cells, int64 [L, n] on the device.
+    """
+
+    def __init__(self, canvas: TokenCanvas, schedule: Schedule, width: int):
+        self.table = table_of(schedule)
+        self.width = width
+        self.images = np.arange(canvas.images)
+        self.tokens = canvas.values.clone()
+        self._open(np.ones(canvas.images, np.int64))
+
+        # Guesses start as copies of the newest token. A later block of MuLo-SD has an empty first pass.
+        decided = schedule.passes[0].cells or range(schedule.known)
+        _guess(self.tokens, self.cells, self.tokens[:, decided[-1], None].clone())
+
+    def _open(self, start: np.ndarray) -> None:
+        """Let the windows begin with the passes ``start``, int64 [L]."""
+        t = self.table
+        self.start = start
+        self.stop = np.minimum(start + self.width, t.passes)
+        self.entries = self._entries(self.start, self.stop)
+        self.cells = to_device(t.cells[self.entries], self.tokens.device)
+
+    def _entries(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
+        """The table's entries of the cells of the passes from ``begin`` to before ``end``, int64 [L, n]; ``begin`` and
+        ``end``: int64 [L].
+        """
+        t = self.table
+        return ranges(t.cell_start[begin], t.cell_start[end], padding=len(t.cells) - 1)
+
+    @property
+    def certain(self) -> int:
+        """Passes that are certain in all images."""
+        return int(self.start.min())
+
+    @property
+    def size(self) -> int:
+        """Cells of all images that the next call samples."""
+        return int((self.table.cell_start[self.stop] - self.table.cell_start[self.start]).sum())
+
+    def fed_rows(self, table: DeviceTable) -> tuple[FedRows, Tensor]:
+        """The rows that the W passes feed, and which of them predicts each cell, int64 [L, n]."""
+        t = self.table
+        rows = ranges(t.row_start[self.start], t.row_start[self.stop], padding=len(t.fed) - 1)
+        end = max(int(t.end[a:b].max(initial=0)) for a, b in zip(self.start, self.stop, strict=True))
+
+        # A single image's slots are one-dimensional, which is written faster.
+        on_device = to_device(rows[0] if len(rows) == 1 else rows, self.tokens.device)
+        predicted_by = t.cell_row[self.entries] - t.row_start[self.start][:, None]
+        predicted_by = predicted_by.clip(min=0)  # padding
+        return table.fed_rows(on_device, table.prefix + end), to_device(predicted_by, self.tokens.device)
+
+    def first_uncertain(self, new: Tensor) -> np.ndarray:
+        """For each image the first pass that is not certain after a call has sampled the ``new`` tokens of the cells,
+        int64 [L, n]; the result is int64 [L]. The host waits for the device.
+
+        The first pass of a window is certain, because its input is. If no token of a certain pass changed, the next
+        pass was fed what serial decoding feeds, and sampled the same tokens from the same noise. So it is certain too,
+        and so on. Every pass that is reached in this way equals the serial one.
+
+        The pass of the first changed cell had a certain input, so its new tokens are certain too. A window therefore
+        moves by one pass at least, and no image takes more calls than in serial decoding.
+        """
+        t = self.table
+        unchanged = new == self.tokens.gather(1, self.cells)
+        agreeing = unchanged.cumprod(1).sum(1).cpu().numpy()  # tokens before the first changed one
+
+        first = t.cell_start[self.start]
+        last = t.cell_start[self.stop] - 1
+        return t.cell_pass[np.minimum(first + agreeing, last)] + 1
+
+    def verdict(self, new: Tensor, start: np.ndarray, call: int) -> Verdict:
+        """The cells that become certain in this ``call``, with their ``new`` tokens. The outcome is PLAIN for cells of
+        the window's first pass, which needed no guess, and ACCEPTED for all others.
+
+        ``new``: as for :meth:`first_uncertain`, whose result is ``start``.
+        """
+        t = self.table
+        pass_of_cell = t.cell_pass[self.entries]
+        row, column = np.nonzero(pass_of_cell < start[:, None])  # of the certain cells in the array [L, n]
+        cells = t.cells[self.entries[row, column]]
+        outcome = np.where(pass_of_cell[row, column] > self.start[row], ACCEPTED, PLAIN)
+
+        numbers = to_device(np.stack([row, column, self.images[row], cells, outcome]), self.tokens.device)
+        row_in_new, column_in_new, image, cell, outcomes = numbers.unbind()
+        values = new[row_in_new, column_in_new]
+        return Verdict((image, cell), values, call, outcomes.to(torch.uint8))
+
+    def move(self, new: Tensor, start: np.ndarray) -> None:
+        """Take over the ``new`` tokens, and let the windows begin with the passes ``start``; both as for
+        :meth:`verdict`. Cells that enter a window start as copies of its newest token.
+        """
+        t = self.table
+        self.tokens.scatter_(1, self.cells, new)
+        last = t.cell_start[self.stop] - 1 - t.cell_start[self.start]  # index of a window's last cell, int64 [L]
+        newest = new.gather(1, to_device(last.clip(min=0)[:, None], self.tokens.device))
+
+        stop = self.stop
+        self._open(start)
+        entering = self.table.cells[self._entries(stop, self.stop)]
+        _guess(self.tokens, to_device(entering, self.tokens.device), newest)
+
+    def keep(self, left: np.ndarray) -> None:
+        """Keep only some of the images. ``left``: their indices in the window, int64 [L]."""
+        self.images = self.images[left]
+        self.tokens = self.tokens[to_device(left, self.tokens.device)]
+        self._open(self.start[left])
+
+
+def ranges(begin: np.ndarray, end: np.ndarray, padding: int) -> np.ndarray:
+    """The numbers from ``begin`` to ``end`` - 1 for every image, int64 [L, n]. n is the largest count of an image;
+    images with fewer numbers end with ``padding``. ``begin``, ``end``: int64 [L].
+    """
+    numbers = begin[:, None] + np.arange((end - begin).max())
+    return np.where(numbers < end[:, None], numbers, padding)
+
+
+def _guess(tokens: Tensor, cells: Tensor, newest: Tensor) -> None:
+    """Set cells, int64 [L, n], to one token in each image, int64 [L, 1]."""
+    tokens.scatter_(1, cells, newest.expand(-1, cells.shape[1]))
 
 
 def _remark(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:

@@ -114,8 +114,10 @@ def decode_schedule(
     condition: PreparedCondition,
     schedule: Schedule,
     parallel: int = 0,
+    *,
+    stream: str = "token",
     span: tuple[int, int] | None = None,
-    **draw: Any,
+    penalty: float = 1.0,
 ) -> Sampler:
     """Decode a schedule pass by pass or, with ``parallel`` above 1, in windows of ``parallel`` passes (``jacobi.py``).
 
@@ -126,8 +128,9 @@ def decode_schedule(
         canvas, condition: of :func:`.token_canvas`.
         schedule: the passes.
         parallel: see above.
+        stream: name of the stream of random numbers.
         span: token values that are image codes, half-open; None for all.
-        draw: further arguments of :class:`.TokenDraw`.
+        penalty: repetition penalty; 1 is none.
 
     Yields :class:`Step` after the prefill and after each pass, or in windows after each call. The report's map "step"
     holds the pass or call that decided a cell, or -1 for a cell that an edit fixes.
@@ -136,15 +139,14 @@ def decode_schedule(
     in_windows = parallel > 1 or (parallel == 1 and in_16_bit)
     padded_to = padded_rows(schedule, parallel) if in_windows and in_16_bit else 0
 
-    guided = guided_passes(canvas.settings, schedule)
+    guided = guided_passes(canvas.sampling, schedule)
     first_value = span[0] if span else 0
-    last = last_guided(guided)
-    look = ScheduleLook(canvas, condition, schedule, last, first_value=first_value, padded_to=padded_to)
-    tokens = TokenDraw(canvas, guided, span=span, part=condition.part, padded_to=padded_to, **draw)
+    look = ScheduleLook(canvas, condition, schedule, last_guided(guided), first_value=first_value, padded_to=padded_to)
+    draw = TokenDraw(canvas, guided, stream, span=span, penalty=penalty, part=condition.part, padded_to=padded_to)
     if in_windows:
-        return (yield from decode_in_windows(canvas, look, tokens, parallel))
+        return (yield from decode_in_windows(canvas, look, draw, parallel))
 
     plan = plan_of(table_of(schedule), canvas.device)
     canvas.total = len(plan)
-    yield from decode(canvas, plan, look, tokens)
+    yield from decode(canvas, plan, look, draw)
     return canvas.finish()

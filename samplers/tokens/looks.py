@@ -200,7 +200,7 @@ class ScheduleLook(CachedTransformer):
     """The passes of a schedule one after another; the first one is the prefill.
 
     Args:
-        canvas, condition, more: as :class:`CachedTransformer`.
+        canvas, condition, first_value, padded_to: as for :class:`CachedTransformer`.
         schedule: the passes.
         last_guided: the last pass in which the null condition is read; below 0: no pass, math.inf: all passes.
         slots: image slots of the cache; None: as many as the schedule needs.
@@ -215,9 +215,11 @@ class ScheduleLook(CachedTransformer):
         schedule: Schedule,
         last_guided: float,
         slots: int | None = None,
-        **more: int,
+        *,
+        first_value: int = 0,
+        padded_to: int = 0,
     ):
-        super().__init__(canvas, condition, **more)
+        super().__init__(canvas, condition, first_value, padded_to)
         self.schedule = schedule
         self.last_guided = last_guided
         self.slots = slots

@@ -20,12 +20,12 @@ from ...errors import UserError
 from ...networks.llama import TokenModel
 from ...reports.record import Report
 from ..settings import knob
-from .defaults import raster_only, resolve
+from .defaults import raster_only, sampling_of
 from .llamagen import scheduled
 from .schedule import Pass, Row, Schedule, guidance_steps, next_token_passes
 from .settings import (
-    OF_PASSES,
-    SIDE,
+    PARALLEL_PASSES,
+    USUAL_PARALLEL,
     TokenSettings,
     cfg_knob,
     entropy_temperature_knob,
@@ -75,7 +75,7 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
     cfg_steps = guidance_steps([*first_groups, *rest], len(first_groups))
     passes.append(Pass(cells=tuple(first_groups[0]), predicted_by=(0,) * len(first_groups[0])))
     for k in range(1, len(first_groups)):
-        passes.append(next_group(first_groups[k - 1], first_groups[k], k - 1, cfg_steps[k]))
+        passes.append(group_pass(first_groups[k - 1], first_groups[k], k - 1, cfg_steps[k]))
 
     # Step 2: the initial tokens that were not fed yet and the n - 1 transition tokens predict the first group. Its n
     # cells are predicted by the last initial token and the transition tokens, which attend to each other. For n = 4:
@@ -101,12 +101,12 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
     # Step 3: every group predicts the next one. For n = 4 group a is at places 7 to 10, group b at places 11 to 14.
     for k in range(1, len(rest)):
         first = last_transition + 1 + (k - 1) * n
-        passes.append(next_group(rest[k - 1], rest[k], first, cfg_steps[len(first_groups) + k]))
+        passes.append(group_pass(rest[k - 1], rest[k], first, cfg_steps[len(first_groups) + k]))
 
     return Schedule(grid, tuple(passes))
 
 
-def next_group(fed: Sequence[int], cells: Sequence[int], first: int, cfg_step: int) -> Pass:
+def group_pass(fed: Sequence[int], cells: Sequence[int], first: int, cfg_step: int) -> Pass:
     """The pass that feeds the cells of one group and decides the cells of the next group.
 
     Each fed cell predicts the next cell of its region, and attends to its whole group. With n = 4 and ``first`` 7, the
@@ -173,7 +173,7 @@ class PARSettings(TokenSettings):
         "all first tokens are decided in one pass, as in an experiment of the paper.",
         advanced=True,
         more="This saves a few passes, but the regions fit together less well.")
-    parallel: int = parallel_knob("passes", SIDE, OF_PASSES)
+    parallel: int = parallel_knob("passes", USUAL_PARALLEL, PARALLEL_PASSES)
     entropy_temperature: float = entropy_temperature_knob("token")
 
     # fmt: on
@@ -222,7 +222,7 @@ def check(model: TokenModel, settings: PARSettings) -> None:
             "use the LlamaGen Sampler or the ZipAR Sampler."
         )
     settings.schedule(model)
-    resolve(settings, model)
+    sampling_of(settings, model)
 
 
 par = scheduled("par", check)

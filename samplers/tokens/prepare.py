@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
 from ...errors import UserError, not_finite
 from ...networks.janus import Janus, JanusModel, PromptImages
-from ...networks.llama import Llama, TokenModel
+from ...networks.llama import FEATURES, TEXT, Llama, TokenModel
 from ...networks.precision import is_finite
 from ...networks.ta_tok import TATokModel
 from ...networks.torch_state import in_own_state
@@ -24,6 +24,7 @@ from ..conditioning import (
     FeatureCondition,
     ImagePromptCondition,
     PromptCondition,
+    TextCondition,
     expect_editor,
     expect_kind,
 )
@@ -64,6 +65,113 @@ class PreparedImages(PreparedCondition):
         return cast(Janus, net).image_prefix(self.condition, self.sources, self.lengths, self.part > 0, null)
 
 
+def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) -> PreparedCondition:
+    """Check a condition against a model and pack it on ``device``.
+
+    Semantic codes are converted to features if the model takes features and has a TA-Tok.
+    """
+    # 1. A de-tokenizer reads semantic codes as features.
+    if isinstance(condition, CodeCondition) and model.condition == FEATURES:
+        condition = _features_for(model, condition)
+
+    # 2. Every model reads one kind of condition; a Janus that edits also reads images with prompts.
+    if isinstance(condition, ImagePromptCondition):
+        expect_editor(condition, model)
+    else:
+        expect_kind(condition, model.condition, model.name)
+
+    # 3. Each kind is packed in its own way.
+    return _PACKED_BY[condition.kind](model, condition, device)
+
+
+# ------------------------------------------------------------ one function for each kind of condition
+
+
+def _labels(model: TokenModel, condition: Condition, device: torch.device) -> PreparedCondition:
+    """Class labels, one for each image."""
+    return PreparedCondition(condition.class_ids(model.net.config.condition_size, model.label_set, device))
+
+
+def _feature_rows(
+    model: TokenModel, condition: TextCondition | FeatureCondition, device: torch.device
+) -> PreparedCondition:
+    """Rows of features of a text or of semantic codes, padded to the image with the most rows."""
+    _check_entries(condition.features)
+    width = model.net.config.condition_size
+    for rows in condition.features:
+        if rows.shape[-1] != width:
+            raise UserError(
+                f"condition: its features have the width {rows.shape[-1]}, but {model.name} reads the width {width}; "
+                "use the encoder that the model was trained with."
+            )
+
+    _check_lengths(model, [len(rows) for rows in condition.features])
+    return PreparedCondition(*padded(condition.features, device))
+
+
+def _prompts(model: JanusModel, condition: PromptCondition, device: torch.device) -> PreparedCondition:
+    """Token ids of prompts, padded to the longest prompt."""
+    ids = [torch.tensor(ids) for ids in prompt_ids(model, condition)]
+    _check_lengths(model, [len(prompt) for prompt in ids])
+    return PreparedCondition(*padded(ids, device))
+
+
+def _images_with_prompts(model: JanusModel, condition: ImagePromptCondition, device: torch.device) -> PreparedCondition:
+    """Images with prompts for a Janus that edits, each distinct pair once."""
+    ids = prompt_ids(model, condition)
+    assert condition.read is not None, "nodes and pipeline read the images"
+
+    # 1. The distinct pairs. Equal images were read once and share one object, whose id stands for the image.
+    pairs = [(text, id(read)) for text, read in zip(condition.texts, condition.read, strict=True)]
+    first, images = distinct(pairs, device)
+    read = [condition.read[i] for i in first]
+    for image in read:
+        if image.rows.shape != (model.tokens, model.net.config.dim) or image.codes.shape != (model.tokens,):
+            raise UserError(
+                f"condition: its image was read as {len(image.rows)} rows of width {image.rows.shape[-1]}, but "
+                f"{model.name} reads {model.tokens} rows of width {model.net.config.dim}; read the image with the same "
+                "model."
+            )
+
+    # 2. The prompts of these pairs, padded to the longest, and the rows and codes of their images.
+    prompts, lengths = padded([torch.tensor(ids[i]) for i in first], device)
+    sources = PromptImages(
+        torch.stack([image.rows.to(device) for image in read]),
+        torch.stack([image.codes.to(device) for image in read]),
+        *model.image_places(),
+    )
+
+    part = condition.freedom / (1 + condition.freedom)
+    return PreparedImages(prompts, lengths, images, part, sources=sources)
+
+
+# The function for each kind, called with the model, the condition and the device.
+_PACKED_BY: dict[str, Callable[[Any, Any, torch.device], PreparedCondition]] = {
+    Condition.kind: _labels,
+    TextCondition.kind: _feature_rows,
+    FeatureCondition.kind: _feature_rows,
+    PromptCondition.kind: _prompts,
+    ImagePromptCondition.kind: _images_with_prompts,
+}
+
+
+# ------------------------------------------------------------ semantic codes as features
+
+
+def _features_for(model: TokenModel, condition: CodeCondition) -> FeatureCondition:
+    """:func:`features_of` with the TA-Tok of a de-tokenizer.
+
+    Raises:
+        UserError: the model has no TA-Tok.
+    """
+    if model.ta_tok is None:
+        raise UserError(
+            f"condition: it holds semantic codes, but {model.name} reads {KINDS[FEATURES]}; load the model together "
+            "with the TA-Tok that turns codes into features."
+        )
+    return features_of(condition, model.ta_tok)
+
+
 @in_own_state
 def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureCondition:
     """Convert semantic codes to the features that condition a de-tokenizer, on TA-Tok's device and in its dtype.
@@ -99,44 +207,20 @@ def _features(ta_tok: TATokModel, codes: Tensor) -> Tensor:
     return features
 
 
-def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) -> PreparedCondition:
-    """Check a condition against a model and pack it on ``device``.
+def _check_codes(condition: CodeCondition, size: int, owner: str) -> None:
+    """Check that all codes are in 0 to ``size`` - 1; ``owner`` is the model's name."""
+    _check_entries(condition.codes)
+    low = min(int(codes.min()) for codes in condition.codes)
+    high = max(int(codes.max()) for codes in condition.codes)
+    if low < 0 or high >= size:
+        wrong = low if low < 0 else high
+        raise UserError(
+            f"condition: code {wrong} is outside 0 to {size - 1}, the codes of {owner}; use the TA-Tok that made these "
+            "codes."
+        )
 
-    Semantic codes are converted to features if the model takes features and has a TA-Tok.
-    """
-    c = model.net.config
-    name = model.name
 
-    # 1. The kind that the model reads.
-    if isinstance(condition, CodeCondition) and c.condition == "features":
-        if model.ta_tok is None:
-            raise UserError(
-                f"condition: it holds semantic codes, but {name} reads {KINDS[c.condition]}; load the model together "
-                "with the TA-Tok that turns codes into features."
-            )
-        condition = features_of(condition, model.ta_tok)
-    if isinstance(condition, ImagePromptCondition):
-        return _with_images(cast(JanusModel, model), condition, device)
-    expect_kind(condition, c.condition, name)
-    if isinstance(condition, Condition):
-        return PreparedCondition(condition.class_ids(c.condition_size, model.label_set, device))
-
-    # 2. One entry for each image: rows of features, or token ids.
-    if isinstance(condition, PromptCondition):
-        entries = tuple(torch.tensor(ids) for ids in prompt_ids(cast(JanusModel, model), condition))
-    else:
-        entries = cast(FeatureCondition, condition).features  # or a TextCondition's
-        _check_entries(entries)
-        for rows in entries:
-            if rows.shape[-1] != c.condition_size:
-                raise UserError(
-                    f"condition: its features have the width {rows.shape[-1]}, but {name} reads the width "
-                    f"{c.condition_size}; use the encoder that the model was trained with."
-                )
-
-    # 3. Pad every entry to the length of the longest.
-    _check_lengths(model, [len(entry) for entry in entries])
-    return PreparedCondition(*padded(entries, device))
+# ------------------------------------------------------------ entries of a batch
 
 
 def distinct(entries: Sequence[Hashable], device: torch.device) -> tuple[list[int], Tensor | None]:
@@ -164,36 +248,6 @@ def padded(entries: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Ten
     return batch, torch.tensor(counts, dtype=torch.int64, device=device)
 
 
-def _with_images(model: JanusModel, condition: ImagePromptCondition, device: torch.device) -> PreparedCondition:
-    """Images with prompts for a Janus that edits, each distinct pair once."""
-    expect_editor(condition, model)
-    ids = prompt_ids(model, condition)
-    assert condition.read is not None, "nodes and pipeline read the images"
-
-    # 1. The distinct pairs. Equal images were read once and share one object, whose id stands for the image.
-    pairs = [(text, id(read)) for text, read in zip(condition.texts, condition.read, strict=True)]
-    first, images = distinct(pairs, device)
-    read = [condition.read[i] for i in first]
-    for image in read:
-        if image.rows.shape != (model.tokens, model.net.config.dim) or image.codes.shape != (model.tokens,):
-            raise UserError(
-                f"condition: its image was read as {len(image.rows)} rows of width {image.rows.shape[-1]}, but "
-                f"{model.name} reads {model.tokens} rows of width {model.net.config.dim}; read the image with the same "
-                "model."
-            )
-
-    # 2. The prompts of these pairs, padded to the longest, and the rows and codes of their images.
-    prompts, lengths = padded([torch.tensor(ids[i]) for i in first], device)
-    sources = PromptImages(
-        torch.stack([image.rows.to(device) for image in read]),
-        torch.stack([image.codes.to(device) for image in read]),
-        *model.image_places(),
-    )
-
-    part = condition.freedom / (1 + condition.freedom)
-    return PreparedImages(prompts, lengths, images, part, sources=sources)
-
-
 def prompt_ids(model: JanusModel, condition: PromptCondition | ImagePromptCondition) -> list[list[int]]:
     """Token ids of every prompt in Janus' template."""
     if not condition.texts:
@@ -219,12 +273,15 @@ def _check_lengths(model: TokenModel, counts: list[int]) -> None:
     name = model.name
     least = min(counts)
     most = max(counts)
-    if c.condition == "text" and most > c.text_rows:
-        raise UserError(f"condition: a text has {most} tokens, but {name} reads at most {c.text_rows}; shorten the "
-            "text.")
+    if c.condition == TEXT and most > c.text_rows:
+        raise UserError(
+            f"condition: a text has {most} tokens, but {name} reads at most {c.text_rows}; shorten the text."
+        )
     if c.absolute and most != least:
-        raise UserError(f"condition: the images have different numbers of codes, {least} to {most}; use the same "
-            "detail for all images.")
+        raise UserError(
+            f"condition: the images have different numbers of codes, {least} to {most}; use the same detail for all "
+            "images."
+        )
 
     room = c.absolute - (model.tokens - 1)  # positions that the image's tokens leave: the last token is never fed
     if not c.absolute or most <= room:
@@ -238,16 +295,3 @@ def _check_lengths(model: TokenModel, counts: list[int]) -> None:
         f"grid: {model.grid} x {model.grid} tokens after {most} condition rows need {most + model.tokens - 1} "
         f"positions, but {name} has only {c.absolute}; choose the grid that the checkpoint was trained for."
     )
-
-
-def _check_codes(condition: CodeCondition, size: int, owner: str) -> None:
-    """Check that all codes are in 0 to ``size`` - 1; ``owner`` is the model's name."""
-    _check_entries(condition.codes)
-    low = min(int(codes.min()) for codes in condition.codes)
-    high = max(int(codes.max()) for codes in condition.codes)
-    if low < 0 or high >= size:
-        wrong = low if low < 0 else high
-        raise UserError(
-            f"condition: code {wrong} is outside 0 to {size - 1}, the codes of {owner}; use the TA-Tok that made these "
-            "codes."
-        )

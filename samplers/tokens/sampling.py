@@ -6,9 +6,10 @@ network may record: :func:`guided_logits`, :func:`sample`, and :func:`sample_tok
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from copy import copy
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +23,7 @@ from ..noise import CellNoise
 from .canvas import TokenCanvas
 from .draws import PairedDraws
 from .schedule import Schedule
-from .settings import TokenSettings
+from .settings import TokenSampling
 
 
 class Guidance(NamedTuple):
@@ -32,23 +33,22 @@ class Guidance(NamedTuple):
     only: Tensor | None = None  # bool [n] or [B, n], True for tokens to which it is applied; None: all of them
 
 
-def guidance_at(settings: TokenSettings, steps: Tensor) -> Guidance:
+def guidance_at(sampling: TokenSampling, steps: Tensor) -> Guidance:
     """The guidance of tokens at the given steps, int64 [...], which are counted as ``cfg_interval`` counts them."""
-    if settings.cfg_interval is None:
-        return Guidance(settings.guides)
-    return Guidance(settings.guides, steps <= settings.cfg_interval)
+    if sampling.cfg_interval == math.inf:
+        return Guidance(sampling.guides)
+    return Guidance(sampling.guides, steps <= sampling.cfg_interval)
 
 
-def guided_passes(settings: TokenSettings, schedule: Schedule) -> list[bool]:
+def guided_passes(sampling: TokenSampling, schedule: Schedule) -> list[bool]:
     """Whether guidance is applied, for each pass of a schedule."""
-    most = settings.cfg_interval
-    return [settings.guides and (most is None or p.cfg_step <= most) for p in schedule.passes]
+    return [sampling.guides and p.cfg_step <= sampling.cfg_interval for p in schedule.passes]
 
 
-class Sampling(NamedTuple):
-    """How tokens are sampled, the same in all passes of a generation."""
+class DrawSetup(NamedTuple):
+    """What a draw reads besides hidden rows and cells. It is the same in all passes of a generation."""
 
-    settings: Any  # TokenSettings, in which the model's own values are filled in
+    sampling: TokenSampling
     images: int  # B
     noise: CellNoise
     given: Tensor | None = None  # tokens that an edit fixes, int64 [B, N + 1], -1 for the others; None without an edit
@@ -65,21 +65,37 @@ class TokenDraw:
         canvas: the images.
         guided_by_pass: whether guidance is applied, for each pass; only :meth:`__call__` reads it.
         stream: name of the stream of random numbers.
-        more: further fields of :class:`Sampling`.
+        span, penalty, part, padded_to: see :class:`DrawSetup`.
     """
 
     def __init__(
-        self, canvas: TokenCanvas, guided_by_pass: Sequence[bool] = (), stream: str = "token", **more: Any
+        self,
+        canvas: TokenCanvas,
+        guided_by_pass: Sequence[bool] = (),
+        stream: str = "token",
+        *,
+        span: tuple[int, int] | None = None,
+        penalty: float = 1.0,
+        part: float = 0.0,
+        padded_to: int = 0,
     ) -> None:
         self.canvas = canvas
         self.net = canvas.model.net
         self.guided_by_pass = guided_by_pass
         self.stream = stream
         self.draws: PairedDraws = canvas.noise
-        low, high = more.get("span") or (0, self.net.config.vocab)
+        low, high = span or (0, self.net.config.vocab)
         self.values = high - low  # number of values that a token may have
-        noise = self.draws.stream(stream, self.values, canvas.device)
-        self.how = Sampling(canvas.settings, len(self.draws), noise, canvas.given, **more)
+        self.setup = DrawSetup(
+            sampling=canvas.sampling,
+            images=len(self.draws),
+            noise=self.draws.stream(stream, self.values, canvas.device),
+            given=canvas.given,
+            span=span,
+            penalty=penalty,
+            part=part,
+            padded_to=padded_to,
+        )
 
     def __call__(self, k: int, cells: Tensor, hidden: Tensor) -> Tensor:
         """The tokens, int64 [B, n], of the n cells of pass k."""
@@ -90,14 +106,14 @@ class TokenDraw:
 
         ``tokens``: the tokens of the images so far, int64 [B, N + 1], for the repetition penalty.
         """
-        so_far = tokens if self.how.penalty != 1 else None  # a recording copies its arguments
-        new, *norms = sample_tokens(self.net, self.how, hidden, guidance, cells, so_far)
+        so_far = tokens if self.setup.penalty != 1 else None  # a recording copies its arguments
+        new, *norms = sample_tokens(self.net, self.setup, hidden, guidance, cells, so_far)
         self.canvas.watch(*norms)
         return new
 
     def logits(self, hidden: Tensor, guidance: Guidance) -> Tensor:
         """Logits after classifier-free guidance, fp32 [B, n, V], of hidden rows [R, n, C]."""
-        logits, *norms = guided_logits(self.net, self.how, hidden, guidance)
+        logits, *norms = guided_logits(self.net, self.setup, hidden, guidance)
         self.canvas.watch(*norms)
         return logits
 
@@ -106,17 +122,17 @@ class TokenDraw:
         some = copy(self)
         some.draws = self.draws.of(images.tolist())
         noise = some.draws.stream(self.stream, self.values, self.canvas.device)
-        given = self.how.given
+        given = self.setup.given
         if given is not None:
             given = given[to_device(images, given.device)]
-        some.how = self.how._replace(images=len(images), noise=noise, given=given)
+        some.setup = self.setup._replace(images=len(images), noise=noise, given=given)
         return some
 
 
 @recorded
 def sample_tokens(
     net: Llama,
-    how: Sampling,
+    setup: DrawSetup,
     hidden: Tensor,
     guidance: Guidance,
     cells: Tensor,
@@ -125,30 +141,30 @@ def sample_tokens(
     """Sample tokens, int64 [B, n], from the hidden rows that predict them. Also returns the norms of
     :func:`guided_logits`. Arguments as for :func:`guided_logits` and :func:`sample`.
     """
-    logits, largest, norm = guided_logits(net, how, hidden, guidance)
-    return sample(how, logits, cells, tokens), largest, norm
+    logits, largest, norm = guided_logits(net, setup, hidden, guidance)
+    return sample(setup, logits, cells, tokens), largest, norm
 
 
-def guided_logits(net: Llama, how: Sampling, hidden: Tensor, guidance: Guidance) -> tuple[Tensor, Tensor, Tensor]:
+def guided_logits(net: Llama, setup: DrawSetup, hidden: Tensor, guidance: Guidance) -> tuple[Tensor, Tensor, Tensor]:
     """Logits after guidance, see :meth:`TokenDraw.logits`, and two norms, fp32 [] each: of the logits and of the hidden
     rows. A norm is not finite if one of its values is not.
     """
     # 1. The logits of all branches: the condition, a part of it where there is one, the null condition.
     cells = hidden.shape[1]
-    padded = F.pad(hidden, (0, 0, 0, how.padded_to - cells)) if how.padded_to else hidden
-    branches = net.logits(padded, how.span)[:, :cells].split(how.images)
+    padded = F.pad(hidden, (0, 0, 0, setup.padded_to - cells)) if setup.padded_to else hidden
+    branches = net.logits(padded, setup.span)[:, :cells].split(setup.images)
 
     # 2. The condition's logits, mixed with the logits of its part.
     mixed = branches[0]
     conditional = 1
-    if how.part:
-        mixed = torch.lerp(mixed, branches[1], how.part)
+    if setup.part:
+        mixed = torch.lerp(mixed, branches[1], setup.part)
         conditional = 2
 
     # 3. Classifier-free guidance: null + cfg (cond - null).
     if guidance.applies and len(branches) > conditional:
         cond = mixed
-        mixed = torch.lerp(branches[-1], cond, how.settings.cfg)
+        mixed = torch.lerp(branches[-1], cond, setup.sampling.cfg)
         if guidance.only is not None:
             mixed = torch.where(guidance.only[..., None], mixed, cond)
 
@@ -158,22 +174,22 @@ def guided_logits(net: Llama, how: Sampling, hidden: Tensor, guidance: Guidance)
     return mixed, torch.linalg.vector_norm(mixed, torch.inf), torch.linalg.vector_norm(hidden.float())
 
 
-def sample(how: Sampling, logits: Tensor, cells: Tensor, tokens: Tensor | None) -> Tensor:
+def sample(setup: DrawSetup, logits: Tensor, cells: Tensor, tokens: Tensor | None) -> Tensor:
     """Tokens, int64 [B, n], of cells, int64 [n] or [B, n], from their logits, fp32 [B, n, V].
 
     ``tokens``: the images' tokens so far; not read without a repetition penalty.
     """
     # 1. The repetition penalty.
-    if how.penalty != 1 and tokens is not None:
-        logits = penalised(logits, used_before(tokens, cells, logits.shape[-1]), how.penalty)
+    if setup.penalty != 1 and tokens is not None:
+        logits = penalised(logits, used_before(tokens, cells, logits.shape[-1]), setup.penalty)
 
     # 2. Temperature, top-k, top-p, and the largest of the logits with Gumbel noise.
-    new = draw(logits, how.settings, how.noise.gumbel(cells))
+    new = gumbel_max(logits, setup.sampling, setup.noise, cells)
 
     # 3. In an edit, a given token stands in its cell, whatever is sampled for it.
-    if how.given is None:
+    if setup.given is None:
         return new
-    fixed = how.given[:, cells] if cells.ndim == 1 else how.given.gather(1, cells)
+    fixed = setup.given[:, cells] if cells.ndim == 1 else setup.given.gather(1, cells)
     return torch.where(fixed >= 0, fixed, new)
 
 
@@ -213,25 +229,24 @@ def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     return logits
 
 
-def tempered(logits: Tensor, settings: TokenSettings) -> Tensor:
+def tempered(logits: Tensor, sampling: TokenSampling) -> Tensor:
     """Logits of the sampling distribution, fp32 [..., V]: after temperature, top-k, top-p and the factor of
     ``entropy_temperature``.
 
     At temperature 0 the likeliest value has the whole probability.
     """
-    if settings.temperature == 0:
+    if sampling.temperature == 0:
         likeliest = logits.argmax(-1, keepdim=True)
         return torch.full_like(logits, -torch.inf).scatter_(-1, likeliest, 0.0)
 
-    kept = logits if settings.temperature == 1 else logits / max(settings.temperature, 1e-5)
-    top_k = 0 if settings.top_k is None else settings.top_k  # the model's own replaced it, see defaults.resolve
-    kept = allowed(kept, top_k, settings.top_p)
-    if settings.entropy_temperature == 0:
+    kept = logits if sampling.temperature == 1 else logits / max(sampling.temperature, 1e-5)
+    kept = allowed(kept, sampling.top_k, sampling.top_p)
+    if sampling.entropy_temperature == 0:
         return kept
 
     # The entropy of the values that may be sampled, before any temperature.
     untempered = logits.masked_fill(kept.isneginf(), -torch.inf)
-    return kept / entropy_factor(untempered, settings.entropy_temperature)
+    return kept / entropy_factor(untempered, sampling.entropy_temperature)
 
 
 def entropy_factor(logits: Tensor, strength: float) -> Tensor:
@@ -254,13 +269,13 @@ def entropy_factor(logits: Tensor, strength: float) -> Tensor:
     return 1 + strength * (published - 1)
 
 
-def draw(logits: Tensor, settings: TokenSettings, gumbel: Tensor) -> Tensor:
-    """Token values, int64 [B, m], from logits, fp32 [B, m, V], and Gumbel noise of the same shape. At temperature 0 the
-    noise is not used.
+def gumbel_max(logits: Tensor, sampling: TokenSampling, noise: CellNoise, cells: Tensor) -> Tensor:
+    """Token values, int64 [B, n], of cells, int64 [n] or [B, n], from their logits, fp32 [B, n, V]: the largest of the
+    logits with Gumbel noise. At temperature 0 there is no noise.
     """
-    if settings.temperature == 0:
+    if sampling.temperature == 0:
         return logits.argmax(-1)
-    return (tempered(logits, settings) + gumbel).argmax(-1)
+    return (tempered(logits, sampling) + noise.gumbel(cells)).argmax(-1)
 
 
 def penalised(logits: Tensor, used: Tensor, penalty: float) -> Tensor:

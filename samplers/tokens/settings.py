@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -12,6 +13,8 @@ from .schedule import Schedule, raster
 
 # In each field: first the default and the help sentence, then the range.
 # fmt: off
+
+# ------------------------------------------------------------ settings that several samplers have
 
 
 def top_p_knob(advanced: bool) -> Any:
@@ -25,48 +28,85 @@ def top_p_knob(advanced: bool) -> Any:
         more="For the demo, use 0.8.")
 
 
-def cfg_knob(usual: str, more: str) -> Any:
-    """The strength of guidance, with its usual values for the models of a sampler."""
+def cfg_knob(
+    usual: str,
+    more: str = "For the demo, use 1.5. With class labels, 1.5 to 2 gives more variety than the usual 4.",
+) -> Any:
+    """The strength of guidance. ``usual``: its usual values for the models of a sampler; ``more``: the longer text."""
     return knob(None,
         f"How closely the image follows the condition; higher is more typical and less varied. Usual: {usual}; at 1, "
         "guidance is off, which halves the work.",
         low=1.0, high=20.0, step=0.05, paper=4.0, more=more)
 
 
-def top_k_knob(usual: str, more: str) -> Any:
-    """The setting that keeps a number of values of a token, with its usual values for the models of a sampler."""
+def top_k_knob(
+    usual: str,
+    more: str = "At 1, the sampler always takes the likeliest value. On the demo, a *top_k* of 10 or more changes "
+        "nothing, because *top_p* 0.8 leaves fewer values than that.",
+) -> Any:
+    """The setting that keeps a number of values of a token. Arguments as for :func:`cfg_knob`."""
     return knob(None,
         "Sample only from this many of the likeliest values of a token; fewer values make the image cleaner and less "
         f"varied. Usual: {usual}; 0 allows all values.",
         low=0, high=65536, step=1, paper=2000, more=more)
 
 
+def parallel_knob(what: str, usual: str, more: str = "", same: str = "the image stays identical in fp32") -> Any:
+    """The setting of Jacobi decoding: ``what`` it predicts, its usual value, the longer text of its help, and what
+    stays the ``same``.
+    """
+    return knob(0,
+        f"Guess this many {what} ahead and verify all guesses in one pass, so fewer passes are needed; {same}. Usual: "
+        f"{usual}; at 0, no guesses are made.",
+        low=0, high=4096, step=1, advanced=True, more=more)
+
+
+def entropy_temperature_knob(what: str) -> Any:
+    """The setting of the temperature by entropy (``sampling.py``). ``what``: what is sampled, "token" or "code"."""
+    return knob(0.0,
+        f"Raises the temperature where the model is certain of a {what}, and lowers the temperature where the model is "
+        f"uncertain; a higher value strengthens the effect. Usual: 0, which uses the same temperature for every "
+        f"{what}; 1 is the published strength.",
+        low=0.0, high=1.0, step=0.05, advanced=True,
+        more="Areas with little detail get more variety. At 1, *temperature* is multiplied by 2.5 exp(-H / 3) + 0.6, "
+            "where H is the entropy in nats of the values that may be sampled. The factor is 3.1 if the model is "
+            f"certain of a {what}, and below 1 if the entropy is above 5.5 nats. On the demo, use this setting only "
+            "with a lower *temperature*; see docs/benchmarks.md in the repository. The paper has no results for Tar.")
+
+
+# The longer text of "parallel", if it predicts passes.
+PARALLEL_PASSES = (
+    "In half precision, all values from 1 to the image's side in tokens give the same image. At 0, the image is a "
+    "different one from the same distribution."
+)
+# The usual value of "parallel".
+USUAL_PARALLEL = "the image's side in tokens (16 for 256 pixels)"
+
+
+def one_a_pass(report: Report) -> str:
+    """Why a run that should decide several tokens in a pass gained nothing; "" if it decided several."""
+    return "Every pass decided only one token, as without acceleration." if (report.tokens_per_pass or 2) <= 1 else ""
+
+
+# ------------------------------------------------------------ all samplers
+
+
 @dataclass(frozen=True)
 class TokenSettings(Guarantees):
     """Sampling of a token, shared by all samplers of discrete tokens."""
 
-    cfg: float | None = cfg_knob(
-        "4 for class labels and for Tar, 5 for Janus, 7.5 for text prompts of a LlamaGen",
-        "For the demo, use 1.5. With class labels, 1.5 to 2 gives more variety than the usual 4.")
+    cfg: float | None = cfg_knob("4 for class labels and for Tar, 5 for Janus, 7.5 for text prompts of a LlamaGen")
     temperature: float = knob(1.0,
         "Randomness of every token; lower is safer and less varied. Usual: 1; at 0, the sampler always takes the "
         "likeliest value.",
         low=0.0, high=2.0, step=0.01)
     top_k: int | None = top_k_knob(
-        "2000 for class labels, 1000 for text prompts of a LlamaGen, and 0 for Tar and Janus",
-        "At 1, the sampler always takes the likeliest value. On the demo, a *top_k* of 10 or more changes nothing, "
-        "because *top_p* 0.8 leaves fewer values than that.")
+        "2000 for class labels, 1000 for text prompts of a LlamaGen, and 0 for Tar and Janus")
     top_p: float = top_p_knob(advanced=True)
     cfg_interval: int | None = knob(None,
         "Guidance ends after this many decoding steps; without guidance, a step takes half the work. Usual: the number "
         "of tokens of the image or more, which keeps guidance to the end.",
         low=0, high=65536, step=1, paper=4096, advanced=True)
-    @property
-    def guides(self) -> bool:
-        """Whether guidance is applied, for which the null branch is evaluated. False if cfg is still None:
-        :func:`.defaults.resolve` replaces it first.
-        """
-        return self.cfg is not None and self.cfg > 1
 
     # Every sampler has this setting, and declares it as its last one: a saved workflow stores the values of widgets in
     # their order.
@@ -81,53 +121,26 @@ class TokenSettings(Guarantees):
         return raster(model.grid)
 
 
-def parallel_knob(what: str, usual: str, more: str = "", same: str = "the image stays identical in fp32") -> Any:
-    """The setting of Jacobi decoding: ``what`` it predicts, its usual value, the longer text of its help, and what
-    stays the ``same``.
+@dataclass(frozen=True)
+class TokenSampling:
+    """How a token of one model is sampled: the numbers of :class:`TokenSettings`, with the model's own values in place
+    of None; see :func:`.sampling_of`. The defaults give the model's distribution, without guidance.
     """
-    return knob(
-        0,
-        f"Guess this many {what} ahead and verify all guesses in one pass, so fewer passes are needed; {same}. Usual: "
-        f"{usual}; at 0, no guesses are made.",
-        low=0,
-        high=4096,
-        step=1,
-        advanced=True,
-        more=more,
-    )
+
+    cfg: float = 1.0  # guidance scale; at 1, there is no guidance
+    temperature: float = 1.0  # at 0, the likeliest value is taken
+    top_k: int = 0  # 0 allows all values
+    top_p: float = 1.0  # 1 allows all values
+    cfg_interval: float = math.inf  # the last step with guidance; infinite: all steps
+    entropy_temperature: float = 0.0  # at 0, all tokens have the same temperature
+
+    @property
+    def guides(self) -> bool:
+        """Whether guidance is applied, for which the null branch is evaluated."""
+        return self.cfg > 1
 
 
-# The longer text of a method whose passes are predicted.
-OF_PASSES = (
-    "In half precision, all values from 1 to the image's side in tokens give the same image. At 0, the image is a "
-    "different one from the same distribution."
-)
-
-
-def entropy_temperature_knob(what: str) -> Any:
-    """The setting of the temperature by entropy (``sampling.py``). ``what``: what is sampled, "token" or "code"."""
-    return knob(
-        0.0,
-        f"Raises the temperature where the model is certain of a {what}, and lowers the temperature where the model is "
-        f"uncertain; a higher value strengthens the effect. Usual: 0, which uses the same temperature for every "
-        f"{what}; 1 is the published strength.",
-        low=0.0,
-        high=1.0,
-        step=0.05,
-        advanced=True,
-        more="Areas with little detail get more variety. At 1, *temperature* is multiplied by 2.5 exp(-H / 3) + 0.6, "
-            "where H is the entropy in nats of the values that may be sampled. The factor is 3.1 if the model is "
-            f"certain of a {what}, and below 1 if the entropy is above 5.5 nats. On the demo, use this setting only "
-            "with a lower *temperature*; see docs/benchmarks.md in the repository. The paper has no results for Tar.",
-    )
-
-
-SIDE = "the image's side in tokens (16 for 256 pixels)"
-
-
-def one_a_pass(report: Report) -> str:
-    """Why a run that should decide several tokens in a pass gained nothing; "" if it decided several."""
-    return "Every pass decided only one token, as without acceleration." if (report.tokens_per_pass or 2) <= 1 else ""
+# ------------------------------------------------------------ LlamaGen
 
 
 @dataclass(frozen=True)
@@ -135,7 +148,7 @@ class LlamaGenSettings(TokenSettings):
     """Plain LlamaGen: one token after another, row by row."""
 
     top_p: float = top_p_knob(advanced=False)
-    parallel: int = parallel_knob("tokens", SIDE,
+    parallel: int = parallel_knob("tokens", USUAL_PARALLEL,
         "A pass (one run of the transformer) computes the next tokens from the guesses, and confirms the guesses up to "
         "the first one that differs from the token computed for its position (Jacobi iteration). In half precision, "
         "all values from 1 to the image's side in tokens give the same image. At 0, the image is a different one from "
@@ -147,6 +160,8 @@ class LlamaGenSettings(TokenSettings):
     def no_gain(self, report: Report) -> str:
         return one_a_pass(report) if self.parallel > 1 else ""
 
+
+# ------------------------------------------------------------ Tar
 
 DETAILS = ("729", "169", "81")
 
@@ -185,6 +200,8 @@ class TarPromptSettings(Settings):
     entropy_temperature: float = entropy_temperature_knob("code")
 
 
+# ------------------------------------------------------------ MuLo-SD
+
 AT_ONCE = "islands at once"
 ONE_BY_ONE = "one by one"
 LOCAL = "local"
@@ -203,11 +220,8 @@ class MuLoSDSettings(TokenSettings):
 
     another_image: ClassVar[bool] = True
 
-    cfg: float | None = cfg_knob("4 for class labels and for Tar, 7.5 for text prompts of a LlamaGen",
-        "For the demo, use 1.5. With class labels, 1.5 to 2 gives more variety than the usual 4.")
-    top_k: int | None = top_k_knob("2000 for class labels, 1000 for text prompts of a LlamaGen, and 0 for Tar",
-        "At 1, the sampler always takes the likeliest value. On the demo, a *top_k* of 10 or more changes nothing, "
-        "because *top_p* 0.8 leaves fewer values than that.")
+    cfg: float | None = cfg_knob("4 for class labels and for Tar, 7.5 for text prompts of a LlamaGen")
+    top_k: int | None = top_k_knob("2000 for class labels, 1000 for text prompts of a LlamaGen, and 0 for Tar")
     tau: float = knob(0.3,
         "Lowest probability at which a draft token is accepted; higher is slower and closer to the image of the large "
         "model. Start with 0.3; at 0, the whole draft is accepted, and above 1 every token is resampled.",
@@ -268,15 +282,13 @@ class MuLoSDSettings(TokenSettings):
         in_order = not self.resample_window or self.resample_order == ONE_BY_ONE
         return self.tau > 1 and not self.acceptance_target and in_order
 
+    def rows_at_once(self, draft_side: int) -> int:
+        """Rows that the draft model generates before the target verifies them, of ``draft_side`` rows in all."""
+        return min(self.draft_rows or draft_side, draft_side)
 
-def rows_at_once(settings: MuLoSDSettings, small: int) -> int:
-    """Rows that the draft model writes at once, of a draft of ``small`` rows."""
-    return min(settings.draft_rows or small, small)
+    def neighbours_among(self, codes: int) -> int:
+        """Number of neighbours in a codebook of ``codes``; None keeps LANTERN's share of the codebook."""
+        if self.neighbours is not None:
+            return self.neighbours
 
-
-def neighbours_of(settings: MuLoSDSettings, codes: int) -> int:
-    """Number of neighbours for a codebook of ``codes``; None keeps LANTERN's share of the codebook."""
-    if settings.neighbours is not None:
-        return settings.neighbours
-
-    return round(codes * PUBLISHED_NEIGHBOURS / PUBLISHED_CODES)
+        return round(codes * PUBLISHED_NEIGHBOURS / PUBLISHED_CODES)

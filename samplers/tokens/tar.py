@@ -26,7 +26,7 @@ from .draws import PairedDraws
 from .llamagen import decode_schedule
 from .prepare import PreparedCondition, distinct, padded
 from .schedule import raster
-from .settings import DETAILS, LlamaGenSettings, TarPromptSettings
+from .settings import DETAILS, TarPromptSettings, TokenSampling
 
 
 class TarPrompted(NamedTuple):
@@ -71,10 +71,11 @@ def tar_prompt(
     condition = PreparedCondition(*padded(texts, device), images)
 
     # 2. The codes are tokens of the language model: the range ``span`` of its vocabulary, without guidance.
-    if settings.repetition_penalty is None:
-        settings = replace(settings, repetition_penalty=model.repetition_penalty)
-    plain = LlamaGenSettings(
-        cfg=1.0,
+    penalty = settings.repetition_penalty
+    if penalty is None:
+        penalty = model.repetition_penalty
+    settings = replace(settings, repetition_penalty=penalty)
+    sampling = TokenSampling(
         temperature=settings.temperature,
         top_k=settings.top_k,
         top_p=settings.top_p,
@@ -82,7 +83,7 @@ def tar_prompt(
     )
     side = model.sides[scale]
     report = new_report("tar-prompt", model, settings, noise)
-    canvas = blank(model, side, plain, noise, report, clock=clock)
+    canvas = blank(model, side, settings, sampling, noise, report, clock)
     codes, report = yield from decode_schedule(
         canvas,
         condition,
@@ -90,7 +91,7 @@ def tar_prompt(
         settings.parallel if side > 1 else 0,
         span=model.span,
         stream="code",
-        penalty=settings.repetition_penalty,
+        penalty=penalty,
     )
 
     # 3. The condition is on the host: the language model's device may be needed for the de-tokenizer.

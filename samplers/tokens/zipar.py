@@ -21,7 +21,14 @@ from ..settings import knob
 from .defaults import check_raster
 from .llamagen import scheduled
 from .schedule import Schedule, guidance_steps, next_token_passes, raster
-from .settings import OF_PASSES, SIDE, TokenSettings, entropy_temperature_knob, one_a_pass, parallel_knob
+from .settings import (
+    PARALLEL_PASSES,
+    USUAL_PARALLEL,
+    TokenSettings,
+    entropy_temperature_knob,
+    one_a_pass,
+    parallel_knob,
+)
 
 
 def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
@@ -76,8 +83,8 @@ class ZipARSettings(TokenSettings):
         "the image is less coherent. Usual: 8 for images of 256 and 384 pixels, 16 for larger images; a window as long "
         "as the row gives LlamaGen's image.",
         low=1, high=256, step=1, symbol="s")
-    parallel: int = parallel_knob("passes", SIDE,
-        f"{OF_PASSES} On the demo with a window of 8, *parallel* 16 reduces the passes from 144 to 44.")
+    parallel: int = parallel_knob("passes", USUAL_PARALLEL,
+        f"{PARALLEL_PASSES} On the demo with a window of 8, *parallel* 16 reduces the passes from 144 to 44.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     # fmt: on

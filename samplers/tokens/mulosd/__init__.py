@@ -42,15 +42,15 @@ from ....networks.torch_state import in_own_state
 from ...conditioning import AnyCondition
 from ...engine import Sampler, remark_draft
 from ..canvas import token_canvas
-from ..defaults import raster_only, resolve
+from ..defaults import raster_only, sampling_of
 from ..draws import PairedDraws
 from ..llamagen import decode_schedule
 from ..schedule import raster
-from ..settings import MuLoSDSettings, neighbours_of, rows_at_once
-from .blocks import Drafter, blocks_of, enlarge, reduce
+from ..settings import MuLoSDSettings
+from .blocks import BlockDrafter, blocks_of, enlarge, reduce
 from .islands import Repair, islands_of_all, repair_of
 from .upsampling import UpSampling
-from .verification import Verifier, codebook_neighbours
+from .verification import BlockVerifier, codebook_neighbours
 
 
 @in_own_state
@@ -91,9 +91,8 @@ def mulosd(
 
     canvas, prepared = token_canvas("mulosd", target, condition, settings, noise)
     settings = canvas.settings
-    nearest = neighbours_of(settings, target.net.config.vocab)
     canvas.report.settings["up_sampler"] = up_sampler.name
-    if settings.exact(target.grid) and rows_at_once(settings, draft.grid) == draft.grid:
+    if settings.exact(target.grid) and settings.rows_at_once(draft.grid) == draft.grid:
         # The tokens are identical to the tokens of serial decoding, whatever the draft.
         result = yield from decode_schedule(canvas, prepared, raster(target.grid))
         step = result.report.maps["step"]
@@ -101,8 +100,10 @@ def mulosd(
         return result
 
     blocks = blocks_of(settings, draft.grid, ratio)
-    drafter = Drafter(canvas, draft, condition, blocks)
-    verifier = Verifier(canvas, prepared, codebook_neighbours(up_sampler.vq.quantize, nearest, canvas.device))
+    nearest = settings.neighbours_among(target.net.config.vocab)
+    neighbours = codebook_neighbours(up_sampler.vq.quantize, nearest, canvas.device)
+    drafter = BlockDrafter(canvas, draft, condition, blocks)
+    verifier = BlockVerifier(canvas, prepared, neighbours)
     repairs: list[Repair] = []
 
     canvas.total = 2 * canvas.cells  # see Block
@@ -149,7 +150,7 @@ def check(target: TokenModel, settings: MuLoSDSettings) -> None:
         UserError: so many neighbours that nothing can be rejected, or guidance of a model that was trained without a
             null class.
     """
-    resolve(settings, target)
+    sampling_of(settings, target)
     check_neighbours(settings, target.net.config.vocab)
 
 
@@ -192,14 +193,15 @@ def check_grids(target: TokenModel, draft: TokenModel) -> int:
     return ratio
 
 
-def check_neighbours(settings: MuLoSDSettings, codes: int) -> int:
-    """The number of neighbours in a codebook of ``codes``.
+def check_neighbours(settings: MuLoSDSettings, codes: int) -> None:
+    """Check the number of neighbours in a codebook of ``codes``.
 
     Raises:
-        UserError: they are all codes.
+        UserError: so many neighbours that nothing can be rejected.
     """
-    nearest = neighbours_of(settings, codes)
+    nearest = settings.neighbours_among(codes)
     if nearest >= codes - 1:
-        raise UserError(f"neighbours: with {nearest} neighbours, every one of the {codes} codes would count as "
-            f"similar, so no draft could be rejected; choose at most {codes - 2}.")
-    return nearest
+        raise UserError(
+            f"neighbours: with {nearest} neighbours, every one of the {codes} codes would count as similar, so no "
+            f"draft could be rejected; choose at most {codes - 2}."
+        )

@@ -15,124 +15,121 @@ from ...conditioning import AnyCondition
 from ...engine import Step, decode
 from ..cache_slots import slots_of, table_of
 from ..canvas import TokenCanvas, blank
-from ..defaults import resolve
+from ..defaults import sampling_of
 from ..jacobi import iterate
 from ..looks import ScheduleLook, plan_of
 from ..prepare import prepare
 from ..sampling import TokenDraw, guided_passes
 from ..schedule import Schedule, next_token_passes
-from ..settings import MuLoSDSettings, rows_at_once
+from ..settings import MuLoSDSettings
 from ..zipar import row_groups
 from .upsampling import UpSampling
 
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows of the draft's grid, and the cells of the target's grid that they cover. For example, the second of
-    three blocks of 2 rows, for a draft of 6 x 6 tokens and r = 2::
+    """Some rows of the draft's grid, the *draft rows*, and the *cells* of the target's grid that they cover. For
+    example, the second of three blocks of 2 draft rows, for a draft of 6 x 6 tokens and r = 2::
 
-        draft: 6 rows of 6         target: 12 rows of 12
-        rows 0, 1   decided        cells   0 to  47   decided, and read again with the block
-        rows 2, 3   row 2, end 4   cells  48 to  95   before 0, first 48, last 96
-        rows 4, 5   later          cells  96 to 143   later
+        draft rows                   cells: 12 rows of 12
+        0, 1   decided                 0 to  47   decided, and fed again with the block
+        2, 3   the block's            48 to  95   the block's
+        4, 5   later                  96 to 143   later
 
-    Progress counts each cell of the target twice: when it is drafted, and when it is final. Passes cannot be counted,
-    because the number of passes for a block's islands is known only after the verification of the block.
+    Progress counts each cell twice: when it is drafted, and when it is final. Passes cannot be counted, because the
+    number of passes for a block's islands is known only after the verification of the block.
     """
 
-    row: int  # first row of the draft's grid
-    end: int  # the row after the last one
-    first: int  # first cell of the target's grid
-    last: int  # the cell after the last one
-    before: int  # first cell of the block before, which the target reads again with this one
+    draft_rows: range
+    cells: range
+    fed_from: int  # first cell that the target feeds with the block: the first cell of the block before
     schedule: Schedule  # passes of the draft model; except in the first block, the first pass is empty
 
     @property
     def is_first(self) -> bool:
-        return self.row == 0
+        return self.cells.start == 0
 
-    @property
-    def cells(self) -> int:
-        """Number of its cells in the target's grid."""
-        return self.last - self.first
-
-    @property
-    def begin(self) -> int:
-        """The progress before its first pass."""
-        return 2 * self.first
-
-    def drafted(self, passes: int) -> int:
+    def progress_of_draft(self, passes: int) -> int:
         """The progress after ``passes`` passes of the draft model in the block."""
         planned = sum(bool(p.cells) for p in self.schedule.passes)
-        return self.begin + self.cells * passes // planned
+        return 2 * self.cells.start + len(self.cells) * passes // planned
 
-    def repaired(self, passes: int, planned: int) -> int:
+    def progress_of_repair(self, passes: int, planned: int) -> int:
         """The progress after ``passes`` of the target's ``planned`` passes in the block."""
-        return self.begin + self.cells + self.cells * passes // planned
+        return 2 * self.cells.start + len(self.cells) + len(self.cells) * passes // planned
 
 
-def blocks_of(settings: MuLoSDSettings, small: int, ratio: int) -> list[Block]:
-    """The blocks of a draft of ``small`` x ``small`` tokens on a grid of ``ratio`` times the side."""
-    rows = rows_at_once(settings, small)
-    covered = ratio * ratio * small  # cells of the target that a row of the draft covers
+def blocks_of(settings: MuLoSDSettings, draft_side: int, ratio: int) -> list[Block]:
+    """The blocks of a draft of ``draft_side`` x ``draft_side`` tokens. ``ratio``: r."""
+    at_once = settings.rows_at_once(draft_side)
+    cells_of_row = ratio * ratio * draft_side  # cells that a draft row covers
+
     blocks = []
-    for row in range(0, small, rows):
-        end = min(row + rows, small)
-        before = max(0, row - rows)
-        schedule = draft_schedule(small, settings.draft_window, row, end - row, fed_again=row - before)
-        blocks.append(Block(row, end, row * covered, end * covered, before * covered, schedule))
+    for first in range(0, draft_side, at_once):
+        rows = range(first, min(first + at_once, draft_side))
+        cells = range(rows.start * cells_of_row, rows.stop * cells_of_row)
+        row_before = max(0, first - at_once)  # first draft row of the block before
+        schedule = draft_schedule(draft_side, settings.draft_window, first, len(rows), fed_again=first - row_before)
+        blocks.append(Block(rows, cells, row_before * cells_of_row, schedule))
     return blocks
 
 
 @lru_cache(maxsize=64)
-def draft_schedule(grid: int, window: int, first: int, rows: int, fed_again: int) -> Schedule:
-    """Passes in which the draft model generates some rows of its grid. Guidance counts tokens, as in serial decoding.
+def draft_schedule(draft_side: int, window: int, known: int, rows: int, fed_again: int) -> Schedule:
+    """Passes in which the draft model generates some draft rows. Guidance counts tokens, as in serial decoding.
 
     Args:
-        grid: side of the draft's grid.
+        draft_side: side of the draft's grid.
         window: ZipAR's window; 0, or a window as wide as a row, gives raster order.
-        first: number of rows that are known.
-        rows: number of rows to generate after the known rows.
-        fed_again: how many of the known rows, counted back from the last, are fed once more.
+        known: number of draft rows that are decided already.
+        rows: number of draft rows to generate after these.
+        fed_again: how many of the ``known`` rows, counted back from the last, are fed once more.
     """
-    known = first * grid
-    if 0 < window < grid:
-        groups = row_groups(grid, window, rows)
+    # 1. The tokens of every pass, counted from the first new one.
+    if 0 < window < draft_side:
+        groups = row_groups(draft_side, window, rows)
     else:
-        groups = [[cell] for cell in range(rows * grid)]
+        groups = [[token] for token in range(rows * draft_side)]
 
-    decided = known
+    # 2. The same groups, counted from the first token of the draft.
+    decided = known * draft_side
     shifted = []
     cfg_steps = []
     for group in groups:
-        shifted.append([known + cell for cell in group])
+        shifted.append([known * draft_side + token for token in group])
         cfg_steps.append(decided - 1)
         decided += len(group)
-    return Schedule(grid, next_token_passes(shifted, grid, cfg_steps, known, fed_again * grid), known=known)
+
+    passes = next_token_passes(shifted, draft_side, cfg_steps, known * draft_side, fed_again * draft_side)
+    return Schedule(draft_side, passes, known=known * draft_side)
 
 
-class Drafter:
+class BlockDrafter:
     """The draft model M_q, with its image and the keys and values of all blocks so far.
 
     Args:
-        target: the canvas of the target; both models share its report and clock.
+        target_canvas: the images of the target; both models share its report and clock.
         model: the draft model.
         condition: the condition of the images.
         blocks: all blocks of the image.
     """
 
-    def __init__(self, target: TokenCanvas, model: TokenModel, condition: AnyCondition, blocks: Sequence[Block]):
-        self.target = target
-        self.ratio = target.grid[0] // model.grid
+    def __init__(
+        self, target_canvas: TokenCanvas, model: TokenModel, condition: AnyCondition, blocks: Sequence[Block]
+    ) -> None:
+        self.target_canvas = target_canvas
+        self.ratio = target_canvas.grid[0] // model.grid
 
         # Guidance covers the same part of the draft's image as of the target's image.
-        settings = target.settings
+        settings: MuLoSDSettings = target_canvas.settings
         if settings.cfg_interval is not None:
             settings = replace(settings, cfg_interval=settings.cfg_interval // self.ratio**2)
 
         prepared = prepare(model, condition, model.device)
-        settings = resolve(settings, model)
-        self.canvas = blank(model, model.grid, settings, target.noise, target.report, clock=target.clock)
+        sampling = sampling_of(settings, model)
+        self.canvas = blank(
+            model, model.grid, settings, sampling, target_canvas.noise, target_canvas.report, target_canvas.clock
+        )
         self.canvas.phases = ("draft", "draft")
         self.draw = TokenDraw(self.canvas, stream="draft")
 
@@ -144,20 +141,20 @@ class Drafter:
         # The cache has slots for the passes of every block. In windows, stand-ins and padding have slots of their own.
         # The null condition is read to the end, so that one cache has the branches for all blocks.
         slots = max(slots_of(block.schedule, one_by_one=not self.in_windows) for block in blocks)
-        last_guided = math.inf if settings.guides else -1
+        last_guided = math.inf if sampling.guides else -1
         self.block = blocks[0]  # the present one
         self.look = ScheduleLook(self.canvas, prepared, self.block.schedule, last_guided, slots=slots)
 
     def generate(self, block: Block) -> Iterator[Step]:
-        """1. Generate the rows of a block, pass by pass or in windows (``jacobi.py``)."""
+        """1. Generate the draft rows of a block, pass by pass or in windows (``jacobi.py``)."""
         self.block = block
-        self.draw.guided_by_pass = guided_passes(self.canvas.settings, block.schedule)
-        if not (block.is_first or self.in_windows):
-            self.look.follow(block.schedule)
+        self.draw.guided_by_pass = guided_passes(self.canvas.sampling, block.schedule)
 
-        t = table_of(block.schedule, one_by_one=not self.in_windows)
-        plan = {k: cells for k, cells in plan_of(t, self.canvas.device).items() if len(cells)}
+        table = table_of(block.schedule, one_by_one=not self.in_windows)
+        plan = {k: tokens for k, tokens in plan_of(table, self.canvas.device).items() if len(tokens)}
         if not self.in_windows:
+            if not block.is_first:
+                self.look.follow(block.schedule)
             yield from decode(self.canvas, plan, self.look, self.draw, self.show)
             return
 
@@ -171,40 +168,48 @@ class Drafter:
     def show(self, done: int) -> Iterator[Step]:
         """Count pass number ``done`` of the present block, and yield the partial result."""
         self.canvas.report.add(draft_passes=1)
-        return self.target.show(self.block.drafted(done), self.view)
+        return self.target_canvas.show(self.block.progress_of_draft(done), self.view)
 
     @torch.inference_mode(False)
     def view(self) -> tuple[Tensor, Tensor]:
         """The target's view, on which the draft's tokens of the present block are repeated over the cells that they
         cover.
         """
-        of_target, decided = self.target.view()
-        codes, drafted = (
+        tokens, decided = self.target_canvas.view()
+        draft_tokens, drafted = (
             values.repeat_interleave(self.ratio, 1).repeat_interleave(self.ratio, 2) for values in self.canvas.view()
         )
-        drafted[:, : self.block.row * self.ratio] = False
-        return torch.where(drafted, codes, of_target), decided | drafted
+        drafted[:, : self.block.draft_rows.start * self.ratio] = False
+        return torch.where(drafted, draft_tokens, tokens), decided | drafted
 
 
-def enlarge(block: Block, draft: TokenCanvas, target: TokenCanvas, up_sampler: UpSampling) -> None:
+def enlarge(block: Block, draft_canvas: TokenCanvas, target_canvas: TokenCanvas, up_sampler: UpSampling) -> None:
     """2. U_r: enlarge the draft of a block, together with the rows above it, and write it to the target's canvas."""
-    ratio = target.grid[0] // draft.grid[0]
-    with target.clock.phase("up-sampling"):
-        codes = draft.values[:, :-1].unflatten(1, draft.grid)[:, : block.end]
-        large = up_sampler.up(codes, ratio)
-        target.values[:, block.first : block.last] = large[:, block.row * ratio : block.end * ratio].flatten(1)
+    ratio = target_canvas.grid[0] // draft_canvas.grid[0]
+    rows = block.draft_rows
+    cells = block.cells
+    with target_canvas.clock.phase("up-sampling"):
+        enlarged = up_sampler.up(first_rows(draft_canvas, rows.stop), ratio)
+        of_block = enlarged[:, rows.start * ratio : rows.stop * ratio]
+        target_canvas.values[:, cells.start : cells.stop] = of_block.flatten(1)
 
 
-def reduce(block: Block, target: TokenCanvas, draft: TokenCanvas, up_sampler: UpSampling) -> None:
+def reduce(block: Block, target_canvas: TokenCanvas, draft_canvas: TokenCanvas, up_sampler: UpSampling) -> None:
     """6. D_r: reduce the final tokens of a block and write them to the draft's canvas, from which the draft model
     continues. The last block is not reduced.
     """
-    if block.last == target.cells:
+    if block.cells.stop == target_canvas.cells:
         return
 
-    ratio = target.grid[0] // draft.grid[0]
-    side = draft.grid[1]
-    with target.clock.phase("up-sampling"):
-        codes = target.values[:, :-1].unflatten(1, target.grid)[:, : block.end * ratio]
-        small = up_sampler.down(codes, ratio)
-        draft.values[:, block.row * side : block.end * side] = small[:, block.row : block.end].flatten(1)
+    ratio = target_canvas.grid[0] // draft_canvas.grid[0]
+    rows = block.draft_rows
+    side = draft_canvas.grid[1]
+    with target_canvas.clock.phase("up-sampling"):
+        reduced = up_sampler.down(first_rows(target_canvas, rows.stop * ratio), ratio)
+        of_block = reduced[:, rows.start : rows.stop]
+        draft_canvas.values[:, rows.start * side : rows.stop * side] = of_block.flatten(1)
+
+
+def first_rows(canvas: TokenCanvas, count: int) -> Tensor:
+    """The tokens of the first ``count`` rows of a canvas, int64 [B, count, side]."""
+    return canvas.values[:, :-1].unflatten(1, canvas.grid)[:, :count]

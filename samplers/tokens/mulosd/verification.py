@@ -20,6 +20,7 @@ from ..canvas import TokenCanvas
 from ..looks import CachedTransformer, FedRows, chosen_rows
 from ..prepare import PreparedCondition
 from ..sampling import TokenDraw, guidance_at, tempered
+from ..settings import MuLoSDSettings
 from .blocks import Block
 from .islands import Repair, WavePass, wave_passes
 
@@ -29,7 +30,7 @@ _PIECE = 1 << 24
 _SCORES = 1 << 24
 
 
-class Verifier:
+class BlockVerifier:
     """The target M_p, with the keys and values of all blocks so far.
 
     Args:
@@ -40,11 +41,11 @@ class Verifier:
 
     def __init__(self, canvas: TokenCanvas, condition: PreparedCondition, neighbours: Tensor):
         self.canvas = canvas
-        self.settings = canvas.settings
+        self.settings: MuLoSDSettings = canvas.settings
         self.transformer = CachedTransformer(canvas, condition)
+        self.null = canvas.sampling.guides  # whether the transformer reads the null condition too
         self.draw = TokenDraw(canvas)
         self.neighbours = neighbours
-        self.null = canvas.settings.guides
         self.pools: list[Tensor] = []  # pooled probabilities fp32 [B * n] of every block
 
     # ------------------------------------------------------------ 3. verification
@@ -59,7 +60,7 @@ class Verifier:
         with canvas.clock.phase("transformer"):
             hidden = self.read(block)
         with canvas.clock.phase("verification"):
-            pool, rejected = self.rejections(hidden, block.first)
+            pool, rejected = self.rejections(hidden, block.cells)
 
         self.pools.append(pool.flatten())
         return hidden, rejected.cpu().numpy().reshape(canvas.images, -1, canvas.grid[1])
@@ -73,38 +74,42 @@ class Verifier:
         if block.is_first:
             # In a batch the last cell is fed as padding, see WavePass.
             slots = canvas.cells if canvas.images > 1 else canvas.cells - 1
-            hidden = self.transformer.prefill(self.null, slots, canvas.values[:, : block.last - 1])
+            hidden = self.transformer.prefill(self.null, slots, canvas.values[:, : block.cells.stop - 1])
         else:
             # The cells of the block before may have changed since they were fed.
-            fed = torch.arange(block.before, block.last - 1, device=canvas.device)
-            rows = causal_rows(fed, fed, self.transformer.cache.prefix, block.last - 1)
+            end = block.cells.stop - 1
+            fed = torch.arange(block.fed_from, end, device=canvas.device)
+            rows = causal_rows(fed, fed, self.transformer.cache.prefix, end)
             hidden = self.transformer.feed(canvas.values, rows, self.null)
 
-        return hidden[:, -block.cells :]
+        return hidden[:, -len(block.cells) :]
 
-    def rejections(self, hidden: Tensor, first: int) -> tuple[Tensor, Tensor]:
-        """Pooled probabilities of the drafts of n cells from ``first`` on, fp32 [B, n]; and R_T, the rejected drafts,
-        bool [B, n]. The ``hidden`` rows, [R, n, C], predict these cells.
+    def rejections(self, hidden: Tensor, cells: range) -> tuple[Tensor, Tensor]:
+        """Pooled probabilities of the drafts of n ``cells``, fp32 [B, n]; and R_T, the rejected drafts, bool [B, n].
+        The ``hidden`` rows, [R, n, C], predict these cells.
 
         This function is not recorded as a CUDA graph: the kernels of a whole block take longer than their launch, and a
         recording would keep the memory of the logits.
         """
-        s = self.settings
+        # 1. The probability of each draft, with its neighbours and alone. Logits are computed for some cells at a time.
+        sampling = self.canvas.sampling
         size = cells_at_once(len(hidden), self.draw.net.config.vocab)
-        cells = torch.arange(first, first + hidden.shape[1], device=hidden.device)
+        numbers = torch.arange(cells.start, cells.stop, device=hidden.device)
         pools = []
-        own = []
-        for part, rows in zip(cells.split(size), hidden.split(size, dim=1), strict=True):
-            logits = self.draw.logits(rows, guidance_at(s, part - 1))
-            p = tempered(logits, s).softmax(-1)
-            drafts = self.canvas.values[:, part]
-            pools.append(pooled(p, drafts, self.neighbours))
-            own.append(p.gather(-1, drafts[..., None])[..., 0])
-
+        alone = []
+        for part, rows in zip(numbers.split(size), hidden.split(size, dim=1), strict=True):
+            logits = self.draw.logits(rows, guidance_at(sampling, part - 1))
+            p = tempered(logits, sampling).softmax(-1)
+            draft_tokens = self.canvas.values[:, part]
+            pools.append(pooled(p, draft_tokens, self.neighbours))
+            alone.append(p.gather(-1, draft_tokens[..., None])[..., 0])
         pool = torch.cat(pools, dim=1)
-        if s.acceptance_target:
-            return pool, all_but_share(pool, s.acceptance_target, torch.cat(own, dim=1), first)
-        return pool, pool < s.tau
+
+        # 2. Accept a share of the drafts, or all drafts with a probability of tau and more.
+        share = self.settings.acceptance_target
+        if share:
+            return pool, all_but_share(pool, share, torch.cat(alone, dim=1), before=cells.start)
+        return pool, pool < self.settings.tau
 
     # ------------------------------------------------------------ 5. resampling
 
@@ -118,7 +123,7 @@ class Verifier:
         canvas = self.canvas
         accepted = repair.outcome().reshape(canvas.images, -1) == ACCEPTED
         image, cell = to_device(np.stack(accepted.nonzero()), canvas.device)
-        cell = cell + block.first
+        cell = cell + block.cells.start
         outcome = torch.full_like(cell, ACCEPTED, dtype=torch.uint8)
         canvas.decide((image, cell), canvas.values[image, cell], self.newest_pass, outcome)
 
@@ -131,18 +136,18 @@ class Verifier:
         """
         canvas = self.canvas
         outcome = to_device(repair.outcome().reshape(canvas.images, -1), canvas.device)  # uint8 [B, n]
-        waves = wave_passes(repair.wave.reshape(canvas.images, -1), block.first, canvas.cells)
+        waves = wave_passes(repair.wave.reshape(canvas.images, -1), block.cells.start, canvas.cells)
 
         for k, wave in enumerate(waves):
             cells = to_device(wave.cells, canvas.device)
-            in_block = (cells - block.first).clamp(max=block.cells - 1)  # any cell for padding
+            in_block = (cells - block.cells.start).clamp(max=len(block.cells) - 1)  # any cell for padding
             if k == 0:
                 predicted_by = in_block
             else:
                 hidden, predicted_by = self.feed(wave)
             values = self.sample(hidden, predicted_by, cells)
             verdict = Verdict(cells, values, self.newest_pass, outcome.gather(1, in_block))
-            yield block.repaired(k + 1, len(waves)), verdict
+            yield block.progress_of_repair(k + 1, len(waves)), verdict
 
     def feed(self, wave: WavePass) -> tuple[Tensor, Tensor]:
         """Feed the cells that a wave needs, see :class:`WavePass`. Returns hidden rows [R, m, C], and the index of the
@@ -169,7 +174,7 @@ class Verifier:
         new = []
         with self.canvas.clock.phase("sampling"):
             for part, rows in zip(cells.split(size, dim=1), predicted_by.split(size, dim=1), strict=True):
-                guidance = guidance_at(self.settings, part - 1)
+                guidance = guidance_at(self.canvas.sampling, part - 1)
                 new.append(self.draw.tokens(chosen_rows(hidden, rows), guidance, part, self.canvas.values))
         return torch.cat(new, dim=1)
 
@@ -225,16 +230,20 @@ def _codes_at_once(count: int) -> int:
 def codebook_neighbours(codebook: Codebook, k: int, device: torch.device) -> Tensor:
     """:func:`neighbours` of a VQ codebook's unit vectors on ``device``; 66 MB for 16,384 codes and k 1000.
 
-    The codebook keeps one table, the last one, until its weights change.
+    The codebook keeps one table, the last one, with the vectors that it was made for. The table is made again when the
+    vectors differ, whatever has written them. The host waits for the comparison.
     """
-    weight = codebook.embedding.weight
-    # Inference tensors, which ComfyUI loads, have no version counter; they are not changed in place.
-    version = 0 if weight.is_inference() else weight._version
-    made_for = (k, device, version)
-    if codebook.neighbours is None or codebook.neighbours[0] != made_for:
-        codebook.neighbours = None  # two tables at a time would be large
-        codebook.neighbours = (made_for, neighbours(codebook.unit(), k).to(device))
-    return codebook.neighbours[1]
+    vectors = codebook.unit()
+    if codebook.neighbours is not None:
+        made_for, table = codebook.neighbours
+        is_wanted = table.shape[1] == 1 + k and table.device == device
+        if is_wanted and made_for.device == vectors.device and torch.equal(made_for, vectors):
+            return table
+
+    codebook.neighbours = None  # two tables at a time would be large
+    table = neighbours(vectors, k).to(device)
+    codebook.neighbours = (vectors, table)
+    return table
 
 
 def pooled(p: Tensor, codes: Tensor, table: Tensor) -> Tensor:
@@ -248,16 +257,17 @@ def pooled(p: Tensor, codes: Tensor, table: Tensor) -> Tensor:
     return p.gather(-1, table[codes].long()).sum(-1)
 
 
-def all_but_share(pool: Tensor, share: float, own: Tensor | None = None, before: int = 0) -> Tensor:
+def all_but_share(pool: Tensor, share: float, alone: Tensor | None = None, before: int = 0) -> Tensor:
     """R_T, bool [B, n], if a ``share`` of every image's tokens is accepted: the tokens with the highest ``pool``.
 
     Pooled probabilities that agree to 1e-4 are tied, because sums of the whole distribution differ by rounding. Among
-    tied tokens, those with the highest probability ``own`` come first, and then those that come first in raster order.
+    tied tokens, those with the highest probability ``alone`` come first, and then those that come first in raster
+    order.
 
     Args:
         pool: fp32 [B, n], from :func:`pooled`.
         share: 0 to 1. It applies to the tokens of this block and of all earlier blocks together.
-        own: probability of each draft alone, fp32 [B, n]; None: equal for all.
+        alone: probability of each draft without its neighbours, fp32 [B, n]; None: equal for all.
         before: number of tokens of an image in earlier blocks.
     """
     # The earlier blocks accepted their share of tokens, rounded. This block accepts the rest of the share so far.
@@ -266,7 +276,7 @@ def all_but_share(pool: Tensor, share: float, own: Tensor | None = None, before:
 
     # Sort by the less significant key first; stable sorting keeps this order among tied tokens.
     order = torch.arange(count, device=pool.device).expand_as(pool)
-    for key in (pool if own is None else own, (pool * 1e4).round()):
+    for key in (pool if alone is None else alone, (pool * 1e4).round()):
         in_order = key.gather(1, order).sort(dim=1, descending=True, stable=True).indices
         order = order.gather(1, in_order)
     return torch.ones_like(pool, dtype=torch.bool).scatter(1, order[:, :accepted], False)

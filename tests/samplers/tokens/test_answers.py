@@ -14,7 +14,7 @@ from fastar_nodes.networks.llama import attend
 from fastar_nodes.runs.answers import AnswerSettings, answer, answer_bytes, expect_reader
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
-from fastar_nodes.samplers.tokens.settings import TokenSettings
+from fastar_nodes.samplers.tokens.settings import TokenSampling
 from janus_images import FOLDER, picture, tiny_editor, tiny_reader
 from recording import recording
 from tokens_reference import tiny_gpt
@@ -30,7 +30,7 @@ def rows(i):
 
 
 def run(head, question, images, limit=12, seed=1, model=None, **settings):
-    made = TokenSettings(**{"cfg": 1.0, "temperature": 0.0, "top_k": 0, **settings})
+    made = TokenSampling(**{"temperature": 0.0, **settings})
     return list(answer(model or tiny_editor(), head, images, question, made, limit, PairedDraws(seed, [0])))
 
 
@@ -110,7 +110,7 @@ def test_memory_counts_question_and_answer():
 
 def test_refusals(head):
     with pytest.raises(UserError, match="output layer has 10 words"):
-        finish(answer(tiny_editor(), WordHead(64, 10), [rows(0)], [0], TokenSettings(), 1, PairedDraws(1, [0])))
+        finish(answer(tiny_editor(), WordHead(64, 10), [rows(0)], [0], TokenSampling(), 1, PairedDraws(1, [0])))
     with pytest.raises(UserError, match="cannot answer questions about images"):
         expect_reader(tiny_gpt())
     broken = WordHead(64, 322)

@@ -95,13 +95,15 @@ def test_the_table_of_a_codebook_is_of_its_unit_vectors_and_follows_its_weights(
 
 
 def test_neighbours_of_a_codebook_that_was_loaded_in_inference_mode():
-    """ComfyUI loads and runs in it, and its tensors keep no version."""
+    """ComfyUI loads and runs in it, and its tensors keep no count of their changes."""
     with torch.inference_mode():
         torch.manual_seed(0)
         book = Codebook(9, 4)
         first = judge.codebook_neighbours(book, 3, torch.device("cpu"))
         assert judge.codebook_neighbours(book, 3, torch.device("cpu")) is first
-    assert torch.equal(first, judge.neighbours(book.unit(), 3))
+        assert torch.equal(first, judge.neighbours(book.unit(), 3))
+        book.embedding.weight.copy_(torch.randn(9, 4))
+        assert torch.equal(judge.codebook_neighbours(book, 3, torch.device("cpu")), judge.neighbours(book.unit(), 3))
 
 
 def test_pooling_adds_the_neighbours_probabilities():

@@ -18,7 +18,7 @@ from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.looks import ScheduleLook, last_guided
 from fastar_nodes.samplers.tokens.par import par_schedule
-from fastar_nodes.samplers.tokens.sampling import TokenDraw, draw, guided_passes
+from fastar_nodes.samplers.tokens.sampling import TokenDraw, guided_passes, gumbel_max
 from fastar_nodes.samplers.tokens.schedule import raster
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
@@ -141,7 +141,7 @@ def test_a_window_of_one_pass_makes_the_calls_of_serial_decoding():
         _, model, chosen = CASES[name]
         serial = run(*CASES[name])
         canvas, condition = token_canvas(name, model, condition_of(kind_of(model)), chosen, PairedDraws(5, (0, 1, 2)))
-        guided = guided_passes(canvas.settings, schedule)
+        guided = guided_passes(canvas.sampling, schedule)
         look = ScheduleLook(canvas, condition, schedule, last_guided(guided))
         one = finish(module.decode_in_windows(canvas, look, TokenDraw(canvas, guided), 1))
         assert torch.equal(one[0], serial[0])
@@ -170,15 +170,15 @@ def test_stand_ins_and_true_tokens_are_seen_by_their_own_passes(monkeypatch, nam
     serial_logits, window_logits = [], []
 
     def recording(made):
-        def recorded(logits, chosen, gumbel):
+        def recorded(logits, *more):
             made.append(logits)
-            return draw(logits, chosen, gumbel)
+            return gumbel_max(logits, *more)
 
         return recorded
 
-    monkeypatch.setattr(sampling, "draw", recording(serial_logits))
+    monkeypatch.setattr(sampling, "gumbel_max", recording(serial_logits))
     serial = run(*CASES[name], (1,))
-    monkeypatch.setattr(sampling, "draw", recording(window_logits))
+    monkeypatch.setattr(sampling, "gumbel_max", recording(window_logits))
     monkeypatch.setattr(module, "_guess", lambda tokens, *_: tokens[:, :-1].copy_(serial[0].flatten(1)))
     run(*CASES[name], (1,), parallel=100)
     torch.testing.assert_close(torch.cat(window_logits, dim=1), torch.cat(serial_logits, dim=1), rtol=1e-5, atol=1e-5)

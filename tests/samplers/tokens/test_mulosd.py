@@ -20,7 +20,7 @@ from fastar_nodes.samplers.tokens.mulosd import verification as judging
 from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
 from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
 from fastar_nodes.samplers.tokens.sampling import TokenDraw
-from fastar_nodes.samplers.tokens.settings import ONE_BY_ONE, SUFFIX, LlamaGenSettings, MuLoSDSettings, neighbours_of
+from fastar_nodes.samplers.tokens.settings import ONE_BY_ONE, SUFFIX, LlamaGenSettings, MuLoSDSettings
 from fastar_nodes.samplers.tokens.zipar import ZipARSettings, windowed, zipar
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -95,7 +95,7 @@ def plain_repair(model, condition, chosen, draws, drafts, above=None) -> tuple[t
     net, grid = model.net, model.grid
     above = drafts[:, :0] if above is None else above
     first, last = above.shape[1], above.shape[1] + drafts.shape[1]
-    table = judging.neighbours(VQ.net.quantize.unit(), neighbours_of(chosen, CODES))
+    table = judging.neighbours(VQ.net.quantize.unit(), chosen.neighbours_among(CODES))
     gumbel = draws.gumbel("token", torch.arange(model.tokens), CODES)
     out, rejections, lengths = [], [], []
     for image in range(len(condition)):
@@ -575,8 +575,8 @@ def test_what_does_not_fit_is_refused_before_any_work(change, field):
 
 
 def test_neighbours_keep_lanterns_share_of_the_codebook():
-    assert neighbours_of(MuLoSDSettings(), 16384) == 1000 and neighbours_of(MuLoSDSettings(), 512) == 31
-    assert neighbours_of(MuLoSDSettings(neighbours=0), 512) == 0
+    assert MuLoSDSettings().neighbours_among(16384) == 1000 and MuLoSDSettings().neighbours_among(512) == 31
+    assert MuLoSDSettings(neighbours=0).neighbours_among(512) == 0
 
 
 def test_a_draft_in_progress_is_shown_enlarged_behind_what_is_final():

@@ -18,8 +18,8 @@ from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.prepare import features_of, prepare
-from fastar_nodes.samplers.tokens.sampling import Sampling, penalised, sample
-from fastar_nodes.samplers.tokens.settings import DETAILS, LlamaGenSettings, TarPromptSettings
+from fastar_nodes.samplers.tokens.sampling import DrawSetup, penalised, sample
+from fastar_nodes.samplers.tokens.settings import DETAILS, LlamaGenSettings, TarPromptSettings, TokenSampling
 from fastar_nodes.samplers.tokens.tar import tar_prompt
 from qwen_reference import TINY, language_logits, tiny_tar
 from safetensors.torch import save_file
@@ -110,14 +110,14 @@ def test_repetition_penalty_defaults_to_the_files() -> None:
 def test_a_code_is_penalised_behind_its_cell_only() -> None:
     """Neither the guess in a cell nor those behind it count, nor the zero of a cell that holds nothing yet."""
     noise = PairedDraws(1, (0,)).stream("code", 3, torch.device("cpu"))
-    how = Sampling(TarPromptSettings(temperature=0.0), images=1, noise=noise, penalty=2.0)
+    setup = DrawSetup(TokenSampling(temperature=0.0), images=1, noise=noise, penalty=2.0)
 
     # Cells 0, 1 and 2, which hold the codes 0, 1 and 2; padding behind them.
     tokens = torch.tensor([[0, 1, 2, 0]])
     logits = torch.tensor([[[2.0, 1.9, 0.0], [2.0, 1.9, 0.97], [1.9, 1.9, 0.97]]])
     # Halved are no code, then 0, then 0 and 1.
-    assert sample(how, logits, torch.arange(3), tokens).tolist() == [[0, 1, 2]]
-    assert sample(how, logits, torch.tensor([[0, 1, 2]]), tokens).tolist() == [[0, 1, 2]]
+    assert sample(setup, logits, torch.arange(3), tokens).tolist() == [[0, 1, 2]]
+    assert sample(setup, logits, torch.tensor([[0, 1, 2]]), tokens).tolist() == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize("prompts", [[], (), "a red boat", [3], [["x"]], [None]])

@@ -12,8 +12,8 @@ from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.canvas import blank, given_tokens
 from fastar_nodes.samplers.tokens.draws import PairedDraws
-from fastar_nodes.samplers.tokens.sampling import Sampling, sample
-from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
+from fastar_nodes.samplers.tokens.sampling import DrawSetup, sample
+from fastar_nodes.samplers.tokens.settings import TokenSampling
 from test_token_contract import start
 
 LOW = torch.zeros(1, 8, 8)
@@ -56,18 +56,18 @@ def test_windows_are_exact_and_an_image_does_not_depend_on_its_batch(serial, win
 def test_a_given_token_of_value_0_is_given_like_any_other():
     """It is read by later passes, and shown where a guess or the zero of an empty cell is stored."""
     given = torch.tensor([[0, 2, -1, -1, -1]])
-    settings = LlamaGenSettings(temperature=0.0)
+    greedy = TokenSampling(temperature=0.0)
     device = torch.device("cpu")
     model = SimpleNamespace(net=Idle(), device=device)
-    canvas = blank(model, 2, settings, PairedDraws(1, (0,)), None, Clock(device), given)
+    canvas = blank(model, 2, None, greedy, PairedDraws(1, (0,)), None, Clock(device), given)
     assert canvas.decided.tolist() == [[True, True, False, False]]
 
     # Code 1 is the likeliest everywhere.
     logits = torch.tensor([0.0, 1.0, 0.0]).expand(1, 4, 3)
     cells = torch.arange(4)
-    how = Sampling(settings, images=1, noise=canvas.noise.stream("token", 3, device), given=canvas.given)
-    assert sample(how, logits, cells, canvas.values).tolist() == [[0, 2, 1, 1]]
-    assert sample(how, logits, cells[None], canvas.values).tolist() == [[0, 2, 1, 1]]
+    setup = DrawSetup(greedy, images=1, noise=canvas.noise.stream("token", 3, device), given=canvas.given)
+    assert sample(setup, logits, cells, canvas.values).tolist() == [[0, 2, 1, 1]]
+    assert sample(setup, logits, cells[None], canvas.values).tolist() == [[0, 2, 1, 1]]
 
     canvas.values[:] = 1
     assert canvas.shown(canvas.decided).tolist() == [[[0, 2], [0, 0]]]

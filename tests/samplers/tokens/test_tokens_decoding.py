@@ -1,5 +1,6 @@
 """The cached loop against the slow reference, settings at which methods agree, and published settings."""
 
+import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -13,7 +14,7 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens import par as par_module
 from fastar_nodes.samplers.tokens.cache_slots import table_of
-from fastar_nodes.samplers.tokens.defaults import published, resolve
+from fastar_nodes.samplers.tokens.defaults import published, sampling_of
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.par import ADJACENT, NON_LOCAL, PARSettings, ablation_schedule, par, par_schedule
@@ -117,9 +118,10 @@ def sized(dim: int, regions: int = 1, condition: str = "class") -> SimpleNamespa
 )
 def test_cfg_zero_and_top_k_minus_one_take_the_published_values(model, cfg, top_k):
     assert published(model) == {"cfg": cfg, "top_k": top_k}
-    own = resolve(LlamaGenSettings(), model)
-    assert (own.cfg, own.top_k) == (cfg, top_k)
-    assert resolve(LlamaGenSettings(cfg=1.0, top_k=0), model) == LlamaGenSettings(cfg=1.0, top_k=0)
+    own = sampling_of(LlamaGenSettings(), model)
+    assert (own.cfg, own.top_k, own.guides, own.cfg_interval) == (cfg, top_k, cfg > 1, math.inf)
+    stated = sampling_of(LlamaGenSettings(cfg=1.0, top_k=3, cfg_interval=5), model)
+    assert (stated.cfg, stated.top_k, stated.guides, stated.cfg_interval) == (1.0, 3, False, 5)
 
 
 def test_a_report_states_the_values_that_were_taken():

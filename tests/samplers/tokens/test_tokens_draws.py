@@ -1,12 +1,13 @@
 """Paired draws: any cell at any time, image by image, and that they are Gumbel numbers nobody shares."""
 
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
 from fastar_nodes.samplers.tokens.draws import PairedDraws
-from fastar_nodes.samplers.tokens.sampling import allowed, draw, entropy_factor, tempered
-from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
+from fastar_nodes.samplers.tokens.sampling import allowed, entropy_factor, gumbel_max, tempered
+from fastar_nodes.samplers.tokens.settings import TokenSampling
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_noise import GOLDEN, MASK, halves, mixed
@@ -89,8 +90,9 @@ def test_a_number_that_rounds_to_one_stays_below_it():
 
     logits = torch.zeros(1, 1, 15173)
     logits[..., -1] = 1e-4
+    noise = draws.stream("token", 15173, cell.device)
     for greedy in ({"top_k": 1}, {"temperature": 0.0, "top_k": 0}, {"top_k": 0, "top_p": 0.0}):
-        assert int(draw(logits, LlamaGenSettings(**greedy), gumbel)) == 15172, greedy
+        assert int(gumbel_max(logits, TokenSampling(**greedy), noise, cell)) == 15172, greedy
 
 
 @pytest.mark.parametrize("bits", [0, 1, 2**31, 2**32 - 129, 2**32 - 128, 2**32 - 1])
@@ -104,7 +106,7 @@ def test_noise_is_finite_whatever_the_bits(monkeypatch, bits):
 
 def test_at_temperature_zero_the_likeliest_value_has_the_whole_probability():
     logits = torch.tensor([[2.0, 2.0 + 1e-6, 1.0]])
-    p = tempered(logits, LlamaGenSettings(temperature=0.0, top_k=0, top_p=1.0)).softmax(-1)
+    p = tempered(logits, TokenSampling(temperature=0.0)).softmax(-1)
     assert p.tolist() == [[0.0, 1.0, 0.0]]
 
 
@@ -142,6 +144,12 @@ def test_ties_of_the_last_kept_value_are_kept_by_top_k():
     assert allowed(torch.tensor([[1.0, 3.0, 1.0, 0.0]]), 2, 1.0)[0].tolist() == [1.0, 3.0, 1.0, -torch.inf]
 
 
+def test_at_temperature_zero_no_noise_is_computed():
+    """The stand-in for the noise has no numbers at all."""
+    logits = torch.tensor([[[2.0, 3.0, 1.0]]])
+    assert int(gumbel_max(logits, TokenSampling(temperature=0.0), SimpleNamespace(), torch.tensor([0]))) == 1
+
+
 def test_temperature_divides_the_logits():
     """A difference of 1 in the logits is 2 at temperature 0.5, which a difference of 1.5 in the noise does not turn."""
     # At 2 a difference of 1 is 0.5, which 0.7 outweighs; at 0 no noise counts.
@@ -153,7 +161,8 @@ def test_temperature_divides_the_logits():
         (1e-6, torch.inf, 0.0, 1),
     ):
         logits, gumbel = torch.tensor([[[0.0, gap]]]), torch.tensor([[[noise, 0.0]]])
-        assert int(draw(logits, LlamaGenSettings(temperature=temperature, top_k=0, top_p=1.0), gumbel)) == token
+        fixed = SimpleNamespace(gumbel=lambda cells, numbers=gumbel: numbers)
+        assert int(gumbel_max(logits, TokenSampling(temperature=temperature), fixed, torch.tensor([0]))) == token
 
 
 @pytest.mark.parametrize(
@@ -192,7 +201,7 @@ def test_the_entropy_is_that_of_the_values_that_may_be_drawn_before_the_temperat
     logits = torch.tensor([8.0, 4.0, 2.0, 2.0, 1.0]).log()
     factor = 2.5 * 0.667420 + 0.6
 
-    chosen = LlamaGenSettings(temperature=temperature, entropy_temperature=1.0, **cut)
+    chosen = TokenSampling(temperature=temperature, entropy_temperature=1.0, **cut)
     found = tempered(logits[None], chosen)[0]
     assert float(found[4]) == -torch.inf
     torch.testing.assert_close(found[:4], logits[:4] / (factor * temperature), rtol=1e-5, atol=0)
@@ -200,7 +209,7 @@ def test_the_entropy_is_that_of_the_values_that_may_be_drawn_before_the_temperat
 
 def test_the_temperature_by_entropy_does_not_depend_on_other_positions():
     logits = 3 * torch.randn(2, 5, 40, generator=torch.Generator().manual_seed(1))
-    chosen = LlamaGenSettings(entropy_temperature=1.0, top_k=20)
+    chosen = TokenSampling(entropy_temperature=1.0, top_k=20)
     together = tempered(logits, chosen)
     for image in range(2):
         for cell in range(5):
