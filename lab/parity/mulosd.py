@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...samplers.tokens.mulosd import islands as geometry
-from ...samplers.tokens.mulosd.verification import neighbours
+from ...samplers.tokens.mulosd.acceptance import neighbours
 from .cases import Case, Check, exact, gathered, read_json, read_tensors, relative
 
 GEOMETRY, NEIGHBOURS = "mulosd_geometry.json", "lantern_neighbours.safetensors"

@@ -16,7 +16,8 @@ from ...samplers.conditioning import AnyCondition, FeatureCondition, ImagePrompt
 from ...samplers.tokens.cache_slots import table_of
 from ...samplers.tokens.defaults import sampling_of
 from ...samplers.tokens.jacobi import padded_rows
-from ...samplers.tokens.mulosd.verification import cells_at_once, neighbours_bytes
+from ...samplers.tokens.mulosd.acceptance import neighbours_bytes
+from ...samplers.tokens.mulosd.verification import cells_at_once
 from ...samplers.tokens.prepare import prompt_ids
 from ...samplers.tokens.schedule import Schedule, raster
 from ...samplers.tokens.settings import DETAILS, TarPromptSettings

@@ -55,7 +55,7 @@ def token_canvas(
 ) -> tuple[TokenCanvas, PreparedCondition]:
     """Check the inputs. Returns the canvas of a generation, and the packed condition.
 
-    In the canvas' settings and in the report, the model's own values replace None.
+    In the canvas' settings and in the report, the model's own values replace None for ``cfg`` and ``top_k``.
     """
     clock = Clock(model.device)
     prepared = prepare(model, condition, model.device)
@@ -71,11 +71,11 @@ def token_canvas(
         given = given_tokens(edit, model.grid, len(condition)).to(model.device)
         report.edits = edit_digests(given, given < 0)
 
-    canvas = blank(model, model.grid, settings, sampling, draws, report, clock, given)
+    canvas = blank_canvas(model, model.grid, settings, sampling, draws, report, clock, given)
     return canvas, prepared
 
 
-def blank(
+def blank_canvas(
     model: Any,
     side: int,
     settings: Any,

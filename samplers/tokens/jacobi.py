@@ -109,29 +109,31 @@ def iterate(
         call += 1
         sampled = window.size
 
-        # 1. Feed the rows of the W passes at once, with the tokens so far, both certain tokens and guesses. Every row
-        #    attends to the slots that it attends to in its own serial pass. Its keys and values replace those of the
-        #    previous call. The null branch ends with the last guided pass, unless all calls must keep one shape.
+        # 1. The null branch ends with the last guided pass, unless all calls must keep one shape.
         null = last >= 0 and (has_one_shape or window.certain <= last)
+        only = None
+        if null and not all(guided):
+            only = to_device(guided_by_cell[window.entries], canvas.device)
+
+        # 2. Feed the rows of the W passes at once, with the tokens so far, both certain tokens and guesses. Every row
+        #    attends to the slots that it attends to in its own serial pass. Its keys and values replace those of the
+        #    previous call.
         with canvas.clock.phase(canvas.phases[0]):
             rows, predicted_by = window.fed_rows(table)
             hidden = chosen_rows(look.feed(window.tokens, rows, null), predicted_by)
 
-        # 2. Sample the cells of the W passes, from the same noise in every call.
+        # 3. Sample the cells of the W passes, from the same noise in every call.
         with canvas.clock.phase(canvas.phases[1]):
-            only = None
-            if null and not all(guided):
-                only = to_device(guided_by_cell[window.entries], canvas.device)
             new = draw.tokens(hidden, Guidance(null, only), window.cells, window.tokens)
 
-        # 3. The passes up to the first one whose tokens differ from the guesses are certain.
+        # 4. The passes up to the first one whose tokens differ from the guesses are certain.
         start = window.first_uncertain(new)
         canvas.decide(*window.verdict(new, start, call))
 
-        # 4. The windows move on. Their new tokens are the guesses of the next call.
+        # 5. The windows move on. Their new tokens are the guesses of the next call.
         window.move(new, start)
 
-        # 5. Finished images leave the batch.
+        # 6. Finished images leave the batch.
         left = np.flatnonzero(window.start < passes)
         if shrink and not has_one_shape and 0 < len(left) < len(window.images):
             look.keep(to_device(left, canvas.device), len(window.images))

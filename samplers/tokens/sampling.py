@@ -1,7 +1,7 @@
 """From the transformer's hidden rows to tokens: logits, guidance, and a sample with paired noise.
 
-:class:`TokenDraw` is the draw of a generation (``engine.py``). It computes with three plain functions, which a
-network may record: :func:`guided_logits`, :func:`sample`, and :func:`sample_tokens`, which is both.
+:class:`TokenDraw` is the draw of a generation (``engine.py``). It computes with plain functions: first
+:func:`guided_logits`, then :func:`tokens_from_logits`. A network may record both together, :func:`tokens_from_hidden`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Guidance(NamedTuple):
 def guidance_at(sampling: TokenSampling, steps: Tensor) -> Guidance:
     """The guidance of tokens at the given steps, int64 [...], which are counted as ``cfg_interval`` counts them."""
     if sampling.cfg_interval == math.inf:
-        return Guidance(sampling.guides)
+        return Guidance(sampling.guides)  # for all tokens alike
     return Guidance(sampling.guides, steps <= sampling.cfg_interval)
 
 
@@ -101,13 +101,13 @@ class TokenDraw:
         """The tokens, int64 [B, n], of the n cells of pass k."""
         return self.tokens(hidden, Guidance(self.guided_by_pass[k]), cells, self.canvas.values)
 
-    def tokens(self, hidden: Tensor, guidance: Guidance, cells: Tensor, tokens: Tensor) -> Tensor:
+    def tokens(self, hidden: Tensor, guidance: Guidance, cells: Tensor, so_far: Tensor) -> Tensor:
         """Token values int64 [B, n] of cells int64 [n] or [B, n], from the hidden rows [R, n, C] that predict them.
 
-        ``tokens``: the tokens of the images so far, int64 [B, N + 1], for the repetition penalty.
+        ``so_far``: the tokens of the images, int64 [B, N + 1], for the repetition penalty.
         """
-        so_far = tokens if self.setup.penalty != 1 else None  # a recording copies its arguments
-        new, *norms = sample_tokens(self.net, self.setup, hidden, guidance, cells, so_far)
+        read = so_far if self.setup.penalty != 1 else None  # a recording copies its arguments
+        new, *norms = tokens_from_hidden(self.net, self.setup, hidden, guidance, cells, read)
         self.canvas.watch(*norms)
         return new
 
@@ -130,19 +130,19 @@ class TokenDraw:
 
 
 @recorded
-def sample_tokens(
+def tokens_from_hidden(
     net: Llama,
     setup: DrawSetup,
     hidden: Tensor,
     guidance: Guidance,
     cells: Tensor,
-    tokens: Tensor | None,
+    so_far: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Sample tokens, int64 [B, n], from the hidden rows that predict them. Also returns the norms of
-    :func:`guided_logits`. Arguments as for :func:`guided_logits` and :func:`sample`.
+    :func:`guided_logits`. Arguments as for :func:`guided_logits` and :func:`tokens_from_logits`.
     """
     logits, largest, norm = guided_logits(net, setup, hidden, guidance)
-    return sample(setup, logits, cells, tokens), largest, norm
+    return tokens_from_logits(setup, logits, cells, so_far), largest, norm
 
 
 def guided_logits(net: Llama, setup: DrawSetup, hidden: Tensor, guidance: Guidance) -> tuple[Tensor, Tensor, Tensor]:
@@ -174,14 +174,14 @@ def guided_logits(net: Llama, setup: DrawSetup, hidden: Tensor, guidance: Guidan
     return mixed, torch.linalg.vector_norm(mixed, torch.inf), torch.linalg.vector_norm(hidden.float())
 
 
-def sample(setup: DrawSetup, logits: Tensor, cells: Tensor, tokens: Tensor | None) -> Tensor:
+def tokens_from_logits(setup: DrawSetup, logits: Tensor, cells: Tensor, so_far: Tensor | None) -> Tensor:
     """Tokens, int64 [B, n], of cells, int64 [n] or [B, n], from their logits, fp32 [B, n, V].
 
-    ``tokens``: the images' tokens so far; not read without a repetition penalty.
+    ``so_far``: the images' tokens, int64 [B, N + 1], for the repetition penalty; None without a penalty.
     """
     # 1. The repetition penalty.
-    if setup.penalty != 1 and tokens is not None:
-        logits = penalised(logits, used_before(tokens, cells, logits.shape[-1]), setup.penalty)
+    if so_far is not None:
+        logits = penalised(logits, used_before(so_far, cells, logits.shape[-1]), setup.penalty)
 
     # 2. Temperature, top-k, top-p, and the largest of the logits with Gumbel noise.
     new = gumbel_max(logits, setup.sampling, setup.noise, cells)
@@ -206,7 +206,7 @@ def used_before(tokens: Tensor, cells: Tensor, values: int) -> Tensor:
     return times > 0
 
 
-# ------------------------------------------------------------------------------------------------ the distribution
+# ------------------------------------------------------------ the distribution
 
 
 def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:

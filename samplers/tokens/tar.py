@@ -21,7 +21,7 @@ from ...networks.torch_state import in_own_state
 from ...reports.record import Clock, Report
 from ..conditioning import CodeCondition
 from ..engine import Step, new_report
-from .canvas import blank
+from .canvas import blank_canvas
 from .draws import PairedDraws
 from .llamagen import decode_schedule
 from .prepare import PreparedCondition, distinct, padded
@@ -83,7 +83,7 @@ def tar_prompt(
     )
     side = model.sides[scale]
     report = new_report("tar-prompt", model, settings, noise)
-    canvas = blank(model, side, settings, sampling, noise, report, clock)
+    canvas = blank_canvas(model, side, settings, sampling, noise, report, clock)
     codes, report = yield from decode_schedule(
         canvas,
         condition,

@@ -5,7 +5,7 @@ Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026
 1. the draft model M_q generates some rows of an image of 1/r the side, in ZipAR's order (``blocks.py``);
 2. the draft is enlarged to the target's grid (U_r, ``upsampling.py``);
 3. one pass of the target M_p gives p_i at every token i. A draft token is rejected if its probability, pooled over its
-   code's nearest neighbours, is below tau (R_T, ``verification.py``);
+   code's nearest neighbours, is below tau (R_T, ``verification.py`` and ``acceptance.py``);
 4. every rejection is expanded by a radius l, but not to cells before the first rejection; the result, R_X, is divided
    into islands (``islands.py``);
 5. all islands are resampled in parallel, in waves;
@@ -27,8 +27,9 @@ There is no public code. Where the paper leaves a choice open:
 
 Shapes: B images, R = B or, with guidance, 2 B batch rows, G the target's side, h rows of a block, n = h G cells.
 
-The host waits for the device at two places: once per cycle for the map of rejections, which determines the number of
-passes that follow, and where pixels of the tokenizer are checked (``upsampling.py``).
+The host waits for the device at three places: before the first pass, to compare the codebook with an earlier run's
+(``acceptance.py``); once per cycle for the map of rejections, which determines the number of passes that follow; and
+where pixels of the tokenizer are checked (``upsampling.py``).
 """
 
 from __future__ import annotations
@@ -47,10 +48,11 @@ from ..draws import PairedDraws
 from ..llamagen import decode_schedule
 from ..schedule import raster
 from ..settings import MuLoSDSettings
+from .acceptance import codebook_neighbours
 from .blocks import BlockDrafter, blocks_of, enlarge, reduce
 from .islands import Repair, islands_of_all, repair_of
 from .upsampling import UpSampling
-from .verification import BlockVerifier, codebook_neighbours
+from .verification import BlockVerifier
 
 
 @in_own_state

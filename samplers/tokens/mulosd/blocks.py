@@ -14,7 +14,7 @@ from ....networks.llama import TokenModel
 from ...conditioning import AnyCondition
 from ...engine import Step, decode
 from ..cache_slots import slots_of, table_of
-from ..canvas import TokenCanvas, blank
+from ..canvas import TokenCanvas, blank_canvas
 from ..defaults import sampling_of
 from ..jacobi import iterate
 from ..looks import ScheduleLook, plan_of
@@ -68,40 +68,41 @@ def blocks_of(settings: MuLoSDSettings, draft_side: int, ratio: int) -> list[Blo
     for first in range(0, draft_side, at_once):
         rows = range(first, min(first + at_once, draft_side))
         cells = range(rows.start * cells_of_row, rows.stop * cells_of_row)
-        row_before = max(0, first - at_once)  # first draft row of the block before
-        schedule = draft_schedule(draft_side, settings.draft_window, first, len(rows), fed_again=first - row_before)
-        blocks.append(Block(rows, cells, row_before * cells_of_row, schedule))
+        before = max(0, first - at_once)  # first draft row of the block before
+        schedule = draft_schedule(draft_side, settings.draft_window, first, len(rows), rows_fed_again=first - before)
+        blocks.append(Block(rows, cells, before * cells_of_row, schedule))
     return blocks
 
 
 @lru_cache(maxsize=64)
-def draft_schedule(draft_side: int, window: int, known: int, rows: int, fed_again: int) -> Schedule:
+def draft_schedule(draft_side: int, window: int, known_rows: int, new_rows: int, rows_fed_again: int) -> Schedule:
     """Passes in which the draft model generates some draft rows. Guidance counts tokens, as in serial decoding.
 
     Args:
         draft_side: side of the draft's grid.
         window: ZipAR's window; 0, or a window as wide as a row, gives raster order.
-        known: number of draft rows that are decided already.
-        rows: number of draft rows to generate after these.
-        fed_again: how many of the ``known`` rows, counted back from the last, are fed once more.
+        known_rows: number of draft rows that are decided already.
+        new_rows: number of draft rows to generate after these.
+        rows_fed_again: how many of the known rows, counted back from the last, are fed once more.
     """
-    # 1. The tokens of every pass, counted from the first new one.
+    # 1. The tokens of every pass, counted from the first new token.
     if 0 < window < draft_side:
-        groups = row_groups(draft_side, window, rows)
+        groups = row_groups(draft_side, window, new_rows)
     else:
-        groups = [[token] for token in range(rows * draft_side)]
+        groups = [[token] for token in range(new_rows * draft_side)]
 
     # 2. The same groups, counted from the first token of the draft.
-    decided = known * draft_side
+    known = known_rows * draft_side
+    decided = known
     shifted = []
     cfg_steps = []
     for group in groups:
-        shifted.append([known * draft_side + token for token in group])
+        shifted.append([known + token for token in group])
         cfg_steps.append(decided - 1)
         decided += len(group)
 
-    passes = next_token_passes(shifted, draft_side, cfg_steps, known * draft_side, fed_again * draft_side)
-    return Schedule(draft_side, passes, known=known * draft_side)
+    passes = next_token_passes(shifted, draft_side, cfg_steps, known, fed_again=rows_fed_again * draft_side)
+    return Schedule(draft_side, passes, known=known)
 
 
 class BlockDrafter:
@@ -127,7 +128,7 @@ class BlockDrafter:
 
         prepared = prepare(model, condition, model.device)
         sampling = sampling_of(settings, model)
-        self.canvas = blank(
+        self.canvas = blank_canvas(
             model, model.grid, settings, sampling, target_canvas.noise, target_canvas.report, target_canvas.clock
         )
         self.canvas.phases = ("draft", "draft")

@@ -1,7 +1,7 @@
 """MuLo-SD's target: one pass verifies the drafts of a block, and further passes resample its islands.
 
-Sources: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149); pooling as in
-LANTERN (Jang et al. 2025, ICLR 2025, arXiv 2410.03355).
+Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149). ``acceptance.py``
+says which drafts are accepted, and ``islands.py`` what is resampled. A *draft* is a draft token of a cell.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ....networks.autoencoder import Codebook
 from ....networks.torch_state import to_device
 from ....reports.record import ACCEPTED
 from ...engine import Verdict
@@ -21,13 +20,12 @@ from ..looks import CachedTransformer, FedRows, chosen_rows
 from ..prepare import PreparedCondition
 from ..sampling import TokenDraw, guidance_at, tempered
 from ..settings import MuLoSDSettings
+from .acceptance import all_but_share, pooled
 from .blocks import Block
 from .islands import Repair, WavePass, wave_passes
 
 # Logits of the target that are computed at once, of all images and branches: 64 MB in fp32.
 _PIECE = 1 << 24
-# Scores of pairs of codes that are computed at once: 64 MB in fp32.
-_SCORES = 1 << 24
 
 
 class BlockVerifier:
@@ -36,7 +34,7 @@ class BlockVerifier:
     Args:
         canvas: the target's images.
         condition: the packed condition.
-        neighbours: int32 [V, 1 + k], see :func:`neighbours`.
+        neighbours: int32 [V, 1 + k], see :func:`.acceptance.neighbours`.
     """
 
     def __init__(self, canvas: TokenCanvas, condition: PreparedCondition, neighbours: Tensor):
@@ -94,15 +92,15 @@ class BlockVerifier:
         # 1. The probability of each draft, with its neighbours and alone. Logits are computed for some cells at a time.
         sampling = self.canvas.sampling
         size = cells_at_once(len(hidden), self.draw.net.config.vocab)
-        numbers = torch.arange(cells.start, cells.stop, device=hidden.device)
+        on_device = torch.arange(cells.start, cells.stop, device=hidden.device)
         pools = []
         alone = []
-        for part, rows in zip(numbers.split(size), hidden.split(size, dim=1), strict=True):
+        for part, rows in zip(on_device.split(size), hidden.split(size, dim=1), strict=True):
             logits = self.draw.logits(rows, guidance_at(sampling, part - 1))
             p = tempered(logits, sampling).softmax(-1)
-            draft_tokens = self.canvas.values[:, part]
-            pools.append(pooled(p, draft_tokens, self.neighbours))
-            alone.append(p.gather(-1, draft_tokens[..., None])[..., 0])
+            drafts = self.canvas.values[:, part]
+            pools.append(pooled(p, drafts, self.neighbours))
+            alone.append(p.gather(-1, drafts[..., None])[..., 0])
         pool = torch.cat(pools, dim=1)
 
         # 2. Accept a share of the drafts, or all drafts with a probability of tau and more.
@@ -111,7 +109,7 @@ class BlockVerifier:
             return pool, all_but_share(pool, share, torch.cat(alone, dim=1), before=cells.start)
         return pool, pool < self.settings.tau
 
-    # ------------------------------------------------------------ 5. resampling
+    # ------------------------------------------------------------ 4. acceptance
 
     @property
     def newest_pass(self) -> int:
@@ -119,13 +117,15 @@ class BlockVerifier:
         return self.canvas.report.counts["transformer_passes"] - 1
 
     def accept(self, block: Block, repair: Repair) -> None:
-        """Decide the accepted drafts of a block. They count as decided by the pass that has verified them."""
+        """4. Decide the accepted drafts of a block. They count as decided by the pass that has verified them."""
         canvas = self.canvas
         accepted = repair.outcome().reshape(canvas.images, -1) == ACCEPTED
         image, cell = to_device(np.stack(accepted.nonzero()), canvas.device)
         cell = cell + block.cells.start
         outcome = torch.full_like(cell, ACCEPTED, dtype=torch.uint8)
         canvas.decide((image, cell), canvas.values[image, cell], self.newest_pass, outcome)
+
+    # ------------------------------------------------------------ 5. resampling
 
     def resample(self, block: Block, hidden: Tensor, repair: Repair) -> Iterator[tuple[int, Verdict]]:
         """5. Resample the islands of a block, one wave per pass. Yields the progress after every pass, see
@@ -192,91 +192,3 @@ def cells_at_once(rows: int, codes: int) -> int:
     batch rows and ``codes`` codes.
     """
     return max(1, _PIECE // (rows * codes))
-
-
-# ------------------------------------------------------------ acceptance
-
-
-@torch.inference_mode()
-def neighbours(vectors: Tensor, k: int) -> Tensor:
-    """For each code its own number and then the numbers of its k nearest codes by L2 distance, nearest first, int32
-    [V, 1 + k]. ``vectors``: the vectors of the codes, fp32 [V, channels]; k < V.
-    """
-    count = len(vectors)
-    square = vectors.square().sum(1)
-    parts = []
-    for rows in torch.arange(count, device=vectors.device).split(_codes_at_once(count)):
-        score = vectors[rows] @ vectors.t() - square / 2  # larger is nearer
-        score.scatter_(1, rows[:, None], torch.inf)  # the code itself first, even with duplicates
-        parts.append(score.topk(1 + k, dim=1).indices.to(torch.int32))
-    return torch.cat(parts)
-
-
-def neighbours_bytes(count: int, k: int) -> float:
-    """The most memory that :func:`neighbours` takes for ``count`` codes, in bytes."""
-    table = count * (1 + k)  # int32
-    scores = min(count, _codes_at_once(count)) * count
-
-    # While a piece is computed, it needs its scores and, for the nearest codes, at most as many scores again and int64
-    # indices: four times the scores. When the pieces are joined, the table exists twice.
-    return 4.0 * (table + max(table, 4 * scores))
-
-
-def _codes_at_once(count: int) -> int:
-    """Codes whose scores with all ``count`` codes are computed at once."""
-    return max(1, _SCORES // count)
-
-
-def codebook_neighbours(codebook: Codebook, k: int, device: torch.device) -> Tensor:
-    """:func:`neighbours` of a VQ codebook's unit vectors on ``device``; 66 MB for 16,384 codes and k 1000.
-
-    The codebook keeps one table, the last one, with the vectors that it was made for. The table is made again when the
-    vectors differ, whatever has written them. The host waits for the comparison.
-    """
-    vectors = codebook.unit()
-    if codebook.neighbours is not None:
-        made_for, table = codebook.neighbours
-        is_wanted = table.shape[1] == 1 + k and table.device == device
-        if is_wanted and made_for.device == vectors.device and torch.equal(made_for, vectors):
-            return table
-
-    codebook.neighbours = None  # two tables at a time would be large
-    table = neighbours(vectors, k).to(device)
-    codebook.neighbours = (vectors, table)
-    return table
-
-
-def pooled(p: Tensor, codes: Tensor, table: Tensor) -> Tensor:
-    """The probability of each code together with its neighbours, fp32 [...].
-
-    Args:
-        p: probabilities of all codes, fp32 [..., V].
-        codes: int64 [...].
-        table: from :func:`neighbours`.
-    """
-    return p.gather(-1, table[codes].long()).sum(-1)
-
-
-def all_but_share(pool: Tensor, share: float, alone: Tensor | None = None, before: int = 0) -> Tensor:
-    """R_T, bool [B, n], if a ``share`` of every image's tokens is accepted: the tokens with the highest ``pool``.
-
-    Pooled probabilities that agree to 1e-4 are tied, because sums of the whole distribution differ by rounding. Among
-    tied tokens, those with the highest probability ``alone`` come first, and then those that come first in raster
-    order.
-
-    Args:
-        pool: fp32 [B, n], from :func:`pooled`.
-        share: 0 to 1. It applies to the tokens of this block and of all earlier blocks together.
-        alone: probability of each draft without its neighbours, fp32 [B, n]; None: equal for all.
-        before: number of tokens of an image in earlier blocks.
-    """
-    # The earlier blocks accepted their share of tokens, rounded. This block accepts the rest of the share so far.
-    count = pool.shape[1]
-    accepted = round(share * (before + count)) - round(share * before)
-
-    # Sort by the less significant key first; stable sorting keeps this order among tied tokens.
-    order = torch.arange(count, device=pool.device).expand_as(pool)
-    for key in (pool if alone is None else alone, (pool * 1e4).round()):
-        in_order = key.gather(1, order).sort(dim=1, descending=True, stable=True).indices
-        order = order.gather(1, in_order)
-    return torch.ones_like(pool, dtype=torch.bool).scatter(1, order[:, :accepted], False)

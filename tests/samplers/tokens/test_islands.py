@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 from fastar_nodes.networks.autoencoder import Codebook
+from fastar_nodes.samplers.tokens.mulosd import acceptance as judge
 from fastar_nodes.samplers.tokens.mulosd import islands as geometry
-from fastar_nodes.samplers.tokens.mulosd import verification as judge
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays

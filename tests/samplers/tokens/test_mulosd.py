@@ -14,9 +14,8 @@ from fastar_nodes.reports.record import ACCEPTED, EXPANDED, REJECTED
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
+from fastar_nodes.samplers.tokens.mulosd import acceptance, mulosd, verification
 from fastar_nodes.samplers.tokens.mulosd import islands as geometry
-from fastar_nodes.samplers.tokens.mulosd import mulosd
-from fastar_nodes.samplers.tokens.mulosd import verification as judging
 from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
 from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
 from fastar_nodes.samplers.tokens.sampling import TokenDraw
@@ -95,7 +94,7 @@ def plain_repair(model, condition, chosen, draws, drafts, above=None) -> tuple[t
     net, grid = model.net, model.grid
     above = drafts[:, :0] if above is None else above
     first, last = above.shape[1], above.shape[1] + drafts.shape[1]
-    table = judging.neighbours(VQ.net.quantize.unit(), chosen.neighbours_among(CODES))
+    table = acceptance.neighbours(VQ.net.quantize.unit(), chosen.neighbours_among(CODES))
     gumbel = draws.gumbel("token", torch.arange(model.tokens), CODES)
     out, rejections, lengths = [], [], []
     for image in range(len(condition)):
@@ -304,7 +303,7 @@ def test_the_share_of_a_block_counts_the_tokens_before_it():
     pool = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]])
     for before, kept in ((0, 2), (1, 3), (2, 3), (3, 2), (5, 3)):
         # round(0.5 (before + 5)) - round(0.5 before), where halves are rounded to even numbers.
-        assert (~judging.all_but_share(pool, 0.5, None, before)).sum() == kept, before
+        assert (~acceptance.all_but_share(pool, 0.5, None, before)).sum() == kept, before
 
 
 def test_tau_and_neighbours_move_acceptance_as_said():
@@ -618,7 +617,7 @@ def test_logits_are_computed_in_pieces_of_the_cells_that_are_promised(monkeypatc
 
         monkeypatch.setattr(TokenDraw, name, watched)
 
-    monkeypatch.setattr(judging, "_PIECE", 2 * 6 * CODES)
+    monkeypatch.setattr(verification, "_PIECE", 2 * 6 * CODES)
     for name in seen:
         watch(name)
     pieces = run(**settings)

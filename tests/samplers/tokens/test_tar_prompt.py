@@ -18,7 +18,7 @@ from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.prepare import features_of, prepare
-from fastar_nodes.samplers.tokens.sampling import DrawSetup, penalised, sample
+from fastar_nodes.samplers.tokens.sampling import DrawSetup, penalised, tokens_from_logits
 from fastar_nodes.samplers.tokens.settings import DETAILS, LlamaGenSettings, TarPromptSettings, TokenSampling
 from fastar_nodes.samplers.tokens.tar import tar_prompt
 from qwen_reference import TINY, language_logits, tiny_tar
@@ -116,8 +116,8 @@ def test_a_code_is_penalised_behind_its_cell_only() -> None:
     tokens = torch.tensor([[0, 1, 2, 0]])
     logits = torch.tensor([[[2.0, 1.9, 0.0], [2.0, 1.9, 0.97], [1.9, 1.9, 0.97]]])
     # Halved are no code, then 0, then 0 and 1.
-    assert sample(setup, logits, torch.arange(3), tokens).tolist() == [[0, 1, 2]]
-    assert sample(setup, logits, torch.tensor([[0, 1, 2]]), tokens).tolist() == [[0, 1, 2]]
+    assert tokens_from_logits(setup, logits, torch.arange(3), tokens).tolist() == [[0, 1, 2]]
+    assert tokens_from_logits(setup, logits, torch.tensor([[0, 1, 2]]), tokens).tolist() == [[0, 1, 2]]
 
 
 @pytest.mark.parametrize("prompts", [[], (), "a red boat", [3], [["x"]], [None]])

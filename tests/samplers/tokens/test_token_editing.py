@@ -10,9 +10,9 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.reports.record import GIVEN, Clock
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.tokens.canvas import blank, given_tokens
+from fastar_nodes.samplers.tokens.canvas import blank_canvas, given_tokens
 from fastar_nodes.samplers.tokens.draws import PairedDraws
-from fastar_nodes.samplers.tokens.sampling import DrawSetup, sample
+from fastar_nodes.samplers.tokens.sampling import DrawSetup, tokens_from_logits
 from fastar_nodes.samplers.tokens.settings import TokenSampling
 from test_token_contract import start
 
@@ -59,15 +59,15 @@ def test_a_given_token_of_value_0_is_given_like_any_other():
     greedy = TokenSampling(temperature=0.0)
     device = torch.device("cpu")
     model = SimpleNamespace(net=Idle(), device=device)
-    canvas = blank(model, 2, None, greedy, PairedDraws(1, (0,)), None, Clock(device), given)
+    canvas = blank_canvas(model, 2, None, greedy, PairedDraws(1, (0,)), None, Clock(device), given)
     assert canvas.decided.tolist() == [[True, True, False, False]]
 
     # Code 1 is the likeliest everywhere.
     logits = torch.tensor([0.0, 1.0, 0.0]).expand(1, 4, 3)
     cells = torch.arange(4)
     setup = DrawSetup(greedy, images=1, noise=canvas.noise.stream("token", 3, device), given=canvas.given)
-    assert sample(setup, logits, cells, canvas.values).tolist() == [[0, 2, 1, 1]]
-    assert sample(setup, logits, cells[None], canvas.values).tolist() == [[0, 2, 1, 1]]
+    assert tokens_from_logits(setup, logits, cells, None).tolist() == [[0, 2, 1, 1]]
+    assert tokens_from_logits(setup, logits, cells[None], None).tolist() == [[0, 2, 1, 1]]
 
     canvas.values[:] = 1
     assert canvas.shown(canvas.decided).tolist() == [[[0, 2], [0, 0]]]
