@@ -34,6 +34,13 @@ from .settings import (
     top_k_knob,
 )
 
+# Choices of the setting "grouping".
+TRAINED = "from checkpoint"
+NON_LOCAL = "ablation: non-local"
+ADJACENT = "ablation: adjacent"
+# Tokens that an ablation decides together, as the paper's PAR-4x.
+ABLATION_GROUP = 4
+
 
 def par_groups(grid: int, n: int) -> list[list[int]]:
     """Groups of cells in PAR's order: for each cell of a region in raster order, that cell of all n regions."""
@@ -77,33 +84,46 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
     for k in range(1, len(first_groups)):
         passes.append(group_pass(first_groups[k - 1], first_groups[k], k - 1, cfg_steps[k]))
 
-    # Step 2: the initial tokens that were not fed yet and the n - 1 transition tokens predict the first group. Its n
-    # cells are predicted by the last initial token and the transition tokens, which attend to each other. For n = 4:
-    #
-    #     sequential start    fed             place           last_visible    predicted_by
-    #     with                i t t t         3 4 5 6         6 6 6 6         0 1 2 3
-    #     without             i i i i t t t   0 1 2 3 4 5 6   0 1 2 6 6 6 6   3 4 5 6
-    *earlier, newest = first_groups[-1]
-    last_transition = 2 * n - 2  # its place
-    rows = [Row(position=cell, place=place, last_visible=place, cell=cell) for place, cell in enumerate(earlier)]
-    rows.append(Row(position=newest, place=n - 1, last_visible=last_transition, cell=newest))
-    rows += [Row(position=-1, place=n + i, last_visible=last_transition, special=i) for i in range(n - 1)]
+    # Step 2: the initial tokens that were not fed yet and the transition tokens predict the first group.
     if rest:
-        passes.append(
-            Pass(
-                cells=tuple(rest[0]),
-                predicted_by=tuple(range(len(earlier), len(rows))),
-                rows=tuple(rows),
-                cfg_step=cfg_steps[len(first_groups)],
-            )
-        )
+        passes.append(transition_pass(first_groups[-1], rest[0], cfg_steps[len(first_groups)]))
 
     # Step 3: every group predicts the next one. For n = 4 group a is at places 7 to 10, group b at places 11 to 14.
     for k in range(1, len(rest)):
-        first = last_transition + 1 + (k - 1) * n
+        first = 2 * n - 1 + (k - 1) * n
         passes.append(group_pass(rest[k - 1], rest[k], first, cfg_steps[len(first_groups) + k]))
 
     return Schedule(grid, tuple(passes))
+
+
+def transition_pass(fed: Sequence[int], cells: Sequence[int], cfg_step: int) -> Pass:
+    """The pass that feeds the last initial tokens and the n - 1 transition tokens, and decides the first group.
+
+    The n cells are predicted by the last initial token and the transition tokens, which attend to each other. For
+    n = 4::
+
+        sequential start    fed             place           last_visible    predicted_by
+        with                i t t t         3 4 5 6         6 6 6 6         0 1 2 3
+        without             i i i i t t t   0 1 2 3 4 5 6   0 1 2 6 6 6 6   3 4 5 6
+
+    Args:
+        fed: cells of the initial tokens that were not fed yet: the last one, or all n.
+        cells: cells of the first group.
+        cfg_step: see :class:`.Pass`.
+    """
+    n = len(cells)
+    last = 2 * n - 2  # place of the last transition token
+    *earlier, newest = fed
+
+    rows = [Row(position=cell, place=place, last_visible=place, cell=cell) for place, cell in enumerate(earlier)]
+    rows.append(Row(position=newest, place=n - 1, last_visible=last, cell=newest))
+    rows += [Row(position=-1, place=n + i, last_visible=last, special=i) for i in range(n - 1)]
+    return Pass(
+        cells=tuple(cells),
+        predicted_by=tuple(range(len(earlier), len(rows))),
+        rows=tuple(rows),
+        cfg_step=cfg_step,
+    )
 
 
 def group_pass(fed: Sequence[int], cells: Sequence[int], first: int, cfg_step: int) -> Pass:
@@ -142,12 +162,6 @@ def ablation_schedule(grid: int, n: int, adjacent: bool, start: bool) -> Schedul
         groups = [*([c] for c in groups[0]), *groups[1:]]
 
     return Schedule(grid, next_token_passes(groups, grid, guidance_steps(groups, sequential)))
-
-
-ADJACENT = "ablation: adjacent"
-NON_LOCAL = "ablation: non-local"
-TRAINED = "from checkpoint"
-ABLATION_GROUP = 4  # tokens that an ablation decides together, as the paper's PAR-4x
 
 
 # In each field: first the default and the help sentence, then the range.

@@ -51,7 +51,7 @@ def codebook_neighbours(codebook: Codebook, k: int, device: torch.device) -> Ten
     The codebook keeps one table, the last one, with the vectors that it was made for. The table is made again when the
     vectors differ, whatever has written them. The host waits for the comparison.
     """
-    vectors = codebook.unit()
+    vectors = codebook.unit().detach()
     if codebook.neighbours is not None:
         made_for, table = codebook.neighbours
         is_wanted = table.shape[1] == 1 + k and table.device == device
