@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from ..errors import OfFastAR, UserError
 from ..samplers.mar.lazy import check_with_caches
-from ..samplers.mar.settings import CacheSettings
+from ..samplers.mar.lazy.settings import CacheSettings
 from ..samplers.settings import in_words, knobs, make
 from .host.loaded import Loaded
 from .sent import PRESETS, expect_removed_to_hold, facts_of, settings_sent

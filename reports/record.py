@@ -60,6 +60,7 @@ COUNTS = {
     "rejected": "",
     "restarts": "restarts",
     "cached_tokens": "",
+    "cached_calls": "",
     "cache_bytes": "",
     "drafted_steps": "",
     "accepted_steps": "",

@@ -22,8 +22,8 @@ from ..reports.record import Clock, Report
 from ..samplers.conditioning import AnyCondition
 from ..samplers.editing import Edit
 from ..samplers.engine import Sampler, Step
-from ..samplers.mar.lazy import LazyTransformer
-from ..samplers.mar.settings import CacheSettings
+from ..samplers.mar.lazy import lazy_transformer
+from ..samplers.mar.lazy.settings import CacheSettings
 from ..samplers.tokens.mulosd.upsampling import UpSampling
 from .batches import expect_little_noise, in_parts, run_beginning
 from .families import Family
@@ -108,7 +108,7 @@ class Drawing:
         if some.up_sampler is not None:
             more["up_sampler"] = some.up_sampler
         if some.cache is not None:
-            more |= dict.fromkeys(some.entry.caches, partial(LazyTransformer, settings=some.cache))
+            more |= dict.fromkeys(some.entry.caches, partial(lazy_transformer, settings=some.cache))
 
         noise = some.family.noise(some.seed, some.numbers)
         return some.entry.run(some.model, some.condition, some.settings, noise, **more)

@@ -17,15 +17,11 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from ..errors import UserError
-from ..samplers.mar.schedule import PAPER
-from ..samplers.mar.settings import (
-    CacheSettings,
-    CSpDSettings,
-    FastHybridSettings,
-    GtRSettings,
-    LazyMARSettings,
-    MARSettings,
-)
+from ..samplers.mar.cspd.settings import CSpDSettings
+from ..samplers.mar.fasthybrid.settings import FastHybridSettings
+from ..samplers.mar.gtr import PAPER, GtRSettings
+from ..samplers.mar.lazy.settings import CacheSettings, LazyMARSettings
+from ..samplers.mar.settings import MARSettings
 from ..samplers.settings import Settings
 from ..samplers.tokens.settings import AT_ONCE, LOCAL, MuLoSDSettings
 from ..samplers.tokens.zipar import ZipARSettings

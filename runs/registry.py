@@ -11,21 +11,16 @@ from ..samplers.blocks.bitdance import check as check_bitdance
 from ..samplers.blocks.settings import BlockSettings
 from ..samplers.mar.cspd import check as check_cspd
 from ..samplers.mar.cspd import cspd
+from ..samplers.mar.cspd.settings import CSpDSettings
 from ..samplers.mar.fasthybrid import fasthybrid
-from ..samplers.mar.gtr import gtr
+from ..samplers.mar.fasthybrid.settings import FastHybridSettings
+from ..samplers.mar.gtr import GtRSettings, gtr
 from ..samplers.mar.lazy import check as check_lazymar
 from ..samplers.mar.lazy import check_with_caches, lazymar, with_caches
+from ..samplers.mar.lazy.settings import LazyMARSettings, with_cache_settings
 from ..samplers.mar.mar import check as check_mar
 from ..samplers.mar.mar import mar
-from ..samplers.mar.settings import (
-    CSpDSettings,
-    FastHybridSettings,
-    GtRSettings,
-    LazyMARSettings,
-    MARBase,
-    MARSettings,
-    with_cache_settings,
-)
+from ..samplers.mar.settings import MARBase, MARSettings
 from ..samplers.tokens.llamagen import check as check_llamagen
 from ..samplers.tokens.llamagen import llamagen
 from ..samplers.tokens.mulosd import check as check_mulosd

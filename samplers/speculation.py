@@ -54,7 +54,7 @@ _LANE_OF_UNIFORMS = 1  # 2 step + this
 _PROPOSALS = (1 << 8, 1 << 13, 1 << 18)
 
 
-class Drafts(NamedTuple):
+class DraftedSteps(NamedTuple):
     """W drafted steps of R rows. A row with fewer steps left repeats its last one, which is not used."""
 
     states: Tensor  # before each step, fp32 [R, W, *, c]
@@ -82,36 +82,43 @@ class _Window(NamedTuple):
     row has fewer steps left. For example, a window of four steps for the rows 3, 4 and 7, which have done 5, 8 and 7 of
     10 steps::
 
-        of steps  row            3 3 3 3 4 4 7 7 7
-                  step           5 6 7 8 8 9 7 8 9
-                  index_in_rows  0 0 0 0 1 1 2 2 2
-                  ahead          0 1 2 3 0 1 0 1 2
-        of rows   rows           3       4   7
-                  first_of_row   0       4   6
-                  last_of_row    3       5   8
+        of each step  row         3 3 3 3 4 4 7 7 7
+                      step        5 6 7 8 8 9 7 8 9
+                      row_index   0 0 0 0 1 1 2 2 2
+                      step_index  0 1 2 3 0 1 0 1 2
+        of each row   rows        3       4   7
+                      first       0       4   6
+                      last        3       5   8
 
     All fields are int64 on the device.
     """
 
-    # For every step, [M]. The last two fields are the step's index in Drafts.
+    # Of each step, [M].
     row: Tensor  # number of its row
-    step: Tensor  # number of the step
-    index_in_rows: Tensor  # index of its row among the R rows
-    ahead: Tensor  # how many steps of its row come before it in the window
-    # For every row, [R].
-    rows: Tensor  # number of the row
-    first_of_row: Tensor  # index of its first step among the M steps
-    last_of_row: Tensor  # index of its last step among the M steps
+    step: Tensor  # its number
+    row_index: Tensor  # index of its row among the R rows
+    step_index: Tensor  # how many steps of its row come before it in the window
+    # Of each row, [R].
+    rows: Tensor  # its number
+    first: Tensor  # index of its first step among the M steps
+    last: Tensor  # index of its last step among the M steps
 
-    def prefix(self, accepted: Tensor, length: int) -> Tensor:
-        """How many steps of each row are accepted before its first rejected step, int64 [R]. ``accepted``: bool [M]."""
+    @property
+    def in_drafts(self) -> tuple[Tensor, Tensor]:
+        """The index of each step in the tensors [R, W, ...] of :class:`DraftedSteps`."""
+        return self.row_index, self.step_index
+
+    def accepted_before_rejection(self, accepted: Tensor, length: int) -> Tensor:
+        """How many steps of each row are accepted before its first rejected step, int64 [R]. ``accepted``: bool [M];
+        ``length``: W.
+        """
         of_rows = torch.zeros(len(self.rows), length, dtype=torch.int64, device=accepted.device)
-        of_rows[self.index_in_rows, self.ahead] = accepted.to(torch.int64)
+        of_rows[self.in_drafts] = accepted.to(torch.int64)
         return of_rows.cumprod(1).sum(1)  # 1 1 0 1 -> 1 1 0 0 -> 2
 
 
-class _Verified(NamedTuple):
-    """M drafted steps with the head's distributions. All n numbers of a state are in one dimension."""
+class _ToCouple(NamedTuple):
+    """M drafted steps beside the head's kernels. All n numbers of a state are in one dimension."""
 
     row: Tensor  # int64 [M]
     step: Tensor  # int64 [M]
@@ -120,21 +127,62 @@ class _Verified(NamedTuple):
     p: Gaussian  # the head's
     uniforms: Tensor  # fp32 [M, uniforms of a step]
 
-    def at(self, index: Tensor) -> _Verified:
-        """The verified steps at these places, int64 [K]."""
+    def at(self, index: Tensor) -> _ToCouple:
+        """The steps at these indices, int64 [K]."""
         row, step, draft, q, p, uniforms = self
-        return _Verified(row[index], step[index], draft[index], q.rows(index), p.rows(index), uniforms[index])
+        return _ToCouple(row[index], step[index], draft[index], q.rows(index), p.rows(index), uniforms[index])
+
+
+class _Equations:
+    """The equations of ``chain.py`` for states at any steps, with the temperature in the stds.
+
+    ``step`` is int64 [...]; states, data, predictions and logits are fp32 [..., *, c].
+    """
+
+    def __init__(self, batch: DiffusionBatch):
+        table = batch.table
+        self.state_dimensions = batch.x.ndim - 1  # of [*, c]
+
+        columns = table.columns()
+        middle = columns.middle + (math.log(batch.temperature) if batch.temperature > 0 else -math.inf)
+        if not table.learned and not table.ends_noisy:
+            # The coupling would divide by the last step's std, which is 0. Nothing reads the coupling's result for that
+            # step, so any other std works.
+            middle[-1] = 0
+        self.numbers = torch.stack(columns._replace(middle=middle), 1)  # [S, 8]
+
+    def at(self, step: Tensor) -> StepNumbers:
+        """The numbers of the steps, fp32 [..., 1 ...] each, with which states can be multiplied."""
+        numbers = self.numbers[step]
+        numbers = numbers.view(*numbers.shape, *(1,) * self.state_dimensions)
+        return StepNumbers(*numbers.unbind(step.ndim))
+
+    def data(self, step: Tensor, x: Tensor, prediction: Tensor) -> Tensor:
+        """The data that the head's prediction at state x says."""
+        at = self.at(step)
+        return torch.addcmul(at.data_x * x, at.data_out, prediction)
+
+    def mean(self, step: Tensor, x: Tensor, data: Tensor) -> Tensor:
+        """Means of the states after x."""
+        at = self.at(step)
+        return at.data_coefficient * data + at.x_coefficient * x
+
+    def log_std(self, step: Tensor, logits: Tensor | None) -> Tensor:
+        """Log stds of the states after the steps; [..., 1 ...] if the variances are fixed."""
+        at = self.at(step)
+        return at.middle if logits is None else at.middle + at.slope * logits
 
 
 class Speculation:
     """N rows in the middle of their diffusion, each at its own step.
 
+    :meth:`finish` and :meth:`windows` take all remaining steps of rows. A window is :meth:`draft`, then :meth:`verify`.
     Methods take the numbers of rows, int64 [R] on the host.
     """
 
     done: np.ndarray  # steps done, int64 [N]
     x: Tensor  # states fp32 [N, *, c]
-    # Output of each row's last evaluation, fp32 [N, *, c], from which its next steps are drafted.
+    # What the head said of each row when it was last evaluated, fp32 [N, *, c]: the next steps are drafted from it.
     data: Tensor
     logits: Tensor | None  # None if the variances are fixed
 
@@ -149,11 +197,11 @@ class Speculation:
         self.batch = batch
         self.rng = rng
         self.report = report
+        self.device = batch.x.device
         self.steps = len(batch.table)
         self.ends_noisy = batch.table.ends_noisy
+        # The steps that the report counts.
         self.counted = self.steps if coupling.counts_last or self.ends_noisy else self.steps - 1
-        self.device = batch.x.device
-        self._couple = net.compiled(coupling.function, "verification of speculation")
 
         # Nothing has been predicted yet, so the first steps are drafted from zeros. Such a draft is mostly rejected.
         # That costs nothing, because the call that verifies it also evaluates the first step.
@@ -162,15 +210,8 @@ class Speculation:
         self.data = torch.zeros_like(self.x)
         self.logits = torch.zeros_like(self.x) if learned else None
 
-        # The numbers of the steps, with the temperature in their stds.
-        columns = batch.table.columns()
-        middle = columns.middle + (math.log(batch.temperature) if batch.temperature > 0 else -math.inf)
-        if coupling is FIXED and not self.ends_noisy:
-            # The coupling would divide by the last step's std, which is 0. Nothing reads the coupling's result for that
-            # step, so any other std works.
-            middle[-1] = 0
-        self._numbers = torch.stack(columns._replace(middle=middle), 1)
-
+        self._equations = _Equations(batch)
+        self._couple = net.compiled(coupling.function, "verification of speculation")
         uniforms = rng.uniform(_LANE_OF_ACCEPTANCES, 0, coupling.uniforms * self.steps)
         self._uniforms = uniforms.view(-1, self.steps, coupling.uniforms)
 
@@ -178,6 +219,14 @@ class Speculation:
     def samples(self) -> Tensor:
         """The samples of all rows after all steps, fp32 [N, *, c]."""
         return self.x
+
+    def finish(self, rows: np.ndarray, length: int) -> Tensor:
+        """Do all remaining steps of rows by :meth:`windows`, and return the samples, fp32 [R, *, c]."""
+        for _ in self.windows(rows, length):
+            pass
+
+        (row,) = self._on_device(rows)
+        return self.samples[row]
 
     def windows(self, rows: np.ndarray, length: int) -> Iterator[None]:
         """Do all remaining steps of rows, in windows of ``length`` drafted steps; yields after every window. If
@@ -197,15 +246,9 @@ class Speculation:
 
             going = going[self.done[going] < self.steps]
 
-    def finish(self, rows: np.ndarray, length: int) -> Tensor:
-        """Do all remaining steps of rows by :meth:`windows`, and return the samples, fp32 [R, *, c]."""
-        for _ in self.windows(rows, length):
-            pass
+    # ---- a window
 
-        (row,) = self._on_device(rows)
-        return self.samples[row]
-
-    def draft(self, rows: np.ndarray, length: int) -> Drafts:
+    def draft(self, rows: np.ndarray, length: int) -> DraftedSteps:
         """Draft the next steps of rows, up to ``length`` of each. All drafts use the data and the variance of the row's
         last evaluation.
         """
@@ -215,11 +258,9 @@ class Speculation:
         step = (done[:, None] + torch.arange(width, device=self.device)).clamp(max=self.steps - 1)
 
         # 1. Everything but the state is known beforehand: x_{k+1} = x_coefficient x_k + offset_k + std_k noise_k.
-        at = self._numbers_at(step)
+        at = self._equations.at(step)
         offset = at.data_coefficient * self.data[row][:, None]
-        log_std = at.middle
-        if self.logits is not None:
-            log_std = at.middle + at.slope * self.logits[row][:, None]
+        log_std = self._equations.log_std(step, None if self.logits is None else self.logits[row][:, None])
         fixed = offset + log_std.exp() * self._noise(step, row[:, None])
 
         # 2. The states, one after another.
@@ -236,9 +277,9 @@ class Speculation:
             values.append(x)
 
         before = torch.stack(states, 1)
-        return Drafts(before, torch.stack(values, 1), Gaussian(offset + at.x_coefficient * before, log_std))
+        return DraftedSteps(before, torch.stack(values, 1), Gaussian(offset + at.x_coefficient * before, log_std))
 
-    def verify(self, rows: np.ndarray, drafts: Drafts) -> np.ndarray:
+    def verify(self, rows: np.ndarray, drafts: DraftedSteps) -> np.ndarray:
         """Evaluate the head at all drafted states of rows, and advance each row past its accepted steps and its first
         rejected step, if there is one.
 
@@ -250,38 +291,37 @@ class Speculation:
         """
         length = drafts.states.shape[1]
         window, step_on_host = self._window(rows, length)
-        in_drafts = window.index_in_rows, window.ahead
 
         # 1. The head at all drafted states.
-        x = drafts.states[in_drafts]
+        x = drafts.states[window.in_drafts]
         data, logits = self.predict(window.row, window.step, x)
         p = self.kernel(window.row, window.step, x, data, logits)
 
         # 2. The coupling accepts drafts or replaces them.
-        draft = drafts.values[in_drafts].flatten(1)
-        q = drafts.q.rows(*in_drafts)
+        draft = drafts.values[window.in_drafts].flatten(1)
+        q = drafts.q.rows(*window.in_drafts)
         uniforms = self._uniforms[window.row, window.step]
-        verified = _Verified(window.row, window.step, draft, q.flat(), p.flat(), uniforms)
-        coupled = self._couple(verified.draft, verified.q, verified.p, verified.uniforms)
+        steps = _ToCouple(window.row, window.step, draft, q.flat(), p.flat(), uniforms)
+        coupled = self._couple(steps.draft, steps.q, steps.p, steps.uniforms)
 
         # 3. A row stops at its first rejected step, which was replaced, or else at its last one.
-        prefix = window.prefix(coupled.accepted, length)
-        stop = torch.minimum(window.first_of_row + prefix, window.last_of_row)  # index among the M
+        accepted = window.accepted_before_rejection(coupled.accepted, length)
+        stop = torch.minimum(window.first + accepted, window.last)  # index among the M
         value = coupled.value[stop]
 
         # 4. The only read, unless some row needs proposals.
         is_sample = coupled.is_sample[stop].to(torch.int64)
-        accepted, stop_on_host, is_sample_on_host = torch.stack([prefix, stop, is_sample]).cpu().numpy()
+        accepted_on_host, stop_on_host, is_sample_on_host = torch.stack([accepted, stop, is_sample]).cpu().numpy()
         missing = np.flatnonzero(is_sample_on_host == 0)
         if len(missing):
-            self._propose(verified, stop, value, missing)
+            self._propose(steps, stop, value, missing)
         value = self._without_last_noise(window.step[stop], x[stop], data[stop], value.view(-1, *self.x.shape[1:]))
 
         # 5. Every row has now done the step at which it stopped. The evaluation of that step is the row's newest.
         self.done[rows] = step_on_host[stop_on_host] + 1
         self.x[window.rows] = value
         self._remember(window.rows, data[stop], None if logits is None else logits[stop])
-        return accepted
+        return accepted_on_host
 
     def _window(self, rows: np.ndarray, length: int) -> tuple[_Window, np.ndarray]:
         """A window with the next steps of ``rows``, int64 [R], at most ``length`` steps of each row. Also returns the
@@ -292,12 +332,36 @@ class Speculation:
         ends = widths.cumsum()
         firsts = ends - widths
 
-        index_in_rows = np.arange(len(rows)).repeat(widths)
-        ahead = np.arange(len(index_in_rows)) - firsts[index_in_rows]
-        step = done[index_in_rows] + ahead
-        of_steps = self._on_device(rows[index_in_rows], step, index_in_rows, ahead)
+        row_index = np.arange(len(rows)).repeat(widths)
+        step_index = np.arange(len(row_index)) - firsts[row_index]
+        step = done[row_index] + step_index
+        of_steps = self._on_device(rows[row_index], step, row_index, step_index)
         of_rows = self._on_device(rows, firsts, ends - 1)
         return _Window(*of_steps, *of_rows), step
+
+    def _propose(self, steps: _ToCouple, stop: Tensor, value: Tensor, missing: np.ndarray) -> None:
+        """Couple the rows that need proposals, and write their next states. Only learned variances need proposals.
+
+        Args:
+            steps: the M drafted steps.
+            stop: int64 [R], index among the M steps of the step at which each row stops.
+            value: fp32 [R, n], the rows' next states, written in place.
+            missing: int64 [K], indices among the R rows of the rows that need proposals.
+        """
+        for count in _PROPOSALS:
+            (some,) = self._on_device(missing)
+            row, step, draft, q, p, uniforms = steps.at(stop[some])
+
+            rng = self.rng.of(row)
+            normals = rng.normal(2 * step + _LANE_OF_NORMALS, 0, count, draft.shape[1])
+            proposals = Proposals(normals, rng.uniform(2 * step + _LANE_OF_UNIFORMS, 0, count))
+            coupled = couple(draft, q, p, uniforms, proposals)
+            value[some] = coupled.value
+            missing = missing[~coupled.is_sample.cpu().numpy()]
+            if not len(missing):
+                return
+
+    # ---- a step
 
     def advance(self, rows: np.ndarray) -> None:
         """Do one step of rows, without a draft."""
@@ -310,29 +374,13 @@ class Speculation:
         self._remember(row, data, logits)
         self.done[rows] += 1
 
-    def _without_last_noise(self, step: Tensor, x: Tensor, data: Tensor, value: Tensor) -> Tensor:
-        """The states after steps int64 [R] from ``x``: after a last step without noise the mean that the predicted
-        ``data`` give, else ``value``; all fp32 [R, *, c].
-        """
-        if self.ends_noisy:
-            return value
-        last = (step == self.steps - 1).view(-1, *(1,) * (value.ndim - 1))
-        return torch.where(last, self._mean(step, x, data), value)
-
-    def _remember(self, row: Tensor, data: Tensor, logits: Tensor | None) -> None:
-        """Remember the newest predictions of rows, from which their next steps will be drafted."""
-        self.data[row] = data
-        if self.logits is not None and logits is not None:
-            self.logits[row] = logits
-
     def predict(self, row: Tensor, step: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """Data and variance logits, fp32 [M, *, c] each, that the head predicts with guidance for states x [M, *, c].
 
         The states belong to rows ``row`` before steps ``step``, int64 [M] on the device.
         """
         prediction, logits = guide(self.head.at_states(row, step, x), self.batch.cfg[row], x.shape[-1])
-        at = self._numbers_at(step)
-        return torch.addcmul(at.data_x * x, at.data_out, prediction), logits
+        return self._equations.data(step, x, prediction), logits
 
     def kernel(self, row: Tensor, step: Tensor, x: Tensor, data: Tensor, logits: Tensor | None) -> Gaussian:
         """The head's distributions of the next states, from its predictions ``data`` and ``logits``."""
@@ -340,23 +388,22 @@ class Speculation:
         # cause a rejection.
         if self.batch.given is not None:
             data = torch.where(self.batch.given.free[row], data, self.data[row])
+        return Gaussian(self._equations.mean(step, x, data), self._equations.log_std(step, logits))
 
-        at = self._numbers_at(step)
-        log_std = at.middle if logits is None else at.middle + at.slope * logits
-        return Gaussian(self._mean(step, x, data), log_std)
-
-    def _mean(self, step: Tensor, x: Tensor, data: Tensor) -> Tensor:
-        """Means of the next states, fp32 [M, *, c]."""
-        at = self._numbers_at(step)
-        return at.data_coefficient * data + at.x_coefficient * x
-
-    def _numbers_at(self, step: Tensor) -> StepNumbers:
-        """The table's numbers at steps int64 [...]: fp32 [..., 1 ...] each, with which states [..., *, c] can be
-        multiplied.
+    def _without_last_noise(self, step: Tensor, x: Tensor, data: Tensor, value: Tensor) -> Tensor:
+        """The states after steps int64 [R] from ``x``: after a last step without noise the mean that the predicted
+        ``data`` give, else ``value``; all fp32 [R, *, c].
         """
-        numbers = self._numbers[step]  # [..., 8]
-        numbers = numbers.view(*numbers.shape, *(1,) * (self.x.ndim - 1))
-        return StepNumbers(*numbers.unbind(step.ndim))
+        if self.ends_noisy:
+            return value
+        last = (step == self.steps - 1).view(-1, *(1,) * (value.ndim - 1))
+        return torch.where(last, self._equations.mean(step, x, data), value)
+
+    def _remember(self, row: Tensor, data: Tensor, logits: Tensor | None) -> None:
+        """Remember the newest predictions of rows, from which their next steps will be drafted."""
+        self.data[row] = data
+        if self.logits is not None and logits is not None:
+            self.logits[row] = logits
 
     def _noise(self, step: Tensor, row: Tensor) -> Tensor:
         """The noise of rows at steps."""
@@ -367,25 +414,3 @@ class Speculation:
         [number of arrays, R].
         """
         return to_device(np.stack(numbers), self.device)
-
-    def _propose(self, verified: _Verified, stop: Tensor, value: Tensor, missing: np.ndarray) -> None:
-        """Couple the rows that need proposals, and write their next states. Only learned variances need proposals.
-
-        Args:
-            verified: the M drafted steps.
-            stop: int64 [R], index among the M steps of the step at which each row stops.
-            value: fp32 [R, n], the rows' next states, written in place.
-            missing: int64 [K], indices among the R rows of the rows that need proposals.
-        """
-        for count in _PROPOSALS:
-            (some,) = self._on_device(missing)
-            row, step, draft, q, p, uniforms = verified.at(stop[some])
-
-            rng = self.rng.of(row)
-            normals = rng.normal(2 * step + _LANE_OF_NORMALS, 0, count, draft.shape[1])
-            proposals = Proposals(normals, rng.uniform(2 * step + _LANE_OF_UNIFORMS, 0, count))
-            coupled = couple(draft, q, p, uniforms, proposals)
-            value[some] = coupled.value
-            missing = missing[~coupled.is_sample.cpu().numpy()]
-            if not len(missing):
-                return

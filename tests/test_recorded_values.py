@@ -22,7 +22,7 @@ from fastar_nodes.runs.presets import PRESETS
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.mar import settings as mar_settings
 from fastar_nodes.samplers.mar.lazy.plan import computed_ratios
-from fastar_nodes.samplers.mar.settings import CacheSettings
+from fastar_nodes.samplers.mar.lazy.settings import CacheSettings
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
 from fastar_nodes.samplers.settings import Settings, knobs
 from fastar_nodes.samplers.tokens import defaults

@@ -16,13 +16,13 @@ from ...networks.mar import MARModel
 from ...samplers.conditioning import from_ids
 from ...samplers.engine import finish
 from ...samplers.mar.canvas import MARCanvas, Tokens, mar_canvas
-from ...samplers.mar.cspd import diffusion, speculate
+from ...samplers.mar.cspd import speculate, target_draw
 from ...samplers.mar.cspd.densities import TRIES, LastStep, RejectionDraws, acceptance_of_proposals, log_ratio
-from ...samplers.mar.cspd.draft import Drafter
+from ...samplers.mar.cspd.draft import MARDrafter
 from ...samplers.mar.cspd.published import PUBLISHED_RULE, Published
+from ...samplers.mar.cspd.settings import CSpDSettings
 from ...samplers.mar.mar import FullTransformer
 from ...samplers.mar.schedule import masked_after
-from ...samplers.mar.settings import CSpDSettings
 from ...samplers.mar.tables import Tables, tables_at
 from ...samplers.noise import PairedNoise
 from .cases import Case, Check, exact, masked_model, read_tensors
@@ -192,9 +192,9 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
                 places.append((torch.arange(len(where)).repeat_interleave(where.shape[1]), where.flatten()))
                 first = step + 1
 
-        drafter = Drafter(canvas, draft, condition)
+        drafter = MARDrafter(canvas, draft, condition)
         transformer = FullTransformer(canvas)
-        plain = diffusion(canvas, transformer)
+        plain = target_draw(canvas, transformer)
         mode = Published(canvas, transformer, drafter, plain.noise)
         mode.rule = PUBLISHED_RULE._replace(inner_temperature=inner)
         mode.draws = _RecordedDraws(tokens, places, found)

@@ -19,9 +19,9 @@ from ...samplers.conditioning import from_ids
 from ...samplers.engine import decode
 from ...samplers.mar.canvas import MARCanvas, mar_canvas
 from ...samplers.mar.lazy import LazyTransformer, transformer
+from ...samplers.mar.lazy.settings import LazyMARSettings
 from ...samplers.mar.lazy.transformer import RowChoice, similarity
 from ...samplers.mar.mar import Diffusion
-from ...samplers.mar.settings import LazyMARSettings
 from ...samplers.mar.tables import tables_at
 from ...samplers.noise import PairedNoise
 from .cases import Case, Check, exact, masked_model, read_tensors

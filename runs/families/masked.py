@@ -10,7 +10,8 @@ from ...samplers.editing import Edit
 from ...samplers.mar.canvas import edited
 from ...samplers.mar.cspd import check_pair
 from ...samplers.mar.lazy.plan import usual_block
-from ...samplers.mar.settings import CLIPPED, CacheSettings, MARBase
+from ...samplers.mar.lazy.settings import CacheSettings
+from ...samplers.mar.settings import CLIPPED, MARBase
 from ..memory import FEATURES, PROMPTS, weights_by_part
 from ..memory.mar import estimate
 from . import Family

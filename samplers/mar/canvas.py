@@ -148,7 +148,8 @@ class Tokens:
 
     # Image and position, int64 [N] each: ``values[tokens.index]`` are the tokens' entries of values [B, L, ...].
     index: tuple[Tensor, Tensor]
-    # int64 [N], index of each token among the positions from which it was chosen; None if all of them were.
+    # int64 [N], index of each token among the positions from which it was chosen; None if all of them were chosen, one
+    # image after another.
     column: Tensor | None = None
 
     @staticmethod
@@ -171,10 +172,18 @@ class Tokens:
         return Tokens((image, positions[image, column]), column)
 
     @staticmethod
-    def joined(several: Sequence[Tokens]) -> Tokens:
-        """The tokens of several objects in one object."""
-        images, positions = zip(*(tokens.index for tokens in several), strict=True)
-        return Tokens((torch.cat(images), torch.cat(positions)))
+    def step_by_step(positions: Sequence[Tensor]) -> Tokens:
+        """All tokens of several AR steps, one AR step after another, and in each step one image after another.
+
+        ``positions``: int64 [B, n] of each AR step. The columns count the positions of all these steps side by side.
+        """
+        side_by_side = torch.cat([*positions], 1)
+        columns = torch.arange(side_by_side.shape[1], device=side_by_side.device).expand_as(side_by_side)
+        of_steps = columns.split([here.shape[1] for here in positions], 1)
+
+        image = torch.cat([Tokens.all(here).index[0] for here in positions])
+        column = torch.cat([part.flatten() for part in of_steps])
+        return Tokens((image, side_by_side[image, column]), column)
 
     def __len__(self) -> int:
         return len(self.index[0])
@@ -211,7 +220,7 @@ class MARCanvas(Canvas):
         # start from the same timestep.
         settings = self.settings
         self.first_timestep = settings.t_max or self.model.first_timestep(settings.diffusion_steps)
-        self.unclipped = self.first_timestep  # plain MAR's, which decides for how many steps noise is made
+        self.unclipped = self.first_timestep  # as in plain MAR; the noise has the steps of a table from here
         if settings.t_max is None and settings.clips:
             self.first_timestep = min(self.first_timestep, CLIPPED)
 
@@ -282,18 +291,16 @@ class MARCanvas(Canvas):
         Args:
             table: the diffusion steps to take.
             tokens: the N tokens.
-            z: conditions [P, B, n, C] of the positions from which the tokens were chosen; [P, N, C] or [P, B, n, C] of
-                the tokens themselves if ``tokens.column`` is None.
+            z: conditions [P, B, n, C] of the positions from which the tokens were chosen.
             noise: noise of all tokens; ``table`` may have fewer steps than the noise.
             step: AR step whose guidance scale all tokens get; None: each token gets the guidance scale of the AR step
                 that decides it.
         """
         image, position = tokens.index
-        if tokens.column is not None:
-            z = z[:, image, tokens.column]
+        of_tokens = z.flatten(1, 2) if tokens.column is None else z[:, image, tokens.column]  # [P, N, C]
         cfg = self.order.scale[tokens.index][:, None]
         return chain.DiffusionBatch(
-            z=z.reshape(len(z), len(image), z.shape[-1]),
+            z=of_tokens,
             cfg=cfg if step is None else torch.full_like(cfg, self.order.cfg[step]),
             x=noise.start[tokens.index],
             noise=chain.spread(noise.steps[:, image, position], len(table.times)),

@@ -18,10 +18,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
+from ...errors import UserError
 from ...networks.mar import MARModel
 from ...networks.torch_state import in_own_state
 from ..chain import StepTable
@@ -29,9 +32,199 @@ from ..conditioning import MaskedCondition
 from ..editing import Edit
 from ..engine import Sampler, decode
 from ..noise import PairedNoise
+from ..settings import knob
 from .canvas import MARCanvas, Tokens, mar_canvas
 from .mar import Diffusion, FullTransformer, Heads, Transformer, annealed_tables
-from .settings import GtRSettings
+from .settings import DiSASettings
+
+# ------------------------------------------------------------------------------------------------ the settings
+
+# How GtR divides the cells of a checkerboard into stages: as in the paper, or as FastAR did in its first months, for
+# workflows that were saved then.
+PAPER = "paper"
+QUARTERS = "quarters"
+
+# In each field: first the default and the help sentence, then the range.
+# fmt: off
+
+
+@dataclass(frozen=True)
+class GtRSettings(DiSASettings):
+    """GtR (ICLR 2026): one colour of a checkerboard slowly, then the other in few AR steps.
+
+    The first AR step and the tokens with most detail take ``diffusion_steps``, the reconstruction
+    ``diffusion_steps_end``.
+    """
+
+    fewest_steps: ClassVar[int] = 4
+    another_image: ClassVar[bool] = True  # the order is a checkerboard's
+
+    steps: int = knob(17, "Number of AR steps (the steps in which the tokens of the image are decided), including "
+        "reconstruction_steps; more is slower and finer. Usual: 17 for 256 tokens, as in the paper, and 6 to 9 for the "
+        "demo.", low=1, high=4096, step=1)
+    reconstruction_steps: int = knob(1, "Number of AR steps at the end, which decide the second colour of the "
+        "checkerboard, half of all tokens; more is slower and finer. Usual: 1; the paper allows 1 or 2, and at 0, MAR "
+        "runs without acceleration.",
+        low=0, high=256, step=1, unit="AR steps",
+        more="At 0, the order of the tokens and the number of tokens per AR step are the same as in MAR Sampler.")
+    detail_share: float = knob(0.1, "Share of the tokens of each AR step that get all diffusion_steps, because they "
+        "have most detail; the other tokens get fewer steps, and a higher share is slower and finer. Usual: 0.1; at 0, "
+        "all tokens of an AR step get the same number of steps.",
+        low=0.0, high=1.0, step=0.01,
+        more="How much detail a token has is estimated from the transformer's output for it: the more energy in high "
+            "frequencies, the more detail. The number of tokens is rounded down: with a share of 0.1, it is one of ten "
+            "tokens, but none of nine. The setting has no effect if *diffusion_steps_end* equals *diffusion_steps*.")
+    first_share: float = knob(0.75, "Share of the AR steps before the reconstruction that the first stage takes (see "
+        "stages); a higher share spends more steps on the layout and fewer on the other stages. Usual: 0.75, which is "
+        "12 of 16.",
+        low=0.01, high=0.99, step=0.01, advanced=True,
+        more="The second stage takes the same share of the remaining steps, which is 3 of 4. If *stages* is "
+            "*quarters*, *first_share* is a share of all AR steps.")
+    stages: str = knob(PAPER, "The tokens before the reconstruction are decided in stages: with paper, three stages of "
+        "1/8, 1/8 and 1/4 of all tokens; with quarters, two stages of 1/4. Usual: paper; quarters is for workflows "
+        "that were saved before this setting existed.",
+        choices=(PAPER, QUARTERS), advanced=True,
+        more="*quarters* was our misreading of the paper. It needs about twice as many AR steps as *paper*, 32 for 256 "
+            "tokens.")
+
+    # fmt: on
+    @property
+    def stage_steps(self) -> tuple[int, ...]:
+        """AR steps of the stages, the reconstruction last.
+
+        Raises:
+            UserError: the reconstruction leaves fewer than one AR step for each other stage.
+        """
+        last = self.reconstruction_steps
+        before = 3 if self.stages == PAPER else 2
+        if self.steps < last + before:
+            raise UserError(
+                f"reconstruction_steps: the reconstruction takes {last} of {self.steps} AR steps and leaves "
+                f"{max(0, self.steps - last)} for the first half of the tokens, which needs at least {before}; use at "
+                f"least {last + before} steps, or lower reconstruction_steps."
+            )
+
+        def share_of(steps: int, most: int) -> int:
+            return min(max(1, round(self.first_share * steps)), most)
+
+        left = self.steps - last
+        if self.stages == QUARTERS:
+            first = share_of(self.steps, most=left - 1)
+            return first, left - first, last
+
+        first = share_of(left, most=left - 2)
+        left -= first
+        second = share_of(left, most=left - 1)
+        return first, second, left - second, last
+
+    def stage_sizes(self, grid: int, again: Tensor | None = None) -> tuple[int, ...]:
+        """Tokens of the stages, the reconstruction last, counted on the grid; see :meth:`left`.
+
+        Raises:
+            UserError: an edit whose images have stages of different sizes.
+        """
+        stages = stages_of_cells(grid, self.stages)
+        count = 4 if self.stages == PAPER else 3
+        if again is None:
+            return tuple(stages.bincount(minlength=count).tolist())
+
+        sizes = [stages[cells].bincount(minlength=count).tolist() for cells in again.cpu()]
+        if any(of_image != sizes[0] for of_image in sizes):
+            raise UserError(
+                "mask: in one of GtR's stages, the masks of the batch cover different numbers of tokens; use one mask "
+                "for the batch, or run the images separately."
+            )
+        return tuple(sizes[0])
+
+    def orders(self, random: Tensor) -> Tensor:
+        orders = super().orders(random)
+        if not self.reconstruction_steps:
+            return orders
+
+        grid = math.isqrt(random.shape[1])
+        return in_stages(orders, stages_of_cells(grid, self.stages))
+
+    def left(self, tokens: int, again: Tensor | None = None) -> list[int]:
+        """See :meth:`MARBase.left`. In an edit, a stage with fewer tokens than AR steps decides one token per step.
+
+        Raises:
+            UserError: more AR steps than tokens, in a whole image or in one of its stages; too few for the stages; an
+                edit whose images have stages of different sizes.
+        """
+        if not self.reconstruction_steps:
+            return super().left(tokens, again)
+
+        names = ("first", "second", "third")[: len(self.stage_steps) - 1]
+        sizes = self.stage_sizes(math.isqrt(tokens), again)
+        for name, size, steps in zip((*names, "last"), sizes, self.stage_steps, strict=True):
+            if steps > size and again is None:
+                remedy = "reconstruction_steps" if name == "last" else "steps, or change first_share"
+                raise UserError(
+                    f"steps: GtR's {name} stage has {steps} AR steps for {size} tokens; lower {remedy}."
+                )
+        return staged_after(sizes, self.stage_steps)
+
+    @property
+    def approximates(self) -> bool:
+        return self.reconstruction_steps > 0 or super().approximates
+
+
+# ------------------------------------------------------------------------------------------------ the stages
+
+
+def stages_of_cells(grid: int, stages: str) -> Tensor:
+    """GtR's stage of every cell of a ``grid`` x ``grid`` image, int64 [L]; the last stage is the reconstruction.
+
+    The cells whose row + column is even are the structure. The paper halves them, and halves one half again, so the
+    first three stages are an eighth, an eighth and a quarter of all cells. Stages of an 8 x 8 grid, PAPER to the left,
+    QUARTERS to the right::
+
+        0 3 1 3 0 3 1 3      0 2 0 2 0 2 0 2
+        3 2 3 2 3 2 3 2      2 1 2 1 2 1 2 1
+        1 3 0 3 1 3 0 3      0 2 0 2 0 2 0 2
+        3 2 3 2 3 2 3 2      2 1 2 1 2 1 2 1
+        0 3 1 3 0 3 1 3      0 2 0 2 0 2 0 2
+        3 2 3 2 3 2 3 2      2 1 2 1 2 1 2 1
+        1 3 0 3 1 3 0 3      0 2 0 2 0 2 0 2
+        3 2 3 2 3 2 3 2      2 1 2 1 2 1 2 1
+    """
+    cell = torch.arange(grid * grid)
+    row = cell // grid
+    diagonal = row + cell % grid
+
+    # The reconstruction, then the structure, then the half of the structure that lies in even rows.
+    stage = torch.full_like(cell, 3)
+    stage[diagonal % 2 == 0] = 2
+    even = (diagonal % 2 == 0) & (row % 2 == 0)
+    stage[even] = diagonal[even] % 4 // 2
+    return stage if stages == PAPER else (stage - 1).clamp(min=0)
+
+
+def staged_after(sizes: Sequence[int], steps: Sequence[int]) -> list[int]:
+    """Masked tokens left after each AR step of GtR's stages.
+
+    Each stage of ``sizes`` tokens is cut evenly into its number of ``steps``. A stage with fewer tokens than steps
+    takes one step for each token, so an edit may have fewer steps.
+    """
+    left = sum(sizes)
+    out: list[int] = []
+    for size, most in zip(sizes, steps, strict=True):
+        count = min(size, most)
+        out += [left - size * (s + 1) // count for s in range(count)]
+        left -= size
+    return out
+
+
+def in_stages(orders: Tensor, stages: Tensor) -> Tensor:
+    """Orders, int64 [B, L], that decide one stage after the other. ``stages``: int64 [L] from :func:`stages_of_cells`.
+
+    Within a stage the cells keep their given order.
+    """
+    # An order's last position is decided first.
+    return orders.gather(1, stages[orders].argsort(dim=1, descending=True, stable=True))
+
+
+# ------------------------------------------------------------------------------------------------ the sampler
 
 
 @in_own_state

@@ -35,7 +35,7 @@ from ..engine import Sampler, decode
 from ..noise import CounterRNG, PairedNoise, row_keys
 from ..speculation import Speculation
 from .canvas import MARCanvas, Tokens, mar_canvas
-from .settings import LazyMARSettings, MARBase, MARSettings
+from .settings import MARBase
 
 
 def check(model: MARModel, settings: MARBase) -> None:
@@ -307,7 +307,7 @@ def annealed_tables(canvas: MARCanvas, level: int = 1) -> list[StepTable]:
 def mar(
     model: MARModel,
     condition: MaskedCondition,
-    settings: MARSettings | LazyMARSettings,
+    settings: MARBase,
     noise: PairedNoise,
     make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
     edit: Edit | None = None,
@@ -317,7 +317,7 @@ def mar(
     Args:
         model: network and the metadata of its file.
         condition: what B images show, of the kind that the model reads.
-        settings: of plain MAR, or with the settings of LazyMAR's caches too.
+        settings: :class:`MARSettings`, or LazyMAR's, which have the same fields and more.
         noise: noise of B images.
         make_transformer: how the transformer is evaluated: in full, or with LazyMAR's caches.
         edit: part of an image to sample again; None for a whole new one.

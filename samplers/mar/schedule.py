@@ -1,12 +1,12 @@
 """How many tokens each AR step decides, and in which order.
 
-Sources: Li et al. 2024 (arXiv 2406.11838), section 3; Yan et al. 2026, "GtR" (arXiv 2510.17171).
+Source: Li et al. 2024 (arXiv 2406.11838), section 3. ``gtr.py`` has the stages of GtR.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 
 import numpy as np
@@ -32,64 +32,6 @@ def masked_after(tokens: int, steps: int) -> list[int]:
         left = max(1, min(left - 1, int(np.floor(np.float32(tokens * ratio)))))
         out.append(left)
     return [*out, 0]
-
-
-# How GtR divides the cells of a checkerboard into stages: as in the paper, or as FastAR did in its first months, for
-# workflows that were saved then.
-PAPER = "paper"
-QUARTERS = "quarters"
-
-
-def stages_of_cells(grid: int, stages: str) -> Tensor:
-    """GtR's stage of every cell of a ``grid`` x ``grid`` image, int64 [L]; the last stage is the reconstruction.
-
-    The cells whose row + column is even are the structure. The paper halves them, and halves one half again, so the
-    first three stages are an eighth, an eighth and a quarter of all cells. Stages of an 8 x 8 grid, PAPER to the left,
-    QUARTERS to the right::
-
-        0 3 1 3 0 3 1 3      0 2 0 2 0 2 0 2
-        3 2 3 2 3 2 3 2      2 1 2 1 2 1 2 1
-        1 3 0 3 1 3 0 3      0 2 0 2 0 2 0 2
-        3 2 3 2 3 2 3 2      2 1 2 1 2 1 2 1
-        0 3 1 3 0 3 1 3      0 2 0 2 0 2 0 2
-        3 2 3 2 3 2 3 2      2 1 2 1 2 1 2 1
-        1 3 0 3 1 3 0 3      0 2 0 2 0 2 0 2
-        3 2 3 2 3 2 3 2      2 1 2 1 2 1 2 1
-    """
-    cell = torch.arange(grid * grid)
-    row = cell // grid
-    diagonal = row + cell % grid
-
-    # The reconstruction, then the structure, then the half of the structure that lies in even rows.
-    stage = torch.full_like(cell, 3)
-    stage[diagonal % 2 == 0] = 2
-    even = (diagonal % 2 == 0) & (row % 2 == 0)
-    stage[even] = diagonal[even] % 4 // 2
-    return stage if stages == PAPER else (stage - 1).clamp(min=0)
-
-
-def staged_after(sizes: Sequence[int], steps: Sequence[int]) -> list[int]:
-    """Masked tokens left after each AR step of GtR's stages.
-
-    Each stage of ``sizes`` tokens is cut evenly into its number of ``steps``. A stage with fewer tokens than steps
-    takes one step for each token, so an edit may have fewer steps.
-    """
-    left = sum(sizes)
-    out: list[int] = []
-    for size, most in zip(sizes, steps, strict=True):
-        count = min(size, most)
-        out += [left - size * (s + 1) // count for s in range(count)]
-        left -= size
-    return out
-
-
-def in_stages(orders: Tensor, stages: Tensor) -> Tensor:
-    """Orders, int64 [B, L], that decide one stage after the other. ``stages``: int64 [L] from :func:`stages_of_cells`.
-
-    Within a stage the cells keep their given order.
-    """
-    # An order's last position is decided first.
-    return orders.gather(1, stages[orders].argsort(dim=1, descending=True, stable=True))
 
 
 def raster(random: Tensor) -> Tensor:

@@ -2,7 +2,8 @@
 
 import pytest
 from fastar_nodes.cli.planning import plan
-from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARSettings
+from fastar_nodes.samplers.mar.fasthybrid.settings import FastHybridSettings
+from fastar_nodes.samplers.mar.settings import MARSettings
 
 
 @pytest.mark.parametrize(

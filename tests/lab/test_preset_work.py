@@ -5,8 +5,11 @@ from fastar_nodes.lab.work import preset_work as w
 from fastar_nodes.model_loaders.catalogue.official import official
 from fastar_nodes.runs import presets
 from fastar_nodes.runs.registry import SAMPLERS
+from fastar_nodes.samplers.mar.cspd.settings import CSpDSettings
+from fastar_nodes.samplers.mar.fasthybrid.settings import FastHybridSettings
+from fastar_nodes.samplers.mar.lazy.settings import LazyMARSettings
 from fastar_nodes.samplers.mar.schedule import masked_after
-from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, LazyMARSettings, MARSettings
+from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings
 from mar_flops import block_flops, plain_head_flops
 

@@ -8,8 +8,8 @@ the embeddings of time and condition and the modulations of blocks whose outputs
 from fastar_nodes.networks.mar import MARConfig
 from fastar_nodes.samplers.mar.lazy.head import EDGE, FULL, MIDDLE, head_plan
 from fastar_nodes.samplers.mar.lazy.plan import BY_STATE, computed_ratios, next_refreshes, spare_rows, usual_block
+from fastar_nodes.samplers.mar.lazy.settings import LazyMARSettings, head_period
 from fastar_nodes.samplers.mar.schedule import masked_after
-from fastar_nodes.samplers.mar.settings import LazyMARSettings, head_period
 from torch import device
 
 

@@ -12,7 +12,7 @@ from fastar_nodes.nodes.sent import FREE
 from fastar_nodes.runs import conditions
 from fastar_nodes.runs.choice import ModelFacts
 from fastar_nodes.runs.registry import SAMPLERS
-from fastar_nodes.samplers.mar.settings import CacheSettings
+from fastar_nodes.samplers.mar.lazy.settings import CacheSettings
 from fastar_nodes.samplers.settings import filled_in, knobs
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from graphs import WIDGETS, default

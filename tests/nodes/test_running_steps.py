@@ -23,8 +23,9 @@ from fastar_nodes.runs.memory import DECODE
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.engine import finish
+from fastar_nodes.samplers.mar.lazy.settings import CacheSettings
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
+from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.settings import knobs, make
 from fastar_nodes.samplers.tokens.par import NON_LOCAL
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings

@@ -12,7 +12,7 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import Tokens
 from fastar_nodes.samplers.mar.cspd import cspd, published
-from fastar_nodes.samplers.mar.settings import CSpDSettings
+from fastar_nodes.samplers.mar.cspd.settings import CSpDSettings
 from safetensors import safe_open
 from torch import Tensor
 

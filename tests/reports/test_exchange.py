@@ -184,25 +184,12 @@ def of(sampler, passes=8, tokens=16, counts=None, **settings) -> Report:
     return out
 
 
-# LazyMAR whose transformer is computed in full: of 8 AR steps, the 8th at the latest.
-HEAD_ALONE = {"refresh_period": 4, "start_step": 8, "head_cache": True, "diffusion_steps": 100}
-ALL_OFF = {"refresh_period": 4, "start_step": 2, "head_cache": False, "token_cache": False, "encoder_cache": False}
-CACHES_OF_NO_USE = [
-    {**HEAD_ALONE, "head_cache": False},
-    {**HEAD_ALONE, "start_step": 7, "head_cache": False},
-    {**HEAD_ALONE, "diffusion_steps": 14},  # 7 % of 14 steps is 1: all are evaluated in full
-    {**ALL_OFF, "condition_cache": False},
-    {**ALL_OFF, "condition_cache": True, "cfg": 1.0},  # there is no null branch
-    {**ALL_OFF, "condition_cache": False, "token_cache": True},  # no token came from it
-]
 GAINS = [
     of("fasthybrid", counts={"accepted": 1, "rejected": 9}, lookahead=4, threshold=0.9),
     of("mar"),
     of("mar", speculation=0),
-    of("lazymar", refresh_period=4, start_step=2),
-    of("lazymar", **HEAD_ALONE),
-    of("lazymar", **ALL_OFF, condition_cache=True, cfg=2),
-    of("lazymar", **{**ALL_OFF, "token_cache": True}, condition_cache=False, counts={"cached_tokens": 5}),
+    of("lazymar", counts={"cached_calls": 1}),
+    of("lazymar", refresh_period=1),  # a saved report without this count
     of("zipar", window=2),
     of("par"),
     of("llamagen", 16),
@@ -211,7 +198,7 @@ GAINS = [
 NO_GAINS = {
     "No draft was accepted": of("fasthybrid", counts={"rejected": 9}, lookahead=4, threshold=0.9),
     "Nothing was drafted": of("fasthybrid", lookahead=0, threshold=0.9),
-    "Nothing came from the cache": of("fasthybrid+lazymar", refresh_period=1, lookahead=4, threshold=0.9),
+    "Nothing came from the cache": of("fasthybrid+lazymar", counts={"cached_calls": 0}, lookahead=4, threshold=0.9),
     "Every pass decided only one token": of("zipar", 16),
     "No drafted diffusion step": of("cspd", counts={"drafted_steps": 4, "accepted_steps": 0}),
 }
@@ -223,8 +210,6 @@ def test_a_run_that_gained_nothing_says_so():
     for words, run in NO_GAINS.items():
         sentence = no_gain(run)
         assert sentence.startswith(words) and sentence.endswith(".")
-    for useless in CACHES_OF_NO_USE:
-        assert no_gain(of("lazymar", **useless)).startswith("Nothing came from the cache"), useless
     assert no_gain(of("zipar", window=2), report("llamagen", 0.1)) == "", "single runs may differ by any factor"
 
 

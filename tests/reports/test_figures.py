@@ -102,7 +102,7 @@ def test_limits_at_which_nothing_is_gained():
         assert no_gain(run("fasthybrid", settings={**drafted, **idle})).startswith("Nothing was drafted"), idle
     fewer = {"lookahead": 0, "diffusion_steps": 50, "diffusion_steps_end": 10}
     assert no_gain(run("fasthybrid", settings={**drafted, **fewer})) == "", "later tokens take fewer diffusion steps"
-    beside = run("fasthybrid+lazymar", cached_tokens=10, settings={**drafted, "lookahead": 0, "steps": 64})
+    beside = run("fasthybrid+lazymar", cached_calls=10, settings={**drafted, "lookahead": 0, "steps": 64})
     assert no_gain(beside) == "", "the cache was used"
     prefilled = {"prefill_ratio": 1.0, "mode": "lossless"}
     assert no_gain(run("cspd", settings=prefilled)).startswith("Nothing was drafted")

@@ -9,8 +9,9 @@ from fastar_nodes.samplers.blocks.settings import BlockSettings
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.cspd import cspd
+from fastar_nodes.samplers.mar.cspd.settings import CSpDSettings
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.settings import CSpDSettings, MARSettings
+from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.nextstep import canvas as nextstep_canvas
 from fastar_nodes.samplers.nextstep.nextstep import nextstep
 from fastar_nodes.samplers.nextstep.settings import NextStepSettings

@@ -11,7 +11,8 @@ from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
+from fastar_nodes.samplers.mar.lazy.settings import CacheSettings
+from fastar_nodes.samplers.mar.settings import MARSettings
 from tiny_models import tiny_mar
 
 CPU = torch.device("cpu")

@@ -7,13 +7,10 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.runs import presets
 from fastar_nodes.runs.choice import ModelFacts
 from fastar_nodes.runs.registry import SAMPLERS
-from fastar_nodes.samplers.mar.settings import (
-    CacheSettings,
-    CSpDSettings,
-    FastHybridSettings,
-    LazyMARSettings,
-    MARSettings,
-)
+from fastar_nodes.samplers.mar.cspd.settings import CSpDSettings
+from fastar_nodes.samplers.mar.fasthybrid.settings import FastHybridSettings
+from fastar_nodes.samplers.mar.lazy.settings import CacheSettings, LazyMARSettings
+from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.settings import knobs, make
 from fastar_nodes.samplers.tokens.par import PARSettings
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings, TokenSettings

@@ -8,7 +8,9 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.runs.choice import parse_choice
 from fastar_nodes.runs.measured import AdviceSettings
 from fastar_nodes.runs.registry import SAMPLERS
-from fastar_nodes.samplers.mar.settings import CacheSettings, FastHybridSettings, MARSettings
+from fastar_nodes.samplers.mar.fasthybrid.settings import FastHybridSettings
+from fastar_nodes.samplers.mar.lazy.settings import CacheSettings
+from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.settings import knobs, make
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, TarPromptSettings
 

@@ -21,7 +21,7 @@ from fastar_nodes.runs.memory import STREAMED, WEIGHTS, total
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar.settings import CSpDSettings
+from fastar_nodes.samplers.mar.cspd.settings import CSpDSettings
 from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt

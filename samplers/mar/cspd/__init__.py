@@ -7,8 +7,8 @@ its published code. There are three modes, each in a file:
 - ``paper``: the paper's algorithm 1.
 - ``lossless``: ours; exactly the target's distribution, whatever the draft.
 
-A mode is a class with a method ``segment``, which drafts some AR steps and yields a verdict on each. ``draft.py`` has
-the draft model's AR steps, which all modes share, and ``densities.py`` the rejection rule of the first two.
+A mode is a class with a method ``segment``, which drafts some AR steps and yields a verdict on each (``mode.py``).
+``draft.py`` has the draft model's AR steps, and ``densities.py`` the rejection rule of the first two modes.
 """
 
 from __future__ import annotations
@@ -28,11 +28,12 @@ from ...noise import PairedNoise
 from ..canvas import MARCanvas, mar_canvas
 from ..mar import Diffusion, FullTransformer, Transformer
 from ..mar import check as check_mar
-from ..settings import CSpDSettings
-from .draft import Drafter, Mode
+from .draft import MARDrafter
 from .lossless import Lossless
+from .mode import Mode
 from .paper import Paper
 from .published import Published
+from .settings import CSpDSettings
 
 MODES: dict[str, type[Mode]] = {
     "published": Published,
@@ -136,8 +137,8 @@ def cspd(
     draft.net.begin_run()
     with torch.no_grad():
         transformer = make_transformer(canvas)
-        drafter = Drafter(canvas, draft, condition, make_draft_transformer, last_noise=settings.mode == "paper")
-        plain = diffusion(canvas, transformer)
+        drafter = MARDrafter(canvas, draft, condition, make_draft_transformer, last_noise=settings.mode == "paper")
+        plain = target_draw(canvas, transformer)
         mode = MODES[settings.mode](canvas, transformer, drafter, plain.noise)
 
     result = yield from speculate(canvas, transformer, plain, mode)
@@ -156,7 +157,7 @@ def remark_start(draft: MARModel, canvas: MARCanvas) -> str:
     )
 
 
-def diffusion(canvas: MARCanvas, transformer: Transformer) -> Diffusion:
+def target_draw(canvas: MARCanvas, transformer: Transformer) -> Diffusion:
     """The target's own draw, for the prefill."""
     table = canvas.table(canvas.settings.diffusion_steps)
     counted = canvas.settings.mode != "lossless"

@@ -14,7 +14,6 @@ Where Sigma = 1 the result is a sample of p. A :class:`Rule` says what r is.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +21,6 @@ import torch
 from torch import Tensor
 
 from ....networks.torch_state import to_device
-from ...coupling import Gaussian
 from ...noise import CounterRNG
 from ..canvas import Tokens
 
@@ -76,7 +74,7 @@ class LastStep(NamedTuple):
         return LastStep(self.mean[index], self.log_std[index], self.other_log_stds[index])
 
 
-def joined(of_steps: Sequence[LastStep], images: int) -> LastStep:
+def image_by_image(of_steps: Sequence[LastStep], images: int) -> LastStep:
     """Join the tokens of several AR steps. The result has one image after another, and for each image the tokens of all
     these AR steps.
     """
@@ -85,14 +83,6 @@ def joined(of_steps: Sequence[LastStep], images: int) -> LastStep:
         of_images = [x.unflatten(0, (images, -1)) for x in part]
         parts.append(torch.cat(of_images, 1).flatten(0, 1))
     return LastStep(*parts)
-
-
-def last_step(kernel: Gaussian, temperature: float = 1.0) -> LastStep:
-    """The part of a path's kernels that its density needs. The last step's stds include the temperature."""
-    # At temperature 0 the published code divides 0 by 0. Here all drafts are rejected and the target's means taken.
-    log_temperature = math.log(max(temperature, 1e-6))
-    mean, log_std = kernel
-    return LastStep(mean[:, -1], log_std[:, -1] + log_temperature, log_std[:, :-1].sum(1))
 
 
 def log_ratio(token: Tensor, q: LastStep, p: LastStep, rule: Rule) -> Tensor:
@@ -114,8 +104,8 @@ def acceptance_of_proposals(token: Tensor, q: LastStep, p: LastStep, rule: Rule)
     return (1 - torch.exp(-log_r)).clamp(min=0)
 
 
-class Verified(NamedTuple):
-    """The verdict on N drafts. The tokens are on the device, the other fields on the host."""
+class Verdicts(NamedTuple):
+    """The verdicts on N drafts. The tokens are on the device, the other fields on the host."""
 
     tokens: Tensor  # fp32 [N, channels]; zero where the draft and all proposals were rejected
     accepted: Tensor  # bool [N], whether the draft was
@@ -127,7 +117,9 @@ class Verified(NamedTuple):
         return {"redraws": int(self.proposals[rows].sum()), "redraws_exhausted": int((~self.found[rows]).sum())}
 
 
-def verify(drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, draws: RejectionDraws, tokens: Tokens) -> Verified:
+def accept_or_resample(
+    drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, draws: RejectionDraws, tokens: Tokens
+) -> Verdicts:
     """Verify the drafts of N tokens, fp32 [N, channels].
 
     The host reads from the device once, or twice if a rejected token accepts none of the first proposals.
@@ -136,7 +128,7 @@ def verify(drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, draws: Rejectio
     accepted = log_ratio(drafts, q, p, rule) > draws.guess(tokens).log()
 
     # 2. The first proposals, for all tokens.
-    proposal, number = proposed(draws, tokens, q, p, rule, 0, _FIRST_TRIES)
+    proposal, number = try_proposals(draws, tokens, q, p, rule, 0, _FIRST_TRIES)
     values = torch.where(accepted[:, None], drafts, proposal)
 
     # 3. The other proposals, for rejected tokens whose proposals so far were all rejected.
@@ -148,15 +140,15 @@ def verify(drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, draws: Rejectio
         more = TRIES - _FIRST_TRIES
         image, position = tokens.index
         some = Tokens((image[i], position[i]))
-        values[i], later = proposed(draws, some, q.rows(i), p.rows(i), rule, _FIRST_TRIES, more)
+        values[i], later = try_proposals(draws, some, q.rows(i), p.rows(i), rule, _FIRST_TRIES, more)
         number[missing] = later.cpu()
 
     exhausted = rejected & (number == _NONE)
     proposals = number.masked_fill(exhausted, TRIES).masked_fill(~rejected, 0)
-    return Verified(values, ~rejected, proposals, found=~exhausted)
+    return Verdicts(values, ~rejected, proposals, found=~exhausted)
 
 
-def proposed(
+def try_proposals(
     draws: RejectionDraws, tokens: Tokens, q: LastStep, p: LastStep, rule: Rule, first: int, count: int
 ) -> tuple[Tensor, Tensor]:
     """Try proposals ``first .. first + count - 1`` from p's kernel for N tokens.

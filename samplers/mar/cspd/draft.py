@@ -1,9 +1,9 @@
-"""The draft model of CSpD: its AR steps, and how the report counts its work."""
+"""The draft model of CSpD: its AR steps with their diffusion paths, and how the report counts its work."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -11,50 +11,81 @@ import torch
 from torch import Tensor
 
 from ....networks.mar import MARModel
-from ....networks.torch_state import to_device
-from ....reports.record import ACCEPTED, PROMPT_COUNTS, REJECTED, Report
+from ....reports.record import PROMPT_COUNTS, Report
 from ... import chain
 from ...chain import DiffusionBatch
 from ...conditioning import MaskedCondition
 from ...coupling import Gaussian
-from ...engine import Verdict
-from ...noise import row_keys
+from ...speculation import DraftedSteps
 from ..canvas import MARCanvas, TokenNoise, Tokens
 from ..mar import FullTransformer, Heads, Transformer
+from .densities import LastStep
 
 # Counts of the report that include both models.
-_BOTH = ("transformer_passes", "transformer_tokens", "head_calls", "head_rows", "cache_bytes", *PROMPT_COUNTS)
+_BOTH = (
+    "transformer_passes",
+    "transformer_tokens",
+    "head_calls",
+    "head_rows",
+    "cached_calls",
+    "cache_bytes",
+    *PROMPT_COUNTS,
+)
 
 
-class Trace(NamedTuple):
-    """The diffusion paths of N rows."""
+class Paths(NamedTuple):
+    """The diffusion paths of N tokens.
 
-    path: Tensor  # states, fp32 [N, S + 1, channels], start noise first, token last
-    # The learned kernel of each step, fp32 [N, S, channels], without the temperature. CSpD compares the distributions
-    # of the last step, which therefore has a std, although in MAR it adds no noise.
-    kernel: Gaussian
+    CSpD compares the distributions of the last step, which therefore has a std, although in MAR it adds no noise.
+    """
 
-    def tokens(self, positions: Tensor) -> Tensor:
-        """The tokens at which the paths end, fp32 [B, n, channels], if the rows belong to positions int64 [B, n]."""
-        return self.path[:, -1].view(*positions.shape, -1)
+    states: Tensor  # fp32 [N, S + 1, channels], start noise first, token last
+    kernel: Gaussian  # what the head predicts for each step, fp32 [N, S, channels], without the temperature
+    temperature: float  # factor of the stds with which the paths were sampled
 
-    def split(self, sizes: Sequence[int]) -> list[Trace]:
-        """Parts with ``sizes`` rows."""
-        paths = self.path.split(sizes)
-        means = self.kernel.mean.split(sizes)
-        log_stds = self.kernel.log_std.split(sizes)
-        parts = zip(paths, means, log_stds, strict=True)
-        return [Trace(path, Gaussian(mean, log_std)) for path, mean, log_std in parts]
+    @property
+    def tokens(self) -> Tensor:
+        """The tokens at which the paths end, fp32 [N, channels]."""
+        return self.states[:, -1]
+
+    def last_step(self) -> LastStep:
+        """The part of the paths that their density needs, see ``densities.py``. Sigma compares the stds of the other
+        steps between two models; the temperature would cancel there.
+        """
+        mean, log_std = self.kernel
+        # At temperature 0 the published code divides 0 by 0. Here all drafts are rejected and the target's means taken.
+        log_temperature = math.log(max(self.temperature, 1e-6))
+        return LastStep(mean[:, -1], log_std[:, -1] + log_temperature, log_std[:, :-1].sum(1))
+
+    def drafted_steps(self) -> DraftedSteps:
+        """All diffusion steps as drafts that ``speculation.py`` verifies; the last step adds no noise."""
+        mean, log_std = self.kernel
+        log_std = log_std + (math.log(self.temperature) if self.temperature else -math.inf)
+        log_std[:, -1] = -math.inf
+        return DraftedSteps(self.states[:, :-1], self.states[:, 1:], Gaussian(mean, log_std))
+
+    def split(self, sizes: Sequence[int]) -> list[Paths]:
+        """Parts with ``sizes`` tokens."""
+        parts = zip(*(x.split(sizes) for x in (self.states, *self.kernel)), strict=True)
+        return [Paths(states, Gaussian(mean, log_std), self.temperature) for states, mean, log_std in parts]
+
+    @staticmethod
+    def concatenated(parts: Sequence[Paths]) -> Paths:
+        """The paths of several parts, one part after another."""
+        states = torch.cat([part.states for part in parts])
+        mean = torch.cat([part.kernel.mean for part in parts])
+        log_std = torch.cat([part.kernel.log_std for part in parts])
+        return Paths(states, Gaussian(mean, log_std), parts[0].temperature)
 
 
 def noisy_last_step_table(canvas: MARCanvas) -> chain.StepTable:
-    """The diffusion steps for :func:`traced`: the stds leave out the temperature, and the last step has a std too."""
+    """The diffusion steps for :func:`sample_paths`: the last step has a std, too."""
     tables = canvas.tables(canvas.settings.diffusion_steps)
     return chain.step_table(tables.steps, canvas.time_embeddings(tables))
 
 
-def traced(canvas: MARCanvas, batch: DiffusionBatch, last_noise: bool = False) -> Trace:
-    """Sample a batch with the full diffusion head and the steps of :func:`noisy_last_step_table`, and keep their paths.
+def sample_paths(canvas: MARCanvas, batch: DiffusionBatch, last_noise: bool = False) -> Paths:
+    """Sample a batch with the full diffusion head and the steps of :func:`noisy_last_step_table`, and keep the paths.
 
     ``last_noise``: whether the last step adds noise, as all other steps do. MAR's does not.
     """
@@ -73,37 +104,11 @@ def traced(canvas: MARCanvas, batch: DiffusionBatch, last_noise: bool = False) -
         means.append(result.mean)
         log_stds.append(result.log_std)
 
-    return Trace(torch.stack(states, 1), Gaussian(torch.stack(means, 1), torch.stack(log_stds, 1)))
+    kernel = Gaussian(torch.stack(means, 1), torch.stack(log_stds, 1))
+    return Paths(torch.stack(states, 1), kernel, batch.temperature)
 
 
-class TargetBatch(NamedTuple):
-    """The tokens of some AR steps, one AR step after another, as a batch that the target's head has not sampled yet."""
-
-    batch: DiffusionBatch
-    tokens: Tokens
-    sizes: list[int]  # for each AR step B n, the number of its tokens in all images
-
-
-def target_batches(
-    canvas: MARCanvas, transformer: Transformer, steps: range, noise: TokenNoise, table: chain.StepTable
-) -> Iterator[TargetBatch]:
-    """The tokens of AR steps as the target's head will sample them, given the drafts. Yields a batch for every pass of
-    the target's transformer, and each pass evaluates as many AR steps as it can.
-
-    A transformer with caches reads final tokens only: ask for a batch when the tokens of the previous batch are final.
-    """
-    conditions = transformer.each_step(steps.start, len(steps))
-    step = steps.start
-    for zs in canvas.clock.timed("transformer", conditions):  # [P, B, n, C] of some AR steps
-        with canvas.clock.phase("head"):
-            tokens = Tokens.joined([Tokens.all(canvas.order.ahead(step + i)) for i in range(len(zs))])
-            z = torch.cat([z.flatten(1, 2) for z in zs], 1)
-            batch = canvas.batch(table, tokens, z, noise)
-        yield TargetBatch(batch, tokens, [z.shape[1] * z.shape[2] for z in zs])
-        step += len(zs)
-
-
-class Drafter:
+class MARDrafter:
     """The draft model while the target generates images. It shares the target's tokens, noise and diffusion steps."""
 
     def __init__(
@@ -114,7 +119,7 @@ class Drafter:
         make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
         last_noise: bool = False,
     ):
-        """``canvas``: the target's; ``last_noise``: see :func:`traced`; the other arguments are a sampler's."""
+        """``canvas``: the target's; ``last_noise``: see :func:`sample_paths`; the other arguments are a sampler's."""
         conditioning = condition.conditioning(model, canvas.guided)
         report = Report("draft", model.name, {}, None, canvas.images, canvas.report.device)
 
@@ -124,7 +129,7 @@ class Drafter:
         self.transformer = make_transformer(self.canvas)
         self.last_noise = last_noise
 
-    def step(self, step: int, noise: TokenNoise) -> Trace:
+    def step(self, step: int, noise: TokenNoise) -> Paths:
         """Draft the tokens of an AR step, given the tokens so far, and write them on the canvas, undecided."""
         canvas = self.canvas
         here = canvas.order.ahead(step)
@@ -132,11 +137,11 @@ class Drafter:
 
         with canvas.clock.phase("draft"):
             z = self.transformer(step, here)
-            trace = traced(canvas, canvas.batch(self.table, tokens, z, noise), self.last_noise)
-            self.target.draft(here, trace.tokens(here))
+            paths = sample_paths(canvas, canvas.batch(self.table, tokens, z, noise), self.last_noise)
+            self.target.draft(here, paths.tokens.view(*here.shape, -1))
 
         self._move_counts()
-        return trace
+        return paths
 
     def forget(self) -> None:
         """Discard features of tokens that the target has replaced."""
@@ -149,30 +154,3 @@ class Drafter:
         self.target.report.add(**both)
         self.target.report.add(draft_passes=counts["transformer_passes"], draft_head_calls=counts["head_calls"])
         counts.clear()
-
-
-class Mode(ABC):
-    """How the target verifies drafts, a segment of AR steps at a time."""
-
-    def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: Drafter, noise: TokenNoise):
-        """``noise``: the noise of the target's full diffusion, from which the draft model samples too."""
-        self.canvas = canvas
-        self.transformer = transformer
-        self.drafter = drafter
-        self.noise = noise
-        # Keys of the random numbers with which drafts are verified, int64 [B, L].
-        self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
-
-    @abstractmethod
-    def segment(self, first: int) -> Iterator[Verdict]:
-        """Draft AR steps from ``first`` on and verify them; yields a verdict for every AR step."""
-
-
-def outcome_of(canvas: MARCanvas, accepted: Tensor) -> Tensor:
-    """The outcome of each draft, ACCEPTED or REJECTED, uint8 [B, n] on the device, from ``accepted``, bool [B, n] on
-    the host. The report counts them.
-    """
-    kept = int(accepted.sum())
-    restarts = int((~accepted).any(1).sum())
-    canvas.report.add(accepted=kept, rejected=accepted.numel() - kept, restarts=restarts)
-    return to_device(torch.where(accepted, ACCEPTED, REJECTED).to(torch.uint8), canvas.device)

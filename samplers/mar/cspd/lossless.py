@@ -13,7 +13,6 @@ a whole path, because the last diffusion steps are almost without noise.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import NamedTuple
@@ -22,13 +21,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...coupling import Gaussian
 from ...engine import Verdict
 from ...noise import CounterRNG
-from ...speculation import Drafts, Speculation
+from ...speculation import Speculation
 from ..canvas import MARCanvas, TokenNoise
 from ..mar import Heads, Transformer
-from .draft import Drafter, Mode, Trace, outcome_of, target_batches
+from .draft import MARDrafter, Paths
+from .mode import Mode, outcome_of, target_batches
 
 
 class Lossless(Mode):
@@ -39,7 +38,7 @@ class Lossless(Mode):
     not depend on its batch.
     """
 
-    def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: Drafter, noise: TokenNoise):
+    def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: TokenNoise):
         super().__init__(canvas, transformer, drafter, noise)
         self.length = canvas.settings.draft_length  # of the next segment
         self.table = canvas.table(canvas.settings.diffusion_steps)
@@ -56,7 +55,7 @@ class Lossless(Mode):
 
         # 2. The target verifies one AR step after another, and samples the rest of each path.
         accepted_ar_steps = 0
-        for step, verified in zip(steps, self.verify(steps, drafts), strict=True):
+        for step, verified in zip(steps, self.verified_paths(steps, drafts), strict=True):
             with canvas.clock.phase("head"):
                 here = canvas.order.ahead(step)
                 accepted = verified.accepted().view(here.shape)
@@ -77,7 +76,7 @@ class Lossless(Mode):
         # 4. Draft at most twice as many AR steps in the next segment as were accepted in this one.
         self.length = min(settings.draft_length, max(1, 2 * accepted_ar_steps))
 
-    def verify(self, steps: range, drafts: Sequence[Trace]) -> Iterator[VerifiedPaths]:
+    def verified_paths(self, steps: range, drafts: Sequence[Paths]) -> Iterator[VerifiedPaths]:
         """Verify the drafts of AR steps, one AR step after another. The head evaluates the tokens of a pass
         together.
         """
@@ -88,24 +87,20 @@ class Lossless(Mode):
             with canvas.clock.phase("head"):
                 rng = CounterRNG(self.keys[tokens.index])
                 speculation = Speculation(canvas.model.net, self.heads.at_states(batch), batch, rng)
-                accepted = self.advance(speculation, list(islice(left, len(sizes))))
+                accepted = self.advance(speculation, Paths.concatenated([*islice(left, len(sizes))]))
 
             # 2. The rows of each AR step.
             for rows in np.split(np.arange(len(tokens)), np.cumsum(sizes)[:-1]):
                 yield VerifiedPaths(speculation, rows, accepted[rows])
 
-    def advance(self, speculation: Speculation, drafts: Sequence[Trace]) -> np.ndarray:
+    def advance(self, speculation: Speculation, drafts: Paths) -> np.ndarray:
         """Advance every row past the drafted diffusion steps that the target accepts. Returns the number of these steps
         for each row, int64 [N].
         """
-        temperature = self.canvas.settings.temperature
-        path = torch.cat([draft.path for draft in drafts])
-        mean = torch.cat([draft.kernel.mean for draft in drafts])
-        log_std = torch.cat([draft.kernel.log_std for draft in drafts])
-        log_std += math.log(temperature) if temperature else -math.inf
-        log_std[:, -1] = -math.inf  # the last step adds no noise
-        self.canvas.report.add(drafted_steps=log_std.shape[0] * log_std.shape[1])
-        return speculation.verify(np.arange(len(path)), Drafts(path[:, :-1], path[:, 1:], Gaussian(mean, log_std)))
+        steps = drafts.drafted_steps()
+        rows, count = steps.values.shape[:2]
+        self.canvas.report.add(drafted_steps=rows * count)
+        return speculation.verify(np.arange(rows), steps)
 
 
 class VerifiedPaths(NamedTuple):

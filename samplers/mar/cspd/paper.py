@@ -39,8 +39,9 @@ from ....reports.record import ACCEPTED, PLAIN, REJECTED
 from ...engine import Verdict
 from ..canvas import MARCanvas, TokenNoise, Tokens
 from ..mar import Transformer
-from .densities import DERIVED, RejectionDraws, Verified, last_step, verify
-from .draft import Drafter, Mode, Trace, noisy_last_step_table, target_batches, traced
+from .densities import DERIVED, RejectionDraws, Verdicts, accept_or_resample
+from .draft import MARDrafter, Paths, noisy_last_step_table, sample_paths
+from .mode import Mode, target_batches
 
 
 class Paper(Mode):
@@ -66,7 +67,7 @@ class Paper(Mode):
 
     own_at: np.ndarray  # int64 [B], the AR step at which each image next takes the target's own tokens
 
-    def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: Drafter, noise: TokenNoise):
+    def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: TokenNoise):
         super().__init__(canvas, transformer, drafter, noise)
         self.gamma = canvas.settings.draft_length
         first = canvas.settings.prefill(canvas.order.steps)  # the first AR step after the prefill
@@ -85,10 +86,10 @@ class Paper(Mode):
         drafts = {k: self.drafter.step(k, self.noise) for k in range(first, stop)}
 
         # 2. The target follows its own paths, given the drafts.
-        for step, path in enumerate(self.paths(range(first, last + 1)), first):
+        for step, own in enumerate(self.paths(range(first, last + 1)), first):
             # 3. Accept or resample the drafts of an AR step, except in images that take the target's own tokens.
             takes_own = self.own_at == step
-            verdict, rejects = self.verdict(step, drafts.get(step), path, takes_own)
+            verdict, rejects = self.verdict(step, drafts.get(step), own, takes_own)
             self.own_at[takes_own | rejects] = step + 1 + self.gamma
 
             # 4. After a rejection the later drafts are discarded.
@@ -99,54 +100,53 @@ class Paper(Mode):
             if rejects.any():
                 return
 
-    def paths(self, steps: range) -> Iterator[Trace]:
+    def paths(self, steps: range) -> Iterator[Paths]:
         """The target's own diffusion paths of the tokens of AR steps, given the drafts; one AR step after another."""
         for batch, _, sizes in target_batches(self.canvas, self.transformer, steps, self.noise, self.table):
             with self.canvas.clock.phase("head"):
-                paths = traced(self.canvas, batch, last_noise=True)
+                paths = sample_paths(self.canvas, batch, last_noise=True)
             yield from paths.split(sizes)
 
-    def verdict(self, step: int, draft: Trace | None, path: Trace, takes_own: np.ndarray) -> tuple[Verdict, np.ndarray]:
+    def verdict(self, step: int, draft: Paths | None, own: Paths, takes_own: np.ndarray) -> tuple[Verdict, np.ndarray]:
         """The verdict on an AR step, and which images have a rejected draft, bool [B].
 
         Args:
             draft: the draft model's paths; None if no image needs a draft.
-            path: the target's paths.
+            own: the target's paths.
             takes_own: bool [B], images whose tokens are the target's, whatever was drafted.
         """
         canvas = self.canvas
         here = canvas.order.ahead(step)
         if draft is None:
-            return Verdict(here, path.tokens(here), step, None), np.zeros(len(here), dtype=bool)
+            return Verdict(here, own.tokens.view(*here.shape, -1), step, None), np.zeros(len(here), dtype=bool)
 
         with canvas.clock.phase("head"):
             # 1. Verify all drafts.
-            q = last_step(draft.kernel, canvas.settings.temperature)
-            p = last_step(path.kernel, canvas.settings.temperature)
-            verified = verify(draft.path[:, -1], q, p, DERIVED, self.draws, Tokens.all(here))
+            tokens = Tokens.all(here)
+            verdicts = accept_or_resample(draft.tokens, draft.last_step(), own.last_step(), DERIVED, self.draws, tokens)
 
             # 2. The target's own tokens, where they are due or every proposal was rejected.
-            own = torch.from_numpy(takes_own).repeat_interleave(here.shape[1])  # bool [B n]
-            of_target = to_device(own | ~verified.found, canvas.device)
-            values = torch.where(of_target[:, None], path.path[:, -1], verified.tokens)
+            drafted = ~torch.from_numpy(takes_own).repeat_interleave(here.shape[1])  # bool [B n]
+            of_target = to_device(~drafted | ~verdicts.found, canvas.device)
+            values = torch.where(of_target[:, None], own.tokens, verdicts.tokens)
 
-        outcome = self.outcome(here, verified, ~own)
-        rejected = ~verified.accepted & ~own
+        outcome = self.outcome(here, verdicts, drafted)
+        rejected = drafted & ~verdicts.accepted
         verdict = Verdict(here, values.view(*here.shape, -1), step, outcome)
         return verdict, rejected.view(here.shape).any(1).numpy()
 
-    def outcome(self, here: Tensor, verified: Verified, drafted: Tensor) -> Tensor:
+    def outcome(self, here: Tensor, verdicts: Verdicts, drafted: Tensor) -> Tensor:
         """Count the drafts at positions int64 [B, n], and return the outcome of each token, uint8 [B, n].
 
         ``drafted``: bool [B n] on the host, True for tokens of images that used drafts.
         """
-        rejected = drafted & ~verified.accepted
+        rejected = drafted & ~verdicts.accepted
         self.canvas.report.add(
-            accepted=int((drafted & verified.accepted).sum()),
+            accepted=int((drafted & verdicts.accepted).sum()),
             rejected=int(rejected.sum()),
             restarts=int(rejected.view(here.shape).any(1).sum()),
         )
-        self.canvas.report.add(**verified.counts(drafted))
+        self.canvas.report.add(**verdicts.counts(drafted))
 
-        outcome = torch.where(verified.accepted, ACCEPTED, REJECTED).where(drafted, PLAIN)
+        outcome = torch.where(verdicts.accepted, ACCEPTED, REJECTED).where(drafted, PLAIN)
         return to_device(outcome.to(torch.uint8).view(here.shape), self.canvas.device)

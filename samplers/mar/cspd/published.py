@@ -23,8 +23,9 @@ from ....reports.record import DRAFTED
 from ...engine import Verdict
 from ..canvas import MARCanvas, TokenNoise, Tokens
 from ..mar import Transformer
-from .densities import LastStep, RejectionDraws, Rule, joined, last_step, verify
-from .draft import Drafter, Mode, noisy_last_step_table, outcome_of, traced
+from .densities import LastStep, RejectionDraws, Rule, accept_or_resample, image_by_image
+from .draft import MARDrafter, noisy_last_step_table, sample_paths
+from .mode import Mode, outcome_of
 
 # The published code's ratio r (densities.py): Sigma is inverted, and both densities are wider while drafts are
 # verified.
@@ -34,7 +35,7 @@ PUBLISHED_RULE = Rule(power=-1, inner_temperature=42.0)
 class Published(Mode):
     """Draft AR steps one by one, then verify all tokens of the segment at once."""
 
-    def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: Drafter, noise: TokenNoise):
+    def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: TokenNoise):
         super().__init__(canvas, transformer, drafter, noise)
         settings = canvas.settings
         self.table = noisy_last_step_table(canvas)
@@ -52,10 +53,11 @@ class Published(Mode):
         drafted = []  # the last diffusion step of each drafted AR step
         for step in range(first, last + 1):
             here = order.ahead(step)
-            trace = self.drafter.step(step, self.noise)
-            drafted.append(last_step(trace.kernel, self.canvas.settings.temperature))
+            paths = self.drafter.step(step, self.noise)
+            drafted.append(paths.last_step())
             if step < last:
-                yield Verdict(here, trace.tokens(here), step, torch.full_like(here, DRAFTED, dtype=torch.uint8))
+                outcome = torch.full_like(here, DRAFTED, dtype=torch.uint8)
+                yield Verdict(here, paths.tokens.view(*here.shape, -1), step, outcome)
 
         # The target's own paths, and the verdict.
         yield self.verdict(first, last, drafted)
@@ -71,16 +73,16 @@ class Published(Mode):
         with canvas.clock.phase("transformer"):
             z = self.transformer(first, here)
         with canvas.clock.phase("head"):
-            target = traced(canvas, canvas.batch(self.table, tokens, z, self.target_noise, step=last))
+            target = sample_paths(canvas, canvas.batch(self.table, tokens, z, self.target_noise, step=last))
 
             # 3. Accept drafts, and resample the rejected tokens.
-            q = joined(drafted, canvas.images)
-            p = last_step(target.kernel, canvas.settings.temperature)
-            verified = verify(canvas.values[tokens.index], q, p, self.rule, self.draws, tokens)
-            canvas.report.add(**verified.counts())
+            q = image_by_image(drafted, canvas.images)
+            p = target.last_step()
+            verdicts = accept_or_resample(canvas.values[tokens.index], q, p, self.rule, self.draws, tokens)
+            canvas.report.add(**verdicts.counts())
 
-        accepted = verified.accepted.view(here.shape)
+        accepted = verdicts.accepted.view(here.shape)
         if not accepted.all():
             self.drafter.forget()
         when = [torch.full_like(order.ahead(step), step, dtype=torch.int32) for step in range(first, last + 1)]
-        return Verdict(here, verified.tokens.view(*here.shape, -1), torch.cat(when, 1), outcome_of(canvas, accepted))
+        return Verdict(here, verdicts.tokens.view(*here.shape, -1), torch.cat(when, 1), outcome_of(canvas, accepted))

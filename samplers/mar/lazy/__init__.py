@@ -37,17 +37,22 @@ CSpD. Differences from the published code:
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import fields
 from functools import partial
 from typing import Any
+
+import torch
 
 from ....networks.mar import MARModel
 from ...conditioning import MaskedCondition
 from ...editing import Edit
 from ...engine import Sampler
 from ...noise import PairedNoise
+from ..canvas import MARCanvas
 from ..mar import check as check_mar
 from ..mar import expect_whole_head, mar
-from ..settings import CacheSettings, LazyMARSettings, MARBase, head_period
+from ..settings import MARBase
+from .settings import CacheSettings, LazyMARSettings, head_period
 from .transformer import LazyTransformer
 
 
@@ -61,7 +66,27 @@ def lazymar(
     """LazyMAR on plain MAR; arguments and errors as :func:`samplers.mar.mar.mar`. With ``refresh_period`` 1 it is plain
     MAR bit for bit.
     """
-    return mar(model, condition, settings, noise, partial(LazyTransformer, settings=settings), edit)
+    return mar(model, condition, settings, noise, partial(lazy_transformer, settings=settings), edit)
+
+
+def lazy_transformer(canvas: MARCanvas, settings: CacheSettings) -> LazyTransformer:
+    """The transformer with LazyMAR's caches, for a sampler's ``make_transformer``; the report names the caches."""
+    note_caches(canvas, settings)
+    return LazyTransformer(canvas, settings)
+
+
+def note_caches(canvas: MARCanvas, settings: CacheSettings) -> None:
+    """Let the report of a run name LazyMAR, its settings, and how often its caches were used.
+
+    The report's sampler becomes lazymar, or SAMPLER+lazymar. With the token cache, the report has a map of the tokens
+    that were taken from it.
+    """
+    report = canvas.report
+    report.sampler = "lazymar" if report.sampler == "mar" else f"{report.sampler}+lazymar"
+    report.settings |= {f.name: getattr(settings, f.name) for f in fields(CacheSettings)}
+    report.add(cached_calls=0)
+    if settings.refresh_period > 1 and settings.token_cache:
+        canvas.cached = torch.zeros(canvas.images, canvas.cells, dtype=torch.int32, device=canvas.device)
 
 
 def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., Sampler]:
@@ -70,7 +95,7 @@ def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., 
     """
 
     def run(model: Any, condition: Any, settings: Any, noise: Any, **more: Any) -> Sampler:
-        lazy = {name: partial(LazyTransformer, settings=settings) for name in models}
+        lazy = {name: partial(lazy_transformer, settings=settings) for name in models}
         return sampler(model, condition, settings, noise, **lazy, **more)
 
     return run

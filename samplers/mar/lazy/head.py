@@ -21,7 +21,7 @@ from ....networks.torch_state import to_device
 from ....reports.record import Report
 from ...chain import ChainHead, DiffusionBatch, StepInput, StepResult, advance
 from ..mar import Heads
-from ..settings import CacheSettings, head_period
+from .settings import CacheSettings, head_period
 
 
 class CachedHeads(Heads):
@@ -100,7 +100,7 @@ class CachedHead:
     [1] as its difference to the conditional branch's.
     """
 
-    kept: Kept | None = None  # what the most recent steps computed; None only before the first step, a full one
+    kept: HeadKept | None = None  # what the most recent steps computed; None only before the first step, a full one
 
     def __init__(
         self,
@@ -128,12 +128,12 @@ class CachedHead:
 
     def step(self, k: int, at: StepInput) -> StepResult:
         """See :class:`...chain.ChainHead`. The output of the head is [P, N, 2 channels] at a full step. The steps after
-        it reuse :class:`Kept`. Their output, [1, N, 2 channels], already contains the guidance: :func:`...chain.guide`
-        adds none to an output of one branch.
+        it reuse :class:`HeadKept`. Their output, [1, N, 2 channels], already contains the guidance:
+        :func:`...chain.guide` adds none to an output of one branch.
         """
         kind = self.kinds[k]
         modulations = next(self.modulations[kind])
-        evaluate: Callable[..., tuple[Tensor, Kept | None]]
+        evaluate: Callable[..., tuple[Tensor, HeadKept | None]]
         arguments: tuple[Any, ...]
         if kind == FULL:
             rows = self.branches * self.tokens
@@ -145,7 +145,7 @@ class CachedHead:
             evaluate = evaluate_from_kept
             arguments = (self.head, self.outer, self.kept, kind == EDGE, modulations)
 
-        self.report.add(head_calls=1, head_rows=rows)
+        self.report.add(head_calls=1, head_rows=rows, cached_calls=int(kind != FULL))
         result, kept = cached_step(self.net, evaluate, arguments, at)
         if kept is not None:
             self.kept = kept
@@ -154,8 +154,8 @@ class CachedHead:
 
 @recorded
 def cached_step(
-    net: MAR, evaluate: Callable[..., tuple[Tensor, Kept | None]], arguments: tuple[Any, ...], at: StepInput
-) -> tuple[StepResult, Kept | None]:
+    net: MAR, evaluate: Callable[..., tuple[Tensor, HeadKept | None]], arguments: tuple[Any, ...], at: StepInput
+) -> tuple[StepResult, HeadKept | None]:
     """Evaluate the head by ``evaluate(*arguments, x)`` at the states x, and :func:`...chain.advance` all rows with its
     output.
 
@@ -190,7 +190,7 @@ def step_modulations(
         yield from zip(*made, strict=True)
 
 
-class Kept(NamedTuple):
+class HeadKept(NamedTuple):
     """What the steps after a full step reuse, for N tokens."""
 
     mlps: list[Tensor]  # outputs of the outer blocks' MLPs, [N, w] each
@@ -200,7 +200,7 @@ class Kept(NamedTuple):
 
 def evaluate_full(
     head: DiffusionHead, cfg: Tensor, branches: int, modulations: Sequence[Tensor], x: Tensor
-) -> tuple[Tensor, Kept]:
+) -> tuple[Tensor, HeadKept]:
     """Evaluate the head in full: noise and variance logits [P, N, 2 channels], and what the next steps reuse.
 
     ``cfg``: the guidance scale, [N, 1]; ``branches``: P; ``x``: the states, fp32 [N, channels].
@@ -229,12 +229,12 @@ def evaluate_full(
     # The conditional branch's rows come first, the null one's last. Without guidance they are the same.
     guidance = (cfg - 1) * (out[:n] - out[-n:])[:, : head.channels]
     guided_bias = last.bias + F.pad(guidance, (0, head.channels))
-    return out.view(branches, n, -1), Kept(mlps, middle, guided_bias)
+    return out.view(branches, n, -1), HeadKept(mlps, middle, guided_bias)
 
 
 def evaluate_from_kept(
-    head: DiffusionHead, outer: Sequence[int], kept: Kept, edge: bool, modulations: Sequence[Tensor], x: Tensor
-) -> tuple[Tensor, Kept | None]:
+    head: DiffusionHead, outer: Sequence[int], kept: HeadKept, edge: bool, modulations: Sequence[Tensor], x: Tensor
+) -> tuple[Tensor, HeadKept | None]:
     """Evaluate the head with what was kept: noise and variance logits, fp32 [1, N, 2 channels], and what the next steps
     reuse, or None if this stays the same.
 

@@ -6,7 +6,10 @@ Source: Yan et al. 2025, "LazyMAR" (arXiv 2503.12450), and its published code, c
 
 from __future__ import annotations
 
-from ..settings import CacheSettings
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from .settings import CacheSettings
 
 # Share of decoder rows that are computed at AR steps 0 to 63. The table does not depend on the number of AR steps, and
 # the reference has no entry after step 63.
@@ -38,6 +41,42 @@ def next_refreshes(settings: CacheSettings, steps: int) -> list[int]:
         else:
             periods = (k - start) // period + 1
             out.append(min(start + periods * period, steps))
+    return out
+
+
+class Refresh(NamedTuple):
+    """What a refresh keeps for the passes until the next refresh."""
+
+    until: int  # AR step of the next refresh
+    # Encoder cache: how many rows the encoder reads before the next refresh, at most: class rows and decided tokens. 0
+    # if nothing of the encoder is kept.
+    encoder_rows: int
+    decoder: bool  # token cache: whether the decoder's keys and values are kept, because a pass leaves rows out
+    residual: bool  # condition cache: whether the difference of both branches of guidance is kept
+
+
+def refreshes(
+    settings: CacheSettings, starts: Sequence[int], shares: Sequence[float], buffer: int, guided: bool
+) -> list[Refresh | None]:
+    """For each AR step, the refresh that its pass is if nothing is kept from earlier passes; None if this pass would
+    keep nothing, because no cache is on, or because the next AR step is a refresh.
+
+    Args:
+        settings: which caches are on, and when refreshes are due.
+        starts: how many tokens are decided before each AR step.
+        shares: share of the decoder's rows that each AR step computes if it is not a refresh.
+        buffer: number of class rows.
+        guided: whether there is a null branch.
+    """
+    out: list[Refresh | None] = []
+    for step, until in enumerate(next_refreshes(settings, len(starts))):
+        passes = range(step + 1, until)  # AR steps whose passes may use what is kept
+        encoder_rows = buffer + starts[until - 1] if settings.encoder_cache else 0
+        decoder = any(shares[k] < 1 for k in passes)
+        residual = guided and settings.condition_cache
+
+        keeps = len(passes) > 0 and (encoder_rows > 0 or decoder or residual)
+        out.append(Refresh(until, encoder_rows, decoder, residual) if keeps else None)
     return out
 
 

@@ -8,7 +8,7 @@ output.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -22,13 +22,13 @@ from ....networks.torch_state import to_device
 from ...noise import CounterRNG, row_keys
 from ..canvas import MARCanvas
 from ..mar import FullTransformer, Transformer
-from ..settings import CacheSettings
 from .head import CachedHeads
-from .plan import BY_STATE, computed_ratios, next_refreshes, spare_rows, usual_block
+from .plan import BY_STATE, computed_ratios, refreshes, spare_rows, usual_block
+from .settings import CacheSettings
 
 
 @dataclass(eq=False)
-class Kept:
+class TransformerKept:
     """What a refresh keeps for the passes until the next one, and what each pass keeps for the one after it."""
 
     until: int  # AR step of the next refresh
@@ -59,46 +59,32 @@ class LazyTransformer(Transformer):
     """
 
     def __init__(self, canvas: MARCanvas, settings: CacheSettings):
-        """The report takes the name lazymar, or SAMPLER+lazymar, and the settings of the caches."""
         super().__init__(canvas)
-        c = canvas.model.net.config
+        net = canvas.model.net
+        c = net.config
         self.images = canvas.images
-        self.settings = settings
-        self.heads = CachedHeads(canvas.model.net, canvas.report, settings)
-        self.plan = Plan(canvas, settings)
+        self.heads = CachedHeads(net, canvas.report, settings)
         self.full = FullTransformer(canvas)
-        self.vectors = self.full.vectors  # of the encoder's class rows, [E, C]; null ones last, if it has any
-        self.branches = 1 + canvas.guided
 
-        # Condition cache: between two refreshes the null branch is left out.
-        self.drops_null = canvas.guided and settings.condition_cache
-        self.kept_branches = 1 if self.drops_null else self.branches
+        # What each AR step computes and keeps.
+        self.plan = RowPlan(canvas, settings)
+        self.refreshes = refreshes(settings, canvas.order.starts, self.plan.share, c.buffer, canvas.guided)
+
+        # A refresh computes all branches of guidance, and the passes after it ``kept_branches``. The vectors are those
+        # of the encoder's class rows, [E, C]; the null branch's come last.
+        self.branches = 1 + canvas.guided
+        self.kept_branches = 1 if settings.condition_cache else self.branches
         self.entries = self.kept_branches * self.images
+        self.vectors = self.full.vectors
         self.kept_vectors = self.vectors[: self.entries]
 
-        # For each AR step, if it is a refresh: whether later passes leave decoder rows out (prunes), and whether they
-        # use anything that the refresh keeps (keeps).
-        steps = range(canvas.order.steps)
-        uses_any = settings.encoder_cache or self.drops_null
-        self.prunes = [self.plan.prunes(step) for step in steps]
-        self.keeps = [self.plan.refreshes(step) and (uses_any or self.prunes[step]) for step in steps]
-        # Encoder cache: how many rows the encoder reads before the next refresh at most, class rows and tokens.
-        self.room = [c.buffer + canvas.order.starts[self.plan.next_refresh[step] - 1] for step in steps]
-
-        # Memory for the stores of all refreshes.
-        refreshes = [step for step in steps if self.plan.refreshes(step)]
-        room = max((self.room[step] for step in refreshes), default=0) if settings.encoder_cache else 0
-        block = self.plan.block if any(self.prunes[step] for step in refreshes) else None
-        entries = len(self.kept_vectors)
-        self.memory = FeatureCache(canvas.model.net, canvas.device, self.entries, entries, room, block)
-        self.kept: Kept | None = None
-
-        report = canvas.report
-        report.sampler = "lazymar" if report.sampler == "mar" else f"{report.sampler}+lazymar"
-        report.settings |= {f.name: getattr(settings, f.name) for f in fields(CacheSettings)}
+        # Memory that all refreshes use in turn.
+        keeping = [refresh for refresh in self.refreshes if refresh is not None]
+        room = max((refresh.encoder_rows for refresh in keeping), default=0)
+        block = self.plan.block if any(refresh.decoder for refresh in keeping) else None
+        self.memory = FeatureCache(net, canvas.device, self.entries, len(self.kept_vectors), room, block)
+        self.kept: TransformerKept | None = None
         self.reported_bytes = 0
-        if settings.refresh_period > 1 and settings.token_cache:
-            canvas.cached = torch.zeros(canvas.images, canvas.cells, dtype=torch.int32, device=canvas.device)
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
         """z [P, B, M, C] at positions ``wanted``, int64 [B, M]. The pass uses what is kept, unless a refresh is due."""
@@ -115,36 +101,36 @@ class LazyTransformer(Transformer):
 
     def refresh(self, step: int, wanted: Tensor) -> Tensor:
         """A pass that computes all rows of both branches, and keeps what later passes use."""
-        if not self.keeps[step]:
+        due = self.refreshes[step]
+        if due is None:
             return self.full(step, wanted)
 
         canvas = self.canvas
         net = canvas.model.net
         known = canvas.order.starts[step]
-        kept = Kept(until=self.plan.next_refresh[step], step=step, known=known, encoder=NONE_KEPT, decoder=None)
-        if self.prunes[step]:
+        kept = TransformerKept(until=due.until, step=step, known=known, encoder=NONE_KEPT, decoder=None)
+        if due.decoder:
             kept.decoder = self.memory.decoder
-        if self.settings.encoder_cache:
-            room = self.room[step]
-            kept.encoder = State(store[:, :, :, :room] for store in self.memory.encoder)
-            kept.fused = canvas.conditioning.feature_cache(self.entries, room)
+        if due.encoder_rows:
+            kept.encoder = State(store[:, :, :, : due.encoder_rows] for store in self.memory.encoder)
+            kept.fused = canvas.conditioning.feature_cache(self.entries, due.encoder_rows)
 
         # 1. The encoder reads all decided tokens.
         rows, encoder_rows = self._encode(step, self.branches, kept)
-        if self.settings.encoder_cache:
+        if due.encoder_rows:
             kept.rows = rows[: self.entries].clone()
 
         # 2. The decoder computes all rows. Only its last block computes fewer: the wanted rows, or the rows of all
         # tokens if later passes may need the tokens' residual.
         positions = wanted
-        if self.drops_null:
+        if due.residual:
             positions = torch.arange(net.config.tokens, device=wanted.device).expand(self.images, -1)
         x = rows + net.decoder_pos_embed_learned
         features, _ = run_decoder(net, x, positions.repeat(self.branches, 1), kept.decoder)
 
         # 3. The residual. (10)
         here = wanted.repeat(self.branches, 1)
-        if self.drops_null:
+        if due.residual:
             conditional, null = features.chunk(2)
             kept.residual = null - conditional
             features = pick(features, here)
@@ -157,7 +143,7 @@ class LazyTransformer(Transformer):
         self.kept = kept
         return net.conditions(features, here).unflatten(0, (self.branches, -1))
 
-    def reuse(self, kept: Kept, step: int, wanted: Tensor) -> Tensor:
+    def reuse(self, kept: TransformerKept, step: int, wanted: Tensor) -> Tensor:
         """A pass between two refreshes, which computes less."""
         canvas = self.canvas
         net = canvas.model.net
@@ -184,11 +170,13 @@ class LazyTransformer(Transformer):
             features = torch.cat([features, features + pick(kept.residual, wanted)])
 
         self._count(encoder_rows, rows, chosen)
+        if kept.rows is not None or chosen is not None or kept.residual is not None:
+            canvas.report.add(cached_calls=1)
         kept.step = step
         kept.known = known
         return net.conditions(features, wanted.repeat(self.branches, 1)).unflatten(0, (self.branches, -1))
 
-    def _encode(self, step: int, branches: int, kept: Kept | None = None) -> tuple[Tensor, int]:
+    def _encode(self, step: int, branches: int, kept: TransformerKept | None = None) -> tuple[Tensor, int]:
         """Encode all decided tokens, for a number of ``branches``. Returns the decoder's rows [E, N, C], see
         :meth:`MAR.canvas`, and how many rows the encoder computed. The stores of ``kept`` receive keys and values.
         """
@@ -205,7 +193,7 @@ class LazyTransformer(Transformer):
         fused = canvas.conditioning.fuse(x, of_encoder, branches > 1, cache=cache)
         return net.canvas(fused, known.repeat(branches, 1)), len(x) * x.shape[1]
 
-    def _encode_more(self, kept: Kept, rows: Tensor, new: Tensor) -> tuple[Tensor, int]:
+    def _encode_more(self, kept: TransformerKept, rows: Tensor, new: Tensor) -> tuple[Tensor, int]:
         """Encode the new tokens, with the kept keys and values of earlier tokens. Returns the same as :meth:`_encode`.
 
         Args:
@@ -235,11 +223,11 @@ class LazyTransformer(Transformer):
         entries, total, _ = rows.shape
         computed = total
         if chosen is not None:
-            assert canvas.cached is not None
             computed = chosen.shape[1]
-            left_out = torch.ones(self.images, total, dtype=torch.int32, device=rows.device)
-            left_out.scatter_(1, chosen[: self.images], 0)  # of the conditional branch
-            canvas.cached += left_out[:, total - canvas.values.shape[1] :]
+            if canvas.cached is not None:
+                left_out = torch.ones(self.images, total, dtype=torch.int32, device=rows.device)
+                left_out.scatter_(1, chosen[: self.images], 0)  # of the conditional branch
+                canvas.cached += left_out[:, total - canvas.values.shape[1] :]
 
         depth = canvas.model.net.config.decoder_depth
         later = depth - self.plan.block - 1
@@ -250,8 +238,8 @@ class LazyTransformer(Transformer):
 # ------------------------------------------------------------------------------------------------ the chosen rows
 
 
-class Plan:
-    """The AR steps that compute everything (refreshes), and the rows that the passes between two refreshes compute.
+class RowPlan:
+    """The decoder rows that the passes between two refreshes compute.
 
     At an AR step the tokens of an image, in the order in which they are decided, are::
 
@@ -279,7 +267,6 @@ class Plan:
         self.total = c.buffer + c.tokens  # rows of the decoder
         self.canvas = canvas
         self.selection = settings.selection
-        self.next_refresh = next_refreshes(settings, steps)  # of each AR step
         self.block = block - 1  # from 0; ``block`` counts from 1
 
         # Share of rows that are computed at each AR step. Skipping rows in the decoder's last block would save nothing,
@@ -292,14 +279,6 @@ class Plan:
         if self.selection == "random":
             keys = row_keys(canvas.noise, "selection", self.total)
             self.random = CounterRNG(to_device(keys.flatten(), canvas.device))
-
-    def refreshes(self, step: int) -> bool:
-        """Whether a later AR step may use what a refresh at ``step`` keeps."""
-        return self.next_refresh[step] > step + 1
-
-    def prunes(self, step: int) -> bool:
-        """Whether any AR step between the refresh at ``step`` and the next refresh leaves rows out."""
-        return any(share < 1 for share in self.share[step + 1 : self.next_refresh[step]])
 
     def rows(self, step: int, known: int, must: Tensor) -> RowChoice | None:
         """The rows to compute at an AR step; None for all.

@@ -22,12 +22,13 @@ from fastar_nodes.samplers.mar.cspd.densities import (
     LastStep,
     RejectionDraws,
     Rule,
+    accept_or_resample,
     acceptance_of_proposals,
     log_ratio,
-    verify,
 )
+from fastar_nodes.samplers.mar.cspd.settings import CSpDSettings
 from fastar_nodes.samplers.mar.mar import FullTransformer, Transformer, mar
-from fastar_nodes.samplers.mar.settings import CSpDSettings, MARSettings
+from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from tiny_models import tiny_mar
 from torch import Tensor
@@ -195,7 +196,7 @@ def judged(rest: float, rule: Rule = DERIVED, seed: int = 3) -> tuple[Tensor, fl
     keys = torch.randint(-(2**62), 2**62, (1, DRAWS), generator=g)
     position = torch.arange(DRAWS)
     q, p = (LastStep(*(part.expand(DRAWS, 1) for part in side)) for side in (q, p))
-    found = verify(drafts, q, p, rule, RejectionDraws(keys), Tokens((torch.zeros_like(position), position)))
+    found = accept_or_resample(drafts, q, p, rule, RejectionDraws(keys), Tokens((torch.zeros_like(position), position)))
     assert bool(found.found.all())
     return found.tokens[:, 0].double(), float(found.accepted.double().mean())
 

@@ -109,6 +109,11 @@ def sampled(request):
     return run
 
 
+def work(result):
+    """The counts of a run, without LazyMAR's count of what came from a cache."""
+    return {name: count for name, count in result.report.counts.items() if name != "cached_calls"}
+
+
 @pytest.mark.parametrize(("name", "settings", "claim"), CASES, ids=str)
 @pytest.mark.fast_cases(*(f"class labels-{case}" for case in FAST))
 def test_claims_hold(sampled, name, settings, claim):
@@ -119,7 +124,7 @@ def test_claims_hold(sampled, name, settings, claim):
     assert close == (claim == EXACT)
     # FastHybrid whose drafts are all redone samples the same tokens in other batches: equal up to rounding.
     if close and "threshold" not in settings:
-        assert torch.equal(found.latents, plain.latents) and found.report.counts == plain.report.counts
+        assert torch.equal(found.latents, plain.latents) and work(found) == work(plain)
 
 
 @pytest.mark.parametrize(
@@ -141,7 +146,7 @@ def test_caches_that_are_refreshed_at_every_ar_step_change_nothing(sampled, name
     scale = float(alone.latents.abs().max())
     torch.testing.assert_close(both.latents, alone.latents, rtol=1e-3, atol=1e-4 * scale)
     # FastHybrid's images go on at paces of their own without caches, so that other rows are computed together.
-    same = torch.equal(both.latents, alone.latents) and both.report.counts == alone.report.counts
+    same = torch.equal(both.latents, alone.latents) and work(both) == work(alone)
     assert name in ("cspd", "fasthybrid") or same
     assert both.report.sampler == f"{name}+lazymar"
 

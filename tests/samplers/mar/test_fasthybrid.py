@@ -13,8 +13,9 @@ from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.fasthybrid import Guided, fasthybrid, guidance_weights
+from fastar_nodes.samplers.mar.fasthybrid.settings import FastHybridSettings
 from fastar_nodes.samplers.mar.mar import FullTransformer, annealed_tables, mar
-from fastar_nodes.samplers.mar.settings import FastHybridSettings, MARSettings
+from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from mar_reference import cosine_tables, reference
 from stepping import stepped

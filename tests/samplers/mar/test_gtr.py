@@ -11,10 +11,8 @@ from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar.gtr import gtr
+from fastar_nodes.samplers.mar.gtr import GtRSettings, gtr, in_stages, staged_after, stages_of_cells
 from fastar_nodes.samplers.mar.mar import check
-from fastar_nodes.samplers.mar.schedule import in_stages, staged_after, stages_of_cells
-from fastar_nodes.samplers.mar.settings import GtRSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from hypothesis import given
 from hypothesis import strategies as st

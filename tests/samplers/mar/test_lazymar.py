@@ -13,16 +13,18 @@ import pytest
 import torch
 from fastar_nodes.networks.speed import Recordable
 from fastar_nodes.reports.record import Report
+from fastar_nodes.runs.baseline import no_gain
 from fastar_nodes.samplers import chain
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
-from fastar_nodes.samplers.mar.lazy import LazyTransformer, lazymar, transformer
+from fastar_nodes.samplers.mar.lazy import LazyTransformer, lazymar, note_caches, transformer
 from fastar_nodes.samplers.mar.lazy.head import CachedHeads, evaluate_from_kept, evaluate_full, head_plan
-from fastar_nodes.samplers.mar.lazy.plan import computed_ratios, spare_rows, usual_block
+from fastar_nodes.samplers.mar.lazy.plan import computed_ratios, refreshes, spare_rows, usual_block
+from fastar_nodes.samplers.mar.lazy.settings import CacheSettings, LazyMARSettings, head_period
 from fastar_nodes.samplers.mar.mar import Heads, mar
-from fastar_nodes.samplers.mar.settings import CacheSettings, LazyMARSettings, MARBase, MARSettings, head_period
+from fastar_nodes.samplers.mar.settings import MARBase, MARSettings
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import knobs
@@ -87,6 +89,7 @@ def as_slow(model, changed, edit=None):
     looks = []
 
     def fast(canvas):
+        note_caches(canvas, changed)
         looks.append(Watched(canvas, changed))
         return looks[-1]
 
@@ -108,8 +111,9 @@ def test_computing_everything_is_plain_mar_bit_for_bit(deep, cfg, exact):
     base = {**BASE, "cfg": cfg, "diffusion_steps": 20}
     plain, ours = finish(mar(deep, LABELS, MARSettings(**base), NOISE)), lazy(deep, base, **exact)
     assert torch.equal(ours.latents, plain.latents)
-    assert {k: v for k, v in ours.report.counts.items() if k != "cached_tokens"} == plain.report.counts
-    assert not ours.report.counts.get("cached_tokens") and "cache_bytes" not in ours.report.counts
+    of_caches = ("cached_tokens", "cached_calls")
+    assert {k: v for k, v in ours.report.counts.items() if k not in of_caches} == plain.report.counts
+    assert not any(ours.report.counts.get(name) for name in (*of_caches, "cache_bytes"))
 
 
 def test_a_share_of_one_leaves_nothing_out(deep):
@@ -117,6 +121,28 @@ def test_a_share_of_one_leaves_nothing_out(deep):
     assert torch.equal(whole.latents, without.latents)
     assert whole.report.counts["cached_tokens"] == 0 and not whole.report.maps["cached"].any()
     assert "cached" not in without.report.maps
+
+
+@pytest.mark.parametrize(
+    ("changes", "used"),
+    [
+        ({"refresh_period": 1}, False),
+        ({"start_step": 10}, False),  # a head of 3 diffusion steps has no cache either
+        ({"start_step": 9, "head_cache": False}, False),  # a refresh is the last AR step
+        ({"start_step": 10, "diffusion_steps": 20}, True),  # the head
+        (ALL_OFF, False),
+        ({**ALL_OFF, "encoder_cache": True}, True),
+        ({**ALL_OFF, "condition_cache": True}, True),
+        ({**ALL_OFF, "condition_cache": True, "cfg": 1.0}, False),  # there is no null branch
+        ({**ALL_OFF, "token_cache": True}, True),
+        ({**ALL_OFF, "token_cache": True, "computed_ratio": 1.0}, False),
+    ],
+)
+@pytest.mark.fast_cases(3)
+def test_the_report_says_whether_anything_came_from_a_cache(deep, changes, used):
+    report = lazy(deep, **changes).report
+    assert (report.counts["cached_calls"] > 0) == used
+    assert no_gain(report).startswith("Nothing came from the cache") != used
 
 
 @pytest.mark.parametrize("cfg", [1.0, 2.0])
@@ -510,12 +536,11 @@ def test_reused_head_steps_compute_one_branch(deep):
     assert report.counts["head_rows"] == 2 * 25 * (2 * full + steps - full)
 
 
-def test_rows_are_skipped_where_a_later_call_may(deep):
+def test_rows_are_skipped_where_a_later_call_may():
     """The token cache is kept if a call between this refresh and the next computes a share of the rows."""
-    made = LazyMARSettings(**BASE, refresh_period=5, start_step=0)
-    look, _ = drive(deep, cached(made), made, [0])
-    look.plan.share = [1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0]
+    share = [1.0, 1.0, 0.5, 1.0, 1.0, 0.5, 1.0]
     wanted = {(0, 2): False, (0, 3): True, (2, 5): False, (3, 5): False, (4, 6): True, (5, 7): False}
     for (step, until), skipped in wanted.items():
-        look.plan.next_refresh = [until] * len(look.plan.next_refresh)
-        assert look.plan.prunes(step) == skipped, (step, until)
+        made = CacheSettings(refresh_period=until - step, start_step=step)
+        found = refreshes(made, range(7), share, buffer=3, guided=True)[step]
+        assert found is not None and (found.until, found.decoder) == (until, skipped), (step, until)

@@ -13,7 +13,7 @@ from fastar_nodes.runs import presets
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.lazy import lazymar
-from fastar_nodes.samplers.mar.settings import CacheSettings, LazyMARSettings
+from fastar_nodes.samplers.mar.lazy.settings import CacheSettings, LazyMARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from mar_flops import flops
 from tiny_models import tiny_mar

@@ -14,9 +14,10 @@ from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar import mar as sampler
 from fastar_nodes.samplers.mar.canvas import Order
 from fastar_nodes.samplers.mar.lazy import lazymar
+from fastar_nodes.samplers.mar.lazy.settings import LazyMARSettings
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.schedule import ORDERS, masked_after
-from fastar_nodes.samplers.mar.settings import LazyMARSettings, MARSettings
+from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.mar.tables import constants, respaced_timesteps, tables
 from fastar_nodes.samplers.noise import PairedNoise
 from hypothesis import given

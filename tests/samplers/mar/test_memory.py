@@ -13,7 +13,10 @@ from fastar_nodes.runs.memory.mar import estimate
 from fastar_nodes.runs.registry import SAMPLERS, family_of
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.mar.settings import CSpDSettings, FastHybridSettings, LazyMARSettings, MARSettings
+from fastar_nodes.samplers.mar.cspd.settings import CSpDSettings
+from fastar_nodes.samplers.mar.fasthybrid.settings import FastHybridSettings
+from fastar_nodes.samplers.mar.lazy.settings import LazyMARSettings
+from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import noise_bytes
 from live_bytes import counted
 from tiny_hybrids import TURN, characters, tiny_hybrid

@@ -18,8 +18,9 @@ import torch
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.cspd import cspd
+from fastar_nodes.samplers.mar.cspd.settings import CSpDSettings
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.settings import CSpDSettings, MARSettings
+from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
 from mar_reference import cosine_tables, full_z, kernel
 from tiny_models import toy_mar

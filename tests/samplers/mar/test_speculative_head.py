@@ -20,11 +20,12 @@ from fastar_nodes.samplers.coupling import Gaussian
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar import mar as sampler
 from fastar_nodes.samplers.mar.lazy import LazyTransformer
+from fastar_nodes.samplers.mar.lazy.settings import CacheSettings
 from fastar_nodes.samplers.mar.mar import mar
-from fastar_nodes.samplers.mar.settings import CacheSettings, MARSettings
+from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise
-from fastar_nodes.samplers.speculation import Drafts, Speculation
+from fastar_nodes.samplers.speculation import DraftedSteps, Speculation
 from tiny_models import tiny_mar
 
 FEW = MARSettings(steps=4, diffusion_steps=8, cfg=2.0)
@@ -117,7 +118,7 @@ def test_redraws_go_on_until_one_is_kept():
     paths = Speculation(tiny_mar().net, Narrow(), chains, CounterRNG(keys), report)
 
     zero = zeros[:, None]
-    accepted = paths.verify(np.arange(rows), Drafts(zero, zero + 3, Gaussian(zero, zero)))
+    accepted = paths.verify(np.arange(rows), DraftedSteps(zero, zero + 3, Gaussian(zero, zero)))
     kept = torch.from_numpy(accepted) == 1
     assert 5 < int((~kept).sum()) < 32
     assert bool((paths.x[kept] == 3).all()) and bool((paths.x[~kept].abs() <= 1).all())

@@ -30,22 +30,23 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...networks.mar import MARModel
-from ...networks.torch_state import in_own_state, to_device
-from ...reports.record import ACCEPTED, PLAIN, REDONE
-from ..chain import DiffusionBatch, MeanAdjustment, spread
-from ..conditioning import MaskedCondition
-from ..editing import Edit
-from ..engine import Sampler, decode
-from ..noise import PairedNoise
-from .canvas import MARCanvas, TokenNoise, Tokens, mar_canvas
-from .mar import Diffusion, FullTransformer, Transformer, annealed_tables
+from ....networks.mar import MARModel
+from ....networks.torch_state import in_own_state, to_device
+from ....reports.record import ACCEPTED, PLAIN, REDONE
+from ...chain import DiffusionBatch, MeanAdjustment, spread
+from ...conditioning import MaskedCondition
+from ...editing import Edit
+from ...engine import Sampler, decode
+from ...noise import PairedNoise
+from ..canvas import MARCanvas, TokenNoise, Tokens, mar_canvas
+from ..mar import Diffusion, FullTransformer, Transformer, annealed_tables
 from .settings import FastHybridSettings
 
 
@@ -67,22 +68,18 @@ def fasthybrid(
     canvas = mar_canvas("fasthybrid", model, condition, settings, noise, edit)
     order = canvas.order
     transformer = make_transformer(canvas)
-    heads = transformer.heads
-    plain = Diffusion(canvas, heads, annealed_tables(canvas))
+    plain = Diffusion(canvas, transformer.heads, annealed_tables(canvas))
     if not settings.lookahead:
         yield from decode(canvas, order.plan, transformer, plain)
         return canvas.finish()
 
-    # Two options need all images at the same AR step: LazyMAR's caches, and diffusion steps that fall with AR steps.
-    together = "diffusion_steps_end" if len(set(plain.tables)) > 1 else ""
-    if not transformer.own_pace:
-        together = "LazyMAR's caches"
+    together = held_together_by(transformer, plain)
     if together and canvas.images > 1:
         canvas.report.remark(f"{together} kept the images at the same AR step, which takes more head calls")
 
     pace = Pace(canvas)
     conditions = Conditions(canvas, transformer)
-    drafts = Drafts(canvas, settings.threshold)
+    drafts = TokenDrafts(canvas, settings.threshold)
     refinement = Renoised(canvas) if settings.accepted == "renoise" else Guided(canvas)
 
     while pace.left.any():
@@ -92,43 +89,75 @@ def fasthybrid(
 
         with canvas.clock.phase("head"):
             # 2. Verify: a draft is accepted if cos(z', z) >= lambda.
-            drafted = pace.here & pace.moved & drafts.made
-            drafts.verify(drafted, Tokens.where(drafted, order.decision_order), z[0])
+            drafts.verify(pace, z[0])
+            turn = next_turn(pace, drafts.accepted, together=bool(together))
 
-            # 3. Images whose tokens are all accepted go on now, in few head calls. If there are none, all remaining
-            # images continue: a full pass takes the same number of calls for one image as for all images.
-            restarts = (pace.here & ~drafts.accepted).any(1, keepdim=True)
-            ready = pace.left & ~restarts
-            going = ready if ready.any() and not together else pace.left
+            # 3. Lookahead: full diffusion of the tokens that are not accepted, and of the tokens of all later AR steps
+            # in reach.
+            drafted = Tokens.where(turn.drafted, order.decision_order)
+            full = canvas.batch(plain.tables[turn.step], drafted, z, plain.noise)
 
-            # 4. Lookahead: full diffusion, in an image with tokens that are not accepted, of these tokens and of the
-            # tokens of all later steps in reach.
-            missing = pace.ahead & ~drafts.accepted & restarts & going
-            not_accepted = Tokens.where(missing, order.decision_order)
-            step = int(pace.at[going].max())
-            full = canvas.batch(plain.tables[step], not_accepted, z, plain.noise)
-
-            # 5. Refine: guided diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
-            here = pace.here & going
-            accepted = Tokens.where(here & drafts.accepted & refinement.refines, order.decision_order)
+            # 4. Refine: guided diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
+            accepted = Tokens.where(turn.accepted & refinement.refines, order.decision_order)
             guided = refinement.batch(accepted, z, drafts.x)
 
-            # 6. Both in one loop.
-            sampled, refined = heads.sample_both(full, guided)
-            drafts.x[not_accepted.index] = sampled
-            drafts.z[not_accepted.index] = full.z[0].float()
-            drafts.made |= missing
+            # 5. Both in one loop.
+            sampled, refined = transformer.heads.sample_both(full, guided)
+            drafts.x[drafted.index] = sampled
+            drafts.z[drafted.index] = full.z[0].float()
+            drafts.made |= turn.drafted
             drafts.x[accepted.index] = refined
 
-        decided = Tokens.where(here, order.decision_order).index
-        when = to_device(pace.at.int().expand_as(here)[here], z.device)
-        outcome = to_device(drafts.outcome[here], z.device)
+        # 6. Decide the tokens of the AR steps, whose drafts have become their values.
+        decided = Tokens.where(turn.decided, order.decision_order).index
+        when = to_device(pace.at.int().expand_as(turn.decided)[turn.decided], z.device)
+        outcome = to_device(drafts.outcome[turn.decided], z.device)
         canvas.decide(decided, drafts.x[decided], when, outcome)
-        pace.advance(going)
+        pace.advance(turn.going)
         yield from canvas.show(int(pace.at.sum()) // len(pace.at))
 
     canvas.report.similarity = drafts.similarity()
     return canvas.finish()
+
+
+def held_together_by(transformer: Transformer, plain: Diffusion) -> str:
+    """What keeps all images at the same AR step; "" if each has its own pace."""
+    if not transformer.own_pace:
+        return "LazyMAR's caches"
+    return "diffusion_steps_end" if len(set(plain.tables)) > 1 else ""
+
+
+class Turn(NamedTuple):
+    """What is sampled and decided after a pass; the masks are as in :class:`Pace`."""
+
+    going: Tensor  # mask of the images that go on: they decide the tokens of their AR steps
+    decided: Tensor  # mask of these tokens
+    accepted: Tensor  # mask of the decided tokens that have an accepted draft
+    # Mask of the tokens that a full diffusion samples: the decided tokens without an accepted draft, and the tokens of
+    # the later AR steps in reach, which are drafted with them.
+    drafted: Tensor
+    step: int  # the AR step whose number of diffusion steps the full diffusion takes
+
+
+def next_turn(pace: Pace, accepted: Tensor, together: bool) -> Turn:
+    """Which images go on after a pass.
+
+    Images whose tokens all have accepted drafts go on at once, in few head calls. If there is none, all images go on: a
+    full diffusion takes the same number of sequential head calls for one image as for all images.
+
+    Args:
+        pace: the AR step of each image.
+        accepted: mask of the accepted drafts.
+        together: whether all images must stay at the same AR step. If they need not, all AR steps have the same number
+            of diffusion steps.
+    """
+    restarts = (pace.here & ~accepted).any(1, keepdim=True)  # mask of the images with a token that is not accepted
+    ready = pace.left & ~restarts
+    going = ready if ready.any() and not together else pace.left
+
+    decided = pace.here & going
+    drafted = pace.ahead & ~accepted & restarts & going
+    return Turn(going, decided, decided & accepted, drafted, step=int(pace.at[going].max()))
 
 
 class Pace:
@@ -205,12 +234,13 @@ class Conditions:
         return self._z
 
 
-class Drafts:
+class TokenDrafts:
     """The drafts of all tokens, and which of them are accepted."""
 
     def __init__(self, canvas: MARCanvas, threshold: float):
         """``threshold``: lambda."""
         images, length, _ = canvas.values.shape
+        self.order = canvas.order
         self.threshold = threshold
         self.report = canvas.report
 
@@ -226,14 +256,13 @@ class Drafts:
 
         self._similarities: list[Tensor] = []  # cos(z', z) of the drafts of each verification, [n] on the device
 
-    def verify(self, drafted: Tensor, tokens: Tokens, z: Tensor) -> None:
-        """Accept drafts with cos(z', z) >= lambda.
+    def verify(self, pace: Pace, z: Tensor) -> None:
+        """Verify the drafts of the AR steps that images have newly reached: accept those with cos(z', z) >= lambda.
 
-        Args:
-            drafted: mask of the drafts to verify.
-            tokens: the tokens of this mask.
-            z: conditions [B, L, C] in the columns of :class:`Pace`.
+        ``z``: the conditions of the condition's branch, [B, L, C], in the columns of :class:`Pace`.
         """
+        drafted = pace.here & pace.moved & self.made
+        tokens = Tokens.where(drafted, self.order.decision_order)
         image, _ = tokens.index
         cosine = F.cosine_similarity(self.z[tokens.index], z[image, tokens.column].float(), dim=-1)
         self._similarities.append(cosine)

@@ -1,0 +1,72 @@
+"""What the modes of CSpD share: their base class, the batches for the target's head, and the outcome of a draft."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from ....networks.torch_state import to_device
+from ....reports.record import ACCEPTED, REJECTED
+from ...chain import DiffusionBatch, StepTable
+from ...engine import Verdict
+from ...noise import row_keys
+from ..canvas import MARCanvas, TokenNoise, Tokens
+from ..mar import Transformer
+from .draft import MARDrafter
+
+
+class Mode(ABC):
+    """How the target verifies drafts, a segment of AR steps at a time."""
+
+    def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: TokenNoise):
+        """``noise``: the noise of the target's full diffusion, from which the draft model samples too."""
+        self.canvas = canvas
+        self.transformer = transformer
+        self.drafter = drafter
+        self.noise = noise
+        # Keys of the random numbers with which drafts are verified, int64 [B, L].
+        self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
+
+    @abstractmethod
+    def segment(self, first: int) -> Iterator[Verdict]:
+        """Draft AR steps from ``first`` on and verify them; yields a verdict for every AR step."""
+
+
+class TargetBatch(NamedTuple):
+    """The tokens of some AR steps, one AR step after another, as a batch that the target's head has not sampled yet."""
+
+    batch: DiffusionBatch
+    tokens: Tokens
+    sizes: list[int]  # for each AR step B n, the number of its tokens in all images
+
+
+def target_batches(
+    canvas: MARCanvas, transformer: Transformer, steps: range, noise: TokenNoise, table: StepTable
+) -> Iterator[TargetBatch]:
+    """The tokens of AR steps as the target's head will sample them, given the drafts. Yields a batch for every pass of
+    the target's transformer, and each pass evaluates as many AR steps as it can.
+
+    A transformer with caches reads final tokens only: ask for a batch when the tokens of the previous batch are final.
+    """
+    conditions = transformer.each_step(steps.start, len(steps))
+    step = steps.start
+    for zs in canvas.clock.timed("transformer", conditions):  # [P, B, n, C] of some AR steps
+        with canvas.clock.phase("head"):
+            tokens = Tokens.step_by_step([canvas.order.ahead(step + i) for i in range(len(zs))])
+            batch = canvas.batch(table, tokens, torch.cat(zs, 2), noise)
+        yield TargetBatch(batch, tokens, [z.shape[1] * z.shape[2] for z in zs])
+        step += len(zs)
+
+
+def outcome_of(canvas: MARCanvas, accepted: Tensor) -> Tensor:
+    """The outcome of each draft, ACCEPTED or REJECTED, uint8 [B, n] on the device, from ``accepted``, bool [B, n] on
+    the host. The report counts them.
+    """
+    kept = int(accepted.sum())
+    restarts = int((~accepted).any(1).sum())
+    canvas.report.add(accepted=kept, rejected=accepted.numel() - kept, restarts=restarts)
+    return to_device(torch.where(accepted, ACCEPTED, REJECTED).to(torch.uint8), canvas.device)

@@ -1,0 +1,88 @@
+"""Settings of CSpD; see ``samplers/settings.py`` for what a field carries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ....reports.record import Report
+from ...settings import knob
+from ..settings import MARBase, steps_at_once
+
+# In each field: first the default and the help sentence, then the range.
+# fmt: off
+
+
+@dataclass(frozen=True)
+class CSpDSettings(MARBase):
+    """CSpD (arXiv 2411.11925): a small MAR drafts, the large one verifies."""
+
+    removed: ClassVar[Mapping[str, Any]] = {"inner_temperature": 42.0}
+
+    draft_length: int = knob(8, "Number of AR steps that are drafted before the target verifies the drafts; with a "
+        "higher number, the target runs less often, but more drafts are rejected. Usual: a sixteenth to an eighth of "
+        "the AR steps.",
+        low=1, high=256, step=1, symbol="gamma", unit="AR steps",
+        more="The paper drafts 4 to 32 of 256 AR steps.")
+    prefill_ratio: float = knob(0.15, "Share of the AR steps that the target computes alone, at the beginning; higher "
+        "is slower and closer to the target's image. Usual: 0.05 to 0.15; at 1, nothing is drafted.",
+        low=0.0, high=1.0, step=0.01,
+        more="In the first AR steps, the drafts are worst.")
+    mode: str = knob("published", "How drafts are accepted: published is the rule of the authors' code, which accepts "
+        "most drafts and is approximate; paper is the stricter rule of the paper, which hardly ever accepts a draft. "
+        "lossless keeps the distribution of the target's images exactly.",
+        choices=("published", "paper", "lossless"),
+        more="The notes of this help page compare the three modes.")
+    alignment: bool = knob(True, "Used only if 'mode' is 'published': both models use the same noise for every token, "
+        "so that draft and target agree more often. When this is off, more drafts are rejected.", advanced=True,
+        more="The paper calls this setting *trajectory alignment*. In the modes *paper* and *lossless*, both models "
+            "always use the same noise.")
+    speculation: int = knob(0, "Used only if 'mode' is 'lossless': the target drafts this many of its own diffusion "
+        "steps and verifies them in one call, which does not change the distribution. Usual: 8; at 0, the target "
+        "does not draft.",
+        low=0, high=64, step=1, symbol="L", advanced=True,
+        more="With a higher number, the diffusion head runs less often, but computes more at once, which is slower on "
+            "a CPU.")
+
+    @property
+    def window(self) -> int:
+        return steps_at_once(self.speculation, self.temperature)
+
+    @property
+    def head_at_once(self) -> int:
+        return self.draft_length + (self.mode == "paper")  # in mode paper, also the next one
+
+    @property
+    def transformer_at_once(self) -> int:
+        # In mode published, one pass of the target verifies all drafts, given the tokens of the last verification.
+        return 1 if self.mode == "published" else self.head_at_once
+
+    def streams(self) -> dict[str, int]:
+        unaligned = self.mode == "published" and not self.alignment
+        of_target = {"target": self.diffusion_steps} if unaligned else {}
+        return super().streams() | of_target
+
+    def prefill(self, steps: int) -> int:
+        """How many of S = ``steps`` AR steps the target takes alone at first: the AR steps 0 to
+        floor(S prefill_ratio), as in the published code.
+        """
+        return min(steps, int(steps * self.prefill_ratio) + 1)
+
+    @property
+    def all_are_prefill(self) -> bool:
+        """Whether the target computes every AR step alone."""
+        return self.prefill(self.steps) == self.steps
+
+    @property
+    def approximates(self) -> bool:
+        return not (self.mode == "lossless" or self.all_are_prefill) or super().approximates
+
+    def no_gain(self, report: Report) -> str:
+        if self.all_are_prefill and self.window == 1 and not self.approximates:
+            return "Nothing was drafted, so MAR ran without acceleration: prefill_ratio covers all AR steps; lower it."
+        return super().no_gain(report)
+
+    @property
+    def redraws(self) -> bool:
+        return not self.all_are_prefill or self.window > 1

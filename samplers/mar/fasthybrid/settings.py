@@ -1,0 +1,85 @@
+"""Settings of FastHybrid; see ``samplers/settings.py`` for what a field carries."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from ....reports.record import Report
+from ...settings import knob
+from ..settings import DiSASettings
+
+# In each field: first the default and the help sentence, then the range.
+# fmt: off
+
+
+@dataclass(frozen=True)
+class FastHybridSettings(DiSASettings):
+    """FastHybrid (CVPR 2026): lookahead drafts, verification by similarity, guided few-step refinement."""
+
+    removed: ClassVar[Mapping[str, Any]] = {"align_lookaheads": False}
+    instead: ClassVar[Mapping[str, str]] = {
+        "align_lookaheads": "the images of a batch advance independently, in fewer head calls",
+    }
+
+    lookahead: int = knob(8, "Draft the tokens of this many AR steps together; more is faster, but fewer drafts are "
+        "accepted. Usual: 7 to 9 for 64 AR steps; at 0, nothing is drafted.", low=0, high=256, step=1, symbol="k",
+        more="With a full-size model at 32 AR steps, use half as many; the presets for full-size models keep the "
+            "ratio of *lookahead* to AR steps.")
+    threshold: float = knob(0.8, "A draft is accepted if the cosine similarity of its condition and the token's actual "
+        "condition is at least this; a higher value is slower and closer to MAR's image. Usual: 0.8 for full-size "
+        "models, 0.9 to 0.99 for the demo; above 1, no draft is "
+        "accepted.",
+        low=-1.0, high=1.01, step=0.01, symbol="lambda",
+        more="On the demo, the conditions change little from one AR step to the next, so the demo needs a higher "
+            "threshold than full-size models.")
+    guided_steps: int = knob(10, "Denoising steps for an accepted draft; more is slower and finer. Usual: 10.",
+        low=1, high=1000, step=1, symbol="T_g")
+    guidance_schedule: str = knob("cos", "How the influence of the draft changes over the guided steps: it decreases "
+        "with cos, linear-down and square, and increases with linear-up; with none, the draft has no influence. Usual: "
+        "cos, as in the paper.",
+        choices=("cos", "linear-down", "linear-up", "square", "none"), advanced=True)
+    accepted: str = knob("refine", "What happens to an accepted draft. Usual: refine, which improves the draft in a "
+        "few guided steps; renoise adds noise to the draft and denoises it again, and keep leaves the draft as it is, "
+        "so the run is faster, but textures show artefacts.",
+        choices=("refine", "renoise", "keep"), advanced=True,
+        more="With *renoise*, the draft influences only the start of the denoising. In the paper's comparison, "
+            "*renoise* is a little worse than *refine*, and slower.")
+    lookahead_start: int = knob(0, "Number of AR steps at the beginning without drafts; more is slower and closer to "
+        "MAR's image. Usual: 0, as in the paper, or an eighth to a third of the AR steps.",
+        low=0, high=4096, step=1, unit="AR steps",
+        advanced=True,
+        more="The first tokens determine what the image shows. If the first 8 of 32 AR steps have no drafts, the image "
+            "usually differs little from MAR's image. At 0, as in the paper, the sampler is faster, but it often gives "
+            "a clearly different image of the same subject.")
+    denoise: float = knob(0.9, "Used only if 'accepted' is 'renoise'. Only this share of the guided steps is run, and "
+        "the draft first gets as much noise as these steps remove; lower is faster and stays closer to the draft. "
+        "Usual: 0.9, as in the paper.",
+        low=0.0, high=1.0, step=0.01, advanced=True,
+        more="The paper's comparison uses 15 guided steps for *renoise*.")
+
+    def streams(self) -> dict[str, int]:
+        guided = {"guided": self.guided_steps} if self.lookahead else {}
+        return super().streams() | guided
+
+    @property
+    def head_at_once(self) -> int:
+        return max(1, self.lookahead)
+
+    def no_gain(self, report: Report) -> str:
+        if not self.approximates and self.window == 1:
+            return (
+                "Nothing was drafted, so MAR ran without acceleration: check lookahead, lookahead_start and threshold."
+            )
+        return super().no_gain(report)
+
+    def reach(self, step: int) -> int:
+        """AR steps of a lookahead that starts at AR step ``step``, itself included; 1 where nothing is drafted."""
+        return self.lookahead if self.lookahead and step >= self.lookahead_start else 1
+
+    @property
+    def approximates(self) -> bool:
+        # After the last AR step there is nothing to draft.
+        drafts = self.lookahead > 1 and self.lookahead_start < self.steps - 1
+        return (drafts and self.threshold <= 1) or super().approximates

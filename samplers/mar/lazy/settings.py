@@ -1,0 +1,116 @@
+"""Settings of LazyMAR's caches, and of samplers with them; see ``samplers/settings.py`` for what a field carries."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, make_dataclass
+from typing import Any, ClassVar
+
+from ....reports.record import Report
+from ...settings import Guarantees, knob
+from ..settings import DiSASettings, MARBase, SpeculationSettings
+
+# In each field: first the default and the help sentence, then the range.
+# fmt: off
+
+
+# Diffusion steps from one full evaluation of the head to the next, of 100, as in LazyMAR's published code.
+HEAD_PERIOD = 7
+
+
+@dataclass(frozen=True)
+class CacheSettings(Guarantees):
+    """LazyMAR (ICCV 2025): which features are kept from one AR step to the next, and for how long."""
+
+    # ``block`` set which decoder block measures how much a token changed; now it is usual_block in lazy/plan.py.
+    removed: ClassVar[Mapping[str, Any]] = {"block": None, "head_period": HEAD_PERIOD}
+    # In a class from with_cache_settings: the class of the sampler's own settings.
+    beside_caches: ClassVar[type[MARBase] | None] = None
+
+    refresh_period: int = knob(9, "Number of AR steps from one full computation to the next; a higher number is faster "
+        "and less exact. Usual: 9 for 64 AR steps, and 5 for 32; at 1, nothing is cached.", low=1, high=4096, step=1,
+        symbol="tau",
+        unit="AR steps")
+    start_step: int = knob(5, "Number of AR steps at the beginning in which nothing of the transformer is reused, "
+        "because these steps determine the content; a higher number is slower and more exact. Usual: 5 for 64 AR "
+        "steps, and 4 for 32.",
+        low=0, high=4096, step=1, unit="AR steps",
+        more="The cache of the diffusion head (*head_cache*) works from the first AR step on.")
+    computed_ratio: float = knob(0.05, "Smallest share of the tokens that the transformer's decoder computes at an AR "
+        "step between two full computations; lower is faster and less exact. Usual: 0.05; at 1, all tokens are "
+        "computed.",
+        low=0.0, high=1.0, step=0.01,
+        more="The share falls from 1 to this value; *ratio_schedule* sets how soon.")
+    ratio_schedule: str = knob("published", "How computed_ratio is reached: published follows the authors' table, in "
+        "which the decoder computes all tokens in the first 20 AR steps, then fewer, and only the share computed_ratio "
+        "from step 41 on. stretched spreads this table over all AR steps, which is faster and less exact with fewer "
+        "than 64 AR steps; constant uses computed_ratio from the start.",
+        choices=("published", "stretched", "constant"), advanced=True,
+        more="\n  - *published*: all tokens in AR steps 1 to 20, then shares of 0.6, 0.5, 0.4, 0.15 and 0.12, and "
+            "*computed_ratio* from step 41 on. The authors' table ends at step 64; after that, *computed_ratio* still "
+            "applies. With 20 AR steps or fewer, the token cache skips nothing.\n  - *stretched*: with 32 AR "
+            "steps, MAR-H takes 10% fewer operations than with *published*. With 64 AR steps, both are the same.\n  "
+            "- *constant*: *computed_ratio* at every step, as in the paper's Figure 6.")
+    selection: str = knob("least-similar", "Which tokens the decoder computes, in addition to the tokens of this AR "
+        "step and of the previous one. Usual: least-similar, the tokens that changed most, as in the paper; the other "
+        "choices are the alternatives that the paper tested against it.",
+        choices=("least-similar", "most-similar", "random", "undecided", "decided"), advanced=True,
+        more="In the paper (Table 3), the alternatives gave worse images: *most-similar* (IV), *random* (III), "
+            "*undecided* (II) and *decided* (I). The paper names a strategy after the tokens that are cached; our "
+            "names say which tokens are computed. *undecided* and *decided* ignore *computed_ratio*: they compute all "
+            "tokens of that kind, but not the rows that hold the class.")
+    condition_cache: bool = knob(True, "Reuse the difference that guidance needs between two full computations, which "
+        "halves the transformer's work. Without this cache, runs are slower and more exact.", advanced=True,
+        more="Guidance compares the unconditional prediction with the prediction for the label or prompt. Between "
+            "two full computations, only the prediction for the label or prompt is computed. The difference between "
+            "the two predictions is taken from the last full computation. The cache has no effect at *cfg* 1.")
+    token_cache: bool = knob(True, "Do not compute tokens that hardly change; their cached values are used instead. "
+        "Without this cache, runs are slower and more exact.", advanced=True)
+    head_cache: bool = knob(True, "Reuse most of the diffusion head's results from one diffusion step to the next, as "
+        "the published code does. Without this cache, runs are slower and more exact.", advanced=True,
+        more="The paper does not describe this cache, but the paper's speed-ups include it.")
+    encoder_cache: bool = knob(True, "Reuse the encoder's results for the tokens that were decided earlier, as the "
+        "published code does. Without this cache, runs are slower and more exact.",
+        advanced=True,
+        more="The cache holds the keys and values of the encoder's attention layers, and for Harmon and UniPic also "
+            "those of the language model. The paper does not mention this cache.")
+
+    @property
+    def approximates(self) -> bool:
+        caches = self.condition_cache or self.token_cache or self.head_cache or self.encoder_cache
+        return (self.refresh_period > 1 and caches) or super().approximates
+
+    def no_gain(self, report: Report) -> str:
+        """The sampler's own reasons come first."""
+        own = super().no_gain(report)
+        if own or report.counts.get("cached_calls") != 0:  # saved reports may lack this count
+            return own
+        return "Nothing came from the caches: every AR step was computed in full."
+
+
+def head_period(settings: CacheSettings, steps: int) -> int:
+    """Diffusion steps from one full evaluation of the head to the next; 1 if every step is evaluated in full. The
+    period is proportional to the number of diffusion steps, ``steps``, because the error depends on their ratio.
+    """
+    if settings.refresh_period == 1 or not settings.head_cache:
+        return 1
+    return math.ceil(HEAD_PERIOD * steps / 100)
+
+
+@dataclass(frozen=True)
+class LazyMARSettings(SpeculationSettings, CacheSettings, DiSASettings):
+    """Plain MAR with LazyMAR's caches; MAR's fields come first, speculation last."""
+
+
+def with_cache_settings(kind: type[MARBase]) -> type[MARBase]:
+    """Settings of a sampler of class ``kind``, joined with the settings of LazyMAR's caches: the sampler's fields come
+    first.
+    """
+    about = {
+        "__doc__": f"{kind.__name__} with the settings of LazyMAR's caches.",
+        "__module__": __name__,
+        "beside_caches": kind,
+    }
+    name = kind.__name__.removesuffix("Settings") + "LazyMARSettings"
+    return make_dataclass(name, [], bases=(CacheSettings, kind), namespace=about, frozen=True)
