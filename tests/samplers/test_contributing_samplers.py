@@ -15,7 +15,7 @@ from fastar_nodes.networks.torch_state import in_own_state
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar import canvas, mar
-from fastar_nodes.samplers.mar.settings import DiSASettings
+from fastar_nodes.samplers.mar.settings import DiSASettings, MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import knob
 from fastar_nodes.samplers.tokens import defaults, llamagen, schedule, settings
@@ -59,7 +59,7 @@ def test_the_schedule_of_tokens():
 def test_the_loop_of_masked_tokens():
     made = run(OF_MAR, canvas, mar, MySurestSettings=MySurestSettings, my_certainty=lambda z: z.float().norm(dim=-1))
     condition, noise = from_ids((1, 4)), PairedNoise(5, (0, 1))
-    plain = finish(mar.mar(masked.MODEL, condition, mar.MARSettings(**masked.FEW), noise))
+    plain = finish(mar.mar(masked.MODEL, condition, MARSettings(**masked.FEW), noise))
     one, two = (
         finish(made["my_surest"](masked.MODEL, condition, MySurestSettings(**masked.FEW, candidates=n), noise))
         for n in (1, 2)
