@@ -117,7 +117,7 @@ class _Window(NamedTuple):
         return of_rows.cumprod(1).sum(1)  # 1 1 0 1 -> 1 1 0 0 -> 2
 
 
-class _ToCouple(NamedTuple):
+class _StepsToCouple(NamedTuple):
     """M drafted steps beside the head's kernels. All n numbers of a state are in one dimension."""
 
     row: Tensor  # int64 [M]
@@ -127,10 +127,10 @@ class _ToCouple(NamedTuple):
     p: Gaussian  # the head's
     uniforms: Tensor  # fp32 [M, uniforms of a step]
 
-    def at(self, index: Tensor) -> _ToCouple:
+    def at(self, index: Tensor) -> _StepsToCouple:
         """The steps at these indices, int64 [K]."""
         row, step, draft, q, p, uniforms = self
-        return _ToCouple(row[index], step[index], draft[index], q.rows(index), p.rows(index), uniforms[index])
+        return _StepsToCouple(row[index], step[index], draft[index], q.rows(index), p.rows(index), uniforms[index])
 
 
 class _Equations:
@@ -200,7 +200,7 @@ class Speculation:
         self.device = batch.x.device
         self.steps = len(batch.table)
         self.ends_noisy = batch.table.ends_noisy
-        # The steps that the report counts.
+        # How many of the steps the report counts.
         self.counted = self.steps if coupling.counts_last or self.ends_noisy else self.steps - 1
 
         # Nothing has been predicted yet, so the first steps are drafted from zeros. Such a draft is mostly rejected.
@@ -246,7 +246,7 @@ class Speculation:
 
             going = going[self.done[going] < self.steps]
 
-    # ---- a window
+    # --- a window
 
     def draft(self, rows: np.ndarray, length: int) -> DraftedSteps:
         """Draft the next steps of rows, up to ``length`` of each. All drafts use the data and the variance of the row's
@@ -301,7 +301,7 @@ class Speculation:
         draft = drafts.values[window.in_drafts].flatten(1)
         q = drafts.q.rows(*window.in_drafts)
         uniforms = self._uniforms[window.row, window.step]
-        steps = _ToCouple(window.row, window.step, draft, q.flat(), p.flat(), uniforms)
+        steps = _StepsToCouple(window.row, window.step, draft, q.flat(), p.flat(), uniforms)
         coupled = self._couple(steps.draft, steps.q, steps.p, steps.uniforms)
 
         # 3. A row stops at its first rejected step, which was replaced, or else at its last one.
@@ -339,7 +339,7 @@ class Speculation:
         of_rows = self._on_device(rows, firsts, ends - 1)
         return _Window(*of_steps, *of_rows), step
 
-    def _propose(self, steps: _ToCouple, stop: Tensor, value: Tensor, missing: np.ndarray) -> None:
+    def _propose(self, steps: _StepsToCouple, stop: Tensor, value: Tensor, missing: np.ndarray) -> None:
         """Couple the rows that need proposals, and write their next states. Only learned variances need proposals.
 
         Args:
@@ -361,7 +361,7 @@ class Speculation:
             if not len(missing):
                 return
 
-    # ---- a step
+    # --- a step
 
     def advance(self, rows: np.ndarray) -> None:
         """Do one step of rows, without a draft."""

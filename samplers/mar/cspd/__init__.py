@@ -126,7 +126,6 @@ def cspd(
         UserError: as :func:`samplers.mar.mar.mar`; speculation in a mode other than *lossless*; a draft model with
             other tokens, another grid or other classes, or on another device.
     """
-
     _expect_use_of_speculation(settings)
     check_pair(draft, model)
     _expect_one_device(draft, model)

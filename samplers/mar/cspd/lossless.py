@@ -87,20 +87,13 @@ class Lossless(Mode):
             with canvas.clock.phase("head"):
                 rng = CounterRNG(self.keys[tokens.index])
                 speculation = Speculation(canvas.model.net, self.heads.at_states(batch), batch, rng)
-                accepted = self.advance(speculation, Paths.concatenated([*islice(left, len(sizes))]))
+                steps_of_pass = Paths.concatenated([*islice(left, len(sizes))]).drafted_steps()
+                accepted = speculation.verify(np.arange(len(tokens)), steps_of_pass)
+                canvas.report.add(drafted_steps=len(tokens) * speculation.steps)
 
             # 2. The rows of each AR step.
             for rows in np.split(np.arange(len(tokens)), np.cumsum(sizes)[:-1]):
                 yield VerifiedPaths(speculation, rows, accepted[rows])
-
-    def advance(self, speculation: Speculation, drafts: Paths) -> np.ndarray:
-        """Advance every row past the drafted diffusion steps that the target accepts. Returns the number of these steps
-        for each row, int64 [N].
-        """
-        steps = drafts.drafted_steps()
-        rows, count = steps.values.shape[:2]
-        self.canvas.report.add(drafted_steps=rows * count)
-        return speculation.verify(np.arange(rows), steps)
 
 
 class VerifiedPaths(NamedTuple):

@@ -13,7 +13,7 @@ can be switched off (:class:`CacheSettings`):
    - similarity: s_i = cos(V_i^k, V_i^k'), averaged over the heads, where k' is the AR step of the previous pass;
    - (8): the pass computes the rows of the wanted tokens, which the caller asks for, of the tokens decided since k',
      and of further tokens with the lowest s_i. (The paper prints argmax, but its text and its code take the least
-     similar rows.) ``plan.py`` says how many; :class:`.Plan` also has the other strategies of the paper's Table 3;
+     similar rows.) ``plan.py`` says how many; :class:`.RowPlan` also has the other strategies of the paper's Table 3;
    - (9): the blocks after the chosen one see the computed rows together with the stored keys and values of the other
      rows.
 

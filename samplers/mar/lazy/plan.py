@@ -58,8 +58,8 @@ class Refresh(NamedTuple):
 def refreshes(
     settings: CacheSettings, starts: Sequence[int], shares: Sequence[float], buffer: int, guided: bool
 ) -> list[Refresh | None]:
-    """For each AR step, the refresh that its pass is if nothing is kept from earlier passes; None if this pass would
-    keep nothing, because no cache is on, or because the next AR step is a refresh.
+    """What the pass of each AR step keeps if it is a refresh; None if it keeps nothing, because no cache is on, or
+    because the next AR step is a refresh too.
 
     Args:
         settings: which caches are on, and when refreshes are due.

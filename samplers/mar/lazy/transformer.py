@@ -66,7 +66,7 @@ class LazyTransformer(Transformer):
         self.heads = CachedHeads(net, canvas.report, settings)
         self.full = FullTransformer(canvas)
 
-        # What each AR step computes and keeps.
+        # What the refresh at each AR step keeps, and which rows the passes after it compute.
         self.plan = RowPlan(canvas, settings)
         self.refreshes = refreshes(settings, canvas.order.starts, self.plan.share, c.buffer, canvas.guided)
 
@@ -170,8 +170,8 @@ class LazyTransformer(Transformer):
             features = torch.cat([features, features + pick(kept.residual, wanted)])
 
         self._count(encoder_rows, rows, chosen)
-        if kept.rows is not None or chosen is not None or kept.residual is not None:
-            canvas.report.add(cached_calls=1)
+        reuses = kept.rows is not None or chosen is not None or kept.residual is not None
+        canvas.report.add(cached_calls=int(reuses))
         kept.step = step
         kept.known = known
         return net.conditions(features, wanted.repeat(self.branches, 1)).unflatten(0, (self.branches, -1))
