@@ -257,7 +257,7 @@ class Diffusion:
         self.canvas = canvas
         self.heads = heads
         self.tables = tables
-        self.counts = canvas.report if counted else None
+        self.report = canvas.report if counted else None
         self.window = canvas.settings.window
         self.noise = canvas.draws("full")
         if self.window > 1:
@@ -269,7 +269,7 @@ class Diffusion:
         batch = self.canvas.batch(self.tables[step], tokens, z, self.noise)
         if self.window > 1:
             rng = CounterRNG(self.keys[tokens.index])
-            speculation = Speculation(self.heads.net, self.heads.at_states(batch), batch, rng, self.counts)
+            speculation = Speculation(self.heads.net, self.heads.at_states(batch), batch, rng, self.report)
             values = speculation.finish(np.arange(len(tokens)), self.window)
         else:
             values = self.heads.sample(batch)
