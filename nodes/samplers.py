@@ -556,7 +556,7 @@ class NextStepSampler(_Sampler):
             "slightly changes pixels outside the mask, too; Paste Inpainted Area restores these pixels."
         ),
         "mask": "The model reads the unchanged tokens as VAE Encode encoded them. If several unchanged tokens follow "
-        "one another, it reads them in one pass.",
+            "one another, it reads them in one pass.",
     }
     more_of_outputs = {"latent": "The latent has 16 channels, normalised and scaled in the same way as the tokens."}
 
@@ -580,10 +580,8 @@ class BitDanceSampler(_Sampler):
             "The image must have the size of *width* and *height*. VAE Decode slightly changes pixels outside the "
             "mask, too; Paste Inpainted Area restores these pixels."
         ),
-        "mask": (
-            "The blocks are decided row by row. A new token also matches the tokens of its own block that stay "
-            "unchanged."
-        ),
+        "mask": ("The blocks are decided row by row. A new token also matches the tokens of its own block that stay "
+        "unchanged."),
     }
     more_of_outputs = {
         "latent": "VAE Decode (Tiled) stops with an error.",
