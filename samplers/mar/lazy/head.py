@@ -8,8 +8,8 @@ Shapes: N tokens, w head width, P branches of guidance: 2 (the condition's and t
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, cast
 
 import torch
 import torch.nn.functional as F
@@ -22,29 +22,6 @@ from ....reports.record import Report
 from ...chain import ChainHead, DiffusionBatch, StepInput, StepResult, advance
 from ..mar import Heads
 from .settings import CacheSettings, head_period
-
-
-class CachedHeads(Heads):
-    """The diffusion head with LazyMAR's cache, where the settings use one."""
-
-    def __init__(self, net: MAR, report: Report, settings: CacheSettings):
-        super().__init__(net, report)
-        self.settings = settings
-        self.outer = tuple(j for j in range(len(self.denoiser.res_blocks)) if j not in MIDDLE)
-        self._plans: dict[int, HeadPlan] = {}  # by number of diffusion steps
-
-    def whole(self, steps: int) -> bool:
-        return head_period(self.settings, steps) == 1
-
-    def head(self, batch: DiffusionBatch) -> ChainHead:
-        steps = len(batch.table.times)
-        if steps not in self._plans:
-            self._plans[steps] = head_plan(steps, head_period(self.settings, steps), batch.x.device)
-        plan = self._plans[steps]
-        if not plan.reuses:
-            return super().head(batch)
-        return CachedHead(self.denoiser, self.net, batch, plan, self.outer, self.report)
-
 
 FULL = "full"
 EDGE = "edge"
@@ -115,7 +92,6 @@ class CachedHead:
         self.net = net
         self.head = head
         self.outer = outer
-        self.cfg = batch.cfg
         self.kinds = plan.kinds
         self.branches, self.tokens = batch.z.shape[:2]
         self.report = report  # counts the work
@@ -133,36 +109,68 @@ class CachedHead:
         """
         kind = self.kinds[k]
         modulations = next(self.modulations[kind])
-        evaluate: Callable[..., tuple[Tensor, HeadKept | None]]
-        arguments: tuple[Any, ...]
-        if kind == FULL:
-            rows = self.branches * self.tokens
-            evaluate = evaluate_full
-            arguments = (self.head, self.cfg, self.branches, modulations)
-        else:
-            assert self.kept is not None
-            rows = self.tokens
-            evaluate = evaluate_from_kept
-            arguments = (self.head, self.outer, self.kept, kind == EDGE, modulations)
 
-        self.report.add(head_calls=1, head_rows=rows, cached_calls=int(kind != FULL))
-        result, kept = cached_step(self.net, evaluate, arguments, at)
+        if kind == FULL:
+            self.report.add(head_calls=1, head_rows=self.branches * self.tokens)
+            result, self.kept = keeping_step(self.net, self.head, self.branches, modulations, at)
+            return result
+
+        assert self.kept is not None
+        self.report.add(head_calls=1, head_rows=self.tokens, cached_calls=1)
+        result, kept = reusing_step(self.net, self.head, self.outer, self.kept, kind == EDGE, modulations, at)
         if kept is not None:
             self.kept = kept
         return result
 
 
-@recorded
-def cached_step(
-    net: MAR, evaluate: Callable[..., tuple[Tensor, HeadKept | None]], arguments: tuple[Any, ...], at: StepInput
-) -> tuple[StepResult, HeadKept | None]:
-    """Evaluate the head by ``evaluate(*arguments, x)`` at the states x, and :func:`...chain.advance` all rows with its
-    output.
+class CachedHeads(Heads):
+    """The diffusion head with LazyMAR's cache, where the settings use one."""
 
-    Returns the rows after the step, and what the next steps reuse, or None if this stays the same.
+    def __init__(self, net: MAR, report: Report, settings: CacheSettings):
+        super().__init__(net, report)
+        self.settings = settings
+        self.outer = tuple(j for j in range(len(self.denoiser.res_blocks)) if j not in MIDDLE)
+        self._plans: dict[int, HeadPlan] = {}  # by number of diffusion steps
+
+    def whole(self, steps: int) -> bool:
+        return head_period(self.settings, steps) == 1
+
+    def head(self, batch: DiffusionBatch) -> ChainHead:
+        steps = len(batch.table.times)
+        if steps not in self._plans:
+            self._plans[steps] = head_plan(steps, head_period(self.settings, steps), batch.x.device)
+        plan = self._plans[steps]
+        if not plan.reuses:
+            return super().head(batch)
+        return CachedHead(self.denoiser, self.net, batch, plan, self.outer, self.report)
+
+
+@recorded
+def keeping_step(
+    net: MAR, head: DiffusionHead, branches: int, modulations: Sequence[Tensor], at: StepInput
+) -> tuple[StepResult, HeadKept]:
+    """A full step: :func:`evaluate_full`, then :func:`...chain.advance`. Returns the rows after the step, and what the
+    next steps reuse.
     """
-    out, kept = net.compiled(evaluate, "diffusion head")(*arguments, at.x)
+    out, kept = net.compiled(evaluate_full, "diffusion head")(head, at.cfg, branches, modulations, at.x)
     return net.compiled(advance, "diffusion steps")(at, out), kept
+
+
+@recorded
+def reusing_step(
+    net: MAR,
+    head: DiffusionHead,
+    outer: Sequence[int],
+    kept: HeadKept,
+    edge: bool,
+    modulations: Sequence[Tensor],
+    at: StepInput,
+) -> tuple[StepResult, HeadKept | None]:
+    """A step between two full ones: :func:`evaluate_from_kept`, then :func:`...chain.advance`. Returns the rows after
+    the step, and what the next steps reuse, or None if this stays the same.
+    """
+    out, changed = net.compiled(evaluate_from_kept, "diffusion head")(head, outer, kept, edge, modulations, at.x)
+    return net.compiled(advance, "diffusion steps")(at, out), changed
 
 
 def step_modulations(
