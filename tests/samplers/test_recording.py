@@ -263,7 +263,7 @@ def test_every_draw_of_mulosd_is_recorded(recordings, monkeypatch):
 
     monkeypatch.setattr(graphs.Graphs, "call", watched)
     report = finish(tokens.start("mulosd", move=at_speed(speed.AUTO))).report
-    assert called.count("sample_tokens") == report.counts["draft_passes"] + report.counts["waves"]
+    assert called.count("tokens_from_hidden") == report.counts["draft_passes"] + report.counts["waves"]
     assert report.note == "speed: auto"
 
 
