@@ -1,7 +1,8 @@
 """Sampling with a diffusion head: a chain of Gaussian steps, for many rows at once.
 
-A row is a token of MAR or a block of BitDance. At every step the head makes a *prediction* from the row's state x, and
-the prediction says what the clean *data* is. The next state is a sample of a Gaussian around a mix of both:
+A row is a token of MAR or NextStep, or a block of BitDance. At every step the head makes a *prediction* from the row's
+state x, and the prediction says what the clean *data* is. The next state is sampled from a Gaussian around a mix of
+both:
 
     data = data_x x + data_out prediction
     x   <- N(x_coefficient x + data_coefficient data, exp(middle + slope logits)^2)
@@ -9,8 +10,9 @@ the prediction says what the clean *data* is. The next state is a sample of a Ga
 In a diffusion of noise (MAR; Li et al. 2024, arXiv 2406.11838, section 3.2) the prediction is the noise and data is x0.
 x_coefficient and data_coefficient are those of the posterior mean (coef2 and coef1 in the published code), and the
 head also predicts the logits of a learned variance. In BitDance (arXiv 2602.14041) the prediction is the data, so
-data_x is 0 and data_out is 1; slope is 0. In both models, the state after the last step is the data itself; in other
-diffusions, the last step may be a step like the others. States and steps are fp32, whatever the dtype of the network.
+data_x is 0 and data_out is 1; slope is 0. NextStep (``nextstep/flow.py``) has fixed variances, too. In MAR and BitDance
+the state after the last step is the data itself; with some of NextStep's solvers the last step adds noise like the
+others. States and steps are fp32, whatever the dtype of the network.
 
 :func:`run_chain` is the loop. All rows may have the same steps, or each row its own; only in the second case has
 :class:`StepTable` an axis for the rows. FastHybrid changes the means of some rows (:class:`MeanAdjustment`), an edit of
@@ -83,9 +85,9 @@ def guide(out: Tensor, cfg: Tensor, channels: int) -> tuple[Tensor, Tensor | Non
         null = out[1, ..., :channels]
         prediction = torch.lerp(null, prediction, cfg)  # null + cfg (prediction - null)
     elif len(out) == 3:
-        part, null = out[1:, ..., :channels]
+        partial, null = out[1:, ..., :channels]
         scale, scale_of_part = cfg.split(1, -1)
-        prediction = torch.lerp(null, part, scale_of_part) + scale * (prediction - part)
+        prediction = torch.lerp(null, partial, scale_of_part) + scale * (prediction - partial)
     return prediction, logits
 
 
@@ -107,19 +109,19 @@ class StepResult(NamedTuple):
     log_std: Tensor  # fp32 [] if the variance is fixed
 
 
-def advance(at: StepInput, out: Tensor) -> StepResult:
+def advance(inputs: StepInput, out: Tensor) -> StepResult:
     """Take one step with all rows. A function of tensors, so it can be compiled.
 
-    ``out``: the head's output for the states ``at.x``, see :func:`guide`.
+    ``out``: the head's output for the states ``inputs.x``, see :func:`guide`.
     """
-    mean_x, mean_out, middle, slope = at.numbers
-    prediction, logits = guide(out, at.cfg, at.x.shape[-1])
-    mean = torch.addcmul(mean_x * at.x, mean_out, prediction)
-    if at.change is not None:
-        mean = torch.lerp(mean, *at.change)
+    mean_x, mean_out, middle, slope = inputs.numbers
+    prediction, logits = guide(out, inputs.cfg, inputs.x.shape[-1])
+    mean = torch.addcmul(mean_x * inputs.x, mean_out, prediction)
+    if inputs.change is not None:
+        mean = torch.lerp(mean, *inputs.change)
 
     log_std = middle if logits is None else torch.addcmul(middle, slope, logits)
-    return StepResult(torch.addcmul(mean, log_std.exp(), at.noise), mean, log_std)
+    return StepResult(torch.addcmul(mean, log_std.exp(), inputs.noise), mean, log_std)
 
 
 def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
@@ -144,8 +146,8 @@ def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
 
 def joined(first: DiffusionBatch, second: DiffusionBatch) -> DiffusionBatch:
     """The rows of two batches in one batch. Both batches have the same number of steps, and each row keeps the numbers
-    of its own batch. Neither batch has fixed tokens. Only ``second`` may have a :class:`MeanAdjustment`; in the joined
-    batch, the rows of ``first`` have gamma = 0.
+    of its own batch. Neither batch has fixed tokens or a last step with noise of a fixed variance. Only ``second`` may
+    have a :class:`MeanAdjustment`; in the joined batch, the rows of ``first`` have gamma = 0.
     """
     parts = (first, second)
     columns = [part.table.numbers[:, :, None, None].expand(-1, -1, len(part.x), -1) for part in parts]
@@ -312,7 +314,7 @@ class HeadNetwork(Protocol):
 class ChainHead(Protocol):
     """A diffusion head for the conditions of N rows, for :func:`run_chain`."""
 
-    def step(self, k: int, at: StepInput) -> StepResult:
+    def step(self, k: int, inputs: StepInput) -> StepResult:
         """Evaluate the head at step k, :func:`advance` all rows with its output, and add the work to the report's
         counts. The caller takes the steps in the order k = 0, 1, 2, ...
         """
@@ -347,7 +349,7 @@ class Head:
         # The modulations that the newest product computed, step by step, [P, N, *, w'] each.
         self._newest: list[tuple[Tensor, ...]] = []
 
-    def step(self, k: int, at: StepInput) -> StepResult:
+    def step(self, k: int, inputs: StepInput) -> StepResult:
         """See :class:`ChainHead`."""
         at_once = self._steps_at_once
         if k % at_once == 0:
@@ -357,14 +359,14 @@ class Head:
             self._newest = list(zip(*of_steps, strict=True))
 
         self._report.add(head_calls=1, head_rows=self._rows)
-        return full_step(self._net, self._head, self._newest[k % at_once], at)
+        return full_step(self._net, self._head, self._newest[k % at_once], inputs)
 
 
 @recorded
-def full_step(net: Recordable, head: HeadNetwork, modulations: Sequence[Tensor], at: StepInput) -> StepResult:
+def full_step(net: Recordable, head: HeadNetwork, modulations: Sequence[Tensor], inputs: StepInput) -> StepResult:
     """Evaluate the whole head, and :func:`advance` all rows with its output."""
-    out = net.compiled(type(head).denoise, "diffusion head")(head, at.x, modulations)
-    return net.compiled(advance, "diffusion steps")(at, out)
+    out = net.compiled(type(head).denoise, "diffusion head")(head, inputs.x, modulations)
+    return net.compiled(advance, "diffusion steps")(inputs, out)
 
 
 class HeadAtStates(Head):

@@ -272,10 +272,14 @@ def from_ids(ids: Sequence[int]) -> Condition:
 def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
     """Check that a condition is of a model's kind."""
     if condition.kind != kind:
-        raise UserError(
-            f"condition: {model} reads {KINDS[kind]}, but the condition holds {condition.title}; connect "
-            f"{MAKERS[kind]}."
-        )
+        raise wrong_kind(condition, kind, model)
+
+
+def wrong_kind(condition: AnyCondition, kind: str, model: str) -> UserError:
+    """The error for a condition that is not of a model's kind."""
+    return UserError(
+        f"condition: {model} reads {KINDS[kind]}, but the condition holds {condition.title}; connect {MAKERS[kind]}."
+    )
 
 
 def expect_editor(condition: AnyCondition, model: Any) -> None:
@@ -285,8 +289,7 @@ def expect_editor(condition: AnyCondition, model: Any) -> None:
         UserError: the model reads another kind of condition, would ignore the image, or lacks a part.
     """
     if not getattr(model, "reads_images", False):
-        expect_kind(condition, model.condition, model.name)
-
+        raise wrong_kind(condition, model.condition, model.name)
     if model.edits is False:
         raise UserError(
             f"condition: {model.name} was not trained to edit and would ignore the image; load {model.editor}, or "

@@ -3,16 +3,17 @@
 A sampler is three functions of a pass k:
 
 - plan: ``plan[k]`` are the cells that the pass decides;
-- look: ``look(k, cells)`` runs the transformer on the decided cells and returns its output for these cells: conditions
-  of a diffusion head, or hidden rows from which logits are computed;
-- draw: ``draw(k, cells, z)`` samples the values of the cells from that output.
+- look: ``look(k, cells)`` runs the transformer, given what is decided so far, and returns its output z for ``cells``:
+  conditions of a diffusion head, or hidden rows from which logits are computed;
+- draw: ``draw(k, cells, z)`` samples the values of the cells from z.
 
-:func:`decode` is the loop that MAR, LlamaGen and Tar run. A method changes one of the three: PAR and ZipAR
-change the plan, LazyMAR the look, DiSA and speculation the draw.
+:func:`decode` is the loop of all methods whose plan is known before the first pass: MAR, GtR, LazyMAR, NextStep and the
+token samplers. Such a method changes the plan (PAR, ZipAR), the look (LazyMAR), the draw (DiSA, speculation), or two of
+them (GtR the plan and the draw).
 
-Methods that verify drafts (FastHybrid, CSpD, MuLo-SD, Jacobi decoding) have loops of their own, and so has BitDance,
-which shows progress within a pass. A pass ends with the same two calls everywhere: :meth:`Canvas.decide` and
-:meth:`Canvas.show`.
+Methods that verify drafts (FastHybrid, CSpD, MuLo-SD, Jacobi decoding) have loops of their own, because the cells that
+a pass decides depend on which drafts are accepted. BitDance has one because it shows progress within a pass. All of
+them decide cells with :meth:`Canvas.decide` and yield steps with :meth:`Canvas.show`.
 
 Shapes: B images of L = h w cells; a cell's value is a token, or a vector of channels.
 """
@@ -43,8 +44,8 @@ class Step:
     the sampler continues: later they cannot be computed any more.
     """
 
-    # AR steps or passes done. BitDance counts evaluations of the diffusion head, jacobi.py certain cells, and MuLo-SD
-    # cells twice, see its Block.
+    # AR steps or passes done. FastHybrid counts the mean of its images, BitDance evaluations of the diffusion head,
+    # jacobi.py certain cells, and MuLo-SD cells twice, see its Block.
     done: int
     total: int
     report: Report  # the running report with the counts so far

@@ -98,7 +98,7 @@ def noise_bytes(images: int, streams: Mapping[str, int], numbers: int) -> int:
         streams: diffusion steps of every stream, see :meth:`.Guarantees.streams`.
         numbers: how many random numbers one image takes in one step.
     """
-    steps = sum(count + 2 for count in streams.values())
+    steps = sum(count + 2 for count in streams.values())  # the start, the steps, and one to spare
     return 4 * images * steps * numbers
 
 

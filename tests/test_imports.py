@@ -152,11 +152,8 @@ OURS = {
     "lab": {*PACKAGES, "pipeline"},
 }
 # Within these packages, the other ones are excluded.
-APART = {
-    "samplers.mar": ("samplers.tokens", "samplers.blocks"),
-    "samplers.tokens": ("samplers.mar", "samplers.blocks"),
-    "samplers.blocks": ("samplers.mar", "samplers.tokens"),
-}
+FOLDERS = ("samplers.mar", "samplers.tokens", "samplers.blocks", "samplers.nextstep")
+APART = {folder: tuple(other for other in FOLDERS if other != folder) for folder in FOLDERS}
 PICTURES = {"torch", "numpy", "PIL"}
 # Third-party modules; the standard library is allowed everywhere.
 OTHERS = {

@@ -2,9 +2,9 @@
 
 Source: "BitDance" (arXiv 2602.14041) and its published code.
 
-Shapes: B images, L tokens of C bits, P tokens of a block, width D. The transformer runs on R batch rows: one for each
-image, and with guidance B more for the null condition. The diffusion head samples S of them: B or, in blocks where the
-null branch samples its own tokens, all R (:meth:`BlockCanvas.samples_null`).
+Shapes: B images, L tokens of C bits, K tokens of a block, S diffusion steps, width D. The transformer runs on R batch
+rows: one for each image, and with guidance B more for the null condition. The diffusion samples N of them: B or, in
+blocks where the null branch samples its own tokens, all R (:meth:`BlockCanvas.samples_null`).
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def bitdance(
     look = BlockLook(canvas, inputs)
     draw = BlockDiffusion(canvas)
 
-    canvas.total = sum(draw.evaluations[block] for block in plan)
+    canvas.total = sum(draw.calls_of[block] for block in plan)
     done = 0
     for block, cells in plan.items():
         # 1. The condition of the block, given the blocks before it.
@@ -78,21 +78,21 @@ def bitdance(
             z = look(block)
 
         # 2. The diffusion of the block. It takes many evaluations of the head, and the block is decided after the last.
-        for count, data in canvas.clock.timed("head", draw.denoised(block, z)):
-            prediction = data
-            if count < draw.evaluations[block]:
+        for count, so_far in canvas.clock.timed("head", draw.denoised(block, z)):
+            prediction = so_far
+            if count < draw.calls_of[block]:
                 yield from canvas.show(done + count)
 
         # 3. The signs of the last prediction are the tokens, which the next block reads.
-        tokens = canvas.feed(block, draw.signs(prediction))
+        tokens = canvas.set_tokens(block, draw.signs(prediction))
         canvas.decide(cells, tokens, block)
-        done += draw.evaluations[block]
+        done += draw.calls_of[block]
         yield from canvas.show(done)
     return canvas.finish()
 
 
 class BlockLook:
-    """The transformer with its KV cache. A call returns the conditions of a block, fp32 [R, P, D], given all blocks
+    """The transformer with its KV cache. A call returns the conditions of a block, fp32 [R, K, D], given all blocks
     before this block.
     """
 
@@ -101,7 +101,7 @@ class BlockLook:
         self.inputs = inputs
         self.net = canvas.model.net
         self.places = self.net.places(canvas.grid)  # position rows [L, D]
-        self.hidden: Tensor | None = None  # hidden rows of the newest block that was fed, [R, P, D]
+        self.hidden: Tensor | None = None  # hidden rows of the newest block that was fed, [R, K, D]
         self.fed = 0  # tokens in the cache
 
     def __call__(self, block: int) -> Tensor:
@@ -119,7 +119,9 @@ class BlockLook:
         if at.start > self.fed:
             new = slice(self.fed, at.start)
             rows = self.net.embed(self.canvas.read[:, new], self.places[new])
-            self.hidden = self.net.advance(rows, self.canvas.block + self.fed, self.cache)[:, -self.canvas.block :]
+            first_rows = self.canvas.block_size  # the rows in front of the first block
+            hidden = self.net.advance(rows, first_rows + self.fed, self.cache)
+            self.hidden = hidden[:, -self.canvas.block_size :]
             self.fed = at.start
             report.add(transformer_passes=1, transformer_tokens=rows.shape[0] * rows.shape[1])
 
@@ -129,7 +131,7 @@ class BlockLook:
 class BlockDiffusion:
     """Samples blocks by diffusion. The signs of the result are the tokens."""
 
-    evaluations: dict[int, int]  # for each block the number of evaluations of the head
+    calls_of: dict[int, int]  # for each block the number of evaluations of the head
 
     def __init__(self, canvas: BlockCanvas):
         settings = canvas.settings
@@ -137,13 +139,13 @@ class BlockDiffusion:
         self.dtype = canvas.model.net.denoiser.cond_embed.weight.dtype
         first = settings.diffusion_steps
         self.counts = annealed_steps(first, settings.diffusion_steps_end, canvas.blocks)
-        self.evaluations = {block: count + 1 for block, count in enumerate(self.counts)}
-        # Noise for the tokens in their order: the start, fp32 [B, L, C], and for the steps, fp32 [T, B, L, C].
-        self.start, self.noise = draws(canvas)
+        self.calls_of = {block: count + 1 for block, count in enumerate(self.counts)}
+        # Noise for the tokens in their order: the start, fp32 [B, L, C], and for the steps, fp32 [S, B, L, C].
+        self.start, self.noise = noise_in_order(canvas)
         if settings.window > 1:
             self.keys = verification_keys(canvas)
 
-        # For each number of steps N: the table, and the times t of the evaluations, fp32 [N + 1].
+        # For each number of steps S: the table, and the times t of the evaluations, fp32 [S + 1].
         self.tables: dict[int, tuple[StepTable, Tensor]] = {}
         for count in set(self.counts):
             made = evaluations(count, canvas.model.time_shift)
@@ -151,13 +153,13 @@ class BlockDiffusion:
             self.tables[count] = step_table(made.steps, canvas.model.net.denoiser.times(times)), times
 
     def signs(self, prediction: Tensor) -> Tensor:
-        """The tokens of a block, -1 or 1, from its last prediction; fp32 [S, P, C] both."""
+        """The tokens of a block, -1 or 1, from its last prediction; fp32 [N, K, C] both."""
         self.canvas.watch(torch.linalg.vector_norm(prediction, torch.inf))
         return torch.where(prediction >= 0, 1.0, -1.0)
 
     def denoised(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Denoise a block. Yields, after every evaluation of the head, the number of evaluations so far, and what the
-        block is so far, fp32 [S, P, C]: with speculation the newest predictions, else the states. The last ones are the
+        block is so far, fp32 [N, K, C]: with speculation the newest predictions, else the states. The last ones are the
         result.
         """
         canvas = self.canvas
@@ -175,7 +177,7 @@ class BlockDiffusion:
                 yield k + 1, result.x
 
     def _batch(self, block: int, conditions: Tensor) -> DiffusionBatch:
-        """The S rows of a block before its diffusion."""
+        """The N rows of a block before its diffusion."""
         canvas = self.canvas
         at = canvas.span(block)
         rows = canvas.sampled_rows(block)
@@ -196,8 +198,8 @@ class BlockDiffusion:
         )
 
 
-def draws(canvas: BlockCanvas) -> tuple[Tensor, Tensor]:
-    """Noise for the tokens in their order, on the device: start [B, L, C], and steps [T, B, L, C].
+def noise_in_order(canvas: BlockCanvas) -> tuple[Tensor, Tensor]:
+    """Noise for the tokens in their order, on the device: start [B, L, C], and steps [S, B, L, C].
 
     The noise belongs to the cells of the grid, so models with blocks of another size sample from the same noise.
     """
@@ -211,10 +213,10 @@ def draws(canvas: BlockCanvas) -> tuple[Tensor, Tensor]:
 
 
 def with_null_noise(canvas: BlockCanvas, start: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """Add noise for the null branch to the noise of a block: start [2 B, P, C] and steps [T, 2 B, P, C]."""
+    """Add noise for the null branch to the noise of a block: start [2 B, K, C] and steps [S, 2 B, K, C]."""
     channels = canvas.model.net.channels
-    null_start = to_device(canvas.noise.first("null", canvas.block, channels), start.device)
-    null_steps = to_device(canvas.noise.steps("null", len(steps), canvas.block, channels), start.device)
+    null_start = to_device(canvas.noise.first("null", canvas.block_size, channels), start.device)
+    null_steps = to_device(canvas.noise.steps("null", len(steps), canvas.block_size, channels), start.device)
     return torch.cat([start, null_start]), torch.cat([steps, null_steps.transpose(0, 1)], 1)
 
 

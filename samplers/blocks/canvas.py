@@ -16,7 +16,7 @@ from torch import Tensor
 from ...errors import UserError
 from ...networks.bitdance import BitDanceClass, BlockModel
 from ...reports.record import Clock
-from ..conditioning import Condition, MaskedCondition, PromptCondition, expect_kind, expect_null_prompt
+from ..conditioning import Condition, MaskedCondition, expect_kind, expect_null_prompt
 from ..editing import Edit, edit_digests
 from ..engine import Canvas, start_report
 from ..noise import PairedNoise
@@ -31,7 +31,7 @@ class Inputs(NamedTuple):
 
     prefix: Tensor  # rows [R, n, D]
     lengths: Tensor | None  # lengths of the prefixes, int64 [R]; None if they are all n
-    first: Tensor  # rows [R, P, D] that stand where a block before the first block would be
+    first: Tensor  # rows [R, K, D] that stand where a block before the first block would be
 
 
 @dataclass(eq=False)
@@ -47,7 +47,7 @@ class BlockCanvas(Canvas):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.block = self.model.net.block  # P
+        self.block_size = self.model.net.block  # K
         self.guided = len(self.read) > self.images
 
         # In an edit, some blocks are only read, and others are partly sampled: the numbers of the blocks to sample, and
@@ -56,18 +56,18 @@ class BlockCanvas(Canvas):
         if self.again is not None:
             again = self.again[:, self.order].cpu()
 
-        of_blocks = again.unflatten(1, (-1, self.block))  # [B, blocks, P]
+        of_blocks = again.unflatten(1, (-1, self.block_size))  # [B, blocks, K]
         self.sampled_blocks = of_blocks.any(2).any(0).nonzero().flatten().tolist()
         self.is_whole = of_blocks.all(2).all(0).tolist()
 
     @property
     def blocks(self) -> int:
         """Blocks of an image."""
-        return len(self.order) // self.block
+        return len(self.order) // self.block_size
 
     def span(self, block: int) -> slice:
         """The tokens of a block, in their order."""
-        return slice(block * self.block, (block + 1) * self.block)
+        return slice(block * self.block_size, (block + 1) * self.block_size)
 
     def cfg(self, block: int) -> float:
         """Guidance scale of a block. A linear scale begins with 1 and ends just short of cfg, as published."""
@@ -85,18 +85,18 @@ class BlockCanvas(Canvas):
         return self.guided and self.cfg(block) == 1
 
     def sampled_rows(self, block: int) -> int:
-        """Number S of batch rows that are sampled in a block: B, or R if the null branch samples its own tokens."""
+        """Number N of batch rows that are sampled in a block: B, or R if the null branch samples its own tokens."""
         return len(self.read) if self.samples_null(block) else self.images
 
     def free(self, block: int) -> Tensor | None:
-        """Which tokens of a block are sampled, bool [S, P, 1]; None for all."""
+        """Which tokens of a block are sampled, bool [N, K, 1]; None for all."""
         if self.again is None or self.is_whole[block]:
             return None
         return self.again[:, self.order[self.span(block)], None].repeat(self.sampled_rows(block) // self.images, 1, 1)
 
-    def feed(self, block: int, tokens: Tensor) -> Tensor:
-        """Set the new tokens of a block, [S, P, C], for the transformer to read. Returns the images' tokens of the
-        block, [B, P, C], with the tokens that an edit fixes.
+    def set_tokens(self, block: int, tokens: Tensor) -> Tensor:
+        """Set the new tokens of a block, [N, K, C], for the transformer to read. Returns the images' tokens of the
+        block, [B, K, C], with the tokens that an edit fixes.
         """
         at = self.span(block)
         free = self.free(block)
@@ -152,16 +152,15 @@ def block_canvas(
 
 def _inputs(model: BlockModel, condition: MaskedCondition, guided: bool, grid: tuple[int, int]) -> Inputs:
     """Rows of the condition, and with guidance rows of the null condition."""
-    if model.condition == Condition.kind:
+    if isinstance(condition, Condition):
         net = cast(BitDanceClass, model.net)
         classes = net.config.condition_size
-        labels = condition.class_ids(classes, model.label_set, net.compute_device)  # type: ignore[union-attr]
+        labels = condition.class_ids(classes, model.label_set, net.compute_device)
         if guided:
             labels = torch.cat([labels, torch.full_like(labels, classes)])
         prefix, first = net.class_rows(labels)
         return Inputs(prefix, None, first)
 
-    assert isinstance(condition, PromptCondition), "checked by expect_kind"
     if not condition.texts:
         raise UserError("condition: it holds no prompt; write at least one.")
     expect_null_prompt(condition, model.name)

@@ -21,7 +21,7 @@ from ..conditioning import ImagePromptCondition, PromptCondition, expect_editor,
 from ..editing import Edit, edit_digests
 from ..engine import Canvas, start_report
 from ..noise import PairedNoise
-from .settings import CONSTANT, FALLING, NextStepSettings
+from .settings import CONSTANT, FALLING, RISING, NextStepSettings
 
 # What a NextStep reads.
 NextStepCondition = PromptCondition | ImagePromptCondition
@@ -79,6 +79,8 @@ def scale_of(cfg: float, schedule: str, done: int, tokens: int) -> float:
         return cfg
     if schedule == FALLING:
         return 1 + (cfg - 1) * (tokens - done) / tokens
+
+    assert schedule == RISING
     return max(cfg / 2, 1 + (cfg - 1) * done / tokens)
 
 

@@ -30,9 +30,10 @@ def check(model: NextStepModel, settings: NextStepSettings) -> None:
     """Check settings against a model, before anything is loaded or computed.
 
     Raises:
-        UserError: a size that the model does not generate.
+        UserError: a size that the model does not generate; one diffusion step with the solver em.
     """
     model.grid(settings.height, settings.width)
+    expect_steps(settings)
 
 
 @in_own_state

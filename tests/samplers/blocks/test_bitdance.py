@@ -11,7 +11,7 @@ from fastar_nodes.networks.bitdance import BlockModel, block_order
 from fastar_nodes.runs import batches
 from fastar_nodes.samplers.blocks import bitdance as module
 from fastar_nodes.samplers.blocks import canvas as canvases
-from fastar_nodes.samplers.blocks.bitdance import bitdance, draws
+from fastar_nodes.samplers.blocks.bitdance import bitdance, noise_in_order
 from fastar_nodes.samplers.blocks.diffusion import evaluations
 from fastar_nodes.samplers.blocks.settings import BlockSettings
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
@@ -296,7 +296,7 @@ def test_the_noise_belongs_to_the_cells():
     for block in (1, 4, 16):
         model = tiny_bitdance(block=block)
         canvas, _ = canvases.block_canvas(model, from_ids((1,)), FEW, PairedNoise(5, (0,)), None)
-        start, steps = draws(canvas)
+        start, steps = noise_in_order(canvas)
         back = canvas.order.argsort()
         seen[block] = (start[:, back], steps[:, :, back])
     for block in (4, 16):

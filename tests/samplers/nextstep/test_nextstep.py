@@ -18,7 +18,7 @@ from fastar_nodes.samplers.nextstep import canvas as canvases
 from fastar_nodes.samplers.nextstep import nextstep as module
 from fastar_nodes.samplers.nextstep.canvas import scale_of
 from fastar_nodes.samplers.nextstep.flow import SOLVERS, flow
-from fastar_nodes.samplers.nextstep.nextstep import nextstep
+from fastar_nodes.samplers.nextstep.nextstep import check, nextstep
 from fastar_nodes.samplers.nextstep.settings import NextStepSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from nextstep_models import EDITOR, PROMPTS, edits_of, tiny_nextstep
@@ -320,6 +320,8 @@ def test_one_step_of_em_is_refused_because_it_would_return_noise(model):
     for name in ("diffusion_steps", "diffusion_steps_end"):
         with pytest.raises(UserError, match=f"^{name}: the solver em returns noise after 1 step; use at least 2"):
             draw(model, replace(FEW, solver="em", **{name: 1}))
+        with pytest.raises(UserError, match=f"^{name}: the solver em"):
+            check(model, replace(FEW, solver="em", **{name: 1}))  # before anything is computed
     draw(model, replace(FEW, solver="em0", diffusion_steps=1))
 
 
