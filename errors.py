@@ -47,8 +47,8 @@ class NotOfImages(UserError, AttributeError):
 
     def __init__(self, attribute: str):
         super().__init__(
-            f"vae: this one is for single images and has no {attribute}; connect the VAE of the model that the node is "
-            "for."
+            f"vae: a VAE of FastAR is for single images only and has no {attribute}, which this node needs; connect a "
+            "different VAE."
         )
 
 
@@ -67,14 +67,14 @@ class NotReadHere(UserError, AttributeError, TypeError):
 
     def __init__(self, kind: str, asked: str):
         field = kind if kind in ("model", "vae", "report", "cache", "crop") else "condition"
-        reader = "a node of FastAR that reads it"
+        reader = "a FastAR node that reads it"
         if field in ("model", "condition"):
             reader = "a sampler of FastAR"
         if field == "vae":
             reader = "VAE Decode or VAE Encode"
         super().__init__(
-            f"{field}: it is a {field} of FastAR, which this node cannot read (it asks for {asked}); connect it to "
-            f"{reader}, and here what the node is for."
+            f"{field}: this node cannot read a {field} of FastAR (the node asks for {asked}); connect the {field} to "
+            f"{reader} instead."
         )
 
 
@@ -165,7 +165,7 @@ def missing_packages() -> str:
         return ""
 
     names = " ".join(missing)
-    return f"FastAR needs packages that are not installed here; run: python -m pip install {names}."
+    return f"FastAR needs Python packages that are not installed; run: python -m pip install {names}."
 
 
 # Characters of a cell, a label or a name that are shown.

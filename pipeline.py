@@ -297,7 +297,9 @@ class Pipeline:
         )
         edit = None
         if not edits:
-            with enough_memory("mask: there is not enough memory for this image and mask; give smaller ones."):
+            with enough_memory(
+                "mask: there is not enough memory for this image and its mask; give a smaller image and mask."
+            ):
                 edit = self._edit(entry, image, mask, made)
         # 3. The sampler with its draft model, in parts if memory is insufficient for the whole batch.
         numbers = range(first, first + len(condition))
@@ -330,7 +332,7 @@ class Pipeline:
         self, prompt: Prompt, image: Any, mask: Any, arguments: Mapping[str, Any]
     ) -> tuple[Sampled, np.ndarray]:
         """What was sampled in a crop of an image, and the whole images with it, uint8 [B, H, W, 3]."""
-        told = "image: memory is insufficient to edit it; give a smaller one."
+        told = "image: there is not enough memory to edit this image; give a smaller image."
         with own_state(), enough_memory(told):
             given = torch.tensor(batch_of(image))
             original = given.movedim(-1, 1).float() / 255
@@ -419,7 +421,7 @@ class Pipeline:
 
         if prompt_settings and kind != "features":
             raise UserError(
-                f"prompt_settings: these settings are for Tar's language model, which {self.model.name} does not have; "
+                f"prompt_settings: these settings are for Tar's language model, which {self.model.name} does not use; "
                 "leave them out."
             )
 
@@ -432,7 +434,7 @@ class Pipeline:
             raise has_null_prompt(self.model.name)
         if freedom is not None and image is None:
             raise UserError(
-                "freedom: this applies only to an image that the prompt changes; give the image, or leave freedom out."
+                "freedom: this option needs an image that the prompt changes; give the image, or leave freedom out."
             )
 
         asked = prompt_settings or {}
@@ -597,7 +599,9 @@ def _in_list(prompt: Any) -> list[str | int]:
         return [one if isinstance(one, str) else operator.index(one) for one in several]
     except TypeError:
         shown = f"{prompt!r}"[:60]
-        raise UserError(f"prompt: {shown} is neither a text nor a class id; give one, or several in a list.") from None
+        raise UserError(
+            f"prompt: {shown} is neither a text nor a class id; give a text or a class id, or several in a list."
+        ) from None
 
 
 def _expect_choice(field: str, name: str, choices: Sequence[str]) -> None:

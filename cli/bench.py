@@ -49,16 +49,16 @@ def shared_options(parser: argparse.ArgumentParser) -> None:
         action="append",
         metavar="TEXT",
         dest="text",
-        help="prompt for models that read text; if it is repeated, the images use the prompts in turn",
+        help="prompt for models that read text; may be repeated, and the images then use the prompts in turn",
     )
 
 
 def arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options of the command."""
     shared_options(parser)
-    parser.add_argument("--batch", default="1", metavar="N,N", help="batch sizes separated by commas; default 1")
-    parser.add_argument("--repeats", default="5", metavar="N", help="timed runs of each sampler; default 5")
-    parser.add_argument("--json", metavar="FILE", help="also write every timing")
+    parser.add_argument("--batch", default="1", metavar="N,N", help="batch sizes, separated by commas; default 1")
+    parser.add_argument("--repeats", default="5", metavar="N", help="number of timed runs of each sampler; default 5")
+    parser.add_argument("--json", metavar="FILE", help="also write all times to this file")
 
 
 def run(options: argparse.Namespace, planned_for: Callable[[argparse.Namespace], Prepared] = prepare) -> int:
@@ -143,8 +143,7 @@ def _measure(planned: list[Planned], batch: int, repeats: int, what: list[AnyCon
     runs: list[list[Report]] = [[] for _ in planned]
     for _, i, made in in_turn(planned, what, range(repeats)):
         if not made.report.seconds:
-            raise UserError(f"{planned[i].entry.name}: this sampler ran too briefly to measure its time; raise "
-                "--batch.")
+            raise UserError(f"{planned[i].entry.name}: this sampler ran too briefly to be timed; use a larger --batch.")
         runs[i].append(made.report)
 
     medians = [repeated(reports) for reports in runs]

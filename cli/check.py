@@ -53,15 +53,16 @@ def arguments(parser: argparse.ArgumentParser) -> None:
         help="which weights to read from a training checkpoint: auto (default), ema or trained",
     )
     models_option(parser)
-    add("--label", help=f"class of the image, for models of class labels; default {LABEL}")
-    add("--prompt", metavar="TEXT", help=f"prompt of the image, for models that read one; default {PROMPT!r}")
+    add("--label", help=f"class of the image, for models that read class labels; default {LABEL}")
+    add("--prompt", metavar="TEXT", help=f"prompt of the image, for models that read prompts; default {PROMPT!r}")
     add(
         "--memory",
         metavar="GB",
-        help="only say which dtypes of an entry fit a card of so much memory, and about how long an image takes",
+        help="run nothing; only show which dtypes of a catalogue entry fit a GPU with this much memory, and about how "
+        "long an image takes",
     )
     add("--seed", default="7", help="seed of the noise; default 7")
-    add("--quick", action="store_true", help="take one AR step in place of the images")
+    add("--quick", action="store_true", help="run only one AR step instead of generating images")
     add("--out", default="check.png", metavar="FILE", help="the image; default check.png")
     add("--json", default="check.json", metavar="FILE", help="the results; default check.json")
     parser.set_defaults(speed=PLAIN)
@@ -147,7 +148,7 @@ def fitting(what: Subject, memory: int) -> str:
         )
 
     card = card_of(memory)
-    rows = [["dtype", "GB", f"{memory} GB", "seconds an image, about"]]
+    rows = [["dtype", "GB", f"{memory} GB", "seconds per image, about"]]
     for dtype in dtypes_for(entry):
         needed = need(entry, dtype)
         taken = seconds(entry, dtype, card)
@@ -182,7 +183,7 @@ def _summary(what: Subject, lines: Sequence[Line]) -> str:
     """One sentence on all lines."""
     broken = [line.check for line in lines if line.broken]
     if not broken:
-        return f"{what.name}: all is as expected."
+        return f"{what.name}: everything is as expected."
     return f"{what.name}: not as expected: {', '.join(broken)}."
 
 

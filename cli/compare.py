@@ -41,14 +41,15 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
     add = parser.add_argument
     add("--out", default="compare.png", metavar="FILE", help="the image; default compare.png")
-    add("--json", metavar="FILE", help="also write the figures as JSON (see docs/report.md)")
-    add("--maps", metavar="FILE", help="also draw when and how each token was decided")
-    add("--differences", action="store_true", help="also draw each image's difference from the baseline's, amplified")
+    add("--json", metavar="FILE", help="also write the numbers as JSON (see docs/report.md)")
+    add("--maps", metavar="FILE", help="also write an image that shows when and how each token was decided")
+    add("--differences", action="store_true", help="also show how each image differs from the baseline's image, "
+    "amplified")
     add(
         "--repeats",
         default="1",
         metavar="N",
-        help="timed runs of each sampler, in turn; default 1, which is too few to measure a speed-up",
+        help="number of timed runs of each sampler, in turn; default 1, which is too few to measure a speed-up",
     )
     add("--columns", default="0", metavar="N", help="images per row; default: chosen automatically")
 
@@ -93,7 +94,10 @@ def run(options: argparse.Namespace) -> int:
 
     print(to_table(reports, labels, base, quality))
     if repeats == 1 and any(i is not None for i in base):
-        print("Seconds are from one run each and vary from run to run; measure the speed-up with --repeats 5.")
+        print(
+            "Each sampler was timed in a single run, and times vary from run to run; use --repeats 5 to measure the "
+            "speed-up."
+        )
     for note in dict.fromkeys(report.note for report in reports if report.note):
         print(f"note: {literal(note, LONGEST_NOTE)}")
 

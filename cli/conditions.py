@@ -61,7 +61,7 @@ def conditions(
         )
     if label is not None and "class" not in kinds:
         raise UserError(
-            f"label: the model of this run ({names}) reads a prompt, not a class; give a prompt with --prompt."
+            f"label: the models of this run ({names}) read prompts, not classes; give a prompt with --prompt."
         )
     if asked and "features" not in kinds:
         setting = next(iter(asked))
@@ -72,7 +72,10 @@ def conditions(
     images = getattr(options, "image", None)
     stated = getattr(options, "freedom", None)
     if stated is not None and not images:
-        raise UserError("freedom: this applies only to an image that the prompt changes; give the image with --image.")
+        raise UserError(
+            "freedom: this option needs an image that the prompt changes; give the image with --image, or leave "
+            "freedom out."
+        )
     if images and "class" in kinds:
         raise UserError(
             f"image: the models of this run ({names}) read classes and cannot edit an image; use Janus-4o or "
@@ -80,8 +83,7 @@ def conditions(
         )
     if images and getattr(options, "negative", None) is not None:
         raise UserError(
-            f"negative: with an image the models of this run ({names}) have a negative text of their own; leave "
-            "negative out."
+            f"negative: with --image, the models of this run ({names}) use their own negative text; leave negative out."
         )
 
     build = builder(

@@ -24,13 +24,14 @@ MODULE = "python -m fastar_nodes"
 # Command: (module, help). A module has `arguments(parser)` and `run(options) -> exit code`.
 Commands = Mapping[str, tuple[str, str]]
 COMMANDS: Commands = {
-    "list": (".listing", "list the models of the catalogue: size, licence, and whether they are here"),
-    "download": (".download", "download models of the catalogue with all that they need to draw"),
-    "compare": (".compare", "run samplers with one seed and save their images side by side, with figures"),
-    "bench": (".bench", "time samplers against each other in one interleaved run"),
-    "check": (".check", "check a model's files, memory and seconds on this machine, and write a file for an issue"),
+    "list": (".listing", "list the models of the catalogue: size, licence, and whether they are on this computer"),
+    "download": (".download", "download models of the catalogue, with everything that they need to generate images"),
+    "compare": (".compare", "run samplers with the same seed and save their images side by side, with their numbers"),
+    "bench": (".bench", "measure the speed of samplers, which take turns in one run"),
+    "check": (".check", "check a model's files, memory and speed on this machine, and write the results to a file for "
+    "an issue"),
     "advise": (".advise", "find the fastest sampler whose images stay close enough, on this machine"),
-    "verify": (".verify", "verify on a model of yours that methods are exact at their exact settings"),
+    "verify": (".verify", "verify with your own model that the methods are exact at their exact settings"),
 }
 LAB = "Sweeps, evaluation, training and other measurements are commands of python -m fastar_nodes.lab, in a checkout."
 
@@ -141,7 +142,9 @@ def _command(program: Program, args: list[str]) -> int:
     except (MemoryError, RuntimeError) as e:
         if not out_of_memory(e):
             raise
-        return _say("memory: there is not enough; ask for fewer images (--batch), or choose another --device")
+        return _say(
+            "memory: there is not enough memory; ask for fewer images (--batch), or choose a different --device"
+        )
     except KeyboardInterrupt:
         _say("stopped")
         return 130
@@ -154,7 +157,7 @@ def _top(program: Program) -> Parser:
         lines += ["", heading or "Commands:"]
         width = max(14, *(len(name) + 2 for name in commands))
         lines += [f"  {name:<{width}}{about}" for name, (_, about) in commands.items()]
-    lines += ["", "Each has its own --help.", program.elsewhere]
+    lines += ["", "Each command has its own --help.", program.elsewhere]
 
     parser = Parser(program.name, description="\n".join(lines), formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--version", action="version", version=f"FastAR {pack_version()}")

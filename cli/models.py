@@ -38,7 +38,7 @@ def choose_models(
         if found not in entry.families:
             raise UserError(
                 f"samplers: {entry.name} works with {entry.models}, but {Path(model).name} is {FAMILIES[found].words}; "
-                "leave this sampler out, or name a different model."
+                "leave this sampler out, or choose a different model."
             )
 
     return {entry.name: (found, model) for entry in entries}

@@ -14,21 +14,25 @@ from ..runs.loading import AUTO, DEMO, ENCODER, Source, choose_device, find_file
 
 # Options for models, devices and folders that take text: name to default and help.
 MODEL_OPTIONS = {
-    "model": (DEMO, "demo (default), an entry of the catalogue (mar-base, llamagen-b-256, ar-dtok-512, ...) or a file"),
-    "decoder": (AUTO, "KL or VQ autoencoder: auto, an entry of the catalogue or a file"),
-    "grid": (None, "tokens along one side (16, 24, 32, 64); default: as the file states"),
+    "model": (DEMO, "the model: demo (default), an entry of the catalogue (mar-base, llamagen-b-256, ar-dtok-512, "
+    "...), or a file"),
+    "decoder": (AUTO, "KL or VQ autoencoder: auto, an entry of the catalogue, or a file"),
+    "grid": (None, "number of tokens along one side of the image (16, 24, 32, 64); default: the number that the file "
+    "states"),
     "draft": (
         AUTO,
-        "draft model of cspd (a smaller one) or mulosd (one of a smaller image): auto (where the catalogue has one), "
-        "an entry of the catalogue or a file",
+        "draft model for cspd (a smaller model) or mulosd (a model for smaller images): auto (the catalogue's draft "
+        "model, if there is one), an entry of the catalogue, or a file",
     ),
     "upscale-model": (
         AUTO,
-        "what enlarges the draft of mulosd: auto (built-in latent samplers where they fit, else bicubic), bicubic, a "
-        "file of latent samplers, or a file of a super-resolution model, for which the package spandrel is needed",
+        "what enlarges the draft of mulosd: auto (the built-in latent samplers if they fit, otherwise bicubic), "
+        "bicubic, a file of latent samplers, or a file of a super-resolution model (this needs the package spandrel)",
     ),
-    "tar": (AUTO, "language model of Tar: auto (the demo's, or tar-1.5b), an entry, a folder or a file"),
-    "ta-tok": (AUTO, "TA-Tok of Tar: auto (the de-tokenizer's), an entry of the catalogue or a file"),
+    "tar": (AUTO, "language model of Tar: auto (the demo's for demo models, otherwise tar-1.5b), an entry of the "
+    "catalogue, a folder, or a file"),
+    "ta-tok": (AUTO, "TA-Tok of Tar: auto (the TA-Tok that belongs to the de-tokenizer), an entry of the catalogue, "
+    "or a file"),
     "encoder": (ENCODER, f"text encoder of text-to-image models; default {ENCODER}"),
     "device": (AUTO, "auto (default), cpu, cuda, cuda:1 or mps"),
 }
@@ -45,21 +49,21 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         default=AUTO,
         choices=(AUTO, *ALL_DTYPES),
         help="precision of the weights; default auto; int8 and fp8 store the transformer blocks in 8 bits, int4 and "
-        "int4-g64 in fewer, which changes the image",
+        "int4-g64 in fewer bits, all of which change the image",
     )
     add(
         "--weights",
         default=AUTO,
         choices=WEIGHTS,
-        help="which weights to read from a training checkpoint that also holds averaged (EMA) weights: "
-        "auto (default, the averaged ones), ema or trained",
+        help="which weights to read from a training checkpoint that also holds averaged (EMA) weights: auto (default: "
+        "the averaged weights), ema or trained",
     )
     add(
         "--speed",
         default=AUTO,
         choices=SPEEDS,
-        help="auto (default): on an NVIDIA card, repeated work as CUDA graphs, with the same image; plain: launched "
-        "step by step; compile: blocks and diffusion steps with torch.compile, which takes about a minute at first",
+        help="auto (default) uses CUDA graphs on an NVIDIA GPU, with the identical image; plain launches every "
+        "operation separately; compile also uses torch.compile, which takes about a minute before the first image",
     )
 
     models_option(parser)
@@ -70,7 +74,8 @@ def models_option(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--models",
         metavar="DIR",
-        help="folder of weight files and downloads; default ComfyUI's models/fastar, or ~/.cache/fastar",
+        help="folder for weight files and downloads; default: ComfyUI's models/fastar, or ~/.cache/fastar without "
+        "ComfyUI",
     )
 
 
@@ -78,7 +83,7 @@ def condition_options(parser: argparse.ArgumentParser, seed: str) -> None:
     """Add the options for what the images show, and for the seed."""
     add = parser.add_argument
 
-    add("--label", help="class names or ids, separated by commas; default class 0")
+    add("--label", help="class names or ids, separated by commas; default: class 0")
     add(
         "--prompt",
         action="append",
@@ -90,25 +95,25 @@ def condition_options(parser: argparse.ArgumentParser, seed: str) -> None:
     add(
         "--negative",
         metavar="TEXT",
-        help="what guidance moves away from: for Harmon and UniPic a whole instruction, by default 'Generate an "
-        "image.'; for NextStep a text, by default none",
+        help="the text from which guidance moves the image away: for Harmon and UniPic a whole instruction (default: "
+        "'Generate an image.'), for NextStep any text (default: none)",
     )
     add(
         "--image",
         action="append",
         metavar="FILE",
-        help="for Janus-4o and NextStep-1-Large-Edit: an image of any size that the prompt changes; may be repeated, "
-        "one for each prompt",
+        help="for Janus-4o and NextStep-1-Large-Edit: the image, of any size, that the prompt changes; may be "
+        "repeated, with one image for each prompt",
     )
     add(
         "--freedom",
         metavar="NUMBER",
-        help="with --image, for Janus-4o: how much more the guidance counts what the image shows than its very pixels, "
-        "0 to 10; at 0 they count most; default 5. For NextStep-1-Large-Edit use --set cfg_img=NUMBER",
+        help="for Janus-4o with --image: how freely the model may change the image, from 0 (closest to the pixels) to "
+        "10 (only the content is kept); default 5. For NextStep-1-Large-Edit, use --set cfg_img=NUMBER",
     )
 
     add("--seed", default="7", help=f"{seed}; default 7")
-    add("--batch", default="1", metavar="N", help="images of each label or text; default 1")
+    add("--batch", default="1", metavar="N", help="number of images per label or prompt; default 1")
 
 
 def sampler_options(parser: argparse.ArgumentParser) -> None:
@@ -117,10 +122,10 @@ def sampler_options(parser: argparse.ArgumentParser) -> None:
 
     add(
         "--samplers",
-        help="names separated by commas, combinations with a plus; after a colon the label of a variant (mar,mar:disa) "
-        "or settings as in Any Sampler (zipar:window=4,parallel=16); default mar,fasthybrid, for a LlamaGen "
-        "llamagen,zipar, for a PAR par, "
-        "for Tar tar,zipar and mulosd with a draft",
+        help="names of samplers, separated by commas; a plus combines two samplers. A colon may follow a name, and "
+        "then a label for this variant (mar,mar:disa) or settings as in Any Sampler (zipar:window=4,parallel=16). "
+        "Default: mar,fasthybrid; llamagen,zipar for a LlamaGen; par for a PAR model; tar,zipar for Tar, and also "
+        "mulosd with a draft model",
     )
     setting_option(parser)
 
@@ -133,8 +138,8 @@ def setting_option(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="[SAMPLER.]NAME=VALUE",
         dest="sets",
-        help="a setting of one sampler (fasthybrid.threshold=0.9), of all that have it (cfg=2), or of Tar's language "
-        "model (prompt.detail=169); may be repeated",
+        help="a setting of one sampler (fasthybrid.threshold=0.9), of all samplers that have this setting (cfg=2), or "
+        "of Tar's language model (prompt.detail=169); may be repeated",
     )
 
 

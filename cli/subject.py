@@ -160,7 +160,7 @@ def expect_disk(files: list[tuple[str, str]], folder: Path | None) -> None:
     if lacking > free:
         raise UserError(
             f"models: the downloads of {', '.join(names)} need {readable_size(lacking)}, but only "
-            f"{readable_size(free)} are free on the disk of {folder}; free space there, or name a folder on a "
+            f"{readable_size(free)} are free on the disk of {folder}; free space there, or choose a folder on a "
             "different disk with --models."
         )
 
@@ -211,7 +211,7 @@ def expect_memory(what: Subject, files: Source) -> None:
     if dtype == "fp32" and half <= free:
         remedy = f"choose --dtype bf16, which needs {readable_size(half)}"
     else:
-        remedy = "close other programs, or choose a smaller model or another --device"
+        remedy = "close other programs, or choose a smaller model or a different --device"
     raise UserError(
         f"memory: the weights of {what.name} need {readable_size(need)} in {dtype} on {files.device}, but only "
         f"{readable_size(free)} are free; {remedy}."

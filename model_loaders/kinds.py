@@ -237,8 +237,10 @@ def choose_dtype(name: str | Precision, device: str | torch.device, family: str)
 
     known = dtypes_of(kind)
     if name in FEWER_BITS and kind.blocks and name not in known:
-        raise UserError(f"dtype: FastAR does not offer 4 bits for {kind.noun}, because we have not measured the loss; "
-            f"choose {INT8}")
+        raise UserError(
+            f"dtype: FastAR does not offer 4-bit weights for {kind.noun}, because nobody has measured how much they "
+            f"change its images; choose {INT8}"
+        )
     if name not in known:
         raise UserError(f"dtype: {name!r} is not known for {kind.noun}; choose {', '.join(known)}")
     if name == FP8 and not holds_fp8(device):
@@ -332,7 +334,7 @@ def read(
     if found == "unknown":
         tops = {".".join(name.split(".")[:2]) for name in file.state}
         raise file.error(
-            f"holds no weights of {expected.noun}; its parameters begin with {listed(tops)}",
+            f"does not hold {expected.noun}; the names of its parameters begin with {listed(tops)}",
             f"choose a file with {expected.noun} whose parameters have the authors' names",
         )
 
@@ -377,7 +379,7 @@ def identified(file: ck.Checkpoint, wanted: str = "", weights: str = AUTO) -> tu
             "save the weights of one of these networks in a file of its own",
         )
     if averaged and trained and weights == AUTO:
-        file.assume("averaged (EMA) weights of the file; it holds the trained ones, too")
+        file.assume("averaged (EMA) weights; the file also holds the trained weights")
 
     prefix = chosen[0]
     state = {name.removeprefix(prefix): tensor for name, tensor in file.state.items() if name.startswith(prefix)}

@@ -39,18 +39,18 @@ def load_upscaler(path: Path, device: torch.device) -> tuple[Callable[[Tensor], 
     except (ImportError, RuntimeError) as e:  # a torchvision that does not fit torch raises the latter
         raise UserError(
             f"upscale_model: the package spandrel, which reads these files, cannot be imported ({first_line(e)}); "
-            "install spandrel, and the torchvision for your torch."
+            "install spandrel, and the version of torchvision that fits your torch."
         ) from None
 
     try:
         model = spandrel.ModelLoader(device=device).load_from_file(path)
     except Exception as e:  # spandrel raises what the file's format raises
         raise UserError(
-            f"upscale_model: {path.name} holds no super-resolution model that spandrel knows ({first_line(e)}); choose "
-            "a different file."
+            f"upscale_model: {path.name} holds no super-resolution model that spandrel can read ({first_line(e)}); "
+            "choose a different file."
         ) from None
     if not enlarges_rgb(model):
-        raise UserError(f"upscale_model: {path.name} does not enlarge RGB images; choose a model that enlarges them.")
+        raise UserError(f"upscale_model: {path.name} does not enlarge RGB images; choose a model that does.")
 
     model.eval()
 

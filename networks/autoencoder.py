@@ -39,7 +39,7 @@ STATED_GROUPS = "fastar_groups"
 WHOLE = 1 << 19
 # The most images that one pass of the decoder decodes.
 DECODE_BATCH = 8
-TOO_LITTLE_TO_DECODE = "memory: there is too little memory to decode even a single image; choose a different device."
+TOO_LITTLE_TO_DECODE = "memory: there is not enough memory to decode even a single image; choose a different device."
 # Elements of the similarity matrix of positions and codes that are computed at once: 64 MB in fp32.
 _BLOCK = 1 << 24
 
@@ -442,11 +442,12 @@ def _expect_latents(latents: Tensor, channels: int) -> None:
     if not isinstance(latents, Tensor) or latents.ndim != 4 or latents.shape[1] != channels or not latents.numel():
         shape = list(latents.shape) if isinstance(latents, Tensor) else type(latents).__name__
         raise UserError(
-            f"latents: the decoder reads latents of the shape [batch, {channels}, height, width], but got {shape}."
+            f"latents: the decoder reads latents of the shape [batch, {channels}, height, width], but these have the "
+            f"shape {shape}."
         )
 
     if not is_finite(latents):
-        raise UserError("latents: they hold numbers that are not finite (NaN or infinity); sample them again.")
+        raise UserError("latents: some numbers are not finite (NaN or infinity); generate the latents again.")
 
 
 @dataclass(frozen=True, eq=False)
@@ -612,7 +613,9 @@ class VQModel:
 
         if not isinstance(codes, Tensor) or codes.ndim != 3 or not codes.numel():
             shape = list(codes.shape) if isinstance(codes, Tensor) else type(codes).__name__
-            raise UserError(f"codes: the decoder reads codes of the shape [batch, height, width], but got {shape}.")
+            raise UserError(
+                f"codes: the decoder reads codes of the shape [batch, height, width], but these have the shape {shape}."
+            )
 
         self.expect_entries(codes, "codes")
         return self.net.vectors(codes.to(self.net.quantize.embedding.weight.device, torch.int64))
@@ -625,6 +628,4 @@ class VQModel:
         """
         entries = self.net.config.codes
         if int(codes.min()) < 0 or int(codes.max()) >= entries:
-            raise UserError(
-                f"{field}: some codes are outside 0 to {entries - 1}, the codes of {self.name}."
-            )
+            raise UserError(f"{field}: some codes are outside the range of {self.name}, which is 0 to {entries - 1}.")

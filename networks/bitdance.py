@@ -441,7 +441,7 @@ class BitDanceConfig(LlamaConfig):
         if numbers % dim or numbers < 2 * dim:
             raise ValueError(f"its classes have {numbers} numbers, which are not two or more rows of {dim}")
         if side**2 != tokens or across**2 != block or side % across:
-            raise ValueError(f"its {tokens} tokens are not a square of square blocks of {block}")
+            raise ValueError(f"its {tokens} tokens do not form a square of square blocks of {block} tokens")
 
         return BitDanceConfig(
             dim=dim,

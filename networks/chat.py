@@ -49,7 +49,7 @@ def checked(ids: list[int], vocab: int, most: int, name: str, field: str = "text
         )
     if len(ids) > most:
         raise UserError(
-            f"{field}: the prompt has {len(ids)} tokens with its template, but {name} reads at most {max(0, most)}; "
+            f"{field}: with the template, the prompt has {len(ids)} tokens, but {name} reads at most {max(0, most)}; "
             "shorten the prompt."
         )
 

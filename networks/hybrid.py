@@ -319,7 +319,7 @@ class HybridModel(MARModel):
         if side == self.trained:
             return self.assumed
 
-        size = f"{side} x {side} tokens; the model was trained for {self.trained} x {self.trained}"
+        size = f"{side} x {side} tokens, but the model was trained for {self.trained} x {self.trained}"
         return f"{self.assumed}; {size}" if self.assumed else size
 
     def working_bytes(self, rows: int) -> dict[str, int]:

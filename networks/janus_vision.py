@@ -161,7 +161,7 @@ class ImageReader:
         if len(codes) != len(rows):
             raise UserError(
                 f"image: {self.name} reads an image as {len(rows)} rows, but the decoder gives {len(codes)} tokens; "
-                "choose the decoder of the same file."
+                "choose the decoder from the model's file."
             )
         return ReadImage(rows, codes.to(rows.device))
 

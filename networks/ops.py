@@ -326,15 +326,16 @@ def remark(*nets: nn.Module, operations: Operations = FAST) -> str:
 
     kinds = sorted({kind_of(parameter) for parameter in together.parameters()} - {""})
     if kinds:
-        remarks.append(f"{' and '.join(kinds)} weights: the images differ, see docs/precision.md")
+        remarks.append(f"{' and '.join(kinds)} weights change the images (see docs/precision.md)")
     if lacking := _without_product(together):
-        remarks.append(f"{lacking} cannot multiply 4-bit weights: every pass unpacks them, which is slower")
+        remarks.append(f"{lacking} cannot multiply 4-bit weights, so every pass unpacks them, which is slower")
 
     offloaded = offloaded_bytes(together, operations)
     if offloaded:
         total = sum(parameter.nbytes for parameter in together.parameters())
         remarks.append(
-            f"{offloaded / 1e9:.2g} of {total / 1e9:.2g} GB of weights streamed from system memory, which is slower"
+            f"{offloaded / 1e9:.2g} of {total / 1e9:.2g} GB of weights are in system memory and are copied for every "
+            "pass, which is slower"
         )
 
     return "; ".join(remarks)

@@ -265,7 +265,7 @@ def _listed(value: Any) -> list[Any]:
 def _first(values: list[Any], field: str) -> Any:
     """The value of a widget, which is a list of one."""
     if not values:
-        raise UserError(f"{field}: it got an empty list; type a number, or connect a node that gives one.")
+        raise UserError(f"{field}: it got an empty list; type a number, or connect a node that outputs a number.")
 
     return values[0]
 
@@ -354,8 +354,9 @@ def cells(pairs: dict[str, list[Any]]) -> tuple[list[np.ndarray], list[Report | 
     if not images:
         raise UserError("image_1: there is nothing to compare; connect at least one image.")
     if len(images) > MOST_CELLS:
-        raise UserError(f"image_1: {len(images)} images are more than the {MOST_CELLS} cells of a grid; compare fewer "
-            "images.")
+        raise UserError(
+            f"image_1: {len(images)} images are too many for one grid; connect at most {MOST_CELLS} images."
+        )
     return images, reports
 
 
@@ -372,11 +373,16 @@ def _connected(pairs: dict[str, list[Any]], name: str) -> list[Any]:
 def cell_baselines(cell: int, reports: Sequence[Report | None]) -> list[int | None]:
     """For each cell the index of its baseline: ``cell`` counted from 1, for 0 the one that suits its family."""
     if cell > len(reports):
-        raise UserError(f"baseline: there is no cell {cell}; choose 1 to {len(reports)}, or 0.")
+        raise UserError(
+            f"baseline: there is no cell {cell}; choose a cell from 1 to {len(reports)}, or 0 for the automatic choice."
+        )
 
     with_report = [i for i, report in enumerate(reports) if report is not None]
     if cell and with_report and cell - 1 not in with_report:
-        raise UserError(f"baseline: cell {cell} has no report; connect the report of this cell, or choose 0.")
+        raise UserError(
+            f"baseline: cell {cell} has no report; connect the report of this cell, or choose 0 for the automatic "
+            "choice."
+        )
 
     if cell:
         return [cell - 1] * len(reports)

@@ -172,7 +172,8 @@ def _expect_batch(batches: Mapping[str, Tensor]) -> None:
     for name, batch in batches.items():
         if len(batch) not in (1, images):
             raise UserError(
-                f"{name}: its batch has {len(batch)} entries, not 1 or {images}; connect outputs of the same run."
+                f"{name}: {len(batch)} images do not fit the {images} images of the other input; connect outputs of "
+                "the same run."
             )
 
 

@@ -47,7 +47,7 @@ def answer(body: bytes) -> tuple[int, dict[str, Any]]:
         return 400, {"error": str(problem)}
     except Exception as problem:  # a file may be damaged in any way
         logging.getLogger(__name__).warning("FastAR: a preset was not filled in", exc_info=True)
-        return 400, {"error": f"checkpoint: it cannot be read ({first_line(problem)}); choose another."}
+        return 400, {"error": f"checkpoint: the file cannot be read ({first_line(problem)}); choose a different file."}
 
     return 200, found
 

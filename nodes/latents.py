@@ -77,8 +77,8 @@ def _checked_edit(latent: Any, mask: Any, kind: str) -> Edit | None:
         raise UserError(f"latent_image: it got {describe(latent)}; connect the output of VAE Encode.")
     if kind_of(latent["samples"]) not in ("", kind):
         raise UserError(
-            "latent_image: this latent comes from a different family of models and does not fit; connect VAE Encode "
-            "with the vae of the model's loader."
+            "latent_image: this latent belongs to a different family of models; encode the image with VAE Encode and "
+            "the vae of the model's loader."
         )
 
     if mask is None:
@@ -122,9 +122,9 @@ def _expect_size(latent: Mapping[str, Any], loaded: Loaded[Any], settings: Any) 
         return
 
     drawn = f"{width * vae.upscale_ratio} x {height * vae.upscale_ratio}"
-    remedy = "set this size there"
+    remedy = "set this size on Empty Latent Image"
     if asked in vae.sizes:  # a model of several sizes, one of which the sampler sets
-        remedy = f"set width to {asked[1]} and height to {asked[0]}"
+        remedy = f"set width to {asked[1]} and height to {asked[0]} on the sampler"
     raise UserError(
         f"latent_image: the empty latent asks for {asked[1]} x {asked[0]} pixels, but {loaded.model.name} generates "
         f"{drawn} here; {remedy}, or disconnect latent_image."
@@ -160,7 +160,7 @@ def _in_batch(condition: C, edit: Edit | None, latent: Any) -> tuple[C, Edit | N
         if max(places) >= images:
             raise UserError(
                 f"condition: it has {images} entries, but latent_image holds image {max(places) + 1} of a batch; give "
-                f"{count} entries, or an entry for every image of the whole batch."
+                "one entry for each image of latent_image, or one for each image of the whole batch."
             )
         condition = cast(C, condition.of(places))
 

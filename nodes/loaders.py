@@ -96,8 +96,8 @@ def finder(node: Any, allow_download: Any) -> Callable[[str, str], Path]:
             )
             if not allowed:
                 raise UserError(
-                    f"{KINDS[family].field}: the run would download {download}; switch on allow_download, one of the "
-                    "advanced inputs, or choose a file that is on this computer."
+                    f"{KINDS[family].field}: the run would download {download}; switch on allow_download (an advanced "
+                    "input), or choose a file that is on this computer."
                 )
 
             logging.info("FastAR: downloading %s", download)
@@ -353,7 +353,8 @@ class _Loader(io.ComfyNode):
         vae = make_vae(decoder_model, ready.model)
         if menus["size"] != AUTO and vae.downscale_ratio * cast(Any, ready.model).patch != PIXELS:
             raise UserError(
-                f"size: the tokens of {ready.model.name} do not cover {PIXELS} x {PIXELS} pixels; choose {AUTO}."
+                f"size: this setting assumes that a token covers {PIXELS} x {PIXELS} pixels, but a token of "
+                f"{ready.model.name} does not; choose {AUTO}."
             )
 
         loaded = Loaded.of(ready.model, vae, parts, loading.defaults(ready), menus["speed"])

@@ -42,7 +42,7 @@ def edit_codes(edit: Edit, vae: FastARVAE) -> Edit:
     if latents.shape[1] != channels:
         raise UserError(
             f"latent_image: it has the shape {list(latents.shape)}, but the model has latents of {channels} channels; "
-            "connect VAE Encode with the vae of the same loader."
+            "encode the image with VAE Encode and the vae of the model's loader."
         )
 
     codes = net.codes(latents.to(codebook.device))

@@ -66,8 +66,8 @@ class Remaker:
         kind = _nodes().get(str(name))
         if kind is None:
             raise UserError(
-                f"x: the loader or prompt of the sweep has an input from the node {describe(name)}, which a sweep "
-                "cannot run again; disconnect this node and type the value."
+                f"x: the sweep cannot run the node {describe(name)} again; disconnect it from the loader or prompt, "
+                "and type the value there."
             )
 
         known = {part.id for part in kind.define_schema().inputs}

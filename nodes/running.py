@@ -99,7 +99,9 @@ def expect_loaded(value: Any, field: str, kind: str = "") -> Loaded[Any]:
         raise UserError(f"{field}: it got {describe(loaded)}; connect the output of {loaders}.")
 
     if family.codes and loaded.vae is None:
-        raise UserError(f"{field}: this model has no decoder with it; connect the model output of {loaders} directly.")
+        raise UserError(
+            f"{field}: this model comes without its decoder; connect the model output of {loaders} directly."
+        )
     return loaded
 
 
@@ -133,7 +135,7 @@ def expect_runnable(choice: Choice, loaded: Loaded[Any], draft: Any) -> None:
         )
 
     if entry.needs_draft and draft is None:
-        raise UserError(f"draft: {entry.name} needs a draft model; connect a model of the same family.")
+        raise UserError(f"draft: {entry.name} needs a draft model; connect a second model of the same family to draft.")
 
 
 # ------------------------------------------------------------------------------------------------ choices and settings
@@ -379,8 +381,8 @@ def latent_samplers_of(
 
     if sockets.upscale_model is not None:
         raise UserError(
-            "latent_samplers: upscale_model is connected too, but the draft is enlarged only once; disconnect one of "
-            "them."
+            "latent_samplers: upscale_model is connected too, but only one of the two inputs can enlarge the draft; "
+            "disconnect one of them."
         )
     samplers: Loaded[LatentSamplersModel] = expect_kind_on(
         value, (Loaded.kind,), "latent_samplers", "Load Latent Samplers"

@@ -382,8 +382,8 @@ def expect_kind_on(value: Any, kinds: tuple[str, ...], field: str, source: str) 
     known = VALUES[kind].version
     if value.fastar_version > known:
         raise UserError(
-            f"{field}: this FastAR {kind} comes from a newer version of FastAR (its socket version is "
-            f"{value.fastar_version}, but this FastAR knows only {known}); update this FastAR."
+            f"{field}: this FastAR {kind} comes from a newer version of FastAR (its fastar_version is "
+            f"{value.fastar_version}, but this FastAR knows only {known}); update FastAR."
         )
 
     own = VALUES[kind].own

@@ -472,9 +472,12 @@ def _plan(
     base = _base(chosen, parse_settings(settings, "settings"))
 
     if x == y:
-        raise UserError(f"y: {y} is already on the other axis; choose a different setting, or none.")
+        raise UserError(f"y: {y} is already on the other axis; choose a different setting for y, or none.")
     if {x, y} == {LABEL, PROMPT}:
-        raise UserError("y: a model reads labels or prompts, but not both; choose a different axis, or none.")
+        raise UserError(
+            "y: a model reads either labels or prompts, so x and y cannot sweep over both; choose something else for "
+            "y, or none."
+        )
     x_axis = _axis(base, "x", x, x_values)
     y_axis = Axis("", ("",)) if y == NONE else _axis(base, "y", y, y_values)
 

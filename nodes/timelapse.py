@@ -131,8 +131,8 @@ def _save(frames: Tensor, prefix: str, node: Any) -> Any:
         )
     except (OSError, ValueError) as problem:
         raise UserError(
-            f"filename_prefix: the animation cannot be saved as {prefix[:60]!a} ({first_line(problem)}); free space, "
-            "or give another name."
+            f"filename_prefix: the animation cannot be saved as {prefix[:60]!a} ({first_line(problem)}); free disk "
+            "space, or give a different name."
         ) from None
 
 

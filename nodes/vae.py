@@ -62,14 +62,14 @@ def _checked_latents(samples: Any, channels: int, name: str, kind: str = "") -> 
         models = models_of_decoders()
         raise UserError(
             f"samples: these latents come from {models[made]}, but the decoder {name} is for latents from "
-            f"{models[kind]}; connect the vae output of the loader of that model."
+            f"{models[kind]}; connect the vae output of the loader whose model generated these latents."
         )
 
     latents = expect_latents(samples, "samples")
     if latents.shape[1] != channels:
         raise UserError(
-            f"samples: the latents have {latents.shape[1]} channels, but the decoder {name} reads latents [B, "
-            f"{channels}, h, w]; connect the vae output of the loader whose model generated these latents."
+            f"samples: the latents have {latents.shape[1]} channels, but the decoder {name} reads latents of "
+            f"{channels} channels; connect the vae output of the loader whose model generated these latents."
         )
     return latents
 
@@ -232,7 +232,8 @@ class FastARVAE(host.images.VAE):
         # Memory is insufficient for a whole image.
         tile = max(1, 256 // self.downscale_ratio)
         self._check_tiles(
-            "samples", latents, (tile, tile), "memory is insufficient to decode it whole; draw smaller images"
+            "samples", latents, (tile, tile), "there is not enough memory to decode it at once, so generate smaller "
+            "images, or unload other models"
         )
         return self._decode_in_tiles(latents, (tile, tile), tile // 4)
 
@@ -252,7 +253,8 @@ class FastARVAE(host.images.VAE):
         """As :meth:`decode`, in blended tiles; sizes in latent positions."""
         latents = _checked_latents(samples, self.latent_channels, self.name, self.kind)
         tile = (max(1, tile_y), max(1, tile_x))
-        self._check_tiles("samples", latents, tile, "take VAE Decode")
+        self._check_tiles("samples", latents, tile, "use VAE Decode instead, and if memory is short, unload other "
+        "models")
         return self._decode_in_tiles(latents, tile, overlap)
 
     def _decode_in_tiles(self, latents: Tensor, tile: tuple[int, int], overlap: int) -> Tensor:
@@ -299,7 +301,7 @@ class FastARVAE(host.images.VAE):
             return latents
 
         # Memory is insufficient for a whole image.
-        remedy = "there is not enough memory to encode the whole image; choose smaller images"
+        remedy = "there is not enough memory to encode it at once, so choose smaller images, or unload other models"
         return self._encode_in_tiles(scaled(pixels, size), (256, 256), 64, remedy)
 
     @in_own_state
@@ -309,7 +311,8 @@ class FastARVAE(host.images.VAE):
         """As :meth:`encode`, in blended tiles; sizes in pixels."""
         pixels = _checked_pixels(pixel_samples)
         pixels = scaled(pixels, self.size_for(pixels))
-        return self._encode_in_tiles(pixels, (tile_y, tile_x), overlap, "take VAE Encode")
+        return self._encode_in_tiles(pixels, (tile_y, tile_x), overlap, "use VAE Encode instead, and if memory is "
+        "short, unload other models")
 
     def _encode_in_tiles(self, pixels: Tensor, tile: tuple[int, int], overlap: int, remedy: str) -> Tensor:
         """Latents of images [B, 3, H, W] of one of the model's sizes; height and width of a tile in pixels."""
@@ -387,14 +390,14 @@ class FastARVAE(host.images.VAE):
         enlarges = self.upscale_ratio != self.downscale_ratio
         if self.kind == BITS or enlarges and not is_whole:
             raise UserError(
-                f"{field}: the decoder {self.name} cannot work in tiles, because it normalises with statistics of the "
-                f"whole image; {remedy}, or unload other models."
+                f"{field}: the decoder {self.name} cannot work in tiles, because it normalises over the whole image; "
+                f"{remedy}."
             )
 
         if not is_whole:
             host.text.remark(
-                f"{field}: {self.name} works in tiles here, which change the colours and the contrast, because it "
-                f"normalises by statistics of the whole image; {remedy}, or unload other models."
+                f"{field}: tiles change the colours and the contrast here, because {self.name} normalises over the "
+                f"whole image; {remedy}."
             )
 
     def _in_chunks(self, x: Tensor, work: Callable[[Tensor], Tensor], need: float) -> Tensor | None:

@@ -222,8 +222,8 @@ def _parse_runs(text: str, name: str) -> list[Any]:
     if version != VERSION:
         found = version if isinstance(version, int) else "unknown"
         raise OtherFormat(
-            f"image: the report of {name} has the format {found}, but this version of FastAR reads {VERSION}; open "
-            "the file with the version of FastAR that wrote it."
+            f"image: the report of {name} has the format {found}, but this version of FastAR reads the format "
+            f"{VERSION}; open the file with the version of FastAR that wrote it."
         )
 
     runs = _runs_of(content)

@@ -56,8 +56,8 @@ def typed_path(text: str | Path, field: str) -> Path:
     expanded = os.path.expanduser(typed)
     if typed.startswith("~") and expanded == typed:
         raise UserError(
-            f"{field}: the home folder in {typed[:_SHOWN]} is not known; "
-            "write the whole path, or ./ before a name that begins with ~."
+            f"{field}: the home folder in {typed[:_SHOWN]} is unknown; write the whole path, or put ./ before a name "
+            "that begins with ~."
         )
 
     return Path(expanded)
@@ -102,7 +102,7 @@ def output(text: str | Path | None, field: str, endings: Sequence[str]) -> Path 
     try:
         there = path.exists()
         if there and not path.is_file():
-            raise UserError(f"{field}: {_short(path)} is not a file; name a file.")
+            raise UserError(f"{field}: {_short(path)} is not a file; give the name of a file.")
         if there and not os.access(path, os.W_OK):
             raise UserError(f"{field}: {_short(path)} is read-only; make it writable, or name a different file.")
     except OSError as problem:
@@ -162,11 +162,11 @@ def _unwritable(path: Path, field: str, problem: OSError, named: str = "file") -
     if problem.errno == errno.ENAMETOOLONG:
         remedy = "give a shorter name"
     elif problem.errno in FULL:
-        remedy = f"free space there, or name a {named} on another disk"
+        remedy = f"free disk space there, or choose a {named} on a different disk"
     elif named == "file":
-        remedy = "name a file in a folder that you may write to"
+        remedy = "choose a file in a folder that you may write to"
     else:
-        remedy = "name a folder that you may write to"
+        remedy = "choose a folder that you may write to"
 
     return UserError(f"{field}: {_short(path)} cannot be written ({problem.strerror or problem}); {remedy}.")
 

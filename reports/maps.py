@@ -390,6 +390,6 @@ def _kind_of(report: Report, what: str) -> _Kind:
     kind = _KINDS[what]
     if kind.source not in report.maps:
         have = ", ".join(sorted(report.maps)) or "none at all"
-        raise UserError(f"what: the {report.sampler} report has no map for {what!r}; it has {have}.")
+        raise UserError(f"what: the report of {report.sampler} has no map for {what!r}; choose one of {have}.")
 
     return kind

@@ -90,7 +90,7 @@ def same_seed(report: Report | None, baseline: Report | None, quality: Quality |
         return ""
 
     alike = (report.sampler, report.settings) == (baseline.sampler, baseline.settings)
-    return "" if alike else "different seeds: give both samplers the same"
+    return "" if alike else "different seeds: give both samplers the same seed"
 
 
 def gained(report: Report, baseline: Report, quality: Quality | None = None) -> Gain:

@@ -30,12 +30,12 @@ OTHER_PROCESS = "other process"
 # Words of a speed-up, with their meaning.
 MEANINGS = {
     ONE_RUN: "the ratio of two single runs, which varies from run to run",
-    APART: "the two runs were not timed together, so that it varies more",
+    APART: "the two runs were not timed together, so the ratio varies more",
     NO_DIFFERENCE: "some repeats were faster than the baseline's, others slower",
-    FIRST_RUN: "it includes the initialisation of libraries or compilation; run again with another seed",
-    OTHER_MODEL: "the two runs are of different models",
+    FIRST_RUN: "the time includes compilation or the initialisation of libraries; run again with a different seed",
+    OTHER_MODEL: "the two runs have different models",
     OTHER_SIZE: "the images of the two runs have different numbers of tokens",
-    OTHER_EDIT: "the two runs drew different parts of an image",
+    OTHER_EDIT: "the two runs generated different parts of an image",
     OTHER_DEVICE: "the two runs were on different devices",
     OTHER_DTYPE: "the weights of the two runs have different dtypes",
     OTHER_THREADS: "the two runs had different numbers of CPU threads",

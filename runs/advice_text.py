@@ -21,12 +21,12 @@ def answer_of(plain: Choice, won: Measured | None, settings: AdviceSettings, riv
     """
     limit = limit_of(settings)
     if won is None:
-        return f"No candidate is measurably faster than {plain.entry.title} with {limit}: keep it."
+        return f"No candidate with {limit} is measurably faster than {plain.entry.title}: keep {plain.entry.title}."
 
     speedup = won.speedup
     spread = speedup.range if speedup is not None else ""
     if not spread:
-        spread = "one run each; raise repeats to measure it in turn"
+        spread = "one run each; raise repeats to measure the speed-up"
     answer = f"Fastest with {limit}: {won.choice.text}, {times_as_fast(won.ratio)} as {plain.entry.title} ({spread})."
     if not rivals:
         return answer

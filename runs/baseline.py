@@ -115,7 +115,7 @@ def no_gain(report: Report, baseline: Report | None = None) -> str:
 
     speedup = report.speedup(baseline)
     if speedup is not None and speedup.told and speedup.value is not None and speedup.value < 1:
-        return f"{reason or 'No gain here.'} It took {1 / speedup.value:.2f} times the baseline's seconds."
+        return f"{reason or 'No gain here.'} It took {1 / speedup.value:.2f} times as long as the baseline."
     return reason
 
 

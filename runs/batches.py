@@ -113,7 +113,7 @@ def in_parts(
         ran_before = set()
     for result in results:
         _complete_reports(result, net, ran_before)
-    return _whole(results, f"{SPLIT} {images} images at once; they were sampled {size} at a time.")
+    return _whole(results, f"{SPLIT} {images} images at once, so they were sampled {size} at a time.")
 
 
 def _attempt(start: Start[R], part: range, net: nn.Module, batch: _BatchSteps) -> Generator[Step, None, R | None]:
@@ -163,13 +163,13 @@ def _smaller(size: int) -> int:
     """
     if size == 1:
         raise UserError(
-            "memory: there is too little memory for even a single image; choose a smaller dtype (int8, bf16 or fp16) "
-            "if the loader offers it, choose a smaller model or image, or unload other models."
+            "memory: there is not enough memory for even a single image; choose int8, bf16 or fp16 if the loader "
+            "offers it, choose a smaller model or image, or unload other models."
         )
 
     half = (size + 1) // 2
     logging.getLogger(__name__).warning(
-        "FastAR: memory is insufficient for %d images at once; sampling %d at a time.", size, half
+        "FastAR: there is not enough memory for %d images at once; sampling %d images at a time.", size, half
     )
     return half
 

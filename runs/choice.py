@@ -57,8 +57,10 @@ class ModelFacts:
         try:
             make(kind, suited)
         except UserError as e:
-            raise UserError(f"model: the model's file recommends a setting that cannot be used "
-                f"({str(e).rstrip('.')}).") from e
+            raise UserError(
+                f"model: the model's file recommends a setting that is not possible ({str(e).rstrip('.')}); correct "
+                "the file's metadata, or choose a different file."
+            ) from e
 
         def settings(steps: int) -> S:
             chosen = presets.values(kind, preset, self.demo, self.width, steps)
@@ -132,7 +134,7 @@ def parse_settings(text: str, field: str) -> dict[str, str]:
     for part in filter(None, (p.strip() for p in text.replace("\n", ",").replace(";", ",").split(","))):
         name, value = assignment(part, field)
         if name in out:
-            raise UserError(f"{field}: {name} is given twice.")
+            raise UserError(f"{field}: {name} is given twice; leave one of the two out.")
         out[name] = value
     return out
 

@@ -56,7 +56,9 @@ from .loading import (
 
 def has_null_prompt(model: str) -> UserError:
     """The error for a negative prompt to a model that reads none; ``model``: its name."""
-    return UserError(f"negative: {model} has its own null prompt and reads no negative text; leave negative out.")
+    return UserError(
+        f"negative: {model} reads no negative text, because it has its own null prompt; leave negative out."
+    )
 
 
 @dataclass
@@ -162,7 +164,7 @@ class ConditionBuilder:
         """
         model: Any = on.model
         if freedom is not None and not on.kind.takes_freedom:
-            raise UserError(f"freedom: {model.name} has no such guidance; set cfg_img in place of it.")
+            raise UserError(f"freedom: {model.name} does not use this setting; leave it out, and set cfg_img instead.")
         settings = make(EditSettings, {} if freedom is None else {"freedom": freedom})
         pairs = list(zip(texts, one_for_each(image, len(texts)), strict=True))
         prompts, pictures = zip(*[pair for pair in pairs for _ in range(repeat)], strict=True)

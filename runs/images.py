@@ -180,7 +180,8 @@ def _white(largest: float, field: str) -> int:
             return white
 
     raise UserError(
-        f"{field}: it holds numbers up to {largest:g}, but white is at most 65535; give an image of 8 or 16 bits."
+        f"{field}: it holds numbers up to {largest:g}, but the largest possible value is 65535 (white); give an 8-bit "
+        "or 16-bit image."
     )
 
 
@@ -202,8 +203,10 @@ def _greys(mask: Image.Image) -> np.ndarray:
     black = Image.new("RGBA", layer.size, "black")
     greys = np.asarray(Image.alpha_composite(black, layer).convert("L"))
     if np.asarray(layer)[..., 3].any() and not greys.any():
-        raise UserError("mask: the visible part of the mask is black, so nothing would be regenerated; use white for "
-            "the area to regenerate.")
+        raise UserError(
+            "mask: the visible part of the mask is black, so nothing would be regenerated; paint the area to "
+            "regenerate white."
+        )
     return greys
 
 
@@ -241,8 +244,8 @@ def _finite(tensor: Tensor, field: str, source: str, more: Sequence[torch.dtype]
 
     if not is_finite(tensor):
         raise UserError(
-            f"{field}: some values are not finite (NaN or infinity); find the node that computed them, which is often "
-            "a model or a decoder in fp16."
+            f"{field}: some values are not finite (NaN or infinity); find the node that computed them, often a model "
+            "or a decoder in fp16, and choose bf16 or fp32 there."
         )
     return tensor
 
@@ -277,8 +280,10 @@ def latent_tensor(tensor: Tensor, field: str) -> Tensor:
 
     shape = list(latents.shape)
     if latents.ndim not in (4, 5) or 0 in shape:
-        raise UserError(f"{field}: its shape is {shape}; connect latents of the shape [batch, channels, height, "
-            "width], all above 0.")
+        raise UserError(
+            f"{field}: its shape is {shape}; connect latents of the shape [batch, channels, height, width], without a "
+            "size of 0."
+        )
 
     has_frames = latents.ndim == 5
     if has_frames and shape[2] != 1:
@@ -295,7 +300,7 @@ def expect_usual_size(latents: Tensor, field: str) -> None:
     if largest > LARGEST_LATENT:
         raise UserError(
             f"{field}: it holds values up to {largest:.3g}, but latents of an image stay below {LARGEST_LATENT}; "
-            "encode the image again with VAE Encode and the vae of the same loader."
+            "encode the image again with VAE Encode and the vae of the model's loader."
         )
 
 

@@ -71,7 +71,7 @@ def resolve_labels(text: str, label_set: str, repeat: int = 1, field: str = "lab
     if not words:
         raise UserError(f"{field}: it is empty; give a class name or number, or several separated by commas.")
     if repeat < 1:
-        raise UserError(f"{field}: {repeat} images of each label are too few; ask for at least 1.")
+        raise UserError(f"{field}: {repeat} images per label are too few; ask for at least 1.")
     if label_set and label_set not in label_sets():
         raise UserError(f"label_set: {label_set!r} is unknown; choose one of {', '.join(label_sets())}.")
 
@@ -136,7 +136,7 @@ def _refuse_unknown(unknown: Sequence[str], sets: Mapping[str, Sequence[str]], f
         for where, names in sets.items():
             for name in _closest(_key(word), names):
                 close.append(f"{name} ({_in_words(where)})" if len(sets) > 1 else name)
-    hint = f"; the closest: {', '.join(dict.fromkeys(close))}" if close else ""
+    hint = f"; the closest names: {', '.join(dict.fromkeys(close))}" if close else ""
 
     # 2. What the sets have.
     have = []
@@ -147,7 +147,7 @@ def _refuse_unknown(unknown: Sequence[str], sets: Mapping[str, Sequence[str]], f
                 have.append(f"{_in_words(where)} has {', '.join(names)}")
             else:
                 have.append(f"{_in_words(where)} has the ids 0 to {len(names) - 1}")
-    remedy = " and ".join(have) or "this model's class names are unknown, so give class ids from 0"
+    remedy = " and ".join(have) or "FastAR does not know the class names of this model, so give class ids from 0"
     raise UserError(f"{field}: there is no class {_first_few(words, repr)}{hint}; {remedy}.")
 
 

@@ -205,8 +205,8 @@ def find_file(
 
     if hub.absent(choice, family, []) is not None:
         raise UserError(
-            f"models: {choice[:80]} is a download, but there is no home folder for it; name a folder with --models "
-            "(models= in Python)."
+            f"models: {choice[:80]} must be downloaded, but this user has no home folder to download it to; name a "
+            "folder with --models (models= in Python)."
         )
 
     return hub.resolve(choice, family, [], Path())
@@ -405,11 +405,12 @@ def _unknown_decoder(decoder: KLModel | VQModel, model: Model, stated: str | Non
         known = f"the model was trained with {stated}"
 
     scale = getattr(model, "latent_scale", None)
-    unknown = "whether its codes mean the same is not known"
+    unknown = "FastAR cannot tell whether this decoder reads the same codes"
     if scale is not None:
-        unknown = f"whether the latent scale {scale:g} and the statistics of its latents fit is not known"
+        unknown = f"FastAR cannot tell whether this decoder fits the scale ({scale:g}) and the statistics of the "
+        "model's latents"
 
-    return f"decoder {decoder.name}: {known}, and {unknown}"
+    return f"decoder {decoder.name}: {known}; {unknown}"
 
 
 def _load_model(family: str, path: Path, source: Source, grid: int | None = None, weights: str = AUTO) -> Model:
@@ -549,8 +550,8 @@ class Drafts:
         choice = hub.draft_for(target.choice) if self._choice == AUTO else self._choice
         if choice is None:
             raise UserError(
-                f"draft: {sampler} needs a small draft model in addition to {self._name}; name one with --draft "
-                "(draft= in Python)."
+                f"draft: {sampler} needs a small draft model in addition to {self._name}; name a draft model with "
+                "--draft (draft= in Python)."
             )
 
         key = (target.family, choice)
@@ -670,9 +671,7 @@ def beside(entry: Entry, ready: Ready, drafts: Drafts) -> dict[str, Any]:
         UserError: it lacks a draft model or a decoder.
     """
     if entry.needs_up_sampler and ready.decoder is None:
-        raise UserError(
-            f"random: {entry.name} needs a VQ tokenizer, but random weights come without one; use --model instead."
-        )
+        raise UserError(f"random: {entry.name} needs a VQ tokenizer, but --random loads none; use --model instead.")
 
     found: dict[str, Any] = {}
     if entry.needs_draft:

@@ -90,7 +90,7 @@ def test_weights_are_placed_in_the_precision_of_the_compute_device(monkeypatch, 
             source = Source(built_in, CPU, dtype, torch.device("cuda"))
             assert source.precision_name(family) == dtype and source.precision(family).bits == dtype
             assert loading.dtype_name(source.precision(family).compute) == name
-    for dtype, says in {"fp4": "'fp4' is not known for a MAR", "int4": "FastAR does not offer 4 bits .*"}.items():
+    for dtype, says in {"fp4": "'fp4' is not known for a MAR", "int4": "FastAR does not offer 4-bit .*"}.items():
         with pytest.raises(UserError, match=f"^dtype: {says}; choose "):
             loading.load(MAR, "demo", Source(built_in, CPU, dtype))
 
@@ -140,7 +140,7 @@ def test_the_weights_of_a_training_file_are_the_users_choice(tmp_path):
     for weights, expected in (("auto", averaged), ("ema", averaged), ("trained", trained)):
         model = loading.load(LLAMAGEN, "x.pt", files, "vq.safetensors", weights=weights).model
         assert torch.equal(model.net.output.weight, expected["output.weight"])
-        assert ("averaged (EMA) weights of the file" in model.note) == (weights == "auto")
+        assert ("averaged (EMA) weights; the file also holds" in model.note) == (weights == "auto")
 
 
 def test_a_home_folder_that_is_not_known(tmp_path, monkeypatch):

@@ -106,7 +106,7 @@ def test_without_any_package_one_sentence_says_what_to_install(tmp_path):
     for file in ("__init__.py", "__main__.py", "api.py", "errors.py"):
         shutil.copyfile(ROOT / file, folder / file)
     names = "torch numpy pillow safetensors huggingface-hub tqdm"
-    sentence = f"FastAR needs packages that are not installed here; run: python -m pip install {names}.\n"
+    sentence = f"FastAR needs Python packages that are not installed; run: python -m pip install {names}.\n"
 
     def python(*arguments):
         command = [sys.executable, "-S", "-B", *arguments]

@@ -47,9 +47,9 @@ def expect_fitting(samplers: LatentSamplersModel, vq: VQModel, ratio: int) -> No
     """Raise a UserError unless samplers fit a tokenizer and the ratio of the sides of two grids."""
     if samplers.ratio != ratio:
         raise UserError(
-            f"latent_samplers: {samplers.name} enlarges the side {samplers.ratio} times, but this draft must be "
-            f"enlarged {ratio} times; choose a draft model whose images have 1/{samplers.ratio} of the target's side, "
-            "or different latent samplers."
+            f"latent_samplers: {samplers.name} enlarges the side of a draft by the factor {samplers.ratio}, but this "
+            f"draft needs the factor {ratio}; choose different latent samplers, or a draft model whose images have "
+            f"1/{samplers.ratio} of the target's side."
         )
     if not same_codes(samplers.net.codebook, vq.net.quantize):
         raise UserError(

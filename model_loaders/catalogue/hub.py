@@ -391,7 +391,7 @@ def suggested(choice: str, family: str) -> str:
     for known in (entries(family), catalogue()):
         ids = [entry.id for entry in known if (entry.repo or "").lower() == repo]
         if ids:
-            return f"choose {' or '.join(ids)} for that repository"
+            return f"for this repository, choose {' or '.join(ids)}"
 
     everything = [entry.id for entry in catalogue()]
     alike = [entry.id for entry in catalogue() if KINDS[entry.family].field == KINDS[family].field]
@@ -473,7 +473,7 @@ def _entry(choice: str, family: str) -> Entry | None:
     """The catalogue entry of a choice, None for a file."""
     wanted = KINDS[family]
     if not isinstance(choice, str):
-        raise UserError(f"{wanted.field}: it got a {type(choice).__name__}, not a name; {_GIVE}")
+        raise UserError(f"{wanted.field}: it got a value of the type {type(choice).__name__}, not a name; {_GIVE}")
     if len(choice) > _LONGEST_CHOICE:  # a server's event loop looks for it
         raise UserError(
             f"{wanted.field}: {choice[:80]!a}... is too long for a file name ({len(choice)} characters); {_GIVE}"
@@ -484,7 +484,7 @@ def _entry(choice: str, family: str) -> Entry | None:
         return entry
 
     kind = KINDS[entry.family]
-    remedy = "choose another" if kind.field == wanted.field else f"choose it in {kind.input}"
+    remedy = "choose a different entry" if kind.field == wanted.field else f"choose it in {kind.input}"
     raise UserError(f"{wanted.field}: {entry.id} is {kind.noun}, not {wanted.noun}; {remedy}")
 
 

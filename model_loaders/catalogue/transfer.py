@@ -164,8 +164,8 @@ def download(remote: Remote, path: Path, field: str, report: Report) -> None:
         kind = Missing if _status(error) == 404 else UserError
         # Not from the error, which may hold an address with a password.
         raise kind(
-            f"{field}: {path.name} could not be downloaded: {_cause(error, path)}, "
-            f"or get it from https://huggingface.co/{remote.repo} and put it into {path.parent}"
+            f"{field}: {path.name} could not be downloaded: {_cause(error, path)}, or download the file from "
+            f"https://huggingface.co/{remote.repo} and put it into {path.parent}"
         ) from None
 
 
@@ -185,7 +185,7 @@ def _locked(path: Path) -> Iterator[None]:
                 with suppress(OSError):  # on Windows, where releasing the lock does this
                     lock.unlink()  # while it is held, so that it is nobody else's
     except Timeout as error:
-        raise _Failed("another process is downloading it; wait for that to end") from error
+        raise _Failed("another process is downloading this file; wait until it has finished") from error
 
 
 def _fetch(remote: Remote, path: Path, report: Report) -> None:
@@ -223,8 +223,8 @@ def _fetch(remote: Remote, path: Path, report: Report) -> None:
         if wrong:
             part.unlink()
             raise _Failed(
-                f"what {_server()} sent {wrong}; it was deleted; if this network has a login page, log in with "
-                "a browser; run again"
+                f"the data from {_server()} {wrong}, so FastAR deleted it; if this network has a login page, log in "
+                "with a browser, and run again"
             )
         os.replace(part, path)
     finally:
@@ -244,7 +244,9 @@ class _Part(io.BufferedWriter):
         """Append a chunk."""
         if self.most and self.tell() + len(chunk) > self.most:
             self.empty()
-            raise _Failed(f"the server sent more than the {self.most} bytes of the file, which were deleted; run again")
+            raise _Failed(
+                f"the server sent more than the {self.most} bytes of the file, so FastAR deleted the data; run again"
+            )
 
         count = super().write(chunk)
         self.report(self.tell(), self.most)
@@ -277,7 +279,10 @@ def _expect_room(needed: int, folder: Path) -> None:
     """Raise :class:`_Failed` if the disk of a folder has less room than ``needed`` bytes."""
     free = shutil.disk_usage(folder).free
     if needed > free:
-        raise _Failed(f"it needs {readable_size(needed)} on the disk and {readable_size(free)} are free; make room")
+        raise _Failed(
+            f"the file needs {readable_size(needed)}, but only {readable_size(free)} are free on the disk; free disk "
+            "space and run again"
+        )
 
 
 def _part(path: Path, identity: str) -> Path:
@@ -303,7 +308,7 @@ def _wrong(part: Path, remote: Remote, digest: str, report: Callable[[], None]) 
         found = _digest(part, report)
         logging.info("FastAR: %s has the sha256 %s", remote.name, found)
         stated = "the catalogue states" if remote.sha256 else "the server states"
-        return "" if found == digest else f"has the sha256 {found[:16]}..., not the one that {stated}"
+        return "" if found == digest else f"has the sha256 {found[:16]}..., not the sha256 that {stated}"
 
     # Nobody states a sha256 of it, as of small files.
     with part.open("rb") as opened:
@@ -326,25 +331,27 @@ def _cause(error: Exception, path: Path) -> str:
             "run python -m pip install --force-reinstall huggingface-hub"
         )
     if isinstance(error, OSError) and error.errno is not None:  # of the file system
-        return f"{path.parent} cannot be written to ({error.strerror}); make room there or allow writing, and run again"
+        return f"FastAR cannot write to {path.parent} ({error.strerror}); free disk space or allow writing there, and "
+        "run again"
     if type(error).__name__ == "OfflineModeIsEnabled":
         return (
-            "HF_HUB_OFFLINE is set, and the Hugging Face cache does not hold it; remove that variable and start again"
+            "HF_HUB_OFFLINE is set, and the Hugging Face cache does not hold this file; unset this variable and start "
+            "again"
         )
 
     status = _status(error)
     if status in (401, 403):
         return (
-            f"{_server()} refuses it (status {status}); accept the model's terms on its page, "
-            "and set HF_TOKEN to a token that has not expired, or run hf auth login"
+            f"{_server()} refuses the download (status {status}); accept the terms on the model's page, and set "
+            "HF_TOKEN to a valid token or run hf auth login"
         )
     if status is not None:
-        says = "has no such file" if status == 404 else "does not send it"
+        says = "has no such file" if status == 404 else "does not send the file"
         return f"{_server()} {says} (status {status}); run again later"
 
     return (
-        f"the transfer from {_server()} failed ({_without_secrets(first_line(error))[:100].rstrip('.')}); run again "
-        "to continue, and check the network, HTTPS_PROXY, HF_TOKEN and HF_ENDPOINT"
+        f"the transfer from {_server()} failed ({_without_secrets(first_line(error))[:100].rstrip('.')}); check the "
+        "network, HTTPS_PROXY, HF_TOKEN and HF_ENDPOINT, and run again to continue"
     )
 
 

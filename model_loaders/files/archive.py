@@ -30,8 +30,8 @@ _SMALL_TUPLES = {"TUPLE1": 1, "TUPLE2": 2, "TUPLE3": 3}
 
 # What helps with a file that holds more than weights.
 TRUST = (
-    "use a .safetensors version of it, or if you trust it, load it with torch.load(weights_only=False) and save its "
-    "state_dict alone, as tensors"
+    "use a .safetensors version of the file; or, if you trust the file, load it with torch.load(weights_only=False) "
+    "and save only its state_dict"
 )
 
 
@@ -41,7 +41,7 @@ class Refused(Exception):
     The message completes the sentence "<file> ..."; ``remedy`` says what to do.
     """
 
-    def __init__(self, found: str, remedy: str = "save its weights alone with torch.save, or choose a different file"):
+    def __init__(self, found: str, remedy: str = "save only its weights with torch.save, or choose a different file"):
         super().__init__(found)
         self.remedy = remedy
 
@@ -59,12 +59,12 @@ def check(path: Path) -> None:
         if not pickles:
             raise Refused(
                 "is a zip archive that torch.save did not write",
-                "unpack it, and choose the file of weights if it holds one",
+                "unpack it, and choose the weight file inside, if there is one",
             )
         if any(record.compress_type for record in records):
             raise Refused("is a compressed archive, which torch never writes")
         if sum(record.file_size for record in records) > path.stat().st_size:
-            raise Refused("claims more bytes than it has")
+            raise Refused("is shorter than it states")
         if max(pickles) > _MAX_PICKLE:
             raise Refused(f"describes its weights in more bytes than the limit of {_MAX_PICKLE}")
 

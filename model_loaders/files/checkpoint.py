@@ -258,7 +258,7 @@ def _is_pickled(file: Checkpoint) -> bool:
     if not os.path.exists(file.path):  # Path.exists can raise
         raise UserError(f"{file.field}: there is no file {file.path}; put the file there, or choose a different file")
     if not os.path.isfile(file.path):
-        raise file.error("is a folder or no ordinary file", "choose a weight file")
+        raise file.error("is a folder or a special file", "choose a file with weights")
     try:
         with file.path.open("rb") as opened:
             head = opened.read(512)
@@ -275,7 +275,7 @@ def _is_pickled(file: Checkpoint) -> bool:
     if head[8:9] == b"{" and header <= size:
         raise file.error(
             f"has a header of {header / 1e6:.1f} MB, more than the limit of {_HEADER_LIMIT / 1e6:.0f} MB",
-            "its metadata is too long: save the weights again with safetensors.torch.save_file, without metadata",
+            "save the weights again with safetensors.torch.save_file, without the long metadata",
         )
 
     raise file.error(*other_format(head, size))
@@ -310,7 +310,7 @@ def _no_room(file: Checkpoint, problem: Exception) -> UserError | None:
 
     gigabytes = file.path.stat().st_size / 1e9
     return file.error(
-        f"has {gigabytes:.1f} GB, more than this machine can map into memory now ({first_line(problem)})",
+        f"has {gigabytes:.1f} GB, which this machine cannot map into its memory now ({first_line(problem)})",
         "close other programs, enlarge the swap file (page file), or choose a smaller model",
     )
 
@@ -338,14 +338,14 @@ def _read_pickled(file: Checkpoint, weights: str) -> tuple[dict[str, Tensor], di
     for name, tensor in unpacked.state.items():
         if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_quantized or tensor.is_nested:
             raise file.error(
-                f"holds a tensor that is sparse, quantised or without numbers ({name[:80]})",
+                f"holds a tensor that is sparse, quantised or without values ({name[:80]})",
                 "save its weights again as plain tensors, for example with to_dense(), or choose a different file",
             )
 
     # Zero strides turn a few bytes into gigabytes. The factor 2 allows for shared weights.
     claimed = sum(tensor.numel() * tensor.element_size() for tensor in unpacked.state.values())
     if claimed > 2 * file.path.stat().st_size:
-        raise file.error("states more weights than it has bytes for")
+        raise file.error("is shorter than the weights that it states")
 
     metadata = {"args": json.dumps(unpacked.arguments)} if unpacked.arguments else {}
     return unpacked.state, metadata, unpacked.averaged
@@ -355,8 +355,8 @@ def _unpickled(file: Checkpoint) -> Any:
     """The content of a file of ``torch.save``; a UserError if it holds anything else than tensors and plain values."""
     if _TORCH < (2, 6):  # older weights-only unpicklers can be made to execute code (CVE-2025-32434)
         raise file.error(
-            f"is a pickled checkpoint, unsafe to read with torch {torch.__version__}",
-            "use torch 2.6 or a .safetensors file",
+            f"is a pickled checkpoint, which torch {torch.__version__} cannot read safely",
+            "use torch 2.6 or newer, or a .safetensors file",
         )
     if file.path.suffix == ".safetensors":  # torch does not map such files
         raise file.error("is a torch checkpoint, although its name ends in .safetensors", "change the ending of its "
@@ -376,7 +376,7 @@ def _unpickled(file: Checkpoint) -> Any:
 
         cause = e.__context__ or e  # without torch's page of advice around it
         raise file.error(
-            f"is damaged or not a checkpoint of torch.save ({first_line(cause)})",
+            f"is damaged, or torch.save did not write it ({first_line(cause)})",
             f"{_UNCHANGED}, or save its state_dict again with torch.save",
         ) from e
 
@@ -386,8 +386,8 @@ def expect_no_broken_link(path: Path, field: str) -> None:
     for place in (*reversed(path.parents), path):
         if os.path.islink(place) and not os.path.exists(place):
             raise UserError(
-                f"{field}: {path.name} is not here, because {place} is a link to {os.readlink(place)}, which cannot be "
-                "reached; connect the drive that holds this file, or choose a different file"
+                f"{field}: {path.name} cannot be found, because {place} is a link to {os.readlink(place)}, which "
+                "cannot be reached; connect the drive that holds this file, or choose a different file"
             )
 
 
@@ -470,7 +470,7 @@ def misfits(file: Checkpoint) -> Iterator[None]:
         raise file.error(f"does not fit {file.what}: {e.args[0]} is missing") from e
     except (ValueError, IndexError, ZeroDivisionError, OverflowError, RuntimeError, TypeError) as e:
         sentence = isinstance(e, ValueError) and "values to unpack" not in str(e)  # a network's own, not Python's
-        cause = first_line(e) if sentence else f"a weight is misshaped: {first_line(e)}"
+        cause = first_line(e) if sentence else f"a weight has a wrong shape: {first_line(e)}"
         raise file.error(f"does not fit {file.what} ({cause})") from e
 
 
@@ -608,7 +608,7 @@ def _expect_finite(file: Checkpoint, name: str, tensor: Tensor) -> None:
         return
 
     raise file.error(
-        f"holds NaN or infinite weights in {name[:80]}, so it is damaged, or its training run diverged",
+        f"holds NaN or infinite weights in {name[:80]}, because the file is damaged or its training run diverged",
         "download the file again, or choose a different file",
     )
 
@@ -620,7 +620,7 @@ def _expect_plain(file: Checkpoint, name: str, tensor: Tensor) -> None:
 
     kind = str(tensor.dtype).removeprefix("torch.")
     raise file.error(
-        f"holds {kind} and no plain weights in {name[:80]}, so it is quantised or packed",
+        f"holds {kind} instead of ordinary weights in {name[:80]}, so the file is quantised or packed",
         INSTEAD,
     )
 

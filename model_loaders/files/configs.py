@@ -137,7 +137,8 @@ def language_numbers(
 
     if not _fit(numbers["heads"], queries, keys):
         raise file.error(
-            f"has {source} in its configuration, but weights of {queries} numbers for queries and {keys} for keys",
+            f"has {source} in its configuration, but its weights have {queries} numbers for queries and {keys} for "
+            "keys",
             REMEDY,
         )
 
@@ -205,7 +206,9 @@ def expect_stated(file: ck.Checkpoint, fields: Mapping[str, Any], proved: Mappin
     """Raise a UserError if a configuration states other numbers than those that the weights prove."""
     for name, value in proved.items():
         if file.number(name, value, 0, 1 << 30, fields) != value:
-            raise file.error(f"has {name} = {fields[name]} in its configuration, but weights of {value}", REMEDY)
+            raise file.error(
+                f"states {name} = {fields[name]} in its configuration, but its weights have {value}", REMEDY
+            )
 
 
 def expect_fixed(file: ck.Checkpoint, fields: Mapping[str, Any], fixed: Mapping[str, Collection[Any]]) -> None:
@@ -221,7 +224,7 @@ def _expect(file: ck.Checkpoint, name: str, value: Any, accepted: Collection[Any
         return
 
     only = " or ".join(map(ck.shown, accepted))
-    computes = f"FastAR computes {only} only" if only else "FastAR does not compute that"
+    computes = f"FastAR computes only {only}" if only else "FastAR does not compute that"
     raise file.error(
         f"states {name} = {ck.shown(value)} in its configuration, but {computes}",
         "choose a different model; if the model was trained without this setting, correct the configuration",

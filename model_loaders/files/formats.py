@@ -27,19 +27,20 @@ _UNPACK = "unpack it and choose the file inside"
 _BEGINNINGS: dict[bytes, tuple[str, str]] = {
     b"version https://git-lfs": (
         "is a Git LFS pointer, not the weights themselves",
-        "get the file with 'git lfs pull' or from its page",
+        "get the file with 'git lfs pull', or download it from its page",
     ),
-    b"<": ("is a web page, not weights", "open the address in a browser, log in if it asks, and get the file there"),
+    b"<": ("is a web page, not weights", "open the address in a browser, log in if necessary, and download the file "
+    "there"),
     b"GGUF": (
-        "is a GGUF file, whose weights would be unpacked for every product",
+        "is a GGUF file, whose weights FastAR would have to unpack for every product",
         "get the .safetensors file of the same model (fp32, bf16 or fp16); its dtype int4 takes as little memory",
     ),
     b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.": (
-        "is a checkpoint in torch's format of before 2020, which may hold code",
+        "is a checkpoint in torch's old format (before 2020), which may hold code",
         "if you trust it, load it with torch.load and save its weights again with torch.save",
     ),
     b"\x80": (
-        "is a bare pickle, which torch.save did not write and which may hold code",
+        "is a pickle that torch.save did not write, and it may hold code",
         "if you trust it, load it with pickle.load and save its weights with torch.save",
     ),
     b"\x1f\x8b": ("is a gzip archive", _UNPACK),
@@ -76,7 +77,8 @@ _MLX_TOO = re.compile(r"\.biases$")
 _STATED = ".comfy_quant"  # beside a weight: its format as JSON
 # Why a format that ComfyUI reads is refused.
 _REASONS = {
-    "convrot_w4a4": "weights in convrot_w4a4, which rounds the inputs of products to 4 bits as well, an error of 20 %",
+    "convrot_w4a4": "weights in convrot_w4a4, which also rounds the inputs of products to 4 bits, with an error of 20 "
+    "%",
 }
 _LORA = re.compile(r"(^|[._])lora_?(A|B|up|down|E|magnitude_vector)([._]|$)|\.(hada_w1_a|lokr_w1|oft_blocks)$")
 _NAMED = ("quantization_config", "_quantization_metadata")
@@ -149,7 +151,8 @@ def packed_format(state: Mapping[str, Any], metadata: Mapping[str, str]) -> tupl
 
     changed = next((name for name in names if _LORA.search(name)), None)
     if changed is not None:
-        return f"holds a LoRA, which changes a model but is not one ({changed[:80]})", "merge it into the model first"
+        found = f"holds a LoRA, which changes a model but is not a model ({changed[:80]})"
+        return found, "merge the LoRA into a model first"
 
     return None
 

@@ -67,9 +67,9 @@ def weight_files(path: Path, field: str, what: str) -> list[Path]:
 
     if not candidates:
         others = [name for name in os.listdir(path) if name.lower().endswith(SUFFIXES)]
-        only = f", only {listed(others)}" if others else ""
+        only = f", but only {listed(others)}" if others else ""
         raise UserError(
-            f"{field}: {path} holds no model.safetensors or shards{only}; choose a folder or file with {what}"
+            f"{field}: {path} holds neither model.safetensors nor shards{only}; choose a folder or file with {what}"
         )
     if len(candidates) > 1:
         raise UserError(
@@ -119,8 +119,8 @@ def named_by_index(index: Path, field: str) -> list[str]:
     names = sorted({str(name) for name in weights.values()}) if isinstance(weights, dict) else []
     if not 1 <= len(names) <= _MOST_SHARDS or not all(map(_is_weight_file, names)):
         raise UserError(
-            f"{field}: {index.name} in {index.parent} does not name weight files of its own folder; download the index "
-            "again"
+            f"{field}: {index.name} in {index.parent} must name weight files in the same folder, but does not; "
+            "download the index again"
         )
 
     return names

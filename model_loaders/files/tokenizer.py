@@ -95,8 +95,7 @@ def load_tokenizer(
     name = _source(folder, stem)
     if name is None:
         raise UserError(
-            f"{field}: {folder} has no tokenizer (tokenizer.json); replace the tokenizer with the one that belongs to "
-            "this model"
+            f"{field}: {folder} has no tokenizer (tokenizer.json); put the tokenizer of this model into the folder"
         )
 
     spec = read_json(folder / name, field)
@@ -217,7 +216,7 @@ def library_errors(found: str) -> Iterator[None]:
     except (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError, UserError):
         raise
     except BaseException as e:
-        raise UserError(f"{found} ({first_line(e)}); get the official file") from e
+        raise UserError(f"{found} ({first_line(e)}); download the official tokenizer") from e
 
 
 def import_error(package: str, field: str, error: BaseException) -> UserError:

@@ -96,7 +96,7 @@ def unpack(content: Any, weights: str) -> Unpacked:
     for _ in range(_LEVELS):  # a pickled dictionary may contain itself
         if not isinstance(content, Mapping):
             raise NoWeights(
-                f"holds a {type(content).__name__}, not a dictionary of weights", "save its state_dict alone"
+                f"holds a {type(content).__name__}, not a dictionary of weights", "save only its state_dict"
             )
 
         arguments = {**_arguments(content), **arguments}
@@ -142,7 +142,7 @@ def _containers(content: Mapping[Any, Any], weights: str, notes: list[str]) -> l
 
     if averaged and (weights != TRAINED or not trained):
         if trained and weights == AUTO:
-            notes.append("averaged (EMA) weights of the file; it holds the trained ones, too")
+            notes.append("averaged (EMA) weights; the file also holds the trained weights")
         if len(averaged) > 1:
             notes.append(f"the averaged weights {averaged[0][:40]} of several in the file ({listed(averaged)})")
         return averaged[:1]
@@ -151,13 +151,14 @@ def _containers(content: Mapping[Any, Any], weights: str, notes: list[str]) -> l
     if unnamed and not averaged:
         if weights == AUTO:
             notes.append(
-                f"the averaged weights of the file ({unnamed[0][:40]}) have no names; the trained ones are used"
+                f"the averaged weights of the file ({unnamed[0][:40]}) have no names, so FastAR uses the trained "
+                "weights"
             )
         if weights == EMA:
             raise NoWeights(
                 f"holds averaged (EMA) weights ({unnamed[0][:40]}) without the names of the tensors, "
                 "so FastAR cannot match them to the network",
-                "set weights to auto, which takes the weights that are not averaged",
+                "set weights to auto, which then reads the weights that are not averaged",
             )
 
     return trained[:1]

@@ -103,7 +103,7 @@ def load_hybrid(
     trained = file.number("grid", min(_TRAINED * config.mar.grid, LARGEST_GRID), SMALLEST_GRID, LARGEST_GRID)
     side = trained if grid is None else grid
     if not SMALLEST_GRID <= side <= LARGEST_GRID:
-        raise UserError(f"grid: {side} tokens per side are outside {SMALLEST_GRID} to {LARGEST_GRID}.")
+        raise UserError(f"grid: {side} tokens per side are not possible; choose {SMALLEST_GRID} to {LARGEST_GRID}.")
 
     max_beta = _max_beta(file, settings, config)
     tokenizer, chat = _tokenizer(file, config, find_tokenizer)

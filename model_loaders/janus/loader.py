@@ -185,7 +185,7 @@ def load_janus_vq(
     file = _renamed(ck.read(whole, "decoder", lambda name: not authors_name(name).startswith(VQ_PREFIX), shards))
     first = file.state.get(f"{VQ_PREFIX}decoder.conv_in.weight")
     if first is not None and first.shape[2:] != (3, 3):
-        raise file.error("stores convolutions in MLX's order", "choose a copy for PyTorch")
+        raise file.error("stores convolutions in the order of MLX", "choose the file for PyTorch")
 
     state = {name.removeprefix(VQ_PREFIX): tensor for name, tensor in file.state.items()}
     return build_vq(replace(file, state=state, what="a VQ autoencoder"), compute, device, operations)
@@ -206,7 +206,7 @@ def load_janus_head(
     compute = choose_dtype(dtype, device, "janus")
     file = _part(path, lambda name: name not in WORD_HEADS)
     if not file.state:
-        raise file.error("lacks the output layer for words", "choose a copy with all weights of the model")
+        raise file.error("lacks the output layer for words", "choose a file with all weights of the model")
 
     with ck.misfits(file):
         (weight,) = file.state.values()
@@ -246,7 +246,7 @@ def load_janus_vision(
     compute = choose_dtype(dtype, device, "janus")
     file = _part(path, lambda name: not name.startswith(VISION_PREFIXES) or name.startswith(POOL_PREFIX))
     if not file.state:
-        raise file.error("lacks the part that reads images", "choose a copy with all weights of the model")
+        raise file.error("lacks the part that reads images", "choose a file with all weights of the model")
 
     about = inner(file, file.settings("config", beside=True), "vision_config")
     heads = heads or file.number("num_attention_heads", None, 1, 4096, about)

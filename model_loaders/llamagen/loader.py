@@ -167,7 +167,7 @@ def expect_heads(file: ck.Checkpoint, heads: int | None, rows: Tensor | None, of
         return
 
     raise file.error(
-        f"has the width {rows.shape[-1]}, which no official model has, but does not state the number of its attention "
+        f"has the width {rows.shape[-1]}, which no official model has, and does not state its number of attention "
         "heads",
         "state this number in the file, as the entry 'heads' of the metadata (.safetensors) or of the dictionary "
         "'args' (torch.save)",
@@ -190,7 +190,7 @@ def note_defaults(file: ck.Checkpoint, family: str, stated: int | None, heads: i
     if stated is None:
         file.assume(f"{heads} attention heads, as in the official model of the same width")
     if classes == IMAGENET and "label_set" not in file.metadata:
-        file.assume(f"its {IMAGENET} classes are taken for those of ImageNet")
+        file.assume(f"FastAR assumes that its {IMAGENET} classes are the classes of ImageNet")
 
 
 def _has_null_class(file: ck.Checkpoint, classes: int | None) -> bool:
@@ -207,8 +207,8 @@ def _has_null_class(file: ck.Checkpoint, classes: int | None) -> bool:
     if classes is not None:
         if classes not in (rows, rows - 1):
             raise UserError(
-                f"{field}: {file.path.name} has {rows} class rows, which do not fit {classes} classes with or without "
-                f"a null class; state {rows - 1} classes (with a null class) or {rows} classes (without)"
+                f"{field}: {file.path.name} has {rows} class rows, which do not fit {classes} classes; state "
+                f"{rows - 1} classes if the last row is the null class, or else {rows} classes"
             )
         return classes == rows - 1
 
@@ -222,7 +222,7 @@ def _has_null_class(file: ck.Checkpoint, classes: int | None) -> bool:
             meaning = f"{rows - 1} classes and the null class of guidance"
         else:
             meaning = f"{rows} classes, without a null class"
-        file.assume(f"its {rows} class rows are taken for {meaning}, which the file does not state")
+        file.assume(f"FastAR assumes that its {rows} class rows are {meaning}, because the file does not state it")
 
     return null
 
@@ -287,15 +287,15 @@ def find_grid(
     if requested is not None:
         for side, where in ((stated, "states"), (measured, "has a table of positions for")):
             if side not in (None, requested):
-                file.assume(f"{requested}x{requested} tokens as requested; the file {where} {side}x{side}")
+                file.assume(f"{requested}x{requested} tokens as requested, but the file {where} {side}x{side}")
         if not 2 <= requested <= LARGEST_GRID:
-            raise UserError(f"grid: {requested} tokens a side is outside 2 to {LARGEST_GRID}; choose auto")
+            raise UserError(f"grid: {requested} tokens per side are not possible; choose 2 to {LARGEST_GRID}, or auto")
         return requested
 
     if stated is not None:
         if measured not in (None, stated):
             file.assume(
-                f"{stated}x{stated} tokens as the file states; it has a table of positions for {measured}x{measured}"
+                f"{stated}x{stated} tokens as the file states, but its table of positions is for {measured}x{measured}"
             )
         return stated
 
@@ -308,8 +308,8 @@ def find_grid(
     if len(named) != 1:
         found = "has several image sizes in its name" if named else "does not state the size of its images"
         raise UserError(
-            f"grid: {file.path.name} {found}; "
-            "choose 16 (256 pixels), 24 (384), 32 (512) or 64 (1024), as it was trained"
+            f"grid: {file.path.name} {found}; choose the grid with which the model was trained: 16 (256 pixels), 24 "
+            "(384), 32 (512) or 64 (1024)"
         )
 
     (side,) = named

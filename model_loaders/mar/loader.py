@@ -62,7 +62,7 @@ def load_mar(
     stated = latent_metadata(file, config.channels)
     note_defaults(file, "mar", heads, config.heads, config.classes)
     if file.number("label_drop_prob", None, 0.0, 1.0, file.arguments) == 0:
-        file.assume("it was trained without dropping labels (label_drop_prob 0), so guidance (cfg) has no meaning")
+        file.assume("the training never dropped labels (label_drop_prob 0), so guidance (cfg) has no meaning")
 
     net = ck.load_strictly(
         file,

@@ -113,9 +113,10 @@ def _config(file: ck.Checkpoint) -> NextStepConfig:
     """The shape of the weights, and the numbers that only the configuration states."""
     settings = file.settings("config", beside=True)
     if not settings:
-        raise file.error("has no config.json, which states its norms and positions", "put the one of the model there")
+        raise file.error("has no config.json, which must state its norms and positions", "put the config.json of this "
+        "model into the folder")
     if any(name.endswith("self_attn.o_proj.bias") for name in file.state):
-        raise file.error("has biases in o_proj, which no published NextStep has", "choose another model")
+        raise file.error("has biases in o_proj, which no published NextStep has", "choose a different model")
 
     fields = language_part(file, settings)
     expect_fixed(file, fields, {"model_type": _TYPES, **dict.fromkeys(_OFF, (False,))})
@@ -169,7 +170,7 @@ def _start(file: ck.Checkpoint, named: Mapping[str, int]) -> int | None:
     if name is None:
         return None
     if name not in named:
-        raise file.error(f"has a tokenizer whose bos_token {ck.shown(name)} is no token of it", _OWN_TOKENIZER)
+        raise file.error(f"has a tokenizer whose bos_token {ck.shown(name)} is not one of its tokens", _OWN_TOKENIZER)
     return named[name]
 
 
@@ -241,7 +242,7 @@ def _latent_config(file: ck.Checkpoint, shape: KLConfig) -> LatentConfig:
     """
     settings = file.settings("config", beside=True)
     if not settings:
-        raise file.error("has no config.json beside it, which states how latents are scaled", REMEDY)
+        raise file.error("has no config.json beside it, which must state how latents are scaled", REMEDY)
 
     expect_stated(file, settings, {"ch": shape.ch, "num_res_blocks": shape.blocks, "z_channels": shape.z_channels})
     expect_fixed(file, settings, {"encoder_norm": (True, False)})

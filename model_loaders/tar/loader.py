@@ -149,7 +149,7 @@ def _special_tokens(
     unstated = [key for key in ids if settings.get(key) is None]
     if unstated and rows <= max(_OFFICIAL_IDS.values()):
         raise file.error(
-            f"has {rows} tokens, but nothing states which of them are image codes ({unstated[0]} in config.json)",
+            f"has {rows} tokens, but config.json does not state which of them are image codes ({unstated[0]})",
             "choose a Tar, not a plain language model" if len(unstated) == len(ids) else REMEDY,
         )
 
@@ -160,7 +160,7 @@ def _special_tokens(
     beyond = chat is not None and max(chat) >= rows
     if last_code < code or not 1 <= scales <= SCALES or overlap or beyond:
         raise file.error(
-            f"has {rows} token ids, but the ids of its special tokens contradict each other or this number: {image} "
+            f"has {rows} token ids, but the ids of its special tokens do not fit this number or one another: {image} "
             f"for the start of an image, {scale} to {last_scale} for scales, {code} to {last_code} for image codes"
             + (f", {chat[0]} and {chat[1]} for a chat" if chat is not None else ""),
             "choose a Tar with its own config.json and tokenizer",
@@ -312,7 +312,8 @@ def _grid(file: ck.Checkpoint, config: LlamaConfig, arguments: Mapping[str, Any]
         side = square_root(tokens)
         if side is None or stated not in (None, side) or prefix is not None and rows != tokens + prefix - 1:
             raise file.error(
-                f"has {rows} positions, but arguments of {tokens} image tokens after {prefix or 'its'} condition rows"
+                f"has {rows} positions, but its arguments state {tokens} image tokens after {prefix or 'its'} "
+                "condition rows"
             )
         stated = side
 

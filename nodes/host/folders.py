@@ -77,7 +77,9 @@ def input_image(name: str) -> Path:
         found = False
 
     if not found:
-        raise UserError(f"image: there is no image {name[:80]!r} in ComfyUI's folders; upload or choose one.")
+        raise UserError(
+            f"image: there is no image {name[:80]!r} in ComfyUI's folders; upload the image, or choose a different one."
+        )
     return path
 
 
@@ -109,8 +111,8 @@ def expect_writable(prefix: str, ending: str, field: str) -> None:
     path = Path(os.path.realpath(os.path.join(folder, os.path.normpath(prefix))))
     if not path.is_relative_to(folder) or path == Path(folder):
         raise UserError(
-            f"{field}: {prefix[:80]!r} is not a name in the output folder; give one without '..' and without a drive "
-            "or a leading slash."
+            f"{field}: {prefix[:80]!r} is not inside the output folder; give a name without '..', without a drive and "
+            "without a leading slash."
         )
 
     writable(path.parent, field, f"{path.name}_00001_{ending}")

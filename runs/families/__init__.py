@@ -129,7 +129,7 @@ class Family(ABC):
         reads = decoder.net.config.z_channels
         if makes != reads:
             raise UserError(
-                f"decoder: {decoder.name} decodes {reads} latent channels, but {model.name} makes {makes}; choose "
+                f"decoder: {decoder.name} decodes {reads} latent channels, but {model.name} generates {makes}; choose "
                 "auto, or the decoder that the model was trained with."
             )
 

@@ -194,7 +194,7 @@ FAMILY = _NextStep(
     files="nextstep",
     reads=("prompt", "image prompt"),
     reads_negatives=True,
-    one_grid="because width and height set that of a NextStep",
+    one_grid="because width and height set the grid of a NextStep",
     usual_samplers=("nextstep",),
     samplers=(Entry("nextstep", "NextStep", nextstep, check, NextStepSettings, ("nextstep",), baseline=True),),
 )

@@ -162,7 +162,7 @@ def _inputs(model: BlockModel, condition: MaskedCondition, guided: bool, grid: t
         return Inputs(prefix, None, first)
 
     if not condition.texts:
-        raise UserError("condition: it holds no prompt; write at least one.")
+        raise UserError("condition: it holds no prompt; give at least one.")
     expect_null_prompt(condition, model.name)
     ids: Sequence[Sequence[int]] = [model.prompt(text) for text in condition.texts]
     if guided:
@@ -182,7 +182,7 @@ def given_tokens(model: BlockModel, edit: Edit, grid: tuple[int, int], device: t
     if start.ndim != 4 or start.shape[1] != channels:
         raise UserError(
             f"latent_image: its shape is {list(start.shape)}, but {model.name} has latents of {channels} channels; "
-            "encode an image with VAE Encode and the vae of the same loader."
+            "encode an image with VAE Encode and the vae of the model's loader."
         )
     if tuple(start.shape[2:]) != grid:
         height, width = (side * model.stride for side in grid)

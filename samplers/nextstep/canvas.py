@@ -105,7 +105,7 @@ def nextstep_canvas(
     clock = Clock(device)
     branches = branches_of(model, condition, settings, grid)
     if settings.cfg_img != 1 and branches.number < 3:
-        report.remark("cfg_img had no effect: it needs an image that is changed, and guidance")
+        report.remark("cfg_img had no effect, because it needs an original image and cfg above 1")
     if isinstance(condition, ImagePromptCondition) and model.edits is None:
         report.remark(f"{model.name} is not known to have been trained to edit; it may ignore the image")
 
@@ -127,7 +127,7 @@ def expect_readable(condition: NextStepCondition, model: NextStepModel) -> None:
     else:
         expect_kind(condition, model.condition, model.name)
     if not condition.texts:
-        raise UserError("condition: it holds no prompt; write at least one.")
+        raise UserError("condition: it holds no prompt; give at least one.")
 
 
 def branches_of(
@@ -192,8 +192,8 @@ def given_tokens(model: NextStepModel, edit: Edit, grid: tuple[int, int], device
     c = model.net.config
     if start.ndim != 4 or start.shape[1] != c.channels:
         raise UserError(
-            f"latent_image: it has the shape {list(start.shape)}, but {model.name} makes latents of {c.channels} "
-            "channels; encode an image with VAE Encode and the vae of the same loader."
+            f"latent_image: it has the shape {list(start.shape)}, but {model.name} generates latents of {c.channels} "
+            "channels; encode an image with VAE Encode and the vae of the model's loader."
         )
 
     height, width = grid
@@ -201,9 +201,9 @@ def given_tokens(model: NextStepModel, edit: Edit, grid: tuple[int, int], device
         pixels = model.stride // c.patch
         own_height, own_width = (side * pixels for side in start.shape[2:])
         raise UserError(
-            f"latent_image: it has {own_width} x {own_height} pixels, but the image to generate has "
-            f"{width * model.stride} x {height * model.stride}; set width and height to the size of the image, or "
-            "encode an image of that size with VAE Encode."
+            f"latent_image: this image has {own_width} x {own_height} pixels, but the image to generate has "
+            f"{width * model.stride} x {height * model.stride}; set width to {own_width} and height to {own_height}, "
+            f"or encode an image of {width * model.stride} x {height * model.stride} with VAE Encode."
         )
     return to_tokens(start.to(device, torch.float32), c.patch)
 

@@ -72,7 +72,9 @@ def expect_steps(settings: NextStepSettings) -> None:
     stated = {"diffusion_steps": settings.diffusion_steps, "diffusion_steps_end": settings.diffusion_steps_end}
     for name, steps in stated.items():
         if settings.solver == EM and steps == 1:
-            raise UserError(f"{name}: the solver em returns noise after 1 step; use at least 2, or solver em0.")
+            raise UserError(
+                f"{name}: with a single step, the solver em returns noise; use at least 2 steps, or the solver em0."
+            )
 
 
 def tokens_one_by_one(canvas: NextStepCanvas) -> Sampler:

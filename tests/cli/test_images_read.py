@@ -163,7 +163,7 @@ def test_the_type_of_an_array_states_its_white(mask):
 
 def test_numbers_without_a_white_are_refused():
     for numbers in (np.full((4, 4), 1 << 30, np.int32), np.full((4, 4), np.nan, np.float32)):
-        with pytest.raises(UserError, match="^image: it holds numbers up to .*; give an image of 8 or 16"):
+        with pytest.raises(UserError, match="^image: it holds numbers up to .*; give an 8-bit or 16-bit"):
             batch_of(Image.fromarray(numbers))
         with pytest.raises(UserError, match="^mask: it holds numbers up to"):
             masks_given(Image.fromarray(numbers))
@@ -218,7 +218,7 @@ def test_half_transparent_is_half_painted():
 def test_a_black_stroke_is_refused_with_the_remedy(of_mar):
     start = of_mar.sample("cat", seed=1, **QUICK).latents
     for mask in (stroke(BLACK, BLACK), stroke(BLACK, WHITE), [stroke(WHITE, WHITE), stroke(BLACK, WHITE)]):
-        with pytest.raises(UserError, match="^mask: the visible part of the mask is black, .*; use white"):
+        with pytest.raises(UserError, match="^mask: the visible part of the mask is black, .*; paint the area"):
             of_mar.sample("cat", image=start, mask=mask, seed=2, **QUICK)
     with pytest.raises(UserError, match="^mask: it is empty"):
         of_mar.sample("cat", image=start, mask=Image.new("RGBA", (4, 4)), seed=2, **QUICK)

@@ -52,14 +52,14 @@ def test_an_image_is_edited(cli, editor):
         ("--grid 4", "grid: no sampler of this run uses this option, because width and height"),
         ("--draft demo", "draft: no sampler of this run uses this option"),
         ("--samplers zipar", "samplers: zipar"),
-        ("--label 3", "label: .* reads a prompt, not a class"),
+        ("--label 3", "label: .* read prompts, not classes"),
         ("--set width=18", "width: .* cannot be divided into tokens of 4 x 4 pixels"),
         ("--set cfg=0.5", "cfg: 0.5 is outside 1 to 20"),
         ("--set parallel=2", "parallel: .*needs a model of discrete tokens"),
         ("--dtype fp16", "dtype: .*nobody has tested it in fp16"),
         ("--batch 3 --set diffusion_steps=2", "batch: the noise of 3 images with 2 diffusion steps needs more than"),
-        ("--image SOURCE --freedom 3", "freedom: NextStep-1-Large-Edit-256px has no such guidance; set cfg_img"),
-        ("--image SOURCE --negative blurry", "negative: with an image .* a negative text of their own"),
+        ("--image SOURCE --freedom 3", "freedom: NextStep-1-Large-Edit-256px does not use this setting"),
+        ("--image SOURCE --negative blurry", "negative: with --image, .* use their own negative text"),
     ],
     ids=str,
 )
@@ -86,7 +86,7 @@ def test_an_image_is_edited_in_python_too(editor):
     assert made.latents.shape == (1, 4, 4, 8) and not torch.equal(
         made.latents, pipe.sample("night", **settings).latents
     )
-    with pytest.raises(UserError, match="^freedom: NextStep-1-Large-Edit-256px has no such guidance; set cfg_img"):
+    with pytest.raises(UserError, match="^freedom: NextStep-1-Large-Edit-256px does not use this setting"):
         pipe.sample("night", image=Image.open(SOURCE), freedom=3.0, **settings)
     with pytest.raises(UserError, match="^negative: "):
         pipe.sample("night", image=Image.open(SOURCE), negative="blurry", **settings)

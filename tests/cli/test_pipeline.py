@@ -195,8 +195,8 @@ def test_latents_and_codes_are_decoded_by_pipeline_and_decoder(pipeline, files):
     (torch.zeros(2, 3, 4, 4),
      r"^latents: the decoder reads latents of the shape \[batch, 4, height, width\], but got \[2, 3"),
     (torch.zeros(0, 4, 4, 4), "^latents: the decoder reads"),
-    ([1.0], "^latents: the decoder reads .* got list"),
-    (torch.full((1, 4, 2, 2), torch.nan), "^latents: they hold numbers that are not finite"),
+    ([1.0], "^latents: the decoder reads .* list"),
+    (torch.full((1, 4, 2, 2), torch.nan), "^latents: some numbers are not finite"),
 ])  # fmt: skip
 def test_latents_that_cannot_be_decoded(files, wrong, message):
     with pytest.raises(UserError, match=message):
@@ -331,7 +331,7 @@ def test_values_that_take_no_memory_until_they_are_read(of_mar, pipeline):
             pipe.encode(pixels)
 
     latents = torch.zeros(1, 1, 1, 1).expand(1, of_mar.model.net.config.channels, 10**7, 10**7)
-    with pytest.raises(UserError, match="^memory: there is too little memory to decode even a single image"):
+    with pytest.raises(UserError, match="^memory: there is not enough memory to decode even a single image"):
         of_mar.decode(latents)
 
 

@@ -163,7 +163,7 @@ PATHS = {
 def test_the_home_of_an_unknown_user_is_named_in_every_path(cli, tiny_demo, sentence, tmp_path, line):
     ending = {"out": ".png", "maps": ".png", "json": ".json"}.get(PATHS[line], "")
     text = sentence(cli(line, f"~nosuchuser/x{ending}"))
-    assert text.startswith(f"{PATHS[line]}: the home folder in ~nosuchuser/x{ending} is not known"), text
+    assert text.startswith(f"{PATHS[line]}: the home folder in ~nosuchuser/x{ending} is unknown"), text
     assert not list(tmp_path.iterdir())
 
 

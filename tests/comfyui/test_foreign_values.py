@@ -101,11 +101,11 @@ KSAMPLER = {
 }
 IN_SWITCH = ["switch", 0]
 OURS_AT_CORE = {
-    "a model at KSampler": (MODEL, "KSampler", KSAMPLER, "LATENT", "model: it is a model of FastAR"),
+    "a model at KSampler": (MODEL, "KSampler", KSAMPLER, "LATENT", "model: this node cannot read a model of FastAR"),
     "a model at CLIP Text Encode": (MODEL, "CLIPTextEncode", {"clip": IN_SWITCH, "text": "x"}, "ANY", "model: "),
     "a model at VAE Decode": (MODEL, "VAEDecode", {"vae": IN_SWITCH, "samples": ["size", 0]}, "IMAGE", "model: "),
-    "a VAE at KSampler": (VAE, "KSampler", KSAMPLER, "LATENT", "vae: it is a vae of FastAR"),
-    "labels at KSampler": (LABELS, "KSampler", KSAMPLER, "LATENT", "condition: it is a condition of FastAR"),
+    "a VAE at KSampler": (VAE, "KSampler", KSAMPLER, "LATENT", "vae: this node cannot read a vae of FastAR"),
+    "labels at KSampler": (LABELS, "KSampler", KSAMPLER, "LATENT", "condition: this node cannot read a condition"),
     "labels at a node of conditionings": (
         LABELS,
         "ConditioningCombine",
@@ -116,7 +116,7 @@ OURS_AT_CORE = {
     "labels at another": (LABELS, "ConditioningZeroOut", {"conditioning": IN_SWITCH}, "ANY", "condition: "),
     "labels as an image": (LABELS, "ImageInvert", {"image": IN_SWITCH}, "IMAGE", "condition: "),
     "labels as a latent": (LABELS, "LatentUpscale", None, "LATENT", "condition: "),
-    "caches at KSampler": (CACHE, "KSampler", KSAMPLER, "LATENT", "cache: it is a cache of FastAR"),
+    "caches at KSampler": (CACHE, "KSampler", KSAMPLER, "LATENT", "cache: this node cannot read a cache of FastAR"),
 }
 UPSCALE = {"samples": IN_SWITCH, "upscale_method": "bilinear", "width": 64, "height": 64, "crop": "disabled"}
 
@@ -125,7 +125,7 @@ UPSCALE = {"samples": IN_SWITCH, "upscale_method": "bilinear", "width": 64, "hei
 def test_a_value_of_ours_at_a_node_of_core_is_a_sentence(comfy, case):
     value, kind, inputs, shows, words = OURS_AT_CORE[case]
     sentence = refused(comfy, behind_a_switch(value, kind, inputs or UPSCALE, shows))
-    assert sentence.startswith(words) and "which this node cannot read" in sentence
+    assert sentence.startswith(words) and "connect the" in sentence
 
 
 FOREIGN = {

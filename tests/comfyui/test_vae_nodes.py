@@ -276,7 +276,7 @@ def test_it_is_cores_vae_with_all_of_its_names(host, loader):
 @pytest.mark.parametrize("node", sorted(OF_IMAGES))
 def test_nodes_of_images_work(host, nodes, node, loader):
     if loader == "binary" and node.endswith("Tiled"):
-        assert "normalises with statistics of the whole image" in sentence(host, nodes, node, loader)
+        assert "normalises over the whole image" in sentence(host, nodes, node, loader)
         return
 
     shape = LATENTS[loader]
@@ -376,8 +376,8 @@ def test_nodes_that_look_for_a_name_end_in_a_sentence(host, nodes, node, loader)
         pytest.skip("ComfyUI 0.27 reads the model before the VAE, and the model of this test is a stand-in")
 
     assert sentence(host, nodes, node, loader) == (
-        f"vae: this one is for single images and has no {BY_NAMES[node]}; connect the VAE of the model that the node "
-        "is for."
+        f"vae: a VAE of FastAR is for single images only and has no {BY_NAMES[node]}, which this node needs; connect a "
+        "different VAE."
     )
 
 

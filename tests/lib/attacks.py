@@ -126,7 +126,7 @@ PICKLES = (
     # 100 bytes that allocate 268 MB: bytearray(n), which torch's weights-only unpickler calls.
     ("bytearray_of_megabytes", "no tensors", b"}X\x01\0\0\0acbuiltins\nbytearray\nJ\0\0\0\x10\x85Rs."),
     # torch.Tensor(n) allocates 8 GB, by its class instead of a storage.
-    ("tensor_of_gigabytes", "into memory now", b"}X\x01\0\0\0actorch\nTensor\nJ\0\0\0\x7f\x85Rs."),
+    ("tensor_of_gigabytes", "into its memory now", b"}X\x01\0\0\0actorch\nTensor\nJ\0\0\0\x7f\x85Rs."),
     # Thirty times _codecs.encode(x, "hex"): each doubles the length, to gigabytes.
     (
         "doubling_codec",
@@ -189,7 +189,7 @@ def legacy_storage_that_grows(folder: Path) -> Path:
     return legacy(folder, state, (1).to_bytes(8, "little") + bytes(4))
 
 
-@attack("mar", "states more weights")
+@attack("mar", "the weights that it states")
 def expanded_tensor(folder: Path) -> Path:
     """Strides of zero: one element as a terabyte."""
     torch.save({"a": torch.ones(1).expand(10**6, 10**6)}, folder / "x.pt")
@@ -208,7 +208,7 @@ registered("code_in_a_zip", "mar", "mkdir", lambda f: code(f / "x.pt", True))
 registered("code_in_the_old_format", "mar", "before 2020", lambda f: code(f / "x.safetensors", False))
 
 
-@attack("mar", "more bytes than it has")
+@attack("mar", "is shorter than it states")
 def overlapping_records(folder: Path) -> Path:
     """A thousand records that all lie on the same 100 kB: 100 MB when they are read."""
     path = archive_with(folder / "x.pt", b"\x80\x02}.", **{"0": bytes(100_000)})

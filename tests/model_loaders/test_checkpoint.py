@@ -145,7 +145,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
     refused(lambda: read(tmp_path), "folder")
     if hasattr(os, "mkfifo"):  # is not waited for
         os.mkfifo(tmp_path / "x.safetensors")
-        refused(lambda: read(tmp_path / "x.safetensors"), "no ordinary file")
+        refused(lambda: read(tmp_path / "x.safetensors"), "a special file")
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_what_is_no_file(tmp_path: Path) -> None:
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 1\n", "a Git LFS pointer"),
         (b"\n<!DOCTYPE html><html></html>", "a web page"),
         (b"GGUF\x03\x00\x00\x00\x00\x00", "a GGUF file"),
-        (b"\x80\x04N.", "a bare pickle"),
+        (b"\x80\x04N.", "a pickle that torch.save did not write"),
         (b"\x00\x01", "cut short: it has 2 bytes"),
         (bytes(range(256)) * 4, "not a weight file"),
         (b"PK\x03\x04 and then nothing", "change the ending"),
@@ -198,7 +198,7 @@ LOOP["model"] = LOOP
         ({"model": {"a": 1.0}}, "holds no tensors"),
         ({1: torch.ones(1)}, "holds no tensors"),
         (LOOP, "holds no tensors"),
-        ({"a": torch.ones(1).expand(10**6, 10**6)}, "states more weights than it has bytes for"),
+        ({"a": torch.ones(1).expand(10**6, 10**6)}, "is shorter than the weights that it states"),
     ],
 )
 def test_pickled_without_weights(tmp_path: Path, content: object, words: str) -> None:
@@ -211,7 +211,7 @@ def test_pickles_claim_at_most_twice_the_bytes_of_their_file(tmp_path: Path) -> 
     torch.save({"a": shared, "b": shared[:9000]}, path)  # tied weights
     assert len(read(path).state) == 2
     torch.save({"a": shared, "b": shared, "c": shared}, path)
-    refused(lambda: read(path), "states more weights")
+    refused(lambda: read(path), "the weights that it states")
 
 
 def test_arguments_that_are_plain_are_kept(tmp_path: Path) -> None:
@@ -376,7 +376,7 @@ def test_records_are_stored_as_they_are_and_once(tmp_path: Path) -> None:
         again.filename = "x/data/1"
         file.filelist.append(again)
         file._didModify = True  # so that the directory is written
-    refused(lambda: read(path), "claims more bytes than it has")
+    refused(lambda: read(path), "is shorter than it states")
 
 
 NO_ROOM = (
@@ -402,7 +402,7 @@ def test_a_file_that_memory_has_no_room_for_is_not_called_damaged(
 
     with pytest.raises(UserError) as caught:
         read(path)
-    assert "more than this machine can map into memory now" in str(caught.value)
+    assert "this machine cannot map into its memory now" in str(caught.value)
     assert "page file" in str(caught.value) and "damaged" not in str(caught.value)
 
 
@@ -520,7 +520,7 @@ def test_no_initial_weights_are_drawn() -> None:
         ({"b": torch.ones(1)}, "1 unexpected (b)"),
         ({"a.bias": torch.ones(3, 1)}, "1 misshaped (a.bias is 3x1, not 2)"),
         ({"a.bias": torch.tensor([1.0, float("nan")]).to(torch.float8_e5m2)}, "NaN or infinite weights in a.bias"),
-        ({"a.bias": torch.ones(2).to_sparse()}, "no plain weights"),
+        ({"a.bias": torch.ones(2).to_sparse()}, "instead of ordinary weights"),
         ({"a.bias": torch.tensor([1.0, 1e6])}, "too large for torch.float16"),
     ],
     ids=["missing", "unexpected", "misshaped", "fp8", "sparse", "large"],

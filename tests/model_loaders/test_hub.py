@@ -145,8 +145,8 @@ def test_a_menu_leaves_out_what_is_catalogued_for_another(family: str, own: int)
     ("choice", "family", "remedy"),
     [
         ("kl16", "mar", "^checkpoint: kl16 .*choose it in the input decoder$"),
-        ("par-xl-4x", "mar", "^checkpoint: par-xl-4x .*choose another"),
-        ("kl16 (download 266 MB)", "vq", "^decoder: kl16 .*choose another"),
+        ("par-xl-4x", "mar", "^checkpoint: par-xl-4x .*choose a different entry"),
+        ("kl16 (download 266 MB)", "vq", "^decoder: kl16 .*choose a different entry"),
         ("flan-t5-xl", "llamagen", "^checkpoint: flan-t5-xl .*choose it in the input encoder of LlamaGen Prompt$"),
         ("tar-7b", "dtok", "^checkpoint: tar-7b is a Tar language model, not a Tar de-tokenizer"),
         ("ta-tok", "dtok", "^checkpoint: ta-tok .*choose it in the input ta_tok of Load Tar De-tokenizer$"),
@@ -240,7 +240,7 @@ def test_a_link_that_leads_nowhere_is_named(tmp_path: Path, without_hub: None) -
 
     links = {"linked.safetensors": "linked.safetensors", "folder\\own.safetensors": "folder", "loop": "loop"}
     for choice, link in links.items():
-        said = f"is not here, because {re.escape(str(models / link))} is a link to .*; connect the drive"
+        said = f"cannot be found, because {re.escape(str(models / link))} is a link to .*; connect the drive"
         with pytest.raises(UserError, match=said):
             hub.check(choice, "mar", [tmp_path / "none", models], [choice])
         with pytest.raises(UserError, match=said):

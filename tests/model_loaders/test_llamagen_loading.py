@@ -150,7 +150,7 @@ class TestNullClass:
     def test_what_a_file_states(self, tmp_path: Path, rows, stated, classes, null, noted) -> None:
         model = load_llamagen(self.rows(tmp_path, rows, **stated))
         assert (model.net.config.condition_size, model.net.config.null) == (classes, null)
-        assert ("class rows are taken for" in model.note) == noted
+        assert ("FastAR assumes that its" in model.note) == noted
         assert len(model.net.cls_embedding.embedding_table.weight) == rows
 
     def test_the_user_goes_first(self, tmp_path: Path) -> None:
@@ -241,7 +241,7 @@ def test_grid_from_a_rotation_table(tiny, config: LlamaConfig) -> None:
     longer = load_llamagen(tiny(config, "c2i_B_256", rows + 3))
     assert longer.grid == 8 and f"RoPE table of {rows + 3} rows is taken for 8x8 tokens" in longer.note
     save_file({**weights(config), "freqs_cis": torch.zeros(())}, path)
-    with pytest.raises(UserError, match="^checkpoint: .* misshaped"):
+    with pytest.raises(UserError, match="^checkpoint: .* wrong shape"):
         load_llamagen(path, heads=2)
 
 

@@ -268,7 +268,7 @@ SPECIAL = "spe_tok_embeddings.special_embeddings.weight"
         ("gpt", with_("layers.7.ffn_norm.weight", 16), "not numbered 0 to 2"),
         ("gpt", with_(QKV, 47, 16), "does not fit the attention weights"),
         ("gpt", with_(CLASSES, 1, 16), "missing or empty"),
-        ("gpt", with_(CLASSES, 1, 2, 16), "a weight is misshaped"),
+        ("gpt", with_(CLASSES, 1, 2, 16), "a weight has a wrong shape"),
         ("gpt", with_(SPECIAL, 4, 16), "4 transition tokens"),
         ("dtok", without("abs_pe"), "abs_pe is missing"),
         ("dtok", with_("abs_pe", 19), "misshaped"),

@@ -138,11 +138,11 @@ def test_a_start_token_comes_from_the_tokenizers_own_configuration(folder):
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda p: (p / "config.json").unlink(), "has no config.json, which states its norms"),
+        (lambda p: (p / "config.json").unlink(), "has no config.json, which must state its norms"),
         (lambda p: change(p / "config.json", use_gen_pos_embed=True), "states use_gen_pos_embed = true"),
         (lambda p: change(p / "config.json", attention_use_qk_norm=True), "states attention_use_qk_norm = true"),
         (lambda p: change(p / "config.json", model_type="llama"), "states model_type = 'llama'"),
-        (lambda p: change(p / "config.json", latent_channels=16), "has latent_channels = 16 .* weights of 4"),
+        (lambda p: change(p / "config.json", latent_channels=16), "states latent_channels = 16 .* weights have 4"),
         (lambda p: change(p / "config.json", latent_patch_size=3), "but 3 x 3 latents need a multiple of 9"),
         (lambda p: change(p / "config.json", fm_head_dim=64), "has fm_head_dim = 64 .* weights of 48"),
         (lambda p: change(p / "config.json", boi=300), r"states boi = 300 .* <\|begin_of_image\|> is 305"),
@@ -251,8 +251,8 @@ def test_encoding_and_decoding_are_in_the_scale_of_the_tokens():
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (lambda p: (p / "config.json").unlink(), "has no config.json beside it, which states how latents are scaled"),
-        (lambda p: change(p / "config.json", z_channels=16), "has z_channels = 16 .* weights of 4"),
+        (lambda p: (p / "config.json").unlink(), "has no config.json beside it, which must state how latents"),
+        (lambda p: change(p / "config.json", z_channels=16), "states z_channels = 16 .* weights have 4"),
         (lambda p: change(p / "config.json", encoder_norm="layer"), "states encoder_norm = 'layer'"),
         (lambda p: change(p / "config.json", scaling_factor=0), "states scaling_factor = 0"),
     ],

@@ -111,10 +111,10 @@ PICKLES: dict[str, tuple[bytes, str]] = {
     "protocol 4": (saved({"model": STATE}, pickle_protocol=4), "not a checkpoint of torch.save (Unsupported operand"),
     "object beside the weights": (saved({"model": STATE, "x": Thing()}), ".Thing, which may run code, so nothing"),
     "NumPy weights": (saved({k: v.numpy() for k, v in STATE.items()}), "holds numpy."),
-    "sparse": (saved({**STATE, FIRST: STATE[FIRST].to_sparse()}), "sparse, quantised or without numbers (class"),
-    "without numbers": (saved({**STATE, FIRST: STATE[FIRST].to("meta")}), "is sparse, quantised or without numbers"),
-    "quantised tensor": (quantised_by_torch(), "sparse, quantised or without numbers ("),
-    "heads": (saved(STATE), "does not state the number of its attention heads"),
+    "sparse": (saved({**STATE, FIRST: STATE[FIRST].to_sparse()}), "sparse, quantised or without values (class"),
+    "without numbers": (saved({**STATE, FIRST: STATE[FIRST].to("meta")}), "is sparse, quantised or without values"),
+    "quantised tensor": (quantised_by_torch(), "sparse, quantised or without values ("),
+    "heads": (saved(STATE), "does not state its number of attention heads"),
 }
 FORMATS: dict[str, tuple[bytes, str]] = {
     "bitsandbytes nf4": (in_format({"weight": BYTES, "weight.absmax": ONE, "weight.quant_map": ONE,

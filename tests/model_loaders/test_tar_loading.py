@@ -161,17 +161,17 @@ def test_repetition_penalty_of_the_checkpoint(folder: Path, value: object, expec
 
 # Entries of config.json to the values that are refused, and a word of the refusal where it is not the entry.
 SENSELESS = {
-    "image_end_token_id": (40, (19, "contradict .* 20 to 19 for image codes")),
+    "image_end_token_id": (40, (19, "do not fit .* 20 to 19 for image codes")),
     "image_start_token_id": (
         "<I0>",
         -1,
         1.5,
-        (18, "contradict each other"),
-        (None, "nothing states which of them are image codes"),
+        (18, "do not fit this number or one another"),
+        (None, "config.json does not state which of them are image codes"),
     ),
-    "scale_start_token_id": ((19, "contradict .* for scales"),),
-    "scale_end_token_id": ((19, "contradict .* for scales"), (15, "contradict .* for scales")),
-    "image_start_tag_id": ((25, "this number: 25 for the start"), (16, "this number: 16 for the start")),
+    "scale_start_token_id": ((19, "do not fit .* for scales"),),
+    "scale_end_token_id": ((19, "do not fit .* for scales"), (15, "do not fit .* for scales")),
+    "image_start_tag_id": ((25, "one another: 25 for the start"), (16, "one another: 16 for the start")),
     "semantic_side": (2, 129),
 }
 

@@ -36,11 +36,11 @@ def test_a_limit_of_the_file_does_not_cut_a_prompt(tmp_path: Path) -> None:
 
 def test_the_library_says_what_is_wrong(tmp_path: Path) -> None:
     part = {"type": "NoSuchPart"}
-    refused(tmp_path, r"is not a tokenizer \(.*\); get the official file", normalizer=part)
+    refused(tmp_path, r"is not a tokenizer \(.*\); download the official tokenizer", normalizer=part)
     # Tables on which the library panics when they are read, and at a prompt; a panic is no Exception.
     refused(tmp_path, "is not a tokenizer", normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAA"})
     made = load(tmp_path, normalizer={"type": "Precompiled", "precompiled_charsmap": "AAAAAA=="})
-    with pytest.raises(UserError, match=r"^checkpoint: tokenizer.json in .* cannot encode the prompt \(.*\); get the "):
+    with pytest.raises(UserError, match=r"^checkpoint: tokenizer.json in .* cannot encode the prompt \(.*\); download"):
         made.encode("ab")
 
 

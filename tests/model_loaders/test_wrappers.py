@@ -150,7 +150,7 @@ def test_averaged_weights_are_taken_unless_the_user_says_otherwise(tmp_path: Pat
     content = {"model": TRAINED, **AVERAGES[key](AVERAGED)}
     model = load(tmp_path, content)
     assert holds(model, AVERAGED)
-    assert model.note == "averaged (EMA) weights of the file; it holds the trained ones, too"
+    assert model.note == "averaged (EMA) weights; the file also holds the trained weights"
     assert holds(load(tmp_path, content, "ema"), AVERAGED)
     trained = load(tmp_path, content, "trained")
     assert holds(trained, TRAINED) and trained.note == ""
@@ -163,7 +163,7 @@ def test_averaged_weights_are_taken_unless_the_user_says_otherwise(tmp_path: Pat
 def test_averaged_weights_by_prefix(tmp_path: Path) -> None:
     content = {"state_dict": prefixed("ema_model.", AVERAGED) | prefixed("model.", TRAINED)}
     model = load(tmp_path, content)
-    assert holds(model, AVERAGED) and "it holds the trained ones, too" in model.note
+    assert holds(model, AVERAGED) and "the file also holds the trained weights" in model.note
     assert holds(load(tmp_path, content, "ema"), AVERAGED) and holds(load(tmp_path, content, "trained"), TRAINED)
     assert holds(load(tmp_path, COUNTED | prefixed("module.", AVERAGED), "ema"), AVERAGED)
 
@@ -272,7 +272,7 @@ def test_arguments_are_read_wherever_they_lie(tmp_path: Path) -> None:
         assert load_mar(tmp_path / "x.pth").net.config.heads == 4
     torch.save({"model": TRAINED, "args": {"heads": 4, "patch_size": 2, "label_drop_prob": 0.0}}, tmp_path / "x.pth")
     model = load_mar(tmp_path / "x.pth")
-    assert model.patch == 2 and "without dropping labels" in model.note
+    assert model.patch == 2 and "never dropped labels" in model.note
 
 
 @pytest.mark.parametrize("many", [1000, pytest.param(20_000, marks=pytest.mark.slow)])

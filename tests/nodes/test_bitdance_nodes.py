@@ -93,8 +93,8 @@ def test_a_decoder_takes_whole_images_only():
     vae = a_block().vae
     latents = bits(1, a_block().model, (4, 4))
     for tiled, field, remedy in (
-        (lambda: vae.decode_tiled(latents), "samples", "take VAE Decode"),
-        (lambda: vae.encode_tiled(torch.rand(1, 8, 8, 3)), "pixels", "take VAE Encode"),
+        (lambda: vae.decode_tiled(latents), "samples", "use VAE Decode"),
+        (lambda: vae.encode_tiled(torch.rand(1, 8, 8, 3)), "pixels", "use VAE Encode"),
     ):
         with pytest.raises(UserError, match=f"^{field}: the decoder tiny bits .* normalises .*; {remedy}"):
             tiled()
@@ -110,7 +110,7 @@ def test_without_memory_for_a_whole_image_it_says_so(monkeypatch):
     monkeypatch.setattr(vae, "_encode", full)
     with pytest.raises(UserError, match="^samples: .* tiles.*; memory is insufficient to decode it w"):
         vae.decode(torch.ones(1, 6, 4, 4))
-    with pytest.raises(UserError, match="^pixels: .* tiles.*; there is not enough memory to encode the w"):
+    with pytest.raises(UserError, match="^pixels: .* tiles.*; there is not enough memory to encode it at once"):
         vae.encode(torch.rand(1, 8, 8, 3))
 
 

@@ -69,7 +69,7 @@ USES = {
 def test_a_value_of_ours_at_a_node_of_others_is_a_sentence(kind, use):
     if kind == "vae" and use not in ("get_model_object", "tokenize", "movedim"):
         pytest.skip("a VAE of core's class")
-    with pytest.raises(UserError, match=f"^{kind}: it is a {kind} of FastAR, which this node cannot read .*; connect"):
+    with pytest.raises(UserError, match=f"^{kind}: this node cannot read a {kind} of FastAR .*; connect"):
         USES[use](OURS[kind]())
 
 

@@ -221,7 +221,7 @@ def test_a_report_of_another_class_is_written_in_every_form(form):
 
 def test_a_report_without_a_decided_token_makes_no_animation():
     given = value("report", **{**REPORT, "maps": {"step": STEP - 1}})
-    with pytest.raises(UserError, match="does not hold the steps in which the tokens"):
+    with pytest.raises(UserError, match="does not say in which step each token"):
         timelapse.TimeLapse.execute("x", 1.0, image_1=torch.zeros(1, 8, 8, 3), report_1=given)
 
 

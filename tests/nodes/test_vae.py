@@ -100,15 +100,15 @@ def test_without_memory_for_one_image_tiles_have_256_pixels(tiles, monkeypatch):
     assert [(asked["tile"], asked["overlap"]) for asked in tiles] == [((64, 64), 16), ((256, 256), 64)]
 
 
-TILES = "tiny works in tiles here, which change the colours and the contrast, because it normalises by statistics"
+TILES = "tiles change the colours and the contrast here, because tiny normalises over the whole image"
 
 
 @pytest.mark.parametrize(
     ("work", "said"),
     [
-        (lambda vae: vae.decode_tiled(torch.zeros(1, 2, 8, 9), 8, 8), "samples: {}; take VAE Decode, or unload"),
-        (lambda vae: vae.decode_tiled(torch.zeros(1, 2, 9, 8), 8, 8), "samples: {}; take VAE Decode, or unload"),
-        (lambda vae: vae.encode_tiled(torch.zeros(1, 32, 32, 3), 31, 40), "pixels: {}; take VAE Encode, or unload"),
+        (lambda vae: vae.decode_tiled(torch.zeros(1, 2, 8, 9), 8, 8), "samples: {}; use VAE Decode instead, and if"),
+        (lambda vae: vae.decode_tiled(torch.zeros(1, 2, 9, 8), 8, 8), "samples: {}; use VAE Decode instead, and if"),
+        (lambda vae: vae.encode_tiled(torch.zeros(1, 32, 32, 3), 31, 40), "pixels: {}; use VAE Encode instead, and if"),
         (lambda vae: vae.decode_tiled(torch.zeros(1, 2, 8, 8), 8, 8), ""),
         (lambda vae: vae.encode_tiled(torch.zeros(1, 32, 32, 3), 32, 32), ""),
     ],
@@ -117,7 +117,7 @@ def test_tiles_that_change_the_image_are_remarked(work, said, tiles, monkeypatch
     """In the log, and on core's node that runs; one tile that holds the image changes nothing."""
     monkeypatch.setattr(fake_comfy.state, "context", SimpleNamespace(prompt_id="run", node_id="4"))
     work(a_vae(side=32))
-    text = said.format(f"{TILES} of the whole image")
+    text = said.format(TILES)
     messages = [record.message for record in caplog.records]
     sent = [(event, about["node"]) for event, about, _ in fake_comfy.state.sent]
     if not said:
@@ -235,9 +235,9 @@ def test_a_decoder_that_enlarges_takes_one_tile_only(enlarging, tiles, monkeypat
     assert (encoded["size"], encoded["tile"], encoded["scale"]) == ((8, 8), (8, 8), 0.25)
 
     refused = "the decoder large cannot work in tiles, .*"
-    with pytest.raises(UserError, match=f"^samples: {refused}; take VAE Decode, or unload"):
+    with pytest.raises(UserError, match=f"^samples: {refused}; use VAE Decode instead, and if"):
         enlarging.decode_tiled(torch.zeros(1, 2, 6, 10), tile_x=10, tile_y=5)
-    with pytest.raises(UserError, match=f"^pixels: {refused}; take VAE Encode, or unload"):
+    with pytest.raises(UserError, match=f"^pixels: {refused}; use VAE Encode instead, and if"):
         enlarging.encode_tiled(torch.zeros(1, 32, 32, 3), tile_x=4, tile_y=8)
 
     monkeypatch.setattr(enlarging, "_decode", lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))

@@ -40,11 +40,11 @@ def test_a_test_leaves_nothing_and_the_folder_is_made_with_the_file(tmp_path):
         ("", "it is empty"),
         ("picture.docx", r"must end in \.png"),
         ("picture", r"must end in \.png"),
-        ("folder.png", "is not a file; name a file"),
+        ("folder.png", "is not a file; give the name"),
         ("file/x.png", "folder that you may write to"),
         ("file/deeper/x.png", "folder that you may write to"),
-        ("pipe.png", "is not a file; name a file"),
-        ("~nosuchuser/x.png", "home folder in ~nosuchuser/x.png is not known"),
+        ("pipe.png", "is not a file; give the name"),
+        ("~nosuchuser/x.png", "home folder in ~nosuchuser/x.png is unknown"),
     ],
 )
 def test_names_that_cannot_be_written(tmp_path, monkeypatch, name, words):
@@ -65,10 +65,10 @@ def test_names_that_cannot_be_written(tmp_path, monkeypatch, name, words):
 @pytest.mark.parametrize(
     ("number", "remedy"),
     [
-        (errno.EACCES, "name a file in a folder that you may write to"),
-        (errno.EROFS, "name a file in a folder that you may write to"),
-        (errno.ENOSPC, "free space there, or name a file on another disk"),
-        (errno.EDQUOT, "free space there, or name a file on another disk"),
+        (errno.EACCES, "choose a file in a folder that you may write to"),
+        (errno.EROFS, "choose a file in a folder that you may write to"),
+        (errno.ENOSPC, "free disk space there, or choose a file on a different disk"),
+        (errno.EDQUOT, "free disk space there, or choose a file on a different disk"),
     ],
 )
 def test_a_disk_that_takes_nothing(tmp_path, monkeypatch, number, remedy):
@@ -81,13 +81,13 @@ def test_a_disk_that_takes_nothing(tmp_path, monkeypatch, number, remedy):
 
 def test_a_folder_that_takes_nothing_is_named_itself(tmp_path, monkeypatch):
     """The user named the folder and no file in it."""
-    for number, remedy in ((errno.EROFS, "name a folder that you may write to"), (errno.ENOSPC, "name a folder on")):
+    for number, remedy in ((errno.EROFS, "choose a folder that you may write to"), (errno.ENOSPC, "choose a folder")):
         with monkeypatch.context() as patched:
             patched.setattr(Path, "write_bytes", fails(number))
             with pytest.raises(UserError, match=f"^out: .*sweep cannot be written .*{remedy}"):
                 files.writable(tmp_path / "sweep", "out")
     (tmp_path / "file").touch()
-    with pytest.raises(UserError, match="^out: .*file cannot be written .*; name a folder that"):
+    with pytest.raises(UserError, match="^out: .*file cannot be written .*; choose a folder that"):
         files.writable(tmp_path / "file", "out")
 
 
