@@ -59,7 +59,7 @@ class Advisor(ModelFirst):
             display_name="Advisor",
             category="FastAR/compare",
             description="Tries all accelerated samplers that work with the model, on your computer and with the same "
-            "seeds. It finds the fastest one whose images stay close enough to the images without acceleration.",
+            "seeds. It finds the fastest sampler whose images stay close enough to the images without acceleration.",
             search_aliases=["recommend settings", "calibrate", "auto tune", "which sampler", "fastest"],
             hidden=HIDDEN,
             sockets=ANY_SOCKETS,

@@ -425,8 +425,8 @@ class TokenMapSettings(Settings):
 
     what: str = knob(
         WHAT[0],
-        "What the colours show: fixed at step is the step that decided a token, and outcome is what happened to the "
-        "draft of a token. The help page explains the other choices.",
+        "What the colours show: for fixed at step, the step that decided a token; for outcome, what happened to the "
+        "token's draft. The help page explains the other choices.",
         choices=WHAT,
         more="\n  - *fixed at step*: the AR step (MAR) or the pass of the transformer (LlamaGen, Tar, PAR, ZipAR, "
         "MuLo-SD) that decided the token, from dark blue (first) to yellow (last).\n  - *order*: the same, with the "
@@ -445,7 +445,7 @@ class TokenMapSettings(Settings):
     )
     opacity: float = knob(
         0.6,
-        "Strength of the colours over the image; higher hides more of it, and 1 shows only the map. Usual: 0.6.",
+        "Strength of the colours over the image; higher hides more of the image, and 1 shows only the map. Usual: 0.6.",
         low=0.0,
         high=1.0,
         step=0.05,

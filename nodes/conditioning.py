@@ -280,7 +280,7 @@ class TextPrompt(io.ComfyNode):
         "encoder": (
             "The download of flan-t5-xl has 11 GB. Your own copy may be a Hugging Face folder or one file; if it also "
             "holds the decoder of Flan-T5, FastAR ignores that part. The sampler refuses a text encoder whose width "
-            "differs from the encoder with which the model was trained."
+            "differs from the width of the encoder with which the model was trained."
         ),
         "dtype": "FastAR does not offer fp16, because the encoder overflows in fp16.",
     }
@@ -394,8 +394,8 @@ class Prompt(io.ComfyNode):
             "as plain text. The prompts of the authors' benchmarks end with a full stop."
         ),
         "negative": (
-            "If *cfg* is 1, this has no effect. The editor hides the field for Janus and BitDance, which do not read a "
-            "negative prompt, because they have a null prompt of their own."
+            "If *cfg* is 1, the negative prompt has no effect. The editor hides the field for Janus and BitDance, "
+            "which do not read a negative prompt, because they have a null prompt of their own."
         ),
     }
 
@@ -417,8 +417,8 @@ class Prompt(io.ComfyNode):
             multiline=True,
             dynamic_prompts=True,
             placeholder="what the image should not show; may be empty",
-            tooltip="What the image should not show, such as red or night; guidance moves the image away from it. Only "
-            "Harmon, UniPic and NextStep read this text; usual: empty.",
+            tooltip="What the image should not show, such as red or night; guidance moves the image away from this "
+            "text. Only Harmon, UniPic and NextStep read this text; usual: empty.",
         )
         condition = output(
             PROMPT,
@@ -486,8 +486,8 @@ class ImageAndPrompt(io.ComfyNode):
     more_of_outputs = {
         "condition": (
             "FastAR refuses this condition for models that were not trained to edit, such as Janus-Pro and "
-            "NextStep-1.1, because they would ignore the image. FastAR recognises from the model's name whether it was "
-            "trained to edit. If the name does not tell, the report contains a warning."
+            "NextStep-1.1, because they would ignore the image. FastAR tells from a model's name whether the model was "
+            "trained to edit. If the name does not say it, the report contains a warning."
         ),
     }
 
@@ -541,8 +541,9 @@ class ImageAndPrompt(io.ComfyNode):
         if height != width:
             left, top, right, bottom = box_of(width, height, _JANUS_SIDE)
             said = [
-                f"Read as a square: with Janus-4o the image takes {right - left} x {bottom - top} of {_JANUS_SIDE} x "
-                f"{_JANUS_SIDE} pixels, and grey fills the rest; NextStep reads the square in its middle."
+                f"The model reads the image as a square: with Janus-4o, the image fills {right - left} x "
+                f"{bottom - top} of {_JANUS_SIDE} x {_JANUS_SIDE} pixels, and grey fills the rest; NextStep reads only "
+                "the square in the middle of the image."
             ]
         condition = ImagePromptCondition((typed,) * len(pixels), tuple(pixels), settings.freedom)
         return io.NodeOutput(condition, ui=host.text.output(said))
@@ -655,11 +656,11 @@ class ImageToCodesSettings(Settings):
 
     detail: str = knob(
         DETAILS[0],
-        "Number of semantic codes that describe the image; fewer codes keep less of it. Usual: 729, the number with "
-        "which Tar was trained most.",
+        "Number of semantic codes that describe the image; fewer codes keep less of the image. Usual: 729, the number "
+        "that Tar's training used most.",
         choices=DETAILS,
-        more="The menu offers the numbers of codes of the usual TA-Tok. If another TA-Tok gives other numbers of "
-        "codes, the menu shows those instead.",
+        more="The menu offers the numbers of codes of the usual TA-Tok. If your TA-Tok gives other numbers of codes, "
+        "the menu shows these numbers instead.",
     )
     images: int = _images("Number of variants of every image")
     dtype: str = knob(

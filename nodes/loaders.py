@@ -775,7 +775,7 @@ class LoadNextStep(_Loader):
             "bf16 is the precision of the training; FastAR converts files in fp32 while it reads them. FastAR does not "
             "offer fp16, because nobody has tested NextStep in fp16. The states of a token, the last layer of the head "
             "and the autoencoder always use fp32. *int8* and *fp8* store the weights of the transformer blocks in 8 "
-            f"bits. {_FOUR_BITS} We have not measured what 4 bits lose in NextStep."
+            f"bits. {_FOUR_BITS} We have not measured how much 4 bits change the images of NextStep."
         ),
     }
     more_of_outputs = {

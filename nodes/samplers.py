@@ -65,8 +65,8 @@ _MASK = (
 
 _GUIDED_BY_IMAGE = (
     "With a condition from Image and Prompt, every pass runs the model on three versions of the condition; *freedom* "
-    "of that node sets the weight of one of them. With *freedom* 0, or with *cfg* 1, two versions remain, so a third "
-    "of the work is saved, not half."
+    "of that node sets the weight of one of them. With *freedom* 0, or with *cfg* 1, two versions remain, which saves "
+    "a third of the work instead of half."
 )
 
 
@@ -439,8 +439,8 @@ class PARSampler(_Sampler):
     more = {
         "preset": RECOMMENDS,
         "model": "The training of a PAR model fixes the number of tokens per pass.",
-        "cfg_interval": "As in the published code, the count begins anew at 0, now in tokens, after the first "
-        "token of every region has been decided.",
+        "cfg_interval": "As in the published code, the count starts again from 0 when the first token of every region "
+        "has been decided; from then on, it counts tokens.",
     }
 
 
@@ -461,8 +461,8 @@ class ZipARSampler(_Sampler):
         ),
         "cfg": _GUIDED_BY_IMAGE,
         "model": "FastAR refuses a PAR model, because a PAR model decides the tokens in a different order.",
-        "cfg_interval": "As in the published code, this node counts within the first row, and begins anew at 0 after "
-        "it, now in tokens. With a value below the length of a row, guidance ends within the first row and comes back "
+        "cfg_interval": "As in the published code, the count starts again from 0 after the first row; from then on, "
+        "it counts tokens. With a value below the length of a row, guidance ends within the first row and comes back "
         "after it.",
     }
 

@@ -103,7 +103,7 @@ class LoadReport(io.ComfyNode):
             line, lacks = line_of(report)
             lines.append(line)
             if lacks:
-                lacking.append(f"{literal(name)}: the line for Any Sampler does not repeat this run, {lacks}.")
+                lacking.append(f"{literal(name)}: the line for Any Sampler does not repeat this run. {lacks}.")
 
         batch = np.asarray(shown)[None]
         return io.NodeOutput(to_image(batch), reports, table, lines, ui=host.text.output([], lacking))
@@ -117,7 +117,7 @@ def line_of(report: Report) -> tuple[str, str]:
     try:
         find(report.sampler)
     except UserError:
-        return literal(report.sampler), "whose sampler this version does not have"
+        return literal(report.sampler), "This version of FastAR does not have its sampler"
 
     # What a line can hold. None is the model's own value.
     written: dict[str, Any] = {}
@@ -136,12 +136,12 @@ def line_of(report: Report) -> tuple[str, str]:
     enlarged = report.settings.get("up_sampler", BICUBIC)
     found_again = {BICUBIC, *(entry.id for entry in hub.entries(LATENT_SAMPLERS) if entry.built_in)}
     if unknown:
-        lacks = f"which has settings that this version does not have ({', '.join(unknown)})"
+        lacks = f"This version of FastAR does not have some of its settings ({', '.join(unknown)})"
     elif enlarged not in found_again:
         node = f"{find(report.sampler).title} Sampler"
-        lacks = f"whose draft {literal(str(enlarged))} enlarged; use {node} with it"
+        lacks = f"{literal(str(enlarged))} enlarged the draft; use {node} with this model"
     elif report.edits:
-        lacks = "which regenerated a part of an image; use the sampler's own node with the same image and mask"
+        lacks = "The run regenerated a part of an image; use the sampler's own node with the same image and mask"
 
     return choose(report.sampler, written).text, lacks
 

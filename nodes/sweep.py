@@ -169,8 +169,8 @@ class SweepNode(ModelFirst):
         folder = _text(
             "folder",
             _FOLDER,
-            "Folder in output/fastar_sweeps in which the sweep saves its cells. The sweep does not generate a cell "
-            "again if this folder holds it.",
+            "Folder in output/fastar_sweeps in which the sweep saves its cells. If this folder already holds a cell, "
+            "the sweep does not generate it again.",
             advanced=True,
         )
 
@@ -264,9 +264,9 @@ def run(
 
     # 4. Say what was sampled.
     found = len(names) - drawer.drawn
-    told = f"{len(names)} cells sampled, the plain sampler's included"
+    told = f"{len(names)} cells generated, including the unaccelerated sampler's cells"
     if begins:
-        told = f"{told}, into the new folder {store.name}"
+        told = f"{told}, in the new folder {store.name}"
     if found:
         told = f"{found} of {len(names)} cells {'was' if found == 1 else 'were'} in the folder {store.name} already"
 

@@ -22,7 +22,7 @@ class BlockSettings(Annealed):
         "bits are right, 512 to 2,048 bits in a 14B model; lower diffusion_steps, or set diffusion_steps_end",
         "sampler": "FastAR has only the stochastic sampler of BitDance's paper, and not the euler sampler of the "
         "published code, which uses the network's prediction of the tokens as a velocity; leave this setting out",
-        "steps": "the size of the image sets the number of blocks of a BitDance; set diffusion_steps",
+        "steps": "the size of the image sets the number of blocks of a BitDance; set diffusion_steps instead",
     }
 
     diffusion_steps: int = knob(50, "Denoising steps for every block; more is slower and cleaner. Usual: 50 for "

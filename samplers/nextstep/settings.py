@@ -23,11 +23,11 @@ class NextStepSettings(Annealed):
     """NextStep (arXiv 2508.10711), with annealed diffusion steps (DiSA, arXiv 2505.20297)."""
 
     refused: ClassVar[Mapping[str, str]] = {
-        "parallel": "parallel needs a model of discrete tokens, but NextStep draws one continuous token after another; "
-            "lower diffusion_steps",
-        "window": "ZipAR needs a model of discrete tokens, but NextStep draws one continuous token after another; "
-            "lower diffusion_steps",
-        "steps": "the size of the image sets the number of AR steps of a NextStep; set diffusion_steps",
+        "parallel": "parallel needs a model of discrete tokens, but NextStep generates one continuous token after "
+        "another; lower diffusion_steps instead",
+        "window": "ZipAR needs a model of discrete tokens, but NextStep generates one continuous token after another; "
+        "lower diffusion_steps instead",
+        "steps": "the size of the image sets the number of AR steps of a NextStep; set diffusion_steps instead",
     }
 
     diffusion_steps: int = knob(28, "Calls of the flow-matching head for every token; more is slower and cleaner. "
@@ -64,14 +64,14 @@ class NextStepSettings(Annealed):
         "first token (DiSA); lower is faster. Usual: a third of diffusion_steps; if both numbers are equal, DiSA is "
         "off.",
         low=1, high=1000, step=1, paper=28, same_as="diffusion_steps", advanced=True,
-        more="The head takes 11 to 40 % of the time, so fewer steps gain less than with a MAR. Nobody has "
-        "measured the quality.")
+        more="The head takes 11 to 40 % of the time, so fewer steps gain less than with a MAR. We have not measured "
+        "the quality.")
     speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the "
         "flow-matching head; the image is a different one, sampled from exactly NextStep's distribution. Usual: 0, "
         "which drafts nothing; speculation helps only if the calls are slow and cfg is low.",
         low=0, high=64, step=1, symbol="L", advanced=True,
         more="Guidance multiplies the differences between drafts and predictions, so few drafts are accepted at *cfg* "
-        "7.5. If *speculation* is 1, nothing is drafted either. With *solver* *ode*, which adds no noise, "
+        "7.5. At *speculation* 1, nothing is drafted, as at 0. With *solver* *ode*, which adds no noise, "
         "*speculation* has no effect.")
 
     @property

@@ -135,8 +135,8 @@ def test_a_line_that_cannot_repeat_a_run_says_why(folder):
     line, said = line_of(report, folder)
     assert "tau=0.3" in line and "up_sampler" not in line
     assert said == [
-        "mulosd: the line for Any Sampler does not repeat this run, whose draft Tiny x3 enlarged; "
-        "use MuLo-SD Sampler with it."
+        "mulosd: the line for Any Sampler does not repeat this run. Tiny x3 enlarged the draft; use "
+        "MuLo-SD Sampler with this model."
     ]
 
     mask = torch.zeros(1, 16, 16)
@@ -146,7 +146,7 @@ def test_a_line_that_cannot_repeat_a_run_says_why(folder):
         model=a_mar(), condition=LABELS, seed=1, preset="custom", **SHORT, latent_image=latent
     ).result
     line, (said,) = line_of(report, folder)
-    assert line.startswith("mar: steps=4, ") and "which regenerated a part of an image" in said
+    assert line.startswith("mar: steps=4, ") and "The run regenerated a part of an image" in said
 
     report.edits = ()
     report.settings |= {"shininess": 3, "order": "spiral"}

@@ -584,7 +584,7 @@ def test_a_sweep_says_how_many_cells_it_found(monkeypatch):
     def told(**changes):
         return said(sweep_nodes.SweepNode.execute(model, **{**SWEEP, **SMALL, **changes}))[0]
 
-    assert told() == "2 cells sampled, the plain sampler's included, into the new folder sweep"
+    assert told() == "2 cells generated, including the unaccelerated sampler's cells, in the new folder sweep"
     assert fake_comfy.state.said == [("7", "cell 1 of 2"), ("7", "cell 2 of 2")], "while it runs"
     assert told(x_values="0.5, 0.6") == "2 of 3 cells were in the folder sweep already"
     assert told(x_values="0.7, 0.8") == "1 of 3 cells was in the folder sweep already"
