@@ -148,10 +148,10 @@ class Check:
         """
         classes = self.loaded.ready.condition == "class"
         if classes and self.prompt is not None:
-            raise UserError(f"prompt: {self.loaded.model.name} takes a class, not a prompt; name a class with --label.")
+            raise UserError(f"prompt: {self.loaded.model.name} reads a class, not a prompt; name a class with --label.")
         if not classes and self.label is not None:
             raise UserError(
-                f"label: {self.loaded.model.name} takes a prompt, not a class; give a prompt with --prompt."
+                f"label: {self.loaded.model.name} reads a prompt, not a class; give a prompt with --prompt."
             )
 
         what = (self.label or LABEL) if classes else (self.prompt or PROMPT)
@@ -192,17 +192,18 @@ def files(check: Check) -> Iterator[Line]:
     missing = [name for name in needed if name not in here]
 
     size = sum(place[name].stat().st_size for name in here)
-    found = f"{missing[0]} is missing" if missing else f"{len(needed)}, {readable_size(size)}"
-    yield compared("files", not missing, found, f"the {len(needed)} of the catalogue", bytes=size)
+    found = f"{missing[0]} is missing" if missing else f"{len(needed)} files, {readable_size(size)}"
+    yield compared("files", not missing, found, f"the {len(needed)} files in the catalogue", bytes=size)
 
     pinned = {part.name: part.sha256 for part in parts if part.sha256 and part.name in here}
     if not pinned:
-        yield Line("sha256", "no public record states it", result=NOT_MEASURED)
+        yield Line("sha256", "no public record states the sha256", result=NOT_MEASURED)
         return
 
     other = [name for name, digest in pinned.items() if sha256_of(place[name]) != digest]
-    found = f"{other[0]} has another" if other else f"of {len(pinned)} files" if len(pinned) > 1 else "the same"
-    yield compared("sha256", not other, found, "that of the catalogue")
+    same = f"the same for {len(pinned)} files" if len(pinned) > 1 else "the same"
+    found = f"{other[0]} has a different sha256" if other else same
+    yield compared("sha256", not other, found, "the sha256 in the catalogue")
 
 
 # ------------------------------------------------------------------------------------------------ loading
@@ -279,7 +280,7 @@ def differences(expected: Mapping[str, tuple[int, ...]], found: Mapping[str, tup
             return f"{name} is {_times(found[name])}, not {_times(shape)}"
 
     more = [name for name in found if name not in expected]
-    return f"{more[0]} is none of its weights" if more else ""
+    return f"{more[0]} is not one of its weights" if more else ""
 
 
 def _times(shape: Sequence[int]) -> str:

@@ -122,7 +122,9 @@ def needed(figure: Listed, every: Mapping[str, Listed]) -> list[str]:
             if word.startswith(OF_FIGURES):
                 name = word.split("/")[1]
                 if name not in every:
-                    raise UserError(f"figures: {figure.name} reads the folder of {name}, which is not listed.")
+                    raise UserError(
+                        f"figures: {figure.name} reads the folder of {name}, but {name} is not in the list of figures."
+                    )
                 if name != figure.name and name not in found:
                     found.append(name)
 
@@ -225,7 +227,9 @@ def _printed(words: Sequence[str]) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-m", "fastar_nodes.lab", *words], env=environment, stdout=subprocess.PIPE)
     if done.returncode:
-        raise UserError(f"figures: {shlex.join(words)} ended with {done.returncode}; see what it printed above.")
+        raise UserError(
+            f"figures: {shlex.join(words)} ended with the exit code {done.returncode}; its output above says why."
+        )
 
     return done.stdout.decode()
 
@@ -370,7 +374,7 @@ def run(options: argparse.Namespace) -> int:
     names = [name for text in options.names for name in text.split(",") if name] or list(every)
     for name in names:
         if name not in every:
-            raise UserError(f"figures: there is no {name!r}; choose one of {', '.join(every)}.")
+            raise UserError(f"figures: there is no figure {name!r}; choose one of {', '.join(every)}.")
 
     if options.tiny:
         codes = []

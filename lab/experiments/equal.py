@@ -61,7 +61,9 @@ def run(options: argparse.Namespace) -> int:
     planned, asked = planned_for(options)
     for p in planned:
         if not hasattr(p.settings, "parallel"):
-            raise UserError(f"samplers: {p.entry.name} has no setting parallel; name a sampler of tokens.")
+            raise UserError(
+                f"samplers: {p.entry.name} has no setting parallel; choose a sampler that has it, such as llamagen."
+            )
     if options.random:
         planned = [_few_blocks(p) for p in planned]
 

@@ -81,7 +81,7 @@ def _expect_same_run(out: Path, rehearse: bool) -> None:
     """Raise a UserError if a folder holds a rehearsal and this is none, or the other way round."""
     if machine_of(out).get("rehearsal", rehearse) != rehearse:
         held = "measurements" if rehearse else "a rehearsal"
-        raise UserError(f"out: {out} holds {held}; name another folder.")
+        raise UserError(f"out: {out} holds {held}; choose a different folder.")
 
 
 def _measure(options: argparse.Namespace, out: Path, device: torch.device, until: float) -> None:
@@ -103,7 +103,7 @@ def _measure(options: argparse.Namespace, out: Path, device: torch.device, until
         if code == 0 or over:
             return
         if code != BROKEN and not any(ended):
-            raise UserError(f"device: {why} before it measured anything; what it printed says why.")
+            raise UserError(f"device: {why} before it measured anything; its output says why.")
         print(f"the process of the measurements ended early: {why}", flush=True)
 
 

@@ -37,7 +37,7 @@ def collect(root: Path) -> list[Case]:
 
     if not root.is_dir():
         what = "no folder" if root.exists() else "not there"
-        raise UserError(f"DIR: {root} is {what}; name a folder of recorded cases.")
+        raise UserError(f"DIR: {root} is {what}; give a folder of recorded cases.")
 
     out: list[Case] = []
 
@@ -50,7 +50,9 @@ def collect(root: Path) -> list[Case]:
         out += janus.cases(folder) + janus_images.cases(folder) + nextstep.cases(folder)
 
     if not out:
-        raise UserError(f"DIR: {root} has no parity case that FastAR knows; name a folder laid out like tests/parity.")
+        raise UserError(
+            f"DIR: {root} has no parity case that FastAR knows; give a folder with the layout of tests/parity."
+        )
 
     return out
 

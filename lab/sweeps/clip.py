@@ -32,7 +32,10 @@ class Clip:
         try:
             package: Any = importlib.import_module("transformers")
         except Exception as e:  # its dependencies fail in several ways
-            raise UserError(f"measures: clip needs transformers ({first_line(e)}); pip install transformers.") from None
+            raise UserError(
+                f"measures: clip needs the package transformers ({first_line(e)}); install it with: pip install "
+                "transformers."
+            ) from None
 
         here: dict[str, Any] = {"local_files_only": True}
         try:
@@ -41,8 +44,8 @@ class Clip:
             self._processor = package.CLIPImageProcessor.from_pretrained(name, **here)
         except Exception as e:  # a damaged folder can raise any exception
             raise UserError(
-                f"clip: {name} is not on this machine, or cannot be read ({first_line(e)}); run `hf download {CLIP}`, "
-                "or name the folder of a CLIP model."
+                f"clip: {name} is not on this machine or cannot be read ({first_line(e)}); run `hf download {CLIP}`, "
+                "or give the folder of a CLIP model."
             ) from None
         self.name = name
         self._device = device

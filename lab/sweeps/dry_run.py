@@ -68,4 +68,7 @@ def _outlined(family: str, model: str) -> Ready:
         if entry.id == model and not entry.built_in:
             return outlined(entry)
 
-    raise UserError(f"model: {model} is no download of the catalogue, so nothing is known of it without its file.")
+    raise UserError(
+        f"model: {model} is not in the catalogue, so FastAR knows nothing about this model without its file; give a "
+        "file, or the name of a catalogue entry."
+    )

@@ -103,11 +103,11 @@ def run(options: argparse.Namespace) -> int:
         means.resize = options.resize
         if options.resize and means.reference.pictures is None:
             raise UserError(
-                f"resize: {means.reference.name} holds statistics alone (mu, sigma), which have no size; leave "
-                "--resize out, or give a reference with images (arr_0)."
+                f"resize: {means.reference.name} holds only statistics (mu, sigma), which have no size; leave --resize "
+                "out, or give a reference with images (arr_0)."
             )
     elif options.resize:
-        raise UserError("resize: it needs the size of a reference; give --reference, or leave --resize out.")
+        raise UserError("resize: this option needs the size of a reference; give --reference, or leave --resize out.")
 
     _expect_measurable(measures, stores, means)
 
@@ -129,7 +129,9 @@ def run(options: argparse.Namespace) -> int:
 
     if failed:
         count = amount(len(failed), "cells")
-        raise UserError(f"measures: {count} of those above cannot be measured; the tables hold the others.")
+        raise UserError(
+            f"measures: {count} of the measures above cannot be measured; the tables hold the other measures."
+        )
     return 0
 
 
@@ -227,13 +229,13 @@ def _measures(text: str | None, reference: bool) -> list[str]:
             names.append(name)
 
     if not names:
-        raise UserError(f"measures: none is named; choose some of {', '.join(MEASURES)} and judge.")
+        raise UserError(f"measures: the list is empty; choose some of {', '.join(MEASURES)} and judge.")
     for name in names:
         if name not in MEASURES:
             raise UserError(f"measures: {name!r} is not one of {', '.join(MEASURES)} and judge.")
 
     if reference and "fid" not in names:
-        raise UserError("reference: no measure of this run uses it; add fid.")
+        raise UserError("reference: no measure of this run uses a reference; add fid, or leave the reference out.")
 
     return list(dict.fromkeys(names))
 

@@ -38,13 +38,13 @@ class Inception:
             package: Any = importlib.import_module("torch_fidelity")
         except Exception as e:  # its torchvision fails in several ways beside another torch
             raise UserError(
-                f"measures: torch-fidelity cannot be imported ({first_line(e)}); "
-                "pip install torch-fidelity, with the torchvision of your torch."
+                f"measures: torch-fidelity cannot be imported ({first_line(e)}); install torch-fidelity, and the "
+                "version of torchvision that fits your torch."
             ) from None
 
         path = Path(torch.hub.get_dir()) / "checkpoints" / WEIGHTS
         if not path.is_file():
-            raise UserError(f"measures: {path} is missing; download {SOURCE} (96 MB) to it.")
+            raise UserError(f"measures: {path} is missing; download {SOURCE} (96 MB) to this path.")
 
         # torch-fidelity unpickles whatever the file holds; it is given a copy with the tensors only. The file may be in
         # the format that torch wrote before 2020, which the loaders refuse.
@@ -58,7 +58,8 @@ class Inception:
                 net = package.FeatureExtractorInceptionV3("inception-v3-compat", layers, str(copy))
         except Exception as e:  # a damaged file can raise any exception
             raise UserError(
-                f"measures: {path.name} cannot be read, or holds another network ({first_line(e)})."
+                f"measures: {path.name} cannot be read or holds a different network ({first_line(e)}); download "
+                f"{SOURCE} again."
             ) from None
 
         self._net = net.eval().to(device)
@@ -124,7 +125,8 @@ def open_reference(path: Path) -> Reference:
         zipfile.BadZipFile,
     ) as e:
         raise UserError(
-            f"reference: {path.name} is not an npz file of images (arr_0) or statistics (mu, sigma) ({first_line(e)})."
+            f"reference: {path.name} is not an npz file with images (arr_0) or statistics (mu, sigma) "
+            f"({first_line(e)}); give such a file."
         ) from None
 
     return Reference(path.name, pictures, moments)

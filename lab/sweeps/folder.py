@@ -31,7 +31,7 @@ class Folder:
         self._in_use = False  # whether there were files in it when it was last used
 
         if self.path.exists() and not self.path.is_dir():
-            raise UserError(f"folder: {str(self.path)[:200]} is a file; name a folder.")
+            raise UserError(f"folder: {str(self.path)[:200]} is a file; give a folder.")
 
     def sizes(self, inside: str = "") -> dict[str, int]:
         """Bytes of the files directly inside a folder, by name and sorted; {} if it does not exist.
@@ -98,8 +98,8 @@ class Folder:
             remedy = "free space there" if e.errno in FULL else "make it writable"
             kept = "; what is finished is kept" if self._in_use else ""
             raise UserError(
-                f"{self.field}: {self.path} cannot be written to ({e.strerror or first_line(e)}); "
-                f"{remedy} and run again{kept}."
+                f"{self.field}: {self.path} cannot be written to ({e.strerror or first_line(e)}); {remedy} and run "
+                f"again{kept}."
             ) from None
 
     def check(self, field: str) -> None:

@@ -39,7 +39,7 @@ class PictureBookJudge:
     def __init__(self, name: str = "judge") -> None:
         path = files.checkpoint(name)
         if not path.is_file():
-            raise UserError(f"judge: {path.name} is missing; make it with train-demo --only {name}.")
+            raise UserError(f"judge: {path.name} is missing; create this file with train-demo --only {name}.")
         self._judge, self._tolerance = load_judge(path)
 
         # Features of real images, by what they show and their size.

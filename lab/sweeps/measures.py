@@ -160,7 +160,9 @@ def check(store: Store, measures: Sequence[str], means: Means) -> None:
         raise UserError(f"folder: {store.folder.path} holds no finished shard yet; run the sweep first.")
     of_plain = [name for name in measures if needs_plain(name, means)]
     if measures and of_plain == list(measures) and all(cell.baseline is None for cell in cells):
-        raise UserError("measures: no cell has a plain sampler's to be compared with; add the plain sampler.")
+        raise UserError(
+            "measures: there is no cell of the unaccelerated sampler to compare with; add this sampler to the sweep."
+        )
 
     if means.reference is None or FEATURES not in kinds or means.resize:
         return

@@ -131,7 +131,7 @@ def _toml(text: str) -> dict[str, Any]:
     try:
         tomllib = import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     except ImportError:
-        raise ValueError("Python 3.10 reads no TOML; install tomli, or write JSON") from None
+        raise ValueError("Python 3.10 cannot read TOML; install tomli, or write JSON") from None
 
     return tomllib.loads(text)
 
@@ -151,7 +151,7 @@ def from_table(table: Mapping[str, Any]) -> Spec:
     names = [f.name for f in fields(Spec)]
     for name in table:
         if name not in names:
-            raise UserError(f"spec: it has no entry {name!r}; choose one of {', '.join(names)}.")
+            raise UserError(f"spec: there is no entry {name!r}; choose one of {', '.join(names)}.")
 
     spec = Spec(**{name: _value(name, value) for name, value in table.items()})
     if not spec.samplers:
@@ -270,7 +270,9 @@ def expand(spec: Spec) -> list[Combination]:
         if name.partition(".")[0] != PROMPT:
             of_samplers.append((name, values))
         elif len(values) > 1:
-            raise UserError(f"set: {name} lists {len(values)} values; all cells draw the same prompts, so give one.")
+            raise UserError(
+                f"set: {name} lists {len(values)} values, but all cells use the same prompts; give one value."
+            )
 
     given = assigned(entries, of_samplers)
 

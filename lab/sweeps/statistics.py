@@ -110,7 +110,7 @@ def estimate(
         progress: gets (resamples done, all) after each.
     """
     if n < 2:
-        raise UserError(f"images: {n} is too few for a figure with an interval; draw 2 or more.")
+        raise UserError(f"images: {n} is too few for a number with an interval; generate 2 or more.")
 
     value = statistic(np.ones(n))
     samples = np.empty(count)

@@ -60,7 +60,10 @@ class Store:
 
         if found is not None and found.get("format") != FORMAT:
             form = str(found.get("format"))[:40]
-            raise UserError(f"folder: {self.folder.path} has format {form!r}; this version reads {FORMAT}.")
+            raise UserError(
+                f"folder: {self.folder.path} has the format {form!r}, but this version of FastAR reads the format "
+                f"{FORMAT}; use the version of FastAR that wrote the folder."
+            )
 
         return found
 
@@ -69,7 +72,7 @@ class Store:
         if self._cells is None:
             found = self.manifest()
             if found is None:
-                raise UserError(f"folder: {self.folder.path} holds no sweep; draw one with the command sweep.")
+                raise UserError(f"folder: {self.folder.path} holds no sweep; generate one with the command sweep.")
 
             self._batch = found["batch"]
             self._cells = {name: self._cell(name) for name in found["cells"]}
@@ -186,9 +189,9 @@ class Store:
         names = [cell.id for cell in cells]
         if isinstance(before, list) and before and set(names).isdisjoint(map(str, before)):
             raise UserError(
-                f"out: {self.folder.path} holds a sweep of other cells, {str(before[0])[:80]} for example: its seed, "
-                "batch, dtype, device, threads, labels, prompts or files differ. Name another --out, or remove "
-                f"{MANIFEST} there to start again."
+                f"out: {self.folder.path} holds a sweep of different cells, for example {str(before[0])[:80]}: the "
+                "seed, batch, dtype, device, threads, labels, prompts or files differ. Choose a different folder with "
+                f"--out, or remove {MANIFEST} there to start again."
             )
 
         for cell in cells:

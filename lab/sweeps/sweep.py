@@ -88,7 +88,10 @@ def _ranks() -> tuple[int, int, int]:
     rank, world, local = numbers
     if not 0 <= rank < world or local < 0:
         given = ", ".join(f"{name} {text[:20]!r}" for name, text in texts.items())
-        raise UserError(f"RANK: {given} are not a rank and a larger number; set them as torchrun does, or unset them.")
+        raise UserError(
+            f"RANK: {given} are not possible, because RANK must be below WORLD_SIZE; set these variables as torchrun "
+            "does, or unset them."
+        )
 
     return rank, world, local
 
@@ -98,7 +101,7 @@ def run(options: argparse.Namespace) -> int:
     rank, world, local = _ranks()
     paper, specs = _specs(options)
     if not options.out and not options.dry_run:
-        raise UserError("out: no folder is named; give --out DIR, or --dry-run to see what would be drawn.")
+        raise UserError("out: no folder is given; give --out DIR, or --dry-run to see which cells would be generated.")
 
     place = Place(rank, world, local)
     folder = Folder(options.out) if options.out else None
@@ -191,7 +194,7 @@ def _specs(options: argparse.Namespace) -> tuple[Paper | None, dict[str, Spec]]:
 
     changed = {name: with_values(spec, **values) for name, spec in specs.items()}
     if not all(spec.images for spec in changed.values()):
-        raise UserError("images: the spec names no number of images; give --images.")
+        raise UserError("images: the spec states no number of images; give it with --images.")
 
     return paper, changed
 
@@ -218,7 +221,9 @@ def _numerics(spec: Spec, files: Source, store: Store | None) -> dict[str, Any]:
     if isinstance(recorded, dict) and recorded.get("device") == "cpu":
         threads = recorded.get("threads")
         if not in_range(threads, 1, LIMITS["threads"][1]):
-            raise UserError(f"threads: the folder's manifest names {str(threads)[:40]!r}; give --threads.")
+            raise UserError(
+                f"threads: {str(threads)[:40]!r} in the folder's manifest is not a number of threads; give --threads."
+            )
         numbers["threads"] = threads
 
     return numbers

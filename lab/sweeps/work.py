@@ -131,8 +131,8 @@ class Models:
         prepared = self._with(entry, settings, ready, files)
         if prepared.digest != cell.model_digest:
             raise UserError(
-                f"model: the files of {cell.model} on {host()} are not those that the sweep began with; "
-                "use the same ones, or name another --out."
+                f"model: the files of {cell.model} on {host()} are not the files with which the sweep began; use the "
+                "same files, or choose a different folder with --out."
             )
 
         return prepared
@@ -187,15 +187,17 @@ class Conditions:
         prompts = self.spec.prompts
         if ready.condition == "class":
             if prompts:
-                raise UserError(f"prompts: {ready.model.name} draws classes; leave the prompts out, or name labels.")
+                raise UserError(
+                    f"prompts: {ready.model.name} reads classes, not prompts; leave the prompts out, or give labels."
+                )
             return {"labels": list(self._labels(ready).labels)}
 
         if not prompts:
             raise UserError(
-                f"prompts: {ready.model.name} draws from text; name a file of prompts with --prompts, or in the spec."
+                f"prompts: {ready.model.name} reads prompts; give a file of prompts with --prompts or in the spec."
             )
         if self.spec.labels:
-            raise UserError(f"labels: {ready.model.name} draws from text; leave the labels out.")
+            raise UserError(f"labels: {ready.model.name} reads prompts, not labels; leave the labels out.")
 
         self._build.forget()  # so that the files are found again, and recorded
         self._models.used.clear()

@@ -141,7 +141,7 @@ class Trainings:
         if name != "kl":
             start = load_kl(self.path("kl"), "fp32", self.job.device).net
             if start.config.enlarging is None:
-                raise UserError(f"only: {self.path('kl')} does not enlarge; train kl{ENLARGING} first.")
+                raise UserError(f"only: {self.path('kl')} does not enlarge images; train kl{ENLARGING} first.")
         enlarging_recipe.train_enlarging(self.job, self.path(name), f"{name}{ENLARGING}", net, start)
 
     def bitdance(self) -> None:

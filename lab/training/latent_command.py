@@ -44,13 +44,13 @@ class FolderImages:
             UserError: it does not exist, or has too few images.
         """
         if not folder.is_dir():
-            raise UserError(f"images: there is no folder {str(folder)[:200]}; name a folder of images.")
+            raise UserError(f"images: there is no folder {str(folder)[:200]}; give a folder of images.")
 
         paths = tuple(sorted(path for path in folder.rglob("*") if path.suffix.lower() in _ENDINGS))
         if len(paths) <= HELD_OUT:
             raise UserError(
                 f"images: {folder.name} has {len(paths)} images ({', '.join(_ENDINGS)}), but {HELD_OUT} of them are "
-                "not trained on; name a folder with more, thousands for real models."
+                "held out of the training; give a folder with more images (thousands for real models)."
             )
         return FolderImages(paths, side)
 
@@ -70,7 +70,7 @@ class FolderImages:
             with Image.open(path) as image:
                 square = ImageOps.fit(image.convert("RGB"), (self.side, self.side), Image.Resampling.LANCZOS)
         except (OSError, ValueError, Image.DecompressionBombError) as problem:
-            raise UserError(f"images: {path.name} cannot be read ({first_line(problem)}); remove it.") from None
+            raise UserError(f"images: {path.name} cannot be read ({first_line(problem)}); remove this file.") from None
         return torch.from_numpy(np.array(square)).permute(2, 0, 1)
 
 
@@ -113,7 +113,8 @@ def run(options: argparse.Namespace) -> int:
     vq = without_part(load_vq(path, "fp32", device).net)
     if side % (ratio * vq.config.stride):
         raise UserError(
-            f"side: {side} is not a multiple of {ratio * vq.config.stride}, the pixels of a token of the draft."
+            f"side: {side} is not a multiple of {ratio * vq.config.stride}, the number of pixels along one token of "
+            "the draft; choose such a multiple."
         )
 
     # 3. Train.

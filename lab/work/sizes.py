@@ -219,7 +219,9 @@ def random_models(size: str, entries: Iterable[Entry], dtype: str, device: torch
     out = {}
     for entry in entries:
         if family not in entry.families:
-            raise UserError(f"samplers: {entry.name} samples {entry.models}, but {size} is not one; leave it out.")
+            raise UserError(
+                f"samplers: {entry.name} works with {entry.models}, but not with {size}; leave this sampler out."
+            )
 
         special = PAR_SPECIAL if entry.name == "par" else 0
         if special not in made:

@@ -193,7 +193,7 @@ def test_the_shards_of_an_index_are_files_of_the_entry(entry, tmp_path):
     source = SimpleNamespace(find=lambda *_: tmp_path)
     line, _ = checks.files(SimpleNamespace(subject=subject.Subject("tiny", "janus", listed), files=source))
 
-    assert line.expected == "the 3 of the catalogue" and line.found.startswith("3, ")
+    assert line.expected == "the 3 files in the catalogue" and line.found.startswith("3 files, ")
     assert line.figures["bytes"] == sum(map(len, texts.values())) + 3
 
 
@@ -425,7 +425,7 @@ def test_differences_of_names_and_shapes():
     assert checks.differences(right, dict(right)) == ""
     assert checks.differences(right, {"a": (2, 3)}) == "b is missing"
     assert checks.differences(right, {"a": (3, 2), "b": (4,)}) == "a is 3x2, not 2x3"
-    assert checks.differences(right, {**right, "c": (1,)}) == "c is none of its weights"
+    assert checks.differences(right, {**right, "c": (1,)}) == "c is not one of its weights"
 
 
 # ------------------------------------------------------------------------------------------------ published networks

@@ -35,7 +35,7 @@ def test_speed_is_measured(store, tmp_path):
     assert fast.time == Time(pytest.approx(0.25), pytest.approx(4), pytest.approx(4), pytest.approx(4), 6)
     untimed = made_sweeps.write(tmp_path, timed=False)
     evaluate(untimed, ["psnr"], Means(resamples=20))
-    with pytest.raises(UserError, match="no cell of this sweep has it and was timed"):
+    with pytest.raises(UserError, match="no cell of this sweep has both this measure and"):
         curve_plot(curve(untimed), "")
 
 
@@ -110,7 +110,7 @@ def test_shares_are_drawn_in_percent(store):
     found = curve(store, "identical")
     axes = curve_plot(found, "a sweep").axes[0]
     assert max(line.get_xdata()[0] for line in axes.lines if len(line.get_xdata())) == 100
-    with pytest.raises(UserError, match="no cell of this sweep has it"):
+    with pytest.raises(UserError, match="no cell of this sweep has both"):
         curve_plot(replace(found, points=tuple(replace(p, result=None) for p in found.points)), "")
 
 

@@ -48,7 +48,7 @@ def test_a_file_with_code_or_other_weights_is_refused(weights, tmp_path):
         features.Inception(CPU)
     assert not (tmp_path / "canary").exists()
     torch.save({"other": torch.ones(2)}, weights)
-    with pytest.raises(UserError, match=f"{WEIGHTS} cannot be read, or holds another network"):
+    with pytest.raises(UserError, match=f"{WEIGHTS} cannot be read or holds a different network"):
         features.Inception(CPU)
 
 

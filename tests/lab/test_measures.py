@@ -229,7 +229,7 @@ def test_what_cannot_be_measured_is_refused_before_a_picture_is_read(store, refe
     record = Shard(shard_key(cell.key, 0, 8), 0, 8, "")
     alone.write_shard(cell, record, made_sweeps.pictures(0, 8, 0), np.zeros(8, np.int64), {})
     for names in (["psnr"], ["fid", "ssim"]):
-        with pytest.raises(UserError, match="no cell has a plain sampler's"):
+        with pytest.raises(UserError, match="there is no cell of the unaccelerated sampler"):
             evaluate(alone, names, means(inception=COLOUR))
 
 

@@ -289,13 +289,13 @@ def test_a_paper_is_measured_without_its_sweeps_that_have_no_plain_cell(made, la
 
     answer = lab("evaluate made --measures psnr --resamples 10 --device cpu")
     assert answer.code == 0, answer.err
-    assert "guidance is not measured: measures: no cell has a plain sampler's to be compared with" in answer.err
+    assert "guidance is not measured: measures: there is no cell of the unaccelerated sampler" in answer.err
     assert "MAR, 4: 1 measured" in answer.err and "CSpD: 1 measured" in answer.err
     assert answer.out.startswith("base\n\n| cell") and "# Made" in answer.out
     assert not list(store.results()) and len(list(base.results())) == 2
 
     base.write_manifest({"batch": 2}, [dataclasses.replace(cell, baseline=None) for cell in of_base])
-    assert "no cell has a plain sampler's" in sentence(lab("evaluate made --measures psnr --device cpu"))
+    assert "no cell of the unaccelerated sampler" in sentence(lab("evaluate made --measures psnr --device cpu"))
 
 
 def test_images_are_resized_without_antialiasing():
@@ -384,7 +384,7 @@ def test_models_that_read_text_need_prompts(tiny, lab, tmp_path):
     table["tables"] = [{"title": "One", "rows": [{"row": "MuLo-SD", "cell": "tar-7b-512/mulosd"}]}]
     (tmp_path / "one.json").write_text(json.dumps(table))
     refused = lab(f"sweep one.json {OPTIONS} --out drawn")
-    assert refused.code == 2 and "name a file of prompts with --prompts" in refused.err
+    assert refused.code == 2 and "give a file of prompts with --prompts" in refused.err
 
     (tmp_path / "prompts.txt").write_text("a red boat\n")
     answer = lab(f"sweep one.json {OPTIONS} --prompts prompts.txt --out drawn")

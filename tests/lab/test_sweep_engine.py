@@ -36,7 +36,7 @@ def test_all_that_pictures_depend_on_is_in_the_key(files, tmp_path, change):
     first = begin(tmp_path / "first", table(files))[1]
     other = begin(tmp_path / "other", table(files, **change))[1]
     assert len({c.key for c in [*first, *other]}) == 6
-    with pytest.raises(UserError, match="^out: .* holds a sweep of other cells, .* Name another --out"):
+    with pytest.raises(UserError, match="^out: .* holds a sweep of different cells, .* Choose a different folder"):
         begin(tmp_path / "first", table(files, **change))
     assert Store(tmp_path / "first").cells() == first, "the folder is as it was"
 
@@ -46,7 +46,7 @@ def test_the_algorithms_number_and_the_models_file_are_in_the_key(files, tmp_pat
     monkeypatch.setattr(work, "ALGORITHM", registry.ALGORITHM + 1)
     monkeypatch.setattr(sweep_keys, "ALGORITHM", registry.ALGORITHM + 1)
     keys.append({c.key for c in begin(tmp_path / "algorithm", table(files))[1]})
-    with pytest.raises(UserError, match="^out: .* holds a sweep of other cells"):
+    with pytest.raises(UserError, match="^out: .* holds a sweep of different cells"):
         begin(tmp_path, table(files))
     monkeypatch.undo()
     model, decoder = (shutil.copy(path, tmp_path) for path in (files.mar, files.kl))
@@ -55,7 +55,7 @@ def test_the_algorithms_number_and_the_models_file_are_in_the_key(files, tmp_pat
     changed = bytearray(decoder_bytes := open(decoder, "rb").read())
     changed[len(decoder_bytes) // 2] ^= 1
     open(decoder, "wb").write(changed)
-    with pytest.raises(UserError, match="^out: .* holds a sweep of other cells, .* remove manifest.json there"):
+    with pytest.raises(UserError, match="^out: .* holds a sweep of different cells, .* remove manifest.json there"):
         begin(tmp_path, moved)
     (tmp_path / "manifest.json").unlink()  # the remedy
     keys.append({c.key for c in begin(tmp_path, moved)[1]})
