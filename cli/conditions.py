@@ -66,7 +66,7 @@ def conditions(
     if asked and "features" not in kinds:
         setting = next(iter(asked))
         raise UserError(
-            f"set: {PROMPT}.{setting} is a setting of Tar, but no sampler of this run uses Tar; leave it out."
+            f"set: {PROMPT}.{setting} is a setting of Tar, but no sampler of this run uses Tar; leave this setting out."
         )
 
     images = getattr(options, "image", None)

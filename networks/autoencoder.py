@@ -442,8 +442,7 @@ def _expect_latents(latents: Tensor, channels: int) -> None:
     if not isinstance(latents, Tensor) or latents.ndim != 4 or latents.shape[1] != channels or not latents.numel():
         shape = list(latents.shape) if isinstance(latents, Tensor) else type(latents).__name__
         raise UserError(
-            f"latents: the decoder reads latents of the shape [batch, {channels}, height, width], but these have the "
-            f"shape {shape}."
+            f"latents: the decoder reads latents of the shape [batch, {channels}, height, width], but it got {shape}."
         )
 
     if not is_finite(latents):
@@ -613,9 +612,7 @@ class VQModel:
 
         if not isinstance(codes, Tensor) or codes.ndim != 3 or not codes.numel():
             shape = list(codes.shape) if isinstance(codes, Tensor) else type(codes).__name__
-            raise UserError(
-                f"codes: the decoder reads codes of the shape [batch, height, width], but these have the shape {shape}."
-            )
+            raise UserError(f"codes: the decoder reads codes of the shape [batch, height, width], but it got {shape}.")
 
         self.expect_entries(codes, "codes")
         return self.net.vectors(codes.to(self.net.quantize.embedding.weight.device, torch.int64))

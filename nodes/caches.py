@@ -73,5 +73,5 @@ def _blamed_on_cache(own: Collection[str] = ()) -> Iterator[None]:
         if field in own:
             raise
         raise UserError(
-            f"cache: the settings do not fit ({str(problem).rstrip('.')}); change them on the LazyMAR Cache node."
+            f"cache: the settings of LazyMAR Cache do not fit ({str(problem).rstrip('.')}); change them on that node."
         ) from None

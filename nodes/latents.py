@@ -122,7 +122,7 @@ def _expect_size(latent: Mapping[str, Any], loaded: Loaded[Any], settings: Any) 
         return
 
     drawn = f"{width * vae.upscale_ratio} x {height * vae.upscale_ratio}"
-    remedy = "set this size on Empty Latent Image"
+    remedy = f"set {drawn} on Empty Latent Image"
     if asked in vae.sizes:  # a model of several sizes, one of which the sampler sets
         remedy = f"set width to {asked[1]} and height to {asked[0]} on the sampler"
     raise UserError(

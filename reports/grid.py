@@ -230,7 +230,7 @@ def _cell_limit(columns: int, rows: int, groups: int, scale: float) -> tuple[int
     above = _GAP + groups * _text_above(scale) + 2 * line_height(_BODY)  # of results and title
     height = (LONGEST - above) // rows - _GAP - 2 * _PAD - _text_of_a_cell(scale)
     if height < 32:
-        raise UserError(f"images: {columns * rows} cells are too many for one image; compare fewer at a time.")
+        raise UserError(f"images: {columns * rows} cells are too many for one image; compare fewer images at a time.")
 
     return min(width, _MAX_WIDTH), min(height, _MAX_HEIGHT)
 

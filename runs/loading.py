@@ -223,7 +223,10 @@ def _named_file(choice: str, family: str) -> Path | None:
     try:
         named = path.is_file() or path.is_dir() or path.is_absolute()
     except OSError as problem:
-        raise UserError(f"{field}: {choice[:120]} cannot be read ({problem.strerror or problem}).") from None
+        raise UserError(
+            f"{field}: {choice[:120]} cannot be read ({problem.strerror or problem}); check the path and its "
+            "permissions."
+        ) from None
 
     if not named:
         return None

@@ -151,8 +151,8 @@ def _load_text(file: ck.Checkpoint, about: dict[str, Any]) -> BlockModel:
     _expect_head(head_file, stated, head)
     if head.condition != config.dim:
         raise head_file.error(
-            f"reads conditions of {head.condition} numbers, but the language model in {file.path.name} makes "
-            f"{config.dim}",
+            f"reads conditions of {head.condition} numbers, but the language model in {file.path.name} computes "
+            f"{config.dim} numbers",
             "choose the files of one model",
         )
 
@@ -247,13 +247,12 @@ def _tokens(file: ck.Checkpoint, root: Path, stated: Mapping[str, Any], rows: in
 
     block = file.number("parallel_num", last + 1, 1, 1 << 12, stated)
     if math.isqrt(block) ** 2 != block:
-        raise file.error(f"has blocks of parallel_num = {block} tokens, which is not a square number", REMEDY)
+        raise file.error(f"states parallel_num = {block} tokens per block, which is not a square number", REMEDY)
     if block > last + 1:
         raise file.error(
-            f"has parallel_num = {block}, which requires the tokens <|query_1|> to <|query_{block - 1}|> in the "
-            f"tokenizer, but the last such token here is number {last}",
-            f"replace the tokenizer with the one that belongs to this model; the tokenizer here is for blocks of "
-            f"{last + 1} tokens",
+            f"states parallel_num = {block}, which requires the tokens <|query_1|> to <|query_{block - 1}|>, but the "
+            f"last such token in its tokenizer is number {last}",
+            f"replace the tokenizer, which is for blocks of {last + 1} tokens, with the one that belongs to this model",
         )
     if not sizes:
         raise file.error(
@@ -271,7 +270,7 @@ def _tokens(file: ck.Checkpoint, root: Path, stated: Mapping[str, Any], rows: in
     largest = max(marks.begin, marks.end, marks.image, *sizes.values(), *marks.queries)
     if largest >= rows:
         raise file.error(
-            f"has {rows} token ids, but its tokenizer has special tokens up to {largest}",
+            f"has {rows} token ids, but its tokenizer has special tokens with ids up to {largest}",
             "replace the tokenizer with the one that belongs to this model",
         )
 

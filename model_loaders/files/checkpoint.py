@@ -25,7 +25,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from ...errors import UserError, first_line
+from ...errors import UserError, amount, first_line
 from ...networks.autoencoder import STATED_GROUPS
 from ...networks.ops import FAST, TORCH, Operations, blocks_layers, limit_packing, shapes_only
 from ...networks.precision import is_finite
@@ -386,8 +386,8 @@ def expect_no_broken_link(path: Path, field: str) -> None:
     for place in (*reversed(path.parents), path):
         if os.path.islink(place) and not os.path.exists(place):
             raise UserError(
-                f"{field}: {path.name} cannot be found, because {place} is a link to {os.readlink(place)}, which "
-                "cannot be reached; connect the drive that holds this file, or choose a different file"
+                f"{field}: {path.name} cannot be found, because {place} is a link to {os.readlink(place)}, and this "
+                "link leads nowhere; connect the drive that holds this file, or choose a different file"
             )
 
 
@@ -583,11 +583,11 @@ def _expect_same_weights(file: Checkpoint, expected: Mapping[str, Tensor]) -> No
     wrong: dict[str, list[str]] = {
         "missing": [name for name in expected if name not in file.state],
         "unexpected": [name for name in file.state if name not in expected],
-        "misshaped": [],
+        "of a wrong shape": [],
     }
     for name, tensor in expected.items():
         if name in file.state and file.state[name].shape != tensor.shape:
-            wrong["misshaped"].append(f"{name} is {_shape(file.state[name])}, not {_shape(tensor)}")
+            wrong["of a wrong shape"].append(f"{name} is {_shape(file.state[name])}, not {_shape(tensor)}")
     if not any(wrong.values()):
         return
 
@@ -595,9 +595,9 @@ def _expect_same_weights(file: Checkpoint, expected: Mapping[str, Tensor]) -> No
     for kind, names in wrong.items():
         if names:
             some = ", ".join(names[:3])[:240] + ", ..." * (len(names) > 3)
-            found.append(f"{len(names)} {kind} ({some})")
+            found.append(f"{amount(len(names), 'weights')} {kind} ({some})")
 
-    only_unexpected = not wrong["missing"] and not wrong["misshaped"]
+    only_unexpected = not wrong["missing"] and not wrong["of a wrong shape"]
     remedy = "save the file without these weights, or choose a different file" if only_unexpected else _UNCHANGED
     raise file.error(f"does not fit {file.what}: {', '.join(found)}", remedy)
 

@@ -192,7 +192,7 @@ def config_of(file: ck.Checkpoint, settings: dict[str, Any]) -> HybridConfig:
         config = HybridConfig.from_state_dict(file.state, mar_heads=mar_heads, **numbers)
     sizes = [*astuple(replace(config.mar, classes=1)), config.llm.dim, config.llm.depth, config.llm.hidden]
     if min(sizes) < 1:
-        raise file.error(f"does not fit {file.what}: a part of it is missing or empty")
+        raise file.error(f"does not fit {file.what}: a part of the model is missing or empty")
 
     expect_language(file, fields, config.llm, config.llm.vocab)
     expect_stated(file, mar, {name: getattr(config.mar, attribute) for name, attribute in PROVED.items()})

@@ -156,7 +156,7 @@ def gpt_config(file: ck.Checkpoint, heads: int | None, null: bool = True) -> Lla
     with ck.misfits(file):
         config = LlamaConfig.of_llamagen(file.state, heads, null)
     if min(config.dim, config.depth, config.hidden, config.vocab, config.condition_size) < 1:
-        raise file.error(f"does not fit {file.what}: a part of it is missing or empty")
+        raise file.error(f"does not fit {file.what}: a part of the model is missing or empty")
 
     return config
 
@@ -208,7 +208,7 @@ def _has_null_class(file: ck.Checkpoint, classes: int | None) -> bool:
         if classes not in (rows, rows - 1):
             raise UserError(
                 f"{field}: {file.path.name} has {rows} class rows, which do not fit {classes} classes; state "
-                f"{rows - 1} classes if the last row is the null class, or else {rows} classes"
+                f"{rows - 1} classes if the last row is the null class, otherwise {rows} classes"
             )
         return classes == rows - 1
 

@@ -57,7 +57,7 @@ def load_mar(
     with ck.misfits(file):
         config = MARConfig.from_state_dict(file.state, heads)
     if min(astuple(config)) < 1:
-        raise file.error("does not fit a MAR: a part of it is missing or empty")
+        raise file.error("does not fit a MAR: a part of the model is missing or empty")
 
     stated = latent_metadata(file, config.channels)
     note_defaults(file, "mar", heads, config.heads, config.classes)
@@ -87,7 +87,8 @@ def latent_metadata(file: ck.Checkpoint, channels: int) -> dict[str, Any]:
     patch = file.stated("patch", 1, 64, ("patch_size",)) or 1
     if channels % patch**2:
         raise file.error(
-            f"states a patch size of {patch}, but its tokens have {channels} channels", "correct its patch"
+            f"states a patch size of {patch}, which does not fit tokens of {channels} channels", "correct the patch "
+            "size"
         )
 
     return {

@@ -103,9 +103,9 @@ def expect_writable(prefix: str, ending: str, field: str) -> None:
     # A colon would give an empty file with a hidden stream that holds the content.
     if sys.platform == "win32" and not _NOT_ON_WINDOWS.isdisjoint(prefix):
         raise UserError(
-            f"{field}: {prefix[:80]!a} has a character that Windows does not allow in file names; leave these "
-            f"out: {' '.join(sorted(_NOT_ON_WINDOWS))} Instead of %date:...%, which only ComfyUI's editor turns into "
-            "the date, write %year%-%month%-%day%."
+            f"{field}: {prefix[:80]!a} has a character that Windows does not allow in file names "
+            f"({' '.join(sorted(_NOT_ON_WINDOWS))}); leave it out. Instead of %date:...%, which only ComfyUI's editor "
+            "turns into the date, write %year%-%month%-%day%."
         )
 
     path = Path(os.path.realpath(os.path.join(folder, os.path.normpath(prefix))))

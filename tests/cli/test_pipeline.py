@@ -195,7 +195,7 @@ def test_latents_and_codes_are_decoded_by_pipeline_and_decoder(pipeline, files):
     (torch.zeros(2, 3, 4, 4),
      r"^latents: the decoder reads latents of the shape \[batch, 4, height, width\], but got \[2, 3"),
     (torch.zeros(0, 4, 4, 4), "^latents: the decoder reads"),
-    ([1.0], "^latents: the decoder reads .* list"),
+    ([1.0], "^latents: the decoder reads .* got list"),
     (torch.full((1, 4, 2, 2), torch.nan), "^latents: some numbers are not finite"),
 ])  # fmt: skip
 def test_latents_that_cannot_be_decoded(files, wrong, message):

@@ -312,7 +312,7 @@ def bytes_that_contradict_the_shape(folder: Path) -> Path:
     return header(folder / "x.safetensors", entries, data[8 + length :])
 
 
-@attack("mar", "does not fit a MAR: 3 unexpected")
+@attack("mar", "does not fit a MAR: 3 weights unexpected")
 def names_of_100_kilobytes(folder: Path) -> Path:
     """Unknown tensors with long names, line breaks and control characters, which a message would repeat."""
     names = [f"{i}\n\x1b[2J" + "x" * 100_000 for i in range(3)]

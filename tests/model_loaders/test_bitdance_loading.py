@@ -192,7 +192,7 @@ def test_an_autoencoder_of_a_training_beside_other_networks(tmp_path):
         (lambda p: (p / "tokenizer.json").unlink(), "has no tokenizer"),
         (
             lambda p: edit(p / "vision_head.safetensors", lambda s: s.pop("net.input_proj.bias")),
-            "1 missing .head.net.input_proj.bias",
+            "1 weight missing .head.net.input_proj.bias",
         ),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",

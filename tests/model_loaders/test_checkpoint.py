@@ -516,9 +516,9 @@ def test_no_initial_weights_are_drawn() -> None:
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"a.bias": None}, "1 missing (a.bias)"),
-        ({"b": torch.ones(1)}, "1 unexpected (b)"),
-        ({"a.bias": torch.ones(3, 1)}, "1 misshaped (a.bias is 3x1, not 2)"),
+        ({"a.bias": None}, "1 weight missing (a.bias)"),
+        ({"b": torch.ones(1)}, "1 weight unexpected (b)"),
+        ({"a.bias": torch.ones(3, 1)}, "1 weight of a wrong shape (a.bias is 3x1, not 2)"),
         ({"a.bias": torch.tensor([1.0, float("nan")]).to(torch.float8_e5m2)}, "NaN or infinite weights in a.bias"),
         ({"a.bias": torch.ones(2).to_sparse()}, "instead of ordinary weights"),
         ({"a.bias": torch.tensor([1.0, 1e6])}, "too large for torch.float16"),

@@ -165,8 +165,8 @@ def test_a_file_with_the_part_loads_and_says_so(kind: str, part: EnlargingConfig
         ),
         ("read.2.", r"only some of the part enlarge\.\*, .*: enlarge\.read\.2\.weight is missing"),
         ("smooth.", r"only some of the part enlarge\.\*, .*: enlarge\.smooth\.weight is missing"),
-        ("widen.bias", r"1 missing \(enlarge\.widen\.bias\)"),
-        ("level.1.1.conv2.", r"2 missing \(enlarge\.level\.1\.1\.conv2"),
+        ("widen.bias", r"1 weight missing \(enlarge\.widen\.bias\)"),
+        ("level.1.1.conv2.", r"2 weights missing \(enlarge\.level\.1\.1\.conv2"),
     ],
 )
 def test_half_of_the_part_is_refused(kind: str, dropped: str, sentence: str, tmp_path: Path) -> None:

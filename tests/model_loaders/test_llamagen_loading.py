@@ -117,7 +117,7 @@ class TestTheOrderOfStatements:
         save_file({**state, **buffers}, path, {"heads": "2"})
         assert load_llamagen(path).grid == 16
         save_file({**state, "layers.0.attention.kv_cached": torch.ones(2)}, path, {"heads": "2"})
-        with pytest.raises(UserError, match="1 unexpected"):
+        with pytest.raises(UserError, match="1 weight unexpected"):
             load_llamagen(path)
 
     def test_heads(self, tiny, tmp_path: Path) -> None:

@@ -172,7 +172,7 @@ class TestEveryLoader:
     @pytest.mark.parametrize("removed", [2, 8])
     @pytest.mark.fast_cases("2-mar", "2-gpt", "2-dtok", "2-tar", "2-bitdance")
     def test_names_are_strict(self, stem, write, expected, removed: int) -> None:
-        refused(stem, write(stem, lambda s: s.update(extra=torch.ones(1))), "1 unexpected (extra)")
+        refused(stem, write(stem, lambda s: s.update(extra=torch.ones(1))), "1 weight unexpected (extra)")
         names = sorted(load_file(write(stem)).keys() & expected(stem))
         for name in names[:: len(names) // removed]:
             refused(stem, write(stem, lambda s, name=name: s.pop(name)))
@@ -258,11 +258,11 @@ SPECIAL = "spe_tok_embeddings.special_embeddings.weight"
         ("mar", with_("encoder_pos_embed_learned", 1, 3, 8), "missing or empty"),
         ("mar", with_("diffusion_pos_embed_learned", 1, 5, 8), "5 tokens are not a square grid"),
         ("mar", renumbered, "not numbered 0 to 1"),
-        ("kl", with_("lossless.weight", 1), "1 unexpected (lossless.weight)"),
+        ("kl", with_("lossless.weight", 1), "1 weight unexpected (lossless.weight)"),
         ("kl", with_("encoder.down.x.weight", 1), "not numbered"),
         ("vq", without("post_quant_conv.weight"), "post_quant_conv.weight is missing"),
         ("vq", with_("encoder.conv_blocks.99999999.weight", 1), "not numbered 0 to 2"),
-        ("vq", with_("post_quant_conv.weight", 5, 8, 1, 1), "misshaped"),
+        ("vq", with_("post_quant_conv.weight", 5, 8, 1, 1), "wrong shape"),
         ("vq", widened, "not all of the widths 32, 80 are multiples of 32"),
         ("gpt", lambda s: [s.pop(k) for k in list(s) if k.startswith("layers.0.")], f"{QKV} is missing"),
         ("gpt", with_("layers.7.ffn_norm.weight", 16), "not numbered 0 to 2"),
@@ -271,8 +271,8 @@ SPECIAL = "spe_tok_embeddings.special_embeddings.weight"
         ("gpt", with_(CLASSES, 1, 2, 16), "a weight has a wrong shape"),
         ("gpt", with_(SPECIAL, 4, 16), "4 transition tokens"),
         ("dtok", without("abs_pe"), "abs_pe is missing"),
-        ("dtok", with_("abs_pe", 19), "misshaped"),
-        ("dtok", with_("clip_proj.weight", 16), "misshaped"),
+        ("dtok", with_("abs_pe", 19), "wrong shape"),
+        ("dtok", with_("clip_proj.weight", 16), "wrong shape"),
         ("ta_tok", without(f"{TA_TOK}encoder.layers.0.mlp.fc1.weight"), "fc1.weight is missing"),
         ("ta_tok", with_(f"{TA_TOK}embeddings.position_embedding.weight", 15, 24), "not a square grid"),
         ("tar", without(f"{QWEN}self_attn.q_proj.weight"), "q_proj.weight is missing"),

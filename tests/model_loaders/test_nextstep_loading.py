@@ -152,7 +152,7 @@ def test_a_start_token_comes_from_the_tokenizers_own_configuration(folder):
             lambda p: edit(p / SECOND, lambda s: s.update({"layers.0.self_attn.o_proj.bias": torch.zeros(64)})),
             "has biases in o_proj, which no published NextStep has",
         ),
-        (lambda p: edit(p / SECOND, lambda s: s.pop("image_out_projector.bias")), "1 missing .image_out_projector"),
+        (lambda p: edit(p / SECOND, lambda s: s.pop("image_out_projector.bias")), "weight missing .image_out_proj"),
     ],
     ids=lambda value: value[:40] if isinstance(value, str) else "",
 )
@@ -269,7 +269,7 @@ def test_weights_that_are_missing_are_refused_and_not_drawn_at_random(folder):
     state = torch.load(path, weights_only=True)
     state.pop("decoder.conv_out.bias")
     torch.save(state, path)
-    with pytest.raises(UserError, match="^decoder: checkpoint.pt does not fit .* 1 missing .decoder.conv_out.bias"):
+    with pytest.raises(UserError, match="^decoder: checkpoint.pt does not fit .* 1 weight missing .decoder.conv_out"):
         load_nextstep_ae(path)
 
 

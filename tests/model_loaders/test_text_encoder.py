@@ -120,12 +120,12 @@ Q, BIAS = (
 @pytest.mark.parametrize(
     ("how", "words"),
     [
-        (lambda s: s.pop("encoder.final_layer_norm.weight"), r"1 missing \(encoder.final_layer_norm.weight\)"),
+        (lambda s: s.pop("encoder.final_layer_norm.weight"), r"1 weight missing \(encoder.final_layer_norm.weight\)"),
         (lambda s: s.pop("shared.weight"), "embed_tokens.weight is missing"),
         (lambda s: s.pop(BIAS), "relative_attention_bias.weight is missing"),
         (lambda s: s.update({BIAS: torch.ones(3)}), "does not fit a T5 text encoder"),
-        (lambda s: s.update({Q: torch.ones(12, 9)}), "misshaped"),
-        (lambda s: s.update({"encoder.extra": torch.ones(1)}), r"1 unexpected \(encoder.extra\)"),
+        (lambda s: s.update({Q: torch.ones(12, 9)}), "wrong shape"),
+        (lambda s: s.update({"encoder.extra": torch.ones(1)}), r"1 weight unexpected \(encoder.extra\)"),
         (lambda s: s.update({"shared.weight": torch.ones(5, WIDTH)}), "has 5 tokens"),
         (lambda s: s[Q].fill_(float("nan")), "NaN or infinite weights in"),
     ],

@@ -107,7 +107,7 @@ def test_a_cache_with_removed_settings_is_checked_with_the_model():
     assert torch.equal(run(block=OWN_BLOCK, head_period=7), run())
     for name in ("block", "head_period"):
         other = OTHERS[name][0]
-        with pytest.raises(UserError, match=f"^cache: the settings do not fit .{name}: {other} is not possible"):
+        with pytest.raises(UserError, match=f"^cache: the settings of LazyMAR Cache do not fit .{name}: {other} is"):
             run(**{name: other})
 
 

@@ -134,7 +134,7 @@ def test_a_cache_that_does_not_suit_is_refused_before_anything_is_loaded():
     made = make(MARSettings, {"steps": 2, "diffusion_steps": 40, "speculation": 4})
     for told, values in {
         "speculation: ": {},
-        "cache: the settings do not fit .refresh_period: ": {"refresh_period": 0},
+        "cache: the settings of LazyMAR Cache do not fit .refresh_period: ": {"refresh_period": 0},
     }.items():
         cache = caches.CachePlan("custom", values)
         with pytest.raises(UserError, match=f"^{told}"):
@@ -382,7 +382,7 @@ def test_what_size_an_empty_latent_asks_for():
     model.vae.upscale_ratio = 8
     for side in (16, 32):
         assert checked("mar", model, FEW, latent_image=core_empty(side, side)).edit is None, side
-    with pytest.raises(UserError, match="^latent_image: .* 64 x 48 pixels, .* 32 x 32 here; set this size"):
+    with pytest.raises(UserError, match="^latent_image: .* 64 x 48 pixels, .* 32 x 32 here; set 32 x 32 on Empty"):
         checked("mar", model, FEW, latent_image=core_empty(64, 48))
 
 

@@ -229,8 +229,8 @@ OF_CACHES = [
     ({"values": [1]}, "cache: the attribute values must be a dictionary"),
     ({"preset": 3}, "cache: the attribute preset must be one of balanced, fast, exact, custom, but is the number 3"),
     ({"preset": "quick"}, "cache: the attribute preset must be .* is the text 'quick'"),
-    ({"values": {"refresh_period": 0}}, "cache: the settings do not fit .*refresh_period: 0 is outside"),
-    ({"values": {"period": 3}}, "cache: the settings do not fit .*period"),
+    ({"values": {"refresh_period": 0}}, "cache: the settings of LazyMAR Cache do not fit .*refresh_period: 0 is"),
+    ({"values": {"period": 3}}, "cache: the settings of LazyMAR Cache do not fit .*period"),
 ]
 
 
