@@ -43,8 +43,11 @@ def arguments(parser: argparse.ArgumentParser) -> None:
     add("--out", default="compare.png", metavar="FILE", help="the image; default compare.png")
     add("--json", metavar="FILE", help="also write the numbers as JSON (see docs/report.md)")
     add("--maps", metavar="FILE", help="also write an image that shows when and how each token was decided")
-    add("--differences", action="store_true", help="also show how each image differs from the baseline's image, "
-    "amplified")
+    add(
+        "--differences",
+        action="store_true",
+        help="also show how each image differs from the baseline's image, amplified",
+    )
     add(
         "--repeats",
         default="1",

@@ -28,8 +28,10 @@ COMMANDS: Commands = {
     "download": (".download", "download models of the catalogue, with everything that they need to generate images"),
     "compare": (".compare", "run samplers with the same seed and save their images side by side, with their numbers"),
     "bench": (".bench", "measure the speed of samplers, which take turns in one run"),
-    "check": (".check", "check a model's files, memory and speed on this machine, and write the results to a file for "
-    "an issue"),
+    "check": (
+        ".check",
+        "check a model's files, memory and speed on this machine, and write the results to a file for an issue",
+    ),
     "advise": (".advise", "find the fastest sampler whose images stay close enough, on this machine"),
     "verify": (".verify", "verify with your own model that the methods are exact at their exact settings"),
 }

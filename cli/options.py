@@ -14,11 +14,15 @@ from ..runs.loading import AUTO, DEMO, ENCODER, Source, choose_device, find_file
 
 # Options for models, devices and folders that take text: name to default and help.
 MODEL_OPTIONS = {
-    "model": (DEMO, "the model: demo (default), an entry of the catalogue (mar-base, llamagen-b-256, ar-dtok-512, "
-    "...), or a file"),
+    "model": (
+        DEMO,
+        "the model: demo (default), an entry of the catalogue (mar-base, llamagen-b-256, ar-dtok-512, ...), or a file",
+    ),
     "decoder": (AUTO, "KL or VQ autoencoder: auto, an entry of the catalogue, or a file"),
-    "grid": (None, "number of tokens along one side of the image (16, 24, 32, 64); default: the number that the file "
-    "states"),
+    "grid": (
+        None,
+        "number of tokens along one side of the image (16, 24, 32, 64); default: the number that the file states",
+    ),
     "draft": (
         AUTO,
         "draft model for cspd (a smaller model) or mulosd (a model for smaller images): auto (the catalogue's draft "
@@ -29,10 +33,15 @@ MODEL_OPTIONS = {
         "what enlarges the draft of mulosd: auto (the built-in latent samplers if they fit, otherwise bicubic), "
         "bicubic, a file of latent samplers, or a file of a super-resolution model (this needs the package spandrel)",
     ),
-    "tar": (AUTO, "language model of Tar: auto (the demo's for demo models, otherwise tar-1.5b), an entry of the "
-    "catalogue, a folder, or a file"),
-    "ta-tok": (AUTO, "TA-Tok of Tar: auto (the TA-Tok that belongs to the de-tokenizer), an entry of the catalogue, "
-    "or a file"),
+    "tar": (
+        AUTO,
+        "language model of Tar: auto (the demo's for demo models, otherwise tar-1.5b), an entry of the "
+        "catalogue, a folder, or a file",
+    ),
+    "ta-tok": (
+        AUTO,
+        "TA-Tok of Tar: auto (the TA-Tok that belongs to the de-tokenizer), an entry of the catalogue, or a file",
+    ),
     "encoder": (ENCODER, f"text encoder of text-to-image models; default {ENCODER}"),
     "device": (AUTO, "auto (default), cpu, cuda, cuda:1 or mps"),
 }

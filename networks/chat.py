@@ -49,8 +49,8 @@ def checked(ids: list[int], vocab: int, most: int, name: str, field: str = "text
         )
     if len(ids) > most:
         raise UserError(
-            f"{field}: with the template, the prompt has {len(ids)} tokens, but {name} reads at most {max(0, most)}; "
-            "shorten the prompt."
+            f"{field}: the prompt has {len(ids)} tokens including its template, but {name} reads at most "
+            f"{max(0, most)}; shorten the prompt."
         )
 
     return ids

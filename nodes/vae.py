@@ -232,8 +232,10 @@ class FastARVAE(host.images.VAE):
         # Memory is insufficient for a whole image.
         tile = max(1, 256 // self.downscale_ratio)
         self._check_tiles(
-            "samples", latents, (tile, tile), "there is not enough memory to decode it at once, so generate smaller "
-            "images, or unload other models"
+            "samples",
+            latents,
+            (tile, tile),
+            "there is not enough memory to decode it at once, so generate smaller images, or unload other models",
         )
         return self._decode_in_tiles(latents, (tile, tile), tile // 4)
 
@@ -253,8 +255,9 @@ class FastARVAE(host.images.VAE):
         """As :meth:`decode`, in blended tiles; sizes in latent positions."""
         latents = _checked_latents(samples, self.latent_channels, self.name, self.kind)
         tile = (max(1, tile_y), max(1, tile_x))
-        self._check_tiles("samples", latents, tile, "use VAE Decode instead, and if memory is short, unload other "
-        "models")
+        self._check_tiles(
+            "samples", latents, tile, "use VAE Decode instead, and if memory is short, unload other models"
+        )
         return self._decode_in_tiles(latents, tile, overlap)
 
     def _decode_in_tiles(self, latents: Tensor, tile: tuple[int, int], overlap: int) -> Tensor:
@@ -311,8 +314,9 @@ class FastARVAE(host.images.VAE):
         """As :meth:`encode`, in blended tiles; sizes in pixels."""
         pixels = _checked_pixels(pixel_samples)
         pixels = scaled(pixels, self.size_for(pixels))
-        return self._encode_in_tiles(pixels, (tile_y, tile_x), overlap, "use VAE Encode instead, and if memory is "
-        "short, unload other models")
+        return self._encode_in_tiles(
+            pixels, (tile_y, tile_x), overlap, "use VAE Encode instead, and if memory is short, unload other models"
+        )
 
     def _encode_in_tiles(self, pixels: Tensor, tile: tuple[int, int], overlap: int, remedy: str) -> Tensor:
         """Latents of images [B, 3, H, W] of one of the model's sizes; height and width of a tile in pixels."""

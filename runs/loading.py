@@ -410,8 +410,10 @@ def _unknown_decoder(decoder: KLModel | VQModel, model: Model, stated: str | Non
     scale = getattr(model, "latent_scale", None)
     unknown = "FastAR cannot tell whether this decoder reads the same codes"
     if scale is not None:
-        unknown = f"FastAR cannot tell whether this decoder fits the scale ({scale:g}) and the statistics of the "
-        "model's latents"
+        unknown = (
+            f"FastAR cannot tell whether this decoder fits the scale ({scale:g}) and the statistics of the model's "
+            "latents"
+        )
 
     return f"decoder {decoder.name}: {known}; {unknown}"
 

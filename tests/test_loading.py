@@ -114,8 +114,8 @@ def test_a_decoder_that_is_not_known_to_fit_stands_in_the_report(tmp_path, choic
     for name in ("kl.safetensors", "sub/kl16.safetensors", "kl16", "demo-kl"):
         write(kl, tmp_path / name, 0, groups=4, name="a KL")
     ready = loading.load(MAR, "mar.safetensors", Source(lambda c, family: tmp_path / c, CPU, "fp32"), choice)
-    unknown = "whether the latent scale 0.5 and the statistics of its latents fit is not known"
-    assert ready.model.note == (f"decoder a KL: {remark}, and {unknown}" if remark else "")
+    unknown = "FastAR cannot tell whether this decoder fits the scale (0.5) and the statistics of the model's latents"
+    assert ready.model.note == (f"decoder a KL: {remark}; {unknown}" if remark else "")
     settings = SAMPLERS["mar"].settings(steps=2, diffusion_steps=2)
     sampler = SAMPLERS["mar"].run(ready.model, from_ids([1]), settings, PairedNoise(0, (0,)))
     assert finish(sampler).report.note == ready.model.note
@@ -145,7 +145,7 @@ def test_the_weights_of_a_training_file_are_the_users_choice(tmp_path):
 
 def test_a_home_folder_that_is_not_known(tmp_path, monkeypatch):
     with pytest.raises(
-        UserError, match="^checkpoint: the home folder in ~nosuchuser/x.pth is not known; write the whole"
+        UserError, match="^checkpoint: the home folder in ~nosuchuser/x.pth is unknown; write the whole"
     ):
         loading.find_file("~nosuchuser/x.pth", "mar", tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path))

@@ -391,7 +391,7 @@ def suggested(choice: str, family: str) -> str:
     for known in (entries(family), catalogue()):
         ids = [entry.id for entry in known if (entry.repo or "").lower() == repo]
         if ids:
-            return f"for this repository, choose {' or '.join(ids)}"
+            return f"choose {' or '.join(ids)} for that repository"
 
     everything = [entry.id for entry in catalogue()]
     alike = [entry.id for entry in catalogue() if KINDS[entry.family].field == KINDS[family].field]

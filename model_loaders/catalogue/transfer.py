@@ -331,8 +331,10 @@ def _cause(error: Exception, path: Path) -> str:
             "run python -m pip install --force-reinstall huggingface-hub"
         )
     if isinstance(error, OSError) and error.errno is not None:  # of the file system
-        return f"FastAR cannot write to {path.parent} ({error.strerror}); free disk space or allow writing there, and "
-        "run again"
+        return (
+            f"FastAR cannot write to {path.parent} ({error.strerror}); free disk space or allow writing there, and run "
+            "again"
+        )
     if type(error).__name__ == "OfflineModeIsEnabled":
         return (
             "HF_HUB_OFFLINE is set, and the Hugging Face cache does not hold this file; unset this variable and start "

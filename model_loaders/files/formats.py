@@ -29,8 +29,10 @@ _BEGINNINGS: dict[bytes, tuple[str, str]] = {
         "is a Git LFS pointer, not the weights themselves",
         "get the file with 'git lfs pull', or download it from its page",
     ),
-    b"<": ("is a web page, not weights", "open the address in a browser, log in if necessary, and download the file "
-    "there"),
+    b"<": (
+        "is a web page, not weights",
+        "open the address in a browser, log in if necessary, and download the file there",
+    ),
     b"GGUF": (
         "is a GGUF file, whose weights FastAR would have to unpack for every product",
         "get the .safetensors file of the same model (fp32, bf16 or fp16); its dtype int4 takes as little memory",

@@ -190,7 +190,7 @@ def note_defaults(file: ck.Checkpoint, family: str, stated: int | None, heads: i
     if stated is None:
         file.assume(f"{heads} attention heads, as in the official model of the same width")
     if classes == IMAGENET and "label_set" not in file.metadata:
-        file.assume(f"FastAR assumes that its {IMAGENET} classes are the classes of ImageNet")
+        file.assume(f"FastAR assumes that the {IMAGENET} classes are the classes of ImageNet")
 
 
 def _has_null_class(file: ck.Checkpoint, classes: int | None) -> bool:
@@ -222,7 +222,7 @@ def _has_null_class(file: ck.Checkpoint, classes: int | None) -> bool:
             meaning = f"{rows - 1} classes and the null class of guidance"
         else:
             meaning = f"{rows} classes, without a null class"
-        file.assume(f"FastAR assumes that its {rows} class rows are {meaning}, because the file does not state it")
+        file.assume(f"FastAR assumes that the {rows} class rows are {meaning}, because the file does not state it")
 
     return null
 

@@ -87,8 +87,8 @@ def latent_metadata(file: ck.Checkpoint, channels: int) -> dict[str, Any]:
     patch = file.stated("patch", 1, 64, ("patch_size",)) or 1
     if channels % patch**2:
         raise file.error(
-            f"states a patch size of {patch}, which does not fit tokens of {channels} channels", "correct the patch "
-            "size"
+            f"states a patch size of {patch}, which does not fit tokens of {channels} channels",
+            "correct the patch size",
         )
 
     return {

@@ -113,8 +113,10 @@ def _config(file: ck.Checkpoint) -> NextStepConfig:
     """The shape of the weights, and the numbers that only the configuration states."""
     settings = file.settings("config", beside=True)
     if not settings:
-        raise file.error("has no config.json, which must state its norms and positions", "put the config.json of this "
-        "model into the folder")
+        raise file.error(
+            "has no config.json, which must state its norms and positions",
+            "put the config.json of this model into the folder",
+        )
     if any(name.endswith("self_attn.o_proj.bias") for name in file.state):
         raise file.error("has biases in o_proj, which no published NextStep has", "choose a different model")
 

@@ -334,7 +334,7 @@ def test_too_little_memory_is_named_before_the_download_and_the_remedy_helps(
 
     monkeypatch.setattr(subject, "free_memory", lambda device: 1_000_000_000)
     said = sentence(cli("check --model mar-huge --device cpu --models", tmp_path))
-    assert said.endswith("close other programs, or choose a smaller model or another --device.")
+    assert said.endswith("close other programs, or choose a smaller model or a different --device.")
 
 
 # ------------------------------------------------------------------------------------------------ the JSON file

@@ -102,7 +102,7 @@ def test_bench_samples_a_batch_in_parts_and_says_so(cli, tiny_demo, tmp_path, mo
     assert answer.code == 0, answer.err
     assert begun == [2] * 2 + [4, 2, 2] * 2  # warm-up and timed run
     whole, parts = (group["runs"][0] for group in json.loads((tmp_path / "times.json").read_text())["batches"])
-    said = "Memory was insufficient for 4 images at once; they were sampled 2 at a time."
+    said = "Memory was insufficient for 4 images at once, so they were sampled 2 at a time."
     assert parts["note"] == said and parts["counts"]["head_calls"] == 2 * whole["counts"]["head_calls"]
     assert "note" not in whole
     assert answer.out.rstrip().endswith(f"note: MAR, batch 4: {said}")

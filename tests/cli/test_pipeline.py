@@ -193,7 +193,7 @@ def test_latents_and_codes_are_decoded_by_pipeline_and_decoder(pipeline, files):
 
 @pytest.mark.parametrize(("wrong", "message"), [
     (torch.zeros(2, 3, 4, 4),
-     r"^latents: the decoder reads latents of the shape \[batch, 4, height, width\], but got \[2, 3"),
+     r"^latents: the decoder reads latents of the shape \[batch, 4, height, width\], but it got \[2, 3"),
     (torch.zeros(0, 4, 4, 4), "^latents: the decoder reads"),
     ([1.0], "^latents: the decoder reads .* got list"),
     (torch.full((1, 4, 2, 2), torch.nan), "^latents: some numbers are not finite"),
@@ -206,8 +206,8 @@ def test_latents_that_cannot_be_decoded(files, wrong, message):
 @pytest.mark.parametrize(("wrong", "message"), [
     (torch.zeros(4, 4, dtype=torch.int64),
      r"^codes: the decoder reads codes of the shape \[batch, height, width\]"),
-    (torch.full((1, 2, 2), -1), "^codes: some codes are outside 0 to"),
-    (torch.full((1, 2, 2), 1 << 40), "^codes: some codes are outside 0 to"),
+    (torch.full((1, 2, 2), -1), "^codes: some codes are outside the range of"),
+    (torch.full((1, 2, 2), 1 << 40), "^codes: some codes are outside the range of"),
     (torch.zeros(1, 99, 2, 2), "^latents: the decoder reads"),
 ])  # fmt: skip
 def test_codes_that_cannot_be_decoded(files, wrong, message):
@@ -253,7 +253,7 @@ def test_an_edit_of_codes_that_the_decoder_has_not(code, pipeline):
     mask = np.zeros(codes.shape[-2:], bool)
     mask[0, 0] = True
     codes[0, 1, 1] = code
-    with pytest.raises(UserError, match="^image: some codes are outside 0 to"):
+    with pytest.raises(UserError, match="^image: some codes are outside the range of"):
         pipe.sample(**{**call, "seed": 8}, image=codes, mask=mask)
 
 

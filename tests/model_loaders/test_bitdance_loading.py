@@ -183,12 +183,12 @@ def test_an_autoencoder_of_a_training_beside_other_networks(tmp_path):
         ),
         (
             lambda p: change(p / "vision_head_config.json", parallel_num=64),
-            r"has parallel_num = 64, which requires the tokens <\|query_1\|> to <\|query_63\|> in the tokenizer, "
-            "but the last such token here is number 15; replace the tokenizer with .* blocks of 16",
+            r"states parallel_num = 64, which requires the tokens <\|query_1\|> to <\|query_63\|>, "
+            "but the last such token in its tokenizer is number 15; replace the tokenizer, .* blocks of 16",
         ),
-        (lambda p: change(p / "vision_head_config.json", ch_cond=65), "has ch_cond = 65 .* weights of 64"),
+        (lambda p: change(p / "vision_head_config.json", ch_cond=65), "states ch_cond = 65 .* weights have 64"),
         (lambda p: change(p / "config.json", rope_scaling={"rope_type": "yarn"}), "states rope_scaling.rope_type"),
-        (lambda p: change(p / "config.json", head_dim=20), "has head_dim = 20"),
+        (lambda p: change(p / "config.json", head_dim=20), "states head_dim = 20"),
         (lambda p: (p / "tokenizer.json").unlink(), "has no tokenizer"),
         (
             lambda p: edit(p / "vision_head.safetensors", lambda s: s.pop("net.input_proj.bias")),
@@ -210,7 +210,7 @@ def test_parts_of_two_models_are_refused_with_both_numbers_and_files(native):
         DIFFUSERS / "diffusion_head" / "diffusion_pytorch_model.safetensors", native / "vision_head.safetensors"
     )
     (native / "vision_head_config.json").unlink()
-    expected = "^checkpoint: vision_head.safetensors reads conditions of 48 numbers, .* in native makes 64; choose the"
+    expected = "^checkpoint: vision_head.safetensors reads conditions of 48 numbers, .* in native computes 64 "
     with pytest.raises(UserError, match=expected):
         load_bitdance(native)
     shutil.copy(NATIVE / "vision_head.safetensors", native / "vision_head.safetensors")
@@ -223,7 +223,7 @@ def test_a_small_table_of_words_is_refused(native):
 
     edit(native / "model-00001-of-00002.safetensors", cut)
     change(native / "config.json", vocab_size=350)
-    with pytest.raises(UserError, match="^checkpoint: native has 350 token ids, .* special tokens up to 356"):
+    with pytest.raises(UserError, match="^checkpoint: native has 350 token ids, .* special tokens with ids up to 356"):
         load_bitdance(native)
 
 
@@ -261,7 +261,7 @@ def test_fp16_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda s: s.update({"pos_for_diff.weight": torch.ones(15, 32)}), "its 15 tokens are not a square"),
+        (lambda s: s.update({"pos_for_diff.weight": torch.ones(15, 32)}), "its 15 tokens do not form a square"),
         (lambda s: s.update({"query_token": torch.ones(1, 2, 32)}), "are not a square of square blocks of 3"),
         (lambda s: s.update({"cls_embedding.weight": torch.ones(6, 40)}), "its classes have 40 numbers"),
         (lambda s: s.pop("head.net.ada_ln_blocks.0.weight"), ""),

@@ -274,7 +274,7 @@ def test_limits_of_a_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lim
     monkeypatch.setattr(archive, limit, last)
     archive.check(path)
     monkeypatch.setattr(archive, limit, last - 1)
-    refused(lambda: read(path), f"limit of {last - 1}; save its weights alone")
+    refused(lambda: read(path), f"limit of {last - 1}; save only its weights")
 
 
 LEAF = (0.9, 0.999)

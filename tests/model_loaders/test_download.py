@@ -352,7 +352,7 @@ def test_a_part_of_unknown_content_is_not_continued(server: Server, tmp_path: Pa
 def test_a_login_page_is_no_model(server: Server, tmp_path: Path) -> None:
     """It answers 200 to everything."""
     server.sends, server.etag = PAGE, ""
-    text = refused(tmp_path, "sent is a web page")
+    text = refused(tmp_path, "is a web page, so FastAR deleted it")
     assert "log in" in text and "HF_ENDPOINT" not in text
     assert left(tmp_path) == []
     server.sends, server.etag = None, None
@@ -367,7 +367,7 @@ def test_every_type_without_a_digest(server: Server, tmp_path: Path, name: str) 
     assert (tmp_path / "x").read_bytes() == HELD[name]
     (tmp_path / "x").unlink()
     server.sends = b""
-    with pytest.raises(UserError, match="^model: x could not be downloaded: what 127.0.0.1:.* sent is empty"):
+    with pytest.raises(UserError, match="^model: x could not be downloaded: the data from 127.0.0.1:.* is empty"):
         transfer.download(transfer.Remote(REPO, f"x{name}", None, None, None), tmp_path / "x", "model", lambda *_: None)
     assert left(tmp_path) == []
 
@@ -500,7 +500,7 @@ def test_a_refusal(server: Server, tmp_path: Path, status: int) -> None:
 
 def test_no_room(server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(transfer.shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(9000, 0, 9000))
-    text = refused(tmp_path, "10 kB .* 9 kB are free; make room")
+    text = refused(tmp_path, "10 kB, .* 9 kB are free on the disk")
     assert "HF_ENDPOINT" not in text and left(tmp_path) == []
     part_of(tmp_path, CONTENT[:2000])  # what is there counts
     assert resolve(tmp_path).read_bytes() == CONTENT
@@ -513,7 +513,7 @@ def test_a_disk_that_cannot_be_written(server: Server, tmp_path: Path, monkeypat
 
     with monkeypatch.context() as patched:
         patched.setattr(transfer._Part, "write", write)
-        text = refused(tmp_path, f"cannot be written to .{os.strerror(number)}")
+        text = refused(tmp_path, f"FastAR cannot write to .* .{os.strerror(number)}")
     assert "HF_ENDPOINT" not in text and "HF_TOKEN" not in text
     assert resolve(tmp_path).read_bytes() == CONTENT
 

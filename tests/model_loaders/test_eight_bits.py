@@ -310,7 +310,7 @@ def test_fp8_without_scales_stays_fp8(tmp_path):
 
 def test_int8_without_a_scale_is_no_weight(tmp_path):
     state = STATE | {f"{OUT}.weight": STATE[f"{OUT}.weight"].to(torch.int8)}
-    with pytest.raises(UserError, match=f"int8 and no plain weights in {OUT}.weight"):
+    with pytest.raises(UserError, match=f"int8 instead of ordinary weights in {OUT}.weight"):
         load_llamagen(save(tmp_path, state))
 
 

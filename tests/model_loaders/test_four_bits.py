@@ -217,9 +217,9 @@ def test_codes_in_another_devices_order_are_one_sentence():
 def test_a_device_without_a_product_is_one_sentence():
     """fp16, for example, on a card before Ampere."""
     net = nn.Sequential(layer_of(FORMS["int4"], torch.float16))
-    words = "cpu in float16 cannot multiply 4-bit weights: every pass unpacks them, which is slower"
-    assert remark(net) == f"int4 weights: the images differ, see docs/precision.md; {words}"
-    assert remark(nn.Sequential(layer_of(FORMS["int4"]))) == "int4 weights: the images differ, see docs/precision.md"
+    words = "cpu in float16 cannot multiply 4-bit weights, so every pass unpacks them, which is slower"
+    assert remark(net) == f"int4 weights change the images (see docs/precision.md); {words}"
+    assert remark(nn.Sequential(layer_of(FORMS["int4"]))) == "int4 weights change the images (see docs/precision.md)"
 
 
 def test_int8_becomes_planes_where_these_are_faster(monkeypatch):
@@ -351,7 +351,7 @@ def test_convrot_w4a4_is_refused_with_the_reason():
     text = torch.tensor([*json.dumps({"format": "convrot_w4a4"}).encode()], dtype=torch.uint8)
     found, _ = packed_format({"layers.0.wo.weight": None, "layers.0.wo.comfy_quant": text}, {})
     assert found == (
-        "holds weights in convrot_w4a4, which rounds the inputs of products to 4 bits as well, an error of 20 % "
+        "holds weights in convrot_w4a4, which also rounds the inputs of products to 4 bits, with an error of 20 % "
         "(layers.0.wo.comfy_quant)"
     )
     for other in (torch.ones(3, dtype=torch.uint8), torch.zeros(2, 2), None):

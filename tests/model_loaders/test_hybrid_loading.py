@@ -126,7 +126,7 @@ def test_the_size_of_the_images_that_it_was_trained_for(tmp_path, state):
     chosen = load_hybrid(path, grid=4)
     assert (chosen.trained, chosen.net.config.grid) == (6, 4)
     for side in (1, 129):
-        with pytest.raises(UserError, match=f"^grid: {side} tokens per side are outside 2 to 128"):
+        with pytest.raises(UserError, match=f"^grid: {side} tokens per side are not possible; choose 2 to 128"):
             load_hybrid(path, grid=side)
 
 

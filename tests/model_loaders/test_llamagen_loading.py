@@ -57,7 +57,7 @@ class TestTheOrderOfStatements:
 
     def test_the_user_goes_before_the_file(self, tiny) -> None:
         model = load_llamagen(tiny(grid="4"), grid=8)
-        assert model.grid == 8 and no_note_of(model) == "8x8 tokens as requested; the file states 4x4"
+        assert model.grid == 8 and no_note_of(model) == "8x8 tokens as requested, but the file states 4x4"
         assert no_note_of(load_llamagen(tiny(grid="4"), grid=4)) == ""
 
     @pytest.mark.parametrize("name", ["0250000", "step_512", "epoch-384", "gptB_bs1024", "c2i_B_512"])
@@ -89,7 +89,7 @@ class TestTheOrderOfStatements:
         about = {"args": '{"image_size": 256, "downsample_size": 16}'}
         assert load_llamagen(tiny(grid="4", **about)).grid == 4
         model = load_llamagen(tiny(rope=1 + 8 * 8, **about))
-        assert model.grid == 16 and "as the file states; it has a table of positions for 8x8" in model.note
+        assert model.grid == 16 and "as the file states, but its table of positions is for 8x8" in model.note
 
     def test_arguments_state_the_rows_of_a_condition(self, tiny) -> None:
         """266 rows are 256 tokens behind 10 rows, or 225 behind 41."""
@@ -150,14 +150,14 @@ class TestNullClass:
     def test_what_a_file_states(self, tmp_path: Path, rows, stated, classes, null, noted) -> None:
         model = load_llamagen(self.rows(tmp_path, rows, **stated))
         assert (model.net.config.condition_size, model.net.config.null) == (classes, null)
-        assert ("FastAR assumes that its" in model.note) == noted
+        assert ("class rows are" in model.note) == noted
         assert len(model.net.cls_embedding.embedding_table.weight) == rows
 
     def test_the_user_goes_first(self, tmp_path: Path) -> None:
         path = self.rows(tmp_path, 10, num_classes=9)
         model = load_llamagen(path, classes=10)
         assert model.net.config.condition_size == 10 and not model.net.config.null
-        with pytest.raises(UserError, match="^classes: x.pt has 10 class rows.* state 9 .* or 10 "):
+        with pytest.raises(UserError, match="^classes: x.pt has 10 class rows.* state 9 .* otherwise 10 "):
             load_llamagen(path, classes=8)
         with pytest.raises(UserError, match="^checkpoint: x.pt has 10 class rows"):
             load_llamagen(self.rows(tmp_path, 10, num_classes=1000))
@@ -237,7 +237,7 @@ def test_grid_from_a_rotation_table(tiny, config: LlamaConfig) -> None:
     model = load_llamagen(path)
     assert model.grid == 8 and "table" not in model.note, "what is in the file goes before its name"
     model = load_llamagen(path, grid=16)
-    assert model.grid == 16 and "16x16 tokens as requested; the file has a table of positions for 8x8" in model.note
+    assert model.grid == 16 and "16x16 tokens as requested, but the file has a table of positions for 8x8" in model.note
     longer = load_llamagen(tiny(config, "c2i_B_256", rows + 3))
     assert longer.grid == 8 and f"RoPE table of {rows + 3} rows is taken for 8x8 tokens" in longer.note
     save_file({**weights(config), "freqs_cis": torch.zeros(())}, path)
@@ -252,7 +252,7 @@ def test_a_grid_that_is_unknown_or_wrong(tiny) -> None:
         assert load_llamagen(tiny(name=name), grid=24).grid == 24
     assert load_llamagen(tiny(name="tuned_from_256_to_384"), grid=32).grid == 32
     for wrong in (-1, 0, 1, 129, 10**9):
-        with pytest.raises(UserError, match="^grid: .* outside 2 to 128"):
+        with pytest.raises(UserError, match="^grid: .* choose 2 to 128"):
             load_llamagen(tiny(name="tuned"), grid=wrong)
     with pytest.raises(UserError, match="^grid: 5x5 tokens cannot be divided into the 2x2 regions"):
         load_llamagen(tiny(PAR, grid="5"))

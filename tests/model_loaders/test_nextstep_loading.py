@@ -128,7 +128,7 @@ def test_a_start_token_comes_from_the_tokenizers_own_configuration(folder):
     change(folder / "tokenizer_config.json", bos_token={"content": "<|beginoftext|>"})
     assert load_nextstep(folder).marks.text == 312
     change(folder / "tokenizer_config.json", bos_token="<nothing>")
-    with pytest.raises(UserError, match="bos_token '<nothing>' is no token of it"):
+    with pytest.raises(UserError, match="bos_token '<nothing>' is not one of its tokens"):
         load_nextstep(folder)
 
 
@@ -144,7 +144,7 @@ def test_a_start_token_comes_from_the_tokenizers_own_configuration(folder):
         (lambda p: change(p / "config.json", model_type="llama"), "states model_type = 'llama'"),
         (lambda p: change(p / "config.json", latent_channels=16), "states latent_channels = 16 .* weights have 4"),
         (lambda p: change(p / "config.json", latent_patch_size=3), "but 3 x 3 latents need a multiple of 9"),
-        (lambda p: change(p / "config.json", fm_head_dim=64), "has fm_head_dim = 64 .* weights of 48"),
+        (lambda p: change(p / "config.json", fm_head_dim=64), "states fm_head_dim = 64 .* weights have 48"),
         (lambda p: change(p / "config.json", boi=300), r"states boi = 300 .* <\|begin_of_image\|> is 305"),
         (lambda p: change(p / "config.json", rope_scaling={"rope_type": "yarn"}), "states rope_scaling.rope_type"),
         (lambda p: (p / "tokenizer.json").unlink(), "has no tokenizer"),

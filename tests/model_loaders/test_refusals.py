@@ -108,7 +108,7 @@ FILES: dict[str, tuple[bytes, str]] = {
 }
 PICKLES: dict[str, tuple[bytes, str]] = {
     "zip": (zipped(), "is a zip archive that torch.save did not write"),
-    "protocol 4": (saved({"model": STATE}, pickle_protocol=4), "not a checkpoint of torch.save (Unsupported operand"),
+    "protocol 4": (saved({"model": STATE}, pickle_protocol=4), "torch.save did not write it (Unsupported operand"),
     "object beside the weights": (saved({"model": STATE, "x": Thing()}), ".Thing, which may run code, so nothing"),
     "NumPy weights": (saved({k: v.numpy() for k, v in STATE.items()}), "holds numpy."),
     "sparse": (saved({**STATE, FIRST: STATE[FIRST].to_sparse()}), "sparse, quantised or without values (class"),
@@ -165,7 +165,7 @@ FORMATS: dict[str, tuple[bytes, str]] = {
         "weights that quanto quantised"),
     "MLX": (in_format({"weight": WORDS.to(torch.int64), "scales": HALVES, "biases": HALVES}), "that MLX quantised"),
     "by metadata": (stored(STATE, quantization_config="{}"), "holds quantised weights"),
-    "packed bytes": (stored(STATE | {FIRST: STATE[FIRST].to(torch.uint8)}), "uint8 and no plain weights in class_emb"),
+    "packed bytes": (stored(STATE | {FIRST: STATE[FIRST].to(torch.uint8)}), "instead of ordinary weights in class_emb"),
     "LoRA": (stored({f"base_model.model.{FIRST}.lora_A.weight": torch.ones(2, 2)}), "holds a LoRA"),
     "LoRA of kohya": (stored({"lora_unet_x.lora_down.weight": torch.ones(2, 2)}), "holds a LoRA"),
 }  # fmt: skip

@@ -122,9 +122,9 @@ def test_an_index_that_leads_out_of_its_folder(tmp_path: Path, names: tuple[str,
 
 def test_what_is_missing(tmp_path: Path) -> None:
     refused(tmp_path / "gone", "there is no file or folder")
-    refused(files(tmp_path / "empty", "config.json"), "holds no model.safetensors or shards;")
+    refused(files(tmp_path / "empty", "config.json"), "holds neither model.safetensors nor shards;")
     others = files(tmp_path / "others", "janus.safetensors", "x.pth")
-    refused(others, "shards, only janus.safetensors, x.pth; choose a folder or file with a Janus")
+    refused(others, "shards, but only janus.safetensors, x.pth; choose a folder or file with a Janus")
     assert chosen(others / "x.pth") == ["x.pth"]
     refused(files(tmp_path / "some", *FOUR[1:3]), "2 of 4 shards", FOUR[0], FOUR[3])
 
@@ -179,7 +179,7 @@ def test_the_chosen_janus_is_loaded(tmp_path: Path) -> None:
     assert load_janus(shard).net.config.dim == 128 and load_janus_vq(shard).net.config.codes > 0
     shutil.copy(janus_files.FOLDER / "original" / "config.json", folder)
     with pytest.raises(
-        UserError, match="hidden_size = 64 in its configuration, but weights of 128; replace the configuration"
+        UserError, match="hidden_size = 64 in its configuration, but its weights have 128; replace the configuration"
     ):
         load_janus(shard)
     shutil.copy(janus_files.FOLDER / "sharded" / "config.json", folder)

@@ -194,7 +194,7 @@ def test_official_ids(folder: Path) -> None:
     assert model.special == SpecialTokens(151_665, 151_667, 151_670, 65_536)
     assert model.sides == (27, 13, 9) and model.span == (151_670, 217_206)
     save_file({**state, "model.embed_tokens.weight": torch.ones(217_205, 2)}, folder / "model.safetensors")
-    refused(load_tar, folder, "^checkpoint: .* has 217205 tokens, but nothing states which")
+    refused(load_tar, folder, "^checkpoint: .* has 217205 tokens, but config.json does not state which")
 
 
 def test_special_tokens_of_a_chat(folder: Path) -> None:
@@ -323,7 +323,7 @@ def test_arguments_in_easydict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 @pytest.mark.parametrize(
     ("change", "pattern"),
     [
-        ({"n_layer": 3}, "n_layer = 3 in its configuration, but weights of 2"),
+        ({"n_layer": 3}, "n_layer = 3 in its configuration, but its weights have 2"),
         ({"dim": 32}, "dim = 32"),
         ({"vocab_size": 21}, "vocab_size"),
         ({"cond_dim": 1152}, "cond_dim = 1152"),
@@ -361,7 +361,7 @@ def test_grid(tmp_path: Path) -> None:
         (write("b_256_512.safetensors", 2000), None, "has several image sizes in its name"),
         (write("c.safetensors", 984), 32, "32x32 tokens need at least 1024 positions, but c.safetensors has 984"),
         (tmp_path / "a.safetensors", 5, "5x5 tokens need at least 25 positions, but a.safetensors has 19"),
-        (tmp_path / "a.safetensors", 1, "1 tokens a side is outside 2 to 128"),
+        (tmp_path / "a.safetensors", 1, "1 tokens per side are not possible; choose 2 to 128"),
     ):
         refused(load_detokenizer, path, f"^grid: .*{pattern}", grid=grid)
 

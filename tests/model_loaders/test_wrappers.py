@@ -182,7 +182,8 @@ def test_averaged_weights_without_names_are_not_passed_over_in_silence(tmp_path:
     content = {"model": TRAINED, "model_ema": wrap([*AVERAGED.values()])}
     model = load(tmp_path, content)
     assert holds(model, TRAINED)
-    assert model.note == "the averaged weights of the file (model_ema) have no names; the trained ones are used"
+    said = "the averaged weights of the file (model_ema) have no names, so FastAR uses the trained weights"
+    assert model.note == said
     with pytest.raises(UserError, match="^checkpoint: .* weights .model_ema. without .*; set weights to auto"):
         load(tmp_path, content, "ema")
 
@@ -243,7 +244,7 @@ def test_defaults_of_official_models_are_said(tmp_path: Path) -> None:
     save_file(state, tmp_path / "mine.safetensors")
     expected = (
         "12 attention heads, as in the official model of the same width; "
-        "its 1000 classes are taken for those of ImageNet"
+        "FastAR assumes that the 1000 classes are the classes of ImageNet"
     )
     assert load_mar(tmp_path / "mine.safetensors").note == expected
     save_file(state, tmp_path / "mine.safetensors", {"heads": "16", "label_set": "imagenet-1k"})

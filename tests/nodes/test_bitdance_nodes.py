@@ -108,7 +108,7 @@ def test_without_memory_for_a_whole_image_it_says_so(monkeypatch):
     vae = a_block().vae
     monkeypatch.setattr(vae, "_decode", full)
     monkeypatch.setattr(vae, "_encode", full)
-    with pytest.raises(UserError, match="^samples: .* tiles.*; memory is insufficient to decode it w"):
+    with pytest.raises(UserError, match="^samples: .* tiles.*; there is not enough memory to decode it at once"):
         vae.decode(torch.ones(1, 6, 4, 4))
     with pytest.raises(UserError, match="^pixels: .* tiles.*; there is not enough memory to encode it at once"):
         vae.encode(torch.rand(1, 8, 8, 3))

@@ -274,7 +274,7 @@ def test_the_node_shows_grid_plot_and_table_and_gives_them(steady):
     width = grid.shape[2]
     assert np.array_equal(shown[: grid.shape[1], :width], (grid[0] * 255).round())
     assert np.array_equal(shown[:400, width:], (plot[0] * 255).round())
-    assert table.splitlines()[0] == as_table.splitlines()[0] and told.startswith("3 cells sampled")
+    assert table.splitlines()[0] == as_table.splitlines()[0] and told.startswith("3 cells generated")
     assert [line.split()[0] for line in lines[:-1]] == [
         "threshold",
         "-1",

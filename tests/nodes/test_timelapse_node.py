@@ -117,7 +117,7 @@ def test_a_folder_that_cannot_be_written_to_is_named_before_and_after(tmp_path, 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "write_bytes", read_only)
         with pytest.raises(
-            UserError, match="^filename_prefix: .*cannot be written .Read-only file system.; name a file"
+            UserError, match="^filename_prefix: .*cannot be written .Read-only file system.; choose a file"
         ):
             made(**run)
 

@@ -240,5 +240,5 @@ def test_deep_values_are_no_values(tmp_path, name, depth):
 @pytest.mark.parametrize("version", [2, 0, "1", None, [1]])
 def test_a_report_of_another_format_is_not_read(tmp_path, version):
     text = json.dumps({**GOOD, "version": version})
-    with pytest.raises(UserError, match="^image: the report of a.png has the format .* reads 1"):
+    with pytest.raises(UserError, match="^image: the report of a.png has the format .* reads the format 1"):
         exchange.read_runs(write(tmp_path / "a.png", text))

@@ -103,7 +103,7 @@ def test_home_folders(tmp_path, monkeypatch):
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("USERPROFILE", str(tmp_path))
     assert typed_path("~/x.png", "out") == tmp_path / "x.png"
-    with pytest.raises(UserError, match=r"^model: .* or \./ before a name that begins with ~"):
+    with pytest.raises(UserError, match=r"^model: .* or put \./ before a name that begins with ~"):
         typed_path("~nosuchuser", "model")
     assert typed_path("./~nosuchuser", "model") == Path("./~nosuchuser"), "the remedy"
 

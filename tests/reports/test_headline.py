@@ -64,7 +64,7 @@ LINES = {
 def test_different_seeds_are_told_with_the_remedy():
     """Unless the runs differ in nothing else: they show what a seed changes."""
     other = replace(run(1.0), sampler="fasthybrid")
-    assert told(run(4.0), other, Quality(word=OTHER_SEED)) == "Different seeds: give both samplers the same"
+    assert told(run(4.0), other, Quality(word=OTHER_SEED)) == "Different seeds: give both samplers the same seed"
 
 
 @pytest.mark.parametrize("name", LINES)
