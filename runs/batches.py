@@ -169,7 +169,7 @@ def _smaller(size: int) -> int:
 
     half = (size + 1) // 2
     logging.getLogger(__name__).warning(
-        "FastAR: there is not enough memory for %d images at once; sampling %d images at a time.", size, half
+        "FastAR: there is not enough memory for %d images at once; sampling %d at a time.", size, half
     )
     return half
 

@@ -312,7 +312,7 @@ def test_a_mistake_is_told_in_the_editor(comfy: Comfy, editor: Any, workflow: An
     editor.screenshot(path=str(artifacts / f"mistake_{editor.renderer}.png"))
     assert comfy.get("/history") == before, "it ran"
     (told,) = editor.locator(MESSAGE).all_inner_texts()
-    assert "Class Label" in told and "labels: there is no class 'catt'; the closest: cat" in told
+    assert "Class Label" in told and "labels: there is no class 'catt'; the closest names: cat" in told
     assert "imagenet" not in told, "the demo has ten classes of its own"
     assert "Traceback" not in editor.locator("body").inner_text()
     assert not editor.evaluate(COVERS, [MESSAGE, labels["id"]])

@@ -85,7 +85,7 @@ def test_a_figure_is_made_again_only_if_what_it_depends_on_changes(tmp_path, mon
     assert key(models["a"], models, "code") != before["a"], "more than the name of a file can hold"
     spec.write_text('samplers = ["mar"]\nimages = 9\n')
     assert key(every["a"], every, "code") != before["a"]
-    with pytest.raises(UserError, match="figures: a reads the folder of c, which is not listed"):
+    with pytest.raises(UserError, match="figures: a reads the folder of c, but c is not in the list"):
         needed(figure("table figures/c/many"), every)
 
 

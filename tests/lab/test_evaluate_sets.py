@@ -96,6 +96,6 @@ def test_prompts_are_measured_and_classes_are_not(small_clip, tmp_path, monkeypa
 
 def test_a_model_that_is_not_here_is_said(tmp_path):
     with pytest.raises(
-        UserError, match=r"^clip: .*nowhere is not on this machine, or cannot be read .*; run `hf download"
+        UserError, match=r"^clip: .*nowhere is not on this machine or cannot be read .*; run `hf download"
     ):
         Clip(str(tmp_path / "nowhere"), CPU)

@@ -32,7 +32,7 @@ PATHS = {
 @pytest.mark.parametrize("line", PATHS)
 def test_the_home_of_an_unknown_user_is_named_in_every_path(lab, sentence, tmp_path, line):
     text = sentence(lab(line, "~nosuchuser/x"))
-    assert text.startswith(f"{PATHS[line]}: the home folder in ~nosuchuser/x is not known"), text
+    assert text.startswith(f"{PATHS[line]}: the home folder in ~nosuchuser/x is unknown"), text
     assert not list(tmp_path.iterdir())
 
 

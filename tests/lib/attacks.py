@@ -161,7 +161,7 @@ for _name, _words, _body in PICKLES:
 # A storage of 2^31 elements whose record has four bytes; a tensor of
 # 2^31 elements over a storage of one, which torch enlarges to fit.
 for _name, _words, _sizes in (
-    ("storage_larger_than_its_record", "no weights of a MAR", (2**31 - 1, 1)),
+    ("storage_larger_than_its_record", "does not hold a MAR", (2**31 - 1, 1)),
     ("tensor_larger_than_its_storage", "damaged", (1, 2**31 - 1)),
 ):
     _body = NAMED_A + tensor("0", *_sizes) + b"s."

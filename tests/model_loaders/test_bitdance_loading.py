@@ -179,7 +179,7 @@ def test_an_autoencoder_of_a_training_beside_other_networks(tmp_path):
         (lambda p: (p / "projector.safetensors").unlink(), "the folder .*native has no projector.safetensors"),
         (
             lambda p: change(p / "vision_head_config.json", parallel_num=15),
-            "has blocks of parallel_num = 15 tokens, which is not a square",
+            "states parallel_num = 15 tokens per block, which is not a square",
         ),
         (
             lambda p: change(p / "vision_head_config.json", parallel_num=64),
@@ -262,7 +262,7 @@ def test_fp16_is_refused(tmp_path):
     ("change", "words"),
     [
         (lambda s: s.update({"pos_for_diff.weight": torch.ones(15, 32)}), "its 15 tokens do not form a square"),
-        (lambda s: s.update({"query_token": torch.ones(1, 2, 32)}), "are not a square of square blocks of 3"),
+        (lambda s: s.update({"query_token": torch.ones(1, 2, 32)}), "do not form a square of square blocks of 3"),
         (lambda s: s.update({"cls_embedding.weight": torch.ones(6, 40)}), "its classes have 40 numbers"),
         (lambda s: s.pop("head.net.ada_ln_blocks.0.weight"), ""),
         (lambda s: s.pop("query_token"), "its head is not made for blocks of 1 tokens"),

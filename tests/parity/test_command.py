@@ -86,7 +86,7 @@ def test_unreadable_folders_are_exit_code_2(lab, sentence, tmp_path):
     (tmp_path / "file").write_text("x")
     assert "no folder" in sentence(lab("parity", tmp_path / "file"))
     said = sentence(lab("parity", "~nosuchuser/x"))
-    assert said.startswith("DIR: the home folder in ~nosuchuser/x is not known")
+    assert said.startswith("DIR: the home folder in ~nosuchuser/x is unknown")
 
 
 def test_tars_folder_is_known_by_its_files(lab, tmp_path):

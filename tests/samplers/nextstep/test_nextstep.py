@@ -326,9 +326,9 @@ def test_one_step_of_em_is_refused_because_it_would_return_noise(model):
 
 
 def test_latents_of_another_size_are_refused_with_the_remedy(model):
-    with pytest.raises(UserError, match="^latent_image: .* 8 x 8 pixels, .* 12 x 12; set width and height to the size"):
+    with pytest.raises(UserError, match="^latent_image: .* 8 x 8 pixels, .* 12 x 12; set width to 8 and height to 8"):
         draw(model, edit=Edit(torch.zeros(1, 4, 4, 4), torch.ones(1, 4, 4)))
-    with pytest.raises(UserError, match=r"^latent_image: it has the shape \[1, 3, 6, 6\], but tiny makes latents of 4"):
+    with pytest.raises(UserError, match=r"^latent_image: it has the shape \[1, 3, 6, 6\], but tiny generates latents"):
         draw(model, edit=Edit(torch.zeros(1, 3, 6, 6), torch.ones(1, 4, 4)))
     with pytest.raises(UserError, match="^mask: it is empty"):
         draw(model, edit=Edit(start_of(model), torch.zeros(1, 3, 3)))
