@@ -555,8 +555,8 @@ class Drafts:
         choice = hub.draft_for(target.choice) if self._choice == AUTO else self._choice
         if choice is None:
             raise UserError(
-                f"draft: {sampler} needs a small draft model in addition to {self._name}; name a draft model with "
-                "--draft (draft= in Python)."
+                f"draft: {sampler} needs a small draft model in addition to {self._name}; name one with --draft "
+                "(draft= in Python)."
             )
 
         key = (target.family, choice)

@@ -97,7 +97,7 @@ app.registerExtension({
     const lost = all.flatMap(lostBy)
     if (lost.length) {
       const first = all.find((instance) => lostBy(instance).length)
-      tell(idOf(first), first.node.title, say("FastAR removed settings, so these values of the graph are not used: {n}. The image will differ.", lost.join(", ")))
+      tell(idOf(first), first.node.title, say("FastAR removed settings, so it does not use these values of the workflow: {n}. The image will differ.", lost.join(", ")))
     }
     for (const { node } of all) delete node.removedValues
   },
