@@ -54,8 +54,7 @@ def bitdance(
         condition: what B images show, of the kind that the model reads.
         settings: see :class:`BlockSettings`.
         noise: noise of B images.
-        edit: part of an image to sample again; None for a whole new one. A block is sampled without knowing later
-            blocks.
+        edit: part of an image to sample again; None for a whole new image. A block does not depend on later blocks.
 
     Yields:
         :class:`Step` after every evaluation of the diffusion head, or, with speculation, after every window of
@@ -77,7 +76,7 @@ def bitdance(
         with canvas.clock.phase("transformer"):
             z = look(block)
 
-        # 2. The diffusion of the block. It takes many evaluations of the head, and the block is decided after the last.
+        # 2. The diffusion of the block, in many evaluations of the head. The last evaluation decides the block.
         for count, so_far in canvas.clock.timed("head", draw.denoised(block, z)):
             prediction = so_far
             if count < draw.calls_of[block]:
@@ -131,7 +130,7 @@ class BlockLook:
 class BlockDiffusion:
     """Samples blocks by diffusion. The signs of the result are the tokens."""
 
-    calls_of: dict[int, int]  # for each block the number of evaluations of the head
+    calls_of: dict[int, int]  # number of evaluations of the head for each block
 
     def __init__(self, canvas: BlockCanvas):
         settings = canvas.settings
@@ -158,8 +157,8 @@ class BlockDiffusion:
         return torch.where(prediction >= 0, 1.0, -1.0)
 
     def denoised(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Denoise a block. Yields, after every evaluation of the head, the number of evaluations so far, and what the
-        block is so far, fp32 [N, K, C]: with speculation the newest predictions, else the states. The last ones are the
+        """Denoise a block. After every evaluation of the head, yields the number of evaluations so far, and the block
+        so far, fp32 [N, K, C]: the newest predictions with speculation, otherwise the states. The last block is the
         result.
         """
         canvas = self.canvas
@@ -201,7 +200,7 @@ class BlockDiffusion:
 def noise_in_order(canvas: BlockCanvas) -> tuple[Tensor, Tensor]:
     """Noise for the tokens in their order, on the device: start [B, L, C], and steps [S, B, L, C].
 
-    The noise belongs to the cells of the grid, so models with blocks of another size sample from the same noise.
+    The noise belongs to the cells of the grid, so models with blocks of a different size sample from the same noise.
     """
     channels = canvas.model.net.channels
     start = canvas.noise.first("full", canvas.cells, channels)

@@ -22,7 +22,7 @@ from ..engine import Canvas, start_report
 from ..noise import PairedNoise
 from .settings import BlockSettings
 
-# Number of the diffusion head's weights from which on a CPU is refused. The largest ImageNet model has less than half.
+# A CPU is refused for a diffusion head with at least this many weights. The largest ImageNet model has less than half.
 LARGE_HEAD = 1_000_000_000
 
 
@@ -36,7 +36,7 @@ class Inputs(NamedTuple):
 
 @dataclass(eq=False)
 class BlockCanvas(Canvas):
-    """Tokens are vectors of -1 and +1, or of 0 where undecided. The tokens that an edit fixes are the same in both
+    """Tokens are vectors of -1 and +1; undecided tokens are 0. The tokens that an edit fixes are the same in both
     branches of guidance.
     """
 
@@ -78,9 +78,10 @@ class BlockCanvas(Canvas):
     def samples_null(self, block: int) -> bool:
         """Whether the null branch samples its own tokens from its own noise.
 
-        It does where the guidance scale is 1, because there the two branches are not mixed. With linear guidance the
-        published code samples the first block so. For example, with four blocks and cfg 5 the scales are 1, 2, 3 and 4:
-        in block 0 each branch has its own tokens; in all other blocks, both branches read the same tokens.
+        It does so where the guidance scale is 1, because the two branches are not mixed there. With linear guidance,
+        the published code samples the first block in this way. For example, with four blocks and cfg 5, the scales are
+        1, 2, 3 and 4: in block 0, each branch has its own tokens; in all other blocks, both branches read the same
+        tokens.
         """
         return self.guided and self.cfg(block) == 1
 
@@ -175,7 +176,7 @@ def given_tokens(model: BlockModel, edit: Edit, grid: tuple[int, int], device: t
     """The tokens of the image that an edit starts from, fp32 [1 or B, L, C] in raster order.
 
     Raises:
-        UserError: latents of another shape.
+        UserError: latents of a different shape.
     """
     start = edit.start
     channels = model.net.channels
@@ -189,7 +190,7 @@ def given_tokens(model: BlockModel, edit: Edit, grid: tuple[int, int], device: t
         own_height, own_width = (side * model.stride for side in start.shape[2:])
         remedy = f"encode an image of {width} x {height} with VAE Encode"
         with suppress(UserError):
-            model.grid(own_height, own_width)  # raises for a size that it does not draw
+            model.grid(own_height, own_width)  # raises for a size that the model does not generate
             remedy = f"set width to {own_width} and height to {own_height}, or {remedy}"
         raise UserError(
             f"latent_image: this image has {own_width} x {own_height} pixels, but the image to generate has {width} x "

@@ -14,11 +14,11 @@ from itertools import pairwise
 
 from ..chain import DiffusionStep
 
-# Time of the last evaluation, after which the prediction itself is taken.
+# Time of the last evaluation, whose prediction is the result.
 LAST = 0.95
-# A division by 1 - t divides by at least this.
+# Smallest divisor where a number is divided by 1 - t.
 FLOOR = 0.05
-# How many numbers of modulations of the head are computed at once; one evaluation may need more.
+# How many values of the head's modulations are computed at once; a single evaluation may need more.
 BUDGET = 1 << 27
 
 
@@ -32,7 +32,7 @@ class Evaluations:
 
 @lru_cache(maxsize=256)
 def evaluations(count: int, time_shift: float = 1.0) -> Evaluations:
-    """The evaluations of ``count`` steps. A ``time_shift`` k moves each time t to t / (t + k (1 - t)); 1 moves none."""
+    """The evaluations of ``count`` steps. A ``time_shift`` k moves each time t to t / (t + k (1 - t)); 1 keeps t."""
     shifted = []
     for i in range(count + 1):
         t = LAST * i / count

@@ -59,12 +59,12 @@ class BlockSettings(Annealed):
 
     @property
     def guides(self) -> bool:
-        """Whether guidance is applied, for which the null branch is evaluated."""
+        """Whether guidance is applied, which needs the null branch."""
         return self.cfg != 1
 
     @property
     def window(self) -> int:
-        """Diffusion steps that are drafted at once; 1 for none."""
+        """Diffusion steps that are drafted at once; 1 if nothing is drafted."""
         return max(1, self.speculation)
 
     def streams(self) -> dict[str, int]:

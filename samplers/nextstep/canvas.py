@@ -1,4 +1,4 @@
-"""The canvas of continuous tokens in raster order, and the checks and rows that come before the first of them.
+"""The canvas of continuous tokens in raster order, and the checks and rows that come before the first token.
 
 Shapes as in ``nextstep.py``.
 """
@@ -26,7 +26,7 @@ from .settings import CONSTANT, FALLING, RISING, NextStepSettings
 # What a NextStep reads.
 NextStepCondition = PromptCondition | ImagePromptCondition
 
-# Number of the language model's weights from which on a CPU is refused: an image of a published model would take 20
+# A CPU is refused for a language model with at least this many weights: an image of a published model would take 20
 # minutes.
 LARGE = 4_000_000_000
 
@@ -47,7 +47,7 @@ class NextStepCanvas(Canvas):
     def __post_init__(self) -> None:
         super().__post_init__()
         scales = [self._scales(cell) for cell in range(self.cells)]
-        self.scales = to_device(torch.tensor(scales), self.device)  # of guidance, fp32 [L, 1 or 2]
+        self.scales = to_device(torch.tensor(scales), self.device)  # guidance scales, fp32 [L, 1 or 2]
 
         # The cells to sample, and whether each cell is sampled in every image. The host reads this once.
         self.sampled_cells = list(range(self.cells))
@@ -64,7 +64,9 @@ class NextStepCanvas(Canvas):
         return [scale_of(scale, s.cfg_schedule, cell, self.cells) for scale in own]
 
     def with_given(self, cell: int, values: Tensor) -> Tensor:
-        """The sampled values of a cell, [B, 1, T], but the fixed values in images in which an edit fixes the cell."""
+        """Values of a cell, [B, 1, T]: the sampled values, but the fixed values in images in which the edit fixes the
+        cell.
+        """
         if self.again is None or self.is_whole[cell]:
             return values
         return torch.where(self.again[:, cell, None, None], values, self.values[:, cell : cell + 1])
@@ -74,7 +76,7 @@ class NextStepCanvas(Canvas):
 
 
 def scale_of(cfg: float, schedule: str, done: int, tokens: int) -> float:
-    """The guidance scale of a token of an image. ``done`` of the image's ``tokens`` come before this token."""
+    """The guidance scale of a token. ``done``: how many of the image's ``tokens`` come before this token."""
     if schedule == CONSTANT:
         return cfg
     if schedule == FALLING:
@@ -158,8 +160,8 @@ def branches_for(
 ) -> Branches:
     """The branches of guidance for texts, one per image to generate.
 
-    The branches are the text with its source; with guidance, the negative text with the source, if ``cfg_img`` is not 1
-    and there are sources, and the negative text alone.
+    The first branch is the text with its source. With guidance, there are two more branches: the negative text with the
+    source, but only if ``cfg_img`` is not 1 and every text has a source; and the negative text alone.
 
     Args:
         sources: for each text the image to change, or None.
@@ -186,7 +188,7 @@ def given_tokens(model: NextStepModel, edit: Edit, grid: tuple[int, int], device
     """The tokens of the image that an edit starts from, fp32 [1 or B, L, T].
 
     Raises:
-        UserError: latents of another shape.
+        UserError: latents of a different shape.
     """
     start = edit.start
     c = model.net.config

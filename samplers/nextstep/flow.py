@@ -1,4 +1,4 @@
-"""The flow of a token from noise (t = 0) to the token (t = 1): five published samplers from one formula.
+"""The flow of a token from noise (t = 0) to the token (t = 1): one formula for five published samplers.
 
 Source: NextStep-1 (arXiv 2508.10711) and its published programs. At time t, the state is x_t = t x + (1 - t) e, where x
 is the token and e is noise. The head predicts the velocity v = x - e. So the expected token is x_1 = x_t + (1 - t) v,
@@ -11,13 +11,14 @@ name     g^2                               times of the N evaluations, before th
 =======  ================================  ==================================================================
 em       2 (1 - t)                         N from 0 to 0.96; the last step is x + 0.04 v, without noise
 em0      2 (1 - t)                         N from 0, 1 / N apart; the last step ends at 1, with noise
-sde      0.64 (1 - t) / t                  as em0; at t = 0 it is 0.64 / (1 - the last time)
+sde      0.64 (1 - t) / t                  as em0; at t = 0, g^2 is 0.64 / (1 - the last time)
 ode      0                                 as em0
 cps      see :func:`_cps`                  as em0; the last step takes x_1
 =======  ================================  ==================================================================
 
-em is the program of August 2025, em0 that of NextStep-1.1's folder, the others are those of February 2026. With v
-written as (x_1 - x_t) / (1 - t), a step is linear in x_t, x_1 and the noise: a step of ``chain.py`` whose data is x_1.
+em comes from the program of August 2025, em0 from NextStep-1.1's folder, and sde, ode and cps come from the program of
+February 2026. With v written as (x_1 - x_t) / (1 - t), a step is linear in x_t, x_1 and the noise: it is a step of
+``chain.py`` whose data is x_1.
 """
 
 from __future__ import annotations
@@ -35,12 +36,12 @@ SDE = "sde"
 ODE = "ode"
 CPS = "cps"
 SOLVERS = (EM0, EM, SDE, ODE, CPS)
-# Last time of em before the shift, and the length of em's last step, which the shift does not change.
+# Last time of em before the shift, and the length of em's last step. The shift does not change this length.
 LAST = 0.96
 REST = 0.04
-# Noise level of sde and cps in the published program: g^2 of sde is the square of this times (1 - t) / t.
+# Noise level of sde and cps in the published program: g^2 of sde is this level squared, times (1 - t) / t.
 NOISE_LEVEL = 0.8
-# How many numbers of modulations of the head are computed at once; one evaluation may need more.
+# How many values of the head's modulations are computed at once; a single evaluation may need more.
 BUDGET = 1 << 27
 
 
@@ -56,7 +57,7 @@ class Flow:
 def flow(solver: str, count: int, shift: float = 1.0) -> Flow:
     """The evaluations of ``count`` steps of a sampler, one of :data:`SOLVERS`.
 
-    A ``shift`` k moves each time t to t / (k - (k - 1) t): above 1 there are more steps near the noise; 1 moves none.
+    A ``shift`` k moves each time t to t / (k - (k - 1) t): above 1, more steps are near the noise; 1 keeps t.
     """
     if solver == EM:
         even = [LAST * i / max(1, count - 1) for i in range(count)]

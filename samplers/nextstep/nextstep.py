@@ -2,8 +2,8 @@
 
 Source: NextStep-1 (arXiv 2508.10711) and its published programs.
 
-Shapes: B images, L tokens of an image, T numbers of a token, P branches of guidance, R = P B rows of the language
-model, branch by branch, and width D.
+Shapes: B images, L tokens per image, T numbers per token, P branches of guidance, R = P B rows of the language model,
+branch by branch, and width D.
 """
 
 from __future__ import annotations
@@ -53,8 +53,7 @@ def nextstep(
             change.
         settings: see :class:`NextStepSettings`.
         noise: noise of B images.
-        edit: part of an image to sample again; None for a whole new one. A token is sampled without knowing later
-            tokens.
+        edit: part of an image to sample again; None for a whole new image. A token does not depend on later tokens.
 
     Yields:
         :class:`Step` after every token. Returns :class:`Sampled`.
@@ -127,14 +126,14 @@ class TokenFlow:
         self.dtype = net.head.cond_embed.weight.dtype
         self.counts = annealed_steps(settings.diffusion_steps, settings.diffusion_steps_end, canvas.cells)
 
-        # Noise for every token: the start, fp32 [B, L, T], and for the steps, fp32 [S, B, L, T].
+        # Noise for every token: the start noise, fp32 [B, L, T], and the noise of the S steps, fp32 [S, B, L, T].
         steps = canvas.noise.steps("full", settings.diffusion_steps, canvas.cells, net.channels)
         self.start = to_device(canvas.noise.first("full", canvas.cells, net.channels), canvas.device)
         self.noise = to_device(steps, canvas.device).transpose(0, 1)
         if settings.window > 1:
             self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
 
-        # For each number of steps, the table.
+        # The table for each number of steps.
         self.tables: dict[int, StepTable] = {}
         for count in set(self.counts):
             made = flow(settings.solver, count, settings.time_shift)

@@ -76,12 +76,12 @@ class NextStepSettings(Annealed):
 
     @property
     def guides(self) -> bool:
-        """Whether guidance is applied, for which the negative branch is evaluated."""
+        """Whether guidance is applied, which needs the negative branch."""
         return self.cfg != 1
 
     @property
     def window(self) -> int:
-        """Diffusion steps that are drafted at once; 1 for none."""
+        """Diffusion steps that are drafted at once; 1 if nothing is drafted."""
         return 1 if self.solver == ODE else max(1, self.speculation)
 
     def streams(self) -> dict[str, int]:
