@@ -77,7 +77,7 @@ def test_they_fit_one_codebook_and_one_ratio():
     assert not fits(SAMPLERS, VQ, 3) and not fits(SAMPLERS, other, 2) and not fits(SAMPLERS, tiny_vq(31), 2)
 
     expect_fitting(SAMPLERS, VQ, 2)
-    with pytest.raises(UserError, match=r"^latent_samplers: .* enlarges the side 2 times, .* 3 times"):
+    with pytest.raises(UserError, match=r"^latent_samplers: .* by the factor 2, .* the factor 3"):
         expect_fitting(SAMPLERS, VQ, 3)
     with pytest.raises(UserError, match=r"^latent_samplers: .* codes of .* tiny vq; "):
         expect_fitting(SAMPLERS, other, 2)
