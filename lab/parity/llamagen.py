@@ -18,11 +18,11 @@ from torch import Tensor
 from ...networks.llama import Block, Llama, LlamaConfig, TokenModel, attend
 from ...samplers.conditioning import AnyCondition, TextCondition, from_ids
 from ...samplers.engine import finish
-from ...samplers.tokens.cache_slots import table_of
+from ...samplers.tokens.cache_slots import serial_table
 from ...samplers.tokens.canvas import token_canvas
 from ...samplers.tokens.draws import PairedDraws
 from ...samplers.tokens.llamagen import decode_schedule
-from ...samplers.tokens.looks import CachedTransformer, DeviceTable, attention_mask
+from ...samplers.tokens.looks import CachedTransformer, DeviceTable
 from ...samplers.tokens.par import par_groups, par_schedule
 from ...samplers.tokens.sampling import allowed
 from ...samplers.tokens.schedule import Schedule, raster
@@ -153,9 +153,9 @@ def _par(folder: Path, stem: str) -> Iterator[Case]:
     def mask() -> Iterator[Check]:
         model = _model(folder, stem)
         schedule = par_schedule(model.grid, model.regions)
-        table = table_of(schedule)
-        slots = table.slots - 1  # without that of padding
-        visible = attention_mask(DeviceTable(table, 0, torch.device("cpu")), slice(0, -1), slots)
+        table = serial_table(schedule)
+        slots = table.slots_without_padding
+        visible = DeviceTable(table, 0, torch.device("cpu")).mask(slice(0, -1), slots)
         recorded = io["group_mask"][1:, 1:][list(table.slot[:-1]), :slots]
         yield exact(visible.to(torch.uint8), recorded)
 
@@ -278,12 +278,12 @@ def replay(model: TokenModel, condition: AnyCondition, schedule: Schedule, token
     canvas, prepared = token_canvas("verify", model, condition, TokenSettings(), draws)
     canvas.values[:, :-1] = tokens
     look = CachedTransformer(canvas, prepared)
-    host = table_of(schedule)
+    host = serial_table(schedule)
     hidden = look.prefill(True, host.slots)
     table = DeviceTable(host, look.cache.prefix, tokens.device)
 
     for k in range(1, len(schedule.passes)):
-        more = look.feed(canvas.values, table.at(k)[0], True)
+        more = look.feed(canvas.values, table.pass_rows(k)[0], True)
         hidden = torch.cat([hidden, more], 1)
 
     logits = model.net.logits(hidden)

@@ -12,9 +12,10 @@ passes before the one that feeds the true token attend to that slot. ZipAR's exa
     replaced in pass     -  -  -  -  -  -  -  -  6  -
 
 A fed row of pass k attends to a slot if it holds a place that is visible to the row, is written in pass k or before,
-and is not replaced in pass k or before; see :func:`.attention_mask`.
+and is not replaced in pass k or before; see :meth:`.DeviceTable.mask`.
 
-All arrays are on the host, and made once for a schedule; ``looks.py`` copies them to the device.
+A :class:`Table` holds this for a whole schedule: :func:`serial_table` for passes that are fed one by one, and
+:func:`window_table` for calls that may feed several. All arrays are on the host, and made once for a schedule; ``looks.py`` copies them to the device.
 """
 
 from __future__ import annotations
@@ -31,8 +32,9 @@ from .schedule import Pass, Row, Schedule
 class Table:
     """All fed rows, decided cells and slots of a schedule, int64 arrays.
 
-    Shapes: P passes feed F rows and decide D cells, of N cells of the grid; the cache has S image slots. Fed rows and
-    cells are in the order of their passes, and one more entry at the end of their arrays is padding.
+    Shapes: P passes feed F rows and decide D cells, of N cells of the grid; the cache has S image slots, which are
+    counted from the first one after the condition's slots. Fed rows and cells are in the order of their passes, and one
+    more entry at the end of their arrays is padding.
     """
 
     passes: int  # P
@@ -42,7 +44,7 @@ class Table:
     fed: np.ndarray  # cell whose token is fed; 0 for transition tokens and padding
     special: np.ndarray  # number of the transition token that is fed; -1 for cells and padding
     position: np.ndarray  # see Row; padding 0
-    slot: np.ndarray  # slot that is written, from the first image slot; padding writes to the last one
+    slot: np.ndarray  # image slot that is written; padding writes to the last one
     last_visible: np.ndarray  # last place that the row attends to; padding -1
     row_pass: np.ndarray  # pass that feeds the row; padding 0
 
@@ -54,17 +56,34 @@ class Table:
     # For each pass. Pass k feeds the rows row_start[k] to row_start[k + 1] - 1; cells likewise.
     row_start: np.ndarray  # [P + 1]
     cell_start: np.ndarray  # [P + 1]
-    end: np.ndarray  # [P], a pass attends to slots below this one only
+    end: np.ndarray  # [P], a pass attends to image slots below this one only
+    needs_mask: np.ndarray  # bool [P], whether some row of the pass does not attend to some slot below its end
 
     # For each slot, [S].
     place: np.ndarray  # place that it holds
     written: np.ndarray  # pass from which it is visible; -1: from the start; P: never
     replaced: np.ndarray  # pass from which another slot holds that place; P: never
 
+    @property
+    def slots_without_padding(self) -> int:
+        """Image slots that a cache needs if every call feeds one pass, because rows are then never padded."""
+        return self.slots - 1
+
 
 @lru_cache(maxsize=64)
-def table_of(schedule: Schedule, one_by_one: bool = False) -> Table:
-    """The arrays of a schedule. ``one_by_one``: whether every call feeds one pass; else a call may feed several."""
+def serial_table(schedule: Schedule) -> Table:
+    """The arrays of a schedule whose passes are fed one by one."""
+    return _table(schedule, Slots(schedule))
+
+
+@lru_cache(maxsize=64)
+def window_table(schedule: Schedule) -> Table:
+    """The arrays of a schedule of which one call may feed several passes."""
+    return _table(schedule, WindowSlots(schedule))
+
+
+def _table(schedule: Schedule, slots: Slots) -> Table:
+    """The arrays of a schedule. ``slots``: the slots before the first pass; this function adds all passes."""
     passes = schedule.passes
     numbers = np.arange(len(passes))
 
@@ -81,13 +100,19 @@ def table_of(schedule: Schedule, one_by_one: bool = False) -> Table:
     cell_start = np.append(0, np.cumsum(cells_of_pass))
     cell_row = predicted_by + np.repeat(row_start[:-1], cells_of_pass)
 
-    # 3. The slots of the cache; the last one is for padding.
-    slots = Slots(schedule) if one_by_one else WindowSlots(schedule)
+    # 3. The slots of the cache; the last one is for padding. No sampler shows blanks, only comparisons with ZipAR's
+    #    published code do.
     if schedule.unwritten_visible:
         slots.show_blank(range(schedule.known, len(slots.place)))
     for k, p in enumerate(passes):
         slots.write(k, p)
     padding = slots.add(place=0, written=len(passes))
+
+    # 4. A pass needs no mask if all slots below its end are written, and all its rows attend to the last of them.
+    end = np.array(slots.end_of_pass)
+    all_written = np.append(-1, np.maximum.accumulate(slots.written))  # the pass that completes the slots below each
+    least_visible = np.array([min((row.last_visible for row in p.rows), default=-1) for p in passes])
+    needs_mask = (all_written[end] > numbers) | (least_visible < end - 1)
 
     return Table(
         passes=len(passes),
@@ -103,19 +128,12 @@ def table_of(schedule: Schedule, one_by_one: bool = False) -> Table:
         cell_pass=np.append(np.repeat(numbers, cells_of_pass), len(passes)),
         row_start=row_start,
         cell_start=cell_start,
-        end=np.array(slots.end_of_pass),
+        end=end,
+        needs_mask=needs_mask,
         place=np.array(slots.place),
         written=np.array(slots.written),
         replaced=np.array(slots.replaced),
     )
-
-
-def slots_of(schedule: Schedule, one_by_one: bool) -> int:
-    """Image slots that a cache needs for a schedule. The slot of padding is needed only where a call feeds several
-    passes.
-    """
-    slots = table_of(schedule, one_by_one).slots
-    return slots - 1 if one_by_one else slots
 
 
 class Slots:
@@ -147,7 +165,7 @@ class Slots:
         return len(self.place) - 1
 
     def show_blank(self, places: range) -> None:
-        """Let rows attend to places from the start, before they are written."""
+        """Let rows attend to places from the start, before they are written, as in ZipAR's published code."""
         for place in places:
             self.written[place] = -1
 

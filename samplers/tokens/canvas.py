@@ -84,6 +84,7 @@ def blank_canvas(
     report: Report,
     clock: Clock,
     given: Tensor | None = None,
+    phases: tuple[str, str] = TokenCanvas.phases,
 ) -> TokenCanvas:
     """A canvas of ``side`` x ``side`` cells on which nothing is decided but the ``given`` tokens."""
     return TokenCanvas(
@@ -94,6 +95,7 @@ def blank_canvas(
         values=torch.zeros(len(draws), side**2 + 1, dtype=torch.int64, device=model.device),
         report=report,
         again=None if given is None else given[:, :-1] < 0,
+        phases=phases,
         sampling=sampling,
         given=given,
         clock=clock,

@@ -14,8 +14,7 @@ shapes, and generate different images of the same distribution. ``docs/weights.m
 
 A pass of an image is *certain* if its tokens equal those of serial decoding. A call evaluates, in every image, W passes
 from the first one that is not certain. Images advance independently (:class:`Window`). The host reads their progress
-after each call, and waits for the device only there. In this file, L is the number of images that are still in the
-batch, not the number of cells.
+after each call, and waits for the device only there. L is the number of images that are still in the batch.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ from ...networks.llama import is_16_bit
 from ...networks.torch_state import to_device
 from ...reports.record import ACCEPTED, PLAIN, dtype_of
 from ..engine import Sampler, Verdict
-from .cache_slots import table_of
+from .cache_slots import window_table
 from .canvas import TokenCanvas
 from .looks import CachedTransformer, DeviceTable, FedRows, ScheduleLook, chosen_rows, last_guided
 from .sampling import Guidance, TokenDraw
@@ -52,7 +51,7 @@ def decode_in_windows(canvas: TokenCanvas, look: ScheduleLook, draw: TokenDraw, 
     "step" is the call that made a cell certain, "outcome" whether that needed a guess (ACCEPTED) or not.
     """
     schedule = look.schedule
-    t = table_of(schedule)
+    t = window_table(schedule)
     canvas.total = canvas.cells
     _remark(canvas, schedule, width)
 
@@ -90,18 +89,22 @@ def iterate(
 
     Args:
         canvas: holds the tokens of the first pass and of the schedule's known cells, and receives certain tokens.
-        look: the transformer, whose cache has at least ``table_of(schedule).slots`` image slots.
+        look: the transformer, whose cache has at least ``window_table(schedule).slots`` image slots.
         draw: the draw for all images.
         schedule: the passes.
         shrink: whether finished images leave the batch and the cache.
     """
     passes = len(schedule.passes)
-    table = DeviceTable(table_of(schedule), look.cache.prefix, canvas.device)
-    has_one_shape = look.padded_to > 0
+    table = DeviceTable(window_table(schedule), look.cache.prefix, canvas.device)
 
     guided = draw.guided_by_pass
     guided_by_cell = np.array([*guided, False])[table.host.cell_pass]  # bool [D + 1], see Table
     last = last_guided(guided)
+
+    # If all calls must have one shape, they keep the null branch and all images to the end.
+    has_one_shape = look.padded_to > 0
+    keeps_null = has_one_shape and any(guided)
+    may_shrink = shrink and not has_one_shape
 
     window = Window(canvas, schedule, width)
     call = 0
@@ -109,8 +112,8 @@ def iterate(
         call += 1
         sampled = window.size
 
-        # 1. The null branch ends with the last guided pass, unless all calls must keep one shape.
-        null = last >= 0 and (has_one_shape or window.certain <= last)
+        # 1. The null branch ends with the last guided pass.
+        null = keeps_null or window.certain <= last
         only = None
         if null and not all(guided):
             only = to_device(guided_by_cell[window.entries], canvas.device)
@@ -119,7 +122,7 @@ def iterate(
         #    attends to the slots that it attends to in its own serial pass. Its keys and values replace those of the
         #    previous call.
         with canvas.clock.phase(canvas.phases[0]):
-            rows, predicted_by = window.fed_rows(table)
+            rows, predicted_by = window.rows(table)
             hidden = chosen_rows(look.feed(window.tokens, rows, null), predicted_by)
 
         # 3. Sample the cells of the W passes, from the same noise in every call.
@@ -135,7 +138,7 @@ def iterate(
 
         # 6. Finished images leave the batch.
         left = np.flatnonzero(window.start < passes)
-        if shrink and not has_one_shape and 0 < len(left) < len(window.images):
+        if may_shrink and 0 < len(left) < len(window.images):
             look.keep(to_device(left, canvas.device), len(window.images))
             draw = draw.of(left)
             window.keep(left)
@@ -169,18 +172,20 @@ class Window:
     """
 
     def __init__(self, canvas: TokenCanvas, schedule: Schedule, width: int):
-        self.table = table_of(schedule)
+        self.table = window_table(schedule)
         self.width = width
         self.images = np.arange(canvas.images)
         self.tokens = canvas.values.clone()
-        self._open(np.ones(canvas.images, np.int64))
+        self._set_start(np.ones(canvas.images, np.int64))
 
         # Guesses start as copies of the newest token. A later block of MuLo-SD has an empty first pass.
         decided = schedule.passes[0].cells or range(schedule.known)
         _guess(self.tokens, self.cells, self.tokens[:, decided[-1], None].clone())
 
-    def _open(self, start: np.ndarray) -> None:
-        """Let the windows begin with the passes ``start``, int64 [L]."""
+    def _set_start(self, start: np.ndarray) -> None:
+        """Let the windows begin with the passes ``start``, int64 [L]. ``stop``, ``entries`` and ``cells`` follow from it
+        and from the width of the windows.
+        """
         t = self.table
         self.start = start
         self.stop = np.minimum(start + self.width, t.passes)
@@ -204,17 +209,18 @@ class Window:
         """Cells of all images that the next call samples."""
         return int((self.table.cell_start[self.stop] - self.table.cell_start[self.start]).sum())
 
-    def fed_rows(self, table: DeviceTable) -> tuple[FedRows, Tensor]:
+    def rows(self, table: DeviceTable) -> tuple[FedRows, Tensor]:
         """The rows that the W passes feed, and which of them predicts each cell, int64 [L, n]."""
         t = self.table
-        rows = ranges(t.row_start[self.start], t.row_start[self.stop], padding=len(t.fed) - 1)
+        index = ranges(t.row_start[self.start], t.row_start[self.stop], padding=len(t.fed) - 1)
         end = max(int(t.end[a:b].max(initial=0)) for a, b in zip(self.start, self.stop, strict=True))
 
         # A single image's slots are one-dimensional, which is written faster.
-        on_device = to_device(rows[0] if len(rows) == 1 else rows, self.tokens.device)
+        index_on_device = to_device(index[0] if len(index) == 1 else index, self.tokens.device)
+
         predicted_by = t.cell_row[self.entries] - t.row_start[self.start][:, None]
         predicted_by = predicted_by.clip(min=0)  # padding
-        return table.fed_rows(on_device, table.prefix + end), to_device(predicted_by, self.tokens.device)
+        return table.rows_at(index_on_device, end), to_device(predicted_by, self.tokens.device)
 
     def first_uncertain(self, new: Tensor) -> np.ndarray:
         """For each image the first pass that is not certain after a call has sampled the ``new`` tokens of the cells,
@@ -242,15 +248,21 @@ class Window:
         ``new``: as for :meth:`first_uncertain`, whose result is ``start``.
         """
         t = self.table
-        pass_of_cell = t.cell_pass[self.entries]
-        row, column = np.nonzero(pass_of_cell < start[:, None])  # of the certain cells in the array [L, n]
-        cells = t.cells[self.entries[row, column]]
-        outcome = np.where(pass_of_cell[row, column] > self.start[row], ACCEPTED, PLAIN)
+        pass_of_cell = t.cell_pass[self.entries]  # int64 [L, n]; padding belongs to a pass after all others
 
-        numbers = to_device(np.stack([row, column, self.images[row], cells, outcome]), self.tokens.device)
-        row_in_new, column_in_new, image, cell, outcomes = numbers.unbind()
-        values = new[row_in_new, column_in_new]
-        return Verdict((image, cell), values, call, outcomes.to(torch.uint8))
+        # 1. Where the m certain cells are in arrays [L, n].
+        image, column = np.nonzero(pass_of_cell < start[:, None])  # int64 [m] each
+
+        # 2. What is known of them on the host, int64 [m] each.
+        image_in_batch = self.images[image]
+        cell = t.cells[self.entries[image, column]]
+        needed_guess = pass_of_cell[image, column] > self.start[image]
+        outcome = np.where(needed_guess, ACCEPTED, PLAIN)
+
+        # 3. All of this goes to the device in one copy, where the tokens are.
+        numbers = np.stack([image, column, image_in_batch, cell, outcome])
+        at_image, at_column, batch_image, batch_cell, outcomes = to_device(numbers, self.tokens.device).unbind()
+        return Verdict((batch_image, batch_cell), new[at_image, at_column], call, outcomes.to(torch.uint8))
 
     def move(self, new: Tensor, start: np.ndarray) -> None:
         """Take over the ``new`` tokens, and let the windows begin with the passes ``start``; both as for
@@ -261,16 +273,16 @@ class Window:
         last = t.cell_start[self.stop] - 1 - t.cell_start[self.start]  # index of a window's last cell, int64 [L]
         newest = new.gather(1, to_device(last.clip(min=0)[:, None], self.tokens.device))
 
-        stop = self.stop
-        self._open(start)
-        entering = self.table.cells[self._entries(stop, self.stop)]
+        stop_before = self.stop
+        self._set_start(start)
+        entering = t.cells[self._entries(stop_before, self.stop)]
         _guess(self.tokens, to_device(entering, self.tokens.device), newest)
 
     def keep(self, left: np.ndarray) -> None:
         """Keep only some of the images. ``left``: their indices in the window, int64 [L]."""
         self.images = self.images[left]
         self.tokens = self.tokens[to_device(left, self.tokens.device)]
-        self._open(self.start[left])
+        self._set_start(self.start[left])
 
 
 def ranges(begin: np.ndarray, end: np.ndarray, padding: int) -> np.ndarray:
@@ -310,7 +322,7 @@ def padded_rows(schedule: Schedule, width: int) -> int:
 
     The number is the same for all windows that are not wider than the side of the image.
     """
-    t = table_of(schedule)
+    t = window_table(schedule)
     stop = np.minimum(np.arange(t.passes) + max(width, schedule.grid), t.passes)
     rows = (t.row_start[stop] - t.row_start[:-1]).max()
     return ROWS * math.ceil(rows / ROWS)

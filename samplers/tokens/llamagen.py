@@ -5,6 +5,12 @@ Source: Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalab
 LlamaGen, PAR (``par.py``), ZipAR (``zipar.py``) and Tar's semantic codes (``tar.py``) differ in their schedules only:
 which cells a pass decides, which tokens it feeds, and which slots of the cache these attend to. The index tensors of
 all passes are on the device before the loop starts, so the loop never waits for the device.
+
+Three functions, each of which calls the next:
+
+- :func:`scheduled` makes a sampler from a name and a check of models and settings; PAR and ZipAR are made with it;
+- :func:`decode_settings` is a generation from a model, a condition and settings, which choose the schedule;
+- :func:`decode_schedule` decodes a given schedule on a canvas; Tar and MuLo-SD call it directly.
 """
 
 from __future__ import annotations
@@ -20,7 +26,7 @@ from ...networks.torch_state import in_own_state
 from ..conditioning import AnyCondition
 from ..editing import Edit
 from ..engine import Sampler, decode
-from .cache_slots import table_of
+from .cache_slots import serial_table
 from .canvas import TokenCanvas, token_canvas
 from .defaults import check_raster
 from .draws import PairedDraws
@@ -67,7 +73,7 @@ def llamagen(
 def decode_settings(
     name: str, model: TokenModel, condition: AnyCondition, settings: Any, noise: PairedDraws, edit: Edit | None
 ) -> Sampler:
-    """Decode an image in the passes that the settings choose; ``name``: the sampler's, for the report."""
+    """Decode images in the schedule that the settings choose; ``name``: the sampler's, for the report."""
     schedule = settings.schedule(model)
     canvas, prepared = token_canvas(name, model, condition, settings, noise, edit)
     return (yield from decode_schedule(canvas, prepared, schedule, settings.parallel))
@@ -146,7 +152,7 @@ def decode_schedule(
     if in_windows:
         return (yield from decode_in_windows(canvas, look, draw, parallel))
 
-    plan = plan_of(table_of(schedule), canvas.device)
+    plan = plan_of(serial_table(schedule), canvas.device)
     canvas.total = len(plan)
     yield from decode(canvas, plan, look, draw)
     return canvas.finish()

@@ -16,31 +16,44 @@ from torch import Tensor
 
 from ...networks.llama import Cache
 from ...networks.torch_state import to_device
-from .cache_slots import Table, slots_of, table_of
+from .cache_slots import Table, serial_table
 from .canvas import TokenCanvas
 from .prepare import PreparedCondition
 from .schedule import Schedule
 
 
 class FedRows(NamedTuple):
-    """What a call of the transformer feeds: int64 [m], or [B, m] if images differ."""
+    """What a call of the transformer feeds: int64 [m], or [B, m] if images differ. ``cache_slot`` and ``cache_end``
+    count from the first slot of the cache, which is the condition's.
+    """
 
     cell: Tensor  # cells whose tokens are fed
     position: Tensor  # positions at which they are fed
-    slot: Tensor  # slots that they write, counted from the first slot of the cache
-    end: int  # the rows attend to slots below this one only
-    mask: Tensor | None = None  # bool [..., m, end], True where a row attends to a slot; None: everywhere
+    cache_slot: Tensor  # slots that they write
+    cache_end: int  # the rows attend to slots below this one only
+    mask: Tensor | None = None  # bool [..., m, cache_end], True where a row attends to a slot; None: everywhere
     # Number of the transition token that is fed instead of a cell's token, else -1; None if there are none.
     special: Tensor | None = None
 
     def repeated(self, branches: int) -> FedRows:
         """The same rows for all branches of guidance, if the images have different rows."""
-        mask = None if self.mask is None else self.mask.repeat(branches, 1, 1)
-        return self._replace(position=self.position.repeat(branches, 1), slot=self.slot.repeat(branches, 1), mask=mask)
+        return self._replace(
+            position=self.position.repeat(branches, 1),
+            cache_slot=self.cache_slot.repeat(branches, 1),
+            mask=None if self.mask is None else self.mask.repeat(branches, 1, 1),
+        )
 
 
 class DeviceTable:
-    """A :class:`.Table` on a device. The ``prefix`` slots of the condition come first; all fed rows attend to them."""
+    """A :class:`.Table` on a device. The ``prefix`` slots of the condition come first; all fed rows attend to them.
+
+    Attributes:
+        host: the table.
+        fed, special, position, last_visible, row_pass: as in the table; ``special`` is None without transition tokens.
+        row_in_pass: for each cell the row that predicts it, counted from the first row of its pass.
+        cache_slot: for each row the slot that it writes, counted from the first slot of the cache.
+        place, written, replaced: as in the table, for the slots of the condition and of the image.
+    """
 
     def __init__(self, table: Table, prefix: int, device: torch.device):
         self.host = table
@@ -49,7 +62,7 @@ class DeviceTable:
         self.fed = to_device(table.fed, device)
         self.special = to_device(table.special, device) if table.special.max() >= 0 else None
         self.position = to_device(table.position, device)
-        self.slot = to_device(table.slot + prefix, device)
+        self.cache_slot = to_device(table.slot + prefix, device)
         self.last_visible = to_device(table.last_visible, device)
         self.row_pass = to_device(table.row_pass, device)
 
@@ -61,54 +74,44 @@ class DeviceTable:
         self.written = to_device(np.concatenate([always, table.written]), device)
         self.replaced = to_device(np.concatenate([np.full(prefix, table.passes), table.replaced]), device)
 
-        # From which pass on a slot and all slots before it are written: a row that attends to them needs no mask.
-        self._filled = np.maximum.accumulate(table.written)
-
-    def at(self, k: int) -> tuple[FedRows, Tensor]:
+    def pass_rows(self, k: int) -> tuple[FedRows, Tensor]:
         """The rows that pass k feeds, and for each cell of the pass the index of the row that predicts it, int64 [n].
         The table must be for passes that are fed one by one. The host does not wait for the device.
         """
         t = self.host
         rows = slice(t.row_start[k], t.row_start[k + 1])
         cells = slice(t.cell_start[k], t.cell_start[k + 1])
-        end = int(t.end[k])
+        return self.rows_at(rows, int(t.end[k]), bool(t.needs_mask[k])), self.row_in_pass[cells]
 
-        all_written = end == 0 or self._filled[end - 1] <= k
-        # Every row attends to the last slot below the end, and so to all.
-        all_visible = end == 0 or t.last_visible[rows].min() == end - 1
-        fed = self.fed_rows(rows, self.prefix + end, masked=not (all_written and all_visible))
-        return fed, self.row_in_pass[cells]
-
-    def fed_rows(self, rows: slice | Tensor, end: int, masked: bool = True) -> FedRows:
-        """The fed rows at an index. They attend to slots below ``end``, which include the condition's slots; if they
-        are not ``masked``, they attend to all slots below ``end``.
+    def rows_at(self, index: slice | Tensor, end: int, needs_mask: bool = True) -> FedRows:
+        """The fed rows at an ``index``, int64 [...]. They attend to the condition's slots and to image slots below
+        ``end``; without a mask, to all of these.
         """
+        cache_end = self.prefix + end
         return FedRows(
-            cell=self.fed[rows],
-            position=self.position[rows],
-            slot=self.slot[rows],
-            end=end,
-            mask=attention_mask(self, rows, end) if masked else None,
-            special=None if self.special is None else self.special[rows],
+            cell=self.fed[index],
+            position=self.position[index],
+            cache_slot=self.cache_slot[index],
+            cache_end=cache_end,
+            mask=self.mask(index, cache_end) if needs_mask else None,
+            special=None if self.special is None else self.special[index],
         )
+
+    def mask(self, index: slice | Tensor, cache_end: int) -> Tensor:
+        """To which of the cache's slots below ``cache_end`` the fed rows at an ``index``, int64 [...], attend: bool
+        [..., cache_end]. Padding attends to the condition only.
+        """
+        last_visible = self.last_visible[index][..., None]
+        k = self.row_pass[index][..., None]
+        is_visible = self.place[:cache_end] <= last_visible
+        is_present = (self.written[:cache_end] <= k) & (k < self.replaced[:cache_end])
+        return is_visible & is_present
 
 
 def plan_of(table: Table, device: torch.device) -> dict[int, Tensor]:
     """The cells of every pass, int64 [n] on the device: the plan of :func:`.engine.decode`."""
     cells = to_device(torch.from_numpy(table.cells[:-1]), device)
     return dict(enumerate(cells.split(np.diff(table.cell_start).tolist())))
-
-
-def attention_mask(table: DeviceTable, rows: slice | Tensor, end: int) -> Tensor:
-    """To which of the slots below ``end`` fed rows attend, bool [..., end]. The slots include the condition's.
-
-    ``rows``: indices of the rows in the table, int64 [...]. Padding attends to the condition only.
-    """
-    last_visible = table.last_visible[rows][..., None]
-    k = table.row_pass[rows][..., None]
-    is_visible = table.place[:end] <= last_visible
-    is_present = (table.written[:end] <= k) & (k < table.replaced[:end])
-    return is_visible & is_present
 
 
 class CachedTransformer:
@@ -126,6 +129,7 @@ class CachedTransformer:
     """
 
     cache: Cache  # made by prefill
+    passes: int = 0  # calls of prefill and feed so far
 
     def __init__(self, canvas: TokenCanvas, condition: PreparedCondition, first_value: int = 0, padded_to: int = 0):
         self.canvas = canvas
@@ -152,6 +156,7 @@ class CachedTransformer:
         fed = rows.shape[1] + (0 if image is None else image.shape[1])
 
         # 2. The pass.
+        self.passes += 1
         report.add(transformer_passes=1, transformer_tokens=len(rows) * fed)
         hidden, self.cache = self.net.prefill(rows, self.canvas.grid[0], slots, lengths, x)
 
@@ -182,8 +187,11 @@ class CachedTransformer:
                 rows = rows.repeated(branches)
 
         # 3. The pass.
+        self.passes += 1
         self.canvas.report.add(transformer_passes=1, transformer_tokens=x.shape[0] * x.shape[1])
-        return self.net.feed(x, rows.position, rows.slot, self.cache, rows.end, rows.mask, rows=self.padded_to)
+        return self.net.feed(
+            x, rows.position, rows.cache_slot, self.cache, rows.cache_end, rows.mask, rows=self.padded_to
+        )
 
     def keep(self, left: Tensor, images: int) -> None:
         """Keep only some images in the cache, in all branches of guidance that it holds.
@@ -227,19 +235,18 @@ class ScheduleLook(CachedTransformer):
     def __call__(self, k: int, cells: Tensor) -> Tensor:
         """Hidden rows [R, n, C] that predict the cells of pass k."""
         if k == 0:
-            t = table_of(self.schedule, one_by_one=True)
-            slots = slots_of(self.schedule, one_by_one=True) if self.slots is None else self.slots
+            slots = serial_table(self.schedule).slots_without_padding if self.slots is None else self.slots
             hidden = self.prefill(self.last_guided >= 0, slots)
-            self.table = DeviceTable(t, self.cache.prefix, self.canvas.device)
+            self.follow(self.schedule)
             return hidden.expand(-1, len(cells), -1)
 
-        fed, predicted_by = self.table.at(k)
+        fed, predicted_by = self.table.pass_rows(k)
         return self.feed(self.canvas.values, fed, k <= self.last_guided)[:, predicted_by]
 
     def follow(self, schedule: Schedule) -> None:
-        """Continue with another schedule, whose known cells are already in the cache."""
+        """Feed the passes of a schedule from now on. Its known cells are already in the cache."""
         self.schedule = schedule
-        self.table = DeviceTable(table_of(schedule, one_by_one=True), self.cache.prefix, self.canvas.device)
+        self.table = DeviceTable(serial_table(schedule), self.cache.prefix, self.canvas.device)
 
 
 def last_guided(guided: Sequence[bool]) -> int:

@@ -56,8 +56,9 @@ class Schedule:
 
     grid: int  # side of the grid
     passes: tuple[Pass, ...]
-    unwritten_visible: bool = False  # whether places are attended to before they are written (ZipAR's published code)
-    # number of cells, from the first in raster order, that are decided and cached already; the first pass is then empty
+    # Whether places are attended to before they are written. Only comparisons with ZipAR's published code set this.
+    unwritten_visible: bool = False
+    # Number of cells, from the first in raster order, that are decided and cached already; the first pass is then empty
     known: int = 0
 
 

@@ -60,7 +60,7 @@ def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
 def windowed(grid: int, window: int) -> Schedule:
     """The schedule for a window; raster order if the window is a row or wider.
 
-    Undecided cells are hidden. The published code shows them as blanks, which takes attention from the decided ones
+    Undecided cells are hidden. The published code shows them as blanks, which take attention from the decided cells
     (:attr:`Schedule.unwritten_visible`).
     """
     if window >= grid:

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from fastar_nodes.networks.llama import Llama, LlamaConfig, TokenModel
 from fastar_nodes.samplers.conditioning import FeatureCondition, TextCondition, from_ids
-from fastar_nodes.samplers.tokens.cache_slots import table_of
-from fastar_nodes.samplers.tokens.looks import DeviceTable, attention_mask
+from fastar_nodes.samplers.tokens.cache_slots import window_table
+from fastar_nodes.samplers.tokens.looks import DeviceTable
 from torch import Tensor
 
 KINDS = {
@@ -66,7 +66,7 @@ def prefix_rows(net: Llama, condition, image: int, null: bool) -> Tensor:
 
 def visible(schedule) -> list:
     """What the rows of every pass but the first attend to, by place in the schedule: bool [rows, places]."""
-    table = table_of(schedule)
+    table = window_table(schedule)
     holds = np.arange(table.place.max() + 1)[:, None] == table.place  # [places, slots]
     return [(mask[:, None] & holds).any(-1) for mask in masks(table)[1:]]
 
@@ -75,7 +75,7 @@ def decided_at(schedule) -> np.ndarray:
     """The pass that decides each cell in raster order, then one for padding: -1 for known cells; for padding and cells
     that are left out the number of passes.
     """
-    table = table_of(schedule)
+    table = window_table(schedule)
     passes = np.full(schedule.grid**2 + 1, table.passes)
     passes[: schedule.known] = -1
     passes[table.cells] = table.cell_pass
@@ -86,7 +86,7 @@ def masks(table) -> list:
     """Attention mask of every pass of a table, of all image slots: bool [rows, slots]."""
     on_host = DeviceTable(table, 0, torch.device("cpu"))
     spans = zip(table.row_start, table.row_start[1:], strict=False)
-    return [attention_mask(on_host, slice(a, b), table.slots).numpy() for a, b in spans]
+    return [on_host.mask(slice(a, b), table.slots).numpy() for a, b in spans]
 
 
 class History:

@@ -105,7 +105,7 @@ def mulosd(
     nearest = settings.neighbours_among(target.net.config.vocab)
     neighbours = codebook_neighbours(up_sampler.vq.quantize, nearest, canvas.device)
     drafter = BlockDrafter(canvas, draft, condition, blocks)
-    verifier = BlockVerifier(canvas, prepared, neighbours)
+    verifier = BlockVerifier(canvas, prepared, neighbours, drafter.look)
     repairs: list[Repair] = []
 
     canvas.total = 2 * canvas.cells  # see Block

@@ -13,7 +13,7 @@ from torch import Tensor
 from ....networks.llama import TokenModel
 from ...conditioning import AnyCondition
 from ...engine import Step, decode
-from ..cache_slots import slots_of, table_of
+from ..cache_slots import serial_table, window_table
 from ..canvas import TokenCanvas, blank_canvas
 from ..defaults import sampling_of
 from ..jacobi import iterate
@@ -40,6 +40,7 @@ class Block:
     number of passes for a block's islands is known only after the verification of the block.
     """
 
+    ratio: int  # r
     draft_rows: range
     cells: range
     fed_from: int  # first cell that the target feeds with the block: the first cell of the block before
@@ -70,7 +71,7 @@ def blocks_of(settings: MuLoSDSettings, draft_side: int, ratio: int) -> list[Blo
         cells = range(rows.start * cells_of_row, rows.stop * cells_of_row)
         before = max(0, first - at_once)  # first draft row of the block before
         schedule = draft_schedule(draft_side, settings.draft_window, first, len(rows), rows_fed_again=first - before)
-        blocks.append(Block(rows, cells, before * cells_of_row, schedule))
+        blocks.append(Block(ratio, rows, cells, before * cells_of_row, schedule))
     return blocks
 
 
@@ -108,30 +109,42 @@ def draft_schedule(draft_side: int, window: int, known_rows: int, new_rows: int,
 class BlockDrafter:
     """The draft model M_q, with its image and the keys and values of all blocks so far.
 
+    The draft model generates a block pass by pass or, with *draft_parallel* above 1, in windows (``jacobi.py``).
+
     Args:
         target_canvas: the images of the target; both models share its report and clock.
         model: the draft model.
         condition: the condition of the images.
         blocks: all blocks of the image.
+
+    Attributes:
+        canvas: the images of the draft model.
+        block: the present block.
     """
 
     def __init__(
         self, target_canvas: TokenCanvas, model: TokenModel, condition: AnyCondition, blocks: Sequence[Block]
     ) -> None:
         self.target_canvas = target_canvas
-        self.ratio = target_canvas.grid[0] // model.grid
+        self.block = blocks[0]
 
         # Guidance covers the same part of the draft's image as of the target's image.
         settings: MuLoSDSettings = target_canvas.settings
         if settings.cfg_interval is not None:
-            settings = replace(settings, cfg_interval=settings.cfg_interval // self.ratio**2)
+            settings = replace(settings, cfg_interval=settings.cfg_interval // self.block.ratio**2)
 
         prepared = prepare(model, condition, model.device)
         sampling = sampling_of(settings, model)
         self.canvas = blank_canvas(
-            model, model.grid, settings, sampling, target_canvas.noise, target_canvas.report, target_canvas.clock
+            model,
+            model.grid,
+            settings,
+            sampling,
+            target_canvas.noise,
+            target_canvas.report,
+            target_canvas.clock,
+            phases=("draft", "draft"),
         )
-        self.canvas.phases = ("draft", "draft")
         self.draw = TokenDraw(self.canvas, stream="draft")
 
         self.parallel = settings.draft_parallel
@@ -140,28 +153,40 @@ class BlockDrafter:
         self.shrink = len(blocks) == 1
 
         # The cache has slots for the passes of every block. In windows, stand-ins and padding have slots of their own.
+        if self.in_windows:
+            slots = max(window_table(block.schedule).slots for block in blocks)
+        else:
+            slots = max(serial_table(block.schedule).slots_without_padding for block in blocks)
+
         # The null condition is read to the end, so that one cache has the branches for all blocks.
-        slots = max(slots_of(block.schedule, one_by_one=not self.in_windows) for block in blocks)
         last_guided = math.inf if sampling.guides else -1
-        self.block = blocks[0]  # the present one
         self.look = ScheduleLook(self.canvas, prepared, self.block.schedule, last_guided, slots=slots)
 
     def generate(self, block: Block) -> Iterator[Step]:
-        """1. Generate the draft rows of a block, pass by pass or in windows (``jacobi.py``)."""
+        """1. Generate the draft rows of a block."""
         self.block = block
         self.draw.guided_by_pass = guided_passes(self.canvas.sampling, block.schedule)
+        if self.in_windows:
+            yield from self._in_windows(block)
+        else:
+            yield from self._serial(block)
 
-        table = table_of(block.schedule, one_by_one=not self.in_windows)
-        plan = {k: tokens for k, tokens in plan_of(table, self.canvas.device).items() if len(tokens)}
-        if not self.in_windows:
-            if not block.is_first:
-                self.look.follow(block.schedule)
-            yield from decode(self.canvas, plan, self.look, self.draw, self.show)
-            return
+    def _serial(self, block: Block) -> Iterator[Step]:
+        """Generate a block pass by pass."""
+        plan = plan_of(serial_table(block.schedule), self.canvas.device)
+        if not block.is_first:
+            del plan[0]  # empty, because the first block's prefill has read the condition
+            self.look.follow(block.schedule)
+        yield from decode(self.canvas, plan, self.look, self.draw, self.show)
 
-        # The first pass of the first block is the prefill, which is no part of a window.
+    def _in_windows(self, block: Block) -> Iterator[Step]:
+        """Generate a block in windows. The prefill, which is the first pass of the first block, is no part of a
+        window.
+        """
         if block.is_first:
+            plan = plan_of(window_table(block.schedule), self.canvas.device)
             yield from decode(self.canvas, {0: plan[0]}, self.look, self.draw, self.show)
+
         calls = iterate(self.canvas, self.look, self.draw, block.schedule, self.parallel, self.shrink)
         for done, _ in enumerate(calls, 1 + block.is_first):
             yield from self.show(done)
@@ -169,24 +194,25 @@ class BlockDrafter:
     def show(self, done: int) -> Iterator[Step]:
         """Count pass number ``done`` of the present block, and yield the partial result."""
         self.canvas.report.add(draft_passes=1)
-        return self.target_canvas.show(self.block.progress_of_draft(done), self.view)
+        return self.target_canvas.show(self.block.progress_of_draft(done), self.view_with_draft)
 
     @torch.inference_mode(False)
-    def view(self) -> tuple[Tensor, Tensor]:
+    def view_with_draft(self) -> tuple[Tensor, Tensor]:
         """The target's view, on which the draft's tokens of the present block are repeated over the cells that they
         cover.
         """
+        ratio = self.block.ratio
         tokens, decided = self.target_canvas.view()
         draft_tokens, drafted = (
-            values.repeat_interleave(self.ratio, 1).repeat_interleave(self.ratio, 2) for values in self.canvas.view()
+            values.repeat_interleave(ratio, 1).repeat_interleave(ratio, 2) for values in self.canvas.view()
         )
-        drafted[:, : self.block.draft_rows.start * self.ratio] = False
+        drafted[:, : self.block.draft_rows.start * ratio] = False
         return torch.where(drafted, draft_tokens, tokens), decided | drafted
 
 
 def enlarge(block: Block, draft_canvas: TokenCanvas, target_canvas: TokenCanvas, up_sampler: UpSampling) -> None:
     """2. U_r: enlarge the draft of a block, together with the rows above it, and write it to the target's canvas."""
-    ratio = target_canvas.grid[0] // draft_canvas.grid[0]
+    ratio = block.ratio
     rows = block.draft_rows
     cells = block.cells
     with target_canvas.clock.phase("up-sampling"):
@@ -202,7 +228,7 @@ def reduce(block: Block, target_canvas: TokenCanvas, draft_canvas: TokenCanvas, 
     if block.cells.stop == target_canvas.cells:
         return
 
-    ratio = target_canvas.grid[0] // draft_canvas.grid[0]
+    ratio = block.ratio
     rows = block.draft_rows
     side = draft_canvas.grid[1]
     with target_canvas.clock.phase("up-sampling"):

@@ -23,7 +23,7 @@ from ....reports.record import ACCEPTED, EXPANDED, REJECTED
 from ..settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings
 
 # A wave before all other waves.
-_NEVER = np.iinfo(np.int32).min // 2
+_BEFORE_ALL = np.iinfo(np.int32).min // 2
 
 
 class Repair(NamedTuple):
@@ -121,8 +121,14 @@ def islands(region: np.ndarray) -> np.ndarray:
 def waves(numbered: np.ndarray, window: int | None = None) -> np.ndarray:
     """The wave in which each cell is resampled, int32 [B, h, w] from 0; -1 outside. All islands begin in wave 0.
 
-    Of the cells of its island, a cell waits for those to its left, and for those in the rows above in columns up to its
-    own column + ``window`` - 1.
+    In its island, a cell waits for the cells to its left in its row, and for the cells in the rows above in columns up
+    to its own column + ``window`` - 1. The waves are those of this loop over the cells in raster order, in which max is
+    -1 if there are none::
+
+        for cell in island:
+            wave[cell] = 1 + max(wave[other] for other in island if cell waits for other)
+
+    Here they are computed for a whole row of all islands at once.
 
     Args:
         numbered: islands, from :func:`islands`.
@@ -138,22 +144,25 @@ def waves(numbered: np.ndarray, window: int | None = None) -> np.ndarray:
     island = image * most + numbered[image, row, column] - 1
     reach = width if window is None else window
 
-    # Go down the rows, with the latest wave of each island so far.
-    # latest_above[i, c]: the latest wave of island i in the rows above, in columns up to c.
+    # Go down the rows. latest_above[i, c]: the latest wave of island i in the rows above, in columns up to c.
     latest_above = np.full((images * most, width), -1, np.int32)
     for y in range(height):
         in_row = row == y
         if not in_row.any():
             continue
+
+        # 1. The islands in this row, and which of its cells belong to each.
         present, i = np.unique(island[in_row], return_inverse=True)
         c = column[in_row]
         belongs = np.zeros((len(present), width), bool)
         belongs[i, c] = True
 
+        # 2. The waves of these cells.
         wave = _waves_of_row(belongs, latest_above[present], reach)
         out[image[in_row], y, c] = wave[i, c]
 
-        latest = np.maximum.accumulate(np.where(belongs, wave, _NEVER), axis=1)
+        # 3. The row is now above the next one.
+        latest = np.maximum.accumulate(np.where(belongs, wave, _BEFORE_ALL), axis=1)
         latest_above[present] = np.maximum(latest_above[present], latest)
     return out
 
@@ -184,7 +193,7 @@ def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> 
     place = np.cumsum(belongs, axis=1, dtype=np.int32) - 1
     seen = np.minimum(np.arange(width) + reach - 1, width - 1)
 
-    earliest = np.where(belongs, latest_above[:, seen] + 1 - place, _NEVER)
+    earliest = np.where(belongs, latest_above[:, seen] + 1 - place, _BEFORE_ALL)
     return np.maximum.accumulate(earliest, axis=1) + place
 
 
@@ -196,13 +205,16 @@ class WavePass(NamedTuple):
     - ``cells`` with the number of cells of the grid, which is the index of the canvas' column for padding;
     - ``predicted_by`` with 0, an arbitrary row;
     - ``fed`` with the last cell of the grid. This cell predicts no cell, so it is never fed for its own sake, and no
-      row attends to it. A cache for more than one image needs a slot for it. The table of positions has no entry for
-      it, so it is fed at the position before.
+      row attends to it. A cache for more than one image needs a slot for it;
+    - ``position`` with the position of the cell before the last one, because the table of positions has no entry for
+      the last cell.
     """
 
     cells: np.ndarray  # cells to resample
-    fed: np.ndarray  # cells that the pass feeds; none in the first wave, whose predictions come from the verification
-    predicted_by: np.ndarray  # for each cell the index in fed of the cell that predicts it
+    fed: np.ndarray  # cells that the pass feeds; none in the first wave, which the verification predicts
+    position: np.ndarray  # positions at which they are fed: their own
+    # For each cell the index in fed of the cell that predicts it; in the first wave, the cell's index in the block.
+    predicted_by: np.ndarray
     end: int  # the fed cells attend to cells below this one only
 
 
@@ -227,26 +239,38 @@ def wave_passes(wave: np.ndarray, first: int, count: int) -> list[WavePass]:
     Cell 2 predicts nothing in wave 3. It is fed because the pass before has resampled it, and its keys and values are
     still the draft's.
     """
-    last = first + wave.shape[1]
+    n = wave.shape[1]
+    last = first + n
     of_cell = np.full((len(wave), count), -1)
     of_cell[:, first:last] = wave
 
+    # 1. The first wave. Its cells are predicted by rows that the verification has fed.
     cells = _left_aligned(of_cell == 0, count)
-    out = [WavePass(cells, fed=cells[:, :0], predicted_by=np.zeros_like(cells), end=0)]
+    nothing = cells[:, :0]
+    in_block = (cells - first).clip(max=n - 1)
+    out = [WavePass(cells, fed=nothing, position=nothing, predicted_by=in_block, end=0)]
+
+    # 2. The later waves. The block's last cell is not fed: the cell that it predicts is not in the block.
+    may_be_fed = slice(0, last - 1)
+    predicted = slice(1, last)
     for k in range(1, int(wave.max(initial=0)) + 1):
         resampled = of_cell == k
         cells = _left_aligned(resampled, count)
 
-        # The block's last cell is not fed: the cell it predicts is not in the block.
-        predicts = resampled[:, 1:last]
-        is_new = of_cell[:, : last - 1] == k - 1
-        fed = np.zeros_like(resampled)
-        fed[:, : last - 1] = (predicts | is_new) & resampled.any(1, keepdims=True)
-        row_of = fed.cumsum(1) - 1
-        row_before = np.take_along_axis(row_of, (cells - 1).clip(min=0), axis=1)
-        predicted_by = np.where(cells < count, row_before, 0).clip(min=0)
-        end = int(fed.any(0).nonzero()[0].max(initial=-1)) + 1
-        out.append(WavePass(cells=cells, fed=_left_aligned(fed, count - 1), predicted_by=predicted_by, end=end))
+        # 2.1 The cells that the pass feeds. An image without a cell in this wave feeds none.
+        predicts = resampled[:, predicted]
+        was_resampled_last = of_cell[:, may_be_fed] == k - 1
+        is_fed = np.zeros_like(resampled)
+        is_fed[:, may_be_fed] = (predicts | was_resampled_last) & resampled.any(1, keepdims=True)
+        fed = _left_aligned(is_fed, padding=count - 1)
+        position = fed.clip(max=count - 2)
+        end = int(is_fed.any(0).nonzero()[0].max(initial=-1)) + 1
+
+        # 2.2 The cell before a cell predicts it.
+        index_in_fed = is_fed.cumsum(1) - 1
+        of_cell_before = np.take_along_axis(index_in_fed, (cells - 1).clip(min=0), axis=1)
+        predicted_by = np.where(cells < count, of_cell_before, 0).clip(min=0)
+        out.append(WavePass(cells, fed, position, predicted_by, end))
     return out
 
 

@@ -35,15 +35,23 @@ class BlockVerifier:
         canvas: the target's images.
         condition: the packed condition.
         neighbours: int32 [V, 1 + k], see :func:`.acceptance.neighbours`.
+        draft_transformer: the draft model's, whose passes are numbered together with the target's.
     """
 
-    def __init__(self, canvas: TokenCanvas, condition: PreparedCondition, neighbours: Tensor):
+    def __init__(
+        self,
+        canvas: TokenCanvas,
+        condition: PreparedCondition,
+        neighbours: Tensor,
+        draft_transformer: CachedTransformer,
+    ):
         self.canvas = canvas
         self.settings: MuLoSDSettings = canvas.settings
         self.transformer = CachedTransformer(canvas, condition)
         self.null = canvas.sampling.guides  # whether the transformer reads the null condition too
         self.draw = TokenDraw(canvas)
         self.neighbours = neighbours
+        self.draft_transformer = draft_transformer
         self.pools: list[Tensor] = []  # pooled probabilities fp32 [B * n] of every block
 
     # ------------------------------------------------------------ 3. verification
@@ -114,7 +122,7 @@ class BlockVerifier:
     @property
     def newest_pass(self) -> int:
         """The number of the newest pass. The passes of both models are numbered together, from 0."""
-        return self.canvas.report.counts["transformer_passes"] - 1
+        return self.draft_transformer.passes + self.transformer.passes - 1
 
     def accept(self, block: Block, repair: Repair) -> None:
         """4. Decide the accepted drafts of a block. They count as decided by the pass that has verified them."""
@@ -138,29 +146,24 @@ class BlockVerifier:
         outcome = to_device(repair.outcome().reshape(canvas.images, -1), canvas.device)  # uint8 [B, n]
         waves = wave_passes(repair.wave.reshape(canvas.images, -1), block.cells.start, canvas.cells)
 
-        for k, wave in enumerate(waves):
+        for done, wave in enumerate(waves, 1):
+            if done > 1:
+                hidden = self.feed(wave)
             cells = to_device(wave.cells, canvas.device)
-            in_block = (cells - block.cells.start).clamp(max=len(block.cells) - 1)  # any cell for padding
-            if k == 0:
-                predicted_by = in_block
-            else:
-                hidden, predicted_by = self.feed(wave)
-            values = self.sample(hidden, predicted_by, cells)
-            verdict = Verdict(cells, values, self.newest_pass, outcome.gather(1, in_block))
-            yield block.progress_of_repair(k + 1, len(waves)), verdict
+            values = self.sample(hidden, to_device(wave.predicted_by, canvas.device), cells)
 
-    def feed(self, wave: WavePass) -> tuple[Tensor, Tensor]:
-        """Feed the cells that a wave needs, see :class:`WavePass`. Returns hidden rows [R, m, C], and the index of the
-        row that predicts each cell of the wave, int64 [B, n].
-        """
+            in_block = (cells - block.cells.start).clamp(max=len(block.cells) - 1)  # any cell for padding
+            verdict = Verdict(cells, values, self.newest_pass, outcome.gather(1, in_block))
+            yield block.progress_of_repair(done, len(waves)), verdict
+
+    def feed(self, wave: WavePass) -> Tensor:
+        """Feed the cells that a wave needs, see :class:`WavePass`. Returns hidden rows [R, m, C]."""
         canvas = self.canvas
         fed = to_device(wave.fed, canvas.device)
-        predicted_by = to_device(wave.predicted_by, canvas.device)
+        position = to_device(wave.position, canvas.device)
         with canvas.clock.phase("transformer"):
-            # The last cell is padding and has no position, see WavePass.
-            position = fed.clamp(max=canvas.cells - 2)
             rows = causal_rows(fed, position, self.transformer.cache.prefix, wave.end)
-            return self.transformer.feed(canvas.values, rows, self.null), predicted_by
+            return self.transformer.feed(canvas.values, rows, self.null)
 
     def sample(self, hidden: Tensor, predicted_by: Tensor, cells: Tensor) -> Tensor:
         """Sample the tokens of ``cells``, int64 [B, n] both.
@@ -184,7 +187,7 @@ def causal_rows(cells: Tensor, position: Tensor, prefix: int, end: int) -> FedRo
     takes ``prefix`` slots, and to all cells up to its own position, but only to cells below ``end``.
     """
     mask = torch.arange(prefix + end, device=cells.device) <= prefix + position[..., None]
-    return FedRows(cell=cells, position=position, slot=cells + prefix, end=prefix + end, mask=mask)
+    return FedRows(cell=cells, position=position, cache_slot=cells + prefix, cache_end=prefix + end, mask=mask)
 
 
 def cells_at_once(rows: int, codes: int) -> int:

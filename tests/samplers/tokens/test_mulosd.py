@@ -455,7 +455,10 @@ def test_waves_feed_what_they_need_and_nothing_twice(data):
                 before = [first + c for c in np.flatnonzero(wave[image] == k - 1) if first + c < last - 1]
                 want = sorted({*before, *(c - 1 for c in cells)}) if cells else []
                 assert fed == want and (not fed or max(fed) < step.end)
+                assert step.position[image].tolist() == [min(c, count - 2) for c in step.fed[image]]
                 assert [fed[row] + 1 for row in step.predicted_by[image][: len(cells)]] == cells
+            else:
+                assert [first + index for index in step.predicted_by[image][: len(cells)]] == cells
             drawn[image] += cells
     for image in range(images):
         assert sorted(drawn[image]) == (first + np.flatnonzero(wave[image] >= 0)).tolist()

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from fastar_nodes.samplers.tokens.cache_slots import table_of
+from fastar_nodes.samplers.tokens.cache_slots import serial_table, window_table
 from fastar_nodes.samplers.tokens.looks import DeviceTable
 from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
@@ -105,7 +105,7 @@ def test_pars_groups_predict_the_next_region_by_region(m, side, start):
         last = max(row.place for row in p.rows)
         assert {row.last_visible for row in p.rows} == {last}, "a group sees all of itself"
     # With the condition's slot as many as cells: the last group is never fed, and the transition tokens take its place.
-    assert table_of(schedule).slots - 1 == grid * grid - 1, "the last one is for padding"
+    assert window_table(schedule).slots_without_padding == grid * grid - 1
 
 
 @given(st.integers(1, 30), st.integers(1, 40))
@@ -181,15 +181,15 @@ def test_known_cells_belong_to_no_pass():
 def test_a_raster_schedule_needs_no_mask_and_no_more_memory_than_its_cells(grid):
     """A mask of all rows and slots would take 85 MB at 96 x 96; the loaders allow 128 x 128."""
     count = grid * grid
-    arrays = [value for value in vars(table_of(raster(grid))).values() if isinstance(value, np.ndarray)]
+    arrays = [value for value in vars(serial_table(raster(grid))).values() if isinstance(value, np.ndarray)]
     assert len(arrays) > 10 and max(array.size for array in arrays) <= count + 2
-    on_device = DeviceTable(table_of(raster(grid)), 3, torch.device("cpu"))
+    on_device = DeviceTable(serial_table(raster(grid)), 3, torch.device("cpu"))
     for k in (*range(min(4, count)), count // 2, count - 1):
-        rows, _ = on_device.at(k)
-        assert rows.mask is None and rows.end == 3 + k
+        rows, _ = on_device.pass_rows(k)
+        assert rows.mask is None and rows.cache_end == 3 + k
         fed = [k - 1] if k else []
         assert rows.cell.tolist() == rows.position.tolist() == fed
-        assert rows.slot.tolist() == [3 + cell for cell in fed]
+        assert rows.cache_slot.tolist() == [3 + cell for cell in fed]
 
 
 def test_one_row_behind_slots_that_are_not_written_has_a_mask():
@@ -197,5 +197,5 @@ def test_one_row_behind_slots_that_are_not_written_has_a_mask():
     ahead_of_others = Row(position=2, place=2, last_visible=2, cell=0)
     passes = (Pass(cells=(0,), predicted_by=(0,)), Pass(cells=(3,), predicted_by=(0,), rows=(ahead_of_others,)))
     schedule = Schedule(2, passes)
-    rows, _ = DeviceTable(table_of(schedule), 1, torch.device("cpu")).at(1)
-    assert rows.mask.int().tolist() == [[1, 0, 0, 0, 1]] and rows.end == 5, "a slot of its own"
+    rows, _ = DeviceTable(window_table(schedule), 1, torch.device("cpu")).pass_rows(1)
+    assert rows.mask.int().tolist() == [[1, 0, 0, 0, 1]] and rows.cache_end == 5, "a slot of its own"
