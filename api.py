@@ -56,7 +56,6 @@ from .samplers.mar.lazy.settings import LazyMARSettings as LazyMARSettings
 from .samplers.mar.mar import mar as mar
 from .samplers.mar.settings import MARSettings as MARSettings
 from .samplers.noise import PairedNoise as PairedNoise
-from .samplers.tokens.draws import PairedDraws as PairedDraws
 from .samplers.tokens.llamagen import llamagen as llamagen
 from .samplers.tokens.mulosd import mulosd as mulosd
 from .samplers.tokens.mulosd.upsampling import LatentUpSampling as LatentUpSampling
@@ -69,5 +68,6 @@ from .samplers.tokens.settings import LlamaGenSettings as LlamaGenSettings
 from .samplers.tokens.settings import MuLoSDSettings as MuLoSDSettings
 from .samplers.tokens.settings import TarPromptSettings as TarPromptSettings
 from .samplers.tokens.tar import tar_prompt as tar_prompt
+from .samplers.tokens.token_noise import TokenNoise as TokenNoise
 from .samplers.tokens.zipar import ZipARSettings as ZipARSettings
 from .samplers.tokens.zipar import zipar as zipar

@@ -50,8 +50,8 @@ from .samplers.conditioning import KINDS, AnyCondition
 from .samplers.editing import Edit
 from .samplers.engine import Sampled, Step, finish
 from .samplers.settings import is_removed, knobs, make, no_setting
-from .samplers.tokens.draws import PairedDraws
 from .samplers.tokens.settings import TarPromptSettings
+from .samplers.tokens.token_noise import TokenNoise
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -495,7 +495,7 @@ class Pipeline:
         reader = self.readers.image_reader(self.ready)
         rows = reader.look(squared(pixels, reader.side, reader.least))
         head = self.readers.word_head(self.ready)
-        noise = PairedDraws(seed, [0])
+        noise = TokenNoise(seed, [0])
         return finish(answer(model, head, [rows], ids, settings.words, settings.limit, noise)).text
 
     def decode(self, latents: Tensor) -> np.ndarray:

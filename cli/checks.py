@@ -47,9 +47,9 @@ from ..runs.memory.tokens import estimate_prompt
 from ..runs.presets import BALANCED
 from ..runs.registry import FAMILIES, SAMPLERS, Entry
 from ..samplers.conditioning import AnyCondition, CodeCondition, FeatureCondition, TextCondition
-from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.prepare import features_of
 from ..samplers.tokens.tar import tar_prompt
+from ..samplers.tokens.token_noise import TokenNoise
 from .machine import Peak, watched
 from .planning import Planned
 from .running import draw, warm_up
@@ -474,7 +474,7 @@ def evaluation(check: Check) -> Iterator[Line]:
         elif check.subject.files == LANGUAGE:
             settings = prompt_settings({}, {})
             need = packed_bytes(part.net) + estimate_prompt(part, settings, prompt, 1)
-            batches.run_beginning(tar_prompt(part, [prompt], settings, PairedDraws(check.seed, range(1))))
+            batches.run_beginning(tar_prompt(part, [prompt], settings, TokenNoise(check.seed, range(1))))
             found = "the first codes of a prompt"
         elif check.subject.files == READER:
             codes = torch.randint(part.net.config.codes, (_GRID**2,), generator=generator)

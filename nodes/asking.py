@@ -19,7 +19,7 @@ from ..runs.answers import AnswerSettings, Words, answer, answer_bytes, expect_r
 from ..runs.images import to_bytes
 from ..runs.loading import dtype_name
 from ..samplers.settings import make
-from ..samplers.tokens.draws import PairedDraws
+from ..samplers.tokens.token_noise import TokenNoise
 from . import host
 from .host.loaded import Loaded, ModelCache
 from .preview import Bar, drive
@@ -114,7 +114,7 @@ class AskAboutImage(io.ComfyNode):
         answers: list[str] = []
         bar = Bar()
         for i, seen in enumerate(rows):
-            noise = PairedDraws(number, [i])
+            noise = TokenNoise(number, [i])
             run = answer(janus, head.model.net, [seen], ids, settings.words, settings.limit, noise)
             with enough_memory(READING):
                 bar.begin(i, len(rows))

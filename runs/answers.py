@@ -19,9 +19,9 @@ from ..networks.llama import Positions, cache_bytes
 from ..networks.precision import is_finite
 from ..networks.torch_state import in_own_state
 from ..samplers.settings import Settings, knob
-from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.sampling import gumbel_max
 from ..samplers.tokens.settings import TokenSampling
+from ..samplers.tokens.token_noise import TokenNoise
 from .families import families
 
 # The demo's share of probability, of drawn words.
@@ -77,7 +77,7 @@ def answer(
     question: list[int],
     sampling: TokenSampling,
     limit: int,
-    noise: PairedDraws,
+    noise: TokenNoise,
 ) -> Generator[Words, None, Words]:
     """Answer a question.
 

@@ -32,10 +32,10 @@ from ..samplers.conditioning import (
 )
 from ..samplers.engine import finish
 from ..samplers.settings import make
-from ..samplers.tokens.draws import PairedDraws
 from ..samplers.tokens.prepare import features_of
 from ..samplers.tokens.settings import TarPromptSettings
 from ..samplers.tokens.tar import TarPrompted, tar_prompt
+from ..samplers.tokens.token_noise import TokenNoise
 from .batches import in_parts
 from .images import one_for_each
 from .labels import labels_for, split_labels, unknown_words
@@ -241,6 +241,6 @@ def written_codes(
     def start(part: range) -> Any:
         """The language model on some of the prompts."""
         numbers = range(first + part.start, first + part.stop)
-        return tar_prompt(model, [prompts[i] for i in part], settings, PairedDraws(seed, numbers))
+        return tar_prompt(model, [prompts[i] for i in part], settings, TokenNoise(seed, numbers))
 
     return in_parts(start, len(prompts), model.net)

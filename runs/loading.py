@@ -520,7 +520,7 @@ class Drafts:
         Raises:
             UserError: the file does not fit; see :func:`load_upscaler`.
         """
-        if self._up_sampling is None or self._up_sampling.model is not target.vq:
+        if self._up_sampling is None or self._up_sampling.vq_model is not target.vq:
             self._up_sampling = self._make_up_sampling(target.vq, check_grids(cast(TokenModel, target.model), draft))
         return self._up_sampling
 

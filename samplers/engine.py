@@ -108,7 +108,7 @@ class Canvas:
 
     model: Any  # the model that generates them
     settings: Any
-    noise: Any  # random numbers of B images: PairedNoise, or PairedDraws for tokens
+    noise: Any  # random numbers of B images: PairedNoise, or TokenNoise for tokens
     grid: tuple[int, int]  # h, w
     # [B, L, ...]. A token model's values have one more cell at the end: if a pass decides fewer cells of one image than
     # of another, the padding goes there.

@@ -8,7 +8,7 @@ batch.
 - :class:`CounterRNG`: random numbers for verifying drafts. Because it is unknown in advance how many a rejected draft
   needs, each number is computed from a counter.
 - :class:`CellNoise`: random numbers for sampling discrete tokens, also computed from a counter; see
-  ``tokens/draws.py``.
+  ``tokens/token_noise.py``.
 
 The counters are SplitMix64's (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"): they
 advance in steps of :data:`GOLDEN` and are hashed by :func:`mix_`.

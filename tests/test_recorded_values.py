@@ -27,7 +27,8 @@ from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
 from fastar_nodes.samplers.settings import Settings, knobs
 from fastar_nodes.samplers.tokens import defaults
 from fastar_nodes.samplers.tokens import settings as token_settings
-from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
+from token_numbers import gumbel_of, uniform_of
 
 RECORDED = Path(__file__).with_name("recorded_values.json")
 
@@ -72,7 +73,7 @@ def samplers() -> dict[str, Any]:
 
 def random_numbers() -> dict[str, Any]:
     """First numbers of every generator, rounded: images of a seed depend on them."""
-    noise, draws = PairedNoise(7, (0, 3)), PairedDraws(7, (0, 3))
+    noise, draws = PairedNoise(7, (0, 3)), TokenNoise(7, (0, 3))
     rng = CounterRNG(row_keys(noise, "x", 2)[0])
     cells = torch.tensor([0, 5])
     found = {
@@ -81,8 +82,8 @@ def random_numbers() -> dict[str, Any]:
         "steps": noise.steps("full", 2, 1, 2),
         "uniform": rng.uniform(3, 1, 3),
         "normal": rng.normal(torch.tensor([3, 4]), 1, 2, 2),
-        "draws": draws.uniform("token", cells, 3),
-        "gumbel": draws.gumbel("code", cells[None].expand(2, -1), 2),
+        "draws": uniform_of(draws, "token", cells, 3),
+        "gumbel": gumbel_of(draws, "code", cells[None].expand(2, -1), 2),
     }
     return {name: [round(float(n), 4) for n in x.flatten()] for name, x in found.items()}
 

@@ -31,9 +31,9 @@ from ...reports.table import markdown
 from ...runs.limits import MOST_IMAGES
 from ...runs.loading import AUTO, Ready, language_model_for, load_language_model, prompt_settings
 from ...samplers.conditioning import AnyCondition
-from ...samplers.tokens.draws import PairedDraws
 from ...samplers.tokens.settings import TarPromptSettings
 from ...samplers.tokens.tar import tar_prompt
+from ...samplers.tokens.token_noise import TokenNoise
 from ..work.random_options import planned_for, shared_options
 
 # Values of parallel: of the reference, and those that are compared with it.
@@ -120,7 +120,7 @@ class _Writer:
 
     def __call__(self, window: int, first: int, count: int) -> Tensor:
         texts = [self.prompts[i % len(self.prompts)] for i in range(count)]
-        draws = PairedDraws(self.seed, range(first, first + count))
+        draws = TokenNoise(self.seed, range(first, first + count))
         sampler = tar_prompt(self.model, texts, replace(self.settings, parallel=window), draws)
         codes: Tensor = drive(sampler, "prompt", "codes").codes
         return codes.cpu()

@@ -24,12 +24,12 @@ from ...networks.ops import shapes_only
 from ...samplers.conditioning import PromptCondition
 from ...samplers.engine import finish
 from ...samplers.tokens.canvas import token_canvas
-from ...samplers.tokens.draws import PairedDraws
 from ...samplers.tokens.llamagen import decode_schedule
 from ...samplers.tokens.schedule import raster
 from ...samplers.tokens.settings import TokenSettings
+from ...samplers.tokens.token_noise import TokenNoise
 from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, relative, same_shapes
-from .llamagen import MultinomialDraws, replay
+from .llamagen import MultinomialNoise, replay
 
 CONFIG, IO, VQ = "janus_config.json", "janus_io.safetensors", "janus_vq_io.safetensors"
 SHARDED = "janus_sharded_io.safetensors"
@@ -83,7 +83,7 @@ def _guided(both: Tensor, cfg: float) -> Tensor:
     return both[:, 1] + cfg * (both[:, 0] - both[:, 1])
 
 
-def _tokens(model: JanusModel, prompts: Sequence[Tensor], settings: TokenSettings, draws: PairedDraws) -> Tensor:
+def _tokens(model: JanusModel, prompts: Sequence[Tensor], settings: TokenSettings, draws: TokenNoise) -> Tensor:
     """Generated tokens int64 [B, N]."""
     model, condition = _prompted(model, *prompts)
     canvas, prepared = token_canvas("verify", model, condition, settings, draws)
@@ -103,7 +103,7 @@ class Recorded(NamedTuple):
         return torch.stack([row[own] for row, own in zip(self.table, inside, strict=True)])
 
 
-class Gumbel(PairedDraws):
+class Gumbel(TokenNoise):
     """Recorded Gumbel numbers fp32 [B, N, V]; zeros for greedy runs."""
 
     def __init__(self, table: Tensor):
@@ -112,7 +112,7 @@ class Gumbel(PairedDraws):
     def __len__(self) -> int:
         return len(self.table)
 
-    def of(self, images: Sequence[int]) -> PairedDraws:
+    def of(self, images: Sequence[int]) -> TokenNoise:
         return Gumbel(self.table[list(images)])
 
     def stream(self, name: str, values: int, device: torch.device) -> Any:
@@ -203,7 +203,7 @@ def _sampling(folder: Path, io: Tensors) -> Iterator[Case]:
 
         draws: Any = Gumbel(io["j4.gumbel"])
         if how.startswith("seed"):
-            draws = MultinomialDraws(int(how.removeprefix("seed")), len(expected), together=False)
+            draws = MultinomialNoise(int(how.removeprefix("seed")), len(expected), together=False)
         yield exact(_tokens(model, prompts, settings, draws), expected)
 
     def together() -> Iterator[Check]:

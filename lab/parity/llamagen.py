@@ -20,13 +20,13 @@ from ...samplers.conditioning import AnyCondition, TextCondition, from_ids
 from ...samplers.engine import finish
 from ...samplers.tokens.cache_slots import serial_table
 from ...samplers.tokens.canvas import token_canvas
-from ...samplers.tokens.draws import PairedDraws
 from ...samplers.tokens.llamagen import decode_schedule
 from ...samplers.tokens.looks import CachedTransformer, DeviceTable
 from ...samplers.tokens.par import par_groups, par_schedule
 from ...samplers.tokens.sampling import allowed
 from ...samplers.tokens.schedule import Schedule, raster
 from ...samplers.tokens.settings import TokenSettings
+from ...samplers.tokens.token_noise import TokenNoise
 from ...samplers.tokens.zipar import windowed
 from .cases import Case, Check, exact, gathered, read_json, read_tensors, same_shapes
 
@@ -200,7 +200,7 @@ def _filters(folder: Path, stem: str) -> Iterator[Case]:
         yield Case(f"llamagen/sampler.{m[1]}", partial(checks, m[1], int(m[2]), float(m[3])))
 
 
-class MultinomialDraws(PairedDraws):
+class MultinomialNoise(TokenNoise):
     """Draws of the reference: torch.multinomial divides probabilities by exponential
     random numbers of the global generator and takes the maximum. ``together``: one
     call draws all cells of a pass (PAR), instead of one call per cell.
@@ -231,7 +231,7 @@ def _runs(
     """Recorded generations."""
 
     def generated(model: TokenModel, run: str, settings: TokenSettings, seed: int) -> Tensor:
-        draws = MultinomialDraws(seed, len(_condition(io)), together=model.regions > 1)
+        draws = MultinomialNoise(seed, len(_condition(io)), together=model.regions > 1)
         canvas, prepared = token_canvas("verify", model, _condition(io), settings, draws)
         out = finish(decode_schedule(canvas, prepared, schedule(run, model)))
         return out.latents.flatten(1)
@@ -274,7 +274,7 @@ def replay(model: TokenModel, condition: AnyCondition, schedule: Schedule, token
     """Teacher-forced logits [B, rows, V] of all passes of a schedule,
     with tokens int64 [B, N]; the first row is the prefill's.
     """
-    draws = MultinomialDraws(0, len(condition), False)
+    draws = MultinomialNoise(0, len(condition), False)
     canvas, prepared = token_canvas("verify", model, condition, TokenSettings(), draws)
     canvas.values[:, :-1] = tokens
     look = CachedTransformer(canvas, prepared)

@@ -29,7 +29,7 @@ from ...samplers.tokens.sampling import allowed
 from ...samplers.tokens.schedule import raster
 from ...samplers.tokens.settings import TokenSettings
 from .cases import Case, Check, exact, gathered, read_json, read_tensors, same_shapes
-from .llamagen import MultinomialDraws, replay
+from .llamagen import MultinomialNoise, replay
 
 _GREEDY = re.compile(r"greedy_(cond4_)?cfg([\d.]+?)(?:_interval(\d+))?")
 _SAMPLED = re.compile(r"sampled_cfg([\d.]+)_(?:topk(\d+)_topp(\d+)|default)_seed(\d+)")
@@ -109,7 +109,7 @@ def _detokenizer(path: Path) -> Iterator[Case]:
 
     def generated(key: str, four: bool, settings: TokenSettings, seed: int) -> Iterator[Check]:
         model, what = _loaded(weights), condition(four)
-        canvas, prepared = token_canvas("verify", model, what, settings, MultinomialDraws(seed, len(what), False))
+        canvas, prepared = token_canvas("verify", model, what, settings, MultinomialNoise(seed, len(what), False))
         yield exact(finish(decode_schedule(canvas, prepared, raster(model.grid))).latents.flatten(1), io[key])
 
     for key in sorted(io):

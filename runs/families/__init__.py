@@ -244,7 +244,7 @@ class Entry:
     name: str  # its command-line name
     title: str
     # run(model, condition, settings, noise) returns the generator; noise is PairedNoise in the families of latents, and
-    # PairedDraws in all other families. All but MuLo-SD also take edit, part of an image to sample again.
+    # TokenNoise in all other families. All but MuLo-SD also take edit, part of an image to sample again.
     run: Callable[..., Sampler]
     check: Callable[[Any, Any], None]  # check(model, settings) raises what run would of them, before anything runs
     settings: type[Settings]

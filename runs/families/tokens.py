@@ -13,9 +13,9 @@ from ...samplers.conditioning import AnyCondition
 from ...samplers.editing import Edit
 from ...samplers.tokens.canvas import tokens_again
 from ...samplers.tokens.defaults import published
-from ...samplers.tokens.draws import PairedDraws
 from ...samplers.tokens.mulosd import check_grids, check_pair
 from ...samplers.tokens.settings import MuLoSDSettings
+from ...samplers.tokens.token_noise import TokenNoise
 from ..memory.tokens import stages
 from . import Family, network_of
 
@@ -51,8 +51,8 @@ class TokenFamily(Family):
     def outlined(self, entry: Entry) -> TokenModel:
         return TokenModel(network_of(entry), entry.id, entry.grid)
 
-    def noise(self, seed: int, images: Sequence[int]) -> PairedDraws:
-        return PairedDraws(seed, images)
+    def noise(self, seed: int, images: Sequence[int]) -> TokenNoise:
+        return TokenNoise(seed, images)
 
     def classes(self, model: TokenModel) -> int:
         return model.net.config.condition_size

@@ -15,7 +15,8 @@ A fed row of pass k attends to a slot if it holds a place that is visible to the
 and is not replaced in pass k or before; see :meth:`.DeviceTable.mask`.
 
 A :class:`Table` holds this for a whole schedule: :func:`serial_table` for passes that are fed one by one, and
-:func:`window_table` for calls that may feed several. All arrays are on the host, and made once for a schedule; ``looks.py`` copies them to the device.
+:func:`window_table` for calls that may feed several. All arrays are on the host, and made once for a schedule;
+``looks.py`` copies them to the device.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from ..conditioning import AnyCondition, ImagePromptCondition
 from ..editing import Edit, edit_digests
 from ..engine import Canvas, start_report
 from .defaults import sampling_of
-from .draws import PairedDraws
 from .prepare import PreparedCondition, prepare
 from .settings import TokenSampling, TokenSettings
+from .token_noise import TokenNoise
 
 
 @dataclass(eq=False)
@@ -50,7 +50,7 @@ def token_canvas(
     model: TokenModel,
     condition: AnyCondition,
     settings: TokenSettings,
-    draws: PairedDraws,
+    noise: TokenNoise,
     edit: Edit | None = None,
 ) -> tuple[TokenCanvas, PreparedCondition]:
     """Check the inputs. Returns the canvas of a generation, and the packed condition.
@@ -62,7 +62,7 @@ def token_canvas(
     sampling = sampling_of(settings, model)
     settings = replace(settings, cfg=sampling.cfg, top_k=sampling.top_k)
 
-    report = start_report(name, model, condition, settings, draws)
+    report = start_report(name, model, condition, settings, noise)
     if isinstance(condition, ImagePromptCondition) and cast(JanusModel, model).edits is None:
         report.remark(f"{model.name} is not known to have been trained to edit; it may ignore the image")
 
@@ -71,7 +71,7 @@ def token_canvas(
         given = given_tokens(edit, model.grid, len(condition)).to(model.device)
         report.edits = edit_digests(given, given < 0)
 
-    canvas = blank_canvas(model, model.grid, settings, sampling, draws, report, clock, given)
+    canvas = blank_canvas(model, model.grid, settings, sampling, noise, report, clock, given)
     return canvas, prepared
 
 
@@ -80,7 +80,7 @@ def blank_canvas(
     side: int,
     settings: Any,
     sampling: TokenSampling,
-    draws: PairedDraws,
+    noise: TokenNoise,
     report: Report,
     clock: Clock,
     given: Tensor | None = None,
@@ -90,9 +90,9 @@ def blank_canvas(
     return TokenCanvas(
         model,
         settings,
-        draws,
+        noise,
         grid=(side, side),
-        values=torch.zeros(len(draws), side**2 + 1, dtype=torch.int64, device=model.device),
+        values=torch.zeros(len(noise), side**2 + 1, dtype=torch.int64, device=model.device),
         report=report,
         again=None if given is None else given[:, :-1] < 0,
         phases=phases,

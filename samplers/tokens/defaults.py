@@ -1,4 +1,4 @@
-"""What a token model brings along: published settings, and the order of its tokens."""
+"""Published sampling settings of a token model, which stand in where a user gives none."""
 
 from __future__ import annotations
 
@@ -49,34 +49,3 @@ def sampling_of(settings: TokenSettings, model: TokenModel) -> TokenSampling:
         cfg_interval=math.inf if settings.cfg_interval is None else settings.cfg_interval,
         entropy_temperature=settings.entropy_temperature,
     )
-
-
-def check_raster(name: str, model: TokenModel, settings: TokenSettings) -> None:
-    """Check settings of a sampler that decodes in raster order, before anything is loaded or computed.
-
-    Raises:
-        UserError: a PAR, a schedule that does not fit the model, or guidance of a model that was trained without a null
-            class. ``name`` is the sampler's title.
-    """
-    raster_only(name, model)
-    settings.schedule(model)
-    sampling_of(settings, model)
-
-
-def raster_only(name: str, *models: TokenModel, janus: str = "") -> None:
-    """Check that a sampler can decode models whose tokens are in raster order.
-
-    Args:
-        name: the sampler's title, for the message.
-        models: the models.
-        janus: why the sampler cannot decode a Janus, as the end of "NAME ..."; "" if it can.
-    """
-    for model in models:
-        if model.regions > 1:
-            raise UserError(
-                f"model: {model.name} was trained in PAR's order, which {name} does not follow; use the PAR Sampler."
-            )
-        if janus and model.reads_images:
-            raise UserError(
-                f"model: {model.name} is a Janus, but {name} {janus}; use the LlamaGen Sampler or the ZipAR Sampler."
-            )

@@ -1,4 +1,4 @@
-"""Exact parallel decoding: Jacobi iteration on a window of passes, with the draws of serial decoding.
+"""Exact parallel decoding: Jacobi iteration on a window of passes, with the noise of serial decoding.
 
 Sources: Santilli et al. 2023, "Accelerating Transformer Inference for Translation via Parallel Decoding" (ACL 2023,
 arXiv 2305.10427), and Teng et al. 2025, "Accelerating Auto-regressive Text-to-Image Generation with Training-free
@@ -183,8 +183,8 @@ class Window:
         _guess(self.tokens, self.cells, self.tokens[:, decided[-1], None].clone())
 
     def _set_start(self, start: np.ndarray) -> None:
-        """Let the windows begin with the passes ``start``, int64 [L]. ``stop``, ``entries`` and ``cells`` follow from it
-        and from the width of the windows.
+        """Let the windows begin with the passes ``start``, int64 [L]. ``stop``, ``entries`` and ``cells`` follow from
+        them and from the width of the windows.
         """
         t = self.table
         self.start = start
@@ -209,7 +209,7 @@ class Window:
         """Cells of all images that the next call samples."""
         return int((self.table.cell_start[self.stop] - self.table.cell_start[self.start]).sum())
 
-    def rows(self, table: DeviceTable) -> tuple[FedRows, Tensor]:
+    def rows(self, device_table: DeviceTable) -> tuple[FedRows, Tensor]:
         """The rows that the W passes feed, and which of them predicts each cell, int64 [L, n]."""
         t = self.table
         index = ranges(t.row_start[self.start], t.row_start[self.stop], padding=len(t.fed) - 1)
@@ -220,7 +220,7 @@ class Window:
 
         predicted_by = t.cell_row[self.entries] - t.row_start[self.start][:, None]
         predicted_by = predicted_by.clip(min=0)  # padding
-        return table.rows_at(index_on_device, end), to_device(predicted_by, self.tokens.device)
+        return device_table.rows_at(index_on_device, end), to_device(predicted_by, self.tokens.device)
 
     def first_uncertain(self, new: Tensor) -> np.ndarray:
         """For each image the first pass that is not certain after a call has sampled the ``new`` tokens of the cells,

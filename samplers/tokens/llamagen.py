@@ -28,14 +28,14 @@ from ..editing import Edit
 from ..engine import Sampler, decode
 from .cache_slots import serial_table
 from .canvas import TokenCanvas, token_canvas
-from .defaults import check_raster
-from .draws import PairedDraws
+from .checks import check_raster
 from .jacobi import decode_in_windows, padded_rows
 from .looks import ScheduleLook, last_guided, plan_of
 from .prepare import PreparedCondition
 from .sampling import TokenDraw, guided_passes
 from .schedule import Schedule
 from .settings import LlamaGenSettings
+from .token_noise import TokenNoise
 
 # check(model, settings) raises what the sampler would, before anything is loaded or computed.
 check = partial(check_raster, "LlamaGen")
@@ -45,7 +45,7 @@ def llamagen(
     model: TokenModel,
     condition: AnyCondition,
     settings: LlamaGenSettings,
-    noise: PairedDraws,
+    noise: TokenNoise,
     edit: Edit | None = None,
 ) -> Sampler:
     """LlamaGen, or Tar's de-tokenizer.
@@ -54,7 +54,7 @@ def llamagen(
         model: the network with its metadata.
         condition: labels, text, semantic features or codes of B images.
         settings: see :class:`LlamaGenSettings`.
-        noise: draws of B images.
+        noise: noise of B images.
         edit: part of an image to sample again; None for a whole new one.
 
     Yields:
@@ -71,7 +71,7 @@ def llamagen(
 
 @in_own_state
 def decode_settings(
-    name: str, model: TokenModel, condition: AnyCondition, settings: Any, noise: PairedDraws, edit: Edit | None
+    name: str, model: TokenModel, condition: AnyCondition, settings: Any, noise: TokenNoise, edit: Edit | None
 ) -> Sampler:
     """Decode images in the schedule that the settings choose; ``name``: the sampler's, for the report."""
     schedule = settings.schedule(model)
@@ -89,7 +89,7 @@ class TokenSampler(Protocol):
         model: TokenModel,
         condition: AnyCondition,
         settings: Any,
-        noise: PairedDraws,
+        noise: TokenNoise,
         edit: Edit | None = None,
     ) -> Sampler: ...
 
@@ -104,7 +104,7 @@ def scheduled(name: str, check: Callable[[TokenModel, Any], None]) -> TokenSampl
         model: TokenModel,
         condition: AnyCondition,
         settings: Any,
-        noise: PairedDraws,
+        noise: TokenNoise,
         edit: Edit | None = None,
     ) -> Sampler:
         check(model, settings)

@@ -20,7 +20,8 @@ from ...errors import UserError
 from ...networks.llama import TokenModel
 from ...reports.record import Report
 from ..settings import knob
-from .defaults import raster_only, sampling_of
+from .checks import raster_only
+from .defaults import sampling_of
 from .llamagen import scheduled
 from .schedule import Pass, Row, Schedule, guidance_steps, next_token_passes
 from .settings import (
@@ -201,7 +202,7 @@ class PARSettings(TokenSettings):
         """The passes of PAR or of an ablation.
 
         Raises:
-            UserError: a grouping that the network was not trained for, or regions that do not tile its grid.
+            UserError: a Janus, a grouping that the network was not trained for, or regions that do not tile its grid.
         """
         trained = model.regions > 1
         if not trained:
@@ -227,8 +228,8 @@ def check(model: TokenModel, settings: PARSettings) -> None:
     """Check settings against a model, before anything is loaded or computed.
 
     Raises:
-        UserError: a grouping that the network was not trained for, regions that do not tile its grid, or guidance of a
-            model that was trained without a null class.
+        UserError: a Tar de-tokenizer or a Janus, a grouping that the network was not trained for, regions that do not
+            tile its grid, or guidance of a model that was trained without a null class.
     """
     if model.condition == "features":
         raise UserError(

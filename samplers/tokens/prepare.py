@@ -39,9 +39,9 @@ class PreparedCondition:
     logits, which guidance mixes with the null condition's logits.
     """
 
-    # Labels, int64 [B]; features, [B, n, E]; or token ids of prompts, int64 [B, n], or [P, n] if only P are distinct.
+    # Labels, int64 [B]; features, [B, n, E]; or token ids of prompts, int64 [B, n], or [U, n] if only U are distinct.
     condition: Tensor
-    lengths: Tensor | None = None  # int64 [B] or [P], valid rows of each; None if all have the same number
+    lengths: Tensor | None = None  # int64 [B] or [U], valid rows of each; None if all have the same number
     images: Tensor | None = None  # int64 [B], index of every image's prompt; None if every image has its own entry
     part: float = 0.0  # share of the partial branch in the condition's logits, below 1
 

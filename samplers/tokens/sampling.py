@@ -21,9 +21,9 @@ from ...networks.speed import recorded
 from ...networks.torch_state import to_device
 from ..noise import CellNoise
 from .canvas import TokenCanvas
-from .draws import PairedDraws
 from .schedule import Schedule
 from .settings import TokenSampling
+from .token_noise import TokenNoise
 
 
 class Guidance(NamedTuple):
@@ -50,7 +50,7 @@ class DrawSetup(NamedTuple):
 
     sampling: TokenSampling
     images: int  # B
-    noise: CellNoise
+    noise: CellNoise  # of the draw's stream
     given: Tensor | None = None  # tokens that an edit fixes, int64 [B, N + 1], -1 for the others; None without an edit
     span: tuple[int, int] | None = None  # token values that are image codes, half-open; None for all
     penalty: float = 1.0  # repetition penalty; 1 is none
@@ -83,13 +83,13 @@ class TokenDraw:
         self.net = canvas.model.net
         self.guided_by_pass = guided_by_pass
         self.stream = stream
-        self.draws: PairedDraws = canvas.noise
+        self.noise: TokenNoise = canvas.noise
         low, high = span or (0, self.net.config.vocab)
         self.values = high - low  # number of values that a token may have
         self.setup = DrawSetup(
             sampling=canvas.sampling,
-            images=len(self.draws),
-            noise=self.draws.stream(stream, self.values, canvas.device),
+            images=len(self.noise),
+            noise=self.noise.stream(stream, self.values, canvas.device),
             given=canvas.given,
             span=span,
             penalty=penalty,
@@ -120,8 +120,8 @@ class TokenDraw:
     def of(self, images: np.ndarray) -> TokenDraw:
         """The draw of some of the images, by their indices in the batch, int64 [L]."""
         some = copy(self)
-        some.draws = self.draws.of(images.tolist())
-        noise = some.draws.stream(self.stream, self.values, self.canvas.device)
+        some.noise = self.noise.of(images.tolist())
+        noise = some.noise.stream(self.stream, self.values, self.canvas.device)
         given = self.setup.given
         if given is not None:
             given = given[to_device(images, given.device)]

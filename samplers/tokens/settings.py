@@ -108,8 +108,8 @@ class TokenSettings(Guarantees):
         "of tokens of the image or more, which keeps guidance to the end.",
         low=0, high=65536, step=1, paper=4096, advanced=True)
 
-    # Every sampler has this setting, and declares it as its last one: a saved workflow stores the values of widgets in
-    # their order.
+    # No field here, only the value of settings without the field. Every sampler has the setting, and declares it as its
+    # last field: a saved workflow stores the values of widgets in their order.
     entropy_temperature = 0.0
 
     def schedule(self, model: TokenModel) -> Schedule:

@@ -22,11 +22,11 @@ from ...reports.record import Clock, Report
 from ..conditioning import CodeCondition
 from ..engine import Step, new_report
 from .canvas import blank_canvas
-from .draws import PairedDraws
 from .llamagen import decode_schedule
 from .prepare import PreparedCondition, distinct, padded
 from .schedule import raster
 from .settings import DETAILS, TarPromptSettings, TokenSampling
+from .token_noise import TokenNoise
 
 
 class TarPrompted(NamedTuple):
@@ -39,7 +39,7 @@ class TarPrompted(NamedTuple):
 
 @in_own_state
 def tar_prompt(
-    model: TarModel, prompts: Sequence[str], settings: TarPromptSettings, noise: PairedDraws
+    model: TarModel, prompts: Sequence[str], settings: TarPromptSettings, noise: TokenNoise
 ) -> Generator[Step, None, TarPrompted]:
     """Generate the semantic codes of prompts, one image per prompt. Equal prompts are run once.
 
@@ -49,10 +49,10 @@ def tar_prompt(
         model: the language model with its metadata.
         prompts: B texts as typed; see :meth:`TarModel.prompt` for the template.
         settings: see :class:`TarPromptSettings`.
-        noise: draws of B images; code i is sampled with stream "code", cell i.
+        noise: noise of B images; code i is sampled with stream "code", cell i.
 
     Raises:
-        UserError: no prompt, an invalid one, a scale that the model does not have, draws for another number of images,
+        UserError: no prompt, an invalid one, a scale that the model does not have, noise for another number of images,
             or logits that were not finite.
     """
     if isinstance(prompts, str) or not prompts or not all(isinstance(text, str) for text in prompts):

@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 from ...networks.llama import TokenModel
 from ...reports.record import Report
 from ..settings import knob
-from .defaults import check_raster
+from .checks import check_raster
 from .llamagen import scheduled
 from .schedule import Schedule, guidance_steps, next_token_passes, raster
 from .settings import (

@@ -6,7 +6,7 @@ import torch
 from fastar_nodes import Edit, UserError, load
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from janus_images import FOLDER, one_file, picture
 from PIL import Image
 from safetensors.torch import load_file
@@ -62,7 +62,7 @@ def test_a_mask_and_an_image_in_the_condition(pipe):
     mask = torch.zeros(1, 16, 16)
     mask[:, 8:] = 1
     entry = SAMPLERS["llamagen"]
-    made = finish(entry.run(pipe.model, condition, entry.settings(), PairedDraws(1, (0,)), edit=Edit(codes, mask)))
+    made = finish(entry.run(pipe.model, condition, entry.settings(), TokenNoise(1, (0,)), edit=Edit(codes, mask)))
     assert torch.equal(made.latents[:, :2], codes[:, :2])
 
 

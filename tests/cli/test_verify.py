@@ -13,7 +13,7 @@ from fastar_nodes.pipeline import Pipeline, load
 from fastar_nodes.runs import presets
 from fastar_nodes.runs.families.tokens import TokenFamily
 from fastar_nodes.runs.registry import SAMPLERS
-from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from fastar_nodes.samplers.tokens.zipar import ZipARSettings
 
 OTHERS = "% of the tokens differ"
@@ -48,7 +48,7 @@ def test_windows_that_change_tokens_are_found(demo, monkeypatch):
     plain = SAMPLERS["llamagen"]
 
     def other_noise_in_windows(model, condition, settings, noise, **more):
-        noise = PairedDraws(verify.SEED + 1, range(len(condition))) if settings.parallel else noise
+        noise = TokenNoise(verify.SEED + 1, range(len(condition))) if settings.parallel else noise
         return plain.run(model, condition, settings, noise, **more)
 
     monkeypatch.setitem(SAMPLERS, "llamagen", replace(plain, run=other_noise_in_windows))

@@ -23,9 +23,9 @@ from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.mar.tables import tables
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 
 
 def operations_a_step(steps, first: int, count: int) -> float:
@@ -62,7 +62,7 @@ def test_llamagen_xl_384(dtype, most):
     net = narrow_gpt(official_gpt("LlamaGen-XL")).to(dtype)
     model = TokenModel(net, "narrow", 24)
     settings = LlamaGenSettings(cfg=4.0, top_k=2000)
-    steps = llamagen(model, from_ids((1,)), settings, PairedDraws(1, (0,)))
+    steps = llamagen(model, from_ids((1,)), settings, TokenNoise(1, (0,)))
     assert operations_a_step(steps, 2, 4) <= most
 
 
@@ -73,7 +73,7 @@ def test_tar_1024():
     config = replace(official_gpt("LlamaGen-XL"), depth=depth, heads=heads, kv_heads=heads)
     net = narrow_gpt(config, condition="features", condition_size=4, absolute=4 + 64 * 64)
     model, features = TokenModel(net, "narrow", 64), FeatureCondition((torch.zeros(4, 4),), ("",))
-    steps = llamagen(model, features, LlamaGenSettings(cfg=4.0, top_k=0), PairedDraws(1, (0,)))
+    steps = llamagen(model, features, LlamaGenSettings(cfg=4.0, top_k=0), TokenNoise(1, (0,)))
     assert operations_a_step(steps, 2, 4) <= 374
 
 

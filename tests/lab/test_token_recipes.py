@@ -11,10 +11,10 @@ from fastar_nodes.networks.autoencoder import KLAutoencoder, KLConfig, VQAutoenc
 from fastar_nodes.networks.llama import Llama, TokenModel
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.par import PARSettings, par
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 
 pytestmark = pytest.mark.slow
 
@@ -44,7 +44,7 @@ def sharp(special: int) -> TokenModel:
 @pytest.mark.parametrize("special", [0, 3, 15])
 def test_training_sees_what_decoding_sees(special: int) -> None:
     """Greedy tokens of the cached sampler are the argmax of the teacher-forced sequence."""
-    model, condition, draws = sharp(special), from_ids([3, 7]), PairedDraws(0, range(2))
+    model, condition, draws = sharp(special), from_ids([3, 7]), TokenNoise(0, range(2))
     run = par if special else llamagen
     settings = (PARSettings if special else LlamaGenSettings)(cfg=1.0, top_k=1)
     codes = finish(run(model, condition, settings, draws)).latents.flatten(1)

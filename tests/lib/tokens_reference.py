@@ -12,6 +12,7 @@ from fastar_nodes.networks.llama import Llama, LlamaConfig, TokenModel
 from fastar_nodes.samplers.conditioning import FeatureCondition, TextCondition, from_ids
 from fastar_nodes.samplers.tokens.cache_slots import window_table
 from fastar_nodes.samplers.tokens.looks import DeviceTable
+from token_numbers import gumbel_of
 from torch import Tensor
 
 KINDS = {
@@ -159,7 +160,7 @@ def entry(net, row, tokens: dict[int, int]) -> Tensor:
 def reference_codes(model: TokenModel, condition, settings, draws, passes) -> Tensor:
     """Codes [B, G, G] that a list of passes gives, by the plain path."""
     net, count = model.net, model.tokens
-    gumbel = draws.gumbel("token", torch.arange(count), net.config.vocab)
+    gumbel = gumbel_of(draws, "token", torch.arange(count), net.config.vocab)
     pictures = []
     for image in range(len(condition)):
         halves = [History(model, prefix_rows(net, condition, image, null)) for null in (False, True)]

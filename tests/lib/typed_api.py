@@ -34,7 +34,7 @@ assert_type(pixels, Tensor)
 
 tokens = fastar_nodes.load_llamagen("x")
 assert_type(tokens, fastar_nodes.TokenModel)
-draws = fastar_nodes.PairedDraws(7, range(2))
+draws = fastar_nodes.TokenNoise(7, range(2))
 codes = fastar_nodes.finish(fastar_nodes.zipar(tokens, cats, fastar_nodes.ZipARSettings(), draws)).latents
 assert_type(codes, Tensor)
 assert_type(fastar_nodes.load_vq("x").decode(codes), Tensor)

@@ -44,7 +44,7 @@ from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import make
-from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from nextstep_models import FOLDER, PROMPTS, tiny_nextstep
 from torch import nn
 
@@ -314,7 +314,7 @@ def drawn(model, name: str, parallel: int, images: int = 2) -> torch.Tensor:
     entry = find(name)
     settings = make(entry.settings, {"parallel": parallel, "top_k": 0})
     with torch.inference_mode():
-        return finish(entry.run(model, from_ids([1, 4][:images]), settings, PairedDraws(5, range(images)))).latents
+        return finish(entry.run(model, from_ids([1, 4][:images]), settings, TokenNoise(5, range(images)))).latents
 
 
 @pytest.mark.parametrize("dtype", [INT4, INT4_SMALL, INT8])

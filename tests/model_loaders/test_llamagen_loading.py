@@ -14,9 +14,9 @@ from fastar_nodes.networks.autoencoder import HISTORY, VQAutoencoder, VQConfig
 from fastar_nodes.networks.llama import LlamaConfig
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.engine import Sampled, finish
-from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from safetensors.torch import load_file, save_file
 from tar_files import detokenizer_state as weights
 
@@ -167,14 +167,14 @@ class TestNullClass:
         settings, label = LlamaGenSettings(cfg=1.0), from_ids([9])
 
         def last(settings: LlamaGenSettings) -> Sampled:
-            return finish(llamagen(model, label, settings, PairedDraws(0, (0,))))
+            return finish(llamagen(model, label, settings, TokenNoise(0, (0,))))
 
         assert last(LlamaGenSettings()).report.settings["cfg"] == 1.0, "guidance is off by default"
         assert last(settings).latents.shape == (1, 4, 4)
         with pytest.raises(UserError, match="^cfg: x was trained without a null class.* set cfg to 1"):
             last(replace(settings, cfg=2.0))
         with pytest.raises(UserError, match="^condition: label 10 is outside 0 to 9, the classes"):
-            list(llamagen(model, from_ids([10]), settings, PairedDraws(0, (0,))))
+            list(llamagen(model, from_ids([10]), settings, TokenNoise(0, (0,))))
 
 
 def training(state: dict) -> dict:

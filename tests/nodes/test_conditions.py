@@ -18,9 +18,9 @@ from fastar_nodes.nodes import conditioning, host, running, samplers, sharing
 from fastar_nodes.nodes import graph as graph_of_nodes
 from fastar_nodes.nodes.host.loaded import Loaded, ModelCache
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from qwen_reference import tiny_tar
 from tar_files import TA_TOK, tiny_ta_tok
 from tiny import TEXT_SIZE, a_drawer, a_gpt, a_mar, a_prompt, dropped, sample
@@ -219,7 +219,7 @@ def test_text_prompts_that_cannot_be(encoders, field, value):
 
 def test_a_prompt_becomes_the_codes_that_a_script_gets():
     made = a_prompt(text="  a red boat\n")
-    script = finish(tar_prompt(tiny_tar(), ["a red boat"] * 2, TarPromptSettings(), PairedDraws(3, range(2))))
+    script = finish(tar_prompt(tiny_tar(), ["a red boat"] * 2, TarPromptSettings(), TokenNoise(3, range(2))))
     assert all(torch.equal(a, b) for a, b in zip(made.codes, script.condition.codes, strict=True))
     assert made.names == ("a red boat",) * 2 and made.size == 20 and [len(codes) for codes in made.codes] == [16, 16]
     assert not torch.equal(*made.codes) and torch.equal(a_prompt(images=1).codes[0], made.codes[0])
@@ -233,7 +233,7 @@ def test_room_is_made_for_the_language_models_cache_and_cancel_stops_it():
     loaded = Loaded.of(tiny_tar())
     a_prompt(loaded, images=64)
     ((patchers, about),) = fake_comfy.state.loaded
-    draws = PairedDraws(3, range(64))
+    draws = TokenNoise(3, range(64))
     kept = finish(tar_prompt(loaded.model, ["a red boat"] * 64, TarPromptSettings(), draws)).report.counts
     assert patchers == [loaded.patcher]
     assert kept["cache_bytes"] < about["memory_required"] < 100 * kept["cache_bytes"]

@@ -18,9 +18,9 @@ from fastar_nodes.samplers.nextstep.settings import NextStepSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.tokens import canvas as token_canvas
 from fastar_nodes.samplers.tokens import tar as tar_module
-from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, TarPromptSettings
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from nextstep_models import tiny_nextstep
 from qwen_reference import tiny_tar
 from tiny_hybrids import tiny_hybrid
@@ -31,7 +31,7 @@ PROMPT = PromptCondition(("a red house",))
 NOISE = PairedNoise(1, (0,))
 FEW = {"steps": 4, "diffusion_steps": 2}
 BLOCKS = BlockSettings(diffusion_steps=2, width=8, height=8)
-DRAWS = PairedDraws(1, range(3))
+DRAWS = TokenNoise(1, range(3))
 TAR = TarPromptSettings(detail="81")
 
 # What reads the condition, and the sampler; CSpD's two models both read it.

@@ -22,9 +22,9 @@ from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.cspd.settings import CSpDSettings
-from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.settings import TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from qwen_reference import TINY, tiny_tar
 from tiny_hybrids import tiny_hybrid
 from torch import nn
@@ -130,7 +130,7 @@ CASES: dict[str, Any] = {
     **{name: partial(blocks.start, name) for name in ("bitdance", "bitdance, single tokens", "bitdance, prompts")},
     **{name: partial(continuous.start, name) for name in ("nextstep", "nextstep, edits")},
     "features": partial(tokens.start, "llamagen, features, grouped heads"),
-    "untied": lambda move: tar_prompt(move(UNTIED), ["cat", "a dog"], TarPromptSettings(), PairedDraws(1, (0, 1))),
+    "untied": lambda move: tar_prompt(move(UNTIED), ["cat", "a dog"], TarPromptSettings(), TokenNoise(1, (0, 1))),
 }
 
 

@@ -13,11 +13,11 @@ from fastar_nodes.runs.registry import TAR as TAR_FAMILY
 from fastar_nodes.samplers.conditioning import Condition, TextCondition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.settings import knobs
-from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
 from fastar_nodes.samplers.tokens.par import ADJACENT, NON_LOCAL
 from fastar_nodes.samplers.tokens.settings import ONE_BY_ONE, SUFFIX, TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from fastar_nodes.samplers.tokens.zipar import ZipARSettings, windowed
 from janus_images import edits_of, tiny_editor
 from qwen_reference import tiny_tar
@@ -152,7 +152,7 @@ def start(case, images=(0, 1, 2), seed=5, move=lambda m: m, edit=None, **changes
     chosen = dataclasses.replace(chosen, **changes)
     more = {"draft": move(drafts[0]), "up_sampler": PixelUpSampling(move(VQ))} if drafts else {}
     more |= {"edit": edit} if edit else {}
-    return sampler(move(model), what_of(model, images), chosen, PairedDraws(seed, images), **more)
+    return sampler(move(model), what_of(model, images), chosen, TokenNoise(seed, images), **more)
 
 
 whole = functools.cache(lambda case: stepped(start(case)))
@@ -252,10 +252,10 @@ def test_wrong_input_says_so(case):
     more = {"draft": drafts[0], "up_sampler": PixelUpSampling(VQ)} if drafts else {}
     if model is TAR:  # see test_tar_prompt.py
         return
-    kind, one = model.net.config.condition, PairedDraws(1, (0,))
+    kind, one = model.net.config.condition, TokenNoise(1, (0,))
     other = TextCondition((torch.zeros(2, 6),), ("",)) if kind != "text" else from_ids((1,))
     wrong = [(what_of(model, (0, 1, 2)), one), (other, one)]
-    wrong += [(from_ids((5,)), one), (Condition((), ()), PairedDraws(1, ()))] if kind == "class" else []
+    wrong += [(from_ids((5,)), one), (Condition((), ()), TokenNoise(1, ()))] if kind == "class" else []
     for what, draws in wrong:
         with pytest.raises(UserError, match="^(condition|label)"):
             next(sampler(model, what, chosen, draws, **more))

@@ -43,11 +43,12 @@ from ....networks.torch_state import in_own_state
 from ...conditioning import AnyCondition
 from ...engine import Sampler, remark_draft
 from ..canvas import token_canvas
-from ..defaults import raster_only, sampling_of
-from ..draws import PairedDraws
+from ..checks import raster_only
+from ..defaults import sampling_of
 from ..llamagen import decode_schedule
 from ..schedule import raster
 from ..settings import MuLoSDSettings
+from ..token_noise import TokenNoise
 from .acceptance import codebook_neighbours
 from .blocks import BlockDrafter, blocks_of, enlarge, reduce
 from .islands import Repair, islands_of_all, repair_of
@@ -61,7 +62,7 @@ def mulosd(
     target: TokenModel,
     condition: AnyCondition,
     settings: MuLoSDSettings,
-    noise: PairedDraws,
+    noise: TokenNoise,
     *,
     draft: TokenModel,
     up_sampler: UpSampling,
@@ -94,7 +95,8 @@ def mulosd(
     canvas, prepared = token_canvas("mulosd", target, condition, settings, noise)
     settings = canvas.settings
     canvas.report.settings["up_sampler"] = up_sampler.name
-    if settings.exact(target.grid) and settings.rows_at_once(draft.grid) == draft.grid:
+    one_block = settings.rows_at_once(draft.grid) == draft.grid
+    if one_block and settings.exact(target.grid):
         # The tokens are identical to the tokens of serial decoding, whatever the draft.
         result = yield from decode_schedule(canvas, prepared, raster(target.grid))
         step = result.report.maps["step"]

@@ -75,7 +75,7 @@ def pooled(p: Tensor, codes: Tensor, table: Tensor) -> Tensor:
     return p.gather(-1, table[codes].long()).sum(-1)
 
 
-def all_but_share(pool: Tensor, share: float, alone: Tensor | None = None, before: int = 0) -> Tensor:
+def reject_all_but_share(pool: Tensor, share: float, alone: Tensor | None = None, before: int = 0) -> Tensor:
     """R_T, bool [B, n], if a ``share`` of every image's tokens is accepted: the tokens with the highest ``pool``.
 
     Pooled probabilities that agree to 1e-4 are tied, because sums of the whole distribution differ by rounding. Among

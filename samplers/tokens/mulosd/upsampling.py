@@ -38,12 +38,13 @@ class UpSampling(ABC):
     """U_r and D_r of a pair of models.
 
     Attributes:
-        vq: the tokenizer of both models.
+        vq_model: the tokenizer of both models.
+        vq: its network.
         name: name of the model or method that enlarges, for reports and messages.
     """
 
     def __init__(self, vq: VQModel, name: str):
-        self.model = vq
+        self.vq_model = vq
         self.vq = vq.net
         self.name = name
 
@@ -130,7 +131,7 @@ class PixelUpSampling(UpSampling):
 
         decoded_well, resized_well = np.isfinite(torch.stack(largest).cpu().numpy()).all(axis=0)
         if not decoded_well:
-            raise not_finite("decoder", self.model.name, "pixels")
+            raise not_finite("decoder", self.vq_model.name, "pixels")
         if not resized_well:
             raise not_finite("upscale_model", self.name, "pixels")
         return torch.cat(out)

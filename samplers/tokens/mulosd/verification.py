@@ -20,7 +20,7 @@ from ..looks import CachedTransformer, FedRows, chosen_rows
 from ..prepare import PreparedCondition
 from ..sampling import TokenDraw, guidance_at, tempered
 from ..settings import MuLoSDSettings
-from .acceptance import all_but_share, pooled
+from .acceptance import pooled, reject_all_but_share
 from .blocks import Block
 from .islands import Repair, WavePass, wave_passes
 
@@ -114,7 +114,7 @@ class BlockVerifier:
         # 2. Accept a share of the drafts, or all drafts with a probability of tau and more.
         share = self.settings.acceptance_target
         if share:
-            return pool, all_but_share(pool, share, torch.cat(alone, dim=1), before=cells.start)
+            return pool, reject_all_but_share(pool, share, torch.cat(alone, dim=1), before=cells.start)
         return pool, pool < self.settings.tau
 
     # ------------------------------------------------------------ 4. acceptance

@@ -13,10 +13,11 @@ from fastar_nodes.networks.janus import WordHead
 from fastar_nodes.networks.llama import attend
 from fastar_nodes.runs.answers import AnswerSettings, answer, answer_bytes, expect_reader
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.settings import TokenSampling
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from janus_images import FOLDER, picture, tiny_editor, tiny_reader
 from recording import recording
+from token_numbers import gumbel_of
 from tokens_reference import tiny_gpt
 
 
@@ -31,7 +32,7 @@ def rows(i):
 
 def run(head, question, images, limit=12, seed=1, model=None, **settings):
     made = TokenSampling(**{"temperature": 0.0, **settings})
-    return list(answer(model or tiny_editor(), head, images, question, made, limit, PairedDraws(seed, [0])))
+    return list(answer(model or tiny_editor(), head, images, question, made, limit, TokenNoise(seed, [0])))
 
 
 @torch.no_grad()
@@ -74,7 +75,7 @@ def test_every_word_has_noise_of_its_own():
     flat = WordHead(64, 322)
     torch.nn.init.zeros_(flat.lm_head.weight)
     words = run(flat, tiny_editor().question("is it day?"), [rows(0)], temperature=1.0, top_p=1.0)[-1].tokens
-    noise = PairedDraws(1, [0]).gumbel("word", torch.arange(12), 322)
+    noise = gumbel_of(TokenNoise(1, [0]), "word", torch.arange(12), 322)
     assert list(words) == noise[0].argmax(-1).tolist()
 
 
@@ -110,7 +111,7 @@ def test_memory_counts_question_and_answer():
 
 def test_refusals(head):
     with pytest.raises(UserError, match="output layer has 10 words"):
-        finish(answer(tiny_editor(), WordHead(64, 10), [rows(0)], [0], TokenSampling(), 1, PairedDraws(1, [0])))
+        finish(answer(tiny_editor(), WordHead(64, 10), [rows(0)], [0], TokenSampling(), 1, TokenNoise(1, [0])))
     with pytest.raises(UserError, match="cannot answer questions about images"):
         expect_reader(tiny_gpt())
     broken = WordHead(64, 322)

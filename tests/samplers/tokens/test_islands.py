@@ -122,10 +122,10 @@ def test_pooling_adds_the_neighbours_probabilities():
 @given(st.integers(1, 3), st.integers(1, 20), st.floats(0, 1))
 def test_a_target_rate_is_met_by_every_image_alone(images, count, rate):
     pool = torch.rand(images, count)
-    down = judge.all_but_share(pool, rate)
+    down = judge.reject_all_but_share(pool, rate)
     assert ((~down).sum(1) == round(rate * count)).all()
     for i in range(images):
-        assert torch.equal(judge.all_but_share(pool[i : i + 1], rate)[0], down[i])
+        assert torch.equal(judge.reject_all_but_share(pool[i : i + 1], rate)[0], down[i])
         assert not down[i].any() or down[i].all() or pool[i][down[i]].max() <= pool[i][~down[i]].min() + 1e-4
 
 
@@ -134,14 +134,16 @@ def test_of_tied_probabilities_those_of_the_likeliest_tokens_are_kept():
     pool = torch.tensor([[1.0, 0.2, 1 - 1e-6, 1 + 1e-6, 1.0]])
     own = torch.tensor([[0.1, 0.9, 0.4, 0.0, 0.1]])
     for share, kept in ((0.2, [2]), (0.4, [0, 2]), (0.6, [0, 2, 4]), (0.8, [0, 2, 3, 4]), (1.0, [0, 1, 2, 3, 4])):
-        down = judge.all_but_share(pool, share, own)[0]
+        down = judge.reject_all_but_share(pool, share, own)[0]
         assert torch.nonzero(~down).flatten().tolist() == kept
-    assert judge.all_but_share(torch.tensor([[0.5, 0.2, 0.5, 0.5]]), 0.5).tolist() == [[False, True, False, True]]
+    tied = torch.tensor([[0.5, 0.2, 0.5, 0.5]])
+    assert judge.reject_all_but_share(tied, 0.5).tolist() == [[False, True, False, True]]
 
 
 def test_equal_probabilities_are_kept_in_raster_order():
     pool = torch.full((2, 100), 0.25)
-    down = judge.all_but_share(pool, 0.6)
+    down = judge.reject_all_but_share(pool, 0.6)
     assert torch.equal(down, (torch.arange(100) >= 60).expand(2, -1))
     pool[:, 70] = 0.5
-    assert not judge.all_but_share(pool, 0.01)[:, 70].any() and judge.all_but_share(pool, 0.01).sum() == 198
+    down = judge.reject_all_but_share(pool, 0.01)
+    assert not down[:, 70].any() and down.sum() == 198

@@ -14,7 +14,6 @@ from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens import jacobi as module
 from fastar_nodes.samplers.tokens import sampling
 from fastar_nodes.samplers.tokens.canvas import token_canvas
-from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.looks import ScheduleLook, last_guided
 from fastar_nodes.samplers.tokens.par import par_schedule
@@ -22,11 +21,13 @@ from fastar_nodes.samplers.tokens.sampling import TokenDraw, guided_passes, gumb
 from fastar_nodes.samplers.tokens.schedule import raster
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, TarPromptSettings
 from fastar_nodes.samplers.tokens.tar import tar_prompt
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from fastar_nodes.samplers.tokens.zipar import windowed
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from qwen_reference import tiny_tar
 from test_token_contract import FEW, ZipARWithBlanks
+from token_numbers import gumbel_of
 from tokens_reference import condition_of, pick, tiny_gpt
 
 
@@ -51,7 +52,7 @@ def kind_of(model) -> str:
 
 def run(sampler, model, chosen, images=(0, 1, 2), seed=5, **changes):
     chosen = dataclasses.replace(chosen, **changes)
-    return finish(sampler(model, condition_of(kind_of(model), images), chosen, PairedDraws(seed, images)))
+    return finish(sampler(model, condition_of(kind_of(model), images), chosen, TokenNoise(seed, images)))
 
 
 ANY_RUN = (
@@ -96,7 +97,7 @@ def check_tokens(name, window, images, values, seed):
 def plain_iteration(model, label: int, image: int, chosen, seed: int) -> tuple[list[int], list[int]]:
     """Jacobi iteration in raster order without a cache; returns the tokens and the call that made each certain."""
     net, count, grid = model.net, model.tokens, model.grid
-    gumbel = PairedDraws(seed, (image,)).gumbel("token", torch.arange(count), net.config.vocab)[0]
+    gumbel = gumbel_of(TokenNoise(seed, (image,)), "token", torch.arange(count), net.config.vocab)[0]
     labels = torch.tensor([label, net.config.condition_size])
     prefix, positions = net.cls_embedding.embedding_table(labels)[:, None], net.positions(grid, 1)
 
@@ -140,7 +141,7 @@ def test_a_window_of_one_pass_makes_the_calls_of_serial_decoding():
     for name, schedule in (("llamagen", raster(4)), ("zipar", windowed(4, 2)), ("par", par_schedule(4, 4))):
         _, model, chosen = CASES[name]
         serial = run(*CASES[name])
-        canvas, condition = token_canvas(name, model, condition_of(kind_of(model)), chosen, PairedDraws(5, (0, 1, 2)))
+        canvas, condition = token_canvas(name, model, condition_of(kind_of(model)), chosen, TokenNoise(5, (0, 1, 2)))
         guided = guided_passes(canvas.sampling, schedule)
         look = ScheduleLook(canvas, condition, schedule, last_guided(guided))
         one = finish(module.decode_in_windows(canvas, look, TokenDraw(canvas, guided), 1))
@@ -208,7 +209,7 @@ def test_finished_images_leave_the_batch():
 
 def test_a_report_says_where_a_window_costs_time():
     model, chosen = tiny_gpt(), LlamaGenSettings(**FEW, parallel=4)
-    four = finish(llamagen(model, from_ids((1, 2, 3, 0)), chosen, PairedDraws(5, range(4)))).report
+    four = finish(llamagen(model, from_ids((1, 2, 3, 0)), chosen, TokenNoise(5, range(4)))).report
     assert "parallel: it computes about 4 times as many rows" in to_text(four) and four.to_dict()["note"] == four.note
     assert not run(llamagen, model, chosen).report.note
 
@@ -243,7 +244,7 @@ PROMPTS = ("a red boat", "cat", "a red boat", "")
 def test_codes_of_tar_are_those_of_serial_decoding(window, chosen, seed):
     def prompted(parallel, prompts=PROMPTS, images=range(4)):
         own = dataclasses.replace(chosen, parallel=parallel)
-        return finish(tar_prompt(TAR, prompts, own, PairedDraws(seed, images)))
+        return finish(tar_prompt(TAR, prompts, own, TokenNoise(seed, images)))
 
     serial, parallel = prompted(0), prompted(window)
     assert torch.equal(parallel[0], serial[0])
@@ -281,7 +282,7 @@ def test_in_16_bits_tars_codes_are_those_of_window_1():
     for half, dtype in HALVES.items():
         model = halved(tiny_tar(), dtype)
         made = [
-            finish(tar_prompt(model, ["a cat", "dog"], TarPromptSettings("729", parallel=w), PairedDraws(3, (0, 1))))
+            finish(tar_prompt(model, ["a cat", "dog"], TarPromptSettings("729", parallel=w), TokenNoise(3, (0, 1))))
             for w in (1, 4)
         ]
         assert torch.equal(made[0][0], made[1][0]), half

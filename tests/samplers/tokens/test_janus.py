@@ -11,8 +11,8 @@ from fastar_nodes.runs.memory import tokens as memory
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.mulosd import check_pair
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from janus_files import tiny_janus
 
 PROMPTS = ("a red apple on a white table", "cat", "", "zw\u00f6lf Boxk\u00e4mpfer", "the moon at night")
@@ -25,7 +25,7 @@ def model() -> JanusModel:
 
 def codes(model: JanusModel, sampler: str, condition: Any, images: Any, seed: int = 5, **values: Any) -> torch.Tensor:
     entry = SAMPLERS[sampler]
-    draws = PairedDraws(seed, tuple(images))
+    draws = TokenNoise(seed, tuple(images))
     return finish(entry.run(model, condition, entry.settings(**values), draws)).latents
 
 
@@ -50,7 +50,7 @@ def test_zipar(model):
 
 def test_published_settings_and_the_report(model):
     entry = SAMPLERS["llamagen"]
-    report = finish(entry.run(model, PromptCondition(("cat",)), entry.settings(), PairedDraws(0, (0,)))).report
+    report = finish(entry.run(model, PromptCondition(("cat",)), entry.settings(), TokenNoise(0, (0,)))).report
     assert (report.settings["cfg"], report.settings["top_k"], report.settings["temperature"]) == (5.0, 0, 1.0)
     assert report.counts["transformer_passes"] == 16
 

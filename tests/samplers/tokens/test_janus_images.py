@@ -13,7 +13,7 @@ from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import ImagePromptCondition
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.tokens.draws import PairedDraws
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from janus_images import PROMPTS, edits_of, picture, tiny_editor
 from tokens_reference import tiny_gpt
 
@@ -22,7 +22,7 @@ def run(condition, images=(0, 1, 2), sampler="llamagen", edit=None, **settings):
     """The result of a sampler; ``images`` are the numbers of their noise."""
     entry = SAMPLERS[sampler]
     more = {} if edit is None else {"edit": edit}
-    return finish(entry.run(tiny_editor(), condition, entry.settings(**settings), PairedDraws(5, images), **more))
+    return finish(entry.run(tiny_editor(), condition, entry.settings(**settings), TokenNoise(5, images), **more))
 
 
 def codes(*args, **more):
@@ -100,7 +100,7 @@ def test_windows_of_16_bits_draw_one_image():
 
     def drawn(parallel):
         settings = entry.settings(parallel=parallel)
-        return finish(entry.run(model, edits_of(), settings, PairedDraws(5, (0, 1, 2)))).latents
+        return finish(entry.run(model, edits_of(), settings, TokenNoise(5, (0, 1, 2)))).latents
 
     one = drawn(1)
     assert torch.equal(drawn(4), one) and torch.equal(drawn(2), one)
@@ -191,7 +191,7 @@ def test_a_model_that_cannot_edit_says_why():
 
     def refused(model, condition):
         with pytest.raises(UserError) as found:
-            next(entry.run(model, condition, entry.settings(), PairedDraws(1, (0,))))
+            next(entry.run(model, condition, entry.settings(), TokenNoise(1, (0,))))
         return str(found.value)
 
     condition = edits_of((0,))

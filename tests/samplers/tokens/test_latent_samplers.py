@@ -8,10 +8,10 @@ from fastar_nodes.model_loaders.autoencoders.latent_samplers import expect_fitti
 from fastar_nodes.networks.latent_samplers import LatentSamplers, LatentSamplersConfig, RowCausal
 from fastar_nodes.networks.ops import TORCH
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.mulosd import mulosd
 from fastar_nodes.samplers.tokens.mulosd.upsampling import LatentUpSampling
 from fastar_nodes.samplers.tokens.settings import MuLoSDSettings
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from test_token_contract import LARGE, SMALL
 from tiny_tokens import CODES, VQ, tiny_latent_samplers, tiny_vq
 from tokens_reference import condition_of
@@ -113,7 +113,7 @@ def test_in_the_loop_a_draft_that_is_kept_is_the_enlarged_one(rows):
             return reduced[-1][1]
 
     settings = MuLoSDSettings(tau=0.0, draft_rows=rows, draft_window=0, cfg=1.0, top_k=0, top_p=1.0)
-    draws = PairedDraws(5, (0, 1, 2))
+    draws = TokenNoise(5, (0, 1, 2))
     run = mulosd(
         LARGE["class"],
         condition_of("class"),

@@ -12,7 +12,6 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.reports.maps import token_map
 from fastar_nodes.reports.record import ACCEPTED, EXPANDED, REJECTED
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.mulosd import acceptance, mulosd, verification
 from fastar_nodes.samplers.tokens.mulosd import islands as geometry
@@ -20,6 +19,7 @@ from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
 from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
 from fastar_nodes.samplers.tokens.sampling import TokenDraw
 from fastar_nodes.samplers.tokens.settings import ONE_BY_ONE, SUFFIX, LlamaGenSettings, MuLoSDSettings
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from fastar_nodes.samplers.tokens.zipar import ZipARSettings, windowed, zipar
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,6 +28,7 @@ from test_token_contract import FEW
 from test_token_contract import LARGE as TARGETS
 from test_token_contract import SMALL as DRAFTS
 from tiny_tokens import CODES, UP, VQ, other_vocabulary, tiny_vq
+from token_numbers import gumbel_of
 from tokens_reference import (
     KINDS,
     History,
@@ -45,7 +46,7 @@ BY_ENTROPY = {"entropy_temperature": 1.0, "tau": 0.2}
 GRID = 6
 
 
-class DraftDraws(PairedDraws):
+class DraftNoise(TokenNoise):
     """Draws of the draft model: all from its own stream."""
 
     def __init__(self, draws):
@@ -66,7 +67,7 @@ CASES = [name for name in contract.CASES if name.startswith("mulosd") and "exact
 
 def start(kind="class", images=(0, 1, 2), seed=5, small=3, up=UP, **changes):
     _, target, chosen, draft = contract.scaled(kind, small, **changes)
-    return mulosd(target, condition_of(kind, images), chosen, PairedDraws(seed, images), draft=draft, up_sampler=up)
+    return mulosd(target, condition_of(kind, images), chosen, TokenNoise(seed, images), draft=draft, up_sampler=up)
 
 
 def run(*args, **changes):
@@ -75,7 +76,7 @@ def run(*args, **changes):
 
 def serial_run(kind="class", images=(0, 1, 2), seed=5, **changes):
     chosen = LlamaGenSettings(**{**FEW, **changes})
-    return finish(llamagen(TARGETS[kind], condition_of(kind, images), chosen, PairedDraws(seed, images)))
+    return finish(llamagen(TARGETS[kind], condition_of(kind, images), chosen, TokenNoise(seed, images)))
 
 
 def serial(*args, **changes):
@@ -95,7 +96,7 @@ def plain_repair(model, condition, chosen, draws, drafts, above=None) -> tuple[t
     above = drafts[:, :0] if above is None else above
     first, last = above.shape[1], above.shape[1] + drafts.shape[1]
     table = acceptance.neighbours(VQ.net.quantize.unit(), chosen.neighbours_among(CODES))
-    gumbel = draws.gumbel("token", torch.arange(model.tokens), CODES)
+    gumbel = gumbel_of(draws, "token", torch.arange(model.tokens), CODES)
     out, rejections, lengths = [], [], []
     for image in range(len(condition)):
         halves = [History(model, prefix_rows(net, condition, image, null)) for null in (False, True)]
@@ -161,7 +162,7 @@ def plain_loop(kind, chosen, draws, small=3) -> tuple[torch.Tensor, int, list[in
     target, draft, condition = TARGETS[kind], DRAFTS[kind, small], condition_of(kind)
     ratio, images = GRID // small, len(condition)
     rows = min(chosen.draft_rows or small, small)
-    gumbel = draws.gumbel("draft", torch.arange(small * small), CODES)
+    gumbel = gumbel_of(draws, "draft", torch.arange(small * small), CODES)
     interval = None if chosen.cfg_interval is None else chosen.cfg_interval // ratio**2
 
     def square(codes, side):
@@ -219,7 +220,7 @@ def plain_loop(kind, chosen, draws, small=3) -> tuple[torch.Tensor, int, list[in
 )
 @pytest.mark.fast_cases("change0-class", "1-change0-class")
 def test_the_loop_equals_the_papers_text(kind, rows, change):
-    draws = PairedDraws(5, (0, 1, 2))
+    draws = TokenNoise(5, (0, 1, 2))
     chosen = {"tau": 0.2, "resample_window": 2, "draft_window": 0, "draft_rows": rows, **change}
     result = run(kind, **chosen)
     slow, rejected, waves = plain_loop(kind, MuLoSDSettings(**{**FEW, **chosen}), draws)
@@ -274,7 +275,7 @@ def test_tau_above_one_in_raster_order_is_serial_decoding(kind, small, rows, cha
 def test_at_tau_zero_the_enlarged_draft_is_kept_after_one_pass(kind, small):
     result = run(kind, small=small, tau=0.0, draft_window=1)
     draft = DRAFTS[kind, small]
-    own = DraftDraws(PairedDraws(5, (0, 1, 2)))
+    own = DraftNoise(TokenNoise(5, (0, 1, 2)))
     drawn = finish(zipar(draft, condition_of(kind), ZipARSettings(**FEW, window=1), own)).latents
     slow = reference_codes(draft, condition_of(kind), ZipARSettings(**FEW), own, windowed(small, 1).passes)
     assert torch.equal(drawn, slow) and torch.equal(result.latents, UP.up(drawn, GRID // small))
@@ -303,7 +304,7 @@ def test_the_share_of_a_block_counts_the_tokens_before_it():
     pool = torch.tensor([[0.9, 0.8, 0.7, 0.6, 0.5]])
     for before, kept in ((0, 2), (1, 3), (2, 3), (3, 2), (5, 3)):
         # round(0.5 (before + 5)) - round(0.5 before), where halves are rounded to even numbers.
-        assert (~acceptance.all_but_share(pool, 0.5, None, before)).sum() == kept, before
+        assert (~acceptance.reject_all_but_share(pool, 0.5, None, before)).sum() == kept, before
 
 
 def test_tau_and_neighbours_move_acceptance_as_said():
@@ -317,7 +318,7 @@ def test_tau_and_neighbours_move_acceptance_as_said():
 @pytest.mark.fast_cases(2)
 def test_guidance_ends_at_the_same_part_of_the_draft(small, interval, own):
     """A cfg_interval of 8 tokens is one of 8 / 4 on a grid of half the side, and of 13 / 9 on one of a third."""
-    draws, chosen = DraftDraws(PairedDraws(5, (0, 1, 2))), LlamaGenSettings(**FEW | {"cfg": 6.0}, cfg_interval=own)
+    draws, chosen = DraftNoise(TokenNoise(5, (0, 1, 2))), LlamaGenSettings(**FEW | {"cfg": 6.0}, cfg_interval=own)
     drawn = finish(llamagen(DRAFTS["class", small], condition_of("class"), chosen, draws)).latents
     result = run(small=small, tau=0.0, draft_window=0, cfg_interval=interval, cfg=6.0)
     assert torch.equal(result.latents, UP.up(drawn, GRID // small))
@@ -336,7 +337,7 @@ def test_a_draft_in_windows_is_the_draft(case):
 
 def test_padding_needs_no_position_of_its_own():
     """A table of additive positions ends before the last cell, which no sequence feeds but the padding of a batch."""
-    target, what, draws = TARGETS["features"], condition_of("features"), PairedDraws(5, (0, 1, 2))
+    target, what, draws = TARGETS["features"], condition_of("features"), TokenNoise(5, (0, 1, 2))
     chosen = MuLoSDSettings(**FEW, tau=0.1, expansion=0, resample_window=1)
     more = {"draft": DRAFTS["features", 3], "up_sampler": UP}
     wanted = finish(mulosd(target, what, chosen, draws, **more))
@@ -566,12 +567,12 @@ def test_the_tokenizer_decodes_as_many_pictures_as_fit(monkeypatch, room, images
         ({"target": tiny_gpt(grid=6, special=3)}, "model"),
         ({"draft": tiny_gpt("text", 3)}, "condition: .* text"),
         *(({"settings": MuLoSDSettings(neighbours=k)}, f"neighbours: with {k} ") for k in (22, 1000)),
-        ({"noise": PairedDraws(1, (0,))}, "condition: .* 3 images"),
+        ({"noise": TokenNoise(1, (0,))}, "condition: .* 3 images"),
     ],
 )
 def test_what_does_not_fit_is_refused_before_any_work(change, field):
     wired = {"target": TARGETS["class"], "condition": condition_of("class"), "settings": MuLoSDSettings()}
-    wired |= {"noise": PairedDraws(1, (0, 1, 2)), "draft": DRAFTS["class", 3], "up_sampler": UP}
+    wired |= {"noise": TokenNoise(1, (0, 1, 2)), "draft": DRAFTS["class", 3], "up_sampler": UP}
     with pytest.raises(UserError, match=f"^{field}"):
         next(mulosd(**wired | change))
 
@@ -631,7 +632,7 @@ def test_logits_are_computed_in_pieces_of_the_cells_that_are_promised(monkeypatc
 def test_rows_of_the_target_are_counted():
     """Its first pass reads the prefix and all cells but the last, for both branches of three images."""
     counts, plain = run(tau=0.0, draft_window=0).report.counts, LlamaGenSettings(**FEW)
-    drafted = finish(llamagen(DRAFTS["class", 3], condition_of("class"), plain, PairedDraws(5, range(3))))
+    drafted = finish(llamagen(DRAFTS["class", 3], condition_of("class"), plain, TokenNoise(5, range(3))))
     assert counts["transformer_tokens"] == 6 * GRID**2 + drafted.report.counts["transformer_tokens"]
 
 

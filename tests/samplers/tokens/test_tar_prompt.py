@@ -15,15 +15,16 @@ from fastar_nodes.networks.ta_tok import TATokModel
 from fastar_nodes.networks.tar import TarModel
 from fastar_nodes.samplers.conditioning import CodeCondition
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.prepare import features_of, prepare
 from fastar_nodes.samplers.tokens.sampling import DrawSetup, penalised, tokens_from_logits
 from fastar_nodes.samplers.tokens.settings import DETAILS, LlamaGenSettings, TarPromptSettings, TokenSampling
 from fastar_nodes.samplers.tokens.tar import tar_prompt
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from qwen_reference import TINY, language_logits, tiny_tar
 from safetensors.torch import save_file
 from tar_files import DTOK, TA_TOK, detokenizer_state, language_model, tiny_ta_tok
+from token_numbers import gumbel_of
 from tokens_reference import pick
 
 PROMPTS = ("a red boat", "cat", "a red boat", "")
@@ -31,21 +32,21 @@ DRAWN = TarPromptSettings(top_k=0, top_p=1.0)
 
 
 def run(model: TarModel, prompts=PROMPTS, settings: TarPromptSettings = DRAWN, seed: int = 5, images=None):
-    return finish(tar_prompt(model, prompts, settings, PairedDraws(seed, images or range(len(prompts)))))
+    return finish(tar_prompt(model, prompts, settings, TokenNoise(seed, images or range(len(prompts)))))
 
 
 def plain(model: TarModel, prompt: str, settings: TarPromptSettings, seed: int, image: int) -> list[int]:
     """One image, without a cache: everything is computed again for every code, and values are filtered one by one."""
     scale = DETAILS.index(settings.detail)
     ids, first = model.prompt(prompt, scale), model.special.code
-    draws = PairedDraws(seed, [image])
+    draws = TokenNoise(seed, [image])
     penalty = settings.repetition_penalty or model.repetition_penalty
     codes: list[int] = []
     for k in range(model.sides[scale] ** 2):
         logits = language_logits(model.net, torch.tensor([ids]))[0, -1].tolist()[first : first + model.special.codes]
         for code in set(codes):
             logits[code] = logits[code] * penalty if logits[code] < 0 else logits[code] / penalty
-        noise = draws.gumbel("code", torch.tensor([k]), model.special.codes)[0, 0]
+        noise = gumbel_of(draws, "code", torch.tensor([k]), model.special.codes)[0, 0]
         codes.append(pick(torch.tensor(logits), settings, noise))
         ids.append(first + codes[-1])
     return codes
@@ -76,7 +77,7 @@ def test_codes_are_those_of_the_plain_loop(settings: TarPromptSettings) -> None:
 
 def test_what_a_run_reads_counts_and_returns() -> None:
     model = tiny_tar()
-    sampler = tar_prompt(model, PROMPTS, TarPromptSettings(detail="729"), PairedDraws(1, range(4)))
+    sampler = tar_prompt(model, PROMPTS, TarPromptSettings(detail="729"), TokenNoise(1, range(4)))
     step = next(sampler)
     assert (
         (step.done, step.total) == (1, 16) and step.latents.shape == (4, 4, 4) and not torch.is_inference_mode_enabled()
@@ -109,7 +110,7 @@ def test_repetition_penalty_defaults_to_the_files() -> None:
 
 def test_a_code_is_penalised_behind_its_cell_only() -> None:
     """Neither the guess in a cell nor those behind it count, nor the zero of a cell that holds nothing yet."""
-    noise = PairedDraws(1, (0,)).stream("code", 3, torch.device("cpu"))
+    noise = TokenNoise(1, (0,)).stream("code", 3, torch.device("cpu"))
     setup = DrawSetup(TokenSampling(temperature=0.0), images=1, noise=noise, penalty=2.0)
 
     # Cells 0, 1 and 2, which hold the codes 0, 1 and 2; padding behind them.
@@ -123,12 +124,12 @@ def test_a_code_is_penalised_behind_its_cell_only() -> None:
 @pytest.mark.parametrize("prompts", [[], (), "a red boat", [3], [["x"]], [None]])
 def test_what_is_no_list_of_prompts_is_refused(prompts) -> None:
     with pytest.raises(UserError, match="^text: "):
-        next(tar_prompt(tiny_tar(), prompts, DRAWN, PairedDraws(0, range(max(1, len(prompts))))))
+        next(tar_prompt(tiny_tar(), prompts, DRAWN, TokenNoise(0, range(max(1, len(prompts))))))
 
 
 def test_prompts_that_do_not_fit_are_refused() -> None:
     with pytest.raises(UserError, match="^text: .* 2 images"):
-        next(tar_prompt(tiny_tar(), ["a", "b"], DRAWN, PairedDraws(0, range(3))))
+        next(tar_prompt(tiny_tar(), ["a", "b"], DRAWN, TokenNoise(0, range(3))))
 
 
 @pytest.fixture(scope="module")
@@ -166,7 +167,7 @@ def test_codes_become_features_and_a_picture(tmp_path: Path) -> None:
     ta_tok, path = parts(tmp_path)
     prompted = run(tiny_tar())
     model = load_detokenizer(path, ta_tok=ta_tok)
-    draws = PairedDraws(5, range(4))
+    draws = TokenNoise(5, range(4))
     made = finish(llamagen(model, prompted.condition, LlamaGenSettings(), draws))
     features = features_of(prompted.condition, ta_tok)
     assert features.names == PROMPTS and all(f.shape == (16, 24) and not f.requires_grad for f in features.features)

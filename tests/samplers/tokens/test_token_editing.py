@@ -11,9 +11,9 @@ from fastar_nodes.reports.record import GIVEN, Clock
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.canvas import blank_canvas, given_tokens
-from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.sampling import DrawSetup, tokens_from_logits
 from fastar_nodes.samplers.tokens.settings import TokenSampling
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from test_token_contract import start
 
 LOW = torch.zeros(1, 8, 8)
@@ -59,7 +59,7 @@ def test_a_given_token_of_value_0_is_given_like_any_other():
     greedy = TokenSampling(temperature=0.0)
     device = torch.device("cpu")
     model = SimpleNamespace(net=Idle(), device=device)
-    canvas = blank_canvas(model, 2, None, greedy, PairedDraws(1, (0,)), None, Clock(device), given)
+    canvas = blank_canvas(model, 2, None, greedy, TokenNoise(1, (0,)), None, Clock(device), given)
     assert canvas.decided.tolist() == [[True, True, False, False]]
 
     # Code 1 is the likeliest everywhere.

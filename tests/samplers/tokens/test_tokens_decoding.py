@@ -15,18 +15,18 @@ from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens import par as par_module
 from fastar_nodes.samplers.tokens.cache_slots import serial_table
 from fastar_nodes.samplers.tokens.defaults import published, sampling_of
-from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.par import ADJACENT, NON_LOCAL, PARSettings, ablation_schedule, par, par_schedule
 from fastar_nodes.samplers.tokens.schedule import raster
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from fastar_nodes.samplers.tokens.zipar import ZipARSettings, windowed, zipar
 from small_settings import TOKENS
 from test_token_contract import FEW, PLAIN
 from test_token_contract import TRAINED as PAR_MODEL
 from tokens_reference import condition_of, decided_at, reference_codes, tiny_gpt
 
-DRAWS = PairedDraws(5, (0, 1, 2))
+DRAWS = TokenNoise(5, (0, 1, 2))
 # Cases of the contract to the schedule that they and those with a longer name follow; others follow their settings'.
 SCHEDULES = {
     "llamagen": raster(4),
@@ -87,7 +87,7 @@ def test_a_model_and_a_sampler_that_do_not_fit_say_so():
         (par, tiny_gpt(grid=5), PARSettings(grouping=NON_LOCAL), "grouping: 4 regions do not fit into a grid of 5 x 5"),
     ):
         with pytest.raises(UserError, match=f"^{told}"):
-            next(sampler(model, from_ids((1,)), chosen, PairedDraws(1, (0,))))
+            next(sampler(model, from_ids((1,)), chosen, TokenNoise(1, (0,))))
 
 
 def test_all_greedy_settings_draw_the_likeliest():
@@ -125,7 +125,7 @@ def test_cfg_zero_and_top_k_minus_one_take_the_published_values(model, cfg, top_
 
 
 def test_a_report_states_the_values_that_were_taken():
-    report = finish(llamagen(PLAIN, from_ids((1,)), LlamaGenSettings(), PairedDraws(1, (0,)))).report
+    report = finish(llamagen(PLAIN, from_ids((1,)), LlamaGenSettings(), TokenNoise(1, (0,)))).report
     assert report.settings["cfg"] == 4.0 and report.settings["top_k"] == 2000
 
 
@@ -149,7 +149,7 @@ def test_exact_settings_give_the_tokens_of_llamagen(sampler, chosen, exact):
 @pytest.mark.parametrize(("kind", "name"), [("class", "llamagen"), ("text", "llamagen"), ("features", "tar")])
 def test_reports_of_a_detokenizer_have_a_name_of_their_own(kind, name):
     settings = LlamaGenSettings(**FEW)
-    done = finish(llamagen(tiny_gpt(kind, grid=2), condition_of(kind, (0,)), settings, PairedDraws(5, (0,))))
+    done = finish(llamagen(tiny_gpt(kind, grid=2), condition_of(kind, (0,)), settings, TokenNoise(5, (0,))))
     assert done.report.sampler == name
 
 
@@ -164,7 +164,7 @@ def test_groups_of_one_token_give_the_tokens_of_llamagen(monkeypatch, grouping, 
 def test_a_group_may_be_the_whole_image(monkeypatch):
     monkeypatch.setattr(par_module, "ABLATION_GROUP", 16)
     chosen = PARSettings(**FEW, grouping=ADJACENT, sequential_start=False)
-    whole = finish(par(PLAIN, from_ids((1,)), chosen, PairedDraws(1, (0,))))
+    whole = finish(par(PLAIN, from_ids((1,)), chosen, TokenNoise(1, (0,))))
     assert not whole.report.maps["step"].any() and whole.report.counts["transformer_passes"] == 1
 
 
@@ -173,4 +173,4 @@ def test_an_ablation_of_par_is_refused_on_a_detokenizer(grouping):
     """Called directly too, not only by what calls its check first."""
     settings = PARSettings(**FEW, grouping=grouping)
     with pytest.raises(UserError, match=r"^model: tiny is a Tar de-tokenizer"):
-        next(par(tiny_gpt("features"), condition_of("features", (0,)), settings, PairedDraws(1, (0,))))
+        next(par(tiny_gpt("features"), condition_of("features", (0,)), settings, TokenNoise(1, (0,))))

@@ -5,40 +5,41 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.sampling import allowed, entropy_factor, gumbel_max, tempered
 from fastar_nodes.samplers.tokens.settings import TokenSampling
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_noise import GOLDEN, MASK, halves, mixed
+from token_numbers import gumbel_of, uniform_of
 
 
 @settings(max_examples=30)
 @given(st.integers(0, 2**64 - 1), st.lists(st.integers(0, 2**40), min_size=1, max_size=4), st.permutations(range(6)))
 def test_a_cell_has_its_own_draws_whatever_the_batch_and_the_order(seed, batch, order):
-    draws = PairedDraws(seed, batch)
-    together = draws.gumbel("token", torch.arange(6), 9)
+    draws = TokenNoise(seed, batch)
+    together = gumbel_of(draws, "token", torch.arange(6), 9)
     assert together.shape == (len(batch), 6, 9) and together.dtype == torch.float32 and len(draws) == len(batch)
-    assert torch.equal(draws.gumbel("token", torch.tensor(order), 9), together[:, order])
+    assert torch.equal(gumbel_of(draws, "token", torch.tensor(order), 9), together[:, order])
     for row, image in enumerate(batch):
-        assert torch.equal(PairedDraws(seed, (image,)).gumbel("token", torch.tensor([4]), 9)[0, 0], together[row, 4])
+        assert torch.equal(gumbel_of(TokenNoise(seed, (image,)), "token", torch.tensor([4]), 9)[0, 0], together[row, 4])
     # A larger vocabulary goes on where a smaller one ends.
-    assert torch.equal(draws.gumbel("token", torch.arange(6), 5), together[..., :5])
+    assert torch.equal(gumbel_of(draws, "token", torch.arange(6), 5), together[..., :5])
 
 
 def test_uniform_numbers_are_uniform_and_neighbours_are_uncorrelated():
     """n = 400,000: moments within 4.4 standard errors (two-sided p = 1e-5 each), correlations likewise."""
     n = 400_000
-    draws = PairedDraws(7, (0,))
-    a = draws.uniform("token", torch.arange(400), 1000)[0].double()
+    draws = TokenNoise(7, (0,))
+    a = uniform_of(draws, "token", torch.arange(400), 1000)[0].double()
     assert 0 < float(a.min()) and float(a.max()) < 1
     assert abs(a.mean() - 0.5) < 4.4 / math.sqrt(12 * n)
     assert abs(a.var() - 1 / 12) < 4.4 * math.sqrt(1 / 180 / n)
     centred = (a - 0.5) * math.sqrt(12)
     for b in (centred.roll(1, 0), centred.roll(1, 1), centred.roll((1, -1), (0, 1))):
         assert abs((centred * b).mean()) < 4.4 / math.sqrt(n)
-    for other in (PairedDraws(8, (0,)), PairedDraws(7, (1,))):
-        b = (other.uniform("token", torch.arange(400), 1000)[0].double() - 0.5) * math.sqrt(12)
+    for other in (TokenNoise(8, (0,)), TokenNoise(7, (1,))):
+        b = (uniform_of(other, "token", torch.arange(400), 1000)[0].double() - 0.5) * math.sqrt(12)
         assert abs((centred * b).mean()) < 4.4 / math.sqrt(n)
     # Chi-square over 256 bins of the low and of the high part; 99.999 % of a chi-square with 255 degrees is below 364.
     for part in (a, (a * 256) % 1):
@@ -57,14 +58,14 @@ def number(cell: int, value: int) -> float:
 
 def test_a_draw_is_splitmix64_of_the_digest_the_cell_and_the_value():
     cells = (0, 1, 2**16, 2**20 + 5)
-    found = PairedDraws(7, (3,)).uniform("token", torch.tensor(cells), 4)[0]
+    found = uniform_of(TokenNoise(7, (3,)), "token", torch.tensor(cells), 4)[0]
     expected = torch.tensor([[number(cell, value) for value in range(4)] for cell in cells])
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=0)
-    gumbel = PairedDraws(7, (3,)).gumbel("token", torch.tensor(cells), 4)[0]
+    gumbel = gumbel_of(TokenNoise(7, (3,)), "token", torch.tensor(cells), 4)[0]
     torch.testing.assert_close(
         gumbel, torch.tensor([[-math.log(-math.log1p(-number(c, v))) for v in range(4)] for c in cells])
     )
-    (far,) = PairedDraws(7, (3,)).uniform("token", torch.tensor([0]), 2**16 + 1)[0, :, -1].tolist()
+    (far,) = uniform_of(TokenNoise(7, (3,)), "token", torch.tensor([0]), 2**16 + 1)[0, :, -1].tolist()
     assert far == pytest.approx(number(0, 2**16), rel=1e-6), (
         "a large vocabulary does not run into the next cell's numbers"
     )
@@ -72,7 +73,7 @@ def test_a_draw_is_splitmix64_of_the_digest_the_cell_and_the_value():
 
 def test_small_numbers_keep_their_last_bits():
     """The 40 smallest of a million numbers, where the half that keeps them above 0 and the lowest bit count."""
-    found = PairedDraws(7, (3,)).uniform("token", torch.arange(64), 2**14)[0].flatten()
+    found = uniform_of(TokenNoise(7, (3,)), "token", torch.arange(64), 2**14)[0].flatten()
     small = found.topk(40, largest=False)
     expected = [number(*divmod(i, 2**14)) for i in small.indices.tolist()]
     assert max(expected) < 1e-4 and small.values.tolist() == pytest.approx(expected, rel=1e-6)
@@ -81,11 +82,11 @@ def test_small_numbers_keep_their_last_bits():
 def test_a_number_that_rounds_to_one_stays_below_it():
     """At seed 0, cell 766 and value 15172 the upper 32 bits are within 128 of 2^32, which fp32 rounds to 1."""
     cell = torch.tensor([766])
-    draws = PairedDraws(0, (0,))
-    uniform = draws.uniform("token", cell, 15173)[0, 0, -1]
+    draws = TokenNoise(0, (0,))
+    uniform = uniform_of(draws, "token", cell, 15173)[0, 0, -1]
     assert float(uniform) == 1 - 2**-24
     # -log(-log(1 - u)) of u = 1 - 2^-24 is -log(24 log 2).
-    gumbel = draws.gumbel("token", cell, 15173)
+    gumbel = gumbel_of(draws, "token", cell, 15173)
     assert float(gumbel[0, 0, -1]) == pytest.approx(-math.log(24 * math.log(2)), rel=1e-6)
 
     logits = torch.zeros(1, 1, 15173)
@@ -99,9 +100,9 @@ def test_a_number_that_rounds_to_one_stays_below_it():
 def test_noise_is_finite_whatever_the_bits(monkeypatch, bits):
     signed = (bits << 32) - (1 << 64 if bits >= 1 << 31 else 0)
     monkeypatch.setattr("fastar_nodes.samplers.noise.mix_", lambda x: torch.full_like(x, signed))
-    uniform = PairedDraws(1, (0,)).uniform("token", torch.tensor([0]), 1)
+    uniform = uniform_of(TokenNoise(1, (0,)), "token", torch.tensor([0]), 1)
     assert 0 < float(uniform) < 1 and float(uniform) == pytest.approx((bits + 0.5) / 2**32, rel=1e-7)
-    assert PairedDraws(1, (0,)).gumbel("token", torch.tensor([0]), 1).isfinite().all()
+    assert gumbel_of(TokenNoise(1, (0,)), "token", torch.tensor([0]), 1).isfinite().all()
 
 
 def test_at_temperature_zero_the_likeliest_value_has_the_whole_probability():
@@ -218,9 +219,9 @@ def test_the_temperature_by_entropy_does_not_depend_on_other_positions():
 
 
 def test_a_class_with_other_numbers_says_which_are_those_of_some_images():
-    assert PairedDraws(3, (4, 5, 6)).of([0, 2]).images == (4, 6)
+    assert TokenNoise(3, (4, 5, 6)).of([0, 2]).images == (4, 6)
 
-    class Other(PairedDraws):
+    class Other(TokenNoise):
         def gumbel(self, stream, cells, values):
             return torch.zeros(len(self), len(cells), values)
 

@@ -10,9 +10,9 @@ import torch
 from fastar_nodes.errors import UserError
 from fastar_nodes.samplers.conditioning import CodeCondition
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.tokens.draws import PairedDraws
 from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
 from fastar_nodes.samplers.tokens.prepare import features_of
+from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from stepping import stepped
 from tiny_tokens import VQ
 
@@ -67,7 +67,7 @@ def start(case, model, draft=None):
     what = contract.PROMPTS if model.name == "diverged" and case.startswith("prompt") else None
     what = what or contract.condition_of(model.net.config.condition)
     more = {"draft": draft or drafts[0], "up_sampler": PixelUpSampling(VQ)} if drafts else {}
-    return sampler(model, what, chosen, PairedDraws(5, (0, 1, 2)), **more)
+    return sampler(model, what, chosen, TokenNoise(5, (0, 1, 2)), **more)
 
 
 @pytest.mark.fast_cases(*(f"{case}-nan" for case in CASES), "llamagen-inf", "llamagen--inf")

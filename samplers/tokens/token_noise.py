@@ -1,4 +1,4 @@
-"""Paired draws for discrete tokens: one random number for every (seed, image, stream, cell, token value).
+"""Paired noise for discrete tokens: one random number for every (seed, image, stream, cell, token value).
 
 The Gumbel-max trick: the argmax of log-probabilities plus Gumbel noise is a sample (Gumbel 1954). Two samplers that
 share the noise therefore sample the same token where their probabilities are equal, and usually where they are close.
@@ -11,14 +11,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
 
 from ...networks.torch_state import to_device
 from ..noise import GOLDEN, CellNoise, stream_key
 
 
-class PairedDraws:
-    """The draws of B images, generated from one seed (0 to 2^64 - 1).
+class TokenNoise:
+    """The noise of B images, generated from one seed (0 to 2^64 - 1).
 
     ``images``: the index of every image of the batch.
 
@@ -36,15 +35,15 @@ class PairedDraws:
     def __len__(self) -> int:
         return len(self.images)
 
-    def of(self, images: Sequence[int]) -> PairedDraws:
-        """The draws of some of the images; ``images`` are their indices in the batch.
+    def of(self, images: Sequence[int]) -> TokenNoise:
+        """The noise of some of the images; ``images`` are their indices in the batch.
 
         Raises:
             TypeError: a derived class that does not define its own ``of``.
         """
-        if type(self) is not PairedDraws:
+        if type(self) is not TokenNoise:
             raise TypeError(f"{type(self).__name__} draws other numbers; define its of(), which keeps some images.")
-        return PairedDraws(self.seed, [self.images[i] for i in images])
+        return TokenNoise(self.seed, [self.images[i] for i in images])
 
     def stream(self, name: str, values: int, device: torch.device) -> CellNoise:
         """The noise of stream ``name`` for tokens with ``values`` possible values, on a device; made once per run."""
@@ -57,11 +56,3 @@ class PairedDraws:
             of_values = torch.arange(values, dtype=torch.int64, device=device) * GOLDEN
             self._streams[key] = CellNoise(of_images, of_values)
         return self._streams[key]
-
-    def uniform(self, stream: str, cells: Tensor, values: int) -> Tensor:
-        """:meth:`CellNoise.uniform` of a stream, on the device of the cells."""
-        return self.stream(stream, values, cells.device).uniform(cells)
-
-    def gumbel(self, stream: str, cells: Tensor, values: int) -> Tensor:
-        """:meth:`CellNoise.gumbel` of a stream, on the device of the cells."""
-        return self.stream(stream, values, cells.device).gumbel(cells)

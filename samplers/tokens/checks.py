@@ -1,0 +1,42 @@
+"""Whether a token model and settings fit a sampler, before anything is loaded or computed."""
+
+from __future__ import annotations
+
+from ...errors import UserError
+from ...networks.llama import TokenModel
+from .defaults import sampling_of
+from .settings import TokenSettings
+
+
+def check_raster(name: str, model: TokenModel, settings: TokenSettings) -> None:
+    """Check a model and the settings of a sampler that decodes in raster order.
+
+    Raises:
+        UserError: a PAR, a schedule that does not fit the model, or guidance of a model that was trained without a null
+            class. ``name`` is the sampler's title.
+    """
+    raster_only(name, model)
+    settings.schedule(model)
+    sampling_of(settings, model)
+
+
+def raster_only(name: str, *models: TokenModel, janus: str = "") -> None:
+    """Check that models generate their tokens in raster order, and are of a kind that a sampler decodes.
+
+    Args:
+        name: the sampler's title, for the message.
+        models: the models.
+        janus: why the sampler cannot decode a Janus, as the end of "NAME ..."; "" if it can.
+
+    Raises:
+        UserError: a PAR, or a Janus that the sampler cannot decode.
+    """
+    for model in models:
+        if model.regions > 1:
+            raise UserError(
+                f"model: {model.name} was trained in PAR's order, which {name} does not follow; use the PAR Sampler."
+            )
+        if janus and model.reads_images:
+            raise UserError(
+                f"model: {model.name} is a Janus, but {name} {janus}; use the LlamaGen Sampler or the ZipAR Sampler."
+            )
