@@ -248,21 +248,23 @@ class Window:
         ``new``: as for :meth:`first_uncertain`, whose result is ``start``.
         """
         t = self.table
-        pass_of_cell = t.cell_pass[self.entries]  # int64 [L, n]; padding belongs to a pass after all others
 
-        # 1. Where the m certain cells are in arrays [L, n].
-        image, column = np.nonzero(pass_of_cell < start[:, None])  # int64 [m] each
+        # 1. The m certain cells, int64 [m] each: the index of the image in the window, and of the cell among the n
+        #    cells of the image. Padding belongs to a pass after all others.
+        image, column = np.nonzero(t.cell_pass[self.entries] < start[:, None])
 
-        # 2. What is known of them on the host, int64 [m] each.
+        # 2. What is known of these cells on the host.
+        entry = self.entries[image, column]
+        cell = t.cells[entry]
         image_in_batch = self.images[image]
-        cell = t.cells[self.entries[image, column]]
-        needed_guess = pass_of_cell[image, column] > self.start[image]
+        needed_guess = t.cell_pass[entry] > self.start[image]
         outcome = np.where(needed_guess, ACCEPTED, PLAIN)
 
-        # 3. All of this goes to the device in one copy, where the tokens are.
-        numbers = np.stack([image, column, image_in_batch, cell, outcome])
-        at_image, at_column, batch_image, batch_cell, outcomes = to_device(numbers, self.tokens.device).unbind()
-        return Verdict((batch_image, batch_cell), new[at_image, at_column], call, outcomes.to(torch.uint8))
+        # 3. The new tokens are on the device, where one copy takes all of this.
+        host = np.stack([image, column, image_in_batch, cell, outcome])
+        d_image, d_column, d_image_in_batch, d_cell, d_outcome = to_device(host, self.tokens.device).unbind()
+        values = new[d_image, d_column]
+        return Verdict((d_image_in_batch, d_cell), values, call, d_outcome.to(torch.uint8))
 
     def move(self, new: Tensor, start: np.ndarray) -> None:
         """Take over the ``new`` tokens, and let the windows begin with the passes ``start``; both as for

@@ -177,9 +177,12 @@ def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> 
         reach: a cell waits for cells above in columns up to its own column + ``reach`` - 1.
 
     A cell waits for cells of its island in the rows above and for the cell of its island before it in the row. Its wave
-    is 1 + the latest wave of all these. Let the place of a cell be its index among the island's cells in the row. From
-    one place to the next, the wave grows by at least 1, so wave - place is the running maximum of
-    1 + latest above - place. For example, with ``reach`` 1 and an island (x) that leaves out the second column::
+    is 1 + the latest wave of all these. Let the place of a cell be its index among the island's cells in the row. The
+    cell at place p waits for what each place q up to p waits for above, and then for the p - q cells from q on::
+
+        wave[p] = max over q of 1 + latest above[q] + p - q
+
+    So wave - place is the running maximum of 1 + latest above - place. For example, with ``reach`` 1 and an island (x) that leaves out the second column::
 
         belongs               x  .  x  x
         latest above          1  1  4  4
@@ -191,10 +194,10 @@ def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> 
     """
     width = belongs.shape[1]
     place = np.cumsum(belongs, axis=1, dtype=np.int32) - 1
-    seen = np.minimum(np.arange(width) + reach - 1, width - 1)
+    last_column = np.minimum(np.arange(width) + reach - 1, width - 1)  # of the cells above that each cell waits for
 
-    earliest = np.where(belongs, latest_above[:, seen] + 1 - place, _BEFORE_ALL)
-    return np.maximum.accumulate(earliest, axis=1) + place
+    without_place = np.where(belongs, 1 + latest_above[:, last_column] - place, _BEFORE_ALL)
+    return np.maximum.accumulate(without_place, axis=1) + place
 
 
 class WavePass(NamedTuple):
@@ -203,7 +206,7 @@ class WavePass(NamedTuple):
     If an image has fewer cells than another image of its batch, its row is padded:
 
     - ``cells`` with the number of cells of the grid, which is the index of the canvas' column for padding;
-    - ``predicted_by`` with 0, an arbitrary row;
+    - ``predicted_by`` with an arbitrary index;
     - ``fed`` with the last cell of the grid. This cell predicts no cell, so it is never fed for its own sake, and no
       row attends to it. A cache for more than one image needs a slot for it;
     - ``position`` with the position of the cell before the last one, because the table of positions has no entry for
