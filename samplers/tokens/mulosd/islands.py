@@ -182,7 +182,8 @@ def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> 
 
         wave[p] = max over q of 1 + latest above[q] + p - q
 
-    So wave - place is the running maximum of 1 + latest above - place. For example, with ``reach`` 1 and an island (x) that leaves out the second column::
+    So wave - place is the running maximum of 1 + latest above - place. For example, with ``reach`` 1 and an island (x)
+    that leaves out the second column::
 
         belongs               x  .  x  x
         latest above          1  1  4  4
