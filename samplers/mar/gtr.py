@@ -164,6 +164,16 @@ class GtRSettings(DiSASettings):
                 )
         return staged_after(sizes, self.stage_steps)
 
+    def reconstruction(self, tokens: int, again: Tensor | None = None) -> int:
+        """AR steps of the reconstruction; arguments as for :meth:`left`. They are fewer than ``reconstruction_steps``
+        in an edit that leaves fewer tokens to reconstruct.
+        """
+        if not self.reconstruction_steps:
+            return 0
+
+        *_, last = self.stage_sizes(math.isqrt(tokens), again)
+        return min(self.reconstruction_steps, last)
+
     @property
     def approximates(self) -> bool:
         return self.reconstruction_steps > 0 or super().approximates
@@ -243,10 +253,7 @@ def gtr(
     """
     canvas = mar_canvas("gtr", model, condition, settings, noise, edit)
     transformer = make_transformer(canvas)
-
-    # An edit may have fewer tokens to reconstruct.
-    *_, last = settings.stage_sizes(model.net.config.grid, canvas.again)
-    reconstruction = min(settings.reconstruction_steps, last)
+    reconstruction = settings.reconstruction(canvas.cells, canvas.again)
     tables = annealed_tables(canvas, level=max(1, reconstruction))
     draw = FrequencyWeighted(canvas, transformer.heads, tables, settings.detail_share)
     yield from decode(canvas, canvas.order.plan, transformer, draw)

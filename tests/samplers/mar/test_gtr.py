@@ -12,7 +12,8 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.gtr import GtRSettings, gtr, in_stages, staged_after, stages_of_cells
-from fastar_nodes.samplers.mar.mar import check
+from fastar_nodes.samplers.mar.mar import check, mar
+from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.noise import PairedNoise
 from hypothesis import given
 from hypothesis import strategies as st
@@ -272,12 +273,26 @@ def test_an_edit_keeps_what_is_given_and_does_not_depend_on_its_batch(model):
         torch.testing.assert_close(alone.latents, together.latents[i : i + 1], rtol=1e-4, atol=1e-4)
 
 
+def masks_with_other_stages() -> torch.Tensor:
+    """Two tokens of each image; both are of the first stage in one image, but only one of them in the other."""
+    masks = torch.zeros(2, 4, 4)
+    masks[0, 0, 0] = masks[0, 2, 2] = masks[1, 0, 0] = masks[1, 0, 1] = 1
+    return masks
+
+
 def test_masks_with_stages_of_other_sizes_are_refused(model):
-    """Of one image two tokens of the first stage are drawn, of the other one."""
-    drawn = torch.zeros(2, 4, 4)
-    drawn[0, 0, 0] = drawn[0, 2, 2] = drawn[1, 0, 0] = drawn[1, 0, 1] = 1
     with pytest.raises(UserError, match="^mask: .*GtR's stages.* different numbers of tokens"):
-        run(model, GtRSettings(**BASE), (0, 1), edit=Edit(picture(2), drawn))
+        run(model, GtRSettings(**BASE), (0, 1), edit=Edit(picture(2), masks_with_other_stages()))
+
+
+def test_an_edit_without_reconstruction_is_mars(model):
+    """Without a reconstruction there are no stages, so the masks may have any tokens, as in plain MAR."""
+    edit = Edit(picture(2), masks_with_other_stages())
+    common = {**BASE, "diffusion_steps_end": None}
+    del common["first_share"]
+    found = run(model, GtRSettings(**common, reconstruction_steps=0), (0, 1), edit=edit)
+    plain = finish(mar(model, from_ids((1, 4)), MARSettings(**common), PairedNoise(5, (0, 1)), edit=edit))
+    assert torch.equal(found.latents, plain.latents)
 
 
 @pytest.mark.parametrize("tokens", [1, 2, 3, 5])
