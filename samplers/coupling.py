@@ -15,7 +15,7 @@ state would be the product of all channels' probabilities.
 - :func:`couple`, the general case: reshape, then reflect. MAR's learned variances hardly differ between a draft and the
   target. So reshape rarely changes the draft, and reflect keeps or mirrors its noise, which keeps images of one seed
   alike.
-- :func:`couple_fixed`, for BitDance, whose variances are fixed: reflect alone.
+- :func:`couple_fixed`, for BitDance and NextStep, whose variances are fixed: reflect alone.
 
 Two Gaussians count as equal if their means differ by at most :data:`ROUNDING` (1 + |mean|) and their log stds by at
 most :data:`ROUNDING` in every channel, because fp32 evaluations of one head in two batches differ by this much. To
@@ -102,10 +102,10 @@ def reshape(
     """Turn a sample of q = N(m, s_q^2) into a sample of p = N(m, s_p^2), with the same mean m: accept the draft with
     probability min(1, p / q), else sample max(0, p - q) / Z. ``log_std``: log s_p.
 
-    A proposal from p is accepted with probability 1 - min(1, q / p). Let TV be the total
-    variation distance of p and q, not 0. A draft is rejected with probability TV, and then needs 1 / TV proposals on
-    average. So for any p and q, the average over all drafts, accepted ones included, is one proposal per draft. The
-    probability that a draft needs more than T proposals is below 1 / T.
+    A proposal from p is accepted with probability 1 - min(1, q / p). Let TV be the total variation distance of p and q,
+    not 0. A draft is rejected with probability TV, and then needs 1 / TV proposals on average. So for any p and q, the
+    average over all drafts, accepted ones included, is one proposal per draft. The probability that a draft needs more
+    than T proposals is below 1 / T.
     """
     # 1. Accept the draft.
     z = (draft - q.mean) * torch.exp(-q.log_std)
@@ -158,9 +158,8 @@ def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, proposals:
     Args:
         draft: fp32 [N, channels], a sample of q.
         uniforms: in (0, 1], fp32 [N, 2]: one for ``reshape`` and one for ``reflect``.
-        proposals: for rows that ``reshape`` rejects; None for no proposals. If a call is
-            repeated with further proposals after the same first ones, only those rows change whose value was not yet a
-            sample of p.
+        proposals: for rows that ``reshape`` rejects; None for no proposals. If a call is repeated with further
+            proposals after the same first ones, only those rows change whose value was not yet a sample of p.
     """
     reshaped = reshape(draft, q, p.log_std, uniforms[:, 0], proposals)
     reflected = reflect(reshaped.value, q.mean, p, uniforms[:, 1])

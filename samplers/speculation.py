@@ -73,7 +73,7 @@ class Coupling(NamedTuple):
 
 # MAR's head predicts the variances, and a rejected draft may need proposals.
 LEARNED = Coupling(couple, uniforms=2, counts_last=True)
-# BitDance's variances are fixed, so the stds of draft and head are equal.
+# BitDance's and NextStep's variances are fixed, so the stds of draft and head are equal.
 FIXED = Coupling(couple_fixed, uniforms=1, counts_last=False)
 
 
@@ -127,14 +127,15 @@ class _StepsToCouple(NamedTuple):
     p: Gaussian  # the head's
     uniforms: Tensor  # fp32 [M, uniforms of a step]
 
-    def at(self, index: Tensor) -> _StepsToCouple:
+    def rows(self, index: Tensor) -> _StepsToCouple:
         """The steps at these indices, int64 [K]."""
         row, step, draft, q, p, uniforms = self
         return _StepsToCouple(row[index], step[index], draft[index], q.rows(index), p.rows(index), uniforms[index])
 
 
 class _Equations:
-    """The equations of ``chain.py`` for states at any steps, with the temperature in the stds.
+    """The equations of ``chain.py``, with the temperature in the stds. :func:`.chain.advance` takes step k with all rows,
+    but here each state is at its own step.
 
     ``step`` is int64 [...]; states, data, predictions and logits are fp32 [..., *, c].
     """
@@ -149,28 +150,28 @@ class _Equations:
             # The coupling would divide by the last step's std, which is 0. Nothing reads the coupling's result for that
             # step, so any other std works.
             middle[-1] = 0
-        self.numbers = torch.stack(columns._replace(middle=middle), 1)  # [S, 8]
+        self._table = torch.stack(columns._replace(middle=middle), 1)  # [S, 8], a column for each of StepNumbers
 
-    def at(self, step: Tensor) -> StepNumbers:
+    def numbers_of(self, step: Tensor) -> StepNumbers:
         """The numbers of the steps, fp32 [..., 1 ...] each, with which states can be multiplied."""
-        numbers = self.numbers[step]
+        numbers = self._table[step]
         numbers = numbers.view(*numbers.shape, *(1,) * self.state_dimensions)
         return StepNumbers(*numbers.unbind(step.ndim))
 
     def data(self, step: Tensor, x: Tensor, prediction: Tensor) -> Tensor:
         """The data that the head's prediction at state x says."""
-        at = self.at(step)
-        return torch.addcmul(at.data_x * x, at.data_out, prediction)
+        numbers = self.numbers_of(step)
+        return torch.addcmul(numbers.data_x * x, numbers.data_out, prediction)
 
     def mean(self, step: Tensor, x: Tensor, data: Tensor) -> Tensor:
         """Means of the states after x."""
-        at = self.at(step)
-        return at.data_coefficient * data + at.x_coefficient * x
+        numbers = self.numbers_of(step)
+        return numbers.data_coefficient * data + numbers.x_coefficient * x
 
     def log_std(self, step: Tensor, logits: Tensor | None) -> Tensor:
         """Log stds of the states after the steps; [..., 1 ...] if the variances are fixed."""
-        at = self.at(step)
-        return at.middle if logits is None else at.middle + at.slope * logits
+        numbers = self.numbers_of(step)
+        return numbers.middle if logits is None else numbers.middle + numbers.slope * logits
 
 
 class Speculation:
@@ -215,18 +216,13 @@ class Speculation:
         uniforms = rng.uniform(_LANE_OF_ACCEPTANCES, 0, coupling.uniforms * self.steps)
         self._uniforms = uniforms.view(-1, self.steps, coupling.uniforms)
 
-    @property
-    def samples(self) -> Tensor:
-        """The samples of all rows after all steps, fp32 [N, *, c]."""
-        return self.x
-
     def finish(self, rows: np.ndarray, length: int) -> Tensor:
         """Do all remaining steps of rows by :meth:`windows`, and return the samples, fp32 [R, *, c]."""
         for _ in self.windows(rows, length):
             pass
 
         (row,) = self._on_device(rows)
-        return self.samples[row]
+        return self.x[row]
 
     def windows(self, rows: np.ndarray, length: int) -> Iterator[None]:
         """Do all remaining steps of rows, in windows of ``length`` drafted steps; yields after every window. If
@@ -258,8 +254,8 @@ class Speculation:
         step = (done[:, None] + torch.arange(width, device=self.device)).clamp(max=self.steps - 1)
 
         # 1. Everything but the state is known beforehand: x_{k+1} = x_coefficient x_k + offset_k + std_k noise_k.
-        at = self._equations.at(step)
-        offset = at.data_coefficient * self.data[row][:, None]
+        numbers = self._equations.numbers_of(step)
+        offset = numbers.data_coefficient * self.data[row][:, None]
         log_std = self._equations.log_std(step, None if self.logits is None else self.logits[row][:, None])
         fixed = offset + log_std.exp() * self._noise(step, row[:, None])
 
@@ -268,7 +264,7 @@ class Speculation:
         values = []
         x = self.x[row]
         for k, x_coefficient_k, fixed_k in zip(
-            step.unbind(1), at.x_coefficient.unbind(1), fixed.unbind(1), strict=True
+            step.unbind(1), numbers.x_coefficient.unbind(1), fixed.unbind(1), strict=True
         ):
             if self.batch.given is not None:
                 x = self.batch.given.follow_rows(x, row, k)
@@ -277,7 +273,7 @@ class Speculation:
             values.append(x)
 
         before = torch.stack(states, 1)
-        return DraftedSteps(before, torch.stack(values, 1), Gaussian(offset + at.x_coefficient * before, log_std))
+        return DraftedSteps(before, torch.stack(values, 1), Gaussian(offset + numbers.x_coefficient * before, log_std))
 
     def verify(self, rows: np.ndarray, drafts: DraftedSteps) -> np.ndarray:
         """Evaluate the head at all drafted states of rows, and advance each row past its accepted steps and its first
@@ -350,7 +346,7 @@ class Speculation:
         """
         for count in _PROPOSALS:
             (some,) = self._on_device(missing)
-            row, step, draft, q, p, uniforms = steps.at(stop[some])
+            row, step, draft, q, p, uniforms = steps.rows(stop[some])
 
             rng = self.rng.of(row)
             normals = rng.normal(2 * step + _LANE_OF_NORMALS, 0, count, draft.shape[1])
@@ -367,6 +363,8 @@ class Speculation:
         """Do one step of rows, without a draft."""
         row, step = self._on_device(rows, self.done[rows])
         x = self.x[row]
+        if self.batch.given is not None:
+            x = self.batch.given.follow_rows(x, row, step)
         data, logits = self.predict(row, step, x)
         p = self.kernel(row, step, x, data, logits)
         value = p.mean + p.log_std.exp() * self._noise(step, row)
