@@ -116,7 +116,6 @@ class Canvas:
     report: Report
     total: int = 0  # what Step.total is; set by the sampler before its first pass
     again: Tensor | None = None  # bool [B, L], the cells that an edit regenerates; None without an edit
-    drafted: Tensor | None = None  # bool [B, L], cells of later passes that hold drafts; None before the first draft
     phases: tuple[str, str] = ("transformer", "head")  # names of the time spent in looks and in draws
     clock: Clock = field(kw_only=True)
 
@@ -148,12 +147,10 @@ class Canvas:
 
     @property
     def decided(self) -> Tensor:
-        """The cells that have a value, bool [B, L]: sampled, fixed by an edit, or drafted."""
+        """The cells that have a value, bool [B, L]: sampled, or fixed by an edit."""
         decided = self.fixed_at[:, : self.cells] >= 0
         if self.again is not None:
             decided |= ~self.again
-        if self.drafted is not None:
-            decided |= self.drafted
         return decided
 
     def decide(
@@ -184,18 +181,6 @@ class Canvas:
         self.fixed_at[at] = when
         if outcome is not None:
             self.outcome[at] = outcome
-
-    def draft(self, cells: Tensor, values: Tensor) -> None:
-        """Write drafts of cells that are not decided yet. ``cells``: int64 [B, n]; ``values``: [B, n, c]."""
-        if self.drafted is None:
-            self.drafted = torch.zeros_like(self.outcome, dtype=torch.bool)
-        self.drafted.scatter_(1, cells, True)
-        self.values.scatter_(1, cells[..., None].expand_as(values), values)
-
-    def discard_drafts(self) -> None:
-        """Count no cell as drafted any more. The drafts' values stay until other values are written over them."""
-        if self.drafted is not None:
-            self.drafted.fill_(False)
 
     def shown(self, decided: Tensor) -> Tensor:
         """The images' latents or codes, shaped as in :class:`Sampled`. They are zero where ``decided``, bool [B, L], is

@@ -21,7 +21,7 @@ from fastar_nodes.runs import presets as preset_values
 from fastar_nodes.runs.presets import PRESETS
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.mar import settings as mar_settings
-from fastar_nodes.samplers.mar.lazy.plan import computed_ratios
+from fastar_nodes.samplers.mar.lazy.schedule import computed_ratios
 from fastar_nodes.samplers.mar.lazy.settings import CacheSettings
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
 from fastar_nodes.samplers.settings import Settings, knobs

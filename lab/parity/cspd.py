@@ -17,13 +17,13 @@ from ...samplers.conditioning import from_ids
 from ...samplers.engine import finish
 from ...samplers.mar.canvas import MARCanvas, Tokens, mar_canvas
 from ...samplers.mar.cspd import speculate, target_draw
-from ...samplers.mar.cspd.densities import TRIES, LastStep, RejectionDraws, acceptance_of_proposals, log_ratio
+from ...samplers.mar.cspd.densities import TRIES, LastStep, RejectionNoise, acceptance_of_proposals, log_ratio
 from ...samplers.mar.cspd.draft import MARDrafter
 from ...samplers.mar.cspd.published import PUBLISHED_RULE, Published
 from ...samplers.mar.cspd.settings import CSpDSettings
 from ...samplers.mar.mar import FullTransformer
 from ...samplers.mar.schedule import masked_after
-from ...samplers.mar.tables import Tables, tables_at
+from ...samplers.mar.tables import Respacing, respacing_at
 from ...samplers.noise import PairedNoise
 from .cases import Case, Check, exact, masked_model, read_tensors
 
@@ -35,9 +35,9 @@ LABELS, PREFILL, CFG, HIGHEST = (1, 9), 0.15, 3.0, 950
 class _RecordedCanvas(MARCanvas):
     """A canvas with the recorded timesteps, which are not a respacing."""
 
-    recorded: Tables = field(kw_only=True)
+    recorded: Respacing = field(kw_only=True)
 
-    def tables(self, count: int, highest: int = HIGHEST) -> Tables:
+    def respacing(self, count: int) -> Respacing:
         return self.recorded
 
 
@@ -92,7 +92,7 @@ def _decided(data: dict[str, Tensor], tag: str) -> tuple[list[_Verification], li
     return found, ours
 
 
-class _RecordedDraws(RejectionDraws):
+class _RecordedRejectionNoise(RejectionNoise):
     """Recorded rejection draws by image and position."""
 
     def __init__(self, tokens: int, places: list[tuple[Tensor, Tensor]], found: list[_Verification]):
@@ -105,10 +105,10 @@ class _RecordedDraws(RejectionDraws):
             self.which[image, position] = k
             at += len(image)
 
-    def guess(self, tokens: Tokens) -> Tensor:
+    def acceptance(self, tokens: Tokens) -> Tensor:
         return self.guesses[self.where[tokens.index]]
 
-    def again(self, tokens: Tokens, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
+    def proposals(self, tokens: Tokens, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
         k = int(self.which[tokens.index][0])
         row = self.where[tokens.index] - sum(len(v.guess) for v in self.found[:k])
         # Beyond the recorded draws none may be kept.
@@ -176,7 +176,7 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
         model, draft = _models(folder, target, config)
         found, _ = _decided(data, tag)
         steps, tokens = data[f"{inter}.inter_noise_f16"].shape[2], model.net.config.tokens
-        table = tables_at(tuple(round(HIGHEST * i / (steps - 1)) for i in range(steps)))
+        table = respacing_at(tuple(round(HIGHEST * i / (steps - 1)) for i in range(steps)))
         ar_steps, length = _schedule(tokens, [len(v.guess) for v in found], len(LABELS))
         steps_of = {"steps": ar_steps, "diffusion_steps": steps, "draft_length": length, "prefill_ratio": PREFILL}
         settings = CSpDSettings(**steps_of, cfg=CFG, mode="published")
@@ -192,13 +192,14 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
                 places.append((torch.arange(len(where)).repeat_interleave(where.shape[1]), where.flatten()))
                 first = step + 1
 
-        drafter = MARDrafter(canvas, draft, condition)
+        drafter = MARDrafter(canvas, draft, condition, FullTransformer, adds_last_noise=False)
         transformer = FullTransformer(canvas)
         plain = target_draw(canvas, transformer)
         mode = Published(canvas, transformer, drafter, plain.noise)
         mode.rule = PUBLISHED_RULE._replace(inner_temperature=inner)
-        mode.draws = _RecordedDraws(tokens, places, found)
-        result = finish(speculate(canvas, transformer, plain, mode))
+        mode.rejection_noise = _RecordedRejectionNoise(tokens, places, found)
+        with torch.no_grad():
+            result = finish(speculate(canvas, transformer, plain, mode))
 
         for v, (image, position) in zip(found, places, strict=True):
             grid = torch.from_numpy(result.report.maps["outcome"]).view(len(LABELS), -1)

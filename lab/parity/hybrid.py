@@ -23,7 +23,7 @@ from ...samplers.annealing import annealed_steps
 from ...samplers.mar.canvas import mar_canvas
 from ...samplers.mar.mar import FullTransformer
 from ...samplers.mar.settings import MARSettings
-from ...samplers.mar.tables import Tables, tables
+from ...samplers.mar.tables import Respacing, respacing
 from ...samplers.noise import PairedNoise
 from .cases import Case, Check, Known, exact, from_files, read_json, read_tensors, relative, same_shapes
 from .mar import CLIPPED, schedule_cases, table_cases
@@ -206,12 +206,13 @@ class _Recorded:
         return PromptConditioning(model.hybrid, read[: self.images], read[self.images] if guided else None)
 
 
-def _table(executed: int, t_max: int, max_beta: float) -> Tables:
+def _table(executed: int, t_max: int, max_beta: float) -> Respacing:
     """The table of a recorded run: the fewest steps, a multiple
     of 5 if possible, of which that many are left by clipping.
     """
-    fitting = [n for n in range(executed, 2 * executed + 2) if len(tables(min(n, 1000), t_max, max_beta)) == executed]
-    return tables(next((n for n in fitting if n % 5 == 0), fitting[0]), t_max, max_beta)
+    counts = range(executed, 2 * executed + 2)
+    fitting = [n for n in counts if len(respacing(min(n, 1000), t_max, max_beta)) == executed]
+    return respacing(next((n for n in fitting if n % 5 == 0), fitting[0]), t_max, max_beta)
 
 
 class _Draws:
@@ -273,12 +274,14 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
             at += len(recorded)
             yield Check(z.flatten(0, 1), recorded)
             first, noise = draws.take(n)
-            here = tables(counts[step], t_max, model.max_beta) if lower else _table(len(noise), t_max, model.max_beta)
-            table = chain.step_table(here.drawn, canvas.time_embeddings(here))
+            here = _table(len(noise), t_max, model.max_beta)
+            if lower:
+                here = respacing(counts[step], t_max, model.max_beta)
+            table = chain.step_table(here.without_last_noise, canvas.time_embeddings(here))
             noise = chain.spread(noise.float(), len(table))
             cfg = order.scale.gather(1, where).view(-1, 1)
             rows = chain.DiffusionBatch(z, cfg, first, noise, table, settings.temperature)
-            made = look.heads.sample(rows)
+            made = look.head.sample(rows)
             canvas.decide(where, made.view(*where.shape, -1), step)
 
         yield relative(canvas.values, found["tokens"])

@@ -22,7 +22,7 @@ from ...samplers.mar.lazy import LazyTransformer, transformer
 from ...samplers.mar.lazy.settings import LazyMARSettings
 from ...samplers.mar.lazy.transformer import RowChoice, similarity
 from ...samplers.mar.mar import Diffusion
-from ...samplers.mar.tables import tables_at
+from ...samplers.mar.tables import respacing_at
 from ...samplers.noise import PairedNoise
 from .cases import Case, Check, exact, masked_model, read_tensors
 
@@ -40,8 +40,8 @@ class _RecordedSelection(LazyTransformer):
     def __init__(self, canvas: MARCanvas, settings: LazyMARSettings, recorded: dict[int, Tensor]):
         with mock.patch.object(transformer, "usual_block", lambda depth: BLOCK):
             super().__init__(canvas, settings)
-        self.plan.spare = SPARE
-        self.plan.rows = partial(self.choice, self.plan.rows)  # type: ignore[method-assign, assignment]
+        self.row_selection.spare = SPARE
+        self.row_selection.choice = partial(self.recorded_choice, self.row_selection.choice)  # type: ignore[method-assign, assignment]
         self.recorded = recorded
         self.z: list[tuple[Tensor, Tensor]] = []
         self.fresh: list[int] = []
@@ -57,7 +57,7 @@ class _RecordedSelection(LazyTransformer):
         self.fresh.append(step)
         return super().refresh(step, wanted)
 
-    def choice(
+    def recorded_choice(
         self, rows: Callable[..., RowChoice | None], step: int, known: int, must: Tensor
     ) -> Callable[[Tensor, Tensor], Tensor] | None:
         """The choice of the recorded rows, in place of the one that ``rows`` makes."""
@@ -107,9 +107,9 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
         look = _RecordedSelection(canvas, settings, kept)
 
         # The recorded timesteps are not a respacing.
-        made = tables_at(tuple(round(HIGHEST * i / (len(steps) - 1)) for i in range(len(steps))))
-        table = chain.step_table(made.drawn, canvas.time_embeddings(made))
-        for _ in decode(canvas, canvas.order.plan, look, Diffusion(canvas, look.heads, [table] * canvas.order.steps)):
+        respaced = respacing_at(tuple(round(HIGHEST * i / (len(steps) - 1)) for i in range(len(steps))))
+        table = chain.step_table(respaced.without_last_noise, canvas.time_embeddings(respaced))
+        for _ in decode(canvas, canvas.order.plan, look, Diffusion(canvas, look.head, [table] * canvas.order.steps)):
             pass
 
         return canvas.to_latents(canvas.values), look

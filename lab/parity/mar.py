@@ -22,10 +22,10 @@ from ...samplers import chain
 from ...samplers.chain import guide
 from ...samplers.conditioning import from_ids
 from ...samplers.engine import finish
-from ...samplers.mar.mar import Heads, mar
+from ...samplers.mar.mar import HeadEvaluation, mar
 from ...samplers.mar.schedule import masked_after
 from ...samplers.mar.settings import MARSettings
-from ...samplers.mar.tables import constants, respaced_timesteps, tables
+from ...samplers.mar.tables import constants, respaced_timesteps, respacing
 from ...samplers.noise import PairedNoise
 from . import cspd as parity_cspd
 from . import lazymar as parity_lazymar
@@ -106,13 +106,13 @@ def _head(folder: Path) -> Iterator[Case]:
     def sample(tag: str, count: int, clipped: bool, temperature: float, cfg: float) -> Iterator[Check]:
         first = data[f"s{tag}.init_noise"]
         n = len(first)
-        made = tables(count, CLIPPED if clipped else 999)
+        made = respacing(count, CLIPPED if clipped else 999)
         net = _model(folder).net
-        table = chain.step_table(made.drawn, net.head.time_embed(made.timestep_map.flip(0)))
+        table = chain.step_table(made.without_last_noise, net.head.time_embed(made.timestep_map.flip(0)))
         conditions = (z[: 2 * n] if cfg != 1 else z[:n]).unflatten(0, (-1, n))
         noise = chain.spread(data[f"s{tag}.step_noise_f16"][:, :n].float(), len(table))
         rows = chain.DiffusionBatch(conditions, torch.full((n, 1), cfg), first, noise, table, temperature)
-        out = Heads(net, Report("verify", "", {}, None, n, "cpu")).sample(rows)
+        out = HeadEvaluation(net, Report("verify", "", {}, None, n, "cpu")).sample(rows)
         expected = data[f"s{tag}.t{temperature}.cfg{cfg}.out"][:n]
         yield Check(out, expected) if clipped else relative(out, expected)
 
@@ -245,7 +245,7 @@ def _sampling(folder: Path) -> Iterator[Case]:
         executed = len(data[f"{tag}.step_noise_cat_f16"])
 
         # Clipping merges timesteps: 25 steps from 950 are 24. Recorded settings are multiples of 5.
-        fitting = [n for n in range(executed, 2 * executed + 2) if len(tables(min(n, 1000), t_max)) == executed]
+        fitting = [n for n in range(executed, 2 * executed + 2) if len(respacing(min(n, 1000), t_max)) == executed]
         count = next((n for n in fitting if n % 5 == 0), fitting[0])
         settings = MARSettings(len(scales), count, round(cfg, 6), "constant" if constant else "linear")
         settings = replace(settings, t_max=t_max, temperature=TEMPERATURES.get(tag, 1.0))

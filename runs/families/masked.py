@@ -9,7 +9,7 @@ from ...networks.mar import MARModel
 from ...samplers.editing import Edit
 from ...samplers.mar.canvas import edited
 from ...samplers.mar.cspd import check_pair
-from ...samplers.mar.lazy.plan import usual_block
+from ...samplers.mar.lazy.schedule import usual_block
 from ...samplers.mar.lazy.settings import CacheSettings
 from ...samplers.mar.settings import CLIPPED, MARBase
 from ..memory import FEATURES, PROMPTS, weights_by_part

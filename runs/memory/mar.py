@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...networks.mar import BUDGET, MARModel
 from ...networks.ops import unpacking_bytes
 from ...samplers.conditioning import MaskedCondition, PromptCondition
-from ...samplers.mar.lazy.plan import usual_block
+from ...samplers.mar.lazy.schedule import usual_block
 from ...samplers.mar.lazy.settings import CacheSettings
 from ...samplers.mar.settings import MARBase
 from ...samplers.noise import noise_bytes
@@ -33,7 +33,7 @@ def estimate(
     # steps of a draft.
     left = settings.left(c.grid**2)
     largest = max(a - b for a, b in zip([c.tokens, *left], left, strict=False))
-    tokens = branches * images * min(c.tokens, largest * settings.head_at_once)
+    tokens = branches * images * min(c.tokens, largest * settings.ar_steps_per_head_call)
 
     # Kept during the whole generation.
     out = weights_by_part(model)
@@ -45,7 +45,7 @@ def estimate(
 
     # Working memory of one evaluation each.
     for name, count in model.working_bytes(rows).items():
-        out[name] = settings.transformer_at_once * count + unpacking_bytes(model.parts[name])
+        out[name] = settings.ar_steps_per_pass * count + unpacking_bytes(model.parts[name])
 
     # The modulations of several diffusion steps at once, the ones before them, and what they are made of.
     of_step = tokens * c.head_width * (3 * c.head_depth + 2)

@@ -23,14 +23,15 @@ from ..editing import LARGEST_LATENT, Edit, edit_digests
 from ..engine import Canvas, Sampled, start_report
 from ..noise import PairedNoise
 from .settings import CLIPPED, MARBase
-from .tables import Tables, tables
+from .tables import Respacing, respacing
 
 
 class Order:
     """Which positions each AR step decides, and its guidance scale.
 
-    The order is known before the first AR step. A method that chooses the positions of an AR step by itself reads the
-    candidates with :meth:`next` and writes its choice with :meth:`choose`.
+    The order is known before the first AR step. A new method that chooses the positions of an AR step by itself reads
+    the candidates with :meth:`next` and writes its choice with :meth:`choose`. The samplers of FastAR choose none;
+    CONTRIBUTING.md has an example.
 
     Args:
         reversed_orders: int64 [B, L], a permutation per image; the last position is decided first.
@@ -166,12 +167,6 @@ class Tokens:
         return Tokens((image, positions[image, column]), column)
 
     @staticmethod
-    def where(mask: Tensor, positions: Tensor) -> Tokens:
-        """The tokens at positions int64 [B, n] where ``mask``, bool [B, n] on the host, is True."""
-        image, column = to_device(mask.nonzero().T, positions.device)
-        return Tokens((image, positions[image, column]), column)
-
-    @staticmethod
     def step_by_step(positions: Sequence[Tensor]) -> Tokens:
         """All tokens of several AR steps, one AR step after another, and in each step one image after another.
 
@@ -211,30 +206,53 @@ class MARCanvas(Canvas):
     # int32 [B, L], how often a token's decoder rows came from LazyMAR's cache; None where they never do.
     cached: Tensor | None = field(default=None, kw_only=True)
 
+    guided: bool = field(init=False)  # whether there is a null branch
+    # bool [B, L], the positions of later AR steps that hold a draft which is not verified yet (CSpD).
+    drafted: Tensor = field(init=False)
+    # The timestep from which every token is denoised. A draft model and the shorter respacings of DiSA and FastHybrid
+    # start from the same timestep.
+    first_timestep: int = field(init=False)
+    # The same in plain MAR. The noise has an entry for every step of a respacing from this timestep.
+    noise_timestep: int = field(init=False)
+
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.total = self.order.steps
-        self.guided = self.settings.guides
-
-        # The timestep from which every token is denoised. A draft model and the shorter tables of DiSA and FastHybrid
-        # start from the same timestep.
         settings = self.settings
-        self.first_timestep = settings.t_max or self.model.first_timestep(settings.diffusion_steps)
-        self.unclipped = self.first_timestep  # as in plain MAR; the noise has the steps of a table from here
+        self.total = self.order.steps
+        self.guided = settings.guides
+        self.drafted = torch.zeros_like(self.outcome, dtype=torch.bool)
+
+        self.noise_timestep = settings.t_max or self.model.first_timestep(settings.diffusion_steps)
+        self.first_timestep = self.noise_timestep
         if settings.t_max is None and settings.clips:
             self.first_timestep = min(self.first_timestep, CLIPPED)
 
-    def with_model(self, model: MARModel, conditioning: Conditioning, report: Report) -> MARCanvas:
+    def with_model(self, model: MARModel, condition: MaskedCondition, report: Report) -> MARCanvas:
         """A canvas on which another model works on the same images, and another report counts the work.
 
-        Both canvases share everything else, such as tokens, measured seconds, and the timestep at which diffusion
-        starts.
+        Both canvases share everything else, such as tokens, drafts, measured seconds, and the timestep at which
+        diffusion starts.
         """
+        model.net.begin_run()
         other = copy(self)
         other.model = model
-        other.conditioning = conditioning
+        other.conditioning = condition.conditioning(model, self.guided)
         other.report = report
         return other
+
+    @property
+    def decided(self) -> Tensor:
+        """The positions that have a value, bool [B, L]: sampled, fixed by an edit, or drafted."""
+        return super().decided | self.drafted
+
+    def draft(self, positions: Tensor, values: Tensor) -> None:
+        """Write drafts at positions that are not decided yet, int64 [B, n]. ``values``: fp32 [B, n, c]."""
+        self.drafted.scatter_(1, positions, True)
+        self.values.scatter_(1, positions[..., None].expand_as(values), values)
+
+    def discard_drafts(self) -> None:
+        """Count no position as drafted any more. The drafts' values stay until others are written over them."""
+        self.drafted.fill_(False)
 
     def to_latents(self, values: Tensor) -> Tensor:
         latents = self.model.to_latents(values)
@@ -255,21 +273,21 @@ class MARCanvas(Canvas):
 
     # --- the diffusion of a token
 
-    def tables(self, count: int) -> Tables:
-        """Diffusion tables of ``count`` steps."""
-        return tables(count, self.first_timestep, self.model.max_beta)
+    def respacing(self, count: int) -> Respacing:
+        """The diffusion in ``count`` steps, or fewer; see :func:`.tables.respacing`."""
+        return respacing(count, self.first_timestep, self.model.max_beta)
 
-    def table(self, count: int) -> chain.StepTable:
-        """The steps of :meth:`tables` on the device."""
-        made = self.tables(count)
-        return chain.step_table(made.drawn, self.time_embeddings(made))
+    def step_table(self, count: int) -> chain.StepTable:
+        """The steps of :meth:`respacing` on the device, with which tokens are sampled."""
+        respaced = self.respacing(count)
+        return chain.step_table(respaced.without_last_noise, self.time_embeddings(respaced))
 
     @torch.no_grad()
-    def time_embeddings(self, made: Tables) -> Tensor:
-        """The head's embeddings of the timesteps of ``made``, [S, w], highest timestep first."""
-        return self.model.net.head.time_embed(to_device(made.timestep_map.flip(0), self.device))
+    def time_embeddings(self, respaced: Respacing) -> Tensor:
+        """The head's embeddings of the timesteps, [S, w], highest timestep first."""
+        return self.model.net.head.time_embed(to_device(respaced.timestep_map.flip(0), self.device))
 
-    def draws(self, stream: str) -> TokenNoise:
+    def noise_of(self, stream: str) -> TokenNoise:
         """The noise of a stream for every token, on the device. The settings declare the stream's diffusion steps."""
         streams = self.settings.streams()
         if stream not in streams:
@@ -278,7 +296,7 @@ class MARCanvas(Canvas):
             )
 
         c = self.model.net.config
-        count = len(tables(streams[stream], self.unclipped, self.model.max_beta))
+        count = len(respacing(streams[stream], self.noise_timestep, self.model.max_beta))
         start = self.noise.first(stream, c.tokens, c.channels)
         steps = self.noise.steps(stream, count, c.tokens, c.channels)
         return TokenNoise(to_device(start, self.device), to_device(steps, self.device).transpose(0, 1))
@@ -362,8 +380,7 @@ def edited(model: MARModel, edit: Edit, images: int, device: torch.device) -> tu
     if edit.start.ndim != 4 or tuple(edit.start.shape[1:]) != want:
         raise UserError(
             f"latent_image: its shape is {list(edit.start.shape)}, but {model.name} has latents of the shape [batch, "
-            f"{want[0]}, "
-            f"{want[1]}, {want[2]}]; encode an image of the model's own size with VAE Encode and the vae of the "
+            f"{', '.join(map(str, want))}]; encode an image of the model's own size with VAE Encode and the vae of the "
             "same loader."
         )
     mask = edit.token_mask(c.grid, images, device)

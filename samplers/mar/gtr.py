@@ -34,7 +34,7 @@ from ..engine import Sampler, decode
 from ..noise import PairedNoise
 from ..settings import knob
 from .canvas import MARCanvas, Tokens, mar_canvas
-from .mar import Diffusion, FullTransformer, Heads, Transformer, annealed_tables
+from .mar import Diffusion, FullTransformer, HeadEvaluation, Transformer, annealed_tables
 from .settings import DiSASettings
 
 # ------------------------------------------------------------------------------------------------ the settings
@@ -136,12 +136,12 @@ class GtRSettings(DiSASettings):
             )
         return tuple(sizes[0])
 
-    def orders(self, random: Tensor) -> Tensor:
-        orders = super().orders(random)
+    def orders(self, random_orders: Tensor) -> Tensor:
+        orders = super().orders(random_orders)
         if not self.reconstruction_steps:
             return orders
 
-        grid = math.isqrt(random.shape[1])
+        grid = math.isqrt(orders.shape[1])
         return in_stages(orders, stages_of_cells(grid, self.stages))
 
     def left(self, tokens: int, again: Tensor | None = None) -> list[int]:
@@ -255,7 +255,7 @@ def gtr(
     transformer = make_transformer(canvas)
     reconstruction = settings.reconstruction(canvas.cells, canvas.again)
     tables = annealed_tables(canvas, level=max(1, reconstruction))
-    draw = FrequencyWeighted(canvas, transformer.heads, tables, settings.detail_share)
+    draw = FrequencyWeighted(canvas, transformer.head, tables, settings.detail_share)
     yield from decode(canvas, canvas.order.plan, transformer, draw)
     return canvas.finish()
 
@@ -264,12 +264,12 @@ class FrequencyWeighted(Diffusion):
     """MAR's draw, but the tokens with most detail take the first AR step's number of diffusion steps.
 
     Args:
-        canvas, heads, tables: see :class:`Diffusion`.
+        canvas, head, tables: see :class:`Diffusion`.
         share: share of an AR step's tokens with most detail, 0 to 1.
     """
 
-    def __init__(self, canvas: MARCanvas, heads: Heads, tables: Sequence[StepTable], share: float):
-        super().__init__(canvas, heads, tables)
+    def __init__(self, canvas: MARCanvas, head: HeadEvaluation, tables: Sequence[StepTable], share: float):
+        super().__init__(canvas, head, tables)
         self.share = share
 
     def __call__(self, step: int, here: Tensor, z: Tensor) -> Tensor:
@@ -291,7 +291,7 @@ class FrequencyWeighted(Diffusion):
 
         # 3. Sample both groups in one loop.
         values = torch.empty(*here.shape, canvas.values.shape[-1], device=z.device)
-        of_detailed, of_others = self.heads.sample_both(most_detail, least_detail)
+        of_detailed, of_others = self.head.sample_both(most_detail, least_detail)
         values[detailed.index[0], detailed.column] = of_detailed
         values[others.index[0], others.column] = of_others
         return values

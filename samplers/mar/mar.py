@@ -7,8 +7,8 @@ Two options save work. DiSA takes fewer diffusion steps for later tokens, which 
 2025, arXiv 2505.20297, section 3.2, and its code). Speculation verifies several diffusion steps in one call of the
 head, which keeps the distribution of the images (``speculation.py``).
 
-The look is a :class:`Transformer` and the draw a :class:`Diffusion`, which evaluates the head by :class:`Heads`. The
-other MAR samplers use or replace these three.
+The look is a :class:`Transformer` and the draw a :class:`Diffusion`. A :class:`HeadEvaluation` says how the draw
+evaluates the head: in full, or with a cache. The other MAR samplers use or replace these three.
 
 Shapes: B images, C transformer width, N tokens, and P branches of guidance: 2 (the condition's and the null one), or 1
 without guidance.
@@ -55,13 +55,15 @@ class Transformer:
     the positions ``wanted``, int64 [B, M], given the tokens decided before AR step ``step``.
     """
 
-    heads: Heads  # how the diffusion head is evaluated together with this transformer
+    # How the draw evaluates the diffusion head. ``make_transformer`` of a sampler chooses it together with the
+    # transformer, because LazyMAR has caches for both.
+    head: HeadEvaluation
     # Whether the images of a pass may be at different AR steps.
     own_pace = False
 
     def __init__(self, canvas: MARCanvas):
         self.canvas = canvas
-        self.heads = Heads(canvas.model.net, canvas.report)
+        self.head = HeadEvaluation(canvas.model.net, canvas.report)
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
         """See above."""
@@ -70,12 +72,13 @@ class Transformer:
     def forget(self) -> None:
         """Discard cached features that were computed from tokens which have been resampled since."""
 
-    def at(self, images: Sequence[int], steps: Sequence[int], wanted: Tensor) -> Tensor:
+    def for_rows(self, images: Sequence[int], steps: Sequence[int], wanted: Tensor) -> Tensor:
         """z [P, R, M, C] of R rows at the positions ``wanted``, int64 [R, M]. A row is an image at an AR step, given
         the tokens decided before this AR step.
 
-        This method needs all images as rows, at the same AR step; see :attr:`own_pace`.
+        Without :attr:`own_pace`, the rows must be all images, at the same AR step.
         """
+        assert len(images) == self.canvas.images and len(set(steps)) == 1
         return self(steps[0], wanted)
 
     def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
@@ -103,7 +106,7 @@ class FullTransformer(Transformer):
         known = canvas.order.decided_before(step)
         return self._pass(canvas.conditioning, self.vectors, canvas.values, wanted, known)
 
-    def at(self, images: Sequence[int], steps: Sequence[int], wanted: Tensor) -> Tensor:
+    def for_rows(self, images: Sequence[int], steps: Sequence[int], wanted: Tensor) -> Tensor:
         """One pass for any rows; equal to :meth:`__call__` row by row, up to the rounding of padded attention."""
         canvas = self.canvas
         order = canvas.order
@@ -135,7 +138,7 @@ class FullTransformer(Transformer):
             wanted.append(torch.cat([here, padding], 1))
 
         # 3. One pass, and the conditions of each step without the padding.
-        z = self.at(row_images, row_steps, torch.cat(wanted))
+        z = self.for_rows(row_images, row_steps, torch.cat(wanted))
         yield [part[:, :, :n] for part, n in zip(z.split(images, 1), sizes, strict=True)]
 
     def _pass(
@@ -182,10 +185,9 @@ class FullTransformer(Transformer):
 # ------------------------------------------------------------------------------------------------ the draw
 
 
-class Heads:
-    """How the diffusion head of a network is evaluated: here in full, in ``lazy/head.py`` with LazyMAR's cache.
-
-    The report counts the work of the head.
+class HeadEvaluation:
+    """How the diffusion head of a network is evaluated: here in full at every diffusion step, in ``lazy/head.py`` with
+    LazyMAR's cache. The report counts the work of the head.
     """
 
     def __init__(self, net: MAR, report: Report):
@@ -193,15 +195,15 @@ class Heads:
         self.denoiser = net.head
         self.report = report
 
-    def whole(self, steps: int) -> bool:
+    def is_full(self, steps: int) -> bool:
         """Whether the head is evaluated in full at every one of ``steps`` diffusion steps."""
         return True
 
-    def head(self, batch: DiffusionBatch) -> ChainHead:
-        """The head for a batch, see :func:`..chain.run_chain`."""
+    def for_chain(self, batch: DiffusionBatch) -> ChainHead:
+        """The head for a batch whose rows take every step together, see :func:`..chain.run_chain`."""
         return Head(self.net, self.denoiser, batch, self.report, BUDGET)
 
-    def at_states(self, batch: DiffusionBatch) -> HeadAtStates:
+    def for_speculation(self, batch: DiffusionBatch) -> HeadAtStates:
         """The head for speculation on a batch; it is always evaluated in full."""
         return HeadAtStates(self.net, self.denoiser, batch, self.report, BUDGET)
 
@@ -209,7 +211,7 @@ class Heads:
         """Sample the tokens of a batch, fp32 [N, channels]. Without rows or steps the head is not called."""
         x = batch.x
         if len(batch.x) and len(batch.noise):
-            for result in run_chain(batch, self.head(batch)):
+            for result in run_chain(batch, self.for_chain(batch)):
                 x = result.x
         return x
 
@@ -227,7 +229,7 @@ class Heads:
         """
         # How many steps both batches take together.
         together = min(len(one.table), len(other.table)) if len(one.x) and len(other.x) else 0
-        if not together or not (self.whole(len(one.table)) and self.whole(len(other.table))):
+        if not together or not (self.is_full(len(one.table)) and self.is_full(len(other.table))):
             return self.sample(one), self.sample(other)
 
         # 1. The first steps of the longer diffusion, alone. The shorter one has none of these.
@@ -247,19 +249,19 @@ class Diffusion:
 
     Args:
         canvas: the images.
-        heads: how the diffusion head is evaluated.
+        head: how the diffusion head is evaluated.
         tables: diffusion steps of every AR step.
         counted: whether the report counts the diffusion steps that speculation drafts.
     """
 
-    def __init__(self, canvas: MARCanvas, heads: Heads, tables: Sequence[StepTable], counted: bool = True):
-        expect_whole_head(canvas.settings, heads.whole(canvas.settings.diffusion_steps))
+    def __init__(self, canvas: MARCanvas, head: HeadEvaluation, tables: Sequence[StepTable], counted: bool = True):
+        expect_full_head(canvas.settings, head.is_full(canvas.settings.diffusion_steps))
         self.canvas = canvas
-        self.heads = heads
+        self.head = head
         self.tables = tables
         self.report = canvas.report if counted else None
         self.window = canvas.settings.window
-        self.noise = canvas.draws("full")
+        self.noise = canvas.noise_of("full")
         if self.window > 1:
             self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
 
@@ -269,34 +271,34 @@ class Diffusion:
         batch = self.canvas.batch(self.tables[step], tokens, z, self.noise)
         if self.window > 1:
             rng = CounterRNG(self.keys[tokens.index])
-            speculation = Speculation(self.heads.net, self.heads.at_states(batch), batch, rng, self.report)
+            speculation = Speculation(self.head.net, self.head.for_speculation(batch), batch, rng, self.report)
             values = speculation.finish(np.arange(len(tokens)), self.window)
         else:
-            values = self.heads.sample(batch)
+            values = self.head.sample(batch)
         return values.view(*here.shape, -1)
 
 
-def expect_whole_head(settings: MARBase, whole: bool) -> None:
+def expect_full_head(settings: MARBase, is_full: bool) -> None:
     """Check that speculation is not combined with a cached head: it evaluates the head at many diffusion steps at once.
 
-    ``whole``: whether the head is evaluated in full at every diffusion step.
+    ``is_full``: whether the head is evaluated in full at every diffusion step.
     """
-    if settings.window > 1 and not whole:
+    if settings.window > 1 and not is_full:
         raise UserError(
             "speculation: you cannot combine this with head_cache; switch head_cache off, or set speculation to 0."
         )
 
 
 def annealed_tables(canvas: MARCanvas, level: int = 1) -> list[StepTable]:
-    """A diffusion table for each AR step. The number of diffusion steps falls until the last ``level`` AR steps, which
-    all have the smallest number.
+    """The diffusion steps of each AR step. Their number falls until the last ``level`` AR steps, which all have the
+    smallest number.
     """
     first = canvas.settings.diffusion_steps
     last = canvas.settings.diffusion_steps_end
     counts = annealed_steps(first, last, canvas.order.steps - level + 1)
     counts += counts[-1:] * (level - 1)
-    made = {count: canvas.table(count) for count in set(counts)}
-    return [made[count] for count in counts]
+    of_count = {count: canvas.step_table(count) for count in set(counts)}
+    return [of_count[count] for count in counts]
 
 
 # ------------------------------------------------------------------------------------------------ the sampler
@@ -331,6 +333,6 @@ def mar(
     """
     canvas = mar_canvas("mar", model, condition, settings, noise, edit)
     transformer = make_transformer(canvas)
-    draw = Diffusion(canvas, transformer.heads, annealed_tables(canvas))
+    draw = Diffusion(canvas, transformer.head, annealed_tables(canvas))
     yield from decode(canvas, canvas.order.plan, transformer, draw)
     return canvas.finish()

@@ -34,9 +34,9 @@ def masked_after(tokens: int, steps: int) -> list[int]:
     return [*out, 0]
 
 
-def raster(random: Tensor) -> Tensor:
-    """Orders that decide row by row, int64 [B, L]; only the shape of ``random`` is used."""
-    return torch.arange(random.shape[1] - 1, -1, -1).expand_as(random)
+def raster(random_orders: Tensor) -> Tensor:
+    """Orders that decide row by row, int64 [B, L]; only the shape of ``random_orders`` is used."""
+    return torch.arange(random_orders.shape[1] - 1, -1, -1).expand_as(random_orders)
 
 
 @lru_cache(maxsize=64)
@@ -64,14 +64,16 @@ def _radical_inverse(index: int, base: int) -> float:
     return out
 
 
-def halton(random: Tensor) -> Tensor:
+def halton(random_orders: Tensor) -> Tensor:
     """Orders of low discrepancy (Besnier et al. 2025, arXiv 2503.17076), int64 [B, L], shifted, transposed and flipped
-    at random. The first two entries of each random order serve as random numbers.
+    at random.
     """
-    grid = math.isqrt(random.shape[1])
+    grid = math.isqrt(random_orders.shape[1])
     row, column = halton_cells(grid).unbind(1)
-    shift = random[:, :1]
-    flips = random[:, 1:2]
+
+    # The first two positions of an image's random order are its random numbers, 0 to L - 1.
+    shift = random_orders[:, :1]
+    flips = random_orders[:, 1:2]
 
     row = (row + shift // grid) % grid
     column = (column + shift % grid) % grid
@@ -85,7 +87,7 @@ def halton(random: Tensor) -> Tensor:
 
 # For each name of an order: the function from the images' random orders to their orders, int64 [B, L] both.
 ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
-    "random": lambda random: random,
+    "random": lambda random_orders: random_orders,
     "raster": raster,
     "halton": halton,
 }

@@ -73,18 +73,18 @@ class MARBase(Guarantees):
         return False
 
     @property
-    def head_at_once(self) -> int:
-        """AR steps whose tokens the diffusion head evaluates in one batch, at most."""
+    def ar_steps_per_head_call(self) -> int:
+        """AR steps whose tokens are in one call of the diffusion head, at most."""
         return 1
 
     @property
-    def transformer_at_once(self) -> int:
-        """AR steps that the transformer evaluates in one batch, each with its own rows, at most."""
+    def ar_steps_per_pass(self) -> int:
+        """AR steps that one pass of the transformer evaluates, each with its own rows, at most."""
         return 1
 
-    def orders(self, random: Tensor) -> Tensor:
+    def orders(self, random_orders: Tensor) -> Tensor:
         """The images' orders, int64 [B, L], made from their random orders; the last position is decided first."""
-        return ORDERS[self.order](random)
+        return ORDERS[self.order](random_orders)
 
     def left(self, tokens: int, again: Tensor | None = None) -> list[int]:
         """Masked tokens left after each AR step, for an image of this many tokens.

@@ -1,4 +1,4 @@
-"""Diffusion tables of MAR's head: cosine schedule and respacing.
+"""The numbers of the diffusion steps of MAR's head: cosine schedule and respacing.
 
 Source: Nichol & Dhariwal 2021 (improved DDPM) as used by MAR (Li et al. 2024, arXiv 2406.11838, section 3.2).
 
@@ -66,8 +66,8 @@ class Constants:
 
 
 @dataclass(frozen=True)
-class Tables:
-    """The part of a respaced diffusion of S steps that a sampler reads."""
+class Respacing:
+    """A respaced diffusion of S steps: the part of its constants that a sampler reads."""
 
     timestep_map: Tensor  # int64 [S], ascending
     # Highest timestep first: x0 = data_x x + data_out eps, mu = data_coefficient x0 + x_coefficient x, and log sigma =
@@ -78,22 +78,22 @@ class Tables:
         return len(self.steps)
 
     @property
-    def drawn(self) -> list[DiffusionStep]:
+    def without_last_noise(self) -> list[DiffusionStep]:
         """The steps with which a token is sampled: the last one adds no noise."""
         return [*self.steps[:-1], self.steps[-1]._replace(middle=-math.inf)]
 
 
 @lru_cache(maxsize=64)
-def tables(count: int = STEPS, t_max: int = STEPS - 1, max_beta: float = MAX_BETA) -> Tables:
-    """Tables of a ``count``-step respacing that starts at or below ``t_max``, of the diffusion with betas up to
-    ``max_beta``.
+def respacing(count: int = STEPS, t_max: int = STEPS - 1, max_beta: float = MAX_BETA) -> Respacing:
+    """The respacing to ``count`` steps that starts at or below ``t_max``, of the diffusion with betas up to
+    ``max_beta``; see :func:`respaced_timesteps`.
     """
-    return tables_at(tuple(respaced_timesteps(count, t_max)), max_beta)
+    return respacing_at(tuple(respaced_timesteps(count, t_max)), max_beta)
 
 
 @lru_cache(maxsize=64)
-def tables_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Tables:
-    """Tables for explicit ascending timesteps (0..999)."""
+def respacing_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Respacing:
+    """The respacing with these timesteps (0..999), ascending."""
     c = constants(timesteps, max_beta)
     # The learned log variance lies between the posterior's and log beta; log sigma is half of it.
     low = c.posterior_log_variance_clipped
@@ -108,7 +108,7 @@ def tables_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Tables:
         (high - low) / 4,  # slope
     ]
     rows = torch.stack(columns, dim=1).flip(0)  # highest timestep first
-    return Tables(c.timestep_map, [DiffusionStep(*row) for row in rows.tolist()])
+    return Respacing(c.timestep_map, [DiffusionStep(*row) for row in rows.tolist()])
 
 
 def constants(timesteps: Sequence[int] = range(STEPS), max_beta: float = MAX_BETA) -> Constants:

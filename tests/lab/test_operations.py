@@ -21,7 +21,7 @@ from fastar_nodes.networks.torch_state import dot_product_attention
 from fastar_nodes.samplers.conditioning import FeatureCondition, from_ids
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
-from fastar_nodes.samplers.mar.tables import tables
+from fastar_nodes.samplers.mar.tables import respacing
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
@@ -51,7 +51,7 @@ def test_mar_b():
     model = MARModel(net, "narrow", t_max=950)
     settings, noise = (MARSettings(64, count, 3.0) for count in (100, 50)), PairedNoise(1, (0,))
     found, short = (operations_a_step(mar(model, from_ids((1,)), s, noise), 2, 2) for s in settings)
-    assert (found - short) / (len(tables(100, 950)) - len(tables(50, 950))) <= 46
+    assert (found - short) / (len(respacing(100, 950)) - len(respacing(50, 950))) <= 46
     assert 64 * found <= 303_000
 
 

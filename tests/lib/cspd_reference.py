@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 from fastar_nodes.samplers.mar.canvas import Tokens
-from fastar_nodes.samplers.mar.cspd.densities import RejectionDraws
+from fastar_nodes.samplers.mar.cspd.densities import RejectionNoise
 from fastar_nodes.samplers.noise import row_keys
 from mar_reference import cosine_tables, diffuse, full_z, kernel, schedule
 from torch import Tensor
@@ -77,7 +77,7 @@ class Reference:
         self.reveal = noise.orders(c.tokens).flip(1)[0].tolist()
         self.start = noise.first("full", c.tokens, c.channels)[0]
         self.steps = noise.steps("full", len(times), c.tokens, c.channels)[0]
-        self.draws = RejectionDraws(row_keys(noise, "verify", c.tokens))
+        self.rejection_noise = RejectionNoise(row_keys(noise, "verify", c.tokens))
         self.tokens = torch.zeros(c.tokens, c.channels)
         self.outcome = torch.zeros(c.tokens, dtype=torch.uint8)
         self.counts = {"accepted": 0, "rejected": 0, "redraws": 0, "redraws_exhausted": 0}
@@ -147,7 +147,7 @@ class Reference:
     def judge(self, position: int, q: Path, p: Path) -> bool:
         """Decide a token; whether its guess was accepted."""
         token = Tokens((torch.tensor([0]), torch.tensor([position])))
-        if math.log(float(self.draws.guess(token))) < min(0.0, log_ratio(q.token, p, q)):
+        if math.log(float(self.rejection_noise.acceptance(token))) < min(0.0, log_ratio(q.token, p, q)):
             self.tokens[position] = q.token
             self.outcome[position] = ACCEPTED
             self.counts["accepted"] += 1
@@ -158,7 +158,7 @@ class Reference:
         self.counts["rejected"] += 1
         self.tokens[position] = p.token
         for number in range(MOST_REDRAWS):
-            normal, uniform = self.draws.again(token, number, 1, len(q.token))
+            normal, uniform = self.rejection_noise.proposals(token, number, 1, len(q.token))
             proposal = (p.means[-1] + p.stds[-1] * normal[0, 0].double()).float()
             self.counts["redraws"] += 1
             if float(uniform) < max(0.0, 1 - math.exp(min(50.0, -log_ratio(proposal, p, q)))):

@@ -6,8 +6,8 @@ the embeddings of time and condition and the modulations of blocks whose outputs
 """
 
 from fastar_nodes.networks.mar import MARConfig
-from fastar_nodes.samplers.mar.lazy.head import EDGE, FULL, MIDDLE, head_plan
-from fastar_nodes.samplers.mar.lazy.plan import BY_STATE, computed_ratios, next_refreshes, spare_rows, usual_block
+from fastar_nodes.samplers.mar.lazy.head import EDGE, FULL, MIDDLE, head_schedule
+from fastar_nodes.samplers.mar.lazy.schedule import BY_STATE, computed_ratios, next_refreshes, spare_rows, usual_block
 from fastar_nodes.samplers.mar.lazy.settings import LazyMARSettings, head_period
 from fastar_nodes.samplers.mar.schedule import masked_after
 from torch import device
@@ -98,4 +98,4 @@ def head_flops(c: MARConfig, s: LazyMARSettings, published: bool) -> int:
     edge = ends + 5 * own * square
     reused = ends + (3 if published else 1) * own * square
     of_kind = {FULL: 2 * full, EDGE: edge}
-    return 2 * c.tokens * sum(of_kind.get(kind, reused) for kind in head_plan(steps, period, device("cpu")).kinds)
+    return 2 * c.tokens * sum(of_kind.get(kind, reused) for kind in head_schedule(steps, period, device("cpu")).kinds)

@@ -15,7 +15,7 @@ from fastar_nodes.nodes import samplers
 from fastar_nodes.runs.choice import choose, parse_choice
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.mar.gtr import GtRSettings
-from fastar_nodes.samplers.mar.lazy.plan import usual_block
+from fastar_nodes.samplers.mar.lazy.schedule import usual_block
 from fastar_nodes.samplers.mar.lazy.settings import CacheSettings
 from fastar_nodes.samplers.settings import default_or_paper, knobs, make, removed_from
 from fastar_nodes.samplers.tokens.par import ADJACENT

@@ -49,10 +49,10 @@ class Record:
     def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
         return self.step_noise.flip(2).transpose(1, 2)  # recorded with the lowest timestep first
 
-    def guess(self, tokens: Tokens) -> Tensor:
+    def acceptance(self, tokens: Tokens) -> Tensor:
         return self.guesses[tokens.index]
 
-    def again(self, tokens: Tokens, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
+    def proposals(self, tokens: Tokens, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
         tries = torch.arange(first, first + count)[:, None]
         image, position = tokens.index
         normals, uniforms = (x[tries % len(x), image, position] for x in (self.normals, self.uniforms))
@@ -79,7 +79,7 @@ def replay(folder, record: Record):
             q.copy_(p + (q - p) / o["draft_divisor"])
     # The record takes the place of the rejections' random numbers.
     rule = published.PUBLISHED_RULE._replace(inner_temperature=o["inner"])
-    with patch.multiple(published, RejectionDraws=lambda keys: record, PUBLISHED_RULE=rule):
+    with patch.multiple(published, RejectionNoise=lambda keys: record, PUBLISHED_RULE=rule):
         return finish(cspd(target, from_ids(o["labels"]), settings, record, draft=draft))
 
 

@@ -139,7 +139,7 @@ def test_the_settings_declare_the_noise_that_is_drawn(case):
 
     canvas = mar_canvas("mar", MODEL, from_ids((1,)), CASES[case][1], PairedNoise(5, (0,)), None)
     with pytest.raises(LookupError, match=r"^\w+Settings.streams\(\) lacks 'no such'; declare its diffusion steps.$"):
-        canvas.draws("no such")
+        canvas.noise_of("no such")
 
 
 def own_pace(case):

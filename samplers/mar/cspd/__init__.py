@@ -100,6 +100,7 @@ def _expect_one_device(draft: MARModel, target: MARModel) -> None:
 
 
 @in_own_state
+@torch.no_grad()
 def cspd(
     model: MARModel,
     condition: MaskedCondition,
@@ -133,12 +134,10 @@ def cspd(
     canvas.report.model = f"{model.name}{DRAFTED_BY}{draft.name}"
     canvas.report.remark(remark_start(draft, canvas))
 
-    draft.net.begin_run()
-    with torch.no_grad():
-        transformer = make_transformer(canvas)
-        drafter = MARDrafter(canvas, draft, condition, make_draft_transformer, last_noise=settings.mode == "paper")
-        plain = target_draw(canvas, transformer)
-        mode = MODES[settings.mode](canvas, transformer, drafter, plain.noise)
+    drafter = MARDrafter(canvas, draft, condition, make_draft_transformer, adds_last_noise=settings.mode == "paper")
+    transformer = make_transformer(canvas)
+    plain = target_draw(canvas, transformer)
+    mode = MODES[settings.mode](canvas, transformer, drafter, plain.noise)
 
     result = yield from speculate(canvas, transformer, plain, mode)
     remark_draft(result.report, draft)
@@ -158,12 +157,11 @@ def remark_start(draft: MARModel, canvas: MARCanvas) -> str:
 
 def target_draw(canvas: MARCanvas, transformer: Transformer) -> Diffusion:
     """The target's own draw, for the prefill."""
-    table = canvas.table(canvas.settings.diffusion_steps)
+    table = canvas.step_table(canvas.settings.diffusion_steps)
     counted = canvas.settings.mode != "lossless"
-    return Diffusion(canvas, transformer.heads, [table] * canvas.order.steps, counted)
+    return Diffusion(canvas, transformer.head, [table] * canvas.order.steps, counted)
 
 
-@torch.no_grad()
 def speculate(canvas: MARCanvas, transformer: Transformer, plain: Diffusion, mode: Mode) -> Sampler:
     """Run the prefill, whose AR steps the target takes alone, then segments of drafts that the target verifies.
 

@@ -30,7 +30,7 @@ _FIRST_TRIES = 10
 # The number of the accepted proposal counts from 1; this value means that none was accepted.
 _NONE = 0
 # Lanes of a token's random numbers, after the lanes of its diffusion steps (speculation.py).
-_GUESS, _NORMAL, _UNIFORM = range(1 << 20, (1 << 20) + 3)
+_ACCEPTANCE, _NORMAL, _UNIFORM = range(1 << 20, (1 << 20) + 3)
 
 
 class Rule(NamedTuple):
@@ -44,17 +44,17 @@ class Rule(NamedTuple):
 DERIVED = Rule(power=1, inner_temperature=1.0)
 
 
-class RejectionDraws:
+class RejectionNoise:
     """Random numbers for verifying tokens, from keys, int64 [B, L]. A test injects recorded numbers."""
 
     def __init__(self, keys: Tensor):
         self.keys = keys
 
-    def guess(self, tokens: Tokens) -> Tensor:
-        """Uniform fp32 [N] to compare a draft's ratio with."""
-        return CounterRNG(self.keys[tokens.index]).uniform(_GUESS)[:, 0]
+    def acceptance(self, tokens: Tokens) -> Tensor:
+        """Uniform numbers, fp32 [N], with which the drafts' ratios are compared."""
+        return CounterRNG(self.keys[tokens.index]).uniform(_ACCEPTANCE)[:, 0]
 
-    def again(self, tokens: Tokens, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
+    def proposals(self, tokens: Tokens, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
         """Proposals from number ``first`` on: standard normal numbers, fp32 [N, count, channels], and uniform numbers,
         fp32 [N, count].
         """
@@ -118,17 +118,17 @@ class Verdicts(NamedTuple):
 
 
 def accept_or_resample(
-    drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, draws: RejectionDraws, tokens: Tokens
+    drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, noise: RejectionNoise, tokens: Tokens
 ) -> Verdicts:
     """Verify the drafts of N tokens, fp32 [N, channels].
 
     The host reads from the device once, or twice if a rejected token accepts none of the first proposals.
     """
     # 1. Accept with probability min(1, r).
-    accepted = log_ratio(drafts, q, p, rule) > draws.guess(tokens).log()
+    accepted = log_ratio(drafts, q, p, rule) > noise.acceptance(tokens).log()
 
     # 2. The first proposals, for all tokens.
-    proposal, number = try_proposals(draws, tokens, q, p, rule, 0, _FIRST_TRIES)
+    proposal, number = try_proposals(noise, tokens, q, p, rule, 0, _FIRST_TRIES)
     values = torch.where(accepted[:, None], drafts, proposal)
 
     # 3. The other proposals, for rejected tokens whose proposals so far were all rejected.
@@ -140,7 +140,7 @@ def accept_or_resample(
         more = TRIES - _FIRST_TRIES
         image, position = tokens.index
         some = Tokens((image[i], position[i]))
-        values[i], later = try_proposals(draws, some, q.rows(i), p.rows(i), rule, _FIRST_TRIES, more)
+        values[i], later = try_proposals(noise, some, q.rows(i), p.rows(i), rule, _FIRST_TRIES, more)
         number[missing] = later.cpu()
 
     exhausted = rejected & (number == _NONE)
@@ -149,14 +149,14 @@ def accept_or_resample(
 
 
 def try_proposals(
-    draws: RejectionDraws, tokens: Tokens, q: LastStep, p: LastStep, rule: Rule, first: int, count: int
+    noise: RejectionNoise, tokens: Tokens, q: LastStep, p: LastStep, rule: Rule, first: int, count: int
 ) -> tuple[Tensor, Tensor]:
     """Try proposals ``first .. first + count - 1`` from p's kernel for N tokens.
 
     Returns the first proposal that each token accepts, fp32 [N, channels], and its number from 1, int64 [N]; zeros and
     _NONE for a token that accepts none.
     """
-    normals, uniforms = draws.again(tokens, first, count, p.mean.shape[1])
+    normals, uniforms = noise.proposals(tokens, first, count, p.mean.shape[1])
     q = q.rows(slice(None), None)
     p = p.rows(slice(None), None)
     proposals = p.mean + p.log_std.exp() * normals

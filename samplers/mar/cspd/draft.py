@@ -11,32 +11,22 @@ import torch
 from torch import Tensor
 
 from ....networks.mar import MARModel
-from ....reports.record import PROMPT_COUNTS, Report
+from ....reports.record import Report
 from ... import chain
 from ...chain import DiffusionBatch
 from ...conditioning import MaskedCondition
 from ...coupling import Gaussian
 from ...speculation import DraftedSteps
 from ..canvas import MARCanvas, TokenNoise, Tokens
-from ..mar import FullTransformer, Heads, Transformer
+from ..mar import HeadEvaluation, Transformer
 from .densities import LastStep
-
-# Counts of the report that include both models.
-_BOTH = (
-    "transformer_passes",
-    "transformer_tokens",
-    "head_calls",
-    "head_rows",
-    "cached_calls",
-    "cache_bytes",
-    *PROMPT_COUNTS,
-)
 
 
 class Paths(NamedTuple):
     """The diffusion paths of N tokens.
 
-    CSpD compares the distributions of the last step, which therefore has a std, although in MAR it adds no noise.
+    CSpD compares the densities of the last step. So the last step *has* a std, as its density needs, but *adds* no
+    noise, as in MAR. In mode ``paper`` it adds noise, too.
     """
 
     states: Tensor  # fp32 [N, S + 1, channels], start noise first, token last
@@ -78,24 +68,22 @@ class Paths(NamedTuple):
         return Paths(states, Gaussian(mean, log_std), parts[0].temperature)
 
 
-def noisy_last_step_table(canvas: MARCanvas) -> chain.StepTable:
-    """The diffusion steps for :func:`sample_paths`: the last step has a std, too."""
-    tables = canvas.tables(canvas.settings.diffusion_steps)
-    return chain.step_table(tables.steps, canvas.time_embeddings(tables))
+def table_with_last_std(canvas: MARCanvas) -> chain.StepTable:
+    """The diffusion steps for :func:`sample_paths`: the last one has a std, too, see :class:`Paths`."""
+    respaced = canvas.respacing(canvas.settings.diffusion_steps)
+    return chain.step_table(respaced.steps, canvas.time_embeddings(respaced))
 
 
-def sample_paths(canvas: MARCanvas, batch: DiffusionBatch, last_noise: bool = False) -> Paths:
-    """Sample a batch with the full diffusion head and the steps of :func:`noisy_last_step_table`, and keep the paths.
+def sample_paths(canvas: MARCanvas, batch: DiffusionBatch, adds_last_noise: bool) -> Paths:
+    """Sample a batch with the full diffusion head and the steps of :func:`table_with_last_std`, and keep the paths.
 
-    ``last_noise``: whether the last step adds noise, as all other steps do. MAR's does not.
+    ``adds_last_noise``: whether the last step adds noise, as all other steps do.
     """
-    noise = batch.noise
-    if not last_noise:
-        noise = noise.clone()
-        noise[-1] = 0
-    batch = replace(batch, noise=noise)
+    if not adds_last_noise:
+        last = torch.zeros_like(batch.noise[-1:])
+        batch = replace(batch, noise=torch.cat([batch.noise[:-1], last]))
 
-    head = Heads(canvas.model.net, canvas.report).head(batch)
+    head = HeadEvaluation(canvas.model.net, canvas.report).for_chain(batch)
     states = [batch.x]
     means = []
     log_stds = []
@@ -116,18 +104,17 @@ class MARDrafter:
         canvas: MARCanvas,
         model: MARModel,
         condition: MaskedCondition,
-        make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
-        last_noise: bool = False,
+        make_transformer: Callable[[MARCanvas], Transformer],
+        adds_last_noise: bool,
     ):
-        """``canvas``: the target's; ``last_noise``: see :func:`sample_paths`; the other arguments are a sampler's."""
-        conditioning = condition.conditioning(model, canvas.guided)
+        """``canvas``: the target's; ``adds_last_noise``: see :func:`sample_paths`; the others are a sampler's."""
         report = Report("draft", model.name, {}, None, canvas.images, canvas.report.device)
 
         self.target = canvas
-        self.canvas = canvas.with_model(model, conditioning, report)
-        self.table = noisy_last_step_table(self.canvas)
+        self.canvas = canvas.with_model(model, condition, report)
+        self.table = table_with_last_std(self.canvas)
         self.transformer = make_transformer(self.canvas)
-        self.last_noise = last_noise
+        self.adds_last_noise = adds_last_noise
 
     def step(self, step: int, noise: TokenNoise) -> Paths:
         """Draft the tokens of an AR step, given the tokens so far, and write them on the canvas, undecided."""
@@ -137,7 +124,7 @@ class MARDrafter:
 
         with canvas.clock.phase("draft"):
             z = self.transformer(step, here)
-            paths = sample_paths(canvas, canvas.batch(self.table, tokens, z, noise), self.last_noise)
+            paths = sample_paths(canvas, canvas.batch(self.table, tokens, z, noise), self.adds_last_noise)
             self.target.draft(here, paths.tokens.view(*here.shape, -1))
 
         self._move_counts()
@@ -150,7 +137,6 @@ class MARDrafter:
     def _move_counts(self) -> None:
         """Move the work so far from the draft's report into the target's."""
         counts = self.canvas.report.counts
-        both = {name: counts[name] for name in _BOTH if name in counts}
-        self.target.report.add(**both)
+        self.target.report.add(**counts)
         self.target.report.add(draft_passes=counts["transformer_passes"], draft_head_calls=counts["head_calls"])
         counts.clear()

@@ -25,7 +25,7 @@ from ...engine import Verdict
 from ...noise import CounterRNG
 from ...speculation import Speculation
 from ..canvas import MARCanvas, TokenNoise
-from ..mar import Heads, Transformer
+from ..mar import HeadEvaluation, Transformer
 from .draft import MARDrafter, Paths
 from .mode import Mode, outcome_of, target_batches
 
@@ -41,8 +41,9 @@ class Lossless(Mode):
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: TokenNoise):
         super().__init__(canvas, transformer, drafter, noise)
         self.length = canvas.settings.draft_length  # of the next segment
-        self.table = canvas.table(canvas.settings.diffusion_steps)
-        self.heads = Heads(canvas.model.net, canvas.report)  # without a cache, even if the transformer has caches
+        self.table = canvas.step_table(canvas.settings.diffusion_steps)
+        # Without a cache, even if the transformer has caches.
+        self.head = HeadEvaluation(canvas.model.net, canvas.report)
 
     def segment(self, first: int) -> Iterator[Verdict]:
         """AR steps from ``first`` on, up to the first one with a rejected draft."""
@@ -86,7 +87,7 @@ class Lossless(Mode):
             # 1. The head at all states of the drafted paths.
             with canvas.clock.phase("head"):
                 rng = CounterRNG(self.keys[tokens.index])
-                speculation = Speculation(canvas.model.net, self.heads.at_states(batch), batch, rng)
+                speculation = Speculation(canvas.model.net, self.head.for_speculation(batch), batch, rng)
                 steps_of_pass = Paths.concatenated([*islice(left, len(sizes))]).drafted_steps()
                 accepted = speculation.verify(np.arange(len(tokens)), steps_of_pass)
                 canvas.report.add(drafted_steps=len(tokens) * speculation.steps)

@@ -29,18 +29,18 @@ variances they do not, because Sigma p, which the rule takes for the target's de
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ....networks.torch_state import to_device
 from ....reports.record import ACCEPTED, PLAIN, REJECTED
 from ...engine import Verdict
 from ..canvas import MARCanvas, TokenNoise, Tokens
 from ..mar import Transformer
-from .densities import DERIVED, RejectionDraws, Verdicts, accept_or_resample
-from .draft import MARDrafter, Paths, noisy_last_step_table, sample_paths
+from .densities import DERIVED, RejectionNoise, accept_or_resample
+from .draft import MARDrafter, Paths, sample_paths, table_with_last_std
 from .mode import Mode, target_batches
 
 
@@ -72,43 +72,45 @@ class Paper(Mode):
         self.gamma = canvas.settings.draft_length
         first = canvas.settings.prefill(canvas.order.steps)  # the first AR step after the prefill
         self.own_at = np.full(canvas.images, first + self.gamma)
-        self.table = noisy_last_step_table(canvas)
-        self.draws = RejectionDraws(self.keys)
+        self.table = table_with_last_std(canvas)
+        self.rejection_noise = RejectionNoise(self.keys)
 
     def segment(self, first: int) -> Iterator[Verdict]:
         """The AR steps from ``first`` up to the first one at which an image takes the target's own tokens, or rejects a
         draft.
         """
         # 1. Draft up to ``last``, the first AR step at which an image takes the target's own tokens, or the last of all
-        # AR steps. ``last`` is drafted too if an image needs a draft there.
+        # AR steps. ``last`` is drafted too if another image needs a draft there.
         last = min(int(self.own_at.min()), self.canvas.order.steps - 1)
-        stop = last + 1 if (self.own_at > last).any() else last
+        needs_draft = self.own_at > last
+        stop = last + int(needs_draft.any())
         drafts = {k: self.drafter.step(k, self.noise) for k in range(first, stop)}
 
         # 2. The target follows its own paths, given the drafts.
         for step, own in enumerate(self.paths(range(first, last + 1)), first):
             # 3. Accept or resample the drafts of an AR step, except in images that take the target's own tokens.
             takes_own = self.own_at == step
-            verdict, rejects = self.verdict(step, drafts.get(step), own, takes_own)
-            self.own_at[takes_own | rejects] = step + 1 + self.gamma
+            verified = self.verify(step, drafts.get(step), own, takes_own)
+            self.own_at[takes_own | verified.rejects] = step + 1 + self.gamma
 
             # 4. After a rejection the later drafts are discarded.
-            if rejects.any():
+            has_rejected = verified.rejects.any()
+            if has_rejected:
                 self.drafter.forget()
                 self.canvas.discard_drafts()
-            yield verdict
-            if rejects.any():
+            yield verified.verdict
+            if has_rejected:
                 return
 
     def paths(self, steps: range) -> Iterator[Paths]:
         """The target's own diffusion paths of the tokens of AR steps, given the drafts; one AR step after another."""
         for batch, _, sizes in target_batches(self.canvas, self.transformer, steps, self.noise, self.table):
             with self.canvas.clock.phase("head"):
-                paths = sample_paths(self.canvas, batch, last_noise=True)
+                paths = sample_paths(self.canvas, batch, adds_last_noise=True)
             yield from paths.split(sizes)
 
-    def verdict(self, step: int, draft: Paths | None, own: Paths, takes_own: np.ndarray) -> tuple[Verdict, np.ndarray]:
-        """The verdict on an AR step, and which images have a rejected draft, bool [B].
+    def verify(self, step: int, draft: Paths | None, own: Paths, takes_own: np.ndarray) -> VerifiedStep:
+        """Verify the drafts of an AR step.
 
         Args:
             draft: the draft model's paths; None if no image needs a draft.
@@ -118,35 +120,34 @@ class Paper(Mode):
         canvas = self.canvas
         here = canvas.order.ahead(step)
         if draft is None:
-            return Verdict(here, own.tokens.view(*here.shape, -1), step, None), np.zeros(len(here), dtype=bool)
+            verdict = Verdict(here, own.tokens.view(*here.shape, -1), step, None)
+            return VerifiedStep(verdict, rejects=np.zeros(len(here), dtype=bool))
 
         with canvas.clock.phase("head"):
             # 1. Verify all drafts.
             tokens = Tokens.all(here)
-            verdicts = accept_or_resample(draft.tokens, draft.last_step(), own.last_step(), DERIVED, self.draws, tokens)
+            q, p = draft.last_step(), own.last_step()
+            verdicts = accept_or_resample(draft.tokens, q, p, DERIVED, self.rejection_noise, tokens)
 
             # 2. The target's own tokens, where they are due or every proposal was rejected.
-            drafted = ~torch.from_numpy(takes_own).repeat_interleave(here.shape[1])  # bool [B n]
+            drafted = ~torch.from_numpy(takes_own).repeat_interleave(here.shape[1])  # bool [B n], uses its draft
             of_target = to_device(~drafted | ~verdicts.found, canvas.device)
             values = torch.where(of_target[:, None], own.tokens, verdicts.tokens)
 
-        outcome = self.outcome(here, verdicts, drafted)
+        # 3. Count the drafts, on the host.
+        accepted = drafted & verdicts.accepted
         rejected = drafted & ~verdicts.accepted
-        verdict = Verdict(here, values.view(*here.shape, -1), step, outcome)
-        return verdict, rejected.view(here.shape).any(1).numpy()
-
-    def outcome(self, here: Tensor, verdicts: Verdicts, drafted: Tensor) -> Tensor:
-        """Count the drafts at positions int64 [B, n], and return the outcome of each token, uint8 [B, n].
-
-        ``drafted``: bool [B n] on the host, True for tokens of images that used drafts.
-        """
-        rejected = drafted & ~verdicts.accepted
-        self.canvas.report.add(
-            accepted=int((drafted & verdicts.accepted).sum()),
-            rejected=int(rejected.sum()),
-            restarts=int(rejected.view(here.shape).any(1).sum()),
-        )
-        self.canvas.report.add(**verdicts.counts(drafted))
+        rejects = rejected.view(here.shape).any(1)
+        canvas.report.add(accepted=int(accepted.sum()), rejected=int(rejected.sum()), restarts=int(rejects.sum()))
+        canvas.report.add(**verdicts.counts(drafted))
 
         outcome = torch.where(verdicts.accepted, ACCEPTED, REJECTED).where(drafted, PLAIN)
-        return to_device(outcome.to(torch.uint8).view(here.shape), self.canvas.device)
+        outcome = to_device(outcome.to(torch.uint8).view(here.shape), canvas.device)
+        return VerifiedStep(Verdict(here, values.view(*here.shape, -1), step, outcome), rejects.numpy())
+
+
+class VerifiedStep(NamedTuple):
+    """An AR step after the target has verified its drafts."""
+
+    verdict: Verdict
+    rejects: np.ndarray  # which images have a rejected draft, bool [B]

@@ -23,8 +23,8 @@ from ....reports.record import DRAFTED
 from ...engine import Verdict
 from ..canvas import MARCanvas, TokenNoise, Tokens
 from ..mar import Transformer
-from .densities import LastStep, RejectionDraws, Rule, accept_or_resample, image_by_image
-from .draft import MARDrafter, noisy_last_step_table, sample_paths
+from .densities import LastStep, RejectionNoise, Rule, accept_or_resample, image_by_image
+from .draft import MARDrafter, sample_paths, table_with_last_std
 from .mode import Mode, outcome_of
 
 # The published code's ratio r (densities.py): Sigma is inverted, and both densities are wider while drafts are
@@ -38,10 +38,10 @@ class Published(Mode):
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: TokenNoise):
         super().__init__(canvas, transformer, drafter, noise)
         settings = canvas.settings
-        self.table = noisy_last_step_table(canvas)
-        self.target_noise = noise if settings.alignment else canvas.draws("target")
+        self.table = table_with_last_std(canvas)
+        self.target_noise = noise if settings.alignment else canvas.noise_of("target")
         self.rule = PUBLISHED_RULE
-        self.draws = RejectionDraws(self.keys)
+        self.rejection_noise = RejectionNoise(self.keys)
 
     def segment(self, first: int) -> Iterator[Verdict]:
         """The AR steps from ``first`` up to the next one whose number is a multiple of gamma, or up to the last one."""
@@ -49,7 +49,7 @@ class Published(Mode):
         gamma = self.canvas.settings.draft_length
         last = min(-(-first // gamma) * gamma, order.steps - 1)
 
-        # 1. Draft. Until they are verified, drafts count as decided.
+        # 1. Draft the AR steps one by one. Until they are verified, drafts count as decided.
         drafted = []  # the last diffusion step of each drafted AR step
         for step in range(first, last + 1):
             here = order.ahead(step)
@@ -59,7 +59,7 @@ class Published(Mode):
                 outcome = torch.full_like(here, DRAFTED, dtype=torch.uint8)
                 yield Verdict(here, paths.tokens.view(*here.shape, -1), step, outcome)
 
-        # The target's own paths, and the verdict.
+        # 2. Verify the whole segment.
         yield self.verdict(first, last, drafted)
 
     def verdict(self, first: int, last: int, drafted: Sequence[LastStep]) -> Verdict:
@@ -69,16 +69,17 @@ class Published(Mode):
         here = order.ahead(first, last + 1 - first)
         tokens = Tokens.all(here)
 
-        # 2. The target's own paths of all tokens, given the tokens before the segment.
+        # The target's own paths of all tokens, given the tokens before the segment.
         with canvas.clock.phase("transformer"):
             z = self.transformer(first, here)
         with canvas.clock.phase("head"):
-            target = sample_paths(canvas, canvas.batch(self.table, tokens, z, self.target_noise, step=last))
+            batch = canvas.batch(self.table, tokens, z, self.target_noise, step=last)
+            target = sample_paths(canvas, batch, adds_last_noise=False)
 
-            # 3. Accept drafts, and resample the rejected tokens.
+            # Accept drafts, and resample the rejected tokens.
             q = image_by_image(drafted, canvas.images)
             p = target.last_step()
-            verdicts = accept_or_resample(canvas.values[tokens.index], q, p, self.rule, self.draws, tokens)
+            verdicts = accept_or_resample(canvas.values[tokens.index], q, p, self.rule, self.rejection_noise, tokens)
             canvas.report.add(**verdicts.counts())
 
         accepted = verdicts.accepted.view(here.shape)

@@ -50,13 +50,13 @@ class CSpDSettings(MARBase):
         return steps_at_once(self.speculation, self.temperature)
 
     @property
-    def head_at_once(self) -> int:
+    def ar_steps_per_head_call(self) -> int:
         return self.draft_length + (self.mode == "paper")  # in mode paper, also the next one
 
     @property
-    def transformer_at_once(self) -> int:
+    def ar_steps_per_pass(self) -> int:
         # In mode published, one pass of the target verifies all drafts, given the tokens of the last verification.
-        return 1 if self.mode == "published" else self.head_at_once
+        return 1 if self.mode == "published" else self.ar_steps_per_head_call
 
     def streams(self) -> dict[str, int]:
         unaligned = self.mode == "published" and not self.alignment

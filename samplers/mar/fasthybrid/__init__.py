@@ -27,7 +27,6 @@ first ``lookahead_start`` AR steps are plain MAR's.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -40,7 +39,7 @@ from torch import Tensor
 from ....networks.mar import MARModel
 from ....networks.torch_state import in_own_state, to_device
 from ....reports.record import ACCEPTED, PLAIN, REDONE
-from ...chain import DiffusionBatch, MeanAdjustment, spread
+from ...chain import DiffusionBatch, MeanAdjustment, StepTable, spread
 from ...conditioning import MaskedCondition
 from ...editing import Edit
 from ...engine import Sampler, decode
@@ -68,7 +67,7 @@ def fasthybrid(
     canvas = mar_canvas("fasthybrid", model, condition, settings, noise, edit)
     order = canvas.order
     transformer = make_transformer(canvas)
-    plain = Diffusion(canvas, transformer.heads, annealed_tables(canvas))
+    plain = Diffusion(canvas, transformer.head, annealed_tables(canvas))
     if not settings.lookahead:
         yield from decode(canvas, order.plan, transformer, plain)
         return canvas.finish()
@@ -80,7 +79,7 @@ def fasthybrid(
     pace = Pace(canvas)
     conditions = Conditions(canvas, transformer)
     drafts = TokenDrafts(canvas, settings.threshold)
-    refinement = Renoised(canvas) if settings.accepted == "renoise" else Guided(canvas)
+    refinement = renoised(canvas) if settings.accepted == "renoise" else guided(canvas)
 
     while pace.left.any():
         # 1. Look: a pass for the images that have moved to a new AR step, each given its own tokens.
@@ -94,25 +93,23 @@ def fasthybrid(
 
             # 3. Lookahead: full diffusion of the tokens that are not accepted, and of the tokens of all later AR steps
             # in reach.
-            drafted = Tokens.where(turn.drafted, order.decision_order)
+            drafted = pace.tokens(turn.drafted)
             full = canvas.batch(plain.tables[turn.step], drafted, z, plain.noise)
 
-            # 4. Refine: guided diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
-            accepted = Tokens.where(turn.accepted & refinement.refines, order.decision_order)
-            guided = refinement.batch(accepted, z, drafts.x)
+            # 4. Refine: few-step diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
+            accepted = pace.tokens(turn.accepted & refinement.refines)
+            few = refinement.batch(accepted, z, drafts.tokens)
 
             # 5. Both in one loop.
-            sampled, refined = transformer.heads.sample_both(full, guided)
-            drafts.x[drafted.index] = sampled
-            drafts.z[drafted.index] = full.z[0].float()
-            drafts.made |= turn.drafted
-            drafts.x[accepted.index] = refined
+            sampled, refined = plain.head.sample_both(full, few)
+            drafts.store(turn.drafted, drafted, sampled, full.z[0])
+            drafts.tokens[accepted.index] = refined
 
-        # 6. Decide the tokens of the AR steps, whose drafts have become their values.
-        decided = Tokens.where(turn.decided, order.decision_order).index
+        # 6. Decide the tokens of the AR steps. The newest draft of a token, refined or not, is its value.
+        decided = pace.tokens(turn.decided).index
         when = to_device(pace.at.int().expand_as(turn.decided)[turn.decided], z.device)
         outcome = to_device(drafts.outcome[turn.decided], z.device)
-        canvas.decide(decided, drafts.x[decided], when, outcome)
+        canvas.decide(decided, drafts.tokens[decided], when, outcome)
         pace.advance(turn.going)
         yield from canvas.show(int(pace.at.sum()) // len(pace.at))
 
@@ -164,7 +161,7 @@ class Pace:
     """At which AR step every image is. All tensors are on the host.
 
     Masks of images are bool [B, 1]. Masks of tokens are bool [B, L]; column i is the i-th token in the order in which
-    an image decides its tokens.
+    an image decides its tokens. :meth:`tokens` are their positions in the images.
     """
 
     left: Tensor  # mask of images that have AR steps left
@@ -198,6 +195,12 @@ class Pace:
         self.here = begun & (column < self.firsts[(self.at + 1).clamp(max=steps)])
         self.ahead = begun & (column < self.ends[self.at])
 
+    def tokens(self, mask: Tensor) -> Tokens:
+        """The tokens of a mask, one image after another."""
+        positions = self.order.decision_order
+        image, column = to_device(mask.nonzero().T, positions.device)
+        return Tokens((image, positions[image, column]), column)
+
 
 class Conditions:
     """The transformer's output for every token, at the AR step of its image."""
@@ -226,7 +229,7 @@ class Conditions:
         rows = torch.stack([images[:, None].expand_as(columns), columns])
         image, column = to_device(rows, self.order.decision_order.device)
         wanted = self.order.decision_order[image, column]
-        z = self.transformer.at(images.tolist(), at.flatten().tolist(), wanted)
+        z = self.transformer.for_rows(images.tolist(), at.flatten().tolist(), wanted)
 
         if self._z is None:
             self._z = z.new_zeros(len(z), *self.order.decision_order.shape, z.shape[-1])
@@ -240,13 +243,12 @@ class TokenDrafts:
     def __init__(self, canvas: MARCanvas, threshold: float):
         """``threshold``: lambda."""
         images, length, _ = canvas.values.shape
-        self.order = canvas.order
         self.threshold = threshold
         self.report = canvas.report
 
-        # By position: the draft x', which the token replaces when it is decided; and z', the condition from which the
-        # draft was sampled.
-        self.x = torch.zeros_like(canvas.values)
+        # By position: the draft x', which is replaced by the refined token if it is accepted; and z', the condition
+        # from which the draft was sampled.
+        self.tokens = torch.zeros_like(canvas.values)
         self.z = torch.zeros(images, length, canvas.model.net.config.dim, device=canvas.device)
 
         # In the columns of Pace: whether a token has a draft, whether the draft is accepted, and its outcome.
@@ -256,13 +258,26 @@ class TokenDrafts:
 
         self._similarities: list[Tensor] = []  # cos(z', z) of the drafts of each verification, [n] on the device
 
+    def store(self, mask: Tensor, drafted: Tokens, x: Tensor, z: Tensor) -> None:
+        """Store drafts of N tokens.
+
+        Args:
+            mask: the tokens, in the columns of :class:`Pace`.
+            drafted: the same tokens.
+            x: the drafts x', fp32 [N, channels].
+            z: the conditions z' from which they were sampled, [N, C].
+        """
+        self.made |= mask
+        self.tokens[drafted.index] = x
+        self.z[drafted.index] = z.float()
+
     def verify(self, pace: Pace, z: Tensor) -> None:
         """Verify the drafts of the AR steps that images have newly reached: accept those with cos(z', z) >= lambda.
 
         ``z``: the conditions of the condition's branch, [B, L, C], in the columns of :class:`Pace`.
         """
         drafted = pace.here & pace.moved & self.made
-        tokens = Tokens.where(drafted, self.order.decision_order)
+        tokens = pace.tokens(drafted)
         image, _ = tokens.index
         cosine = F.cosine_similarity(self.z[tokens.index], z[image, tokens.column].float(), dim=-1)
         self._similarities.append(cosine)
@@ -282,28 +297,17 @@ class TokenDrafts:
         return torch.cat(self._similarities).cpu().numpy()
 
 
-class Refinement(ABC):
-    """The few-step diffusion of accepted tokens. It runs all or the last of T_g steps, from a state that is made from
-    the draft.
-    """
+class Refinement(NamedTuple):
+    """The few-step diffusion of accepted tokens: all or the last of T_g steps, from a state made from the draft."""
 
+    canvas: MARCanvas
     refines: bool  # False: an accepted draft does not change
+    table: StepTable  # the steps that are run
+    noise: TokenNoise  # ``steps``: of the steps that are run; ``start``: what ``first_state`` takes
+    # The state before the first step that is run, from the draft x' and noise, fp32 [N, channels] each.
+    first_state: Callable[[Tensor, Tensor], Tensor]
+    gamma: Tensor | None = None  # how much of the draft each step's mean is, fp32 [S]; None for nothing of it
 
-    def __init__(self, canvas: MARCanvas, skipped: int):
-        """``skipped``: how many of the first steps are not run."""
-        table = canvas.table(canvas.settings.guided_steps)
-        noise = canvas.draws("guided")
-        self.canvas = canvas
-
-        # Numbers and noise of all T_g steps.
-        self.numbers = table.columns()
-        self.noise_of_steps = spread(noise.steps, len(table))
-
-        # Table and noise of the steps that are run.
-        self.table = table.part(skipped, len(table))
-        self.noise = TokenNoise(noise.start, self.noise_of_steps[skipped:])
-
-    @abstractmethod
     def batch(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> DiffusionBatch:
         """Accepted tokens in their states before the first step that is run.
 
@@ -311,58 +315,61 @@ class Refinement(ABC):
             z: conditions [P, B, m, C] of the positions from which the tokens were chosen.
             drafts: x' of all positions, fp32 [B, L, channels].
         """
+        batch = self.canvas.batch(self.table, tokens, z, self.noise)
+        draft = drafts[tokens.index]
+        change = None if self.gamma is None else MeanAdjustment(draft, self.gamma)
+        return replace(batch, x=self.first_state(draft, batch.x), change=change)
 
 
-class Guided(Refinement):
+def guided(canvas: MARCanvas) -> Refinement:
     """T_g steps whose means are mixed with the draft."""
+    settings = canvas.settings
+    table = canvas.step_table(settings.guided_steps)
+    noise = canvas.noise_of("guided")
+    of_steps = spread(noise.steps, len(table))
+    weights = guidance_weights(settings.guidance_schedule, len(table))
+    gamma = to_device(torch.tensor(weights), canvas.device)
 
-    def __init__(self, canvas: MARCanvas):
-        settings = canvas.settings
-        steps = len(canvas.tables(settings.guided_steps))
-        weights = guidance_weights(settings.guidance_schedule, steps)
+    # The last step has no noise. If its gamma is 1, as with linear-up or a single step, the result is the draft.
+    refines = settings.accepted == "refine" and weights[-1] != 1
+    if weights[0] != 1:
+        return Refinement(canvas, refines, table, TokenNoise(noise.start, of_steps), lambda draft, start: start, gamma)
 
-        # A step with gamma = 1 gives x' + sigma noise whatever the head predicts: the first step of most schedules.
-        skipped = 1 if weights[0] == 1 else 0
-        super().__init__(canvas, skipped)
-        self.skips = skipped > 0
-        self.gamma = to_device(torch.tensor(weights[skipped:]), canvas.device)
-
-        # The last step has no noise. If its gamma is 1, as with linear-up or a single step, the result is the draft.
-        self.refines = settings.accepted == "refine" and weights[-1] != 1
-
-        # The std of the skipped step, whose logits are not computed: the middle of the learned range, with the
-        # temperature.
-        self.first_std = self.numbers.middle[0].exp() * settings.temperature
-
-    def batch(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> DiffusionBatch:
-        batch = self.canvas.batch(self.table, tokens, z, self.noise)
-        draft = drafts[tokens.index]
-        x = batch.x
-        if self.skips:
-            x = draft + self.first_std * self.noise_of_steps[0][tokens.index]
-        return replace(batch, x=x, change=MeanAdjustment(draft, self.gamma))
+    # A step with gamma = 1 gives x' + sigma noise whatever the head predicts: the first step of most schedules. It is
+    # skipped. Its logits are not computed, so sigma is the middle of the learned range, with the temperature.
+    std = table.columns().middle[0].exp() * settings.temperature
+    return Refinement(
+        canvas,
+        refines,
+        table.part(1, len(table)),
+        TokenNoise(of_steps[0], of_steps[1:]),
+        lambda draft, noise_of_first: draft + std * noise_of_first,
+        gamma[1:],
+    )
 
 
-class Renoised(Refinement):
+def renoised(canvas: MARCanvas) -> Refinement:
     """The last of T_g steps, from the draft with added noise."""
+    settings = canvas.settings
+    table = canvas.step_table(settings.guided_steps)
+    noise = canvas.noise_of("guided")
+    of_steps = spread(noise.steps, len(table))
 
-    def __init__(self, canvas: MARCanvas):
-        settings = canvas.settings
-        steps = len(canvas.tables(settings.guided_steps))
-        # Rounded down, as pipelines that start from an image count their steps: 13 of 15 * 0.9 are run.
-        skipped = steps - int(round(steps * settings.denoise, 6))
-        super().__init__(canvas, skipped)
-        self.refines = skipped < steps
+    # Rounded down, as pipelines that start from an image count their steps: 13 of 15 * 0.9 are run.
+    steps = len(table)
+    skipped = steps - int(round(steps * settings.denoise, 6))
 
-        first = min(skipped, steps - 1)
-        self.data_x = self.numbers.data_x[first]  # 1 / sqrt(abar_t)
-        self.data_out = self.numbers.data_out[first]  # -sqrt(1 / abar_t - 1)
-
-    def batch(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> DiffusionBatch:
-        batch = self.canvas.batch(self.table, tokens, z, self.noise)
-        draft = drafts[tokens.index]
-        # x_t = sqrt(abar_t) x' + sqrt(1 - abar_t) noise
-        return replace(batch, x=(draft - self.data_out * batch.x) / self.data_x)
+    # x_t = sqrt(abar_t) x' + sqrt(1 - abar_t) noise, where t is the timestep of the first step that is run.
+    first = min(skipped, steps - 1)
+    data_x = table.columns().data_x[first]  # 1 / sqrt(abar_t)
+    data_out = table.columns().data_out[first]  # -sqrt(1 / abar_t - 1)
+    return Refinement(
+        canvas,
+        skipped < steps,
+        table.part(skipped, steps),
+        TokenNoise(noise.start, of_steps[skipped:]),
+        lambda draft, start: (draft - data_out * start) / data_x,
+    )
 
 
 def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:

@@ -64,11 +64,11 @@ class FastHybridSettings(DiSASettings):
         return super().streams() | guided
 
     @property
-    def head_at_once(self) -> int:
+    def ar_steps_per_head_call(self) -> int:
         return max(1, self.lookahead)
 
     def no_gain(self, report: Report) -> str:
-        if not self.approximates and self.window == 1:
+        if not self.approximates:
             return (
                 "Nothing was drafted, so MAR ran without acceleration: check lookahead, lookahead_start and threshold."
             )

@@ -13,7 +13,8 @@ can be switched off (:class:`CacheSettings`):
    - similarity: s_i = cos(V_i^k, V_i^k'), averaged over the heads, where k' is the AR step of the previous pass;
    - (8): the pass computes the rows of the wanted tokens, which the caller asks for, of the tokens decided since k',
      and of further tokens with the lowest s_i. (The paper prints argmax, but its text and its code take the least
-     similar rows.) ``plan.py`` says how many; :class:`.RowPlan` also has the other strategies of the paper's Table 3;
+     similar rows.) ``schedule.py`` says how many; :class:`.RowSelection` also has the other strategies of the paper's
+     Table 3;
    - (9): the blocks after the chosen one see the computed rows together with the stored keys and values of the other
      rows.
 
@@ -50,7 +51,7 @@ from ...engine import Sampler
 from ...noise import PairedNoise
 from ..canvas import MARCanvas
 from ..mar import check as check_mar
-from ..mar import expect_whole_head, mar
+from ..mar import expect_full_head, mar
 from ..settings import MARBase
 from .settings import CacheSettings, LazyMARSettings, head_period
 from .transformer import LazyTransformer
@@ -103,7 +104,7 @@ def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., 
 
 def check(model: MARModel, settings: LazyMARSettings) -> None:
     """Check settings, which include the settings of the caches, against a model; see :func:`check_with_caches`."""
-    check_with_caches(model, settings, settings)
+    check_with_caches(model, settings, caches=settings)
 
 
 def check_with_caches(model: MARModel, settings: MARBase, caches: CacheSettings) -> None:
@@ -113,4 +114,4 @@ def check_with_caches(model: MARModel, settings: MARBase, caches: CacheSettings)
         UserError: more AR steps than tokens, or speculation with a cached head.
     """
     check_mar(model, settings)
-    expect_whole_head(settings, head_period(caches, settings.diffusion_steps) == 1)
+    expect_full_head(settings, head_period(caches, settings.diffusion_steps) == 1)

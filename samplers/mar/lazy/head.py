@@ -20,7 +20,7 @@ from ....networks.speed import recorded
 from ....networks.torch_state import to_device
 from ....reports.record import Report
 from ...chain import ChainHead, DiffusionBatch, StepInput, StepResult, advance
-from ..mar import Heads
+from ..mar import HeadEvaluation
 from .settings import CacheSettings, head_period
 
 FULL = "full"
@@ -31,8 +31,11 @@ REUSED = "reused"
 # *outer* ones: the output of each one's MLP is reused separately.
 MIDDLE = range(1, 5)
 
+# A block has three modulations: shift, scale and gate. At a reused step, only its gate is computed.
+_OF_A_BLOCK = 3
 
-class HeadPlan(NamedTuple):
+
+class HeadSchedule(NamedTuple):
     """How the head is evaluated at every diffusion step, highest timestep first."""
 
     kinds: list[str]
@@ -40,7 +43,7 @@ class HeadPlan(NamedTuple):
     reuses: bool  # whether any step reuses something
 
 
-def head_plan(steps: int, period: int, device: torch.device) -> HeadPlan:
+def head_schedule(steps: int, period: int, device: torch.device) -> HeadSchedule:
     """Diffusion steps are counted down to 0: the first one and every multiple of the period are evaluated in full.
 
     The other steps are "edge" in the first tenth of the diffusion and "reused" after it; see :class:`CachedHead`.
@@ -57,7 +60,7 @@ def head_plan(steps: int, period: int, device: torch.device) -> HeadPlan:
     for kind in (FULL, EDGE, REUSED):
         which = [k for k in range(steps) if kinds[k] == kind]
         of_kind[kind] = to_device(torch.tensor(which, dtype=torch.int64), device)
-    return HeadPlan(kinds, of_kind, reuses=period > 1)
+    return HeadSchedule(kinds, of_kind, reuses=period > 1)
 
 
 class CachedHead:
@@ -84,7 +87,7 @@ class CachedHead:
         head: DiffusionHead,
         net: MAR,
         batch: DiffusionBatch,
-        plan: HeadPlan,
+        schedule: HeadSchedule,
         outer: Sequence[int],
         report: Report,
     ):
@@ -92,13 +95,13 @@ class CachedHead:
         self.net = net
         self.head = head
         self.outer = outer
-        self.kinds = plan.kinds
+        self.kinds = schedule.kinds
         self.branches, self.tokens = batch.z.shape[:2]
         self.report = report  # counts the work
 
         condition = head.cond_embed(batch.z.flatten(0, 1))
         self.modulations = {}
-        for kind, which in plan.of_kind.items():
+        for kind, which in schedule.of_kind.items():
             computed = condition if kind == FULL else condition[: self.tokens]
             self.modulations[kind] = step_modulations(head, net, kind, outer, batch.table.times[which], computed)
 
@@ -123,26 +126,26 @@ class CachedHead:
         return result
 
 
-class CachedHeads(Heads):
+class CachedHeadEvaluation(HeadEvaluation):
     """The diffusion head with LazyMAR's cache, where the settings use one."""
 
     def __init__(self, net: MAR, report: Report, settings: CacheSettings):
         super().__init__(net, report)
         self.settings = settings
         self.outer = tuple(j for j in range(len(self.denoiser.res_blocks)) if j not in MIDDLE)
-        self._plans: dict[int, HeadPlan] = {}  # by number of diffusion steps
+        self._schedules: dict[int, HeadSchedule] = {}  # by number of diffusion steps
 
-    def whole(self, steps: int) -> bool:
+    def is_full(self, steps: int) -> bool:
         return head_period(self.settings, steps) == 1
 
-    def head(self, batch: DiffusionBatch) -> ChainHead:
+    def for_chain(self, batch: DiffusionBatch) -> ChainHead:
         steps = len(batch.table.times)
-        if steps not in self._plans:
-            self._plans[steps] = head_plan(steps, head_period(self.settings, steps), batch.x.device)
-        plan = self._plans[steps]
-        if not plan.reuses:
-            return super().head(batch)
-        return CachedHead(self.denoiser, self.net, batch, plan, self.outer, self.report)
+        if steps not in self._schedules:
+            self._schedules[steps] = head_schedule(steps, head_period(self.settings, steps), batch.x.device)
+        schedule = self._schedules[steps]
+        if not schedule.reuses:
+            return super().for_chain(batch)
+        return CachedHead(self.denoiser, self.net, batch, schedule, self.outer, self.report)
 
 
 @recorded
@@ -184,8 +187,8 @@ def step_modulations(
     """
     blocks = head.res_blocks if kind == FULL else [head.res_blocks[j] for j in outer]
 
-    # For each block three modulations, or only its gate, and two for the last layer.
-    count = len(blocks) * (1 if kind == REUSED else 3) + 2
+    # The modulations of the blocks, or only their gates, and two for the last layer.
+    count = len(blocks) * (1 if kind == REUSED else _OF_A_BLOCK) + 2
     steps_at_once = max(1, BUDGET // max(1, condition.numel() * count))
     for some in times[:, None].split(steps_at_once):
         embedding = some + condition
@@ -219,7 +222,7 @@ def evaluate_full(
     states = [h]  # before each block, and after the last one
     mlps = []
     for j, block in enumerate(blocks):
-        shift, scale, gate = modulations[3 * j : 3 * j + 3]
+        shift, scale, gate = modulations[_OF_A_BLOCK * j :][:_OF_A_BLOCK]
         out = block.mlp(modulated(h, block.in_ln, shift, scale))
         h = torch.addcmul(h, gate, out)
         states.append(h)
@@ -253,7 +256,7 @@ def evaluate_from_kept(
     for i, j in enumerate(outer):
         block = cast(HeadBlock, head.res_blocks[j])
         if edge:
-            shift, scale, gate = modulations[3 * i : 3 * i + 3]
+            shift, scale, gate = modulations[_OF_A_BLOCK * i :][:_OF_A_BLOCK]
             mlps.append(block.mlp(modulated(h, block.in_ln, shift, scale)))
         else:
             gate = modulations[i]

@@ -23,7 +23,7 @@ HEAD_PERIOD = 7
 class CacheSettings(Guarantees):
     """LazyMAR (ICCV 2025): which features are kept from one AR step to the next, and for how long."""
 
-    # ``block`` set which decoder block measures how much a token changed; now it is usual_block in lazy/plan.py.
+    # ``block`` set which decoder block measures how much a token changed; now it is usual_block in lazy/schedule.py.
     removed: ClassVar[Mapping[str, Any]] = {"block": None, "head_period": HEAD_PERIOD}
     # In a class from with_cache_settings: the class of the sampler's own settings.
     beside_caches: ClassVar[type[MARBase] | None] = None

@@ -22,8 +22,8 @@ from ....networks.torch_state import to_device
 from ...noise import CounterRNG, row_keys
 from ..canvas import MARCanvas
 from ..mar import FullTransformer, Transformer
-from .head import CachedHeads
-from .plan import BY_STATE, computed_ratios, refreshes, spare_rows, usual_block
+from .head import CachedHeadEvaluation
+from .schedule import BY_STATE, computed_ratios, refreshes, spare_rows, usual_block
 from .settings import CacheSettings
 
 
@@ -52,7 +52,7 @@ class TransformerKept:
 
 
 class LazyTransformer(Transformer):
-    """The transformer with LazyMAR's caches, for one generation; its head is :class:`.CachedHeads`.
+    """The transformer with LazyMAR's caches, for one generation; its head is :class:`.CachedHeadEvaluation`.
 
     A caller may skip AR steps, ask for any undecided positions, and start from fixed tokens. A caller that changes
     decided tokens must call :meth:`forget`.
@@ -63,15 +63,16 @@ class LazyTransformer(Transformer):
         net = canvas.model.net
         c = net.config
         self.images = canvas.images
-        self.heads = CachedHeads(net, canvas.report, settings)
+        self.head = CachedHeadEvaluation(net, canvas.report, settings)
         self.full = FullTransformer(canvas)
 
         # What the refresh at each AR step keeps, and which rows the passes after it compute.
-        self.plan = RowPlan(canvas, settings)
-        self.refreshes = refreshes(settings, canvas.order.starts, self.plan.share, c.buffer, canvas.guided)
+        self.row_selection = RowSelection(canvas, settings)
+        self.refreshes = refreshes(settings, canvas.order.starts, self.row_selection.share, c.buffer, canvas.guided)
 
-        # A refresh computes all branches of guidance, and the passes after it ``kept_branches``. The vectors are those
-        # of the encoder's class rows, [E, C]; the null branch's come last.
+        # A refresh computes all branches of guidance, and the passes after it ``kept_branches``. In a pass of n
+        # branches, positions of the images are repeated n times. The vectors are those of the encoder's class rows,
+        # [E, C]; the null branch's come last.
         self.branches = 1 + canvas.guided
         self.kept_branches = 1 if settings.condition_cache else self.branches
         self.entries = self.kept_branches * self.images
@@ -81,7 +82,7 @@ class LazyTransformer(Transformer):
         # Memory that all refreshes use in turn.
         keeping = [refresh for refresh in self.refreshes if refresh is not None]
         room = max((refresh.encoder_rows for refresh in keeping), default=0)
-        block = self.plan.block if any(refresh.decoder for refresh in keeping) else None
+        block = self.row_selection.block if any(refresh.decoder for refresh in keeping) else None
         self.memory = FeatureCache(net, canvas.device, self.entries, len(self.kept_vectors), room, block)
         self.kept: TransformerKept | None = None
         self.reported_bytes = 0
@@ -120,28 +121,28 @@ class LazyTransformer(Transformer):
         if due.encoder_rows:
             kept.rows = rows[: self.entries].clone()
 
-        # 2. The decoder computes all rows. Only its last block computes fewer: the wanted rows, or the rows of all
-        # tokens if later passes may need the tokens' residual.
-        positions = wanted
+        # 2. The decoder computes all rows. Only its last block computes fewer: the wanted ones, or those of all tokens
+        # if later passes may need the tokens' residual.
+        wanted = wanted.repeat(self.branches, 1)
+        of_last_block = wanted
         if due.residual:
-            positions = torch.arange(net.config.tokens, device=wanted.device).expand(self.images, -1)
+            of_last_block = torch.arange(net.config.tokens, device=wanted.device).repeat(len(wanted), 1)
         x = rows + net.decoder_pos_embed_learned
-        features, _ = run_decoder(net, x, positions.repeat(self.branches, 1), kept.decoder)
+        features, _ = run_decoder(net, x, of_last_block, kept.decoder)
 
         # 3. The residual. (10)
-        here = wanted.repeat(self.branches, 1)
         if due.residual:
             conditional, null = features.chunk(2)
             kept.residual = null - conditional
-            features = pick(features, here)
+            features = pick(features, wanted)
 
         # The report adds up its counts, but cache_bytes is the largest number so far: only what exceeds it is added.
-        self._count(encoder_rows, rows, None)
+        self._count(encoder_rows, rows, computed=rows.shape[1])
         most = max(self.reported_bytes, sum(tensor.nbytes for tensor in kept.tensors))
         canvas.report.add(cache_bytes=most - self.reported_bytes)
         self.reported_bytes = most
         self.kept = kept
-        return net.conditions(features, here).unflatten(0, (self.branches, -1))
+        return net.conditions(features, wanted).unflatten(0, (self.branches, -1))
 
     def reuse(self, kept: TransformerKept, step: int, wanted: Tensor) -> Tensor:
         """A pass between two refreshes, which computes less."""
@@ -161,7 +162,7 @@ class LazyTransformer(Transformer):
         choose = None
         if kept.decoder is not None:
             must = torch.cat([wanted, new], dim=1) + net.config.buffer
-            choose = self.plan.rows(step, kept.known, must.repeat(self.kept_branches, 1))
+            choose = self.row_selection.choice(step, kept.known, must.repeat(self.kept_branches, 1))
         x = rows + net.decoder_pos_embed_learned
         features, chosen = run_decoder(net, x, wanted.repeat(self.kept_branches, 1), kept.decoder, choose)
 
@@ -169,7 +170,9 @@ class LazyTransformer(Transformer):
         if kept.residual is not None:
             features = torch.cat([features, features + pick(kept.residual, wanted)])
 
-        self._count(encoder_rows, rows, chosen)
+        self._count(encoder_rows, rows, computed=rows.shape[1] if chosen is None else chosen.shape[1])
+        if chosen is not None:
+            self._mark_cached(chosen)
         reuses = kept.rows is not None or chosen is not None or kept.residual is not None
         canvas.report.add(cached_calls=int(reuses))
         kept.step = step
@@ -211,35 +214,38 @@ class LazyTransformer(Transformer):
         rows = net.canvas(class_rows_first, new.repeat(self.kept_branches, 1), rows=rows)
         return rows, len(x) * x.shape[1]
 
-    def _count(self, encoder_rows: int, rows: Tensor, chosen: Tensor | None) -> None:
+    def _count(self, encoder_rows: int, rows: Tensor, computed: int) -> None:
         """Add a pass to the report.
 
         Args:
             encoder_rows: rows that the encoder computed.
             rows: the decoder's rows, [E, N, C].
-            chosen: the rows that the blocks after the measuring block computed, int64 [E, n]; None for all.
+            computed: how many of the N rows the blocks after the measuring block computed.
         """
         canvas = self.canvas
         entries, total, _ = rows.shape
-        computed = total
-        if chosen is not None:
-            computed = chosen.shape[1]
-            if canvas.cached is not None:
-                left_out = torch.ones(self.images, total, dtype=torch.int32, device=rows.device)
-                left_out.scatter_(1, chosen[: self.images], 0)  # of the conditional branch
-                canvas.cached += left_out[:, total - canvas.values.shape[1] :]
-
         depth = canvas.model.net.config.decoder_depth
-        later = depth - self.plan.block - 1
+        later = depth - self.row_selection.block - 1
         decoder_rows = round(entries * (total * (depth - later) + computed * later) / depth)  # of an average block
         canvas.report.add(**canvas.conditioning.counts(encoder_rows, decoder_rows))
+
+    def _mark_cached(self, chosen: Tensor) -> None:
+        """Add a pass to the map of the tokens that came from the token cache, :attr:`MARCanvas.cached`.
+
+        ``chosen``: the decoder's rows that the blocks after the measuring block computed, int64 [E, n].
+        """
+        cached = self.canvas.cached
+        if cached is not None:
+            left_out = torch.ones(self.images, self.row_selection.total, dtype=torch.int32, device=chosen.device)
+            left_out.scatter_(1, chosen[: self.images], 0)  # of the conditional branch
+            cached += left_out[:, self.canvas.model.net.config.buffer :]  # the class rows come first
 
 
 # ------------------------------------------------------------------------------------------------ the chosen rows
 
 
-class RowPlan:
-    """The decoder rows that the passes between two refreshes compute.
+class RowSelection:
+    """How the passes between two refreshes select the decoder rows that they compute.
 
     At an AR step the tokens of an image, in the order in which they are decided, are::
 
@@ -280,8 +286,8 @@ class RowPlan:
             keys = row_keys(canvas.noise, "selection", self.total)
             self.random = CounterRNG(to_device(keys.flatten(), canvas.device))
 
-    def rows(self, step: int, known: int, must: Tensor) -> RowChoice | None:
-        """The rows to compute at an AR step; None for all.
+    def choice(self, step: int, known: int, must: Tensor) -> RowChoice | None:
+        """Which rows to compute at an AR step; None for all.
 
         Args:
             known: number of tokens that were decided before the previous pass.

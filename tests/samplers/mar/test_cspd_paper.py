@@ -20,7 +20,7 @@ from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.cspd.densities import (
     DERIVED,
     LastStep,
-    RejectionDraws,
+    RejectionNoise,
     Rule,
     accept_or_resample,
     acceptance_of_proposals,
@@ -196,7 +196,7 @@ def judged(rest: float, rule: Rule = DERIVED, seed: int = 3) -> tuple[Tensor, fl
     keys = torch.randint(-(2**62), 2**62, (1, DRAWS), generator=g)
     position = torch.arange(DRAWS)
     q, p = (LastStep(*(part.expand(DRAWS, 1) for part in side)) for side in (q, p))
-    found = accept_or_resample(drafts, q, p, rule, RejectionDraws(keys), Tokens((torch.zeros_like(position), position)))
+    found = accept_or_resample(drafts, q, p, rule, RejectionNoise(keys), Tokens((torch.zeros_like(position), position)))
     assert bool(found.found.all())
     return found.tokens[:, 0].double(), float(found.accepted.double().mean())
 

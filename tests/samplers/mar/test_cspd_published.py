@@ -42,7 +42,7 @@ def test_the_ratio_of_one_channel():
     assert float(acceptance_of_proposals(token - 1, q, p, published(42.0))) == 0
 
 
-class Draws:
+class FewProposals:
     """Redraws of which each token keeps that of one number: 3 + 0.25 x its row. All others are 1,
     where q is above p.
     """
@@ -50,10 +50,10 @@ class Draws:
     def __init__(self, kept: list[int]):
         self.kept, self.asked = torch.tensor(kept), list[tuple[int, int, int]]()
 
-    def guess(self, tokens):
+    def acceptance(self, tokens):
         return torch.full((len(tokens),), 0.5)
 
-    def again(self, tokens, first, count, channels):
+    def proposals(self, tokens, first, count, channels):
         self.asked.append((len(tokens), first, count))
         number = torch.arange(first, first + count)
         _, position = tokens.index
@@ -64,11 +64,11 @@ class Draws:
 def test_drafts_and_redraws():
     """q is N(0, 1) and p N(3, 1): log p / q = 3 x - 4.5 accepts a draft of 2 and rejects one of 0 at a guess of 0.5."""
     never = TRIES
-    draws = Draws([never, 0, 9, 10, 57, TRIES - 1, never])
+    noise = FewProposals([never, 0, 9, 10, 57, TRIES - 1, never])
     drafts = torch.tensor([2.0, 0, 0, 0, 0, 0, 0])[:, None]
     rows = torch.arange(7)
     q, p = last(0.0, 1.0, tokens=7), last(3.0, 1.0, tokens=7)
-    judged = accept_or_resample(drafts, q, p, published(1.0), draws, Tokens((torch.zeros_like(rows), rows)))
+    judged = accept_or_resample(drafts, q, p, published(1.0), noise, Tokens((torch.zeros_like(rows), rows)))
     assert judged.accepted.tolist() == [True, False, False, False, False, False, False]
     assert judged.tokens[:, 0].tolist() == [2.0, 3.25, 3.5, 3.75, 4.0, 4.25, 0.0]
     assert judged.proposals.tolist() == [0, 1, 10, 11, 58, TRIES, TRIES]
@@ -76,4 +76,4 @@ def test_drafts_and_redraws():
     assert judged.counts() == {"redraws": 80 + 2 * TRIES, "redraws_exhausted": 1}
     assert judged.counts(rows < 2) == {"redraws": 1, "redraws_exhausted": 0}
     # All tokens are drawn ten times, and the four that kept none of these 90 times more.
-    assert draws.asked == [(7, 0, 10), (4, 10, 90)]
+    assert noise.asked == [(7, 0, 10), (4, 10, 90)]

@@ -13,7 +13,7 @@ from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.settings import MARSettings
-from fastar_nodes.samplers.mar.tables import tables
+from fastar_nodes.samplers.mar.tables import respacing
 from fastar_nodes.samplers.noise import PairedNoise
 from tiny_hybrids import TURN, tiny_hybrid
 from tiny_models import tiny_mar
@@ -175,7 +175,7 @@ def test_a_model_samples_with_its_own_largest_beta(hybrid, plain):
     made, other = (sampled(model, t_max=999).latents for model in (capped, hybrid))
     assert (made - other).abs().max() > 1e-2
     for model, beta in ((capped, 0.2), (hybrid, 0.999)):
-        assert canvas_of(model, t_max=999).tables(4).steps == tables(4, 999, beta).steps
+        assert canvas_of(model, t_max=999).respacing(4).steps == respacing(4, 999, beta).steps
 
 
 def test_the_first_timestep_follows_the_diffusion(hybrid):
@@ -191,7 +191,7 @@ def test_all_tables_of_a_run_start_where_the_settings_diffusion_steps_say(hybrid
     for steps, highest in ((100, 999), (50, 950)):
         canvas = canvas_of(harmon, diffusion_steps=steps)
         for count in (10, 50, 100):
-            assert canvas.tables(count).timestep_map.max() == highest, (steps, count)
+            assert canvas.respacing(count).timestep_map.max() == highest, (steps, count)
 
 
 def test_no_row_is_computed_twice(hybrid, plain):

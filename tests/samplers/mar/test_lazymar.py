@@ -20,12 +20,12 @@ from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.lazy import LazyTransformer, lazymar, note_caches, transformer
-from fastar_nodes.samplers.mar.lazy.head import CachedHeads, evaluate_from_kept, evaluate_full, head_plan
-from fastar_nodes.samplers.mar.lazy.plan import computed_ratios, refreshes, spare_rows, usual_block
+from fastar_nodes.samplers.mar.lazy.head import CachedHeadEvaluation, evaluate_from_kept, evaluate_full, head_schedule
+from fastar_nodes.samplers.mar.lazy.schedule import computed_ratios, refreshes, spare_rows, usual_block
 from fastar_nodes.samplers.mar.lazy.settings import CacheSettings, LazyMARSettings, head_period
-from fastar_nodes.samplers.mar.mar import Heads, mar
+from fastar_nodes.samplers.mar.mar import HeadEvaluation, mar
 from fastar_nodes.samplers.mar.settings import MARBase, MARSettings
-from fastar_nodes.samplers.mar.tables import tables
+from fastar_nodes.samplers.mar.tables import respacing
 from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.settings import knobs
 from hypothesis import given, settings
@@ -59,13 +59,13 @@ class Watched(LazyTransformer):
     def __init__(self, canvas, settings):
         super().__init__(canvas, settings)
         self.refreshed, self.chosen = [], []
-        self.plan.rows = partial(self.choice, self.plan.rows)
+        self.row_selection.choice = partial(self.recorded_choice, self.row_selection.choice)
 
     def refresh(self, step, wanted):
         self.refreshed.append(step)
         return super().refresh(step, wanted)
 
-    def choice(self, rows, step, known, must):
+    def recorded_choice(self, rows, step, known, must):
         choose = rows(step, known, must)
         if choose is None:
             self.chosen.append((step, None, must))
@@ -383,7 +383,7 @@ def test_rows_of_negative_similarity_cannot_push_out_what_must_be_computed(deep,
 
     def sparing(canvas):
         look = Watched(canvas, base)
-        look.plan.spare = 0
+        look.row_selection.spare = 0
         return look
 
     look, _ = drive(deep, sparing, base, range(10))
@@ -445,14 +445,14 @@ def sampled(net, batch, period=1):
     """Sampled with LazyMAR's head and a period of so many diffusion steps; 1: by MAR's."""
     report = Report("mar", "tiny", {}, None, len(batch.x), "cpu")
     if period == 1:
-        return Heads(net, report).sample(batch)
-    heads = CachedHeads(net, report, CacheSettings())
-    heads._plans[len(batch.table)] = head_plan(len(batch.table), period, batch.x.device)
+        return HeadEvaluation(net, report).sample(batch)
+    heads = CachedHeadEvaluation(net, report, CacheSettings())
+    heads._schedules[len(batch.table)] = head_schedule(len(batch.table), period, batch.x.device)
     return heads.sample(batch)
 
 
 def table_of(net, made):
-    return chain.step_table(made.drawn, net.head.time_embed(made.timestep_map.flip(0)))
+    return chain.step_table(made.without_last_noise, net.head.time_embed(made.timestep_map.flip(0)))
 
 
 @pytest.mark.parametrize(
@@ -462,7 +462,7 @@ def table_of(net, made):
 @pytest.mark.fast_cases(2)
 def test_the_head_cache_equals_the_slow_reference(depth, steps, period, guided):
     model = tiny_mar(4, head_depth=depth)
-    table = tables(steps, 950)
+    table = respacing(steps, 950)
     g = torch.Generator().manual_seed(1)
     n, c = 3, model.net.config
     z = torch.randn(1 + guided, n, c.dim, generator=g)
@@ -514,7 +514,7 @@ def test_drafts_pull_a_cached_head_too(model):
     """With a single diffusion step there is nothing to reuse; with more, the draft's weight of 1
     still gives the draft.
     """
-    table, g = tables(30, 950), torch.Generator().manual_seed(1)
+    table, g = respacing(30, 950), torch.Generator().manual_seed(1)
     z, (first, draft) = torch.randn(2, 2, 16, generator=g), torch.randn(2, 2, 4, generator=g)
     noise = torch.randn(len(table), 2, 4, generator=g)
     weights = torch.tensor([0.0] * (len(table) - 1) + [1.0])
@@ -529,7 +529,7 @@ def test_drafts_pull_a_cached_head_too(model):
 
 
 def test_reused_head_steps_compute_one_branch(deep):
-    steps = len(tables(25, 950))
+    steps = len(respacing(25, 950))
     report = lazy(deep, {**BASE, "diffusion_steps": 25}).report
     full = len([i for i in range(steps) if i == steps - 1 or i % 2 == 0])  # 7 of 100
     assert report.counts["head_calls"] == 10 * steps

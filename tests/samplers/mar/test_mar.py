@@ -18,7 +18,7 @@ from fastar_nodes.samplers.mar.lazy.settings import LazyMARSettings
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.schedule import ORDERS, masked_after
 from fastar_nodes.samplers.mar.settings import MARSettings
-from fastar_nodes.samplers.mar.tables import constants, respaced_timesteps, tables
+from fastar_nodes.samplers.mar.tables import constants, respaced_timesteps, respacing
 from fastar_nodes.samplers.noise import PairedNoise
 from hypothesis import given
 from hypothesis import strategies as st
@@ -312,8 +312,8 @@ def test_one_timestep_has_the_log_variances_of_the_trained_schedule():
     """Of betas 4.12842e-5 and 4.61418e-5 at t = 0 and 1: between
     log(beta_1 (1 - abar_0) / (1 - abar_1)) and log(beta_0).
     """
-    assert respaced_timesteps(1) == [0] and tables(2, 0).timestep_map.tolist() == [0]
+    assert respaced_timesteps(1) == [0] and respacing(2, 0).timestep_map.tolist() == [0]
     assert constants([0]).posterior_log_variance_clipped.tolist() == pytest.approx([-10.7340825])
-    numbers = tables(1).steps[0]
+    numbers = respacing(1).steps[0]
     assert numbers.middle == pytest.approx((-10.7340825 - 10.0950301) / 4)
     assert numbers.slope == pytest.approx((-10.0950301 + 10.7340825) / 4)

@@ -23,7 +23,7 @@ from fastar_nodes.samplers.mar.lazy import LazyTransformer
 from fastar_nodes.samplers.mar.lazy.settings import CacheSettings
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
-from fastar_nodes.samplers.mar.tables import tables
+from fastar_nodes.samplers.mar.tables import respacing
 from fastar_nodes.samplers.noise import CounterRNG, PairedNoise
 from fastar_nodes.samplers.speculation import DraftedSteps, Speculation
 from tiny_models import tiny_mar
@@ -158,7 +158,7 @@ def test_modulations_that_fit_the_budget_are_kept(monkeypatch):
     made = []
     modulations = DiffusionHead.modulations
     monkeypatch.setattr(DiffusionHead, "modulations", lambda self, e: made.append(e.shape) or modulations(self, e))
-    table = chain.step_table(tables(5, 950).drawn, torch.zeros(5, 16))
+    table = chain.step_table(respacing(5, 950).without_last_noise, torch.zeros(5, 16))
     rows = chain.DiffusionBatch(torch.zeros(2, 3, 16), torch.ones(3, 1), torch.zeros(3, 4), torch.zeros(5, 3, 4), table)
     index = torch.tensor([0, 2, 1]), torch.tensor([4, 0, 2])
     outs = []
