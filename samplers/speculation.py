@@ -134,8 +134,8 @@ class _StepsToCouple(NamedTuple):
 
 
 class _Equations:
-    """The equations of ``chain.py``, with the temperature in the stds. :func:`.chain.advance` takes step k with all rows,
-    but here each state is at its own step.
+    """The equations of ``chain.py``, with the temperature in the stds. :func:`.chain.advance` takes the same step with
+    all rows, but here each state is at its own step.
 
     ``step`` is int64 [...]; states, data, predictions and logits are fp32 [..., *, c].
     """

@@ -302,11 +302,11 @@ class Refinement(NamedTuple):
 
     canvas: MARCanvas
     refines: bool  # False: an accepted draft does not change
-    table: StepTable  # the steps that are run
-    noise: TokenNoise  # ``steps``: of the steps that are run; ``start``: what ``first_state`` takes
-    # The state before the first step that is run, from the draft x' and noise, fp32 [N, channels] each.
+    table: StepTable  # the S steps that are run
+    noise: TokenNoise  # ``start`` is the noise that ``first_state`` takes, ``steps`` that of the S steps
+    # The states before the first step that is run, from the drafts x' and noise, fp32 [N, channels] each.
     first_state: Callable[[Tensor, Tensor], Tensor]
-    gamma: Tensor | None = None  # how much of the draft each step's mean is, fp32 [S]; None for nothing of it
+    gamma: Tensor | None  # gamma_t of the S steps, fp32 [S]; None if their means are not mixed with the draft
 
     def batch(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> DiffusionBatch:
         """Accepted tokens in their states before the first step that is run.
@@ -322,7 +322,7 @@ class Refinement(NamedTuple):
 
 
 def guided(canvas: MARCanvas) -> Refinement:
-    """T_g steps whose means are mixed with the draft."""
+    """T_g steps whose means are mixed with the draft. They start from noise."""
     settings = canvas.settings
     table = canvas.step_table(settings.guided_steps)
     noise = canvas.noise_of("guided")
@@ -333,18 +333,25 @@ def guided(canvas: MARCanvas) -> Refinement:
     # The last step has no noise. If its gamma is 1, as with linear-up or a single step, the result is the draft.
     refines = settings.accepted == "refine" and weights[-1] != 1
     if weights[0] != 1:
-        return Refinement(canvas, refines, table, TokenNoise(noise.start, of_steps), lambda draft, start: start, gamma)
+        return Refinement(
+            canvas,
+            refines,
+            table=table,
+            noise=TokenNoise(start=noise.start, steps=of_steps),
+            first_state=lambda draft, start: start,
+            gamma=gamma,
+        )
 
     # A step with gamma = 1 gives x' + sigma noise whatever the head predicts: the first step of most schedules. It is
     # skipped. Its logits are not computed, so sigma is the middle of the learned range, with the temperature.
-    std = table.columns().middle[0].exp() * settings.temperature
+    sigma = table.columns().middle[0].exp() * settings.temperature
     return Refinement(
         canvas,
         refines,
-        table.part(1, len(table)),
-        TokenNoise(of_steps[0], of_steps[1:]),
-        lambda draft, noise_of_first: draft + std * noise_of_first,
-        gamma[1:],
+        table=table.part(1, len(table)),
+        noise=TokenNoise(start=of_steps[0], steps=of_steps[1:]),
+        first_state=lambda draft, noise_of_first: draft + sigma * noise_of_first,
+        gamma=gamma[1:],
     )
 
 
@@ -365,10 +372,11 @@ def renoised(canvas: MARCanvas) -> Refinement:
     data_out = table.columns().data_out[first]  # -sqrt(1 / abar_t - 1)
     return Refinement(
         canvas,
-        skipped < steps,
-        table.part(skipped, steps),
-        TokenNoise(noise.start, of_steps[skipped:]),
-        lambda draft, start: (draft - data_out * start) / data_x,
+        refines=skipped < steps,
+        table=table.part(skipped, steps),
+        noise=TokenNoise(start=noise.start, steps=of_steps[skipped:]),
+        first_state=lambda draft, start: (draft - data_out * start) / data_x,
+        gamma=None,
     )
 
 

@@ -170,9 +170,11 @@ class LazyTransformer(Transformer):
         if kept.residual is not None:
             features = torch.cat([features, features + pick(kept.residual, wanted)])
 
-        self._count(encoder_rows, rows, computed=rows.shape[1] if chosen is None else chosen.shape[1])
+        computed = rows.shape[1]
         if chosen is not None:
+            computed = chosen.shape[1]
             self._mark_cached(chosen)
+        self._count(encoder_rows, rows, computed)
         reuses = kept.rows is not None or chosen is not None or kept.residual is not None
         canvas.report.add(cached_calls=int(reuses))
         kept.step = step

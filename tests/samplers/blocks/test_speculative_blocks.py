@@ -140,6 +140,18 @@ def test_every_step_has_the_distribution_of_the_plain_diffusion(window, given):
         assert 0.1 < accepted < 0.95, count
 
 
+@pytest.mark.parametrize("given", [None, 1.0], ids=["whole", "a given token"])
+def test_without_drafts_every_step_is_the_plain_diffusions(given):
+    """The tokens that are not given: they are computed from the given ones on their path."""
+    g = torch.Generator().manual_seed(1)
+    made = first_steps(5, 6)
+    rows = toy_rows(torch.randn(3, 2, 1, generator=g), torch.randn(draws_of(made), 3, 2, 1, generator=g), made, given)
+    paths = Speculation(Recordable(), Affine(), rows, CounterRNG(torch.arange(3)))
+    found = paths.finish(np.arange(3), 1)
+    *_, last = chain.run_chain(rows, Affine())
+    torch.testing.assert_close(found[:, 1], last.x[:, 1])
+
+
 @pytest.mark.parametrize("window", [2, 4])
 def test_a_last_step_with_noise_is_verified_too(window):
     off, accepted = deviations(noisy_last(6), window, None)
