@@ -207,7 +207,8 @@ class MARCanvas(Canvas):
     cached: Tensor | None = field(default=None, kw_only=True)
 
     guided: bool = field(init=False)  # whether there is a null branch
-    # bool [B, L], the positions of later AR steps that hold a draft which is not verified yet (CSpD).
+    # bool [B, L], the positions at which CSpD has written drafts since drafts were last discarded. A position stays in
+    # it after its draft has been verified.
     drafted: Tensor = field(init=False)
     # The timestep from which every token is denoised. A draft model and the shorter respacings of DiSA and FastHybrid
     # start from the same timestep.
@@ -251,7 +252,7 @@ class MARCanvas(Canvas):
         self.values.scatter_(1, positions[..., None].expand_as(values), values)
 
     def discard_drafts(self) -> None:
-        """Count no position as drafted any more. The drafts' values stay until others are written over them."""
+        """Count no position as drafted any more. The drafts' values stay until other values are written over them."""
         self.drafted.fill_(False)
 
     def to_latents(self, values: Tensor) -> Tensor:
