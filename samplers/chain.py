@@ -53,13 +53,13 @@ class DiffusionBatch:
     given: FixedTokens | None = None
     change: MeanAdjustment | None = None
 
-    def part(self, first: int, stop: int) -> DiffusionBatch:
+    def some_steps(self, first: int, stop: int) -> DiffusionBatch:
         """The same rows with only the steps ``first`` to ``stop - 1``."""
         return replace(
             self,
             noise=self.noise[first:stop],
-            table=self.table.part(first, stop),
-            given=None if self.given is None else self.given.part(first, stop),
+            table=self.table.some_steps(first, stop),
+            given=None if self.given is None else self.given.some_steps(first, stop),
             change=None if self.change is None else self.change._replace(gamma=self.change.gamma[first:stop]),
         )
 
@@ -91,7 +91,7 @@ def guide(out: Tensor, cfg: Tensor, channels: int) -> tuple[Tensor, Tensor | Non
     return prediction, logits
 
 
-class StepInput(NamedTuple):
+class StepInputs(NamedTuple):
     """What a step takes besides the output of the head."""
 
     numbers: Sequence[Tensor]  # mean_x, mean_out, middle and slope of the step, see StepNumbers
@@ -109,7 +109,7 @@ class StepResult(NamedTuple):
     log_std: Tensor  # fp32 [] if the variance is fixed
 
 
-def advance(inputs: StepInput, out: Tensor) -> StepResult:
+def advance(inputs: StepInputs, out: Tensor) -> StepResult:
     """Take one step with all rows. A function of tensors, so it can be compiled.
 
     ``out``: the head's output for the states ``inputs.x``, see :func:`guide`.
@@ -133,13 +133,13 @@ def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
 
     x = batch.x
     change = None
-    for k, numbers in enumerate(batch.table.of_mean):
+    for k, numbers in enumerate(batch.table.mean_numbers):
         if batch.given is not None:
             x = batch.given.follow(x, k)
         if batch.change is not None:
             change = batch.change.draft, batch.change.gamma[k]
 
-        result = head.step(k, StepInput(numbers, batch.cfg, noises[k], x, change))
+        result = head.step(k, StepInputs(numbers, batch.cfg, noises[k], x, change))
         x = result.x
         yield result
 
@@ -208,13 +208,13 @@ class StepTable:
     numbers: Tensor
     times: Tensor  # embeddings of the steps' times, [S, w], or [S, N, w] if each row has its own steps
     learned: bool  # whether the head predicts logits of the variance
-    ends_noisy: bool = False  # whether the last step adds noise of a fixed variance; usually it adds none
+    ends_with_noise: bool = False  # whether the last step adds noise of a fixed variance; usually it adds none
 
     def __len__(self) -> int:
         return len(self.numbers)
 
     @cached_property
-    def of_mean(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
+    def mean_numbers(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
         """For each step mean_x, mean_out, middle and slope, fp32 [] or [N, 1 ...] each."""
         *_, middle, slope, mean_x, mean_out = self.numbers.unbind(1)
         return list(zip(mean_x, mean_out, middle, slope, strict=True))
@@ -223,7 +223,7 @@ class StepTable:
         """The numbers of all steps, fp32 [S] or [S, N, 1 ...] each."""
         return StepNumbers(*self.numbers.unbind(1))
 
-    def part(self, first: int, stop: int) -> StepTable:
+    def some_steps(self, first: int, stop: int) -> StepTable:
         """The steps ``first`` to ``stop - 1``."""
         return replace(self, numbers=self.numbers[first:stop], times=self.times[first:stop])
 
@@ -237,8 +237,8 @@ def step_table(steps: Sequence[DiffusionStep], times: Tensor) -> StepTable:
         rows.append((*step, mean_x, mean_out))
 
     learned = any(step.slope for step in steps)
-    ends_noisy = not learned and steps[-1].middle > -math.inf
-    return StepTable(to_device(torch.tensor(rows), times.device), times, learned, ends_noisy)
+    ends_with_noise = not learned and steps[-1].middle > -math.inf
+    return StepTable(to_device(torch.tensor(rows), times.device), times, learned, ends_with_noise)
 
 
 def spread(noise: Tensor, count: int) -> Tensor:
@@ -267,7 +267,7 @@ class FixedTokens:
     value: Tensor  # fp32 [N, *, c]
     free: Tensor  # bool, broadcast to [N, *, c]: True where nothing is fixed
 
-    def part(self, first: int, stop: int) -> FixedTokens:
+    def some_steps(self, first: int, stop: int) -> FixedTokens:
         """The same with only the steps ``first`` to ``stop - 1``."""
         return replace(self, t=self.t[first:stop])
 
@@ -314,7 +314,7 @@ class HeadNetwork(Protocol):
 class ChainHead(Protocol):
     """A diffusion head for the conditions of N rows, for :func:`run_chain`."""
 
-    def step(self, k: int, inputs: StepInput) -> StepResult:
+    def step(self, k: int, inputs: StepInputs) -> StepResult:
         """Evaluate the head at step k, :func:`advance` all rows with its output, and add the work to the report's
         counts. The caller takes the steps in the order k = 0, 1, 2, ...
         """
@@ -349,7 +349,7 @@ class Head:
         # The modulations that the newest product computed, step by step, [P, N, *, w'] each.
         self._newest: list[tuple[Tensor, ...]] = []
 
-    def step(self, k: int, inputs: StepInput) -> StepResult:
+    def step(self, k: int, inputs: StepInputs) -> StepResult:
         """See :class:`ChainHead`."""
         at_once = self._steps_at_once
         if k % at_once == 0:
@@ -363,7 +363,7 @@ class Head:
 
 
 @recorded
-def full_step(net: Recordable, head: HeadNetwork, modulations: Sequence[Tensor], inputs: StepInput) -> StepResult:
+def full_step(net: Recordable, head: HeadNetwork, modulations: Sequence[Tensor], inputs: StepInputs) -> StepResult:
     """Evaluate the whole head, and :func:`advance` all rows with its output."""
     out = net.compiled(type(head).denoise, "diffusion head")(head, inputs.x, modulations)
     return net.compiled(advance, "diffusion steps")(inputs, out)

@@ -254,9 +254,9 @@ class CodeCondition(_Entries):
         return self.codes
 
 
-# Conditions of masked models (MAR, Harmon, UniPic).
-MaskedCondition = Condition | PromptCondition
-AnyCondition = MaskedCondition | ImagePromptCondition | TextCondition | FeatureCondition | CodeCondition
+# Conditions of MAR and BitDance (class labels), and of Harmon, UniPic and BitDance (prompts).
+ClassOrPrompt = Condition | PromptCondition
+AnyCondition = ClassOrPrompt | ImagePromptCondition | TextCondition | FeatureCondition | CodeCondition
 
 _CLASSES = (Condition, PromptCondition, ImagePromptCondition, TextCondition, FeatureCondition, CodeCondition)
 # Kinds of conditions to their names in messages, and to the nodes that make them.

@@ -146,7 +146,7 @@ class _Equations:
 
         columns = table.columns()
         middle = columns.middle + (math.log(batch.temperature) if batch.temperature > 0 else -math.inf)
-        if not table.learned and not table.ends_noisy:
+        if not table.learned and not table.ends_with_noise:
             # The coupling would divide by the last step's std, which is 0. Nothing reads the coupling's result for that
             # step, so any other std works.
             middle[-1] = 0
@@ -200,9 +200,9 @@ class Speculation:
         self.report = report
         self.device = batch.x.device
         self.steps = len(batch.table)
-        self.ends_noisy = batch.table.ends_noisy
+        self.ends_with_noise = batch.table.ends_with_noise
         # How many of the steps the report counts.
-        self.counted = self.steps if coupling.counts_last or self.ends_noisy else self.steps - 1
+        self.counted = self.steps if coupling.counts_last or self.ends_with_noise else self.steps - 1
 
         # Nothing has been predicted yet, so the first steps are drafted from zeros. Such a draft is mostly rejected.
         # That costs nothing, because the call that verifies it also evaluates the first step.
@@ -392,7 +392,7 @@ class Speculation:
         """The states after steps int64 [R] from ``x``: after a last step without noise the mean that the predicted
         ``data`` give, else ``value``; all fp32 [R, *, c].
         """
-        if self.ends_noisy:
+        if self.ends_with_noise:
             return value
         last = (step == self.steps - 1).view(-1, *(1,) * (value.ndim - 1))
         return torch.where(last, self._equations.mean(step, x, data), value)

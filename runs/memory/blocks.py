@@ -9,7 +9,7 @@ from ...networks.llama import cache_bytes
 from ...networks.ops import unpacking_bytes
 from ...samplers.blocks.diffusion import BUDGET
 from ...samplers.blocks.settings import BlockSettings
-from ...samplers.conditioning import Condition, MaskedCondition, PromptCondition
+from ...samplers.conditioning import ClassOrPrompt, Condition, PromptCondition
 from ...samplers.noise import noise_bytes
 from . import HEAD, KV_CACHE, NOISE, POSITIONS, TRANSFORMER, weights_by_part
 
@@ -33,7 +33,7 @@ DRAFTED_STATE = 16
 
 
 def estimate(
-    model: BlockModel, condition: MaskedCondition, settings: BlockSettings, edited: bool = False
+    model: BlockModel, condition: ClassOrPrompt, settings: BlockSettings, edited: bool = False
 ) -> dict[str, int]:
     """Bytes by stage; the model's weights may be on the meta device.
 
@@ -84,7 +84,7 @@ def estimate(
     return out
 
 
-def _prefix(model: BlockModel, condition: MaskedCondition) -> int:
+def _prefix(model: BlockModel, condition: ClassOrPrompt) -> int:
     """Rows before the first block, of the longest condition."""
     if model.condition == Condition.kind:
         return cast(BitDanceClass, model.net).config.rows - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ...networks.mar import BUDGET, MARModel
 from ...networks.ops import unpacking_bytes
-from ...samplers.conditioning import MaskedCondition, PromptCondition
+from ...samplers.conditioning import ClassOrPrompt, PromptCondition
 from ...samplers.mar.lazy.schedule import usual_block
 from ...samplers.mar.lazy.settings import CacheSettings
 from ...samplers.mar.settings import MARBase
@@ -13,7 +13,7 @@ from . import FEATURES, HEAD, NOISE, PROMPTS, weights_by_part
 
 
 def estimate(
-    model: MARModel, condition: MaskedCondition, settings: MARBase, cache: CacheSettings | None = None
+    model: MARModel, condition: ClassOrPrompt, settings: MARBase, cache: CacheSettings | None = None
 ) -> dict[str, int]:
     """Bytes by stage; the model's weights may be on the meta device. ``cache``: LazyMAR's settings, where its caches
     are used.

@@ -19,7 +19,7 @@ from ...networks.bitdance import BlockModel
 from ...networks.torch_state import in_own_state, to_device
 from ..annealing import annealed_steps
 from ..chain import DiffusionBatch, FixedTokens, Head, HeadAtStates, StepTable, run_chain, spread, step_table
-from ..conditioning import MaskedCondition
+from ..conditioning import ClassOrPrompt
 from ..editing import Edit
 from ..engine import Sampler
 from ..noise import CounterRNG, PairedNoise, row_keys
@@ -42,7 +42,7 @@ def check(model: BlockModel, settings: BlockSettings) -> None:
 @torch.no_grad()
 def bitdance(
     model: BlockModel,
-    condition: MaskedCondition,
+    condition: ClassOrPrompt,
     settings: BlockSettings,
     noise: PairedNoise,
     edit: Edit | None = None,

@@ -16,7 +16,7 @@ from torch import Tensor
 from ...errors import UserError
 from ...networks.bitdance import BitDanceClass, BlockModel
 from ...reports.record import Clock
-from ..conditioning import Condition, MaskedCondition, expect_kind, expect_null_prompt
+from ..conditioning import ClassOrPrompt, Condition, expect_kind, expect_null_prompt
 from ..editing import Edit, edit_digests
 from ..engine import Canvas, start_report
 from ..noise import PairedNoise
@@ -114,7 +114,7 @@ class BlockCanvas(Canvas):
 
 def block_canvas(
     model: BlockModel,
-    condition: MaskedCondition,
+    condition: ClassOrPrompt,
     settings: BlockSettings,
     noise: PairedNoise,
     edit: Edit | None,
@@ -151,7 +151,7 @@ def block_canvas(
     return canvas, inputs
 
 
-def _inputs(model: BlockModel, condition: MaskedCondition, guided: bool, grid: tuple[int, int]) -> Inputs:
+def _inputs(model: BlockModel, condition: ClassOrPrompt, guided: bool, grid: tuple[int, int]) -> Inputs:
     """Rows of the condition, and with guidance rows of the null condition."""
     if isinstance(condition, Condition):
         net = cast(BitDanceClass, model.net)

@@ -18,7 +18,7 @@ from ...networks.mar import Conditioning, MARModel
 from ...networks.torch_state import to_device
 from ...reports.record import Clock, Report
 from .. import chain
-from ..conditioning import MaskedCondition, expect_kind
+from ..conditioning import ClassOrPrompt, expect_kind
 from ..editing import LARGEST_LATENT, Edit, edit_digests
 from ..engine import Canvas, Sampled, start_report
 from ..noise import PairedNoise
@@ -184,7 +184,7 @@ class Tokens:
         return len(self.index[0])
 
 
-class TokenNoise(NamedTuple):
+class StreamNoise(NamedTuple):
     """Noise of every token, fp32."""
 
     start: Tensor  # state before the first diffusion step, [B, L, c]
@@ -228,7 +228,7 @@ class MARCanvas(Canvas):
         if settings.t_max is None and settings.clips:
             self.first_timestep = min(self.first_timestep, CLIPPED)
 
-    def with_model(self, model: MARModel, condition: MaskedCondition, report: Report) -> MARCanvas:
+    def with_model(self, model: MARModel, condition: ClassOrPrompt, report: Report) -> MARCanvas:
         """A canvas on which another model works on the same images, and another report counts the work.
 
         Both canvases share everything else, such as tokens, drafts, measured seconds, and the timestep at which
@@ -288,7 +288,7 @@ class MARCanvas(Canvas):
         """The head's embeddings of the timesteps, [S, w], highest timestep first."""
         return self.model.net.head.time_embed(to_device(respaced.timestep_map.flip(0), self.device))
 
-    def noise_of(self, stream: str) -> TokenNoise:
+    def noise_of(self, stream: str) -> StreamNoise:
         """The noise of a stream for every token, on the device. The settings declare the stream's diffusion steps."""
         streams = self.settings.streams()
         if stream not in streams:
@@ -300,10 +300,10 @@ class MARCanvas(Canvas):
         count = len(respacing(streams[stream], self.noise_timestep, self.model.max_beta))
         start = self.noise.first(stream, c.tokens, c.channels)
         steps = self.noise.steps(stream, count, c.tokens, c.channels)
-        return TokenNoise(to_device(start, self.device), to_device(steps, self.device).transpose(0, 1))
+        return StreamNoise(to_device(start, self.device), to_device(steps, self.device).transpose(0, 1))
 
     def batch(
-        self, table: chain.StepTable, tokens: Tokens, z: Tensor, noise: TokenNoise, step: int | None = None
+        self, table: chain.StepTable, tokens: Tokens, z: Tensor, noise: StreamNoise, step: int | None = None
     ) -> chain.DiffusionBatch:
         """The batch of tokens, in their states before the first diffusion step of ``table``.
 
@@ -332,7 +332,7 @@ class MARCanvas(Canvas):
 def mar_canvas(
     name: str,
     model: MARModel,
-    condition: MaskedCondition,
+    condition: ClassOrPrompt,
     settings: MARBase,
     noise: PairedNoise,
     edit: Edit | None,

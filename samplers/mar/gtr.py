@@ -28,7 +28,7 @@ from ...errors import UserError
 from ...networks.mar import MARModel
 from ...networks.torch_state import in_own_state
 from ..chain import StepTable
-from ..conditioning import MaskedCondition
+from ..conditioning import ClassOrPrompt
 from ..editing import Edit
 from ..engine import Sampler, decode
 from ..noise import PairedNoise
@@ -241,7 +241,7 @@ def in_stages(orders: Tensor, stages: Tensor) -> Tensor:
 @torch.no_grad()
 def gtr(
     model: MARModel,
-    condition: MaskedCondition,
+    condition: ClassOrPrompt,
     settings: GtRSettings,
     noise: PairedNoise,
     make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,

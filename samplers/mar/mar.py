@@ -29,7 +29,7 @@ from ...networks.torch_state import in_own_state, to_device
 from ...reports.record import Report
 from ..annealing import annealed_steps
 from ..chain import ChainHead, DiffusionBatch, Head, HeadAtStates, StepTable, joined, run_chain
-from ..conditioning import MaskedCondition
+from ..conditioning import ClassOrPrompt
 from ..editing import Edit
 from ..engine import Sampler, decode
 from ..noise import CounterRNG, PairedNoise, row_keys
@@ -236,8 +236,8 @@ class HeadEvaluation:
         remaining = []
         for batch in (one, other):
             alone = len(batch.table) - together
-            x = self.sample(batch.part(0, alone))
-            remaining.append(replace(batch.part(alone, len(batch.table)), x=x))
+            x = self.sample(batch.some_steps(0, alone))
+            remaining.append(replace(batch.some_steps(alone, len(batch.table)), x=x))
 
         # 2. The remaining steps, of both diffusions together.
         x = self.sample(joined(*remaining))
@@ -308,7 +308,7 @@ def annealed_tables(canvas: MARCanvas, level: int = 1) -> list[StepTable]:
 @torch.no_grad()
 def mar(
     model: MARModel,
-    condition: MaskedCondition,
+    condition: ClassOrPrompt,
     settings: MARBase,
     noise: PairedNoise,
     make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,

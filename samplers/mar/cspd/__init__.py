@@ -21,7 +21,7 @@ from ....errors import UserError
 from ....networks.mar import MARModel
 from ....networks.torch_state import in_own_state
 from ....reports.record import DRAFTED_BY
-from ...conditioning import MaskedCondition
+from ...conditioning import ClassOrPrompt
 from ...editing import Edit
 from ...engine import Sampler, decode, remark_draft
 from ...noise import PairedNoise
@@ -103,7 +103,7 @@ def _expect_one_device(draft: MARModel, target: MARModel) -> None:
 @torch.no_grad()
 def cspd(
     model: MARModel,
-    condition: MaskedCondition,
+    condition: ClassOrPrompt,
     settings: CSpDSettings,
     noise: PairedNoise,
     make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,

@@ -14,10 +14,10 @@ from ....networks.mar import MARModel
 from ....reports.record import Report
 from ... import chain
 from ...chain import DiffusionBatch
-from ...conditioning import MaskedCondition
+from ...conditioning import ClassOrPrompt
 from ...coupling import Gaussian
 from ...speculation import DraftedSteps
-from ..canvas import MARCanvas, TokenNoise, Tokens
+from ..canvas import MARCanvas, StreamNoise, Tokens
 from ..mar import HeadEvaluation, Transformer
 from .densities import LastStep
 
@@ -103,7 +103,7 @@ class MARDrafter:
         self,
         canvas: MARCanvas,
         model: MARModel,
-        condition: MaskedCondition,
+        condition: ClassOrPrompt,
         make_transformer: Callable[[MARCanvas], Transformer],
         adds_last_noise: bool,
     ):
@@ -116,7 +116,7 @@ class MARDrafter:
         self.transformer = make_transformer(self.canvas)
         self.adds_last_noise = adds_last_noise
 
-    def step(self, step: int, noise: TokenNoise) -> Paths:
+    def step(self, step: int, noise: StreamNoise) -> Paths:
         """Draft the tokens of an AR step, given the tokens so far, and write them on the canvas, undecided."""
         canvas = self.canvas
         here = canvas.order.ahead(step)

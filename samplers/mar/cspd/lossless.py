@@ -24,7 +24,7 @@ from torch import Tensor
 from ...engine import Verdict
 from ...noise import CounterRNG
 from ...speculation import Speculation
-from ..canvas import MARCanvas, TokenNoise
+from ..canvas import MARCanvas, StreamNoise
 from ..mar import HeadEvaluation, Transformer
 from .draft import MARDrafter, Paths
 from .mode import Mode, outcome_of, target_batches
@@ -38,7 +38,7 @@ class Lossless(Mode):
     not depend on its batch.
     """
 
-    def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: TokenNoise):
+    def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
         super().__init__(canvas, transformer, drafter, noise)
         self.length = canvas.settings.draft_length  # of the next segment
         self.table = canvas.step_table(canvas.settings.diffusion_steps)

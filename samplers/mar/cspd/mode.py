@@ -14,7 +14,7 @@ from ....reports.record import ACCEPTED, REJECTED
 from ...chain import DiffusionBatch, StepTable
 from ...engine import Verdict
 from ...noise import row_keys
-from ..canvas import MARCanvas, TokenNoise, Tokens
+from ..canvas import MARCanvas, StreamNoise, Tokens
 from ..mar import Transformer
 from .draft import MARDrafter
 
@@ -22,7 +22,7 @@ from .draft import MARDrafter
 class Mode(ABC):
     """How the target verifies drafts, a segment of AR steps at a time."""
 
-    def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: TokenNoise):
+    def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
         """``noise``: the noise of the target's full diffusion, from which the draft model samples too."""
         self.canvas = canvas
         self.transformer = transformer
@@ -45,7 +45,7 @@ class TargetBatch(NamedTuple):
 
 
 def target_batches(
-    canvas: MARCanvas, transformer: Transformer, steps: range, noise: TokenNoise, table: StepTable
+    canvas: MARCanvas, transformer: Transformer, steps: range, noise: StreamNoise, table: StepTable
 ) -> Iterator[TargetBatch]:
     """The tokens of AR steps as the target's head will sample them, given the drafts. Yields a batch for every pass of
     the target's transformer, and each pass evaluates as many AR steps as it can.

@@ -37,7 +37,7 @@ import torch
 from ....networks.torch_state import to_device
 from ....reports.record import ACCEPTED, PLAIN, REJECTED
 from ...engine import Verdict
-from ..canvas import MARCanvas, TokenNoise, Tokens
+from ..canvas import MARCanvas, StreamNoise, Tokens
 from ..mar import Transformer
 from .densities import DERIVED, RejectionNoise, accept_or_resample
 from .draft import MARDrafter, Paths, sample_paths, table_with_last_std
@@ -67,7 +67,7 @@ class Paper(Mode):
 
     own_at: np.ndarray  # int64 [B], the AR step at which each image next takes the target's own tokens
 
-    def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: TokenNoise):
+    def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
         super().__init__(canvas, transformer, drafter, noise)
         self.gamma = canvas.settings.draft_length
         first = canvas.settings.prefill(canvas.order.steps)  # the first AR step after the prefill

@@ -21,7 +21,7 @@ import torch
 
 from ....reports.record import DRAFTED
 from ...engine import Verdict
-from ..canvas import MARCanvas, TokenNoise, Tokens
+from ..canvas import MARCanvas, StreamNoise, Tokens
 from ..mar import Transformer
 from .densities import LastStep, RejectionNoise, Rule, accept_or_resample, image_by_image
 from .draft import MARDrafter, sample_paths, table_with_last_std
@@ -35,7 +35,7 @@ PUBLISHED_RULE = Rule(power=-1, inner_temperature=42.0)
 class Published(Mode):
     """Draft AR steps one by one, then verify all tokens of the segment at once."""
 
-    def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: TokenNoise):
+    def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
         super().__init__(canvas, transformer, drafter, noise)
         settings = canvas.settings
         self.table = table_with_last_std(canvas)

@@ -40,11 +40,11 @@ from ....networks.mar import MARModel
 from ....networks.torch_state import in_own_state, to_device
 from ....reports.record import ACCEPTED, PLAIN, REDONE
 from ...chain import DiffusionBatch, MeanAdjustment, StepTable, spread
-from ...conditioning import MaskedCondition
+from ...conditioning import ClassOrPrompt
 from ...editing import Edit
 from ...engine import Sampler, decode
 from ...noise import PairedNoise
-from ..canvas import MARCanvas, TokenNoise, Tokens, mar_canvas
+from ..canvas import MARCanvas, StreamNoise, Tokens, mar_canvas
 from ..mar import Diffusion, FullTransformer, Transformer, annealed_tables
 from .settings import FastHybridSettings
 
@@ -53,7 +53,7 @@ from .settings import FastHybridSettings
 @torch.no_grad()
 def fasthybrid(
     model: MARModel,
-    condition: MaskedCondition,
+    condition: ClassOrPrompt,
     settings: FastHybridSettings,
     noise: PairedNoise,
     make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
@@ -303,7 +303,7 @@ class Refinement(NamedTuple):
     canvas: MARCanvas
     refines: bool  # False: an accepted draft does not change
     table: StepTable  # the S steps that are run
-    noise: TokenNoise  # ``start`` is the noise that ``first_state`` takes, ``steps`` that of the S steps
+    noise: StreamNoise  # ``start`` is the noise that ``first_state`` takes, ``steps`` that of the S steps
     # The states before the first step that is run, from the drafts x' and noise, fp32 [N, channels] each.
     first_state: Callable[[Tensor, Tensor], Tensor]
     gamma: Tensor | None  # gamma_t of the S steps, fp32 [S]; None if their means are not mixed with the draft
@@ -337,7 +337,7 @@ def guided(canvas: MARCanvas) -> Refinement:
             canvas,
             refines,
             table=table,
-            noise=TokenNoise(start=noise.start, steps=of_steps),
+            noise=StreamNoise(start=noise.start, steps=of_steps),
             first_state=lambda draft, start: start,
             gamma=gamma,
         )
@@ -348,8 +348,8 @@ def guided(canvas: MARCanvas) -> Refinement:
     return Refinement(
         canvas,
         refines,
-        table=table.part(1, len(table)),
-        noise=TokenNoise(start=of_steps[0], steps=of_steps[1:]),
+        table=table.some_steps(1, len(table)),
+        noise=StreamNoise(start=of_steps[0], steps=of_steps[1:]),
         first_state=lambda draft, noise_of_first: draft + sigma * noise_of_first,
         gamma=gamma[1:],
     )
@@ -373,8 +373,8 @@ def renoised(canvas: MARCanvas) -> Refinement:
     return Refinement(
         canvas,
         refines=skipped < steps,
-        table=table.part(skipped, steps),
-        noise=TokenNoise(start=noise.start, steps=of_steps[skipped:]),
+        table=table.some_steps(skipped, steps),
+        noise=StreamNoise(start=noise.start, steps=of_steps[skipped:]),
         first_state=lambda draft, start: (draft - data_out * start) / data_x,
         gamma=None,
     )

@@ -45,7 +45,7 @@ from typing import Any
 import torch
 
 from ....networks.mar import MARModel
-from ...conditioning import MaskedCondition
+from ...conditioning import ClassOrPrompt
 from ...editing import Edit
 from ...engine import Sampler
 from ...noise import PairedNoise
@@ -59,7 +59,7 @@ from .transformer import LazyTransformer
 
 def lazymar(
     model: MARModel,
-    condition: MaskedCondition,
+    condition: ClassOrPrompt,
     settings: LazyMARSettings,
     noise: PairedNoise,
     edit: Edit | None = None,

@@ -19,7 +19,7 @@ from ....networks.mar import BUDGET, MAR, DiffusionHead, HeadBlock, modulated
 from ....networks.speed import recorded
 from ....networks.torch_state import to_device
 from ....reports.record import Report
-from ...chain import ChainHead, DiffusionBatch, StepInput, StepResult, advance
+from ...chain import ChainHead, DiffusionBatch, StepInputs, StepResult, advance
 from ..mar import HeadEvaluation
 from .settings import CacheSettings, head_period
 
@@ -105,7 +105,7 @@ class CachedHead:
             computed = condition if kind == FULL else condition[: self.tokens]
             self.modulations[kind] = step_modulations(head, net, kind, outer, batch.table.times[which], computed)
 
-    def step(self, k: int, at: StepInput) -> StepResult:
+    def step(self, k: int, inputs: StepInputs) -> StepResult:
         """See :class:`...chain.ChainHead`. The output of the head is [P, N, 2 channels] at a full step. The steps after
         it reuse :class:`HeadKept`. Their output, [1, N, 2 channels], already contains the guidance:
         :func:`...chain.guide` adds none to an output of one branch.
@@ -115,12 +115,12 @@ class CachedHead:
 
         if kind == FULL:
             self.report.add(head_calls=1, head_rows=self.branches * self.tokens)
-            result, self.kept = keeping_step(self.net, self.head, self.branches, modulations, at)
+            result, self.kept = keeping_step(self.net, self.head, self.branches, modulations, inputs)
             return result
 
         assert self.kept is not None
         self.report.add(head_calls=1, head_rows=self.tokens, cached_calls=1)
-        result, kept = reusing_step(self.net, self.head, self.outer, self.kept, kind == EDGE, modulations, at)
+        result, kept = reusing_step(self.net, self.head, self.outer, self.kept, kind == EDGE, modulations, inputs)
         if kept is not None:
             self.kept = kept
         return result
@@ -150,13 +150,13 @@ class CachedHeadEvaluation(HeadEvaluation):
 
 @recorded
 def keeping_step(
-    net: MAR, head: DiffusionHead, branches: int, modulations: Sequence[Tensor], at: StepInput
+    net: MAR, head: DiffusionHead, branches: int, modulations: Sequence[Tensor], inputs: StepInputs
 ) -> tuple[StepResult, HeadKept]:
     """A full step: :func:`evaluate_full`, then :func:`...chain.advance`. Returns the rows after the step, and what the
     next steps reuse.
     """
-    out, kept = net.compiled(evaluate_full, "diffusion head")(head, at.cfg, branches, modulations, at.x)
-    return net.compiled(advance, "diffusion steps")(at, out), kept
+    out, kept = net.compiled(evaluate_full, "diffusion head")(head, inputs.cfg, branches, modulations, inputs.x)
+    return net.compiled(advance, "diffusion steps")(inputs, out), kept
 
 
 @recorded
@@ -167,13 +167,13 @@ def reusing_step(
     kept: HeadKept,
     edge: bool,
     modulations: Sequence[Tensor],
-    at: StepInput,
+    inputs: StepInputs,
 ) -> tuple[StepResult, HeadKept | None]:
     """A step between two full ones: :func:`evaluate_from_kept`, then :func:`...chain.advance`. Returns the rows after
     the step, and what the next steps reuse, or None if this stays the same.
     """
-    out, changed = net.compiled(evaluate_from_kept, "diffusion head")(head, outer, kept, edge, modulations, at.x)
-    return net.compiled(advance, "diffusion steps")(at, out), changed
+    out, changed = net.compiled(evaluate_from_kept, "diffusion head")(head, outer, kept, edge, modulations, inputs.x)
+    return net.compiled(advance, "diffusion steps")(inputs, out), changed
 
 
 def step_modulations(

@@ -179,5 +179,5 @@ def test_passes_of_a_quarter_of_a_14b_hold_what_is_estimated(monkeypatch):
             head = chain.Head(net, net.denoiser, rows, Report("bitdance", "14B", {}, 0, 1, "meta"), BUDGET)
             scale = torch.ones(1, 1, 1)
             for k in range(20):  # the modulations of 14 evaluations are computed at once
-                head.step(k, chain.StepInput(table.of_mean[k], scale, x[:1], x[:1], None))
+                head.step(k, chain.StepInputs(table.mean_numbers[k], scale, x[:1], x[:1], None))
         assert live.peak < work[HEAD] < 3 * live.peak

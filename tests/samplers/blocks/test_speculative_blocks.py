@@ -54,8 +54,8 @@ class Affine:
     def at_states(self, row, k, x):
         return self(k, x)
 
-    def step(self, k, at):
-        return chain.advance(at, self(k, at.x))
+    def step(self, k, inputs):
+        return chain.advance(inputs, self(k, inputs.x))
 
 
 def toy_rows(start, noise, made, given=None, dtype=torch.float32):

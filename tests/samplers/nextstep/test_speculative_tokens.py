@@ -72,8 +72,8 @@ class Affine:
     def at_states(self, row, k, x):
         return self(x)
 
-    def step(self, k, at):
-        return chain.advance(at, self(at.x))
+    def step(self, k, inputs):
+        return chain.advance(inputs, self(inputs.x))
 
 
 def rows_of(start, noise, made: Flow, branches: int, dtype=torch.float32, scale: float = 1.0) -> chain.DiffusionBatch:
