@@ -178,7 +178,7 @@ class ClassLabel(io.ComfyNode):
             multiline=True,
             dynamic_prompts=True,
             placeholder=f"names or ids, separated by commas or lines; the demo knows {', '.join(PICTURE_BOOK)}",
-            tooltip="Class names or numbers, one image each, separated by commas or lines. The demo knows "
+            tooltip="Class names or numbers, each for one image, separated by commas or lines. The demo knows "
             f"{', '.join(PICTURE_BOOK)}; official models know ImageNet's 1000 classes, for example tabby, or 281 for "
             "the same class.",
         )
@@ -698,8 +698,8 @@ class ImageToCodes(io.ComfyNode):
             options=readers,
             default=usual(readers, *_READERS),
             optional=True,
-            tooltip="The TA-Tok that reads the images; choose the one with which the de-tokenizer was trained. Entries "
-            "of the menu that show a size are downloads.",
+            tooltip="The TA-Tok, Tar's image tokenizer, that reads the images; choose the one with which the "
+            "de-tokenizer was trained. Entries of the menu that show a size are downloads.",
         )
 
         return schema(

@@ -115,8 +115,9 @@ def allow_download() -> io.Input:
         default=False,
         advanced=True,
         optional=True,
-        tooltip="Download missing files once, into models/fastar, when the workflow runs. When this is off, the run "
-        "stops before a download of more than 100 MB, and shows the size and the source of the download.",
+        tooltip="Download missing files once, into models/fastar, when the workflow runs. When this is off, only "
+        "files of at most 100 MB (configurations, tokenizers) are downloaded; before a larger download, the run stops "
+        "and shows its size and source.",
     )
 
 
@@ -401,19 +402,19 @@ class LoadMAR(_Loader):
             "*demo* and the smaller model *demo-draft* generate simple scenes of ten classes. Your own files may be "
             "`.safetensors` files or the official `.pth` files. Press *R* in the editor to refresh the list."
         ),
-        "decoder": "If you choose a different autoencoder, it must use the same latents.",
+        "decoder": "A different autoencoder must use the same latents.",
         "dtype": (
-            "For this model, *bf16* is less precise than *fp16*, and the difference may be visible. The last layer, "
-            "the diffusion arithmetic and the decoder always use fp32, and so do sums and norms in the transformer "
-            "blocks. *int8* and *fp8* store the weights of these blocks in 8 bits. *int8* changes the image less than "
-            "*fp8* does; see docs/precision.md in the repository."
+            "For this model, *bf16* is less precise than *fp16*, and the difference may be visible. The last layer of "
+            "the diffusion head, the diffusion arithmetic and the decoder always use fp32, and so do the residual sums "
+            "and the norms in the transformer blocks. *int8* and *fp8* store the weights of the transformer blocks in "
+            "8 bits. *int8* changes the image less than *fp8* does; see docs/precision.md in the repository."
         ),
     }
     more_of_outputs = {
         "vae": (
-            "You can also connect it to VAE Encode (for Inpainting) and VAESave; ComfyUI's nodes for videos, sounds "
-            "and meshes stop with an error. VAE Encode scales any image to the size that the model encodes. The demo's "
-            "decoder enlarges the images from 64 x 64 to 256 x 256 pixels and refuses tiles (see Notes)."
+            "You can also connect the decoder to VAE Encode (for Inpainting) and VAESave; ComfyUI's nodes for videos, "
+            "sounds and meshes stop with an error. VAE Encode scales any image to the size that the model encodes. The "
+            "demo's decoder enlarges the images from 64 x 64 to 256 x 256 pixels and refuses tiles (see Notes)."
         ),
     }
 
@@ -445,17 +446,18 @@ class LoadHybrid(_Loader):
         ),
         "decoder": "For the official models, this is the autoencoder KL-16 of MAR.",
         "dtype": (
-            "FastAR does not offer fp16, because the language model overflows in fp16. The last layer, the diffusion "
-            "arithmetic and the decoder always use fp32. *int8* and *fp8* store the weights of the transformer blocks "
-            "in 8 bits. *int8* changes the image less than *fp8* does; see docs/precision.md in the repository."
+            "FastAR does not offer fp16, because the language model overflows in fp16. The last layer of the diffusion "
+            "head, the diffusion arithmetic and the decoder always use fp32. *int8* and *fp8* store the weights of the "
+            "transformer blocks in 8 bits. *int8* changes the image less than *fp8* does; see docs/precision.md in the "
+            "repository."
         ),
-        "size": "For any other size, FastAR resizes the position tables, and the report mentions it.",
+        "size": "For any other size, FastAR resizes the position tables, and the report says so.",
     }
     more_of_outputs = {
         "vae": (
             "Decoding an image of 1024 pixels needs 2.7 GB. VAE Decode (Tiled) needs less, but changes colours and "
-            "contrast, and shows a warning about it. If memory is short, unload other models first. The demo's decoder "
-            "refuses tiles."
+            "contrast, and shows a warning. If memory is short, unload other models first. The demo's decoder refuses "
+            "tiles."
         ),
     }
 
@@ -492,8 +494,8 @@ class LoadLlamaGen(_Loader):
         ),
         "grid": (
             "FastAR reads the number from the file's metadata, its training arguments or a stored RoPE table. If all "
-            "of these are missing, FastAR computes it from the size in the file's name (such as *c2i_B_256.pt*), and "
-            "the report mentions it."
+            "of these are missing, FastAR computes the number from the size in the file's name (such as "
+            "*c2i_B_256.pt*), and the report says so."
         ),
         "dtype": (
             "bf16 is the precision of the training. The decoder always uses fp32. *int8* and *fp8* store the weights "
@@ -504,7 +506,7 @@ class LoadLlamaGen(_Loader):
         "vae": (
             "A latent of these models holds, at each position, the vector of one code. Before VAE Decode decodes a "
             "latent, it replaces every vector with the nearest code, so you may modify a latent. VAE Decode (Tiled) "
-            "changes colours and contrast, and shows a warning about it; the demo's decoder refuses tiles."
+            "changes colours and contrast, and shows a warning; the demo's decoder refuses tiles."
         ),
     }
 
@@ -542,8 +544,8 @@ class LoadTarDetokenizer(_Loader):
         ),
     }
     more_of_outputs = {
-        "vae": "VAE Decode (Tiled) changes colours and contrast, and shows a warning about it; the demo's decoder "
-        "refuses tiles.",
+        "vae": "VAE Decode (Tiled) changes colours and contrast, and shows a warning; the demo's decoder refuses "
+        "tiles.",
     }
 
 
@@ -674,7 +676,7 @@ class LoadJanus(_Loader):
     }
     more_of_outputs = {
         "model": "You can also connect it to Advisor, Any Sampler, Sweep and Ask about Image.",
-        "vae": "VAE Decode (Tiled) changes colours and contrast, and shows a warning about it.",
+        "vae": "VAE Decode (Tiled) changes colours and contrast, and shows a warning.",
     }
 
     @classmethod
@@ -701,7 +703,7 @@ class LoadBitDance(_Loader):
         "parts; entries of the menu that show a size are downloads. A 14B model needs about 21 GB of GPU memory in 8 "
         "bits and 34 GB in bf16.",
         "decoder": "The binary autoencoder that turns bits into images. Usual: auto, which loads the autoencoder that "
-        "the model was trained with; it is often in the model's file or folder.",
+        "the model was trained with and that is often in the model's file or folder.",
         "dtype": _AUTO_BF16,
     }
     socket = output(BLOCK_MODEL, "model", "The model. Connect it to BitDance Sampler.")
@@ -711,27 +713,28 @@ class LoadBitDance(_Loader):
             "An ImageNet model is a `.pt` or `.safetensors` file. A 14B model is a folder in the authors' layout "
             "(`config.json`, the shards, `vision_head.safetensors`, `projector.safetensors`, `ae.safetensors`, the "
             "tokenizer) or in the layout of diffusers (`text_encoder`, `diffusion_head`, `projector`, `autoencoder`, "
-            "`tokenizer`). FastAR never reads the output layer of the language model."
+            "`tokenizer`). FastAR does not load the output layer of the language model, because it only serves to "
+            "write text."
         ),
         "decoder": (
-            "If there is no autoencoder, *auto* uses the official one. FastAR refuses an autoencoder whose tokens have "
-            "a number of bits, or a size in pixels, that does not fit the model."
+            "If there is no autoencoder in the file or folder, *auto* uses the official one. FastAR refuses an "
+            "autoencoder if the number of bits or the size in pixels of its tokens does not fit the model."
         ),
         "dtype": (
-            "FastAR does not offer fp16, because nobody has tested BitDance in fp16. The states of the diffusion, the "
-            "positions and the autoencoder always use fp32. *int8* and *fp8* store the weights of the transformer "
-            "blocks in 8 bits. "
-            f"{_FOUR_BITS} All other parts have the same precision as with *auto*. If the file itself is int8 or "
-            "scaled fp8, *auto* keeps its 8 bits; any other choice converts them."
+            "FastAR does not offer fp16, because nobody has tested BitDance in fp16. The tokens while they are "
+            "denoised, the positions of the tokens and the autoencoder always use fp32. *int8* and *fp8* store the "
+            f"weights of the transformer blocks in 8 bits. {_FOUR_BITS} All other parts have the same precision as "
+            "with *auto*. If the file itself is int8 or scaled fp8, *auto* keeps its 8 bits; any other choice converts "
+            "them."
         ),
     }
     more_of_outputs = {
         "model": "You can also connect it to Any Sampler, Sweep and Advisor.",
         "vae": (
-            "A latent has one channel for each bit, with the values -1 and +1; of any other number, only the sign is "
-            "used. If the model generates images of the size of your image, VAE Encode keeps this size; otherwise it "
-            "scales the image to the size with the most similar shape. **VAE Decode (Tiled) stops with an error**, "
-            "because the decoder normalises over the whole image, so tiles would change it."
+            "A latent has one channel for each bit, with the values -1 and +1; FastAR uses only the sign of any other "
+            "value. If the model generates images of the size of your image, VAE Encode keeps this size; otherwise it "
+            "scales the image to the size with the most similar aspect ratio. **VAE Decode (Tiled) stops with an "
+            "error**, because the decoder normalises over the whole image, so tiles would change it."
         ),
     }
 
@@ -766,24 +769,27 @@ class LoadNextStep(_Loader):
     more = {
         "checkpoint": (
             "The folder has the authors' layout: `config.json`, the shards, the tokenizer, and a folder `vae`, which "
-            "holds the autoencoder (`checkpoint.pt` and its own `config.json`). NextStep-1 comes without `vae`; *auto* "
-            "then uses `NextStep-1-f8ch16-Tokenizer` beside the model's folder, or the autoencoder of the catalogue. "
-            "FastAR never runs the code in such a folder, and never reads the output layer for words."
+            "holds the autoencoder (`checkpoint.pt` and its own `config.json`). NextStep-1 comes without `vae`; "
+            "*decoder* *auto* then uses the folder `NextStep-1-f8ch16-Tokenizer` beside the model's folder or, if "
+            "there is none, the autoencoder in FastAR's own list of downloads. FastAR never runs the code in a model's "
+            "folder, and does not load the language model's output layer (`lm_head`), because it only serves to write "
+            "text."
         ),
         "decoder": "FastAR refuses an autoencoder with a different number of channels or a different stride.",
         "dtype": (
-            "bf16 is the precision of the training; FastAR converts files in fp32 while it reads them. FastAR does not "
-            "offer fp16, because nobody has tested NextStep in fp16. The states of a token, the last layer of the head "
-            "and the autoencoder always use fp32. *int8* and *fp8* store the weights of the transformer blocks in 8 "
-            f"bits. {_FOUR_BITS} We have not measured how much 4 bits change the images of NextStep."
+            "The models were trained in bf16; FastAR converts the weights of an fp32 file to the chosen dtype while it "
+            "reads them. FastAR does not offer fp16, because nobody has tested NextStep in fp16. A token while it is "
+            "denoised, the last layer of the head and the autoencoder always use fp32. *int8* and *fp8* store the "
+            f"weights of the transformer blocks in 8 bits. {_FOUR_BITS} We have not measured how much 4 bits change "
+            "the images of NextStep."
         ),
     }
     more_of_outputs = {
         "model": "You can also connect it to Any Sampler, Sweep and Advisor.",
         "vae": (
             "VAE Encode keeps the size of an image if it is one of the model's sizes; otherwise it scales the image to "
-            "the size with the most similar shape. VAE Decode (Tiled) changes colours and contrast, and shows a "
-            "warning about it."
+            "the size with the most similar aspect ratio. VAE Decode (Tiled) changes colours and contrast, and shows a "
+            "warning."
         ),
     }
 

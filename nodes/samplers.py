@@ -76,9 +76,8 @@ def _edit(mask: str, more: str = "") -> list[io.Input]:
         "latent_image",
         optional=True,
         tooltip="The image to inpaint, from VAE Encode with the vae of the same loader; connect a mask to the mask "
-        "input, or set the mask on the latent. An Empty Latent Image only sets the number of images, and its size must "
-        "be the size of "
-        "the images that the model generates.",
+        "input, or use Set Latent Noise Mask. An Empty Latent Image only sets the number of images, and its size must "
+        "be the size of the images that the model generates.",
     )
     where = io.Mask.Input("mask", optional=True, tooltip=mask)
     return [explained(latent_image, more), explained(where, _MASK)]
@@ -138,9 +137,9 @@ class _Sampler(ModelFirst):
                 "enabled",
                 default=True,
                 optional=True,
-                tooltip=f"When this is off, {family.unaccelerated} runs without acceleration, with the same seed; it "
-                "then uses only those settings below that the unaccelerated sampler also has. Do not bypass the node "
-                "for this purpose, because a bypassed sampler breaks the workflow.",
+                tooltip=f"When this is off, {family.unaccelerated} runs without acceleration, with the same seed; the "
+                "node then uses only those settings below that the unaccelerated sampler also has. Do not bypass the "
+                "node for this purpose, because a bypassed sampler breaks the workflow.",
             )
             main.append(switch)
 
@@ -240,10 +239,10 @@ class MARSampler(_Sampler):
     more = {
         "preset": (
             "*recommended* uses the values that the model's file recommends, or, if there are none, the paper's "
-            "values. *few steps* is much faster and gives a different image. On the demo, it sets 12 AR steps "
-            "in Halton order, with 25 diffusion steps that fall to 5. For full-size models, it sets 24 AR steps, with "
-            "50 diffusion steps that fall to 10; we have not measured these values. The preset *fast* of LazyMAR "
-            "Sampler has the same steps, and also uses caches."
+            "values. *few steps* is much faster and gives a different image. On the demo, it sets 12 AR steps in "
+            "Halton order, with diffusion steps that fall from 25 to 5. For full-size models, it sets 24 AR steps in "
+            "Halton order, with diffusion steps that fall from 50 to 10; we have not measured these values on such "
+            "models. The preset *fast* of LazyMAR Sampler has the same steps and order, and also uses caches."
         ),
     }
 
@@ -263,15 +262,16 @@ class FastHybridSampler(_Sampler):
     more = {
         "preset": (
             "*exact* gives the image of unaccelerated MAR, up to rounding. *balanced* and *fast* are faster, and their "
-            "images are less similar to MAR's; we measured both on the demo. For full-size models, *balanced* has the "
-            "paper's values. *fast* has the threshold 0.6, which the paper compares with its 0.8, and drafts twice "
-            "as many AR steps ahead (*lookahead*) as the paper. Both presets call the diffusion head less often, but "
-            "compute more operations than MAR (docs/full_size.md in the repository)."
+            "images differ from MAR's images; we measured both presets on the demo. For full-size models, *balanced* "
+            "has the paper's values. *fast* has the threshold 0.6 instead of the paper's 0.8 (in the paper, 0.6 gives "
+            "slightly worse images), and drafts twice as many AR steps ahead (*lookahead*) as the paper. Both presets "
+            "call the diffusion head less often than MAR, but perform more operations (docs/full_size.md in the "
+            "repository)."
         ),
         "cache": (
             "FastHybrid calls the diffusion head less often, and the cache makes every pass of the transformer and "
-            "every call of the head smaller. Without the cache (and without DiSA), each image of a batch advances at "
-            "its own pace. With the cache, all images must be at the same AR step, so a batch needs more calls."
+            "every call of the head smaller. Without the cache and without DiSA, each image of a batch advances at its "
+            "own pace. With either of them, all images must be at the same AR step, so a batch needs more calls."
         ),
     }
 
@@ -288,11 +288,11 @@ class LazyMARSampler(_Sampler):
             "*exact* gives the image of unaccelerated MAR. *balanced* is the configuration that the paper measured; "
             "for the demo, *refresh_period* and *start_step* have the paper's values for 32 AR steps, but "
             "*computed_ratio* is 0.25 from the start. *fast* takes fewer steps (on the demo 12 AR steps in Halton "
-            "order, with 25 diffusion steps that fall to 5) and sets *ratio_schedule* to *stretched*. Most of the "
-            "speed-up of *fast* comes from the smaller number of steps. To see how much, compare with the preset *few "
-            "steps* of MAR Sampler, which has the same steps but no caches. For full-size models, *fast* uses the "
-            "demo's values, scaled to 64 AR steps and 256 tokens. We have not measured *balanced* or *fast* on "
-            "full-size models."
+            "order, with diffusion steps that fall from 25 to 5) and sets *ratio_schedule* to *stretched*. Most of the "
+            "speed-up of *fast* comes from the smaller number of steps. To see what the caches add, compare *fast* "
+            "with the preset *few steps* of MAR Sampler, which has the same steps and order but no caches. For "
+            "full-size models, *fast* uses the demo's values, scaled to 64 AR steps and 256 tokens. We have not "
+            "measured *balanced* or *fast* on full-size models."
         ),
         "speculation": "To use *speculation*, switch *head_cache* off.",
     }
@@ -308,14 +308,14 @@ class CSpDSampler(_Sampler):
     aliases = ["continuous speculative decoding", "speculative", "draft model", "cspd", "accelerated mar"]
     models = {
         "target": "The MAR whose images you want; it verifies the drafts.",
-        "draft": "A small MAR that drafts the tokens, loaded by a second Load MAR. It must have the same tokens, "
-        "grid and classes as the target.",
+        "draft": "A small MAR that drafts the tokens, loaded by a second Load MAR. Its tokens, grid and classes must "
+        "be the same as the target's.",
     }
     more = {
         "preset": (
-            "*balanced* and *fast* use the mode *published*; we measured them on the demo. For full-size models, they "
-            "draft the same shares of the AR steps as the paper: a sixteenth (*balanced*, 4 of 64 AR steps) and an "
-            "eighth (*fast*, 8 of 64). *exact* uses no drafts and gives the image of the target alone."
+            "*balanced* and *fast* use the mode *published*; we measured both presets on the demo. For full-size "
+            "models, they draft the same shares of the AR steps as the paper: a sixteenth (*balanced*, 4 of 64 AR "
+            "steps) and an eighth (*fast*, 8 of 64). *exact* uses no drafts and gives the image of the target alone."
         ),
         "draft": (
             "For the demo, choose *demo-draft*. The more similar the distributions of the two models are, the more "
@@ -336,32 +336,32 @@ class GtRSampler(_Sampler):
     aliases = ["gtr", "generation then reconstruction", "checkerboard", "two-stage", "accelerated mar"]
     more = {
         "preset": (
-            "The presets also set *steps*, *diffusion_steps*, *diffusion_steps_end* and *t_max*. *exact* gives the "
-            "image of unaccelerated MAR. For full-size models, *balanced* has the paper's values, and *fast* has half "
-            "of the paper's AR steps. Nobody has measured *fast* on full-size models. The demo has a quarter of the "
-            "tokens; there, *balanced* has 9 AR steps and *fast* has 6."
+            "*exact* gives the image of unaccelerated MAR. Unlike the presets of most samplers, *balanced* and *fast* "
+            "also set *steps*, *diffusion_steps*, *diffusion_steps_end* and *t_max*. For full-size models, *balanced* "
+            "has the paper's values, and *fast* has half of the paper's AR steps. Nobody has measured *fast* on "
+            "full-size models. The demo has 64 tokens instead of 256; on the demo, *balanced* has 9 AR steps and "
+            "*fast* has 6."
         ),
         "steps": (
             "The paper generates 256 tokens in 17 or 18 AR steps: 12 steps for the first eighth of the tokens, 3 for "
-            "the second eighth, 1 for the next quarter, and 1 or 2 for the other half. Each stage needs at least as "
-            "many "
-            "tokens as AR steps."
+            "the second eighth, 1 for the next quarter, and 1 or 2 for the other half. Each of these four stages needs "
+            "at least as many tokens as AR steps."
         ),
         "diffusion_steps": (
-            "In GtR, the first tokens and the tokens with most detail (see *detail_share*) get this many steps. The "
-            "paper uses 50."
+            "In GtR, only the first tokens and the tokens with most detail (see *detail_share*) get all of these "
+            "steps. The paper uses 50 steps."
         ),
         "diffusion_steps_end": (
             "In GtR, the number of diffusion steps falls to this value until the reconstruction starts, and the "
-            "reconstruction uses this value. The paper uses 20."
+            "reconstruction uses this value. The paper uses 20 steps."
         ),
         "order": "In GtR, the order applies within each stage.",
         "cache": "The cache makes every pass of the transformer smaller, and with *head_cache* also most calls of the "
         "diffusion head.",
         "mask": (
-            "With a mask, each token is decided in the same stage as without one. If the mask leaves a stage fewer "
-            "tokens than AR steps, this is no error: the stage decides one token per step. All masks of a batch "
-            "must cover the same number of tokens of each stage."
+            "Each token under the mask is decided in the same stage as without a mask. If a stage has fewer such "
+            "tokens than AR steps, it decides one token per step. All masks of a batch must cover the same number of "
+            "tokens of each stage."
         ),
     }
 
@@ -439,8 +439,9 @@ class PARSampler(_Sampler):
     more = {
         "preset": RECOMMENDS,
         "model": "The training of a PAR model fixes the number of tokens per pass.",
-        "cfg_interval": "As in the published code, the count starts again from 0 when the first token of every region "
-        "has been decided; from then on, it counts tokens.",
+        "cfg_interval": "As in the published code, a step is a pass until the first token of every region has been "
+        "decided. After that, the count starts again from 0 and counts the decided tokens, of which one pass decides "
+        "several.",
     }
 
 
@@ -455,15 +456,15 @@ class ZipARSampler(_Sampler):
         "preset": (
             "*exact* uses a window as long as a row, so the rows are decided one after another, without acceleration. "
             "We measured *balanced* and *fast* on the demo. For full-size models, both have the paper's values. They "
-            "make fewer passes than the unaccelerated sampler, but compute 1 to 5 % more operations. *PJD* is Parallel "
+            "make fewer passes than the unaccelerated sampler, but perform 1 to 5 % more operations. *PJD* is Parallel "
             "Jacobi Decoding (CVPR 2026): it generates the images of *balanced*, but with *parallel* 16, which takes "
             "still fewer passes and computes more tokens in each pass."
         ),
         "cfg": _GUIDED_BY_IMAGE,
         "model": "FastAR refuses a PAR model, because a PAR model decides the tokens in a different order.",
-        "cfg_interval": "As in the published code, the count starts again from 0 after the first row; from then on, "
-        "it counts tokens. With a value below the length of a row, guidance ends within the first row and comes back "
-        "after it.",
+        "cfg_interval": "As in the published code, a step is a pass in the first row. After the first row, the count "
+        "starts again from 0 and counts the decided tokens, of which one pass may decide several. With a value below "
+        "the length of a row, guidance ends within the first row and comes back after it.",
     }
 
     @classmethod
@@ -500,7 +501,7 @@ class MuLoSDSampler(_Sampler):
             "accept 95 % of the draft tokens, and *fast* to accept 98 %. *balanced* follows the paper: the small model "
             "drafts a part of the small image, the large model verifies this part, and then both continue with the "
             "next part. *fast* drafts the whole small image first. Both presets make far fewer passes than the target "
-            "alone, but compute about twice as many operations (docs/full_size.md in the repository). On the demo, "
+            "alone, but perform about twice as many operations (docs/full_size.md in the repository). On the demo, "
             "*tau* is 0.1. There, *balanced* drafts the small image in two parts of four rows, and *fast* drafts the "
             "whole small image, with *draft_parallel* 8 and *expansion* 0."
         ),
@@ -522,8 +523,7 @@ class MuLoSDSampler(_Sampler):
             "latent_samplers",
             optional=True,
             tooltip="The two networks from Load Latent Samplers: one enlarges the draft for the large model, and the "
-            "other reduces the result; they were trained for the decoder, so most tokens are accepted. Use this input "
-            "instead of upscale_model.",
+            "other reduces the result. Use this input instead of upscale_model.",
         )
 
         return [upscale_model, latent_samplers]
@@ -539,15 +539,16 @@ class NextStepSampler(_Sampler):
     aliases = ["nextstep", "flow matching", "continuous tokens", "text to image", "edit image", "disa", "inpaint"]
     more = {
         "preset": (
-            f"{RECOMMENDS} For NextStep-1, these are 50 diffusion steps with *solver* *em*, and *use_norm* on. For "
-            "NextStep-1.1, they are 28 diffusion steps with *em0*, and *use_norm* off. For NextStep-1-Large-Edit, they "
-            "are the values of NextStep-1, and also *cfg_img* 2 and *time_shift* 3.2."
+            f"{RECOMMENDS} For NextStep-1, the published values are 50 diffusion steps, *solver* *em*, and *use_norm* "
+            "on. For NextStep-1.1, they are 28 diffusion steps, *solver* *em0*, and *use_norm* off. "
+            "NextStep-1-Large-Edit has the values of NextStep-1, but *cfg_img* 2 and *time_shift* 3.2."
         ),
         "condition": (
-            "If *negative* of Prompt is empty, the negative text is empty, too. The authors write a list of faults "
-            "there, for example *lowres, bad anatomy, error, blurry*. For NextStep-1, they also add *masterpiece, film "
-            "grained, best quality.* to the end of the prompt. With Image and Prompt, the negative text is *Copy "
-            "original image.*, as in the authors' code. NextStep does not use *freedom* of that node."
+            "Guidance moves the image away from a negative text. With Prompt (FastAR), this is the text of *negative*. "
+            "The authors write a list of faults there, for example *lowres, bad anatomy, error, blurry*. For "
+            "NextStep-1, they also add *masterpiece, film grained, best quality.* to the end of the prompt. With Image "
+            "and Prompt, the negative text is *Copy original image.*, as in the authors' code, and *freedom* of that "
+            "node has no effect."
         ),
         "cfg": "At *cfg* 1, the model does not read the negative text.",
         "seed": "Every position of the grid has its own noise.",
@@ -556,7 +557,7 @@ class NextStepSampler(_Sampler):
             "slightly changes pixels outside the mask, too; Paste Inpainted Area restores these pixels."
         ),
         "mask": "The model reads the unchanged tokens as VAE Encode encoded them. If several unchanged tokens follow "
-            "one another, it reads them in one pass.",
+        "one another, the model reads them in one pass.",
     }
     more_of_outputs = {"latent": "The latent has 16 channels, normalised and scaled in the same way as the tokens."}
 

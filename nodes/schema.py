@@ -116,24 +116,25 @@ MORE_OF_MANY = {
     "speed": (
         "On an NVIDIA GPU, *plain* takes two to eight times as long as *auto*. With *auto*, the first two runs of each "
         "image size and batch size are slower than later runs. If ComfyUI keeps weights in system memory, *auto* does "
-        "the same as *plain*; on a GPU, the report says why. *compile* compiles the transformer blocks, and the "
-        "diffusion steps of MAR and BitDance. Compilation needs Triton on a GPU, or a C++ compiler on a CPU. The "
-        "report lists parts that ran without compilation."
+        "the same as *plain* on an NVIDIA GPU, too, and the report gives this reason. *compile* compiles the "
+        "transformer blocks, and the diffusion steps of MAR and BitDance. Compilation needs Triton on a GPU, or a C++ "
+        "compiler on a CPU. The report lists parts that ran without compilation."
     ),
     "weights": "The official `checkpoint-last.pth` of MAR holds both kinds of weights. With *auto*, the report says "
     "which weights FastAR has read.",
     "first_image": (
-        "The noise of an image depends on *seed* and on this position. The latent stores the position as "
-        "*batch_index*, so a sampler that inpaints the latent uses the same noise."
+        "The noise of an image depends on *seed* and on the position of the image in the batch. The latent stores this "
+        "position as *batch_index*, so a sampler that inpaints the latent uses the same noise."
     ),
     "images": "Usual: 1 to 4.",
     "latent_image": (
-        "VAE Encode scales any image to the model's size. You can also connect the latent of another sampler, or a "
-        "part of a batch from Rebatch Latents or Latent From Batch. Each image of such a part keeps the noise of its "
-        "position in the whole batch. If *condition* or *mask* has entries for the whole batch, the image uses the "
-        "entry of its position. *condition* describes the new content. If you connect Empty Latent Image (a latent of "
-        "zeros) and no mask, its *batch_size* sets how many images are generated from a single label or prompt, each "
-        "with its own noise. If its size does not fit the model, an error tells you which size to set."
+        "VAE Encode scales any image to the size of the model's images. You can also connect the latent of another "
+        "sampler, or a part of a batch from Rebatch Latents or Latent From Batch. Each image of such a part keeps the "
+        "noise of its position in the whole batch. If *condition* or *mask* has entries for the whole batch, each "
+        "image uses the entry of its position. *condition* describes the new content. If you connect Empty Latent "
+        "Image (a latent of zeros) and no mask, its *batch_size* sets how many images are generated from a single "
+        "label or prompt, each with its own noise. If the size of the empty latent does not fit the model, an error "
+        "tells you which size to set."
     ),
 }
 

@@ -29,9 +29,9 @@ DECIMALS = {SSIM: 3, PSNR: 1, ACCEPTANCE: 1}
 class AdviceSettings(Settings):
     """How a calibration is made. Each measure has its own limit, because their units differ."""
 
-    measure: str = knob(SSIM, "How to measure whether an image is close enough: SSIM and PSNR compare it with the "
-        "unaccelerated sampler's image, and acceptance is the share of the drafts that were accepted. identical allows "
-        "only identical images, and same distribution also allows lossless methods.",
+    measure: str = knob(SSIM, "How to measure whether an image is close enough: SSIM and PSNR compare the image with "
+    "the unaccelerated sampler's image, and acceptance is the share of the drafts that were accepted. identical "
+    "allows only identical images, and same distribution also allows lossless methods.",
         choices=(SSIM, PSNR, ACCEPTANCE, EXACT, LOSSLESS),
         more="Identical images always pass. With *SSIM* and *PSNR*, lossless methods pass too. A sampler that is meant "
         "to give a *different image*, for example because it has fewer steps, passes only if the limit is 0.")
@@ -50,8 +50,8 @@ class AdviceSettings(Settings):
         "once; more repeats take longer and give steadier results. Usual: 2.",
         low=1, high=100, step=1,
         more="After the first round, Advisor drops the samplers that cannot be the fastest. In each repeat, every "
-        "remaining sampler runs once, and the unaccelerated sampler runs alternately before or after it. After the "
-        "first round, the node shows how many minutes the repeats take at most.")
+        "remaining sampler runs once, and the unaccelerated sampler runs once right before or right after each of "
+        "them. After the first round, the node shows how many minutes the repeats take at most.")
 
 
     @property

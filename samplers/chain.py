@@ -1,8 +1,8 @@
 """Sampling with a diffusion head: a chain of Gaussian steps, for many rows at once.
 
 A row is a token of MAR or NextStep, or a block of BitDance. At every step the head makes a *prediction* from the row's
-state x, and the prediction says what the clean *data* is. The next state is sampled from a Gaussian around a mix of
-both:
+state x, and from the prediction follows the clean *data*. The next state is sampled from a Gaussian around a mix of
+the state and the data:
 
     data = data_x x + data_out prediction
     x   <- N(x_coefficient x + data_coefficient data, exp(middle + slope logits)^2)
@@ -16,8 +16,8 @@ others. States and steps are fp32, whatever the dtype of the network.
 
 :func:`run_chain` is the loop. All rows may have the same steps, or each row its own; only in the second case has
 :class:`StepTable` an axis for the rows. FastHybrid changes the means of some rows (:class:`MeanAdjustment`), an edit of
-BitDance fixes some tokens of a row (:class:`FixedTokens`), and ``speculation.py`` verifies
-several steps in one evaluation of the head.
+BitDance fixes some tokens of a row (:class:`FixedTokens`), and ``speculation.py`` verifies several steps in one
+evaluation of the head.
 
 Shapes: N rows of shape [*, c], where * is the number of tokens of a row (absent in MAR); S steps; P branches of
 guidance: 1 without guidance; 2 with guidance (the condition's, the null one); 3 if a part of the condition has its own
@@ -104,7 +104,7 @@ class StepInputs(NamedTuple):
 class StepResult(NamedTuple):
     """The rows after a step, fp32 [N, *, c] each."""
 
-    x: Tensor  # a sample with this mean and std
+    x: Tensor  # a sample with the mean and std below
     mean: Tensor
     log_std: Tensor  # fp32 [] if the variance is fixed
 
@@ -175,7 +175,7 @@ def joined(first: DiffusionBatch, second: DiffusionBatch) -> DiffusionBatch:
 
 
 class DiffusionStep(NamedTuple):
-    """The numbers of a step, with the names in the equations of this file."""
+    """The numbers of a step, with the names in the equations at the top of this file."""
 
     data_x: float
     data_out: float
@@ -258,8 +258,8 @@ def spread(noise: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class FixedTokens:
-    """The tokens of the rows that are fixed, with their values. The state of a fixed token follows the path
-    (1 - t) start + t value.
+    """The fixed tokens of the rows, with their values. During the diffusion, the state of a fixed token follows the
+    path (1 - t) start + t value.
     """
 
     t: Tensor  # time before each step, fp32 [S]

@@ -19,7 +19,7 @@ from .settings import Settings, knob
 
 E = TypeVar("E", bound="_Entries")
 
-# How many names a text about a condition shows at most.
+# At most this many names are shown when a condition is printed.
 _MOST_SHOWN = 8
 
 
@@ -58,17 +58,19 @@ class _Entries(OfFastAR):
         return replace(self, **chosen)
 
     def digests(self) -> tuple[str, ...]:
-        """A short digest of each image's entry: equal for the same label, prompt, features or codes."""
+        """A short digest of each image's entry and of the condition's null condition: equal if both are equal."""
         return tuple(fingerprint(self.kind, entry, self.against) for entry in self.entries)
 
     @property
     def against(self) -> str:
-        """The null condition of guidance, if this condition states it; "" if the model does."""
+        """The null condition of guidance, if this condition states one; "" if it is the model's own."""
         return ""
 
     @property
     def subject(self) -> str:
-        """What all images show, in a word or two for people, such as "cat"; "" if it is not one thing with a name."""
+        """What all images show, as a readable name such as "cat"; "" if they show different things, or if it has no
+        name.
+        """
         return ""
 
 
@@ -115,7 +117,7 @@ class Condition(_Entries):
         return torch.tensor(self.labels, dtype=torch.int64, device=device)
 
     def conditioning(self, model: MARModel, guided: bool) -> Conditioning:
-        """The condition as the network reads it, the same for both branches; raises as :meth:`class_ids`."""
+        """The condition as the network reads it; ``guided`` makes no difference to it. Raises as :meth:`class_ids`."""
         device = next(model.net.parameters()).device
         return ClassConditioning(model.net, self.class_ids(model.net.config.classes, model.label_set, device))
 
@@ -126,9 +128,9 @@ class PromptCondition(_Entries):
 
     kind: ClassVar[str] = "prompt"
     title: ClassVar[str] = "prompts"
-    maker: ClassVar[str] = "Prompt"
+    maker: ClassVar[str] = "Prompt (FastAR)"
     texts: tuple[str, ...]  # prompts as typed, one per image
-    unconditional: str = UNCONDITIONAL  # the whole instruction of the unconditional branch of guidance
+    unconditional: str = UNCONDITIONAL  # the whole instruction that guidance's null branch reads, see HybridModel
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -144,7 +146,7 @@ class PromptCondition(_Entries):
         return self.texts
 
     def prompt_tokens(self, model: MARModel, guided: bool) -> int:
-        """Number of prompt tokens that the model keeps, including the negative prompt's. Equal prompts count once."""
+        """Number of prompt tokens in the KV cache, including the negative prompt's. Equal prompts count once."""
         hybrid = cast(HybridModel, model)
         null = hybrid.instruction(self.unconditional) if guided else []
         return sum(len(hybrid.prompt(text)) for text in dict.fromkeys(self.texts)) + len(null)
@@ -156,7 +158,7 @@ class PromptCondition(_Entries):
         return cast(HybridModel, model).conditioning(self.texts, self.unconditional, guided)
 
 
-# The authors' weight of the guidance branch that does not read the tokens of the image to change.
+# The authors' weight for the guidance branch that does not read the VQ tokens of the given image.
 FREEDOM = 5.0
 MOST_FREEDOM = 10.0
 
@@ -175,9 +177,9 @@ class EditSettings(Settings):
         step=0.1,
         symbol="w",
         more="Only Janus-4o uses this setting; for NextStep, set *cfg_img* of NextStep Sampler. With Janus-4o, "
-        "guidance runs the model on three versions of the condition: one with both readings of the image (weight 1), "
-        "one with the content but without the VQ tokens (weight *freedom*), and one that is empty, which the result "
-        "moves away from. *cfg* of the sampler sets the strength of guidance; the published value is 5.",
+        "guidance runs the model on three versions of the condition: one with the image's content and its VQ tokens "
+        "(weight 1), one with the content only (weight *freedom*), and an empty one, from which guidance moves the "
+        "result away. *cfg* of the sampler sets the strength of guidance; the published value is 5.",
     )
 
 
@@ -190,9 +192,9 @@ class ImagePromptCondition(_Entries):
     maker: ClassVar[str] = "Image and Prompt"
     texts: tuple[str, ...]  # prompts as typed, one per image to generate
     images: tuple[Tensor, ...]  # uint8 [H, W, 3] of any size, one per text
-    # The paper's w: the weight of the guidance branch that does not read the image's tokens; 0 leaves this branch out.
+    # The paper's w: the weight of the guidance branch that does not read the image's VQ tokens; 0 omits this branch.
     freedom: float = FREEDOM
-    # The images as the model reads them: for each image the result of the model family's reader. None before that.
+    # For each image, the result of the model family's reader; None until the images have been read.
     read: tuple[Any, ...] | None = None
 
     @property
@@ -270,13 +272,13 @@ def from_ids(ids: Sequence[int]) -> Condition:
 
 
 def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
-    """Check that a condition is of a model's kind."""
+    """Check that a condition is of the kind that a model reads."""
     if condition.kind != kind:
         raise wrong_kind(condition, kind, model)
 
 
 def wrong_kind(condition: AnyCondition, kind: str, model: str) -> UserError:
-    """The error for a condition that is not of a model's kind."""
+    """The error for a condition of a kind that the model does not read."""
     return UserError(
         f"condition: {model} reads {KINDS[kind]}, but the condition holds {condition.title}; connect {MAKERS[kind]}."
     )
@@ -303,8 +305,8 @@ def expect_editor(condition: AnyCondition, model: Any) -> None:
 
 
 def expect_null_prompt(condition: PromptCondition, model: str) -> None:
-    """Check that a prompt has no negative text that a model with its own null prompt (Janus, BitDance) would
-    ignore.
+    """Raise a UserError if prompts have a negative text, for a model that would ignore it because it has its own null
+    prompt (Janus, BitDance).
     """
     if condition.unconditional != UNCONDITIONAL:
         raise UserError(

@@ -1,8 +1,8 @@
 """Editing: tokens outside a mask are fixed, tokens inside it are sampled again.
 
-Fixed tokens are known before the first step, so editing works with every accelerator. A masked sampler's new tokens
-see all fixed tokens. A token sampler goes in raster order or near it, so its new tokens see the fixed tokens before
-them.
+Fixed tokens are known before the first pass, so editing works with every accelerator. In a masked sampler (MAR), a new
+token sees all fixed tokens. In a token sampler, which decides tokens in raster order or nearly so, a new token sees
+only the fixed tokens before it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from ..reports.record import fingerprint
 # the soft edge of a feathered mask belongs to the mask, as in ComfyUI's samplers, which change every value above 0.
 LEAST_MASKED = 0.5 / 255
 # Largest absolute value of the latents that an edit starts from. Latents of images have a standard deviation of at most
-# about 5. Far beyond this limit, norms and fp16 numbers overflow, and half of the image would be NaN.
+# about 5. Far beyond this limit, norms and fp16 numbers overflow, and a large part of the image becomes NaN.
 LARGEST_LATENT = 10_000
 
 

@@ -12,8 +12,8 @@ token samplers. Such a method changes the plan (PAR, ZipAR), the look (LazyMAR),
 them (GtR the plan and the draw).
 
 Methods that verify drafts (FastHybrid, CSpD, MuLo-SD, Jacobi decoding) have loops of their own, because the cells that
-a pass decides depend on which drafts are accepted. BitDance has one because it shows progress within a pass. All of
-them decide cells with :meth:`Canvas.decide` and yield steps with :meth:`Canvas.show`.
+a pass decides depend on which drafts are accepted. BitDance has its own loop because it shows progress within a pass.
+All these loops decide cells with :meth:`Canvas.decide` and yield steps with :meth:`Canvas.show`.
 
 Shapes: B images of L = h w cells; a cell's value is a token, or a vector of channels.
 """
@@ -40,12 +40,12 @@ from ..reports.record import GIVEN, PAUSE, PLAIN, Clock, Report, dtype_of
 class Step:
     """The partial result that a sampler yields after every pass.
 
-    The latents are computed when they are first read, so a preview costs nothing where nobody looks. Read them before
-    the sampler continues: later they cannot be computed any more.
+    The latents are computed when they are first read, so a preview costs nothing where nobody looks. Read the
+    latents before the sampler continues; after that, they cannot be computed any more.
     """
 
-    # AR steps or passes done. FastHybrid counts the mean of its images, BitDance evaluations of the diffusion head,
-    # jacobi.py certain cells, and MuLo-SD cells twice, see its Block.
+    # AR steps or passes done; in FastHybrid the mean over the images. BitDance counts evaluations of the diffusion head
+    # instead, jacobi.py counts the cells whose values are certain, and MuLo-SD counts each cell twice, see its Block.
     done: int
     total: int
     report: Report  # the running report with the counts so far
@@ -119,7 +119,7 @@ class Canvas:
     phases: tuple[str, str] = ("transformer", "head")  # names of the time spent in looks and in draws
     clock: Clock = field(kw_only=True)
 
-    # The first two dimensions of ``values``:
+    # Two maps with the first two dimensions of ``values``:
     fixed_at: Tensor = field(init=False)  # int32, the pass that decided a cell; -1 before
     outcome: Tensor = field(init=False)  # uint8, what became of a cell's draft, see reports/record.py
     # Norms of intermediate values, fp32 [] each; a norm is not finite if one of its values is not.
@@ -318,5 +318,5 @@ def new_report(name: str, model: Any, settings: Any, noise: Any) -> Report:
 
 
 def remark_draft(report: Report, draft: Any) -> None:
-    """Add the remarks about a draft model to the report of a run at its end, unless the target has the same ones."""
+    """Add the remarks about a draft model to the report of a run at its end, unless the report already has them."""
     report.remark(*(f"draft: {text}" for text in (draft.note, draft.net.remark) if text and text not in report.note))

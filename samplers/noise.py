@@ -54,7 +54,7 @@ def stream_key(seed: int | None, image: int, stream: str) -> bytes:
 class PairedNoise:
     """The noise of B images, generated from one seed (0 to 2^64 - 1).
 
-    ``images``: the index of every image of the batch.
+    ``images``: for each of the B images, its index in the whole batch.
     """
 
     seed: int | None = None  # None in derived classes, whose noise does not come from a seed

@@ -107,8 +107,8 @@ def expect_same_codes(target: VQModel, draft: VQModel, model: str) -> None:
     """Raise a UserError if two tokenizers have different codebooks; ``model`` names the target model."""
     if not same_codes(target.net.quantize, draft.net.quantize):
         raise UserError(
-            f"draft: the decoder of the draft model ({draft.name}) reads different codes from the decoder of {model} "
-            f"({target.name}); load both models with the same decoder."
+            f"draft: the decoder of the draft model ({draft.name}) and the decoder of {model} ({target.name}) have "
+            "different codebooks; load both models with the same decoder."
         )
 
 

@@ -33,7 +33,7 @@ class _BitDance(Family):
     )
     mask_help = (
         "The area to regenerate; all other tokens stay bit-identical. New tokens match the blocks above and to the "
-        "left of them, but not the blocks below."
+        "left of them, but not the blocks below or to the right."
     )
     decoder = "bitdance-ae"
     load_decoder = staticmethod(load_binary)

@@ -47,14 +47,14 @@ def bitdance(
     noise: PairedNoise,
     edit: Edit | None = None,
 ) -> Sampler:
-    """BitDance.
+    """Generate images block by block.
 
     Args:
         model: network and the metadata of its files.
         condition: what B images show, of the kind that the model reads.
         settings: see :class:`BlockSettings`.
         noise: noise of B images.
-        edit: part of an image to sample again; None for a whole new image. A block does not depend on later blocks.
+        edit: part of an image to sample again; None for a whole new image. New tokens do not see later blocks.
 
     Yields:
         :class:`Step` after every evaluation of the diffusion head, or, with speculation, after every window of

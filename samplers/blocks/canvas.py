@@ -22,7 +22,8 @@ from ..engine import Canvas, start_report
 from ..noise import PairedNoise
 from .settings import BlockSettings
 
-# A CPU is refused for a diffusion head with at least this many weights. The largest ImageNet model has less than half.
+# FastAR refuses to run a diffusion head with at least this many weights on a CPU. The head of the largest ImageNet
+# model has fewer than half as many.
 LARGE_HEAD = 1_000_000_000
 
 
@@ -41,8 +42,8 @@ class BlockCanvas(Canvas):
     """
 
     order: Tensor = field(kw_only=True)  # int64 [L]: cells of the tokens in their order, on the device
-    # Tokens in their order as the transformer reads them, fp32 [R, L, C]; 0 where undecided. This is more than
-    # ``values`` repeated for each branch, because the null branch has its own tokens where the guidance scale is 1.
+    # Tokens in their order as the transformer reads them, fp32 [R, L, C]; 0 where undecided. They are not ``values``
+    # repeated for each branch, because the null branch has its own tokens where the guidance scale is 1.
     read: Tensor = field(kw_only=True)
 
     def __post_init__(self) -> None:

@@ -28,18 +28,18 @@ class BlockSettings(Annealed):
     diffusion_steps: int = knob(50, "Denoising steps for every block; more is slower and cleaner. Usual: 50 for "
         "prompts, 100 for ImageNet's classes; 25 instead of 50 halves the time and may cost a little quality.", low=1,
         high=1000, step=1,
-        more="For every block, the diffusion head runs one time more than this number (51 times for 50).")
+        more="For every block, the diffusion head runs once more than this number (51 times for 50).")
     cfg: float = knob(7.5, "How closely the image follows the class or prompt; higher is more typical and less "
         "varied. Usual: 7.5 for prompts, 3.2 to 6.1 for ImageNet's classes; at 1, guidance is off, which halves the "
         "work.",
         low=1.0, high=20.0, step=0.1,
         more="The published values for ImageNet are 3.2, 3.9 and 6.1 for model B with blocks of 1, 4 and 16 tokens, "
             "4.0 for model L and 4.55 for model H.")
-    width: int | None = knob(None, "Width of the image in pixels. Usual: a width that the model was trained for, "
-        "together with its height; Load BitDance lists these sizes.", low=8, high=8192, step=8, paper=1024,
+    width: int | None = knob(None, "Width of the image in pixels. Usual: the width of one of the sizes (width x "
+    "height) that the model was trained for; Load BitDance lists these sizes.", low=8, high=8192, step=8, paper=1024,
         unit="pixels")
-    height: int | None = knob(None, "Height of the image in pixels. Usual: a height that the model was trained for, "
-        "together with its width; Load BitDance lists these sizes.", low=8, high=8192, step=8, paper=1024,
+    height: int | None = knob(None, "Height of the image in pixels. Usual: the height of one of the sizes (width x "
+    "height) that the model was trained for; Load BitDance lists these sizes.", low=8, high=8192, step=8, paper=1024,
         unit="pixels")
     cfg_schedule: str = knob("constant", "With constant, guidance is cfg from the start; with linear, guidance "
         "increases from 1 at the first block to nearly cfg at the last block. Usual: constant for prompts, linear for "

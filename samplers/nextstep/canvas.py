@@ -26,13 +26,13 @@ from .settings import CONSTANT, FALLING, RISING, NextStepSettings
 # What a NextStep reads.
 NextStepCondition = PromptCondition | ImagePromptCondition
 
-# A CPU is refused for a language model with at least this many weights: an image of a published model would take 20
-# minutes.
+# FastAR refuses to run a language model with at least this many weights on a CPU: an image of a published model would
+# take 20 minutes.
 LARGE = 4_000_000_000
 
 
 class Branches(NamedTuple):
-    """The branches of guidance: what each of them reads, in this order."""
+    """The branches of guidance and what each of them reads; for their order see :func:`branches_for`."""
 
     number: int  # P: 1 without guidance; 2 with guidance, or 3 if the image to change has its own guidance scale
     rows: Rows  # rows of all images, branch by branch

@@ -1,4 +1,4 @@
-"""The flow of a token from noise (t = 0) to the token (t = 1): one formula for five published samplers.
+"""The flow of a token from noise (t = 0) to the token (t = 1): one formula for five published solvers.
 
 Source: NextStep-1 (arXiv 2508.10711) and its published programs. At time t, the state is x_t = t x + (1 - t) e, where x
 is the token and e is noise. The head predicts the velocity v = x - e. So the expected token is x_1 = x_t + (1 - t) v,
@@ -55,7 +55,7 @@ class Flow:
 
 @lru_cache(maxsize=256)
 def flow(solver: str, count: int, shift: float = 1.0) -> Flow:
-    """The evaluations of ``count`` steps of a sampler, one of :data:`SOLVERS`.
+    """The evaluations of ``count`` steps of a solver, one of :data:`SOLVERS`.
 
     A ``shift`` k moves each time t to t / (k - (k - 1) t): above 1, more steps are near the noise; 1 keeps t.
     """
@@ -77,7 +77,7 @@ def flow(solver: str, count: int, shift: float = 1.0) -> Flow:
 
 
 def _euler_maruyama(solver: str, last: float) -> Callable[[float, float], DiffusionStep]:
-    """A function that makes the step from t to u, for a sampler whose last time is ``last``."""
+    """A function that makes the step from t to u, for a solver whose last time is ``last``."""
 
     def squared_noise(t: float) -> float:
         """g^2 at t."""

@@ -53,7 +53,7 @@ def nextstep(
             change.
         settings: see :class:`NextStepSettings`.
         noise: noise of B images.
-        edit: part of an image to sample again; None for a whole new image. A token does not depend on later tokens.
+        edit: part of an image to sample again; None for a whole new image. A new token does not see later tokens.
 
     Yields:
         :class:`Step` after every token. Returns :class:`Sampled`.

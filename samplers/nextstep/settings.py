@@ -34,29 +34,30 @@ class NextStepSettings(Annealed):
         "Usual: 28 for NextStep-1.1, 50 for NextStep-1.", low=1, high=1000, step=1)
     cfg: float = knob(7.5, "How closely the image follows the prompt; higher is more typical and less varied. Usual: "
         "7.5; at 1, guidance is off, which halves the work.", low=1.0, high=20.0, step=0.1)
-    width: int | None = knob(None, "Width of the image in pixels, a multiple of 16. Usual: a width that the model was "
-        "trained for, together with its height; Load NextStep lists these sizes.", low=2, high=8192, step=2, paper=512,
+    width: int | None = knob(None, "Width of the image in pixels, a multiple of 16. Usual: the width of one of the "
+    "sizes (width x height) that the model was trained for; Load NextStep lists "
+    "these sizes.", low=2, high=8192, step=2, paper=512,
         unit="pixels")
-    height: int | None = knob(None, "Height of the image in pixels, a multiple of 16. Usual: a height that the model "
-        "was trained for, together with its width; Load NextStep lists these sizes.",
+    height: int | None = knob(None, "Height of the image in pixels, a multiple of 16. Usual: the height of one of the "
+    "sizes (width x height) that the model was trained for; Load NextStep lists these sizes.",
         low=2, high=8192, step=2, paper=512,
         unit="pixels")
     cfg_img: float = knob(1.0, "Used only with a condition from Image and Prompt: how closely the result follows the "
-        "original image. Usual: 2 for NextStep-1-Large-Edit; at 1, cfg alone guides by the original image and the "
-        "prompt together, which saves a third of the work.",
-        low=1.0, high=20.0, step=0.1, symbol="cfg_img", advanced=True,
+    "original image. Usual: 2 for NextStep-1-Large-Edit; at 1, cfg alone guides by both the original image and the "
+    "prompt, which saves a third of the work.",
+        low=1.0, high=20.0, step=0.1, advanced=True,
         more="Above 1, guidance has a third branch, which reads the original image with the negative text. At *cfg* 1, "
         "or without an original image, the setting has no effect, and the report says so.")
     cfg_schedule: str = knob(CONSTANT, "constant uses cfg for all tokens; falling lowers guidance from cfg at the "
         "first token to nearly 1 at the last token, and rising raises it from cfg / 2 to nearly cfg. Usual: constant.",
         choices=(CONSTANT, FALLING, RISING), advanced=True,
         more="The code of NextStep-1 and the code in NextStep-1.1's folder use *falling*, and the code of February "
-        "2026 uses *rising*. All of them call their schedule linear.")
+        "2026 uses *rising*. The authors call both schedules linear.")
     solver: str = knob(EM0, "How a token is sampled from noise: em is the method of NextStep-1's code, em0 is the "
         "method in NextStep-1.1's folder, and sde, ode and cps are the methods of the code of February 2026. Usual: "
         "em0 for NextStep-1.1, em for NextStep-1; ode adds no noise between its steps.", choices=SOLVERS, advanced=True)
-    time_shift: float = knob(1.0, "Shifts the diffusion steps of every token; above 1, more of these steps are near "
-        "the noise. Usual: 1, and 3.2 for NextStep-1-Large-Edit.",
+    time_shift: float = knob(1.0, "Shifts the diffusion steps of every token; above 1, more of these steps are taken "
+    "while the token is still noisy. Usual: 1, and 3.2 for NextStep-1-Large-Edit.",
         low=0.01, high=100.0, step=0.1, symbol="k", advanced=True)
     use_norm: bool = knob(False, "Normalise every token before the model reads it and before it is decoded. Usual: off "
         "for NextStep-1.1, on for NextStep-1.", advanced=True)
@@ -64,15 +65,15 @@ class NextStepSettings(Annealed):
         "first token (DiSA); lower is faster. Usual: a third of diffusion_steps; if both numbers are equal, DiSA is "
         "off.",
         low=1, high=1000, step=1, paper=28, same_as="diffusion_steps", advanced=True,
-        more="The head takes 11 to 40 % of the time, so fewer steps gain less than with a MAR. We have not measured "
-        "the quality.")
+        more="The flow-matching head takes only 11 to 40 % of the time, so DiSA gains less than with a MAR. We have "
+        "not measured the quality.")
     speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the "
         "flow-matching head; the image is a different one, sampled from exactly NextStep's distribution. Usual: 0, "
         "which drafts nothing; speculation helps only if the calls are slow and cfg is low.",
         low=0, high=64, step=1, symbol="L", advanced=True,
         more="Guidance multiplies the differences between drafts and predictions, so few drafts are accepted at *cfg* "
-        "7.5. At *speculation* 1, nothing is drafted, as at 0. With *solver* *ode*, which adds no noise, "
-        "*speculation* has no effect.")
+        "7.5. At 1, nothing is drafted, as at 0. With *solver* *ode*, which adds no noise, *speculation* has no "
+        "effect.")
 
     @property
     def guides(self) -> bool:
