@@ -50,7 +50,8 @@ class LatentSamplersConfig:
         ratio = round(squared**0.5)
         if ratio < 2 or ratio**2 != squared:
             raise ValueError(
-                f"its up-sampler makes {squared} cells of one cell, which is not the square of an integer above 1"
+                f"its up-sampler makes {squared} cells from one cell, and this number is not the square of an integer "
+                "above 1"
             )
 
         return LatentSamplersConfig(

@@ -168,13 +168,11 @@ class LlamaConfig:
         heads = heads or queries // QWEN_HEAD_DIM
         if heads < 1 or queries % heads:
             raise ValueError(
-                f"{heads} attention heads do not fit queries of {queries} numbers; num_attention_heads must be right"
+                f"{heads} attention heads do not fit queries of {queries} numbers; correct num_attention_heads"
             )
         head_dim = queries // heads
         if head_dim % 2 or keys % head_dim or keys < head_dim or heads % (keys // head_dim):
-            raise ValueError(
-                f"{heads} attention heads do not fit keys of {keys} numbers; num_attention_heads must be right"
-            )
+            raise ValueError(f"{heads} attention heads do not fit keys of {keys} numbers; correct num_attention_heads")
 
         norms = "model.layers.0.self_attn.q_norm.weight" in state
         return qwen_config(

@@ -501,12 +501,12 @@ class ReportSettings(Settings):
 
     format: str = knob(
         "text",
-        "text is for reading, json is for programs, and csv is one line for a spreadsheet. The help page explains the "
-        "names in the report.",
+        "text is for reading, json is for programs, and csv is a header and a line for a spreadsheet. The help page "
+        "explains the names in the report.",
         choices=("text", "json", "csv"),
-        more="\n  - *json*: the same as the command line writes, with one run. Counts that do not apply to the sampler "
-        "are left out.\n  - *csv*: a header and a line of numbers without units. The acceptance is a fraction from 0 "
-        "to 1.",
+        more="\n  - *json*: the same as the command line writes for a single run. Counts that do not apply to the "
+        "sampler are left out.\n  - *csv*: a header and a line of numbers without units. The acceptance is a fraction "
+        "from 0 to 1.",
     )
 
 

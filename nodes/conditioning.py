@@ -487,7 +487,7 @@ class ImageAndPrompt(io.ComfyNode):
         "condition": (
             "FastAR refuses this condition for models that were not trained to edit, such as Janus-Pro and "
             "NextStep-1.1, because they would ignore the image. FastAR tells from a model's name whether the model was "
-            "trained to edit. If the name does not say it, the report contains a warning."
+            "trained to edit. If the name does not tell, the report contains a warning."
         ),
     }
 

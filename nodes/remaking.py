@@ -66,8 +66,8 @@ class Remaker:
         kind = _nodes().get(str(name))
         if kind is None:
             raise UserError(
-                f"x: the sweep cannot run the node {describe(name)} again; disconnect it from the loader or prompt, "
-                "and type the value there."
+                f"x: the sweep cannot run the node {describe(name)} again; disconnect this node, and type its value "
+                "into the loader or prompt node."
             )
 
         known = {part.id for part in kind.define_schema().inputs}

@@ -38,7 +38,7 @@ class TimeLapseSettings(Settings):
         low=1.0,
         high=10.0,
         step=0.5,
-        more="After that, the animation shows the finished images for two more seconds.",
+        more="At its end, the animation shows the finished images for two more seconds.",
     )
 
 

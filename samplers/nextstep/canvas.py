@@ -109,7 +109,7 @@ def nextstep_canvas(
     if settings.cfg_img != 1 and branches.number < 3:
         report.remark("cfg_img had no effect, because it needs an original image and cfg above 1")
     if isinstance(condition, ImagePromptCondition) and model.edits is None:
-        report.remark(f"{model.name} is not known to have been trained to edit; it may ignore the image")
+        report.remark(f"{model.name} is not known to have been trained to edit; the model may ignore the image")
 
     values = torch.zeros(len(condition), grid[0] * grid[1], model.net.channels, device=device)
     again = None

@@ -108,7 +108,7 @@ def test_shape_from_a_state_dict() -> None:
         assert LlamaConfig.of_qwen(tiny_qwen(config).state_dict(), 6, positions=64, theta=100.0) == config
     state = tiny_qwen().state_dict()
     for heads in (5, 7, 24):
-        with pytest.raises(ValueError, match="num_attention_heads must be right"):
+        with pytest.raises(ValueError, match="; correct num_attention_heads"):
             LlamaConfig.of_qwen(state, heads)
     with pytest.raises(KeyError, match="gate_proj"):
         LlamaConfig.of_qwen({k: v for k, v in state.items() if "gate" not in k}, 6)
