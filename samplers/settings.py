@@ -27,8 +27,8 @@ class Knob:
     high: float | None = None
     step: float | None = None
     choices: tuple[str, ...] = ()  # allowed strings, or empty
-    # Only if the default is None, which stands for the model's own value: the value of a full-size model. The setting
-    # has the type of this value, and a new node shows it.
+    # Only if the default is None, which stands for the model's own value: the value for a full-size model. A new node
+    # shows this value, and the setting has its type.
     paper: float | None = None
     same_as: str = ""  # the setting whose value takes the place of None, or ""
     symbol: str = ""  # the paper's symbol where it differs from the name, or ""
@@ -161,7 +161,7 @@ def setting_in_words(name: str, value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in words: a number with three digits."""
+    """A value in words; a float has three significant digits."""
     return f"{value:.3g}" if isinstance(value, float) else f"{value}"
 
 

@@ -3,8 +3,8 @@
 Source: "BitDance" (arXiv 2602.14041) and its published code.
 
 Shapes: B images, L tokens of C bits, K tokens of a block, S diffusion steps, width D. The transformer runs on R batch
-rows: one for each image, and with guidance B more for the null condition. The diffusion samples N of them: B or, in
-blocks where the null branch samples its own tokens, all R (:meth:`BlockCanvas.samples_null`).
+rows: one for each image, and with guidance B more for the null condition. The diffusion samples N of these R rows: B
+or, in blocks where the null branch samples its own tokens, all R (:meth:`BlockCanvas.samples_null`).
 """
 
 from __future__ import annotations

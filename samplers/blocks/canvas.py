@@ -51,8 +51,9 @@ class BlockCanvas(Canvas):
         self.block_size = self.model.net.block  # K
         self.guided = len(self.read) > self.images
 
-        # In an edit, some blocks are only read, and others are partly sampled: the numbers of the blocks to sample, and
-        # for each block whether every token is sampled in every image. The host reads this once.
+        # In an edit, some blocks are only read, and others are partly sampled. sampled_blocks has the numbers of the
+        # blocks to sample. is_whole says for each block whether every token is sampled in every image. The host reads
+        # the mask once.
         again = torch.ones(1, len(self.order), dtype=torch.bool)
         if self.again is not None:
             again = self.again[:, self.order].cpu()
