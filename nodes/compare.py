@@ -48,7 +48,7 @@ class CompareSettings(Settings):
 
     columns: int = knob(
         0,
-        "Number of cells in a row; more cells make the image wider. Usual: 0, which chooses up to four cells.",
+        "Number of cells in a row; more cells make the image wider. Usual: 0, which chooses a number from 1 to 4.",
         low=0,
         high=MOST_CELLS,
         step=1,

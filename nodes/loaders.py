@@ -703,7 +703,7 @@ class LoadBitDance(_Loader):
         "parts; entries of the menu that show a size are downloads. A 14B model needs about 21 GB of GPU memory in 8 "
         "bits and 34 GB in bf16.",
         "decoder": "The binary autoencoder that turns bits into images. Usual: auto, which loads the autoencoder that "
-        "the model was trained with and that is often in the model's file or folder.",
+        "the model was trained with; the model's file or folder often contains this autoencoder.",
         "dtype": _AUTO_BF16,
     }
     socket = output(BLOCK_MODEL, "model", "The model. Connect it to BitDance Sampler.")
@@ -717,8 +717,8 @@ class LoadBitDance(_Loader):
             "write text."
         ),
         "decoder": (
-            "If there is no autoencoder in the file or folder, *auto* uses the official one. FastAR refuses an "
-            "autoencoder if the number of bits or the size in pixels of its tokens does not fit the model."
+            "Otherwise, *auto* uses the official autoencoder. FastAR refuses an autoencoder if the number of bits or "
+            "the size in pixels of its tokens does not fit the model."
         ),
         "dtype": (
             "FastAR does not offer fp16, because nobody has tested BitDance in fp16. The tokens while they are "

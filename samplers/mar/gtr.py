@@ -72,20 +72,20 @@ class GtRSettings(DiSASettings):
         "all tokens of an AR step get the same number of steps.",
         low=0.0, high=1.0, step=0.01,
         more="How much detail a token has is estimated from the transformer's output for it: the more energy in high "
-            "frequencies, the more detail. The number of tokens is rounded down: with a share of 0.1, it is one of ten "
-            "tokens, but none of nine. The setting has no effect if *diffusion_steps_end* equals *diffusion_steps*.")
+        "frequencies, the more detail. The number of tokens is rounded down: a share of 0.1 is one of ten tokens, but "
+        "none of nine. The setting has no effect if *diffusion_steps_end* equals *diffusion_steps*.")
     first_share: float = knob(0.75, "Share of the AR steps before the reconstruction that the first stage takes (see "
-        "stages); a higher share spends more steps on the layout and fewer on the other stages. Usual: 0.75, which is "
-        "12 of 16.",
+    "stages); a higher share spends more steps on the layout and fewer on the other stages. Usual: 0.75, which is 12 "
+    "of 16 AR steps.",
         low=0.01, high=0.99, step=0.01, advanced=True,
-        more="The second stage takes the same share of the remaining steps, which is 3 of 4. If *stages* is "
-            "*quarters*, *first_share* is a share of all AR steps.")
+        more="The second stage takes the same share of the remaining AR steps, which is 3 of 4. If *stages* is "
+        "*quarters*, *first_share* is a share of all AR steps.")
     stages: str = knob(PAPER, "The tokens before the reconstruction are decided in stages: with paper, three stages of "
         "1/8, 1/8 and 1/4 of all tokens; with quarters, two stages of 1/4. Usual: paper; quarters is for workflows "
         "that were saved before this setting existed.",
         choices=(PAPER, QUARTERS), advanced=True,
-        more="*quarters* was our misreading of the paper. It needs about twice as many AR steps as *paper*, 32 for 256 "
-            "tokens.")
+        more="*quarters* was our misreading of the paper. *quarters* needs about twice as many AR steps as *paper*: "
+        "32 AR steps for 256 tokens.")
 
     # fmt: on
     @property

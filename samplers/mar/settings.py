@@ -49,10 +49,9 @@ class MARBase(Guarantees):
         advanced=True,
         more="*raster* gives worse images than *random*.")
     t_max: int | None = knob(None, "Diffusion timestep from which denoising starts; a lower timestep has less noise. "
-        "Usual: the model's own value, 999 or 950; 950 prevents coloured squares if you use few diffusion steps or "
-        "half precision.",
-        low=1, high=999, step=1, paper=999, advanced=True,
-        more="The official models start at 999, and the demo starts at 950.")
+    "Usual: the model's own value, which is 999 for official models and 950 for the demo; 950 prevents coloured "
+    "squares if you use few diffusion steps or half precision.",
+        low=1, high=999, step=1, paper=999, advanced=True)
 
     def streams(self) -> dict[str, int]:
         return {"full": self.diffusion_steps}
@@ -132,8 +131,8 @@ class SpeculationSettings(MARBase):
     """Speculation in the diffusion head: a part of other settings."""
 
     speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the diffusion "
-        "head; the image is a different one, sampled from exactly MAR's distribution. Usual: 8 on a GPU; at 0, nothing "
-        "is drafted.",
+    "head; the image is a different one, sampled from exactly MAR's distribution. Usual: 8 on a GPU; at 0 or 1, "
+    "nothing is drafted.",
         low=0, high=64, step=1, symbol="L",
         advanced=True,
         more="With a higher number, the diffusion head runs less often, but computes more at once, which is slower on "

@@ -64,7 +64,7 @@ def token_canvas(
 
     report = start_report(name, model, condition, settings, noise)
     if isinstance(condition, ImagePromptCondition) and cast(JanusModel, model).edits is None:
-        report.remark(f"{model.name} is not known to have been trained to edit; it may ignore the image")
+        report.remark(f"{model.name} is not known to have been trained to edit; the model may ignore the image")
 
     given = None
     if edit is not None:

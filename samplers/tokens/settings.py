@@ -42,7 +42,7 @@ def cfg_knob(
 def top_k_knob(
     usual: str,
     more: str = "At 1, the sampler always takes the likeliest value. On the demo, a *top_k* of 10 or more changes "
-        "nothing, because *top_p* 0.8 leaves fewer values than that.",
+    "nothing, because *top_p* 0.8 leaves fewer than 10 values.",
 ) -> Any:
     """The setting that keeps a number of values of a token. Arguments as for :func:`cfg_knob`."""
     return knob(None,
@@ -76,8 +76,8 @@ def entropy_temperature_knob(what: str) -> Any:
 
 # The longer text of "parallel", if it predicts passes.
 PARALLEL_PASSES = (
-    "In half precision, all values from 1 to the image's side in tokens give the same image. At 0, the image is a "
-    "different one from the same distribution."
+    "In half precision, all values from 1 to the image's side in tokens give the same image, but 0 gives a different "
+    "image from the same distribution."
 )
 # The usual value of "parallel".
 USUAL_PARALLEL = "the image's side in tokens (16 for 256 pixels)"
@@ -149,12 +149,13 @@ class LlamaGenSettings(TokenSettings):
 
     top_p: float = top_p_knob(advanced=False)
     parallel: int = parallel_knob("tokens", USUAL_PARALLEL,
-        "A pass (one run of the transformer) computes the next tokens from the guesses, and confirms the guesses up to "
-        "the first one that differs from the token computed for its position (Jacobi iteration). In half precision, "
-        "all values from 1 to the image's side in tokens give the same image. At 0, the image is a different one from "
-        "the same distribution. To compare images in half precision, use *parallel* 1 instead of 0, or choose *dtype* "
-        "fp32 in the loader. On the demo, *parallel* 16 takes 59 passes instead of 256. For a single image on a GPU, "
-        "twice the side may be faster still. On a CPU, batches of four or more images hardly get faster.")
+        "A pass (one run of the transformer) computes the next tokens from the guesses, and confirms the guesses up "
+        "to the first one that differs from the token computed for its position (Jacobi iteration). In half "
+        "precision, all values from 1 to the image's side in tokens give the same image, but 0 gives a different "
+        "image from the same distribution. To compare images in half precision, use *parallel* 1 instead of 0, or "
+        "choose *dtype* fp32 in the loader. On the demo, *parallel* 16 takes 59 passes instead of 256. For a single "
+        "image on a GPU, twice the side may be faster still. On a CPU, batches of four or more images hardly get "
+        "faster.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def no_gain(self, report: Report) -> str:
@@ -173,10 +174,10 @@ class TarPromptSettings(Settings):
     detail: str = knob(
         "729",
         "Number of semantic codes that describe the image; with fewer codes, Tar is faster and the description is "
-        "vaguer. Usual: 729, the number with which Tar was trained most.",
+        "vaguer. Usual: 729, the number with which Tar was trained most often.",
         choices=DETAILS,
         more="The menu offers the numbers of codes that the usual Tar models can write. If the connected model writes "
-            "other numbers of codes, the menu shows those instead.")
+        "other numbers of codes, the menu shows these numbers instead.")
     temperature: float = knob(1.0,
         "Randomness of every code; lower is safer and less varied. Usual: 1; at 0, the model always takes the "
         "likeliest code.",
@@ -232,7 +233,7 @@ class MuLoSDSettings(TokenSettings):
         "Tokens within this distance of a rejected token are resampled too; a larger distance is slower and hides "
         "seams better. Usual: 1; at 0, only the rejected tokens are resampled.",
         low=0, high=16, step=1, symbol="l", unit="tokens",
-        more="In the paper, images are worse without the neighbours (0); on the demo, they are better.")
+        more="In the paper, images are worse with *expansion* 0; on the demo, they are better.")
     acceptance_target: float = knob(0.0,
         "Share of the draft tokens to accept, which replaces tau; higher is faster, and the image is less like the "
         "large model's. Usual: 0.9 to 0.98; at 0, tau decides.",

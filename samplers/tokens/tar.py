@@ -56,7 +56,7 @@ def tar_prompt(
             or logits that were not finite.
     """
     if isinstance(prompts, str) or not prompts or not all(isinstance(text, str) for text in prompts):
-        raise UserError("text: there is no prompt; ask for at least one image.")
+        raise UserError("text: there is no prompt; give at least one prompt.")
     if len(noise) != len(prompts):
         raise UserError(
             f"text: it asks for {len(prompts)} images, but the noise is for {len(noise)}; make both numbers equal."

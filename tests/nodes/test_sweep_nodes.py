@@ -435,7 +435,7 @@ def test_samplers_show_a_line_and_write_their_report():
     assert run["node"] == "5" and run["settings"] == report.settings and metadata["workflow"] == {"nodes": []}
     json.dumps(metadata)
     warning, figures, settings = said(node.execute(model=a_mar(), condition=WHAT, seed=7, **{**PLAIN, "lookahead": 0}))
-    assert warning.startswith("Nothing was drafted") and " s (" in figures and settings.startswith("4 AR steps, ")
+    assert warning.startswith("No draft could be") and " s (" in figures and settings.startswith("4 AR steps, ")
     plain = with_hidden(samplers.MARSampler, None)  # a prompt that holds no graph
     figures, settings = said(plain.execute(model=a_mar(), condition=WHAT, seed=7, **PLAIN))
     assert figures.startswith("4 passes, ") and settings.startswith("4 AR steps, ")

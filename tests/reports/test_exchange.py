@@ -197,7 +197,7 @@ GAINS = [
 ]
 NO_GAINS = {
     "No draft was accepted": of("fasthybrid", counts={"rejected": 9}, lookahead=4, threshold=0.9),
-    "Nothing was drafted": of("fasthybrid", lookahead=0, threshold=0.9),
+    "No draft could be accepted": of("fasthybrid", lookahead=0, threshold=0.9),
     "Nothing came from the cache": of("fasthybrid+lazymar", counts={"cached_calls": 0}, lookahead=4, threshold=0.9),
     "Every pass decided only one token": of("zipar", 16),
     "No drafted diffusion step": of("cspd", counts={"drafted_steps": 4, "accepted_steps": 0}),

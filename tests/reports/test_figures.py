@@ -97,9 +97,9 @@ def test_a_loss_is_told_from_repeats_that_all_lost():
 def test_limits_at_which_nothing_is_gained():
     drafted = {"lookahead": 4, "threshold": 1.0}
     assert no_gain(run("fasthybrid", settings=drafted)) == "", "a similarity of 1 passes a threshold of 1"
-    assert no_gain(run("fasthybrid", settings={**drafted, "threshold": 1.01})).startswith("Nothing was drafted")
+    assert no_gain(run("fasthybrid", settings={**drafted, "threshold": 1.01})).startswith("No draft could be accepted")
     for idle in ({"lookahead": 1}, {"lookahead_start": 64, "steps": 64}):
-        assert no_gain(run("fasthybrid", settings={**drafted, **idle})).startswith("Nothing was drafted"), idle
+        assert no_gain(run("fasthybrid", settings={**drafted, **idle})).startswith("No draft could be accepted"), idle
     fewer = {"lookahead": 0, "diffusion_steps": 50, "diffusion_steps_end": 10}
     assert no_gain(run("fasthybrid", settings={**drafted, **fewer})) == "", "later tokens take fewer diffusion steps"
     beside = run("fasthybrid+lazymar", cached_calls=10, settings={**drafted, "lookahead": 0, "steps": 64})

@@ -28,10 +28,10 @@ class CSpDSettings(MARBase):
     prefill_ratio: float = knob(0.15, "Share of the AR steps that the target computes alone, at the beginning; higher "
         "is slower and closer to the target's image. Usual: 0.05 to 0.15; at 1, nothing is drafted.",
         low=0.0, high=1.0, step=0.01,
-        more="In the first AR steps, the drafts are worst.")
+        more="The drafts of the first AR steps are the worst.")
     mode: str = knob("published", "How drafts are accepted: published is the rule of the authors' code, which accepts "
-        "most drafts and is approximate; paper is the stricter rule of the paper, which hardly ever accepts a draft. "
-        "lossless keeps the distribution of the target's images exactly.",
+    "most drafts and is approximate; paper is the stricter rule of the authors' text, which hardly ever accepts a "
+    "draft. lossless keeps the distribution of the target's images exactly.",
         choices=("published", "paper", "lossless"),
         more="The notes of this help page compare the three modes.")
     alignment: bool = knob(True, "Used only if 'mode' is 'published': both models use the same noise for every token, "
@@ -39,8 +39,8 @@ class CSpDSettings(MARBase):
         more="The paper calls this setting *trajectory alignment*. In the modes *paper* and *lossless*, both models "
             "always use the same noise.")
     speculation: int = knob(0, "Used only if 'mode' is 'lossless': the target drafts this many of its own diffusion "
-        "steps and verifies them in one call, which does not change the distribution. Usual: 8; at 0, the target "
-        "does not draft.",
+    "steps and verifies them in one call, which does not change the distribution. Usual: 8; at 0 or 1, the target "
+    "does not draft.",
         low=0, high=64, step=1, symbol="L", advanced=True,
         more="With a higher number, the diffusion head runs less often, but computes more at once, which is slower on "
             "a CPU.")

@@ -24,9 +24,9 @@ class FastHybridSettings(DiSASettings):
     }
 
     lookahead: int = knob(8, "Draft the tokens of this many AR steps together; more is faster, but fewer drafts are "
-        "accepted. Usual: 7 to 9 for 64 AR steps; at 0, nothing is drafted.", low=0, high=256, step=1, symbol="k",
-        more="With a full-size model at 32 AR steps, use half as many; the presets for full-size models keep the "
-            "ratio of *lookahead* to AR steps.")
+    "accepted. Usual: 7 to 9 for 64 AR steps; at 0 or 1, nothing is drafted.", low=0, high=256, step=1, symbol="k",
+        more="With a full-size model at 32 AR steps, use half of these numbers; the presets for full-size models keep "
+        "the ratio of *lookahead* to AR steps.")
     threshold: float = knob(0.8, "A draft is accepted if the cosine similarity of its condition and the token's actual "
         "condition is at least this; a higher value is slower and closer to MAR's image. Usual: 0.8 for full-size "
         "models, 0.9 to 0.99 for the demo; above 1, no draft is "
@@ -50,9 +50,9 @@ class FastHybridSettings(DiSASettings):
         "MAR's image. Usual: 0, as in the paper, or an eighth to a third of the AR steps.",
         low=0, high=4096, step=1, unit="AR steps",
         advanced=True,
-        more="The first tokens determine what the image shows. If the first 8 of 32 AR steps have no drafts, the image "
-            "usually differs little from MAR's image. At 0, as in the paper, the sampler is faster, but it often gives "
-            "a clearly different image of the same subject.")
+        more="The first tokens determine what the image shows. If the first 8 of 32 AR steps have no drafts, the "
+        "image usually differs little from MAR's image. At 0, the sampler is faster, but often gives a clearly "
+        "different image of the same subject.")
     denoise: float = knob(0.9, "Used only if 'accepted' is 'renoise'. Only this share of the guided steps is run, and "
         "the draft first gets as much noise as these steps remove; lower is faster and stays closer to the draft. "
         "Usual: 0.9, as in the paper.",
@@ -70,12 +70,15 @@ class FastHybridSettings(DiSASettings):
     def no_gain(self, report: Report) -> str:
         if not self.approximates:
             return (
-                "Nothing was drafted, so MAR ran without acceleration: check lookahead, lookahead_start and threshold."
+                "No draft could be accepted, so MAR ran without acceleration: check lookahead, lookahead_start and "
+                "threshold."
             )
         return super().no_gain(report)
 
     def reach(self, step: int) -> int:
-        """AR steps of a lookahead that starts at AR step ``step``, itself included; 1 where nothing is drafted."""
+        """Number of AR steps in a lookahead that starts at AR step ``step``, including ``step``; 1 if nothing is
+        drafted.
+        """
         return self.lookahead if self.lookahead and step >= self.lookahead_start else 1
 
     @property

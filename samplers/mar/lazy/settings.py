@@ -53,15 +53,15 @@ class CacheSettings(Guarantees):
             "steps, MAR-H takes 10% fewer operations than with *published*. With 64 AR steps, both are the same.\n  "
             "- *constant*: *computed_ratio* at every step, as in the paper's Figure 6.")
     selection: str = knob("least-similar", "Which tokens the decoder computes, in addition to the tokens of this AR "
-        "step and of the previous one. Usual: least-similar, the tokens that changed most, as in the paper; the other "
-        "choices are the alternatives that the paper tested against it.",
+    "step and of the previous one. Usual: least-similar, the tokens that changed most, as in the paper; the paper "
+    "compares the other choices with least-similar.",
         choices=("least-similar", "most-similar", "random", "undecided", "decided"), advanced=True,
-        more="In the paper (Table 3), the alternatives gave worse images: *most-similar* (IV), *random* (III), "
-            "*undecided* (II) and *decided* (I). The paper names a strategy after the tokens that are cached; our "
-            "names say which tokens are computed. *undecided* and *decided* ignore *computed_ratio*: they compute all "
-            "tokens of that kind, but not the rows that hold the class.")
-    condition_cache: bool = knob(True, "Reuse the difference that guidance needs between two full computations, which "
-        "halves the transformer's work. Without this cache, runs are slower and more exact.", advanced=True,
+        more="In the paper (Table 3), the other choices gave worse images: *most-similar* (IV), *random* (III), "
+        "*undecided* (II) and *decided* (I). The paper names a choice after the tokens that are cached; our names say "
+        "which tokens are computed. With *undecided* or *decided*, *computed_ratio* has no effect: the decoder "
+        "computes all undecided or all decided tokens, but not the rows that hold the class.")
+    condition_cache: bool = knob(True, "Between two full computations, reuse the difference that guidance needs, "
+    "which halves the transformer's work. Without this cache, runs are slower and more exact.", advanced=True,
         more="Guidance compares the unconditional prediction with the prediction for the label or prompt. Between "
             "two full computations, only the prediction for the label or prompt is computed. The difference between "
             "the two predictions is taken from the last full computation. The cache has no effect at *cfg* 1.")
