@@ -429,19 +429,18 @@ class TokenMapSettings(Settings):
         "token's draft. The help page explains the other choices.",
         choices=WHAT,
         more="\n  - *fixed at step*: the AR step (MAR) or the pass of the transformer (LlamaGen, Tar, PAR, ZipAR, "
-        "MuLo-SD) that decided the token, from dark blue (first) to yellow (last).\n  - *order*: the same, with the "
-        "number of the step on every token.\n  - *outcome*: accepted drafts are blue. Drafts that CSpD or MuLo-SD "
-        "rejected are vermilion. Drafts that FastHybrid resampled are orange, and so are accepted drafts that MuLo-SD "
-        "resampled because a draft near them was rejected. Tokens without a draft are dark grey. In inpainting, tokens "
-        "that stay unchanged are nearly black.\n  - *accepted*, *redone*, *rejected*: only the tokens with this "
-        "outcome; *redone* means resampled. *drafted*: drafts that are not verified yet; there are none at the end of "
-        "a run.\n  - *cached*: number of AR steps that took the token from LazyMAR's cache, from dark blue (fewest) to "
-        "yellow (most).\n  - *tokens per step*: number of tokens that were decided in the same step or pass, from dark "
-        "blue (fewest) to yellow (most).\n  - *islands* (MuLo-SD): connected areas of resampled tokens, each with its "
-        "own colour and number.\n  - *waves* (MuLo-SD): within such an area, the pass in which the token was "
-        "resampled, "
-        "from dark blue (first) to yellow (last).\n  - *expanded* (MuLo-SD): accepted drafts that were resampled "
-        "because a draft near them was rejected.",
+        "MuLo-SD) that decided the token, from dark blue (first) to yellow (last).\n  - *order*: the same as *fixed "
+        "at step*, with the number of the step on every token.\n  - *outcome*: accepted drafts are blue. Drafts that "
+        "CSpD or MuLo-SD rejected are vermilion. Drafts that FastHybrid resampled are orange, and so are accepted "
+        "drafts that MuLo-SD resampled because a draft near them was rejected. Tokens without a draft are dark grey. "
+        "In inpainting, tokens that stay unchanged are nearly black.\n  - *accepted*, *redone*, *rejected*: only the "
+        "tokens with this outcome; *redone* means resampled. *drafted*: drafts that are not verified yet; there are "
+        "none at the end of a run.\n  - *cached*: number of AR steps that took the token from LazyMAR's cache, from "
+        "dark blue (fewest) to yellow (most).\n  - *tokens per step*: number of tokens that were decided in the same "
+        "step or pass, from dark blue (fewest) to yellow (most).\n  - *islands* (MuLo-SD): connected areas of "
+        "resampled tokens, each with its own colour and number.\n  - *waves* (MuLo-SD): within such an area, the pass "
+        "in which the token was resampled, from dark blue (first) to yellow (last).\n  - *expanded* (MuLo-SD): "
+        "accepted drafts that were resampled because a draft near them was rejected.",
     )
     opacity: float = knob(
         0.6,

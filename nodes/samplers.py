@@ -291,8 +291,8 @@ class LazyMARSampler(_Sampler):
             "order, with diffusion steps that fall from 25 to 5) and sets *ratio_schedule* to *stretched*. Most of the "
             "speed-up of *fast* comes from the smaller number of steps. To see what the caches add, compare *fast* "
             "with the preset *few steps* of MAR Sampler, which has the same steps and order but no caches. For "
-            "full-size models, *fast* uses the demo's values, scaled to 64 AR steps and 256 tokens. We have not "
-            "measured *balanced* or *fast* on full-size models."
+            "full-size models, *fast* scales the demo's values: it takes 24 AR steps in Halton order, with diffusion "
+            "steps that fall from 50 to 10. We have not measured *balanced* or *fast* on full-size models."
         ),
         "speculation": "To use *speculation*, switch *head_cache* off.",
     }
@@ -502,8 +502,8 @@ class MuLoSDSampler(_Sampler):
             "drafts a part of the small image, the large model verifies this part, and then both continue with the "
             "next part. *fast* drafts the whole small image first. Both presets make far fewer passes than the target "
             "alone, but perform about twice as many operations (docs/full_size.md in the repository). On the demo, "
-            "*tau* is 0.1. There, *balanced* drafts the small image in two parts of four rows, and *fast* drafts the "
-            "whole small image, with *draft_parallel* 8 and *expansion* 0."
+            "both presets set *tau* to 0.1; *balanced* drafts the small image in two parts of four rows, and *fast* "
+            "drafts the whole small image, with *draft_parallel* 8 and *expansion* 0."
         ),
         "condition": "Both models use this condition.",
         "cfg_interval": "While the draft model runs, guidance ends at the same fraction of the image.",
