@@ -544,11 +544,11 @@ class NextStepSampler(_Sampler):
             "NextStep-1-Large-Edit has the values of NextStep-1, but *cfg_img* 2 and *time_shift* 3.2."
         ),
         "condition": (
-            "Guidance moves the image away from a negative text. With Prompt (FastAR), this is the text of *negative*. "
-            "The authors write a list of faults there, for example *lowres, bad anatomy, error, blurry*. For "
-            "NextStep-1, they also add *masterpiece, film grained, best quality.* to the end of the prompt. With Image "
-            "and Prompt, the negative text is *Copy original image.*, as in the authors' code, and *freedom* of that "
-            "node has no effect."
+            "Guidance moves the image away from a negative text. With Prompt (FastAR), this is the text of *negative*, "
+            "which may be empty. The authors write a list of faults there, for example *lowres, bad anatomy, error, "
+            "blurry*. For NextStep-1, they also add *masterpiece, film grained, best quality.* to the end of the "
+            "prompt. With Image and Prompt, the negative text is *Copy original image.*, as in the authors' code, and "
+            "*freedom* of that node has no effect."
         ),
         "cfg": "At *cfg* 1, the model does not read the negative text.",
         "seed": "Every position of the grid has its own noise.",

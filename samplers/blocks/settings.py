@@ -38,8 +38,8 @@ class BlockSettings(Annealed):
     width: int | None = knob(None, "Width of the image in pixels. Usual: the width of one of the sizes (width x "
     "height) that the model was trained for; Load BitDance lists these sizes.", low=8, high=8192, step=8, paper=1024,
         unit="pixels")
-    height: int | None = knob(None, "Height of the image in pixels. Usual: the height of one of the sizes (width x "
-    "height) that the model was trained for; Load BitDance lists these sizes.", low=8, high=8192, step=8, paper=1024,
+    height: int | None = knob(None, "Height of the image in pixels. Usual: the height of the size whose width you "
+    "chose; Load BitDance lists the sizes.", low=8, high=8192, step=8, paper=1024,
         unit="pixels")
     cfg_schedule: str = knob("constant", "With constant, guidance is cfg from the start; with linear, guidance "
         "increases from 1 at the first block to nearly cfg at the last block. Usual: constant for prompts, linear for "

@@ -38,8 +38,8 @@ class NextStepSettings(Annealed):
     "sizes (width x height) that the model was trained for; Load NextStep lists "
     "these sizes.", low=2, high=8192, step=2, paper=512,
         unit="pixels")
-    height: int | None = knob(None, "Height of the image in pixels, a multiple of 16. Usual: the height of one of the "
-    "sizes (width x height) that the model was trained for; Load NextStep lists these sizes.",
+    height: int | None = knob(None, "Height of the image in pixels, a multiple of 16. Usual: the height of the size "
+    "whose width you chose; Load NextStep lists the sizes.",
         low=2, high=8192, step=2, paper=512,
         unit="pixels")
     cfg_img: float = knob(1.0, "Used only with a condition from Image and Prompt: how closely the result follows the "
