@@ -94,7 +94,7 @@ def guide(out: Tensor, cfg: Tensor, channels: int) -> tuple[Tensor, Tensor | Non
 class StepInputs(NamedTuple):
     """What a step takes besides the output of the head."""
 
-    numbers: Sequence[Tensor]  # mean_x, mean_out, middle and slope of the step, see StepNumbers
+    numbers: MeanNumbers
     cfg: Tensor  # guidance scale, see guide
     noise: Tensor  # fp32 [N, *, c], multiplied by the temperature
     x: Tensor  # states before the step, fp32 [N, *, c]
@@ -200,6 +200,15 @@ class StepNumbers(NamedTuple):
     mean_out: Tensor
 
 
+class MeanNumbers(NamedTuple):
+    """The numbers of one step of which the mean and the std of the next state are made, fp32 [] or [N, 1 ...] each."""
+
+    mean_x: Tensor
+    mean_out: Tensor
+    middle: Tensor
+    slope: Tensor
+
+
 @dataclass(frozen=True, eq=False)
 class StepTable:
     """S steps on the device, the one with most noise first."""
@@ -214,10 +223,10 @@ class StepTable:
         return len(self.numbers)
 
     @cached_property
-    def mean_numbers(self) -> list[tuple[Tensor, Tensor, Tensor, Tensor]]:
-        """For each step mean_x, mean_out, middle and slope, fp32 [] or [N, 1 ...] each."""
+    def mean_numbers(self) -> list[MeanNumbers]:
+        """For each step the numbers that :func:`advance` takes."""
         *_, middle, slope, mean_x, mean_out = self.numbers.unbind(1)
-        return list(zip(mean_x, mean_out, middle, slope, strict=True))
+        return list(map(MeanNumbers, mean_x, mean_out, middle, slope))
 
     def columns(self) -> StepNumbers:
         """The numbers of all steps, fp32 [S] or [S, N, 1 ...] each."""
@@ -320,9 +329,8 @@ class ChainHead(Protocol):
         """
 
 
-class Head:
-    """Evaluates the whole diffusion head for the conditions of N rows, one step after another. The report counts this
-    work.
+class _WholeHead:
+    """The whole diffusion head for the conditions of N rows. The report counts its work.
 
     One matrix product computes the modulations of many steps, so the weights are read only once for all these steps.
 
@@ -335,19 +343,25 @@ class Head:
         self._net = net
         self._head = head
         self._report = report
-        self._rows = batch.z.shape[:-1].numel()
         self._condition = head.cond_embed(batch.z)
 
         # Embeddings of times, [S, 1, 1 or N, 1 ..., w].
         times = batch.table.times
-        tokens = (1,) * (batch.z.ndim - 3)
-        self._times = times.view(len(times), 1, -1, *tokens, times.shape[-1])
+        ones = (1,) * (batch.z.ndim - 3)
+        self._times = times.view(len(times), 1, -1, *ones, times.shape[-1])
 
-        numbers_of_step = max(1, self._rows * head.modulation_numbers)
-        self._steps_at_once = max(1, budget // numbers_of_step)
-        self._rows_at_once = max(1, budget * batch.z.shape[1] // numbers_of_step)
-        # The modulations that the newest product computed, step by step, [P, N, *, w'] each.
-        self._newest: list[tuple[Tensor, ...]] = []
+        # What the budget allows: rows of one step, and steps of all rows.
+        branches, rows, *tokens, _ = batch.z.shape
+        numbers_of_row = branches * math.prod(tokens) * head.modulation_numbers
+        self._rows_at_once = max(1, budget // numbers_of_row)
+        self._steps_at_once = max(1, budget // max(1, numbers_of_row * rows))
+
+
+class Head(_WholeHead):
+    """Evaluates the whole head one step after another, for :func:`run_chain`."""
+
+    # The modulations that the newest product computed, step by step, [P, N, *, w'] each.
+    _newest: Sequence[tuple[Tensor, ...]] = ()
 
     def step(self, k: int, inputs: StepInputs) -> StepResult:
         """See :class:`ChainHead`."""
@@ -358,7 +372,7 @@ class Head:
                 of_steps = [m.contiguous() for m in of_steps]
             self._newest = list(zip(*of_steps, strict=True))
 
-        self._report.add(head_calls=1, head_rows=self._rows)
+        self._report.add(head_calls=1, head_rows=self._condition.shape[:-1].numel())
         return full_step(self._net, self._head, self._newest[k % at_once], inputs)
 
 
@@ -369,8 +383,8 @@ def full_step(net: Recordable, head: HeadNetwork, modulations: Sequence[Tensor],
     return net.compiled(advance, "diffusion steps")(inputs, out)
 
 
-class HeadAtStates(Head):
-    """Evaluates the whole diffusion head at any states of N rows, for speculation; arguments as for :class:`Head`."""
+class HeadAtStates(_WholeHead):
+    """Evaluates the whole head at any states of N rows, for speculation."""
 
     def __init__(self, net: Recordable, head: HeadNetwork, batch: DiffusionBatch, report: Report, budget: int):
         super().__init__(net, head, batch, report, budget)

@@ -42,7 +42,7 @@ class _Entries(OfFastAR):
 
     def __str__(self) -> str:
         """The text that ComfyUI's Preview as Text shows."""
-        names: tuple[str, ...] = self.names  # type: ignore[attr-defined]
+        names: tuple[str, ...] = self.names  # type: ignore[attr-defined]  # a field here, a property there
         shown = ", ".join(map(printable, names[:_MOST_SHOWN]))
         more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
         return f"{self.title.capitalize()} for {amount(len(self), 'images')}: {shown}{more}."
@@ -118,8 +118,7 @@ class Condition(_Entries):
 
     def conditioning(self, model: MARModel, guided: bool) -> Conditioning:
         """The condition as the network reads it; ``guided`` makes no difference to it. Raises as :meth:`class_ids`."""
-        device = next(model.net.parameters()).device
-        return ClassConditioning(model.net, self.class_ids(model.net.config.classes, model.label_set, device))
+        return ClassConditioning(model.net, self.class_ids(model.net.config.classes, model.label_set, model.device))
 
 
 @dataclass(frozen=True)
@@ -161,26 +160,6 @@ class PromptCondition(_Entries):
 # The authors' weight for the guidance branch that does not read the VQ tokens of the given image.
 FREEDOM = 5.0
 MOST_FREEDOM = 10.0
-
-
-@dataclass(frozen=True)
-class EditSettings(Settings):
-    """How a Janus that edits reads an image."""
-
-    freedom: float = knob(
-        FREEDOM,
-        "How freely the model may change the image; at a higher value, the pixels change more, and only the content of "
-        "the image is kept. Usual: 5, as published; at 0, the result stays closest to the pixels, and a third of the "
-        "work is saved.",
-        low=0.0,
-        high=MOST_FREEDOM,
-        step=0.1,
-        symbol="w",
-        more="Only Janus-4o uses this setting; for NextStep, set *cfg_img* of NextStep Sampler. With Janus-4o, "
-        "guidance runs the model on three versions of the condition: one with the image's content and its VQ tokens "
-        "(weight 1), one with the content only (weight *freedom*), and an empty one, from which guidance moves the "
-        "result away. *cfg* of the sampler sets the strength of guidance; the published value is 5.",
-    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -262,8 +241,28 @@ AnyCondition = ClassOrPrompt | ImagePromptCondition | TextCondition | FeatureCon
 
 _CLASSES = (Condition, PromptCondition, ImagePromptCondition, TextCondition, FeatureCondition, CodeCondition)
 # Kinds of conditions to their names in messages, and to the nodes that make them.
-KINDS = {kind.kind: kind.title for kind in _CLASSES}
-MAKERS = {kind.kind: kind.maker for kind in _CLASSES}
+KINDS = {condition.kind: condition.title for condition in _CLASSES}
+MAKERS = {condition.kind: condition.maker for condition in _CLASSES}
+
+
+@dataclass(frozen=True)
+class EditSettings(Settings):
+    """How a Janus that edits reads an image."""
+
+    freedom: float = knob(
+        FREEDOM,
+        "How freely the model may change the image; at a higher value, the pixels change more, and only the content of "
+        "the image is kept. Usual: 5, as published; at 0, the result stays closest to the pixels, and a third of the "
+        "work is saved.",
+        low=0.0,
+        high=MOST_FREEDOM,
+        step=0.1,
+        symbol="w",
+        more="Only Janus-4o uses this setting; for NextStep, set *cfg_img* of NextStep Sampler. With Janus-4o, "
+        "guidance runs the model on three versions of the condition: one with the image's content and its VQ tokens "
+        "(weight 1), one with the content only (weight *freedom*), and an empty one, from which guidance moves the "
+        "result away. *cfg* of the sampler sets the strength of guidance; the published value is 5.",
+    )
 
 
 def from_ids(ids: Sequence[int]) -> Condition:

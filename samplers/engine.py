@@ -58,7 +58,7 @@ class Step:
 
     @property
     def decided(self) -> Tensor:
-        """Which tokens are decided, bool [B, h, w]; CSpD's drafts that are not verified yet count too."""
+        """Which tokens are decided, bool [B, h, w]; drafts of CSpD and MuLo-SD that are not verified yet count too."""
         return self._viewed[1]
 
     @cached_property

@@ -282,9 +282,9 @@ def _checked(name: str, value: Any, default: Any, about: Knob) -> Any:
     low = about.low
     high = about.high
     if low is not None and number < low or high is not None and number > high:
-        shown = f"{number:g}"
-        if float(shown) != number:
-            shown = repr(number)
-        raise UserError(f"{name}: {shown} is outside {low:g} to {high:g}.")
+        in_digits = f"{number:g}"
+        if float(in_digits) != number:
+            in_digits = repr(number)
+        raise UserError(f"{name}: {in_digits} is outside {low:g} to {high:g}.")
 
     return number

@@ -147,8 +147,8 @@ class _Equations:
         columns = table.columns()
         middle = columns.middle + (math.log(batch.temperature) if batch.temperature > 0 else -math.inf)
         if not table.learned and not table.ends_with_noise:
-            # The coupling would divide by the last step's std, which is 0. Nothing reads the coupling's result for that
-            # step, so any other std works.
+            # The coupling would divide by the last step's std, which is 0. Any other std works: a row that reaches its
+            # last step stops there, accepted or not, and the state after it is the predicted data.
             middle[-1] = 0
         self._table = torch.stack(columns._replace(middle=middle), 1)  # [S, 8], a column for each of StepNumbers
 

@@ -10,6 +10,7 @@ or, in blocks where the null branch samples its own tokens, all R (:meth:`BlockC
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -77,8 +78,7 @@ def bitdance(
             z = look(block)
 
         # 2. The diffusion of the block, in many evaluations of the head. The last evaluation decides the block.
-        for count, so_far in canvas.clock.timed("head", draw.denoised(block, z)):
-            prediction = so_far
+        for count, prediction in canvas.clock.timed("head", draw.denoised(block, z)):  # noqa: B007, the last one counts
             if count < draw.calls_of[block]:
                 yield from canvas.show(done + count)
 
@@ -100,6 +100,7 @@ class BlockLook:
         self.inputs = inputs
         self.net = canvas.model.net
         self.places = self.net.places(canvas.grid)  # position rows [L, D]
+        self.cache: Any = None  # the network's KV cache; None before the first pass
         self.hidden: Tensor | None = None  # hidden rows of the newest block that was fed, [R, K, D]
         self.fed = 0  # tokens in the cache
 
@@ -158,8 +159,8 @@ class BlockDiffusion:
 
     def denoised(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
         """Denoise a block. After every evaluation of the head, yields the number of evaluations so far, and the block
-        so far, fp32 [N, K, C]: the newest predictions with speculation, otherwise the states. The last block is the
-        result.
+        so far, fp32 [N, K, C]: the newest predictions with speculation, otherwise the states. What it yields last is
+        the prediction whose signs are the tokens.
         """
         canvas = self.canvas
         net = canvas.model.net

@@ -1,0 +1,1 @@
+"""Samplers of masked continuous tokens: MAR first (``mar.py``), then GtR, LazyMAR, FastHybrid and CSpD."""

@@ -8,6 +8,8 @@ branch by branch, and width D.
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -93,6 +95,7 @@ class TokenLook:
     def __init__(self, canvas: NextStepCanvas):
         self.canvas = canvas
         self.net = canvas.model.net
+        self.cache: Any = None  # the network's KV cache; None before the first pass
         self.conditions: Tensor | None = None  # conditions of the token after the newest token in the cache
         self.fed = 0  # tokens in the cache
 

@@ -35,13 +35,10 @@ class NextStepSettings(Annealed):
     cfg: float = knob(7.5, "How closely the image follows the prompt; higher is more typical and less varied. Usual: "
         "7.5; at 1, guidance is off, which halves the work.", low=1.0, high=20.0, step=0.1)
     width: int | None = knob(None, "Width of the image in pixels, a multiple of 16. Usual: the width of one of the "
-    "sizes (width x height) that the model was trained for; Load NextStep lists "
-    "these sizes.", low=2, high=8192, step=2, paper=512,
-        unit="pixels")
+        "sizes (width x height) that the model was trained for; Load NextStep lists these sizes.", low=0, high=8192,
+        step=16, paper=512, unit="pixels")
     height: int | None = knob(None, "Height of the image in pixels, a multiple of 16. Usual: the height of the size "
-    "whose width you chose; Load NextStep lists the sizes.",
-        low=2, high=8192, step=2, paper=512,
-        unit="pixels")
+        "whose width you chose; Load NextStep lists the sizes.", low=0, high=8192, step=16, paper=512, unit="pixels")
     cfg_img: float = knob(1.0, "Used only with a condition from Image and Prompt: how closely the result follows the "
     "original image. Usual: 2 for NextStep-1-Large-Edit; at 1, cfg alone guides by both the original image and the "
     "prompt, which saves a third of the work.",

@@ -1,0 +1,1 @@
+"""Samplers of discrete tokens: LlamaGen first (``llamagen.py``), then PAR, ZipAR, Tar, Jacobi decoding and MuLo-SD."""
