@@ -27,6 +27,7 @@ first ``lookahead_start`` AR steps are plain MAR's.
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import replace
 from typing import NamedTuple
@@ -79,7 +80,7 @@ def fasthybrid(
     pace = Pace(canvas)
     conditions = Conditions(canvas, transformer)
     drafts = TokenDrafts(canvas, settings.threshold)
-    refinement = renoised(canvas) if settings.accepted == "renoise" else guided(canvas)
+    refinement = REFINEMENTS[settings.accepted](canvas)
 
     while pace.left.any():
         # 1. Look: a pass for the images that have moved to a new AR step, each given its own tokens.
@@ -97,7 +98,7 @@ def fasthybrid(
             full = canvas.batch(plain.tables[turn.step], drafted, z, plain.noise)
 
             # 4. Refine: few-step diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
-            accepted = pace.tokens(turn.accepted & refinement.refines)
+            accepted = pace.tokens(turn.accepted)
             few = refinement.batch(accepted, z, drafts.tokens)
 
             # 5. Both in one loop.
@@ -297,16 +298,30 @@ class TokenDrafts:
         return torch.cat(self._similarities).cpu().numpy()
 
 
-class Refinement(NamedTuple):
-    """The few-step diffusion of accepted tokens: all or the last of T_g steps, from a state made from the draft."""
+class Refinement(ABC):
+    """The few-step diffusion of accepted tokens: all or the last of T_g steps, from a state made from the draft.
+    Without steps, the state is the draft, which does not change.
+    """
 
-    canvas: MARCanvas
-    refines: bool  # False: an accepted draft does not change
     table: StepTable  # the S steps that are run
-    noise: StreamNoise  # ``start`` is the noise that ``first_state`` takes, ``steps`` that of the S steps
-    # The states before the first step that is run, from the drafts x' and noise, fp32 [N, channels] each.
-    first_state: Callable[[Tensor, Tensor], Tensor]
-    gamma: Tensor | None  # gamma_t of the S steps, fp32 [S]; None if their means are not mixed with the draft
+    noise: StreamNoise  # ``start`` is the noise that :meth:`first_state` takes, ``steps`` that of the S steps
+    gamma: Tensor | None = None  # gamma_t of the S steps, fp32 [S]; None if their means are not mixed with the draft
+
+    def __init__(self, canvas: MARCanvas):
+        """All T_g steps; a subclass leaves out the first ones."""
+        self.canvas = canvas
+        self.table = canvas.step_table(canvas.settings.guided_steps)
+        noise = canvas.noise_of("guided")
+        self.noise = noise._replace(steps=spread(noise.steps, len(self.table)))
+
+    def skip(self, steps: int) -> None:
+        """Leave out the first ``steps`` steps."""
+        self.table = self.table.some_steps(steps, len(self.table))
+        self.noise = self.noise._replace(steps=self.noise.steps[steps:])
+
+    @abstractmethod
+    def first_state(self, draft: Tensor, noise: Tensor) -> Tensor:
+        """The states before the first step that is run, from the drafts x' and noise, fp32 [N, channels] each."""
 
     def batch(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> DiffusionBatch:
         """Accepted tokens in their states before the first step that is run.
@@ -321,63 +336,73 @@ class Refinement(NamedTuple):
         return replace(batch, x=self.first_state(draft, batch.x), change=change)
 
 
-def guided(canvas: MARCanvas) -> Refinement:
+class Guided(Refinement):
     """T_g steps whose means are mixed with the draft. They start from noise."""
-    settings = canvas.settings
-    table = canvas.step_table(settings.guided_steps)
-    noise = canvas.noise_of("guided")
-    of_steps = spread(noise.steps, len(table))
-    weights = guidance_weights(settings.guidance_schedule, len(table))
-    gamma = to_device(torch.tensor(weights), canvas.device)
 
-    # The last step has no noise. If its gamma is 1, as with linear-up or a single step, the result is the draft.
-    refines = settings.accepted == "refine" and weights[-1] != 1
-    if weights[0] != 1:
-        return Refinement(
-            canvas,
-            refines,
-            table=table,
-            noise=StreamNoise(start=noise.start, steps=of_steps),
-            first_state=lambda draft, start: start,
-            gamma=gamma,
-        )
+    sigma: Tensor | None = None  # std of the noise that is added to the draft; None: the steps start from noise alone
 
-    # A step with gamma = 1 gives x' + sigma noise whatever the head predicts: the first step of most schedules. It is
-    # skipped. Its logits are not computed, so sigma is the middle of the learned range, with the temperature.
-    sigma = table.columns().middle[0].exp() * settings.temperature
-    return Refinement(
-        canvas,
-        refines,
-        table=table.some_steps(1, len(table)),
-        noise=StreamNoise(start=of_steps[0], steps=of_steps[1:]),
-        first_state=lambda draft, noise_of_first: draft + sigma * noise_of_first,
-        gamma=gamma[1:],
-    )
+    def __init__(self, canvas: MARCanvas):
+        super().__init__(canvas)
+        settings = canvas.settings
+        weights = guidance_weights(settings.guidance_schedule, len(self.table))
+        gamma = to_device(torch.tensor(weights), canvas.device)
+
+        # A step with gamma = 1 gives x' + sigma noise whatever the head predicts, so this step and the steps before it
+        # are skipped. In most schedules it is the first step. The last step has no noise: if its gamma is 1, as with
+        # linear-up or a single step, no step is run, and the state is the draft.
+        skipped = max((k + 1 for k, weight in enumerate(weights) if weight == 1), default=0)
+        if skipped:
+            # The step's logits are not computed, so sigma is the middle of the learned range, with the temperature.
+            last = skipped - 1
+            self.sigma = self.table.columns().middle[last].exp() * settings.temperature
+            self.noise = self.noise._replace(start=self.noise.steps[last])
+        self.skip(skipped)
+        self.gamma = gamma[skipped:]
+
+    def first_state(self, draft: Tensor, noise: Tensor) -> Tensor:
+        return noise if self.sigma is None else draft + self.sigma * noise
 
 
-def renoised(canvas: MARCanvas) -> Refinement:
+class Renoised(Refinement):
     """The last of T_g steps, from the draft with added noise."""
-    settings = canvas.settings
-    table = canvas.step_table(settings.guided_steps)
-    noise = canvas.noise_of("guided")
-    of_steps = spread(noise.steps, len(table))
 
-    # Rounded down, as pipelines that start from an image count their steps: 13 of 15 * 0.9 are run.
-    steps = len(table)
-    skipped = steps - int(round(steps * settings.denoise, 6))
+    def __init__(self, canvas: MARCanvas):
+        super().__init__(canvas)
 
-    # x_t = sqrt(abar_t) x' + sqrt(1 - abar_t) noise, where t is the timestep of the first step that is run.
-    first = min(skipped, steps - 1)
-    data_x = table.columns().data_x[first]  # 1 / sqrt(abar_t)
-    data_out = table.columns().data_out[first]  # -sqrt(1 / abar_t - 1)
-    return Refinement(
-        canvas,
-        refines=skipped < steps,
-        table=table.some_steps(skipped, steps),
-        noise=StreamNoise(start=noise.start, steps=of_steps[skipped:]),
-        first_state=lambda draft, start: (draft - data_out * start) / data_x,
-        gamma=None,
-    )
+        # Rounded down, as pipelines that start from an image count their steps: 13 of 15 * 0.9 are run.
+        steps = len(self.table)
+        skipped = steps - int(round(steps * canvas.settings.denoise, 6))
+
+        # x_t = sqrt(abar_t) x' + sqrt(1 - abar_t) noise, where t is the timestep of the first step that is run. After
+        # the last step there is no noise: abar_t is 1.
+        self.data_x: Tensor | float = 1.0  # 1 / sqrt(abar_t)
+        self.data_out: Tensor | float = 0.0  # -sqrt(1 / abar_t - 1)
+        if skipped < steps:
+            self.data_x = self.table.columns().data_x[skipped]
+            self.data_out = self.table.columns().data_out[skipped]
+        self.skip(skipped)
+
+    def first_state(self, draft: Tensor, noise: Tensor) -> Tensor:
+        return (draft - self.data_out * noise) / self.data_x
+
+
+class Kept(Refinement):
+    """No steps: an accepted draft stays as it is."""
+
+    def __init__(self, canvas: MARCanvas):
+        super().__init__(canvas)
+        self.skip(len(self.table))
+
+    def first_state(self, draft: Tensor, noise: Tensor) -> Tensor:
+        return draft
+
+
+# For each value of the setting ``accepted``: what happens to an accepted draft.
+REFINEMENTS: dict[str, type[Refinement]] = {
+    "refine": Guided,
+    "renoise": Renoised,
+    "keep": Kept,
+}
 
 
 def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:
