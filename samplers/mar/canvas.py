@@ -84,6 +84,10 @@ class Order:
         """int64 [B, M]: positions that steps ``step .. step + reach - 1`` decide, in the order of the steps."""
         return self.decision_order[:, self.starts[step] : self.ends[min(step + reach, self.steps) - 1]]
 
+    def between(self, first: int, stop: int) -> Tensor:
+        """int64 [B, M]: positions decided before AR step ``stop``, but not before ``first``."""
+        return self.decision_order[:, self.starts[first] : self.starts[stop]]
+
     def next(self, step: int, count: int) -> Tensor:
         """int64 [B, M]: the ``count`` positions that come next at ``step``, or all that are left if these are fewer."""
         start = self.starts[step]
@@ -213,7 +217,8 @@ class MARCanvas(Canvas):
     # The timestep from which every token is denoised. A draft model and the shorter respacings of DiSA and FastHybrid
     # start from the same timestep.
     first_timestep: int = field(init=False)
-    # The same in plain MAR. The noise has an entry for every step of a respacing from this timestep.
+    # The timestep from which plain MAR denoises every token; :attr:`first_timestep` is lower if the settings clip it.
+    # The noise has an entry for every step of a respacing from this timestep, so it is the noise of plain MAR.
     noise_timestep: int = field(init=False)
 
     def __post_init__(self) -> None:

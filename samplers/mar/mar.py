@@ -210,7 +210,7 @@ class HeadEvaluation:
     def sample(self, batch: DiffusionBatch) -> Tensor:
         """Sample the tokens of a batch, fp32 [N, channels]. Without rows or steps the head is not called."""
         x = batch.x
-        if len(batch.x) and len(batch.noise):
+        if len(batch.x) and len(batch.table.times):
             for result in run_chain(batch, self.for_chain(batch)):
                 x = result.x
         return x

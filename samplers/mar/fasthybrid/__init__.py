@@ -99,7 +99,8 @@ def fasthybrid(
 
             # 4. Refine: few-step diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
             accepted = pace.tokens(turn.accepted)
-            few = refinement.batch(accepted, z, drafts.tokens)
+            from_noise = canvas.batch(refinement.table, accepted, z, refinement.noise)
+            few = refinement.from_drafts(from_noise, drafts.tokens[accepted.index])
 
             # 5. Both in one loop.
             sampled, refined = plain.head.sample_both(full, few)
@@ -304,12 +305,10 @@ class Refinement(ABC):
     """
 
     table: StepTable  # the S steps that are run
-    noise: StreamNoise  # ``start`` is the noise that :meth:`first_state` takes, ``steps`` that of the S steps
-    gamma: Tensor | None = None  # gamma_t of the S steps, fp32 [S]; None if their means are not mixed with the draft
+    noise: StreamNoise  # ``start`` is the noise from which the states are made, ``steps`` that of the S steps
 
     def __init__(self, canvas: MARCanvas):
         """All T_g steps; a subclass leaves out the first ones."""
-        self.canvas = canvas
         self.table = canvas.step_table(canvas.settings.guided_steps)
         noise = canvas.noise_of("guided")
         self.noise = noise._replace(steps=spread(noise.steps, len(self.table)))
@@ -320,20 +319,13 @@ class Refinement(ABC):
         self.noise = self.noise._replace(steps=self.noise.steps[steps:])
 
     @abstractmethod
-    def first_state(self, draft: Tensor, noise: Tensor) -> Tensor:
-        """The states before the first step that is run, from the drafts x' and noise, fp32 [N, channels] each."""
-
-    def batch(self, tokens: Tokens, z: Tensor, drafts: Tensor) -> DiffusionBatch:
+    def from_drafts(self, batch: DiffusionBatch, drafts: Tensor) -> DiffusionBatch:
         """Accepted tokens in their states before the first step that is run.
 
         Args:
-            z: conditions [P, B, m, C] of the positions from which the tokens were chosen.
-            drafts: x' of all positions, fp32 [B, L, channels].
+            batch: the same N tokens with noise, :attr:`StreamNoise.start`, in place of these states.
+            drafts: x' of the tokens, fp32 [N, channels].
         """
-        batch = self.canvas.batch(self.table, tokens, z, self.noise)
-        draft = drafts[tokens.index]
-        change = None if self.gamma is None else MeanAdjustment(draft, self.gamma)
-        return replace(batch, x=self.first_state(draft, batch.x), change=change)
 
 
 class Guided(Refinement):
@@ -345,7 +337,6 @@ class Guided(Refinement):
         super().__init__(canvas)
         settings = canvas.settings
         weights = guidance_weights(settings.guidance_schedule, len(self.table))
-        gamma = to_device(torch.tensor(weights), canvas.device)
 
         # A step with gamma = 1 gives x' + sigma noise whatever the head predicts, so this step and the steps before it
         # are skipped. In most schedules it is the first step. The last step has no noise: if its gamma is 1, as with
@@ -357,10 +348,11 @@ class Guided(Refinement):
             self.sigma = self.table.columns().middle[last].exp() * settings.temperature
             self.noise = self.noise._replace(start=self.noise.steps[last])
         self.skip(skipped)
-        self.gamma = gamma[skipped:]
+        self.gamma = to_device(torch.tensor(weights[skipped:]), canvas.device)  # gamma_t of the S steps, fp32 [S]
 
-    def first_state(self, draft: Tensor, noise: Tensor) -> Tensor:
-        return noise if self.sigma is None else draft + self.sigma * noise
+    def from_drafts(self, batch: DiffusionBatch, drafts: Tensor) -> DiffusionBatch:
+        x = batch.x if self.sigma is None else drafts + self.sigma * batch.x
+        return replace(batch, x=x, change=MeanAdjustment(drafts, self.gamma))
 
 
 class Renoised(Refinement):
@@ -382,8 +374,8 @@ class Renoised(Refinement):
             self.data_out = self.table.columns().data_out[skipped]
         self.skip(skipped)
 
-    def first_state(self, draft: Tensor, noise: Tensor) -> Tensor:
-        return (draft - self.data_out * noise) / self.data_x
+    def from_drafts(self, batch: DiffusionBatch, drafts: Tensor) -> DiffusionBatch:
+        return replace(batch, x=(drafts - self.data_out * batch.x) / self.data_x)
 
 
 class Kept(Refinement):
@@ -393,8 +385,8 @@ class Kept(Refinement):
         super().__init__(canvas)
         self.skip(len(self.table))
 
-    def first_state(self, draft: Tensor, noise: Tensor) -> Tensor:
-        return draft
+    def from_drafts(self, batch: DiffusionBatch, drafts: Tensor) -> DiffusionBatch:
+        return replace(batch, x=drafts)
 
 
 # For each value of the setting ``accepted``: what happens to an accepted draft.

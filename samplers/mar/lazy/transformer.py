@@ -36,7 +36,7 @@ class TransformerKept:
     known: int  # number of tokens that were decided before the previous pass
     encoder: State  # encoder cache: a store of every block; empty without the cache
     decoder: DecoderCache | None  # token cache; None if all these passes compute all rows
-    fused: Any = None  # encoder cache: what a prompt's language model keeps between encoder and decoder
+    language_model: Any = None  # encoder cache: what a prompt's language model keeps between encoder and decoder
     rows: Tensor | None = None  # encoder cache: the decoder's rows of the previous pass, [E, N, C], see MAR.canvas
     residual: Tensor | None = None  # condition cache: null minus conditional branch at the refresh, [B, L, C]
 
@@ -46,8 +46,8 @@ class TransformerKept:
         found = [*self.encoder]
         if self.decoder is not None:
             found += [*self.decoder.stores, *self.decoder.measured]
-        if self.fused is not None:
-            found += self.fused.tensors
+        if self.language_model is not None:
+            found += self.language_model.tensors
         return found + [tensor for tensor in (self.rows, self.residual) if tensor is not None]
 
 
@@ -114,7 +114,7 @@ class LazyTransformer(Transformer):
             kept.decoder = self.memory.decoder
         if due.encoder_rows:
             kept.encoder = State(store[:, :, :, : due.encoder_rows] for store in self.memory.encoder)
-            kept.fused = canvas.conditioning.feature_cache(self.entries, due.encoder_rows)
+            kept.language_model = canvas.conditioning.feature_cache(self.entries, due.encoder_rows)
 
         # 1. The encoder reads all decided tokens.
         rows, encoder_rows = self._encode(step, self.branches, kept)
@@ -137,7 +137,7 @@ class LazyTransformer(Transformer):
             features = pick(features, wanted)
 
         # The report adds up its counts, but cache_bytes is the largest number so far: only what exceeds it is added.
-        self._count(encoder_rows, rows, computed=rows.shape[1])
+        self._count(encoder_rows, len(rows))
         most = max(self.reported_bytes, sum(tensor.nbytes for tensor in kept.tensors))
         canvas.report.add(cache_bytes=most - self.reported_bytes)
         self.reported_bytes = most
@@ -149,7 +149,7 @@ class LazyTransformer(Transformer):
         canvas = self.canvas
         net = canvas.model.net
         known = canvas.order.starts[step]
-        new = canvas.order.decision_order[:, kept.known : known]  # decided since the previous pass
+        new = canvas.order.between(kept.step, step)  # decided since the previous pass
 
         # 1. With the encoder cache, the encoder reads only the new tokens, and the decoder's rows of all other tokens
         # stay as they are. Without it, the encoder reads all tokens.
@@ -170,11 +170,7 @@ class LazyTransformer(Transformer):
         if kept.residual is not None:
             features = torch.cat([features, features + pick(kept.residual, wanted)])
 
-        computed = rows.shape[1]
-        if chosen is not None:
-            computed = chosen.shape[1]
-            self._mark_cached(chosen)
-        self._count(encoder_rows, rows, computed)
+        self._count(encoder_rows, len(rows), chosen)
         reuses = kept.rows is not None or chosen is not None or kept.residual is not None
         canvas.report.add(cached_calls=int(reuses))
         kept.step = step
@@ -194,7 +190,7 @@ class LazyTransformer(Transformer):
 
         tokens = canvas.values.repeat(copies, 1, 1)
         x = net.encode(tokens, of_encoder, vectors, None, NONE_KEPT if kept is None else kept.encoder)
-        cache = None if kept is None else kept.fused
+        cache = None if kept is None else kept.language_model
         fused = canvas.conditioning.fuse(x, of_encoder, branches > 1, cache=cache)
         return net.canvas(fused, known.repeat(branches, 1)), len(x) * x.shape[1]
 
@@ -211,36 +207,32 @@ class LazyTransformer(Transformer):
         copies = len(self.kept_vectors) // self.images
         tokens = canvas.values.repeat(copies, 1, 1)
         x = net.encode_more(tokens, new.repeat(copies, 1), self.kept_vectors, kept.encoder, kept.known)
-        fused = canvas.conditioning.extend(x, kept.fused, kept.known)
+        fused = canvas.conditioning.extend(x, kept.language_model, kept.known)
         class_rows_first = fused.roll(net.config.buffer, 1)  # encode_more returns them last
         rows = net.canvas(class_rows_first, new.repeat(self.kept_branches, 1), rows=rows)
         return rows, len(x) * x.shape[1]
 
-    def _count(self, encoder_rows: int, rows: Tensor, computed: int) -> None:
-        """Add a pass to the report.
+    def _count(self, encoder_rows: int, entries: int, chosen: Tensor | None = None) -> None:
+        """Add a pass to the report, and to the map of the tokens that came from the token cache.
 
         Args:
             encoder_rows: rows that the encoder computed.
-            rows: the decoder's rows, [E, N, C].
-            computed: how many of the N rows the blocks after the measuring block computed.
+            entries: E of the decoder.
+            chosen: the decoder's rows that the blocks after the measuring block computed, int64 [E, n]; None for all.
         """
         canvas = self.canvas
-        entries, total, _ = rows.shape
+        total = self.row_selection.total
+        computed = total if chosen is None else chosen.shape[1]
+
         depth = canvas.model.net.config.decoder_depth
         later = depth - self.row_selection.block - 1
         decoder_rows = round(entries * (total * (depth - later) + computed * later) / depth)  # of an average block
         canvas.report.add(**canvas.conditioning.counts(encoder_rows, decoder_rows))
 
-    def _mark_cached(self, chosen: Tensor) -> None:
-        """Add a pass to the map of the tokens that came from the token cache, :attr:`MARCanvas.cached`.
-
-        ``chosen``: the decoder's rows that the blocks after the measuring block computed, int64 [E, n].
-        """
-        cached = self.canvas.cached
-        if cached is not None:
-            left_out = torch.ones(self.images, self.row_selection.total, dtype=torch.int32, device=chosen.device)
+        if chosen is not None and canvas.cached is not None:
+            left_out = torch.ones(self.images, total, dtype=torch.int32, device=chosen.device)
             left_out.scatter_(1, chosen[: self.images], 0)  # of the conditional branch
-            cached += left_out[:, self.canvas.model.net.config.buffer :]  # the class rows come first
+            canvas.cached += left_out[:, canvas.model.net.config.buffer :]  # the class rows come first
 
 
 # ------------------------------------------------------------------------------------------------ the chosen rows
@@ -271,16 +263,15 @@ class RowSelection:
     def __init__(self, canvas: MARCanvas, settings: CacheSettings):
         c = canvas.model.net.config
         steps = canvas.order.steps
-        block = usual_block(c.decoder_depth)
         self.total = c.buffer + c.tokens  # rows of the decoder
         self.canvas = canvas
         self.selection = settings.selection
-        self.block = block - 1  # from 0; ``block`` counts from 1
+        self.block = usual_block(c.decoder_depth) - 1  # index of the measuring block, from 0
 
         # Share of rows that are computed at each AR step. Skipping rows in the decoder's last block would save nothing,
         # because even without caches it computes only the wanted rows.
         self.share = [1.0] * steps
-        if settings.token_cache and block < c.decoder_depth:
+        if settings.token_cache and self.block + 1 < c.decoder_depth:
             self.share = [0.0] * steps if self.selection in BY_STATE else computed_ratios(settings, steps)
         self.spare = spare_rows(self.total)
 
