@@ -104,17 +104,17 @@ class GtRSettings(DiSASettings):
                 f"least {last + before} steps, or lower reconstruction_steps."
             )
 
-        def share_of(steps: int, most: int) -> int:
-            return min(max(1, round(self.first_share * steps)), most)
+        def share_of(steps: int, at_most: int) -> int:
+            return min(max(1, round(self.first_share * steps)), at_most)
 
         left = self.steps - last
         if self.stages == QUARTERS:
-            first = share_of(self.steps, most=left - 1)
+            first = share_of(self.steps, at_most=left - 1)
             return first, left - first, last
 
-        first = share_of(left, most=left - 2)
+        first = share_of(left, at_most=left - 2)
         left -= first
-        second = share_of(left, most=left - 1)
+        second = share_of(left, at_most=left - 1)
         return first, second, left - second, last
 
     def stage_sizes(self, grid: int, again: Tensor | None = None) -> tuple[int, ...]:
@@ -218,8 +218,8 @@ def staged_after(sizes: Sequence[int], steps: Sequence[int]) -> list[int]:
     """
     left = sum(sizes)
     out: list[int] = []
-    for size, most in zip(sizes, steps, strict=True):
-        count = min(size, most)
+    for size, of_stage in zip(sizes, steps, strict=True):
+        count = min(size, of_stage)
         out += [left - size * (s + 1) // count for s in range(count)]
         left -= size
     return out
@@ -275,9 +275,10 @@ class FrequencyWeighted(Diffusion):
     def __call__(self, step: int, here: Tensor, z: Tensor) -> Tensor:
         """Sample the tokens at positions ``here``, int64 [B, n], from conditions z [P, B, n, C]: fp32 [B, n, c]."""
         canvas = self.canvas
-        most, few = self.tables[0], self.tables[step]
+        longest = self.tables[0]
+        own = self.tables[step]
         count = math.floor(round(self.share * here.shape[1], 9))
-        if not count or few is most:
+        if not count or own is longest:
             return super().__call__(step, here, z)
 
         # 1. The columns of every image's tokens, those with most energy first.
@@ -286,14 +287,14 @@ class FrequencyWeighted(Diffusion):
         # 2. The tokens with most detail and all other tokens, each group with its number of diffusion steps.
         detailed = Tokens.in_columns(columns[:, :count], here)
         others = Tokens.in_columns(columns[:, count:], here)
-        most_detail = canvas.batch(most, detailed, z, self.noise)
-        least_detail = canvas.batch(few, others, z, self.noise)
+        batch_of_detailed = canvas.batch(longest, detailed, z, self.noise)
+        batch_of_others = canvas.batch(own, others, z, self.noise)
 
         # 3. Sample both groups in one loop.
         values = torch.empty(*here.shape, canvas.values.shape[-1], device=z.device)
-        of_detailed, of_others = self.head.sample_both(most_detail, least_detail)
-        values[detailed.index[0], detailed.column] = of_detailed
-        values[others.index[0], others.column] = of_others
+        values_of_detailed, values_of_others = self.head.sample_both(batch_of_detailed, batch_of_others)
+        values[detailed.index[0], detailed.column] = values_of_detailed
+        values[others.index[0], others.column] = values_of_others
         return values
 
 

@@ -73,12 +73,12 @@ def halton(random_orders: Tensor) -> Tensor:
 
     # The first two positions of an image's random order are its random numbers, 0 to L - 1.
     shift = random_orders[:, :1]
-    flips = random_orders[:, 1:2]
+    turns = random_orders[:, 1:2]  # three of its bits
 
     row = (row + shift // grid) % grid
     column = (column + shift % grid) % grid
 
-    transposed, upside_down, mirrored = ((flips >> bit) % 2 == 1 for bit in range(3))
+    transposed, upside_down, mirrored = ((turns >> bit) % 2 == 1 for bit in range(3))
     row, column = torch.where(transposed, column, row), torch.where(transposed, row, column)
     row = torch.where(upside_down, grid - 1 - row, row)
     column = torch.where(mirrored, grid - 1 - column, column)

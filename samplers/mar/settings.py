@@ -14,8 +14,9 @@ from ..annealing import Annealed
 from ..settings import Guarantees, knob
 from .schedule import ORDERS, masked_after
 
-# If the last tokens take fewer than FEW_STEPS diffusion steps and a run does not set t_max, all tables start at t = 950
-# or below, as in the authors' code: from 999 the first step multiplies the head's error by thousands (tables.py).
+# With DiSA the last tokens may take fewer than FEW_STEPS diffusion steps. If a run does not set t_max, the diffusion of
+# all tokens then starts at timestep CLIPPED or below, as in the code of DiSA's authors. The reason: from 999, the first
+# of few steps multiplies the head's error by thousands (tables.py).
 FEW_STEPS = 30
 CLIPPED = 950
 
@@ -30,8 +31,7 @@ class MARBase(Guarantees):
     fewest_steps: ClassVar[int] = 1  # fewest AR steps that the other defaults allow
 
     steps: int = knob(64, "Number of AR steps (the steps in which the tokens of the image are decided); more is slower "
-        "and finer. Usual: 64 "
-        "for full-size models, 16 to 64 for the demo.", low=1, high=4096, step=1)
+        "and finer. Usual: 64 for full-size models, 16 to 64 for the demo.", low=1, high=4096, step=1)
     diffusion_steps: int = knob(100, "Denoising steps for every token; more is slower and cleaner. Usual: 100; if you "
         "use fewer than 30, set t_max to 950.", low=1, high=1000, step=1)
     cfg: float = knob(3.0, "How closely the image follows the class or prompt; higher is more typical and less "
@@ -115,8 +115,8 @@ class DiSASettings(Annealed, MARBase):
 
     @property
     def clips(self) -> bool:
-        last = self.diffusion_steps_end
-        return last is not None and last < FEW_STEPS
+        of_last_tokens = self.diffusion_steps_end
+        return of_last_tokens is not None and of_last_tokens < FEW_STEPS
 
 
 def steps_at_once(speculation: int, temperature: float) -> int:

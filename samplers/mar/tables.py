@@ -50,7 +50,8 @@ def respaced_timesteps(count: int, t_max: int = STEPS - 1) -> list[int]:
 @dataclass(frozen=True)
 class Constants:
     """Constants of a respaced diffusion under the names of the published code, float64 [S], index 0 = the lowest
-    timestep.
+    timestep. ``lab/parity`` compares all of them with the published code's; no sampler reads ``alphas_cumprod_prev``
+    and ``posterior_variance``.
     """
 
     timestep_map: Tensor  # int64

@@ -90,12 +90,10 @@ def check_pair(draft: MARModel, target: MARModel) -> None:
 
 def _expect_one_device(draft: MARModel, target: MARModel) -> None:
     """Raise a UserError if the models are on two devices."""
-    device = next(target.net.parameters()).device
-    draft_device = next(draft.net.parameters()).device
-    if draft_device != device:
+    if draft.device != target.device:
         raise UserError(
-            f"draft: {draft.name} is on {draft_device}, but the target {target.name} is on {device}; load both models "
-            "on one device."
+            f"draft: {draft.name} is on {draft.device}, but the target {target.name} is on {target.device}; load both "
+            "models on one device."
         )
 
 

@@ -104,10 +104,11 @@ def acceptance_of_proposals(token: Tensor, q: LastStep, p: LastStep, rule: Rule)
     return (1 - torch.exp(-log_r)).clamp(min=0)
 
 
-class Verdicts(NamedTuple):
-    """The verdicts on N drafts. The tokens are on the device, the other fields on the host."""
+class Resampled(NamedTuple):
+    """N drafts after their verification. The tokens are on the device, the other fields on the host."""
 
-    tokens: Tensor  # fp32 [N, channels]; zero where the draft and all proposals were rejected
+    # The accepted drafts and proposals, fp32 [N, channels]; zero where the draft and all proposals were rejected.
+    tokens: Tensor
     accepted: Tensor  # bool [N], whether the draft was
     proposals: Tensor  # int64 [N], proposals for a rejected draft, the accepted one included; 0 for an accepted draft
     found: Tensor  # bool [N], False where the draft and all proposals were rejected
@@ -119,8 +120,8 @@ class Verdicts(NamedTuple):
 
 def accept_or_resample(
     drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, noise: RejectionNoise, tokens: Tokens
-) -> Verdicts:
-    """Verify the drafts of N tokens, fp32 [N, channels].
+) -> Resampled:
+    """Verify the drafts of N tokens, fp32 [N, channels], and resample the rejected ones.
 
     The host reads from the device once, or twice if a rejected token accepts none of the first proposals.
     """
@@ -145,7 +146,7 @@ def accept_or_resample(
 
     exhausted = rejected & (number == _NONE)
     proposals = number.masked_fill(exhausted, TRIES).masked_fill(~rejected, 0)
-    return Verdicts(values, ~rejected, proposals, found=~exhausted)
+    return Resampled(values, ~rejected, proposals, found=~exhausted)
 
 
 def try_proposals(

@@ -40,7 +40,7 @@ class Lossless(Mode):
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
         super().__init__(canvas, transformer, drafter, noise)
-        self.length = canvas.settings.draft_length  # of the next segment
+        self.gamma = canvas.settings.draft_length  # AR steps to draft in the next segment
         self.table = canvas.step_table(canvas.settings.diffusion_steps)
         # Without a cache, even if the transformer has caches.
         self.head = HeadEvaluation(canvas.model.net, canvas.report)
@@ -51,7 +51,7 @@ class Lossless(Mode):
         settings = canvas.settings
 
         # 1. Draft gamma AR steps.
-        steps = range(first, min(first + self.length, canvas.order.steps))
+        steps = range(first, min(first + self.gamma, canvas.order.steps))
         drafts = [self.drafter.step(step, self.noise) for step in steps]
 
         # 2. The target verifies one AR step after another, and samples the rest of each path.
@@ -75,7 +75,7 @@ class Lossless(Mode):
             accepted_ar_steps += 1
 
         # 4. Draft at most twice as many AR steps in the next segment as were accepted in this one.
-        self.length = min(settings.draft_length, max(1, 2 * accepted_ar_steps))
+        self.gamma = min(settings.draft_length, max(1, 2 * accepted_ar_steps))
 
     def verified_paths(self, steps: range, drafts: Sequence[Paths]) -> Iterator[VerifiedPaths]:
         """Verify the drafts of AR steps, one AR step after another. The head evaluates the tokens of a pass

@@ -127,21 +127,21 @@ class Paper(Mode):
             # 1. Verify all drafts.
             tokens = Tokens.all(here)
             q, p = draft.last_step(), own.last_step()
-            verdicts = accept_or_resample(draft.tokens, q, p, DERIVED, self.rejection_noise, tokens)
+            resampled = accept_or_resample(draft.tokens, q, p, DERIVED, self.rejection_noise, tokens)
 
             # 2. The target's own tokens, where they are due or every proposal was rejected.
             drafted = ~torch.from_numpy(takes_own).repeat_interleave(here.shape[1])  # bool [B n], uses its draft
-            of_target = to_device(~drafted | ~verdicts.found, canvas.device)
-            values = torch.where(of_target[:, None], own.tokens, verdicts.tokens)
+            of_target = to_device(~drafted | ~resampled.found, canvas.device)
+            values = torch.where(of_target[:, None], own.tokens, resampled.tokens)
 
         # 3. Count the drafts, on the host.
-        accepted = drafted & verdicts.accepted
-        rejected = drafted & ~verdicts.accepted
+        accepted = drafted & resampled.accepted
+        rejected = drafted & ~resampled.accepted
         rejects = rejected.view(here.shape).any(1)
         canvas.report.add(accepted=int(accepted.sum()), rejected=int(rejected.sum()), restarts=int(rejects.sum()))
-        canvas.report.add(**verdicts.counts(drafted))
+        canvas.report.add(**resampled.counts(drafted))
 
-        outcome = torch.where(verdicts.accepted, ACCEPTED, REJECTED).where(drafted, PLAIN)
+        outcome = torch.where(resampled.accepted, ACCEPTED, REJECTED).where(drafted, PLAIN)
         outcome = to_device(outcome.to(torch.uint8).view(here.shape), canvas.device)
         return VerifiedStep(Verdict(here, values.view(*here.shape, -1), step, outcome), rejects.numpy())
 

@@ -40,11 +40,13 @@ class Published(Mode):
         settings = canvas.settings
         self.table = table_with_last_std(canvas)
         self.target_noise = noise if settings.alignment else canvas.noise_of("target")
-        self.rule = PUBLISHED_RULE
+        self.rule = PUBLISHED_RULE  # an attribute, because lab/parity verifies with other inner temperatures
         self.rejection_noise = RejectionNoise(self.keys)
 
     def segment(self, first: int) -> Iterator[Verdict]:
-        """The AR steps from ``first`` up to the next one whose number is a multiple of gamma, or up to the last one."""
+        """The AR steps from ``first`` up to the next one (``first`` itself, if it is one) whose number is a multiple of
+        gamma, or up to the last of all AR steps.
+        """
         order = self.canvas.order
         gamma = self.canvas.settings.draft_length
         last = min(-(-first // gamma) * gamma, order.steps - 1)
@@ -79,11 +81,11 @@ class Published(Mode):
             # Accept drafts, and resample the rejected tokens.
             q = image_by_image(drafted, canvas.images)
             p = target.last_step()
-            verdicts = accept_or_resample(canvas.values[tokens.index], q, p, self.rule, self.rejection_noise, tokens)
-            canvas.report.add(**verdicts.counts())
+            resampled = accept_or_resample(canvas.values[tokens.index], q, p, self.rule, self.rejection_noise, tokens)
+            canvas.report.add(**resampled.counts())
 
-        accepted = verdicts.accepted.view(here.shape)
+        accepted = resampled.accepted.view(here.shape)
         if not accepted.all():
             self.drafter.forget()
         when = [torch.full_like(order.ahead(step), step, dtype=torch.int32) for step in range(first, last + 1)]
-        return Verdict(here, verdicts.tokens.view(*here.shape, -1), torch.cat(when, 1), outcome_of(canvas, accepted))
+        return Verdict(here, resampled.tokens.view(*here.shape, -1), torch.cat(when, 1), outcome_of(canvas, accepted))

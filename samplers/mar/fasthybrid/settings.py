@@ -65,10 +65,10 @@ class FastHybridSettings(DiSASettings):
 
     @property
     def ar_steps_per_head_call(self) -> int:
-        return max(1, self.lookahead)
+        return max(1, self.lookahead)  # in a full diffusion, all of a lookahead
 
     def no_gain(self, report: Report) -> str:
-        if not self.approximates:
+        if not self.approximates:  # no draft can be accepted, and DiSA is off too
             return (
                 "No draft could be accepted, so MAR ran without acceleration: check lookahead, lookahead_start and "
                 "threshold."

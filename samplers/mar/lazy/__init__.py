@@ -79,8 +79,8 @@ def lazy_transformer(canvas: MARCanvas, settings: CacheSettings) -> LazyTransfor
 def note_caches(canvas: MARCanvas, settings: CacheSettings) -> None:
     """Let the report of a run name LazyMAR, its settings, and how often its caches were used.
 
-    The report's sampler becomes lazymar, or SAMPLER+lazymar. With the token cache, the report has a map of the tokens
-    that were taken from it.
+    The report's sampler becomes lazymar, or SAMPLER+lazymar. With the token cache, the canvas counts how often each
+    token is taken from it (:attr:`MARCanvas.cached`), for a map of the report.
     """
     report = canvas.report
     report.sampler = "lazymar" if report.sampler == "mar" else f"{report.sampler}+lazymar"

@@ -31,8 +31,10 @@ REUSED = "reused"
 # *outer* ones: the output of each one's MLP is reused separately.
 MIDDLE = range(1, 5)
 
-# A block has three modulations: shift, scale and gate. At a reused step, only its gate is computed.
+# The modulations of a step are a flat list: shift, scale and gate of block after block, then shift and scale of the
+# last layer. At a reused step, only the gates of the blocks are computed.
 _OF_A_BLOCK = 3
+_OF_LAST_LAYER = 2
 
 
 class HeadSchedule(NamedTuple):
@@ -187,8 +189,8 @@ def step_modulations(
     """
     blocks = head.res_blocks if kind == FULL else [head.res_blocks[j] for j in outer]
 
-    # The modulations of the blocks, or only their gates, and two for the last layer.
-    count = len(blocks) * (1 if kind == REUSED else _OF_A_BLOCK) + 2
+    # The modulations of the blocks, or only their gates, and those of the last layer.
+    count = len(blocks) * (1 if kind == REUSED else _OF_A_BLOCK) + _OF_LAST_LAYER
     steps_at_once = max(1, BUDGET // max(1, condition.numel() * count))
     for some in times[:, None].split(steps_at_once):
         embedding = some + condition
@@ -221,10 +223,11 @@ def evaluate_full(
     h = head.input_proj(torch.cat([x] * branches).to(head.input_proj.weight.dtype))
     states = [h]  # before each block, and after the last one
     mlps = []
+    of_blocks, of_last_layer = modulations[:-_OF_LAST_LAYER], modulations[-_OF_LAST_LAYER:]
+    shifts, scales, gates = of_blocks[0::_OF_A_BLOCK], of_blocks[1::_OF_A_BLOCK], of_blocks[2::_OF_A_BLOCK]
     for j, block in enumerate(blocks):
-        shift, scale, gate = modulations[_OF_A_BLOCK * j :][:_OF_A_BLOCK]
-        out = block.mlp(modulated(h, block.in_ln, shift, scale))
-        h = torch.addcmul(h, gate, out)
+        out = block.mlp(modulated(h, block.in_ln, shifts[j], scales[j]))
+        h = torch.addcmul(h, gates[j], out)
         states.append(h)
         if j not in MIDDLE:
             mlps.append(out[:n])
@@ -235,7 +238,7 @@ def evaluate_full(
     middle = states[after][:n] - states[first][:n]
 
     last = head.final_layer.linear
-    out = last(modulated(h, head.final_layer.norm_final, *modulations[-2:]).to(last.weight.dtype))
+    out = last(modulated(h, head.final_layer.norm_final, *of_last_layer).to(last.weight.dtype))
 
     # The conditional branch's rows come first, the null one's last. Without guidance they are the same.
     guidance = (cfg - 1) * (out[:n] - out[-n:])[:, : head.channels]
@@ -252,19 +255,21 @@ def evaluate_from_kept(
     ``x``: the states, fp32 [N, channels]. At an ``edge`` step the MLPs of the outer blocks are computed.
     """
     h = head.input_proj(x.to(head.input_proj.weight.dtype))
-    mlps = []
+    of_blocks, of_last_layer = modulations[:-_OF_LAST_LAYER], modulations[-_OF_LAST_LAYER:]
+    gates = of_blocks
+    mlps = kept.mlps
+    if edge:
+        shifts, scales, gates = of_blocks[0::_OF_A_BLOCK], of_blocks[1::_OF_A_BLOCK], of_blocks[2::_OF_A_BLOCK]
+        mlps = []
+
     for i, j in enumerate(outer):
-        block = cast(HeadBlock, head.res_blocks[j])
         if edge:
-            shift, scale, gate = modulations[_OF_A_BLOCK * i :][:_OF_A_BLOCK]
-            mlps.append(block.mlp(modulated(h, block.in_ln, shift, scale)))
-        else:
-            gate = modulations[i]
-            mlps.append(kept.mlps[i])
-        h = torch.addcmul(h, gate, mlps[i])
+            block = cast(HeadBlock, head.res_blocks[j])
+            mlps.append(block.mlp(modulated(h, block.in_ln, shifts[i], scales[i])))
+        h = torch.addcmul(h, gates[i], mlps[i])
         if j + 1 == MIDDLE[0]:  # the middle blocks follow
             h = h + kept.middle
 
-    h = modulated(h, head.final_layer.norm_final, *modulations[-2:])
+    h = modulated(h, head.final_layer.norm_final, *of_last_layer)
     out = torch.addmm(kept.guided_bias, h.to(kept.guided_bias.dtype), head.final_layer.linear.weight.t())
     return out[None], kept._replace(mlps=mlps) if edge else None
