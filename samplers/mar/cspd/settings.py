@@ -31,7 +31,7 @@ class CSpDSettings(MARBase):
         more="The drafts of the first AR steps are the worst.")
     mode: str = knob("published", "How drafts are accepted: published is the rule of the authors' code, which accepts "
     "most drafts and is approximate; paper is the stricter rule of the authors' text, which hardly ever accepts a "
-    "draft. lossless keeps the distribution of the target's images exactly.",
+    "draft. lossless keeps the distribution of the target's images exactly. Usual: published.",
         choices=("published", "paper", "lossless"),
         more="The notes of this help page compare the three modes.")
     alignment: bool = knob(True, "Used only if 'mode' is 'published': both models use the same noise for every token, "
