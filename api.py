@@ -58,6 +58,7 @@ from .samplers.mar.settings import MARSettings as MARSettings
 from .samplers.noise import PairedNoise as PairedNoise
 from .samplers.tokens.llamagen import llamagen as llamagen
 from .samplers.tokens.mulosd import mulosd as mulosd
+from .samplers.tokens.mulosd.settings import MuLoSDSettings as MuLoSDSettings
 from .samplers.tokens.mulosd.upsampling import LatentUpSampling as LatentUpSampling
 from .samplers.tokens.mulosd.upsampling import PixelUpSampling as PixelUpSampling
 from .samplers.tokens.mulosd.upsampling import UpSampling as UpSampling
@@ -65,8 +66,7 @@ from .samplers.tokens.par import PARSettings as PARSettings
 from .samplers.tokens.par import par as par
 from .samplers.tokens.prepare import features_of as features_of
 from .samplers.tokens.settings import LlamaGenSettings as LlamaGenSettings
-from .samplers.tokens.settings import MuLoSDSettings as MuLoSDSettings
-from .samplers.tokens.settings import TarPromptSettings as TarPromptSettings
+from .samplers.tokens.tar import TarPromptSettings as TarPromptSettings
 from .samplers.tokens.tar import tar_prompt as tar_prompt
 from .samplers.tokens.token_noise import TokenNoise as TokenNoise
 from .samplers.tokens.zipar import ZipARSettings as ZipARSettings

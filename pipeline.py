@@ -50,7 +50,7 @@ from .samplers.conditioning import KINDS, AnyCondition
 from .samplers.editing import Edit
 from .samplers.engine import Sampled, Step, finish
 from .samplers.settings import is_removed, knobs, make, no_setting
-from .samplers.tokens.settings import TarPromptSettings
+from .samplers.tokens.tar import TarPromptSettings
 from .samplers.tokens.token_noise import TokenNoise
 
 P = ParamSpec("P")

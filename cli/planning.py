@@ -18,7 +18,7 @@ from ..runs.loading import AUTO, DEMO, USUAL, Drafts, Ready, beside, identified
 from ..runs.registry import FAMILIES, Entry, find
 from ..samplers.conditioning import AnyCondition
 from ..samplers.settings import is_removed, make, no_setting
-from ..samplers.tokens.settings import TarPromptSettings
+from ..samplers.tokens.tar import TarPromptSettings
 from .models import choose_models
 from .options import MODEL_OPTIONS, source, whole
 

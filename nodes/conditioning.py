@@ -32,8 +32,7 @@ from ..runs.loading import AUTO, dtype_name
 from ..runs.memory.tokens import estimate_prompt
 from ..samplers.conditioning import CodeCondition, EditSettings, ImagePromptCondition, PromptCondition, TextCondition
 from ..samplers.settings import Settings, knob, make
-from ..samplers.tokens.settings import DETAILS, TarPromptSettings
-from ..samplers.tokens.tar import TarPrompted
+from ..samplers.tokens.tar import DETAILS, TarPrompted, TarPromptSettings
 from . import graph, host
 from .host.loaded import ModelCache, load_to_device
 from .loaders import PRECISION, allow_download, finder, listed, menu, usual

@@ -23,7 +23,7 @@ from ..runs.choice import ModelFacts
 from ..runs.loading import AUTO
 from ..runs.registry import SAMPLERS
 from ..samplers.mar.lazy.settings import CacheSettings
-from ..samplers.tokens.settings import TarPromptSettings
+from ..samplers.tokens.tar import TarPromptSettings
 from . import host, loaders, samplers
 from .schema import checked_preset, describe
 from .sent import PLAIN, PRESETS, free_of, numbers

@@ -33,8 +33,7 @@ from ..samplers.conditioning import (
 from ..samplers.engine import finish
 from ..samplers.settings import make
 from ..samplers.tokens.prepare import features_of
-from ..samplers.tokens.settings import TarPromptSettings
-from ..samplers.tokens.tar import TarPrompted, tar_prompt
+from ..samplers.tokens.tar import TarPrompted, TarPromptSettings, tar_prompt
 from ..samplers.tokens.token_noise import TokenNoise
 from .batches import in_parts
 from .images import one_for_each

@@ -48,7 +48,7 @@ from ..samplers.conditioning import (
 from ..samplers.settings import knobs, make
 from ..samplers.tokens.mulosd import check_grids
 from ..samplers.tokens.mulosd.upsampling import BICUBIC, LatentUpSampling, PixelUpSampling, UpSampling
-from ..samplers.tokens.settings import TarPromptSettings
+from ..samplers.tokens.tar import TarPromptSettings
 from .choice import ModelFacts
 from .families import Family
 from .labels import DEMO_LABELS

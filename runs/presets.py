@@ -23,7 +23,7 @@ from ..samplers.mar.gtr import PAPER, GtRSettings
 from ..samplers.mar.lazy.settings import CacheSettings, LazyMARSettings
 from ..samplers.mar.settings import MARSettings
 from ..samplers.settings import Settings
-from ..samplers.tokens.settings import AT_ONCE, LOCAL, MuLoSDSettings
+from ..samplers.tokens.mulosd.settings import AT_ONCE, LOCAL, MuLoSDSettings
 from ..samplers.tokens.zipar import ZipARSettings
 
 S = TypeVar("S", bound=Settings)

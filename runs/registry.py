@@ -25,9 +25,10 @@ from ..samplers.tokens.llamagen import check as check_llamagen
 from ..samplers.tokens.llamagen import llamagen
 from ..samplers.tokens.mulosd import check as check_mulosd
 from ..samplers.tokens.mulosd import mulosd
+from ..samplers.tokens.mulosd.settings import MuLoSDSettings
 from ..samplers.tokens.par import PARSettings, par
 from ..samplers.tokens.par import check as check_par
-from ..samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings
+from ..samplers.tokens.settings import LlamaGenSettings
 from ..samplers.tokens.zipar import ZipARSettings, zipar
 from ..samplers.tokens.zipar import check as check_zipar
 from .families import Entry, Family, families

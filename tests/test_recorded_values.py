@@ -27,6 +27,7 @@ from fastar_nodes.samplers.noise import CounterRNG, PairedNoise, row_keys
 from fastar_nodes.samplers.settings import Settings, knobs
 from fastar_nodes.samplers.tokens import defaults
 from fastar_nodes.samplers.tokens import settings as token_settings
+from fastar_nodes.samplers.tokens.tar import TarPromptSettings
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from token_numbers import gumbel_of, uniform_of
 
@@ -40,7 +41,7 @@ def settings() -> dict[str, Any]:
     classes = {
         f"{name}.{kind.__name__}": kind
         for name, module in (("mar", mar_settings), ("tokens", token_settings))
-        for kind in [*vars(module).values(), *(entry.settings for entry in SAMPLERS.values())]
+        for kind in [*vars(module).values(), TarPromptSettings, *(entry.settings for entry in SAMPLERS.values())]
         if is_dataclass(kind) and issubclass(kind, Settings) and kind.__module__.startswith(module.__package__)
     }
     return {

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...runs.registry import first_names
 from ...samplers.settings import Knob, default_or_paper, knobs, shown
-from ...samplers.tokens.settings import TarPromptSettings
+from ...samplers.tokens.tar import TarPromptSettings
 from .blocks import with_block
 from .translate import SYMBOL, node_classes
 

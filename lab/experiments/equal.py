@@ -31,8 +31,7 @@ from ...reports.table import markdown
 from ...runs.limits import MOST_IMAGES
 from ...runs.loading import AUTO, Ready, language_model_for, load_language_model, prompt_settings
 from ...samplers.conditioning import AnyCondition
-from ...samplers.tokens.settings import TarPromptSettings
-from ...samplers.tokens.tar import tar_prompt
+from ...samplers.tokens.tar import TarPromptSettings, tar_prompt
 from ...samplers.tokens.token_noise import TokenNoise
 from ..work.random_options import planned_for, shared_options
 

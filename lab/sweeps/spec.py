@@ -27,7 +27,7 @@ from ...model_loaders.kinds import ALL_DTYPES
 from ...reports.files import typed_path
 from ...runs.loading import AUTO, DEMO, Source
 from ...samplers.settings import make
-from ...samplers.tokens.settings import TarPromptSettings
+from ...samplers.tokens.tar import TarPromptSettings
 from ...sweeps.plan import MOST_CELLS, Combination, combinations
 from .records import MOST_BATCH, MOST_IMAGES
 

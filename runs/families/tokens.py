@@ -14,7 +14,7 @@ from ...samplers.editing import Edit
 from ...samplers.tokens.canvas import tokens_again
 from ...samplers.tokens.defaults import published
 from ...samplers.tokens.mulosd import check_grids, check_pair
-from ...samplers.tokens.settings import MuLoSDSettings
+from ...samplers.tokens.mulosd.settings import MuLoSDSettings
 from ...samplers.tokens.token_noise import TokenNoise
 from ..memory.tokens import stages
 from . import Family, network_of
@@ -65,7 +65,7 @@ class TokenFamily(Family):
     ) -> None:
         """Check a draft model of a smaller image."""
         expect_same_codes(tokenizer, of_draft, model.name)
-        check_pair(model, draft, tokenizer.net.config.codes, title)
+        check_pair(model, draft, codes=tokenizer.net.config.codes, sampler=title)
         check_grids(model, draft)
 
     def memory(

@@ -20,7 +20,7 @@ from ...samplers.tokens.mulosd.acceptance import neighbours_bytes
 from ...samplers.tokens.mulosd.verification import cells_at_once
 from ...samplers.tokens.prepare import prompt_ids
 from ...samplers.tokens.schedule import Schedule, raster
-from ...samplers.tokens.settings import DETAILS, TarPromptSettings
+from ...samplers.tokens.tar import DETAILS, TarPromptSettings
 from . import SAMPLING, weights_by_part
 
 # Buffers of a block of the network, each as large as a fed row or as its inner row. Fed rows: input, norm, queries,

@@ -33,7 +33,7 @@ from .schedule import Pass, Row, Schedule
 class Table:
     """All fed rows, decided cells and slots of a schedule, int64 arrays.
 
-    Shapes: P passes feed F rows and decide D cells, of N cells of the grid; the cache has S image slots, which are
+    Shapes: P passes feed F rows and decide D cells, of L cells of the grid; the cache has S image slots, which are
     counted from the first one after the condition's slots. Fed rows and cells are in the order of their passes, and one
     more entry at the end of their arrays is padding.
     """
@@ -50,7 +50,7 @@ class Table:
     row_pass: np.ndarray  # pass that feeds the row; padding 0
 
     # For each decided cell, [D + 1].
-    cells: np.ndarray  # number of the cell; padding N
+    cells: np.ndarray  # number of the cell; padding L
     cell_row: np.ndarray  # fed row that predicts the cell; padding 0
     cell_pass: np.ndarray  # pass that decides the cell; padding P
 
@@ -58,7 +58,9 @@ class Table:
     row_start: np.ndarray  # [P + 1]
     cell_start: np.ndarray  # [P + 1]
     end: np.ndarray  # [P], a pass attends to image slots below this one only
-    needs_mask: np.ndarray  # bool [P], whether some row of the pass does not attend to some slot below its end
+    # bool [P], whether some row of the pass does not attend to some slot below its end. This is read only if passes are
+    # fed one by one: a window always has a mask, because its passes attend to different slots.
+    needs_mask: np.ndarray
 
     # For each slot, [S].
     place: np.ndarray  # place that it holds

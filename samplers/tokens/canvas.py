@@ -24,19 +24,19 @@ from .token_noise import TokenNoise
 
 @dataclass(eq=False)
 class TokenCanvas(Canvas):
-    """The tokens of N cells, and of one more cell that is not part of the image, int64 [B, N + 1]::
+    """The tokens of L cells, and of one more cell that is not part of the image, int64 [B, L + 1]::
 
-        cell      0  1  2  ...  N - 1 | N
+        cell      0  1  2  ...  L - 1 | L
         image 0   5  9  0  ...      0 | 3
         image 1   2  0  0  ...      0 | 9
 
     A pass may decide fewer cells of one image than of another. In the image with fewer cells, the pass then writes to
-    cell N instead, as padding, and nobody reads the token there. Cells that are not decided may hold drafts.
+    cell L instead, as padding, and nobody reads the token there. Cells that are not decided may hold drafts.
     """
 
     phases: tuple[str, str] = ("transformer", "sampling")
     sampling: TokenSampling = field(kw_only=True)  # how the model's tokens are sampled with the settings
-    given: Tensor | None = field(default=None, kw_only=True)  # int64 [B, N + 1], tokens that an edit fixes, else -1
+    given: Tensor | None = field(default=None, kw_only=True)  # int64 [B, L + 1], tokens that an edit fixes, else -1
 
     def to_latents(self, values: Tensor) -> Tensor:
         if self.given is not None:
@@ -103,14 +103,14 @@ def blank_canvas(
 
 
 def given_tokens(edit: Edit, grid: int, images: int) -> Tensor:
-    """The tokens that an edit keeps, int64 [B, N + 1] as :class:`TokenCanvas` holds them."""
+    """The tokens that an edit keeps, int64 [B, L + 1] as :class:`TokenCanvas` holds them."""
     codes = edit.start
     again = tokens_again(edit, grid, images, codes.device)
     return F.pad(torch.where(again, -1, codes.flatten(1)), (0, 1), value=-1)
 
 
 def tokens_again(edit: Edit, grid: int, images: int, device: torch.device) -> Tensor:
-    """The tokens to sample again, bool [B, N] on ``device``, of an edit that starts from codes or from their latents.
+    """The tokens to sample again, bool [B, L] on ``device``, of an edit that starts from codes or from their latents.
 
     Raises:
         UserError: see :meth:`Edit.token_mask`; a start of another grid.

@@ -20,13 +20,13 @@ def check_raster(name: str, model: TokenModel, settings: TokenSettings) -> None:
     sampling_of(settings, model)
 
 
-def raster_only(name: str, *models: TokenModel, janus: str = "") -> None:
+def raster_only(name: str, *models: TokenModel, why_no_janus: str = "") -> None:
     """Check that models generate their tokens in raster order, and are of a kind that a sampler decodes.
 
     Args:
         name: the sampler's title, for the message.
         models: the models.
-        janus: why the sampler cannot decode a Janus, as the end of "NAME ..."; "" if it can.
+        why_no_janus: why the sampler cannot decode a Janus, a clause for the message; "" if it can.
 
     Raises:
         UserError: a PAR, or a Janus that the sampler cannot decode.
@@ -36,7 +36,7 @@ def raster_only(name: str, *models: TokenModel, janus: str = "") -> None:
             raise UserError(
                 f"model: {model.name} was trained in PAR's order, which {name} does not follow; use the PAR Sampler."
             )
-        if janus and model.reads_images:
+        if why_no_janus and model.reads_images:
             raise UserError(
-                f"model: {model.name} is a Janus, but {name} {janus}; use the LlamaGen Sampler or the ZipAR Sampler."
+                f"model: {model.name} is a Janus, but {why_no_janus}; use the LlamaGen Sampler or the ZipAR Sampler."
             )

@@ -14,13 +14,13 @@ shapes, and generate different images of the same distribution. ``docs/weights.m
 
 A pass of an image is *certain* if its tokens equal those of serial decoding. A call evaluates, in every image, W passes
 from the first one that is not certain. Images advance independently (:class:`Window`). The host reads their progress
-after each call, and waits for the device only there. L is the number of images that are still in the batch.
+after each call, and waits for the device only there. A is the number of *active* images, which are still in the batch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from ...networks.llama import is_16_bit
 from ...networks.torch_state import to_device
 from ...reports.record import ACCEPTED, PLAIN, dtype_of
 from ..engine import Sampler, Verdict
-from .cache_slots import window_table
+from .cache_slots import Table, window_table
 from .canvas import TokenCanvas
 from .looks import CachedTransformer, DeviceTable, FedRows, ScheduleLook, chosen_rows, last_guided
 from .sampling import Guidance, TokenDraw
@@ -65,8 +65,8 @@ def decode_in_windows(canvas: TokenCanvas, look: ScheduleLook, draw: TokenDraw, 
 
     # 2. The other passes, in windows.
     sampled = 0
-    for certain, cells in iterate(canvas, look, draw, schedule, width):
-        sampled += cells
+    for certain, count in iterate(canvas, look, draw, schedule, width):
+        sampled += count
         yield from canvas.show(int(t.cell_start[certain]))
 
     # 3. Each cell became certain once; all further samples were in vain.
@@ -97,13 +97,9 @@ def iterate(
     passes = len(schedule.passes)
     table = DeviceTable(window_table(schedule), look.cache.prefix, canvas.device)
 
-    guided = draw.guided_by_pass
-    guided_by_cell = np.array([*guided, False])[table.host.cell_pass]  # bool [D + 1], see Table
-    last = last_guided(guided)
-
     # If all calls must have one shape, they keep the null branch and all images to the end.
     has_one_shape = look.padded_to > 0
-    keeps_null = has_one_shape and any(guided)
+    guiding = WindowGuidance(table.host, draw.guided_by_pass, to_the_end=has_one_shape)
     may_shrink = shrink and not has_one_shape
 
     window = Window(canvas, schedule, width)
@@ -112,22 +108,19 @@ def iterate(
         call += 1
         sampled = window.size
 
-        # 1. The null branch ends with the last guided pass.
-        null = keeps_null or window.certain <= last
-        only = None
-        if null and not all(guided):
-            only = to_device(guided_by_cell[window.entries], canvas.device)
+        # 1. Guidance, which decides whether the null branch is fed too.
+        guidance = guiding.at(window)
 
         # 2. Feed the rows of the W passes at once, with the tokens so far, both certain tokens and guesses. Every row
         #    attends to the slots that it attends to in its own serial pass. Its keys and values replace those of the
         #    previous call.
         with canvas.clock.phase(canvas.phases[0]):
             rows, predicted_by = window.rows(table)
-            hidden = chosen_rows(look.feed(window.tokens, rows, null), predicted_by)
+            hidden = chosen_rows(look.feed(window.tokens, rows, guidance.applies), predicted_by)
 
         # 3. Sample the cells of the W passes, from the same noise in every call.
         with canvas.clock.phase(canvas.phases[1]):
-            new = draw.tokens(hidden, Guidance(null, only), window.cells, window.tokens)
+            new = draw.tokens(hidden, guidance, window.cells, window.tokens)
 
         # 4. The passes up to the first one whose tokens differ from the guesses are certain.
         start = window.first_uncertain(new)
@@ -146,7 +139,7 @@ def iterate(
 
 
 class Window:
-    """The tokens of the L images still in the batch, and for each image the W passes (fewer at the end) that the next
+    """The tokens of the A active images, and for each image the W passes (fewer at the end) that the next
     call evaluates::
 
         pass     0  1  2  3  4  5  6  7  8  9        W = 4
@@ -162,13 +155,13 @@ class Window:
     on the device.
 
     Attributes:
-        images: the images' indices in the batch, int64 [L].
-        tokens: the tokens of the images, int64 [L, N + 1].
-        start: for each image the first pass that is not certain, int64 [L].
-        stop: for each image the first pass after its window, int64 [L].
-        entries: the entries of the windows' n cells in the arrays of :class:`.Table`, int64 [L, n]. They are in the
+        images: the images' indices in the batch, int64 [A].
+        tokens: the tokens of the images, int64 [A, L + 1].
+        start: for each image the first pass that is not certain, int64 [A].
+        stop: for each image the first pass after its window, int64 [A].
+        entries: the entries of the windows' n cells in the arrays of :class:`.Table`, int64 [A, n]. They are in the
             order of the passes; images with fewer cells have padding at the end.
-        cells: these cells, int64 [L, n] on the device.
+        cells: these cells, int64 [A, n] on the device.
     """
 
     def __init__(self, canvas: TokenCanvas, schedule: Schedule, width: int):
@@ -183,7 +176,7 @@ class Window:
         _guess(self.tokens, self.cells, self.tokens[:, decided[-1], None].clone())
 
     def _set_start(self, start: np.ndarray) -> None:
-        """Let the windows begin with the passes ``start``, int64 [L]. ``stop``, ``entries`` and ``cells`` follow from
+        """Let the windows begin with the passes ``start``, int64 [A]. ``stop``, ``entries`` and ``cells`` follow from
         them and from the width of the windows.
         """
         t = self.table
@@ -193,8 +186,8 @@ class Window:
         self.cells = to_device(t.cells[self.entries], self.tokens.device)
 
     def _entries(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """The table's entries of the cells of the passes from ``begin`` to before ``end``, int64 [L, n]; ``begin`` and
-        ``end``: int64 [L].
+        """The table's entries of the cells of the passes from ``begin`` to before ``end``, int64 [A, n]; ``begin`` and
+        ``end``: int64 [A].
         """
         t = self.table
         return ranges(t.cell_start[begin], t.cell_start[end], padding=len(t.cells) - 1)
@@ -210,7 +203,7 @@ class Window:
         return int((self.table.cell_start[self.stop] - self.table.cell_start[self.start]).sum())
 
     def rows(self, device_table: DeviceTable) -> tuple[FedRows, Tensor]:
-        """The rows that the W passes feed, and which of them predicts each cell, int64 [L, n]."""
+        """The rows that the W passes feed, and which of them predicts each cell, int64 [A, n]."""
         t = self.table
         index = ranges(t.row_start[self.start], t.row_start[self.stop], padding=len(t.fed) - 1)
         end = max(int(t.end[a:b].max(initial=0)) for a, b in zip(self.start, self.stop, strict=True))
@@ -224,7 +217,7 @@ class Window:
 
     def first_uncertain(self, new: Tensor) -> np.ndarray:
         """For each image the first pass that is not certain after a call has sampled the ``new`` tokens of the cells,
-        int64 [L, n]; the result is int64 [L]. The host waits for the device.
+        int64 [A, n]; the result is int64 [A]. The host waits for the device.
 
         The first pass of a window is certain, because its input is. If no token of a certain pass changed, the next
         pass was fed what serial decoding feeds, and sampled the same tokens from the same noise. So it is certain too,
@@ -272,7 +265,7 @@ class Window:
         """
         t = self.table
         self.tokens.scatter_(1, self.cells, new)
-        last = t.cell_start[self.stop] - 1 - t.cell_start[self.start]  # index of a window's last cell, int64 [L]
+        last = t.cell_start[self.stop] - 1 - t.cell_start[self.start]  # index of a window's last cell, int64 [A]
         newest = new.gather(1, to_device(last.clip(min=0)[:, None], self.tokens.device))
 
         stop_before = self.stop
@@ -281,22 +274,46 @@ class Window:
         _guess(self.tokens, to_device(entering, self.tokens.device), newest)
 
     def keep(self, left: np.ndarray) -> None:
-        """Keep only some of the images. ``left``: their indices in the window, int64 [L]."""
+        """Keep only some of the images. ``left``: their indices in the window, int64 [A]."""
         self.images = self.images[left]
         self.tokens = self.tokens[to_device(left, self.tokens.device)]
         self._set_start(self.start[left])
 
 
+class WindowGuidance:
+    """Where guidance is applied in a window, whose passes may differ in it.
+
+    Args:
+        table: the fed rows and cells of the schedule.
+        guided: whether guidance is applied, for each pass.
+        to_the_end: whether every call reads the null branch if some pass is guided; otherwise no call reads it once
+            all guided passes are certain.
+    """
+
+    def __init__(self, table: Table, guided: Sequence[bool], to_the_end: bool):
+        self.guided_by_cell = np.array([*guided, False])[table.cell_pass]  # bool [D + 1], see Table
+        self.all_guided = all(guided)
+        self.last_guided = last_guided(guided)
+        self.keeps_null = to_the_end and any(guided)
+
+    def at(self, window: Window) -> Guidance:
+        """The guidance of the cells of a window; it applies if the call reads the null branch."""
+        reads_null = self.keeps_null or window.certain <= self.last_guided
+        if self.all_guided or not reads_null:
+            return Guidance(reads_null)
+        return Guidance(reads_null, to_device(self.guided_by_cell[window.entries], window.tokens.device))
+
+
 def ranges(begin: np.ndarray, end: np.ndarray, padding: int) -> np.ndarray:
-    """The numbers from ``begin`` to ``end`` - 1 for every image, int64 [L, n]. n is the largest count of an image;
-    images with fewer numbers end with ``padding``. ``begin``, ``end``: int64 [L].
+    """The numbers from ``begin`` to ``end`` - 1 for every image, int64 [A, n]. n is the largest count of an image;
+    images with fewer numbers end with ``padding``. ``begin``, ``end``: int64 [A].
     """
     numbers = begin[:, None] + np.arange((end - begin).max())
     return np.where(numbers < end[:, None], numbers, padding)
 
 
 def _guess(tokens: Tensor, cells: Tensor, newest: Tensor) -> None:
-    """Set cells, int64 [L, n], to one token in each image, int64 [L, 1]."""
+    """Set cells, int64 [A, n], to one token in each image, int64 [A, 1]."""
     tokens.scatter_(1, cells, newest.expand(-1, cells.shape[1]))
 
 

@@ -169,35 +169,38 @@ class CachedTransformer:
         report.add(cache_bytes=self.cache.bytes)
         return hidden
 
-    def feed(self, tokens: Tensor, rows: FedRows, null: bool) -> Tensor:
-        """Feed ``rows``; returns hidden rows [R, m, C]. ``tokens``: the images' tokens so far, int64 [B, N + 1]."""
+    def feed(self, tokens: Tensor, fed: FedRows, null: bool) -> Tensor:
+        """Feed the rows ``fed``; returns hidden rows [R, m, C].
+
+        ``tokens``: the images' tokens so far, int64 [B, L + 1].
+        """
         # 1. Embeddings, of transition tokens too.
-        cells = rows.cell
+        cells = fed.cell
         values = tokens[:, cells] if cells.ndim == 1 else tokens.gather(1, cells)
         x = self.net.tok_embeddings(values + self.first_value if self.first_value else values)
-        if rows.special is not None:
-            transition = self.net.spe_tok_embeddings["special_embeddings"](rows.special.clamp(min=0))
-            x = torch.where(rows.special[..., None] >= 0, transition, x)
+        if fed.special is not None:
+            transition = self.net.spe_tok_embeddings["special_embeddings"](fed.special.clamp(min=0))
+            x = torch.where(fed.special[..., None] >= 0, transition, x)
 
         # 2. All branches.
         branches = self.conditional + null
         if branches > 1:
             x = x.repeat(branches, 1, 1)
             if cells.ndim == 2:
-                rows = rows.repeated(branches)
+                fed = fed.repeated(branches)
 
         # 3. The pass.
         self.passes += 1
         self.canvas.report.add(transformer_passes=1, transformer_tokens=x.shape[0] * x.shape[1])
         return self.net.feed(
-            x, rows.position, rows.cache_slot, self.cache, rows.cache_end, rows.mask, rows=self.padded_to
+            x, fed.position, fed.cache_slot, self.cache, fed.cache_end, fed.mask, rows=self.padded_to
         )
 
     def keep(self, left: Tensor, images: int) -> None:
         """Keep only some images in the cache, in all branches of guidance that it holds.
 
         Args:
-            left: indices of the images to keep among the present images, int64 [L].
+            left: indices of the images to keep among the present images, int64 [A].
             images: number of present images.
         """
         branches = len(self.cache.blocks[0]) // images

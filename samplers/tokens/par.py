@@ -188,7 +188,7 @@ class PARSettings(TokenSettings):
         "all first tokens are decided in one pass, as in an experiment of the paper.",
         advanced=True,
         more="This saves a few passes, but the regions fit together less well.")
-    parallel: int = parallel_knob("passes", USUAL_PARALLEL, PARALLEL_PASSES)
+    parallel: int = parallel_knob("passes", USUAL_PARALLEL, more=PARALLEL_PASSES)
     entropy_temperature: float = entropy_temperature_knob("token")
 
     # fmt: on
@@ -206,7 +206,7 @@ class PARSettings(TokenSettings):
         """
         trained = model.regions > 1
         if not trained:
-            raster_only("PAR", model, janus="needs a model that was trained in its order")
+            raster_only("PAR", model, why_no_janus="PAR needs a model that was trained in its order")
         if trained and self.grouping != TRAINED:
             raise UserError(
                 f"grouping: {model.name} is a PAR model, which was trained for its own groups; choose {TRAINED!r}, or "

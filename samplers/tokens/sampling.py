@@ -50,8 +50,8 @@ class DrawSetup(NamedTuple):
 
     sampling: TokenSampling
     images: int  # B
-    noise: CellNoise  # of the draw's stream
-    given: Tensor | None = None  # tokens that an edit fixes, int64 [B, N + 1], -1 for the others; None without an edit
+    cell_noise: CellNoise  # of the draw's stream
+    given: Tensor | None = None  # tokens that an edit fixes, int64 [B, L + 1], -1 for the others; None without an edit
     span: tuple[int, int] | None = None  # token values that are image codes, half-open; None for all
     penalty: float = 1.0  # repetition penalty; 1 is none
     part: float = 0.0  # share of the condition's partial branch, see PreparedCondition
@@ -89,7 +89,7 @@ class TokenDraw:
         self.setup = DrawSetup(
             sampling=canvas.sampling,
             images=len(self.noise),
-            noise=self.noise.stream(stream, self.values, canvas.device),
+            cell_noise=self.noise.stream(stream, self.values, canvas.device),
             given=canvas.given,
             span=span,
             penalty=penalty,
@@ -101,10 +101,14 @@ class TokenDraw:
         """The tokens, int64 [B, n], of the n cells of pass k."""
         return self.tokens(hidden, Guidance(self.guided_by_pass[k]), cells, self.canvas.values)
 
+    def follow(self, schedule: Schedule) -> None:
+        """Sample the passes of a schedule from now on."""
+        self.guided_by_pass = guided_passes(self.canvas.sampling, schedule)
+
     def tokens(self, hidden: Tensor, guidance: Guidance, cells: Tensor, so_far: Tensor) -> Tensor:
         """Token values int64 [B, n] of cells int64 [n] or [B, n], from the hidden rows [R, n, C] that predict them.
 
-        ``so_far``: the tokens of the images, int64 [B, N + 1], for the repetition penalty.
+        ``so_far``: the tokens of the images, int64 [B, L + 1], for the repetition penalty.
         """
         read = so_far if self.setup.penalty != 1 else None  # a recording copies its arguments
         new, *norms = tokens_from_hidden(self.net, self.setup, hidden, guidance, cells, read)
@@ -118,14 +122,14 @@ class TokenDraw:
         return logits
 
     def of(self, images: np.ndarray) -> TokenDraw:
-        """The draw of some of the images, by their indices in the batch, int64 [L]."""
+        """The draw of some of the images, by their indices in the batch, int64 [A]."""
         some = copy(self)
         some.noise = self.noise.of(images.tolist())
-        noise = some.noise.stream(self.stream, self.values, self.canvas.device)
+        cell_noise = some.noise.stream(self.stream, self.values, self.canvas.device)
         given = self.setup.given
         if given is not None:
             given = given[to_device(images, given.device)]
-        some.setup = self.setup._replace(images=len(images), noise=noise, given=given)
+        some.setup = self.setup._replace(images=len(images), cell_noise=cell_noise, given=given)
         return some
 
 
@@ -177,14 +181,14 @@ def guided_logits(net: Llama, setup: DrawSetup, hidden: Tensor, guidance: Guidan
 def tokens_from_logits(setup: DrawSetup, logits: Tensor, cells: Tensor, so_far: Tensor | None) -> Tensor:
     """Tokens, int64 [B, n], of cells, int64 [n] or [B, n], from their logits, fp32 [B, n, V].
 
-    ``so_far``: the images' tokens, int64 [B, N + 1], for the repetition penalty; None without a penalty.
+    ``so_far``: the images' tokens, int64 [B, L + 1], for the repetition penalty; None without a penalty.
     """
     # 1. The repetition penalty.
     if so_far is not None:
         logits = penalised(logits, used_before(so_far, cells, logits.shape[-1]), setup.penalty)
 
     # 2. Temperature, top-k, top-p, and the largest of the logits with Gumbel noise.
-    new = gumbel_max(logits, setup.sampling, setup.noise, cells)
+    new = gumbel_max(logits, setup.sampling, setup.cell_noise, cells)
 
     # 3. In an edit, a given token stands in its cell, whatever is sampled for it.
     if setup.given is None:
@@ -196,7 +200,7 @@ def tokens_from_logits(setup: DrawSetup, logits: Tensor, cells: Tensor, so_far: 
 def used_before(tokens: Tensor, cells: Tensor, values: int) -> Tensor:
     """Which token values occur before each of the cells in raster order, bool [B, n, values].
 
-    ``tokens``: the images' tokens so far, int64 [B, N + 1]; guesses count too. ``cells``: int64 [n] or [B, n].
+    ``tokens``: the images' tokens so far, int64 [B, L + 1]; guesses count too. ``cells``: int64 [n] or [B, n].
     """
     codes = tokens[:, None, :-1]
     before = (torch.arange(codes.shape[2], device=cells.device) < cells[..., None]).expand(len(codes), -1, -1)

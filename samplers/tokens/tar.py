@@ -9,7 +9,7 @@ pads them. This stage has no guidance.
 from __future__ import annotations
 
 from collections.abc import Generator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import torch
@@ -21,12 +21,53 @@ from ...networks.torch_state import in_own_state
 from ...reports.record import Clock, Report
 from ..conditioning import CodeCondition
 from ..engine import Step, new_report
+from ..settings import Settings, knob
 from .canvas import blank_canvas
 from .llamagen import decode_schedule
 from .prepare import PreparedCondition, distinct, padded
 from .schedule import raster
-from .settings import DETAILS, TarPromptSettings, TokenSampling
+from .settings import TokenSampling, entropy_temperature_knob, parallel_knob
 from .token_noise import TokenNoise
+
+# Choices of the setting "detail".
+DETAILS = ("729", "169", "81")
+
+
+# In each field: first the default and the help sentence, then the range.
+# fmt: off
+@dataclass(frozen=True)
+class TarPromptSettings(Settings):
+    """Tar (Han et al. 2025): from a prompt to the semantic codes of an image."""
+
+    detail: str = knob(
+        "729",
+        "Number of semantic codes that describe the image; with fewer codes, Tar is faster and the description is "
+        "vaguer. Usual: 729, the number with which Tar was trained most often.",
+        choices=DETAILS,
+        more="The menu offers the numbers of codes that the usual Tar models can write. If the connected model writes "
+        "other numbers of codes, the menu shows these numbers instead.")
+    temperature: float = knob(1.0,
+        "Randomness of every code; lower is safer and less varied. Usual: 1; at 0, the model always takes the "
+        "likeliest code.",
+        low=0.0, high=2.0, step=0.01)
+    top_p: float = knob(0.95,
+        "Sample only from the likeliest codes that together reach this probability; lower is safer and less varied. "
+        "Usual: 0.95; 1 allows all codes.",
+        low=0.0, high=1.0, step=0.01)
+    top_k: int = knob(1200,
+        "Sample only from this many of the likeliest codes; fewer is safer and less varied. Usual: 1200; at 0, all "
+        "codes are allowed, and at 1 the model always takes the likeliest code.",
+        low=0, high=65536, step=1)
+    repetition_penalty: float | None = knob(None,
+        "Makes codes that already occurred less likely; higher repeats less. Usual: the value that the model's file "
+        "recommends; at 1, the penalty is off.",
+        low=0.01, high=2.0, step=0.01, paper=1.0, advanced=True)
+    parallel: int = parallel_knob("codes", "32 on a GPU",
+        more="In half precision, all values from 1 on give the same codes, but 0 gives different codes from the same "
+        "distribution.",
+        same="the codes stay identical in fp32")
+    entropy_temperature: float = entropy_temperature_knob("code")
+# fmt: on
 
 
 class TarPrompted(NamedTuple):
@@ -84,11 +125,13 @@ def tar_prompt(
     side = model.sides[scale]
     report = new_report("tar-prompt", model, settings, noise)
     canvas = blank_canvas(model, side, settings, sampling, noise, report, clock)
+    # A single code needs no guesses: the prefill predicts it.
+    parallel = settings.parallel if side > 1 else 0
     codes, report = yield from decode_schedule(
         canvas,
         condition,
         raster(side),
-        settings.parallel if side > 1 else 0,
+        parallel,
         span=model.span,
         stream="code",
         penalty=penalty,

@@ -10,7 +10,8 @@ from fastar_nodes.samplers.mar.fasthybrid.settings import FastHybridSettings
 from fastar_nodes.samplers.mar.lazy.settings import LazyMARSettings
 from fastar_nodes.samplers.mar.schedule import masked_after
 from fastar_nodes.samplers.mar.settings import MARSettings
-from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings
+from fastar_nodes.samplers.tokens.mulosd.settings import MuLoSDSettings
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from mar_flops import block_flops, plain_head_flops
 
 pytestmark = pytest.mark.slow

@@ -18,8 +18,7 @@ from fastar_nodes.nodes import conditioning, host, running, samplers, sharing
 from fastar_nodes.nodes import graph as graph_of_nodes
 from fastar_nodes.nodes.host.loaded import Loaded, ModelCache
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.tokens.settings import TarPromptSettings
-from fastar_nodes.samplers.tokens.tar import tar_prompt
+from fastar_nodes.samplers.tokens.tar import TarPromptSettings, tar_prompt
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from qwen_reference import tiny_tar
 from tar_files import TA_TOK, tiny_ta_tok

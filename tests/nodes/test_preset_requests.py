@@ -14,7 +14,7 @@ from fastar_nodes.runs.choice import ModelFacts
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.mar.lazy.settings import CacheSettings
 from fastar_nodes.samplers.settings import filled_in, knobs
-from fastar_nodes.samplers.tokens.settings import TarPromptSettings
+from fastar_nodes.samplers.tokens.tar import TarPromptSettings
 from graphs import WIDGETS, default
 from qwen_reference import tiny_tar
 from tiny import LABELS, NODES, a_gpt, a_mar, models

@@ -27,8 +27,9 @@ from fastar_nodes.samplers.mar.lazy.settings import CacheSettings
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.settings import knobs, make
+from fastar_nodes.samplers.tokens.mulosd.settings import MuLoSDSettings
 from fastar_nodes.samplers.tokens.par import NON_LOCAL
-from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from nextstep_models import tiny_nextstep
 from tiny import LABELS, a_block, a_drawer, a_gpt, a_mar, a_nextstep, a_prompt, subjects
 

@@ -19,7 +19,8 @@ from fastar_nodes.samplers.noise import PairedNoise
 from fastar_nodes.samplers.tokens import canvas as token_canvas
 from fastar_nodes.samplers.tokens import tar as tar_module
 from fastar_nodes.samplers.tokens.llamagen import llamagen
-from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, TarPromptSettings
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
+from fastar_nodes.samplers.tokens.tar import TarPromptSettings
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from nextstep_models import tiny_nextstep
 from qwen_reference import tiny_tar

@@ -12,8 +12,9 @@ from fastar_nodes.samplers.mar.fasthybrid.settings import FastHybridSettings
 from fastar_nodes.samplers.mar.lazy.settings import CacheSettings, LazyMARSettings
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.settings import knobs, make
+from fastar_nodes.samplers.tokens.mulosd.settings import MuLoSDSettings
 from fastar_nodes.samplers.tokens.par import PARSettings
-from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, MuLoSDSettings, TokenSettings
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, TokenSettings
 
 REAL = presets.NAMES[:-1]
 KINDS = dict.fromkeys(

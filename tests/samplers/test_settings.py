@@ -12,7 +12,8 @@ from fastar_nodes.samplers.mar.fasthybrid.settings import FastHybridSettings
 from fastar_nodes.samplers.mar.lazy.settings import CacheSettings
 from fastar_nodes.samplers.mar.settings import MARSettings
 from fastar_nodes.samplers.settings import knobs, make
-from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, TarPromptSettings
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
+from fastar_nodes.samplers.tokens.tar import TarPromptSettings
 
 
 @pytest.mark.parametrize("kind", {TarPromptSettings: None} | {entry.settings: None for entry in SAMPLERS.values()})

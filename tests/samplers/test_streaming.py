@@ -22,8 +22,7 @@ from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.conditioning import PromptCondition
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.cspd.settings import CSpDSettings
-from fastar_nodes.samplers.tokens.settings import TarPromptSettings
-from fastar_nodes.samplers.tokens.tar import tar_prompt
+from fastar_nodes.samplers.tokens.tar import TarPromptSettings, tar_prompt
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from qwen_reference import TINY, tiny_tar
 from tiny_hybrids import tiny_hybrid

@@ -13,10 +13,10 @@ from fastar_nodes.runs.registry import TAR as TAR_FAMILY
 from fastar_nodes.samplers.conditioning import Condition, TextCondition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.settings import knobs
+from fastar_nodes.samplers.tokens.mulosd.settings import ONE_BY_ONE, SUFFIX
 from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
 from fastar_nodes.samplers.tokens.par import ADJACENT, NON_LOCAL
-from fastar_nodes.samplers.tokens.settings import ONE_BY_ONE, SUFFIX, TarPromptSettings
-from fastar_nodes.samplers.tokens.tar import tar_prompt
+from fastar_nodes.samplers.tokens.tar import TarPromptSettings, tar_prompt
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from fastar_nodes.samplers.tokens.zipar import ZipARSettings, windowed
 from janus_images import edits_of, tiny_editor

@@ -47,11 +47,11 @@ from ..checks import raster_only
 from ..defaults import sampling_of
 from ..llamagen import decode_schedule
 from ..schedule import raster
-from ..settings import MuLoSDSettings
 from ..token_noise import TokenNoise
 from .acceptance import codebook_neighbours
 from .blocks import BlockDrafter, blocks_of, enlarge, reduce
 from .islands import Repair, islands_of_all, repair_of
+from .settings import MuLoSDSettings
 from .upsampling import UpSampling
 from .verification import BlockVerifier
 
@@ -88,7 +88,7 @@ def mulosd(
             a grid that is no integer multiple, so many neighbours that nothing can be rejected, or logits or pixels
             that are not finite.
     """
-    check_pair(target, draft, up_sampler.vq.config.codes, "MuLo-SD")
+    check_pair(target, draft, codes=up_sampler.vq.config.codes, sampler="MuLo-SD")
     ratio = check_grids(target, draft)
     check(target, settings)
 
@@ -158,14 +158,15 @@ def check(target: TokenModel, settings: MuLoSDSettings) -> None:
     check_neighbours(settings, target.net.config.vocab)
 
 
-def check_pair(target: TokenModel, draft: TokenModel, codes: int, sampler: str) -> None:
+def check_pair(target: TokenModel, draft: TokenModel, *, codes: int, sampler: str) -> None:
     """Check that two models generate the ``codes`` codes of one tokenizer in raster order. ``sampler``: its title, for
     the message.
 
     Raises:
         UserError: they do not.
     """
-    raster_only(sampler, target, draft, janus="needs a model of a smaller image, which no Janus draws")
+    why_no_janus = f"{sampler} needs a model of a smaller image, which no Janus draws"
+    raster_only(sampler, target, draft, why_no_janus=why_no_janus)
     of_target = target.net.config.vocab
     of_draft = draft.net.config.vocab
     if of_draft != of_target:

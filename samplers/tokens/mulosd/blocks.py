@@ -19,10 +19,10 @@ from ..defaults import sampling_of
 from ..jacobi import iterate
 from ..looks import ScheduleLook, plan_of
 from ..prepare import prepare
-from ..sampling import TokenDraw, guided_passes
+from ..sampling import TokenDraw
 from ..schedule import Schedule, next_token_passes
-from ..settings import MuLoSDSettings
 from ..zipar import row_groups
+from .settings import MuLoSDSettings
 from .upsampling import UpSampling
 
 
@@ -165,7 +165,7 @@ class BlockDrafter:
     def generate(self, block: Block) -> Iterator[Step]:
         """1. Generate the draft rows of a block."""
         self.block = block
-        self.draw.guided_by_pass = guided_passes(self.canvas.sampling, block.schedule)
+        self.draw.follow(block.schedule)
         if self.in_windows:
             yield from self._in_windows(block)
         else:

@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 
 from ....reports.record import ACCEPTED, EXPANDED, REJECTED
-from ..settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings
+from .settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings
 
 # A wave before all other waves.
 _BEFORE_ALL = np.iinfo(np.int32).min // 2
@@ -261,11 +261,13 @@ def wave_passes(wave: np.ndarray, first: int, count: int) -> list[WavePass]:
         resampled = of_cell == k
         cells = _left_aligned(resampled, count)
 
-        # 2.1 The cells that the pass feeds. An image without a cell in this wave feeds none.
+        # 2.1 The pass feeds the cells that predict a cell of this wave, and the cells that the previous pass has
+        #     resampled. An image without a cell in this wave feeds none.
         predicts = resampled[:, predicted]
         was_resampled_last = of_cell[:, may_be_fed] == k - 1
+        has_cells = resampled.any(1, keepdims=True)
         is_fed = np.zeros_like(resampled)
-        is_fed[:, may_be_fed] = (predicts | was_resampled_last) & resampled.any(1, keepdims=True)
+        is_fed[:, may_be_fed] = (predicts | was_resampled_last) & has_cells
         fed = _left_aligned(is_fed, padding=count - 1)
         position = fed.clip(max=count - 2)
         end = int(is_fed.any(0).nonzero()[0].max(initial=-1)) + 1
@@ -279,7 +281,7 @@ def wave_passes(wave: np.ndarray, first: int, count: int) -> list[WavePass]:
 
 
 def _left_aligned(chosen: np.ndarray, padding: int) -> np.ndarray:
-    """For each row the columns where ``chosen``, bool [B, N], is True, left-aligned and padded, int64 [B, n]; n is the
+    """For each row the columns where ``chosen``, bool [B, L], is True, left-aligned and padded, int64 [B, n]; n is the
     largest number of columns of a row.
     """
     counts = chosen.sum(1, keepdims=True)

@@ -112,7 +112,7 @@ class PixelUpSampling(UpSampling):
     def down(self, codes: Tensor, factor: int) -> Tensor:
         side = codes.shape[2] * self.vq.config.stride
         small = self._recoded(codes, side, lambda images: F.avg_pool2d(images, factor))
-        return small[:, : -(-codes.shape[1] // factor)]  # rounded up: the last area may have fewer rows
+        return small[:, : codes.shape[1] // factor]
 
     def _recoded(self, codes: Tensor, side: int, resize: Callable[[Tensor], Tensor]) -> Tensor:
         """Decode codes, ``resize`` the images [B, 3, H, W] in -1..1, and encode the result.

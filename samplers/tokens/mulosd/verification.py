@@ -19,10 +19,10 @@ from ..canvas import TokenCanvas
 from ..looks import CachedTransformer, FedRows, chosen_rows
 from ..prepare import PreparedCondition
 from ..sampling import TokenDraw, guidance_at, tempered
-from ..settings import MuLoSDSettings
 from .acceptance import pooled, reject_all_but_share
 from .blocks import Block
 from .islands import Repair, WavePass, wave_passes
+from .settings import MuLoSDSettings
 
 # Logits of the target that are computed at once, of all images and branches: 64 MB in fp32.
 _PIECE = 1 << 24
@@ -139,8 +139,8 @@ class BlockVerifier:
         """5. Resample the islands of a block, one wave per pass. Yields the progress after every pass, see
         :class:`Block`, and what the pass decides.
 
-        The pass of the verification, whose ``hidden`` rows [R, n, C] predict the cells of the block, is the pass of the
-        first wave.
+        The first wave feeds nothing. The verification has already computed the ``hidden`` rows [R, n, C], which predict
+        all cells of the block.
         """
         canvas = self.canvas
         outcome = to_device(repair.outcome().reshape(canvas.images, -1), canvas.device)  # uint8 [B, n]

@@ -19,8 +19,8 @@ from fastar_nodes.samplers.tokens.looks import ScheduleLook, last_guided
 from fastar_nodes.samplers.tokens.par import par_schedule
 from fastar_nodes.samplers.tokens.sampling import TokenDraw, guided_passes, gumbel_max
 from fastar_nodes.samplers.tokens.schedule import raster
-from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, TarPromptSettings
-from fastar_nodes.samplers.tokens.tar import tar_prompt
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
+from fastar_nodes.samplers.tokens.tar import TarPromptSettings, tar_prompt
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from fastar_nodes.samplers.tokens.zipar import windowed
 from hypothesis import given, settings

@@ -66,7 +66,7 @@ def test_samplers_that_do_not_apply(model):
     with pytest.raises(UserError, match="^model: .*Janus.*its order"):
         codes(model, "par", PromptCondition(("cat",)), range(1))
     with pytest.raises(UserError, match="^model: .*Janus.*smaller image"):
-        check_pair(model, model, 128, "MuLo-SD")
+        check_pair(model, model, codes=128, sampler="MuLo-SD")
 
 
 def test_conditions_that_do_not_fit(model):

@@ -9,8 +9,8 @@ from fastar_nodes.networks.latent_samplers import LatentSamplers, LatentSamplers
 from fastar_nodes.networks.ops import TORCH
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.mulosd import mulosd
+from fastar_nodes.samplers.tokens.mulosd.settings import MuLoSDSettings
 from fastar_nodes.samplers.tokens.mulosd.upsampling import LatentUpSampling
-from fastar_nodes.samplers.tokens.settings import MuLoSDSettings
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from test_token_contract import LARGE, SMALL
 from tiny_tokens import CODES, VQ, tiny_latent_samplers, tiny_vq

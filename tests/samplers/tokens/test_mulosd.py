@@ -16,9 +16,10 @@ from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.mulosd import acceptance, mulosd, verification
 from fastar_nodes.samplers.tokens.mulosd import islands as geometry
 from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
+from fastar_nodes.samplers.tokens.mulosd.settings import ONE_BY_ONE, SUFFIX, MuLoSDSettings
 from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
 from fastar_nodes.samplers.tokens.sampling import TokenDraw
-from fastar_nodes.samplers.tokens.settings import ONE_BY_ONE, SUFFIX, LlamaGenSettings, MuLoSDSettings
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from fastar_nodes.samplers.tokens.zipar import ZipARSettings, windowed, zipar
 from hypothesis import given, settings
@@ -535,15 +536,15 @@ def test_reduction_averages_areas():
     assert sampling.down(codes, 2).shape == (1, 1, 2)
     # An area of 2 x 2 pixels lies in one code.
     assert vq.encoded[0][0, 0, 0].tolist() == [-1.0] * 4 + [-0.5] * 2 + [0.0] * 2
-    assert sampling.down(codes[:, :, ::2].contiguous() * 4, 8).shape == (1, 1, 1)
 
 
 def test_reduction_averages_codes_that_share_an_area():
-    """One pixel of 8 x 8 that lie in four codes; an average above 1 is not cut before it is one."""
+    """Pixels of 8 x 8 that lie in four codes each; an average above 1 is not cut before it is one."""
     vq, sampling = pixels()
-    sampling.down(torch.tensor([[[0, 1], [2, 1]]]), 8)
-    sampling.down(FOUR, 8)
-    assert [x[0, 0].tolist() for x in vq.encoded] == [[[(-1 - 0.5 + 0 - 0.5) / 4]], [[(-1 - 0.5 + 0 + 1.5) / 4]]]
+    for four in torch.tensor([[[0, 1], [2, 1]]]), FOUR:
+        assert sampling.down(four.repeat(1, 4, 4), 8).shape == (1, 1, 1)
+    averages = [(-1 - 0.5 + 0 - 0.5) / 4, (-1 - 0.5 + 0 + 1.5) / 4]
+    assert [x[0, 0].tolist() for x in vq.encoded] == [[[average] * 4] * 4 for average in averages]
 
 
 @pytest.mark.parametrize(("room", "images", "parts"), [(1152, 4, [2, 2]), (1152, 5, [2, 2, 1]), (1, 3, [1, 1, 1])])

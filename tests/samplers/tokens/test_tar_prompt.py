@@ -18,8 +18,8 @@ from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.tokens.llamagen import llamagen
 from fastar_nodes.samplers.tokens.prepare import features_of, prepare
 from fastar_nodes.samplers.tokens.sampling import DrawSetup, penalised, tokens_from_logits
-from fastar_nodes.samplers.tokens.settings import DETAILS, LlamaGenSettings, TarPromptSettings, TokenSampling
-from fastar_nodes.samplers.tokens.tar import tar_prompt
+from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, TokenSampling
+from fastar_nodes.samplers.tokens.tar import DETAILS, TarPromptSettings, tar_prompt
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from qwen_reference import TINY, language_logits, tiny_tar
 from safetensors.torch import save_file
@@ -111,7 +111,7 @@ def test_repetition_penalty_defaults_to_the_files() -> None:
 def test_a_code_is_penalised_behind_its_cell_only() -> None:
     """Neither the guess in a cell nor those behind it count, nor the zero of a cell that holds nothing yet."""
     noise = TokenNoise(1, (0,)).stream("code", 3, torch.device("cpu"))
-    setup = DrawSetup(TokenSampling(temperature=0.0), images=1, noise=noise, penalty=2.0)
+    setup = DrawSetup(TokenSampling(temperature=0.0), images=1, cell_noise=noise, penalty=2.0)
 
     # Cells 0, 1 and 2, which hold the codes 0, 1 and 2; padding behind them.
     tokens = torch.tensor([[0, 1, 2, 0]])

@@ -65,7 +65,7 @@ def test_a_given_token_of_value_0_is_given_like_any_other():
     # Code 1 is the likeliest everywhere.
     logits = torch.tensor([0.0, 1.0, 0.0]).expand(1, 4, 3)
     cells = torch.arange(4)
-    setup = DrawSetup(greedy, images=1, noise=canvas.noise.stream("token", 3, device), given=canvas.given)
+    setup = DrawSetup(greedy, images=1, cell_noise=canvas.noise.stream("token", 3, device), given=canvas.given)
     assert tokens_from_logits(setup, logits, cells, None).tolist() == [[0, 2, 1, 1]]
     assert tokens_from_logits(setup, logits, cells[None], None).tolist() == [[0, 2, 1, 1]]
 
