@@ -89,10 +89,12 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
     if rest:
         passes.append(transition_pass(first_groups[-1], rest[0], cfg_steps[len(first_groups)]))
 
-    # Step 3: every group predicts the next one. For n = 4 group a is at places 7 to 10, group b at places 11 to 14.
+    # Step 3: every group predicts the next one. The groups follow the n initial tokens and the n - 1 transition tokens.
+    # For n = 4 group a is at places 7 to 10, group b at places 11 to 14.
+    place = n + (n - 1)
     for k in range(1, len(rest)):
-        first = 2 * n - 1 + (k - 1) * n
-        passes.append(group_pass(rest[k - 1], rest[k], first, cfg_steps[len(first_groups) + k]))
+        passes.append(group_pass(rest[k - 1], rest[k], place, cfg_steps[len(first_groups) + k]))
+        place += n
 
     return Schedule(grid, tuple(passes))
 

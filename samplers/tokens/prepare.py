@@ -264,34 +264,45 @@ def _check_entries(entries: tuple[Tensor, ...]) -> None:
 
 
 def _check_lengths(model: TokenModel, counts: list[int]) -> None:
-    """Check the numbers of rows of all images, against each other and against the positions that the model has.
+    """Check the numbers of rows of all images: against the length of a text, against each other and against the
+    positions that the model has.
 
     Raises:
         UserError: they do not fit.
     """
     c = model.net.config
-    name = model.name
     least = min(counts)
     most = max(counts)
     if c.condition == TEXT and most > c.text_rows:
         raise UserError(
-            f"condition: a text has {most} tokens, but {name} reads at most {c.text_rows}; shorten the text."
+            f"condition: a text has {most} tokens, but {model.name} reads at most {c.text_rows}; shorten the text."
         )
     if c.absolute and most != least:
         raise UserError(
             f"condition: the images have different numbers of codes, {least} to {most}; use the same detail for all "
             "images."
         )
+    if c.absolute:
+        _check_positions(model, most)
 
-    room = c.absolute - (model.tokens - 1)  # positions that the image's tokens leave: the last token is never fed
-    if not c.absolute or most <= room:
+
+def _check_positions(model: TokenModel, rows: int) -> None:
+    """Check that a model with absolute positions has enough of them for ``rows`` condition rows and the image.
+
+    Raises:
+        UserError: it has not.
+    """
+    name = model.name
+    positions = model.net.config.absolute
+    room = positions - (model.tokens - 1)  # positions that the image's tokens leave: the last token is never fed
+    if rows <= room:
         return
     if room >= 1:
         raise UserError(
-            f"condition: {most} codes are too many for {name} with {model.grid} x {model.grid} tokens; use at most "
+            f"condition: {rows} codes are too many for {name} with {model.grid} x {model.grid} tokens; use at most "
             f"{room}."
         )
     raise UserError(
-        f"grid: {model.grid} x {model.grid} tokens after {most} condition rows need {most + model.tokens - 1} "
-        f"positions, but {name} has only {c.absolute}; choose the grid that the checkpoint was trained for."
+        f"grid: {model.grid} x {model.grid} tokens after {rows} condition rows need {rows + model.tokens - 1} "
+        f"positions, but {name} has only {positions}; choose the grid that the checkpoint was trained for."
     )

@@ -51,7 +51,7 @@ def top_k_knob(
         low=0, high=65536, step=1, paper=2000, more=more)
 
 
-def parallel_knob(what: str, usual: str, *, more: str, same: str = "the image stays identical in fp32") -> Any:
+def parallel_knob(what: str, usual: str, *, more: str = "", same: str = "the image stays identical in fp32") -> Any:
     """The setting of Jacobi decoding: ``what`` it predicts, its usual value, the longer text of its help, and what
     stays the ``same``.
     """

@@ -137,6 +137,7 @@ def tar_prompt(
         penalty=penalty,
     )
 
-    # 3. The condition is on the host: the language model's device may be needed for the de-tokenizer.
+    # 3. The condition is on the host: the language model's device may be needed for the de-tokenizer. The copy
+    #    keeps the condition independent of the result's codes, which are on the host already if the model is.
     codes = codes.flatten(1)
     return TarPrompted(codes, report, CodeCondition(tuple(codes.cpu().clone()), tuple(prompts), model.special.codes))
