@@ -8,8 +8,8 @@ A sampler is three functions of a pass k:
 - draw: ``draw(k, cells, z)`` samples the values of the cells from z.
 
 :func:`decode` is the loop of all methods whose plan is known before the first pass: MAR, GtR, LazyMAR, NextStep and the
-token samplers. Such a method changes the plan (PAR, ZipAR), the look (LazyMAR), the draw (DiSA, speculation), or two of
-them (GtR the plan and the draw).
+token samplers. Such a method changes the plan (PAR and ZipAR, with the tokens that a pass feeds), the look (LazyMAR),
+the draw (DiSA, speculation), or two of them (GtR the plan and the draw).
 
 Methods that verify drafts (FastHybrid, CSpD, MuLo-SD, Jacobi decoding) have loops of their own, because the cells that
 a pass decides depend on which drafts are accepted. BitDance has its own loop because it shows progress within a pass.

@@ -78,12 +78,12 @@ def bitdance(
             z = look(block)
 
         # 2. The diffusion of the block, in many evaluations of the head. The last evaluation decides the block.
-        for count, prediction in canvas.clock.timed("head", draw.denoised(block, z)):  # noqa: B007, the last one counts
+        for count in canvas.clock.timed("head", draw.denoise(block, z)):
             if count < draw.calls_of[block]:
                 yield from canvas.show(done + count)
 
         # 3. The signs of the last prediction are the tokens, which the next block reads.
-        tokens = canvas.set_tokens(block, draw.signs(prediction))
+        tokens = canvas.set_tokens(block, draw.signs())
         canvas.decide(cells, tokens, block)
         done += draw.calls_of[block]
         yield from canvas.show(done)
@@ -132,6 +132,7 @@ class BlockDiffusion:
     """Samples blocks by diffusion. The signs of the result are the tokens."""
 
     calls_of: dict[int, int]  # number of evaluations of the head for each block
+    prediction: Tensor  # the head's last prediction for the newest block, fp32 [N, K, C]
 
     def __init__(self, canvas: BlockCanvas):
         settings = canvas.settings
@@ -152,16 +153,13 @@ class BlockDiffusion:
             times = to_device(torch.tensor(made.times), canvas.device)
             self.tables[count] = step_table(made.steps, canvas.model.net.denoiser.times(times)), times
 
-    def signs(self, prediction: Tensor) -> Tensor:
-        """The tokens of a block, -1 or 1, from its last prediction; fp32 [N, K, C] both."""
-        self.canvas.watch(torch.linalg.vector_norm(prediction, torch.inf))
-        return torch.where(prediction >= 0, 1.0, -1.0)
+    def signs(self) -> Tensor:
+        """The tokens of the block that was denoised, -1 or 1, fp32 [N, K, C]."""
+        self.canvas.watch(torch.linalg.vector_norm(self.prediction, torch.inf))
+        return torch.where(self.prediction >= 0, 1.0, -1.0)
 
-    def denoised(self, block: int, conditions: Tensor) -> Iterator[tuple[int, Tensor]]:
-        """Denoise a block. After every evaluation of the head, yields the number of evaluations so far, and the block
-        so far, fp32 [N, K, C]: the newest predictions with speculation, otherwise the states. What it yields last is
-        the prediction whose signs are the tokens.
-        """
+    def denoise(self, block: int, conditions: Tensor) -> Iterator[int]:
+        """Denoise a block: set ``prediction``. Yields, after every evaluation of the head, how many there were."""
         canvas = self.canvas
         net = canvas.model.net
         batch = self._batch(block, conditions)
@@ -170,11 +168,13 @@ class BlockDiffusion:
             head = HeadAtStates(net, net.denoiser, batch, canvas.report, BUDGET)
             speculation = Speculation(net, head, batch, random, canvas.report)
             for _ in speculation.windows(np.arange(len(batch.x)), canvas.settings.window):
-                yield int(speculation.done.min()), speculation.data
+                yield int(speculation.done.min())
+            self.prediction = speculation.data
         else:
             whole = Head(net, net.denoiser, batch, canvas.report, BUDGET)
-            for k, result in enumerate(run_chain(batch, whole)):
-                yield k + 1, result.x
+            for count, result in enumerate(run_chain(batch, whole), 1):
+                self.prediction = result.x  # after the last step, the state is the prediction
+                yield count
 
     def _batch(self, block: int, conditions: Tensor) -> DiffusionBatch:
         """The N rows of a block before its diffusion."""

@@ -35,7 +35,7 @@ from ..engine import Sampler, decode
 from ..noise import CounterRNG, PairedNoise, row_keys
 from ..speculation import Speculation
 from .canvas import MARCanvas, Tokens, mar_canvas
-from .settings import MARBase
+from .settings import DiSASettings, MARBase
 
 
 def check(model: MARModel, settings: MARBase) -> None:
@@ -310,7 +310,7 @@ def annealed_tables(canvas: MARCanvas, level: int = 1) -> list[StepTable]:
 def mar(
     model: MARModel,
     condition: ClassOrPrompt,
-    settings: MARBase,
+    settings: DiSASettings,
     noise: PairedNoise,
     make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
     edit: Edit | None = None,

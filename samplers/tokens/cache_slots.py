@@ -76,17 +76,17 @@ class Table:
 @lru_cache(maxsize=64)
 def serial_table(schedule: Schedule) -> Table:
     """The arrays of a schedule whose passes are fed one by one."""
-    return _table(schedule, Slots(schedule))
+    return _table(schedule, Slots.of(schedule))
 
 
 @lru_cache(maxsize=64)
 def window_table(schedule: Schedule) -> Table:
     """The arrays of a schedule of which one call may feed several passes."""
-    return _table(schedule, WindowSlots(schedule))
+    return _table(schedule, WindowSlots.of(schedule))
 
 
 def _table(schedule: Schedule, slots: Slots) -> Table:
-    """The arrays of a schedule. ``slots``: the slots before the first pass; this function adds all passes."""
+    """The arrays of a schedule, with the slots of its passes and of the padding."""
     passes = schedule.passes
     numbers = np.arange(len(passes))
 
@@ -103,19 +103,12 @@ def _table(schedule: Schedule, slots: Slots) -> Table:
     cell_start = np.append(0, np.cumsum(cells_of_pass))
     cell_row = predicted_by + np.repeat(row_start[:-1], cells_of_pass)
 
-    # 3. The slots of the cache; the last one is for padding. No sampler shows blanks, only comparisons with ZipAR's
-    #    published code do.
-    if schedule.unwritten_visible:
-        slots.show_blank(range(schedule.known, len(slots.place)))
-    for k, p in enumerate(passes):
-        slots.write(k, p)
-    padding = slots.add(place=0, written=len(passes))
-
-    # 4. A pass needs no mask if all slots below its end are written, and all its rows attend to the last of them.
+    # 3. A pass needs no mask if all slots below its end are written, and all its rows attend to the last of them.
     end = np.array(slots.end_of_pass)
-    all_written = np.append(-1, np.maximum.accumulate(slots.written))  # the pass that completes the slots below each
+    completed_by = np.append(-1, np.maximum.accumulate(slots.written))  # the pass that completes the slots below each
+    some_slot_is_unwritten = completed_by[end] > numbers
     least_visible = np.array([min((row.last_visible for row in p.rows), default=-1) for p in passes])
-    needs_mask = (all_written[end] > numbers) | (least_visible < end - 1)
+    some_row_sees_less = least_visible < end - 1
 
     return Table(
         passes=len(passes),
@@ -123,7 +116,7 @@ def _table(schedule: Schedule, slots: Slots) -> Table:
         fed=np.array([row.cell for row in rows]),
         special=np.array([row.special for row in rows]),
         position=np.array([row.position for row in rows]),
-        slot=np.array([*slots.of_rows, padding]),
+        slot=np.array([*slots.of_rows, slots.padding]),
         last_visible=np.array([row.last_visible for row in rows]),
         row_pass=np.append(np.repeat(numbers, rows_of_pass), 0),
         cells=np.array([*cells, schedule.grid**2]),
@@ -132,7 +125,7 @@ def _table(schedule: Schedule, slots: Slots) -> Table:
         row_start=row_start,
         cell_start=cell_start,
         end=end,
-        needs_mask=needs_mask,
+        needs_mask=some_slot_is_unwritten | some_row_sees_less,
         place=np.array(slots.place),
         written=np.array(slots.written),
         replaced=np.array(slots.replaced),
@@ -147,7 +140,22 @@ class Slots:
         place, written, replaced: an entry for each slot so far, see :class:`Table`.
         of_rows: the slot of each row that the passes so far feed.
         end_of_pass: for each pass so far, the slot below which its rows attend to slots.
+        padding: the last slot, which padding rows write and no row attends to.
     """
+
+    padding: int
+
+    @classmethod
+    def of(cls, schedule: Schedule) -> Slots:
+        """The slots of all passes of a schedule, and of the padding."""
+        slots = cls(schedule)
+        # No sampler shows blanks, only comparisons with ZipAR's published code do.
+        if schedule.unwritten_visible:
+            slots.show_blank(range(schedule.known, len(slots.place)))
+        for k, p in enumerate(schedule.passes):
+            slots.write(k, p)
+        slots.padding = slots.add(place=0, written=slots.never)
+        return slots
 
     def __init__(self, schedule: Schedule):
         self.never = len(schedule.passes)

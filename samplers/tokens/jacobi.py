@@ -32,7 +32,7 @@ from ...reports.record import ACCEPTED, PLAIN, dtype_of
 from ..engine import Sampler, Verdict
 from .cache_slots import Table, window_table
 from .canvas import TokenCanvas
-from .looks import CachedTransformer, DeviceTable, FedRows, ScheduleLook, chosen_rows, last_guided
+from .looks import CachedTransformer, DeviceTable, FedRows, chosen_rows, last_guided
 from .sampling import Guidance, TokenDraw
 from .schedule import Schedule
 
@@ -43,14 +43,15 @@ ROWS = 32
 
 
 @torch.inference_mode()
-def decode_in_windows(canvas: TokenCanvas, look: ScheduleLook, draw: TokenDraw, width: int) -> Sampler:
-    """Decode a schedule in windows; yields steps after the prefill and after each call.
+def decode_in_windows(
+    canvas: TokenCanvas, transformer: CachedTransformer, draw: TokenDraw, schedule: Schedule, width: int
+) -> Sampler:
+    """Decode a schedule in windows of ``width`` passes; yields steps after the prefill and after each call.
 
     ``done`` of a step counts the certain cells of the image that has the fewest, and ``total`` the cells; guesses count
     as undecided. The report also counts the guesses that calls accepted, and the samples that no call accepted. Map
     "step" is the call that made a cell certain, "outcome" whether that needed a guess (ACCEPTED) or not.
     """
-    schedule = look.schedule
     t = window_table(schedule)
     canvas.total = canvas.cells
     _remark(canvas, schedule, width)
@@ -58,14 +59,14 @@ def decode_in_windows(canvas: TokenCanvas, look: ScheduleLook, draw: TokenDraw, 
     # 1. Prefill, which predicts the cells of the first pass.
     first = to_device(np.array(schedule.passes[0].cells, np.int64), canvas.device)
     with canvas.clock.phase(canvas.phases[0]):
-        hidden = look.prefill(any(draw.guided_by_pass), t.slots)
+        hidden = transformer.prefill(any(draw.guided_by_pass), t.slots)
     with canvas.clock.phase(canvas.phases[1]):
         canvas.decide(first, draw(0, first, hidden.expand(-1, len(first), -1)), 0)
     yield from canvas.show(len(first))
 
     # 2. The other passes, in windows.
     sampled = 0
-    for certain, count in iterate(canvas, look, draw, schedule, width):
+    for certain, count in iterate(canvas, transformer, draw, schedule, width):
         sampled += count
         yield from canvas.show(int(t.cell_start[certain]))
 
@@ -78,7 +79,7 @@ def decode_in_windows(canvas: TokenCanvas, look: ScheduleLook, draw: TokenDraw, 
 
 def iterate(
     canvas: TokenCanvas,
-    look: CachedTransformer,
+    transformer: CachedTransformer,
     draw: TokenDraw,
     schedule: Schedule,
     width: int,
@@ -89,16 +90,16 @@ def iterate(
 
     Args:
         canvas: holds the tokens of the first pass and of the schedule's known cells, and receives certain tokens.
-        look: the transformer, whose cache has at least ``window_table(schedule).slots`` image slots.
+        transformer: its cache has at least ``window_table(schedule).slots`` image slots.
         draw: the draw for all images.
         schedule: the passes.
         shrink: whether finished images leave the batch and the cache.
     """
     passes = len(schedule.passes)
-    table = DeviceTable(window_table(schedule), look.cache.prefix, canvas.device)
+    table = DeviceTable(window_table(schedule), transformer.cache.prefix, canvas.device)
 
     # If all calls must have one shape, they keep the null branch and all images to the end.
-    has_one_shape = look.padded_to > 0
+    has_one_shape = transformer.padded_to > 0
     guiding = WindowGuidance(table.host, draw.guided_by_pass, to_the_end=has_one_shape)
     may_shrink = shrink and not has_one_shape
 
@@ -116,7 +117,7 @@ def iterate(
         #    previous call.
         with canvas.clock.phase(canvas.phases[0]):
             rows, predicted_by = window.rows(table)
-            hidden = chosen_rows(look.feed(window.tokens, rows, guidance.applies), predicted_by)
+            hidden = chosen_rows(transformer.feed(window.tokens, rows, guidance.applies), predicted_by)
 
         # 3. Sample the cells of the W passes, from the same noise in every call.
         with canvas.clock.phase(canvas.phases[1]):
@@ -132,7 +133,7 @@ def iterate(
         # 6. Finished images leave the batch.
         left = np.flatnonzero(window.start < passes)
         if may_shrink and 0 < len(left) < len(window.images):
-            look.keep(to_device(left, canvas.device), len(window.images))
+            transformer.keep(to_device(left, canvas.device), len(window.images))
             draw = draw.of(left)
             window.keep(left)
         yield window.certain, sampled

@@ -30,7 +30,7 @@ from .cache_slots import serial_table
 from .canvas import TokenCanvas, token_canvas
 from .checks import check_raster
 from .jacobi import decode_in_windows, padded_rows
-from .looks import ScheduleLook, last_guided, plan_of
+from .looks import CachedTransformer, ScheduleLook, last_guided, plan_of
 from .prepare import PreparedCondition
 from .sampling import TokenDraw, guided_passes
 from .schedule import Schedule
@@ -147,11 +147,12 @@ def decode_schedule(
 
     guided = guided_passes(canvas.sampling, schedule)
     first_value = span[0] if span else 0
-    look = ScheduleLook(canvas, condition, schedule, last_guided(guided), first_value=first_value, padded_to=padded_to)
     draw = TokenDraw(canvas, guided, stream, span=span, penalty=penalty, part=condition.part, padded_to=padded_to)
     if in_windows:
-        return (yield from decode_in_windows(canvas, look, draw, parallel))
+        transformer = CachedTransformer(canvas, condition, first_value, padded_to)
+        return (yield from decode_in_windows(canvas, transformer, draw, schedule, parallel))
 
+    look = ScheduleLook(canvas, condition, schedule, last_guided(guided), first_value=first_value)
     plan = plan_of(serial_table(schedule), canvas.device)
     canvas.total = len(plan)
     yield from decode(canvas, plan, look, draw)

@@ -211,7 +211,7 @@ class ScheduleLook(CachedTransformer):
     """The passes of a schedule one after another; the first one is the prefill.
 
     Args:
-        canvas, condition, first_value, padded_to: as for :class:`CachedTransformer`.
+        canvas, condition, first_value: as for :class:`CachedTransformer`.
         schedule: the passes.
         last_guided: the last pass in which the null condition is read; below 0: no pass, math.inf: all passes.
         slots: image slots of the cache; None: as many as the schedule needs.
@@ -228,9 +228,8 @@ class ScheduleLook(CachedTransformer):
         slots: int | None = None,
         *,
         first_value: int = 0,
-        padded_to: int = 0,
     ):
-        super().__init__(canvas, condition, first_value, padded_to)
+        super().__init__(canvas, condition, first_value)
         self.schedule = schedule
         self.last_guided = last_guided
         self.slots = slots

@@ -122,7 +122,7 @@ class TokenDraw:
         return logits
 
     def of(self, images: np.ndarray) -> TokenDraw:
-        """The draw of some of the images, by their indices in the batch, int64 [A]."""
+        """The draw of some of the images, by their indices among the draw's images, int64 [A]."""
         some = copy(self)
         some.noise = self.noise.of(images.tolist())
         cell_noise = some.noise.stream(self.stream, self.values, self.canvas.device)

@@ -85,4 +85,4 @@ class CSpDSettings(MARBase):
 
     @property
     def redraws(self) -> bool:
-        return not self.all_are_prefill or self.window > 1
+        return (self.mode == "lossless" and not self.all_are_prefill) or self.window > 1

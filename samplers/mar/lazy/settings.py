@@ -114,4 +114,5 @@ def with_cache_settings(kind: type[MARBase]) -> type[MARBase]:
         "beside_caches": kind,
     }
     name = kind.__name__.removesuffix("Settings") + "LazyMARSettings"
+    # A dataclass collects the fields of its bases from the last one on.
     return make_dataclass(name, [], bases=(CacheSettings, kind), namespace=about, frozen=True)

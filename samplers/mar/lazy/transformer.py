@@ -33,7 +33,6 @@ class TransformerKept:
 
     until: int  # AR step of the next refresh
     step: int  # AR step of the previous pass
-    known: int  # number of tokens that were decided before the previous pass
     encoder: State  # encoder cache: a store of every block; empty without the cache
     decoder: DecoderCache | None  # token cache; None if all these passes compute all rows
     language_model: Any = None  # encoder cache: what a prompt's language model keeps between encoder and decoder
@@ -71,19 +70,18 @@ class LazyTransformer(Transformer):
         self.refreshes = refreshes(settings, canvas.order.starts, self.row_selection.share, c.buffer, canvas.guided)
 
         # A refresh computes all branches of guidance, and the passes after it ``kept_branches``. In a pass of n
-        # branches, positions of the images are repeated n times. The vectors are those of the encoder's class rows,
-        # [E, C]; the null branch's come last.
+        # branches, positions of the images are repeated n times.
         self.branches = 1 + canvas.guided
         self.kept_branches = 1 if settings.condition_cache else self.branches
         self.entries = self.kept_branches * self.images
-        self.vectors = self.full.vectors
-        self.kept_vectors = self.vectors[: self.entries]
+        self.vectors = self.full.vectors  # of the encoder's class rows, [E, C]; the null branch's come last
 
         # Memory that all refreshes use in turn.
         keeping = [refresh for refresh in self.refreshes if refresh is not None]
         room = max((refresh.encoder_rows for refresh in keeping), default=0)
         block = self.row_selection.block if any(refresh.decoder for refresh in keeping) else None
-        self.memory = FeatureCache(net, canvas.device, self.entries, len(self.kept_vectors), room, block)
+        encoder_entries = self.encoder_branches(self.kept_branches) * self.images
+        self.memory = FeatureCache(net, canvas.device, self.entries, encoder_entries, room, block)
         self.kept: TransformerKept | None = None
         self.reported_bytes = 0
 
@@ -95,6 +93,10 @@ class LazyTransformer(Transformer):
 
         self.kept = None  # freed before more is kept
         return self.refresh(step, wanted)
+
+    def encoder_branches(self, branches: int) -> int:
+        """Branches that the encoder computes in a pass of ``branches``: one if it does not read the condition."""
+        return min(branches, len(self.vectors) // self.images)
 
     def forget(self) -> None:
         """The next pass is a refresh."""
@@ -108,8 +110,7 @@ class LazyTransformer(Transformer):
 
         canvas = self.canvas
         net = canvas.model.net
-        known = canvas.order.starts[step]
-        kept = TransformerKept(until=due.until, step=step, known=known, encoder=NONE_KEPT, decoder=None)
+        kept = TransformerKept(until=due.until, step=step, encoder=NONE_KEPT, decoder=None)
         if due.decoder:
             kept.decoder = self.memory.decoder
         if due.encoder_rows:
@@ -148,21 +149,21 @@ class LazyTransformer(Transformer):
         """A pass between two refreshes, which computes less."""
         canvas = self.canvas
         net = canvas.model.net
-        known = canvas.order.starts[step]
-        new = canvas.order.between(kept.step, step)  # decided since the previous pass
+        known = canvas.order.starts[kept.step]  # tokens that were decided before the previous pass
+        new = canvas.order.between(kept.step, step)  # decided since then
 
         # 1. With the encoder cache, the encoder reads only the new tokens, and the decoder's rows of all other tokens
         # stay as they are. Without it, the encoder reads all tokens.
         if kept.rows is None:
             rows, encoder_rows = self._encode(step, self.kept_branches)
         else:
-            rows, encoder_rows = self._encode_more(kept, kept.rows, new)
+            rows, encoder_rows = self._encode_more(kept, kept.rows, known, new)
 
         # 2. The decoder computes the chosen rows. (8), (9)
         choose = None
         if kept.decoder is not None:
             must = torch.cat([wanted, new], dim=1) + net.config.buffer
-            choose = self.row_selection.choice(step, kept.known, must.repeat(self.kept_branches, 1))
+            choose = self.row_selection.choice(step, known, must.repeat(self.kept_branches, 1))
         x = rows + net.decoder_pos_embed_learned
         features, chosen = run_decoder(net, x, wanted.repeat(self.kept_branches, 1), kept.decoder, choose)
 
@@ -174,7 +175,6 @@ class LazyTransformer(Transformer):
         reuses = kept.rows is not None or chosen is not None or kept.residual is not None
         canvas.report.add(cached_calls=int(reuses))
         kept.step = step
-        kept.known = known
         return net.conditions(features, wanted.repeat(self.branches, 1)).unflatten(0, (self.branches, -1))
 
     def _encode(self, step: int, branches: int, kept: TransformerKept | None = None) -> tuple[Tensor, int]:
@@ -184,8 +184,8 @@ class LazyTransformer(Transformer):
         canvas = self.canvas
         net = canvas.model.net
         known = canvas.order.decided_before(step)
-        vectors = self.vectors[: branches * self.images]
-        copies = len(vectors) // self.images  # 1 if the encoder reads no condition
+        copies = self.encoder_branches(branches)
+        vectors = self.vectors[: copies * self.images]
         of_encoder = known.repeat(copies, 1)
 
         tokens = canvas.values.repeat(copies, 1, 1)
@@ -194,20 +194,22 @@ class LazyTransformer(Transformer):
         fused = canvas.conditioning.fuse(x, of_encoder, branches > 1, cache=cache)
         return net.canvas(fused, known.repeat(branches, 1)), len(x) * x.shape[1]
 
-    def _encode_more(self, kept: TransformerKept, rows: Tensor, new: Tensor) -> tuple[Tensor, int]:
+    def _encode_more(self, kept: TransformerKept, rows: Tensor, known: int, new: Tensor) -> tuple[Tensor, int]:
         """Encode the new tokens, with the kept keys and values of earlier tokens. Returns the same as :meth:`_encode`.
 
         Args:
             kept: its stores receive the new tokens' keys and values.
             rows: the decoder's rows of the previous pass, in which this pass replaces the rows of the new tokens.
+            known: number of tokens that were decided before the previous pass.
             new: positions of the new tokens, int64 [B, n].
         """
         canvas = self.canvas
         net = canvas.model.net
-        copies = len(self.kept_vectors) // self.images
+        copies = self.encoder_branches(self.kept_branches)
+        vectors = self.vectors[: copies * self.images]
         tokens = canvas.values.repeat(copies, 1, 1)
-        x = net.encode_more(tokens, new.repeat(copies, 1), self.kept_vectors, kept.encoder, kept.known)
-        fused = canvas.conditioning.extend(x, kept.language_model, kept.known)
+        x = net.encode_more(tokens, new.repeat(copies, 1), vectors, kept.encoder, known)
+        fused = canvas.conditioning.extend(x, kept.language_model, known)
         class_rows_first = fused.roll(net.config.buffer, 1)  # encode_more returns them last
         rows = net.canvas(class_rows_first, new.repeat(self.kept_branches, 1), rows=rows)
         return rows, len(x) * x.shape[1]

@@ -27,9 +27,9 @@ There is no public code. Where the paper leaves a choice open:
 
 Shapes: B images, R = B or, with guidance, 2 B batch rows, G the target's side, h rows of a block, n = h G cells.
 
-The host waits for the device at three places: before the first pass, to compare the codebook with an earlier run's
-(``acceptance.py``); once per cycle for the map of rejections, which determines the number of passes that follow; and
-where pixels of the tokenizer are checked (``upsampling.py``).
+The host waits for the device before the first pass, to compare the codebook with an earlier run's (``acceptance.py``);
+once per cycle for the map of rejections, which determines the number of passes that follow; where pixels of the
+tokenizer are checked (``upsampling.py``); and with *draft_parallel* after every call of the draft model.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from fastar_nodes.samplers.tokens import jacobi as module
 from fastar_nodes.samplers.tokens import sampling
 from fastar_nodes.samplers.tokens.canvas import token_canvas
 from fastar_nodes.samplers.tokens.llamagen import llamagen
-from fastar_nodes.samplers.tokens.looks import ScheduleLook, last_guided
+from fastar_nodes.samplers.tokens.looks import CachedTransformer
 from fastar_nodes.samplers.tokens.par import par_schedule
 from fastar_nodes.samplers.tokens.sampling import TokenDraw, guided_passes, gumbel_max
 from fastar_nodes.samplers.tokens.schedule import raster
@@ -143,8 +143,8 @@ def test_a_window_of_one_pass_makes_the_calls_of_serial_decoding():
         serial = run(*CASES[name])
         canvas, condition = token_canvas(name, model, condition_of(kind_of(model)), chosen, TokenNoise(5, (0, 1, 2)))
         guided = guided_passes(canvas.sampling, schedule)
-        look = ScheduleLook(canvas, condition, schedule, last_guided(guided))
-        one = finish(module.decode_in_windows(canvas, look, TokenDraw(canvas, guided), 1))
+        transformer = CachedTransformer(canvas, condition)
+        one = finish(module.decode_in_windows(canvas, transformer, TokenDraw(canvas, guided), schedule, 1))
         assert torch.equal(one[0], serial[0])
         assert one.report.counts["transformer_passes"] == serial.report.counts["transformer_passes"]
         assert np.array_equal(one.report.maps["step"], serial.report.maps["step"]) and not one.report.counts["accepted"]
