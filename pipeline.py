@@ -37,7 +37,7 @@ from .reports.record import Report
 from .runs import inpainting, loading
 from .runs.answers import AnswerSettings, answer, expect_reader
 from .runs.choice import Choice
-from .runs.conditions import ConditionBuilder, has_null_prompt
+from .runs.conditions import ConditionBuilder
 from .runs.drawing import Drawing, decode
 from .runs.images import AnyImage, batch_of, masks_given, one_for_each, scaled
 from .runs.limits import MOST_IMAGES, SEEDS, whole
@@ -431,7 +431,9 @@ class Pipeline:
                 "NextStep-1-Large-Edit."
             )
         if image is not None and negative is not None:
-            raise has_null_prompt(self.model.name)
+            raise UserError(
+                f"negative: with an image, {self.model.name} uses its own negative text; leave negative out."
+            )
         if freedom is not None and image is None:
             raise UserError(
                 "freedom: this option needs an image that the prompt changes; give the image, or leave freedom out."
@@ -454,15 +456,15 @@ class Pipeline:
         texts: list[str] = []
         for one in prompts:
             if not isinstance(one, str):
-                raise UserError(f"prompt: {one!r} is not a text; {self.model.name} reads prompts.")
+                raise UserError(f"prompt: {one!r} is not a text, but {self.model.name} reads prompts; give a text.")
             texts.append(one)
         count = len(texts) * images
         if not 1 <= count <= MOST_IMAGES:
             raise UserError(f"images: all prompts together ask for {count} images; ask for 1 to {MOST_IMAGES}.")
 
         if image is not None:
-            with enough_memory("image: there is not enough memory to read the image; choose a different device or a "
-                "smaller dtype."):
+            with enough_memory("image: there is not enough memory to read the image; load the model on a different "
+                "device, or with a smaller dtype."):
                 return self.readers.image_prompts(self.ready, texts, image, freedom, images)
 
         self.readers.seed = seed
@@ -471,7 +473,8 @@ class Pipeline:
         return self.readers.prompts(self.ready, [text for text in texts for _ in range(images)], first)
 
     @in_own_state
-    @enough_memory("image: there is not enough memory to answer; choose a different device or a smaller dtype.")
+    @enough_memory("image: there is not enough memory to answer; load the model on a different device, or with a "
+        "smaller dtype.")
     def ask(self, image: AnyImage, question: str, *, temperature: float = 0.0, limit: int = 512, seed: int = 0) -> str:
         """Ask a Janus about an image, for example to describe it.
 

@@ -143,8 +143,8 @@ def fitting(what: Subject, memory: int) -> str:
     entry = what.entry
     if entry is None or entry.built_in or entry.family not in DRAWING or not entry.network:
         raise UserError(
-            f"memory: {what.name} is not a published model that generates images; name such a model, for example "
-            "janus-pro-7b."
+            f"memory: --memory needs a published model that generates images, but {what.name} is not one; name such a "
+            "model, for example janus-pro-7b."
         )
 
     card = card_of(memory)

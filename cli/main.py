@@ -130,7 +130,7 @@ def _command(program: Program, args: list[str]) -> int:
 
         name = args[0]
         if name not in program.commands:
-            refused = unknown("command", f"there is no {name[:60]!r}", name, program.commands)
+            refused = unknown("command", f"there is no command {name[:60]!r}", name, program.commands)
             raise UserError(f"{refused} {program.elsewhere}".strip())
 
         options = program.parser(name).parse_args(args[1:])

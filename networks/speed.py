@@ -70,7 +70,7 @@ class Recordable(nn.Module):
     def remark(self) -> str:
         """What the report says about the speed at the end of a run, or ""."""
         if self._ran_plain:
-            return f"speed: {self.speed}, but plain for {', '.join(self._ran_plain)}"
+            return f"speed: {self.speed} was chosen, but these parts ran as plain: {', '.join(self._ran_plain)}"
         return f"speed: {self.speed}" if self.records or self.speed == COMPILE else ""
 
     def note_plain(self, part: str) -> None:

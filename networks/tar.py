@@ -73,7 +73,7 @@ class TarModel:
         """
         if not 0 <= scale < len(self.sides):
             known = " or ".join(str(side**2) for side in self.sides)
-            raise UserError(f"detail: {self.name} writes {known} codes; choose one of these numbers.")
+            raise UserError(f"detail: {self.name} cannot write the chosen number of codes; choose {known}.")
         expect_text(text)
 
         special = self.special

@@ -29,7 +29,7 @@ class Advisor(ModelFirst):
     more = {
         "condition": "Advisor measures batches of as many images as the condition has entries.",
         "seed": "Advisor uses this seed in the first round.",
-        "draft": "If you connect a draft model, Advisor also tries CSpD or MuLo-SD.",
+        "draft": "If you connect a draft model, Advisor also tries the one of the two that works with the model.",
     }
     more_of_outputs = {
         "sampler": (
@@ -96,7 +96,8 @@ class Advisor(ModelFirst):
             rest = time_left(at.seconds_left)
             host.text.show(cls, f"run {at.done + 1} of about {at.planned}{f', {rest}' if rest else ''}: {at.line}")
 
-        with enough_memory("image: there is not enough memory to generate the images; lower the batch size."):
+        with enough_memory("image: there is not enough memory to generate the images; connect a condition for fewer "
+            "images."):
             image = to_image(_drawn(advice, baseline, settings)[None])
 
         # The last run was of any candidate; the preview that stays is of the answer.

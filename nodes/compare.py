@@ -61,12 +61,11 @@ class CompareSettings(Settings):
         low=0,
         high=MOST_CELLS,
         step=1,
-        more="At 0, the baseline is the unaccelerated sampler (MAR, LlamaGen, Tar) if one is connected. Otherwise it "
-        "is an accelerated sampler whose settings give the identical image, or else the cell with the most work. MAR, "
-        "LlamaGen and Tar each get a baseline and a group of cells of their own, because their networks and image "
-        "sizes differ. The "
-        "same holds for two models, or two sizes, of one family. Any other number makes the cell of that number the "
-        "baseline of all cells.",
+        more="If no unaccelerated sampler (MAR, LlamaGen, Tar) is connected, the baseline is an accelerated sampler "
+        "whose settings give the identical image, or else the cell with the most work. At 0, MAR, LlamaGen and Tar "
+        "each get their own baseline and group of cells, because their networks and image sizes differ; so do two "
+        "models of the same kind, or two image sizes. Any other number makes the cell of that number the baseline of "
+        "all cells.",
     )
     differences: bool = knob(
         False,
@@ -121,13 +120,13 @@ class Compare(io.ComfyNode):
         "image_1": "The editor shows two pairs of sockets, and adds a pair when you connect the last pair.",
         "report_1": "Without a report, the cell shows no numbers.",
         "labels": (
-            "This name includes the settings in which the cells of one method differ. For characters that English does "
-            "not use, FastAR needs a font of the machine that runs ComfyUI; a character that no font has is shown as "
-            "its code."
+            "For characters that English does not use, FastAR needs a font of the machine that runs ComfyUI; a "
+            "character that no font has is shown as its code."
         ),
     }
     more_of_outputs = {
-        "image": "If you connect nothing, the node itself shows this image. Connect Save Image to keep it.",
+        "image": "If this output is not connected, the node itself shows the image. To keep the image, connect Save "
+            "Image.",
         "table": "Connect it to Preview as Text.",
         "images": "Connect Save Image: every image gets a file of its own, without captions.",
     }
@@ -157,7 +156,8 @@ class Compare(io.ComfyNode):
             multiline=True,
             placeholder="labels, one line per cell (optional)",
             tooltip="Labels of the cells, one line per cell, in the order of the inputs. For an empty line, the node "
-            "shows the name of the sampler.",
+            "shows the name of the sampler and, if several cells have the same sampler, the settings in which these "
+            "cells differ.",
         )
 
         return schema(
@@ -453,7 +453,8 @@ class TokenMapSettings(Settings):
 
 class TokenMap(io.ComfyNode):
     more_of_outputs = {
-        "image": "Each map has a legend below it. If you connect nothing, the node itself shows the maps.",
+        "image": "Each map has a legend below it. If you connect nothing to this output, the node itself shows the "
+            "maps.",
     }
 
     @classmethod
@@ -500,12 +501,12 @@ class ReportSettings(Settings):
 
     format: str = knob(
         "text",
-        "text is for reading, json is for programs, and csv is a header and a line for a spreadsheet. The help page "
+        "text is for reading, json is for programs, and csv is for a spreadsheet. The help page "
         "explains the names in the report.",
         choices=("text", "json", "csv"),
-        more="\n  - *json*: the same as the command line writes for a single run. Counts that do not apply to the "
-        "sampler are left out.\n  - *csv*: a header and a line of numbers without units. The acceptance is a fraction "
-        "from 0 to 1.",
+        more="\n  - *json*: the same JSON that the command line writes for a single run. Counts that do not apply to "
+        "the sampler are left out.\n  - *csv*: a header and a line of numbers without units. The acceptance is a "
+        "fraction from 0 to 1.",
     )
 
 

@@ -72,7 +72,8 @@ def _images(what: str) -> Any:
     """The setting of the number of images; ``what`` is the first sentence of its tooltip."""
     return knob(
         1,
-        f"{what}. More images take more time and memory, but less time than separate runs.",
+        f"{what}. More images take more time and memory, but one run takes less time than separate runs for the "
+        "same images.",
         low=1,
         high=MOST_IMAGES,
         step=1,
@@ -177,9 +178,9 @@ class ClassLabel(io.ComfyNode):
             multiline=True,
             dynamic_prompts=True,
             placeholder=f"names or ids, separated by commas or lines; the demo knows {', '.join(PICTURE_BOOK)}",
-            tooltip="Class names or numbers, each for one image, separated by commas or lines. The demo knows "
-            f"{', '.join(PICTURE_BOOK)}; official models know ImageNet's 1000 classes, for example tabby, or 281 for "
-            "the same class.",
+            tooltip="Class names or numbers, separated by commas or lines; each label gives as many images as "
+            f"images_per_label says. The demo knows {', '.join(PICTURE_BOOK)}; official models know ImageNet's 1000 "
+            "classes, for example tabby, or 281 for the same class.",
         )
         add_label = io.Combo.Input(
             "add_label",
@@ -256,7 +257,7 @@ _encoder = ModelCache(host.devices.get_text_device, host.devices.get_text_offloa
 class PromptSettings(Settings):
     """Widgets of LlamaGen Prompt after text and encoder."""
 
-    images: int = _images("Number of images of the prompt")
+    images: int = _images("Number of images to generate from the prompt")
     dtype: str = knob(
         AUTO,
         PRECISION,
@@ -364,15 +365,16 @@ _PLACEHOLDER = f"what to draw; the demo knows {', '.join(PICTURE_BOOK)}, colours
 
 @dataclass(frozen=True)
 class PromptImages(Settings):
-    """The widget of Prompt and Tar Prompt that is neither text nor a setting of a sampler."""
+    """The widget of Tar Prompt that is neither text nor a setting of a sampler."""
 
-    images: int = _images("Number of images of the prompt")
+    images: int = _images("Number of images to generate from the prompt")
 
 
 @dataclass(frozen=True)
 class PromptLines(PromptImages):
     """The widgets of Prompt that are not text."""
 
+    images: int = _images("Number of images to generate from each prompt")
     lines: bool = knob(
         False,
         "Read every line as a separate prompt, and generate the images of all prompts in one batch. When this is off, "
@@ -385,12 +387,13 @@ class PromptLines(PromptImages):
 class Prompt(io.ComfyNode):
     more = {
         "text": (
-            "FastAR uses the text as typed; it may have at most 20,000 characters. `{red|blue}` picks one of the two "
-            "words for every run, as in CLIP Text Encode. Harmon and UniPic get the prompt after the words *Generate "
-            "an image:*. Janus gets only the prompt, without spaces at its ends. BitDance gets the prompt as the "
-            "user's message in a chat. NextStep gets the prompt without changes. The model reads names of special "
-            "tokens as plain text. It also reads `(red:1.2)`, `<lora:...>`, `embedding:...`, `__wildcard__` and BREAK "
-            "as plain text. The prompts of the authors' benchmarks end with a full stop."
+            "FastAR does not correct or rewrite the text; it may have at most 20,000 characters. ComfyUI replaces "
+            "`{red|blue}` by one of the two words for every run, as in CLIP Text Encode. Harmon and UniPic get the "
+            "prompt after the words *Generate an image:*. Janus gets only the prompt, without spaces at its ends. "
+            "BitDance gets the prompt as the user's message in a chat. NextStep gets the prompt without changes. The "
+            "model reads names of special tokens as plain text. It also reads `(red:1.2)`, `<lora:...>`, "
+            "`embedding:...`, `__wildcard__` and BREAK as plain text. The prompts of the authors' benchmarks end "
+            "with a full stop."
         ),
         "negative": (
             "If *cfg* is 1, the negative prompt has no effect. The editor hides the field for Janus and BitDance, "
@@ -422,7 +425,7 @@ class Prompt(io.ComfyNode):
         condition = output(
             PROMPT,
             "condition",
-            "The prompts. Connect them to a sampler for Harmon, UniPic, Janus, a 14B model of BitDance or NextStep.",
+            "The prompts. Connect them to a sampler for Harmon, UniPic, Janus, NextStep or a 14B model of BitDance.",
         )
 
         return schema(
@@ -432,7 +435,7 @@ class Prompt(io.ComfyNode):
             description="Describes in words what Harmon, UniPic, Janus, BitDance or NextStep generates. The model "
             "that is connected to the sampler reads the prompt, so you can use one prompt for several models.",
             search_aliases=["text prompt", "harmon prompt", "unipic prompt", "janus prompt", "positive", "negative"],
-            widgets=[text, *widgets(PromptImages), negative, *widgets(PromptLines)[1:]],
+            widgets=[text, widgets(PromptLines)[0], negative, *widgets(PromptLines)[1:]],
             outputs=[condition],
             hidden=[io.Hidden.unique_id],
         )
@@ -578,8 +581,8 @@ class TarPrompt(io.ComfyNode):
         "preset": RECOMMENDS,
         "images": "Each image gets its own codes.",
         "first_image": (
-            "To get only the codes of the fourth image of a batch, set *first_image* to 3 here and on the sampler, and "
-            "set *images* to 1."
+            "To get only the fourth image of a batch, set *first_image* to 3 here and on the sampler, and *images* "
+            "to 1."
         ),
     }
 
@@ -605,7 +608,8 @@ class TarPrompt(io.ComfyNode):
             sockets=[
                 TAR.Input(
                     "tar",
-                    tooltip="The language model, from Load Tar. For a LlamaGen, use Class Label instead of this node.",
+                    tooltip="The language model, from Load Tar. For a LlamaGen, use Class Label or, for its "
+                        "text-to-image models, LlamaGen Prompt instead of this node.",
                 )
             ],
             widgets=[
@@ -678,8 +682,8 @@ class ImageToCodes(io.ComfyNode):
     more = {
         "image": "For the official TA-Tok, the square has 384 x 384 pixels.",
         "ta_tok": (
-            "The file must hold the complete TA-Tok; the file of a de-tokenizer often contains only the part that "
-            "reads codes. Put your own files into `models/fastar`."
+            "The file must hold the complete TA-Tok. The file of a de-tokenizer often contains only one part of the "
+            "TA-Tok, the part that reads codes; this is not enough. Put your own files into `models/fastar`."
         ),
         "dtype": "The search for the nearest code always uses fp32.",
     }
@@ -697,8 +701,8 @@ class ImageToCodes(io.ComfyNode):
             options=readers,
             default=usual(readers, *_READERS),
             optional=True,
-            tooltip="The TA-Tok, Tar's image tokenizer, that reads the images; choose the one with which the "
-            "de-tokenizer was trained. Entries of the menu that show a size are downloads.",
+            tooltip="The TA-Tok (Tar's image tokenizer) with which the images are read; choose the one with which "
+            "the de-tokenizer was trained. Entries of the menu that show a size are downloads.",
         )
 
         return schema(

@@ -41,17 +41,18 @@ class PasteSettings(Settings):
 
     feather: int = knob(
         inpainting.FEATHER,
-        "Width in pixels of the border around the mask over which the inpainted area fades out; a wider border hides "
-        "the seam better and changes more of the original. Usual: 8; 0 gives a hard edge.",
+        "Width in pixels of the border around the mask, over which the inpainted area fades out; a wider border "
+        "hides the seam better and changes more of the original. Usual: 8; 0 gives a hard edge.",
         low=0,
         high=128,
         step=1,
-        more="The border ends at the edge of the crop, so it is narrow around a small mask.",
+        more="The border ends at the edge of the crop. A small mask has a small crop, so its border may be narrower "
+            "than *feather*.",
     )
     match_colours: bool = knob(
         True,
-        "Gives the new background the colours around the mask, so that no edge is visible. When this is off, the new "
-        "background keeps the model's colours.",
+        "Changes the colours of the new background (everything in the inpainted area except the subject) to those "
+        "around the mask, so that no edge is visible. When this is off, the new background keeps the model's colours.",
         more="A model continues an image in its own colours; for example, it may put an orange sunset into a blue sky. "
         "A subject that does not look like the background, such as a boat in front of the sky, keeps its colours.",
     )

@@ -50,7 +50,8 @@ def asked(
     condition, edit, numbers = _in_batch(condition, edit, latent)
     if first_image and knows_places(latent):
         raise UserError(
-            "first_image: latent_image already states the positions of its images in the batch; set first_image to 0."
+            "first_image: it is {first_image}, but latent_image already states which images of the batch it holds; "
+            "set first_image to 0."
         )
     return condition, edit, [first_image + number for number in numbers]
 
@@ -149,8 +150,8 @@ def _in_batch(condition: C, edit: Edit | None, latent: Any) -> tuple[C, Edit | N
     images = len(condition)
     if edit is None and images != count and (images < count or count > 1 and BATCH_INDEX not in latent):
         raise UserError(
-            f"latent_image: the batch_size of the empty latent is {count}, but the condition asks for {images} images; "
-            f"set batch_size to 1 or {images}."
+            f"latent_image: the batch_size of the empty latent is {count}, but the condition asks for {images} "
+            f"images; set batch_size on the node of the empty latent to 1 or {images}."
         )
     if BATCH_INDEX not in latent:
         return condition, edit, range(images)
@@ -159,8 +160,9 @@ def _in_batch(condition: C, edit: Edit | None, latent: Any) -> tuple[C, Edit | N
     if images > count:
         if max(places) >= images:
             raise UserError(
-                f"condition: it has {images} entries, but latent_image holds image {max(places) + 1} of a batch; give "
-                "one entry for each image of latent_image, or one for each image of the whole batch."
+                f"condition: it has {images} entries, but latent_image holds image {max(places) + 1} of a larger "
+                "batch, for which there is no entry; give one entry for each image of latent_image, or one for each "
+                "image of the whole batch."
             )
         condition = cast(C, condition.of(places))
 

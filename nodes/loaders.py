@@ -115,9 +115,9 @@ def allow_download() -> io.Input:
         default=False,
         advanced=True,
         optional=True,
-        tooltip="Download missing files once, into models/fastar, when the workflow runs. When this is off, only "
-        "files of at most 100 MB (configurations, tokenizers) are downloaded; before a larger download, the run stops "
-        "and shows its size and source.",
+        tooltip="Download missing files once, into models/fastar, when the workflow runs. When this is off, FastAR "
+        "still downloads files of at most 100 MB (configurations, tokenizers); if a larger file is missing, the run "
+        "stops, and shows the size and source of the download.",
     )
 
 
@@ -144,10 +144,10 @@ _TOOLTIPS = {
     "that show a size are downloads; a larger model gives better images and is slower.",
     "decoder": "The VQ tokenizer that turns tokens into images. Usual: auto, which loads the tokenizer that the model "
     "was trained with; a different tokenizer gives wrong images.",
-    "ta_tok": "The TA-Tok that reads the semantic codes for the de-tokenizer. Usual: auto, which loads the TA-Tok that "
-    "the de-tokenizer was trained with; a different TA-Tok gives wrong images.",
+    "ta_tok": "The TA-Tok that turns the semantic codes into features for AR-DTok. Usual: auto, which loads the "
+    "TA-Tok with which AR-DTok was trained; a different TA-Tok gives wrong images.",
     "dtype": "Precision of the weights; auto uses bf16 on GPUs that support bf16, otherwise fp32. fp32 is the most "
-    "exact and takes twice as much memory as bf16; int8 and fp8 take about 60 to 70 % of the memory of bf16, are "
+    "exact and takes twice as much memory as bf16; int8 and fp8 take about 55 to 70 % of the memory of bf16, are "
     "usually slower, and change the image.",
     "grid": "Number of tokens along one side of the image; a wrong number gives noise. Usual: auto, which reads the "
     "number from the file; otherwise 16 for 256 pixels, 24 for 384, 32 for 512, and 64 for 1024.",
@@ -156,14 +156,14 @@ _TOOLTIPS = {
     "weights": "Which weights to read from a training checkpoint that also holds averaged (EMA) weights. auto and ema "
     "use the averaged weights, and ema refuses a file that has none; trained uses the weights that are not averaged.",
     "speed": "plain launches every operation separately; on an NVIDIA GPU, auto uses CUDA graphs instead, which is "
-    "faster and gives the identical image, and on other devices auto does the same as plain. compile also uses "
-    "torch.compile, which needs a compiler and about a minute before the first image, and changes the image by "
-    "rounding errors.",
+    "faster and gives the same image as plain, and on other devices auto does the same as plain. compile uses "
+    "torch.compile in addition to what auto does; it needs a compiler and about a minute before the first image, and "
+    "changes the image by rounding errors.",
 }
 
 # The end of tooltips on dtypes, for families with 4-bit dtypes.
 _ALL_BITS = (
-    "fp32 takes twice as much memory as bf16; int8 and fp8 take about 60 to 70 % of the memory of bf16, int4 takes "
+    "fp32 takes twice as much memory as bf16; int8 and fp8 take about 55 to 70 % of the memory of bf16, int4 takes "
     "less, and int4-g64 takes least. Fewer bits change the image more and are usually slower."
 )
 _AUTO_BF16 = f"Precision of the weights; auto uses bf16 on GPUs that support bf16, otherwise fp32. {_ALL_BITS}"
@@ -393,7 +393,7 @@ class LoadMAR(_Loader):
     tooltips = {
         "decoder": _KL,
         "dtype": "Precision of the weights; auto uses fp16 on GPUs with fast fp16, otherwise fp32. fp32 is the most "
-        "exact and takes twice as much memory as fp16; int8 and fp8 take about 60 to 70 % of the memory of fp16, are "
+        "exact and takes twice as much memory as fp16; int8 and fp8 take about 55 to 70 % of the memory of fp16, are "
         "usually slower, and change the image.",
     }
     socket = _MAR_OUTPUT
@@ -412,9 +412,10 @@ class LoadMAR(_Loader):
     }
     more_of_outputs = {
         "vae": (
-            "You can also connect the decoder to VAE Encode (for Inpainting) and VAESave; ComfyUI's nodes for videos, "
-            "sounds and meshes stop with an error. VAE Encode scales any image to the size that the model encodes. The "
-            "demo's decoder enlarges the images from 64 x 64 to 256 x 256 pixels and refuses tiles (see Notes)."
+            "You can also connect *vae* to VAE Encode (for Inpainting) and VAESave; ComfyUI's nodes for videos, "
+            "sounds and meshes stop with an error. VAE Encode scales any image to the size of the images that the "
+            "model generates. The demo's decoder enlarges the images from 64 x 64 to 256 x 256 pixels and refuses "
+            "tiles (see Notes)."
         ),
     }
 
@@ -474,8 +475,8 @@ class LoadLlamaGen(_Loader):
     aliases = ["llamagen loader", "par loader", "autoregressive", "vqgan", "load checkpoint", "fastar demo"]
     widgets = ("checkpoint", "decoder", "dtype", "allow_download", "grid", "speed")
     tooltips = {
-        "dtype": "Precision of the weights; auto uses bf16 on GPUs that support bf16, otherwise fp16 or fp32. "
-        f"{_ALL_BITS}"
+        "dtype": "Precision of the weights; auto uses bf16 on GPUs that support bf16, otherwise fp16 on GPUs with "
+        f"fast fp16, or else fp32. {_ALL_BITS}"
     }
     socket = output(TOKEN_MODEL, "model", "The model. Connect it to LlamaGen Sampler, or to a sampler that accelerates "
         "LlamaGen; a PAR model fits only PAR Sampler.")
@@ -523,17 +524,17 @@ class LoadTarDetokenizer(_Loader):
     aliases = ["ar-dtok", "detokenizer", "tar decoder", "ta-tok", "vqgan", "load checkpoint"]
     widgets = ("checkpoint", "ta_tok", "decoder", "dtype", "allow_download", "grid", "speed")
     tooltips = {
-        "checkpoint": "The de-tokenizer; the number in its name is the side of the image in pixels, and a larger image "
-        "is sharper and slower. Demo models are built in, your own files go into models/fastar, and entries of the "
-        "menu that show a size in GB are downloads.",
+        "checkpoint": "The AR-DTok (the file of the de-tokenizer); the number in its name is the side of the image "
+        "in pixels, and a larger image is sharper and slower. Demo models are built in, your own files go into "
+        "models/fastar, and entries of the menu that show a size in GB are downloads.",
         "dtype": _AUTO_BF16,
     }
     socket = output(TOKEN_MODEL, "model", "The de-tokenizer. Connect it to LlamaGen Sampler, ZipAR Sampler or MuLo-SD "
         "Sampler.")
     more = {
         "checkpoint": (
-            "An image of 256, 512 or 1024 pixels consists of 256, 1024 or 4096 tokens. Your own files may be "
-            "`.safetensors` files or the official `.pth` files."
+            "An image consists of 256 tokens with a side of 256 pixels, 1024 tokens with 512, and 4096 tokens with "
+            "1024. Your own files may be `.safetensors` files or the official `.pth` files."
         ),
         "ta_tok": "FastAR refuses a TA-Tok with a different feature width. Only the part that reads codes is loaded.",
         "decoder": "FastAR refuses a decoder with a different number of codes.",
@@ -615,8 +616,8 @@ class LoadLatentSamplers(_Loader):
     aliases = ["mulo-sd", "up-sampler", "down-sampler", "upscale draft", "latent upscale"]
     widgets = ("checkpoint",)
     tooltips = {
-        "checkpoint": "The file with the two networks; put your own files into models/fastar. The notes of the help "
-        "page say how to train such a file.",
+        "checkpoint": "The file with the two networks; put your own files into models/fastar. The notes of this "
+        "node's help page say how to train such a file.",
     }
     socket = output(LATENT_SAMPLERS, "latent_samplers", "The two networks. Connect them to latent_samplers of MuLo-SD "
         "Sampler.")
@@ -664,10 +665,10 @@ class LoadJanus(_Loader):
 
     more = {
         "checkpoint": (
-            "The model may be Janus-Pro-1B or Janus-Pro-7B, one of the fine-tunes Janus-4o-7B and Janus-Pro-R1-7B, or "
-            "Janus 1.3B. FastAR reads the layouts of deepseek-ai and of transformers, as `.safetensors` or the "
-            "official `.bin`, in one file or in shards; `config.json` is optional. A folder with \"1.3b\" in its name "
-            "is loaded as a Janus of the first generation, which uses a different prompt template."
+            "FastAR supports Janus 1.3B, Janus-Pro-1B and Janus-Pro-7B, and two fine-tunes, Janus-4o-7B and "
+            "Janus-Pro-R1-7B. FastAR reads the layouts of deepseek-ai and of transformers, as `.safetensors` or the "
+            "official `.bin`, in one file or in shards; `config.json` is optional. A folder with \"1.3b\" in its "
+            "name is loaded as a Janus of the first generation, which uses a different prompt template."
         ),
         "dtype": (
             "bf16 is the precision of the published weights. The decoder always uses fp32. *int8* and *fp8* store the "
@@ -702,8 +703,8 @@ class LoadBitDance(_Loader):
         "checkpoint": "The model. Your own files go into models/fastar, and a 14B model is a folder with all its "
         "parts; entries of the menu that show a size are downloads. A 14B model needs about 21 GB of GPU memory in 8 "
         "bits and 34 GB in bf16.",
-        "decoder": "The binary autoencoder that turns bits into images. Usual: auto, which loads the autoencoder that "
-        "the model was trained with; the model's file or folder often contains this autoencoder.",
+        "decoder": "The binary autoencoder that turns bits into images. Usual: auto, which loads the autoencoder in "
+        "the model's file or folder or, if there is none, the official one.",
         "dtype": _AUTO_BF16,
     }
     socket = output(BLOCK_MODEL, "model", "The model. Connect it to BitDance Sampler.")
@@ -713,28 +714,29 @@ class LoadBitDance(_Loader):
             "An ImageNet model is a `.pt` or `.safetensors` file. A 14B model is a folder in the authors' layout "
             "(`config.json`, the shards, `vision_head.safetensors`, `projector.safetensors`, `ae.safetensors`, the "
             "tokenizer) or in the layout of diffusers (`text_encoder`, `diffusion_head`, `projector`, `autoencoder`, "
-            "`tokenizer`). FastAR does not load the output layer of the language model, because it only serves to "
-            "write text."
+            "`tokenizer`). FastAR does not load the output layer of the language model (`lm_head`), because this "
+            "layer only serves to write text."
         ),
         "decoder": (
-            "Otherwise, *auto* uses the official autoencoder. FastAR refuses an autoencoder if the number of bits or "
-            "the size in pixels of its tokens does not fit the model."
+            "FastAR refuses an autoencoder whose tokens have a number of bits or a size in pixels that does not fit "
+            "the model."
         ),
         "dtype": (
-            "FastAR does not offer fp16, because nobody has tested BitDance in fp16. The tokens while they are "
-            "denoised, the positions of the tokens and the autoencoder always use fp32. *int8* and *fp8* store the "
-            f"weights of the transformer blocks in 8 bits. {_FOUR_BITS} All other parts have the same precision as "
-            "with *auto*. If the file itself is int8 or scaled fp8, *auto* keeps its 8 bits; any other choice converts "
-            "them."
+            "FastAR does not offer fp16, because nobody has tested BitDance in fp16. The autoencoder, the positions "
+            "of the tokens, and tokens that are being denoised always use fp32. *int8* and *fp8* store the weights "
+            f"of the transformer blocks in 8 bits. {_FOUR_BITS} With these four dtypes, everything except the "
+            "transformer blocks has the same precision as with *auto*. If the file itself is int8 or scaled fp8, "
+            "*auto* keeps its 8 bits; any other choice converts them."
         ),
     }
     more_of_outputs = {
         "model": "You can also connect it to Any Sampler, Sweep and Advisor.",
         "vae": (
-            "A latent has one channel for each bit, with the values -1 and +1; FastAR uses only the sign of any other "
-            "value. If the model generates images of the size of your image, VAE Encode keeps this size; otherwise it "
-            "scales the image to the size with the most similar aspect ratio. **VAE Decode (Tiled) stops with an "
-            "error**, because the decoder normalises over the whole image, so tiles would change it."
+            "A latent has one channel for each bit, with the values -1 and +1; FastAR uses only the sign of any "
+            "other value. If the model generates images of the size of your image, VAE Encode keeps this size; "
+            "otherwise it scales the image to the size with the most similar aspect ratio. **VAE Decode (Tiled) "
+            "stops with an error**, because the decoder normalises over the whole image, and with tiles the image "
+            "would be a different one."
         ),
     }
 
@@ -771,17 +773,17 @@ class LoadNextStep(_Loader):
             "The folder has the authors' layout: `config.json`, the shards, the tokenizer, and a folder `vae`, which "
             "holds the autoencoder (`checkpoint.pt` and its own `config.json`). NextStep-1 comes without `vae`; "
             "*decoder* *auto* then uses the folder `NextStep-1-f8ch16-Tokenizer` beside the model's folder or, if "
-            "there is none, the autoencoder in FastAR's own list of downloads. FastAR never runs the code in a model's "
-            "folder, and does not load the language model's output layer (`lm_head`), because it only serves to write "
-            "text."
+            "there is none, the autoencoder in FastAR's own list of downloads. FastAR never runs the code in a "
+            "model's folder, and does not load the output layer of the language model (`lm_head`), because this "
+            "layer only serves to write text."
         ),
         "decoder": "FastAR refuses an autoencoder with a different number of channels or a different stride.",
         "dtype": (
-            "The models were trained in bf16; FastAR converts the weights of an fp32 file to the chosen dtype while it "
-            "reads them. FastAR does not offer fp16, because nobody has tested NextStep in fp16. A token while it is "
-            "denoised, the last layer of the head and the autoencoder always use fp32. *int8* and *fp8* store the "
-            f"weights of the transformer blocks in 8 bits. {_FOUR_BITS} We have not measured how much 4 bits change "
-            "the images of NextStep."
+            "The models were trained in bf16; FastAR converts the weights of an fp32 file to the chosen dtype while "
+            "it reads them. FastAR does not offer fp16, because nobody has tested NextStep in fp16. The autoencoder, "
+            "the last layer of the head, and a token that is being denoised always use fp32. *int8* and *fp8* store "
+            f"the weights of the transformer blocks in 8 bits. {_FOUR_BITS} We have not measured how much 4 bits "
+            "change the images of NextStep."
         ),
     }
     more_of_outputs = {

@@ -23,8 +23,8 @@ from .vae import FastARVAE
 
 # If memory is insufficient to encode texts, images or codes.
 READING = (
-    "dtype: there is not enough memory for this model; choose int8, bf16 or fp16 if the loader offers it, or unload "
-    "other models."
+    "dtype: there is not enough memory for this model; choose the dtype int8, bf16 or fp16 if the loader offers one "
+    "of them, or unload other models."
 )
 
 # Upper estimate of the activations of a TA-Tok for the codes of one image, and of a Janus' tower for one image; images

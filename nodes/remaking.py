@@ -13,7 +13,6 @@ from typing import Any
 from ..errors import UserError
 from ..sweeps.plan import CHECKPOINT, LABEL, PROMPT
 from . import conditioning, graph, loaders
-from .schema import describe
 
 # For every axis: the socket, and by type of the node behind it what changes there; "" is the place of the value.
 _LOADERS = {loader.node_id: {"checkpoint": ""} for loader in loaders.NODES if loader is not loaders.LoadTar}
@@ -66,7 +65,7 @@ class Remaker:
         kind = _nodes().get(str(name))
         if kind is None:
             raise UserError(
-                f"x: the sweep cannot run the node {describe(name)} again; disconnect this node, and type its value "
+                f"x: the sweep cannot run the node {str(name)[:60]!r} again; disconnect this node, and type its value "
                 "into the loader or prompt node."
             )
 

@@ -39,7 +39,7 @@ from .schema import (
 from .sent import PLAIN, PRESETS, RECOMMENDED, expect_removed_to_hold, facts_of, settings_sent, take_removed
 
 
-def sampled(vae: str = "the same loader") -> list[io.Output]:
+def sampled(vae: str = "the model's loader") -> list[io.Output]:
     """Outputs of a sampler; ``vae`` is the loader whose VAE decodes the latent."""
     return [
         output(io.Latent, "latent", f"Decode it with VAE Decode and the vae of {vae}."),
@@ -59,25 +59,27 @@ _CACHE = CACHE.Input(
     "connected, every step computes everything.",
 )
 _MASK = (
-    "The mask may have any size. If no mask is connected, the sampler uses the mask of Set Latent Noise Mask. A token "
-    "is resampled even if the mask covers it only faintly, so the area under a soft edge is resampled too."
+    "The mask may have any size. If no mask is connected, the sampler uses the mask of Set Latent Noise Mask. The "
+    "area under a soft edge of the mask is regenerated too."
 )
 
 _GUIDED_BY_IMAGE = (
     "With a condition from Image and Prompt, every pass runs the model on three versions of the condition; *freedom* "
-    "of that node sets the weight of one of them. With *freedom* 0, or with *cfg* 1, two versions remain, which saves "
-    "a third of the work instead of half."
+    "of that node sets the weight of one version. If *freedom* is 0 or *cfg* is 1, two versions remain. With such a "
+    "condition, *cfg* 1 therefore saves only a third of the work, not half."
 )
 
 
-def _edit(mask: str, more: str = "") -> list[io.Input]:
-    """The sockets of an image to change. ``mask``: tooltip of the mask; ``more``: the help about the image."""
+def _edit(vae: str, mask: str, more: str) -> list[io.Input]:
+    """The sockets of an image to change. ``vae``: whose VAE encodes the image; ``mask``: tooltip of the mask; ``more``:
+    the help about the image.
+    """
     latent_image = io.Latent.Input(
         "latent_image",
         optional=True,
-        tooltip="The image to inpaint, from VAE Encode with the vae of the same loader; connect a mask to the mask "
-        "input, or use Set Latent Noise Mask. An Empty Latent Image only sets the number of images, and its size must "
-        "be the size of the images that the model generates.",
+        tooltip=f"The image to inpaint, from VAE Encode with the vae of {vae}; connect a mask to the "
+        "mask input, or use Set Latent Noise Mask. An Empty Latent Image is not inpainted: it only sets the number "
+        "of images, and its size must be the size of the images that the model generates.",
     )
     where = io.Mask.Input("mask", optional=True, tooltip=mask)
     return [explained(latent_image, more), explained(where, _MASK)]
@@ -99,7 +101,7 @@ class _Sampler(ModelFirst):
     models: ClassVar[dict[str, str]] = {}  # sockets with their tooltips; {} for one model of the kind
     condition: ClassVar[str] = ""  # tooltip of the condition; "" for that of all models of the kind
     preset: ClassVar[bool] = True  # False for a baseline, which has neither the accelerators' presets nor the switch
-    vae: ClassVar[str] = "the same loader"  # whose VAE decodes the latent
+    vae: ClassVar[str] = "the model's loader"  # whose VAE encodes and decodes
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -117,7 +119,7 @@ class _Sampler(ModelFirst):
     def optional(cls) -> list[io.Input]:
         """Optional sockets."""
         entry = SAMPLERS[cls.sampler]
-        edit = _edit(entry.family.mask_help, entry.family.image_help)
+        edit = _edit(cls.vae, entry.family.mask_help, entry.family.image_help)
         return [_CACHE, *edit] if entry.caches else edit
 
     @classmethod
@@ -133,13 +135,14 @@ class _Sampler(ModelFirst):
         # Widgets: seed, switch, preset, settings.
         main = [seed_widget(optional=False)]
         if cls.preset:
+            plain = f"{plain_sampler(family).title} Sampler"
             switch = io.Boolean.Input(
                 "enabled",
                 default=True,
                 optional=True,
-                tooltip=f"When this is off, {family.unaccelerated} runs without acceleration, with the same seed; the "
-                "node then uses only those settings below that the unaccelerated sampler also has. Do not bypass the "
-                "node for this purpose, because a bypassed sampler breaks the workflow.",
+                tooltip=f"When this is off, the node samples the model without acceleration, like {plain}, with the "
+                f"same seed and with only those of the settings below that {plain} also has. Do not bypass the node "
+                "for this purpose, because a bypassed sampler breaks the workflow.",
             )
             main.append(switch)
 
@@ -242,7 +245,8 @@ class MARSampler(_Sampler):
             "values. *few steps* is much faster and gives a different image. On the demo, it sets 12 AR steps in "
             "Halton order, with diffusion steps that fall from 25 to 5. For full-size models, it sets 24 AR steps in "
             "Halton order, with diffusion steps that fall from 50 to 10; we have not measured these values on such "
-            "models. The preset *fast* of LazyMAR Sampler has the same steps and order, and also uses caches."
+            "models. The preset *fast* of LazyMAR Sampler has the same AR steps, diffusion steps and order as *few "
+            "steps*, and also uses caches."
         ),
     }
 
@@ -300,6 +304,7 @@ class LazyMARSampler(_Sampler):
 
 class CSpDSampler(_Sampler):
     sampler = "cspd"
+    vae = "the target's loader"
     description = (
         "A small MAR drafts the tokens of several AR steps, and a large MAR verifies them together (CSpD, 2024). The "
         "mode lossless keeps the distribution of the large model exactly; the modes published and paper are "
@@ -314,8 +319,9 @@ class CSpDSampler(_Sampler):
     more = {
         "preset": (
             "*balanced* and *fast* use the mode *published*; we measured both presets on the demo. For full-size "
-            "models, they draft the same shares of the AR steps as the paper: a sixteenth (*balanced*, 4 of 64 AR "
-            "steps) and an eighth (*fast*, 8 of 64). *exact* uses no drafts and gives the image of the target alone."
+            "models, their *draft_length* is the same share of the AR steps as in the paper: a sixteenth "
+            "(*balanced*, 4 of 64 AR steps) or an eighth (*fast*, 8 of 64). *exact* uses no drafts and gives the "
+            "image of the target alone."
         ),
         "draft": (
             "For the demo, choose *demo-draft*. The more similar the distributions of the two models are, the more "
@@ -352,8 +358,8 @@ class GtRSampler(_Sampler):
             "steps. The paper uses 50 steps."
         ),
         "diffusion_steps_end": (
-            "In GtR, the number of diffusion steps falls to this value until the reconstruction starts, and the "
-            "reconstruction uses this value. The paper uses 20 steps."
+            "In GtR, the number of diffusion steps falls gradually and reaches this value when the reconstruction "
+            "starts; the reconstruction uses this value. The paper uses 20 steps."
         ),
         "order": "In GtR, the order applies within each stage.",
         "cache": "The cache makes every pass of the transformer smaller, and with *head_cache* also most calls of the "
@@ -433,15 +439,15 @@ class PARSampler(_Sampler):
     aliases = ["par", "parallelized autoregressive", "parallel decoding", "accelerated llamagen"]
     condition = _LABEL_OR_TEXT
     models = {
-        "model": "A PAR model from Load LlamaGen / PAR. A LlamaGen works only if 'grouping' is one of the two choices "
-        "named ablation, which are experiments of the paper."
+        "model": "A PAR model from Load LlamaGen / PAR. A LlamaGen works only with one of the two choices of "
+        "'grouping' named ablation, which are experiments of the paper."
     }
     more = {
         "preset": RECOMMENDS,
         "model": "The training of a PAR model fixes the number of tokens per pass.",
-        "cfg_interval": "As in the published code, a step is a pass until the first token of every region has been "
-        "decided. After that, the count starts again from 0 and counts the decided tokens, of which one pass decides "
-        "several.",
+        "cfg_interval": "As in the published code, what counts as a step changes during the run. Until the first "
+        "token of every region has been decided, every pass counts as one step. Then the count starts again from 0, "
+        "and every decided token counts as one step; one pass decides several tokens.",
     }
 
 
@@ -454,17 +460,18 @@ class ZipARSampler(_Sampler):
     aliases = ["zipar", "parallel decoding", "spatial locality", "accelerated llamagen", "accelerated tar"]
     more = {
         "preset": (
-            "*exact* uses a window as long as a row, so the rows are decided one after another, without acceleration. "
-            "We measured *balanced* and *fast* on the demo. For full-size models, both have the paper's values. They "
-            "make fewer passes than the unaccelerated sampler, but perform 1 to 5 % more operations. *PJD* is Parallel "
-            "Jacobi Decoding (CVPR 2026): it generates the images of *balanced*, but with *parallel* 16, which takes "
-            "still fewer passes and computes more tokens in each pass."
+            "*exact* uses a window as long as a row, so the rows are decided one after another, without "
+            "acceleration. We measured *balanced* and *fast* on the demo. For full-size models, both presets have "
+            "the paper's values. Both presets make fewer passes than the unaccelerated sampler, but perform 1 to 5 % "
+            "more operations. *PJD* is Parallel Jacobi Decoding (CVPR 2026): it generates the images of *balanced*, "
+            "but with *parallel* 16, which takes still fewer passes and computes more tokens in each pass."
         ),
         "cfg": _GUIDED_BY_IMAGE,
         "model": "FastAR refuses a PAR model, because a PAR model decides the tokens in a different order.",
-        "cfg_interval": "As in the published code, a step is a pass in the first row. After the first row, the count "
-        "starts again from 0 and counts the decided tokens, of which one pass may decide several. With a value below "
-        "the length of a row, guidance ends within the first row and comes back after it.",
+        "cfg_interval": "As in the published code, what counts as a step changes during the run. In the first row, "
+        "every pass counts as one step. After the first row, the count starts again from 0, and every decided token "
+        "counts as one step; one pass may decide several tokens. With a value below the length of a row, guidance "
+        "ends within the first row and comes back after it.",
     }
 
     @classmethod
@@ -553,8 +560,9 @@ class NextStepSampler(_Sampler):
         "cfg": "At *cfg* 1, the model does not read the negative text.",
         "seed": "Every position of the grid has its own noise.",
         "latent_image": (
-            "The image must have the size of *width* and *height*. The authors' code cannot inpaint. VAE Decode "
-            "slightly changes pixels outside the mask, too; Paste Inpainted Area restores these pixels."
+            "After VAE Encode, the image must have the *width* and *height* that are set on this node. The authors' "
+            "code cannot inpaint. VAE Decode also slightly changes pixels outside the mask; Paste Inpainted Area "
+            "restores these pixels."
         ),
         "mask": "The model reads the unchanged tokens as VAE Encode encoded them. If several unchanged tokens follow "
         "one another, the model reads them in one pass.",
@@ -578,11 +586,10 @@ class BitDanceSampler(_Sampler):
         "seed": "The noise belongs to the positions of the tokens, so models with blocks of different sizes start from "
         "the same noise.",
         "latent_image": (
-            "The image must have the size of *width* and *height*. VAE Decode slightly changes pixels outside the "
-            "mask, too; Paste Inpainted Area restores these pixels."
+            "After VAE Encode, the image must have the *width* and *height* that are set on this node. VAE Decode "
+            "also slightly changes pixels outside the mask; Paste Inpainted Area restores these pixels."
         ),
-        "mask": ("The blocks are decided row by row. A new token also matches the tokens of its own block that stay "
-        "unchanged."),
+        "mask": ("A new token also matches the tokens of its own block that stay unchanged."),
     }
     more_of_outputs = {
         "latent": "VAE Decode (Tiled) stops with an error.",

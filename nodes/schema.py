@@ -66,8 +66,8 @@ def models_of_decoders() -> dict[str, str]:
 # Of nodes that run any sampler.
 ANY_SOCKETS = [
     ANY_MODEL.Input("model", tooltip="The model to sample, from any loader except Load Tar."),
-    condition_input(_OF_KIND, "What to generate, one label or prompt per image. Connect the condition that "
-        "you would connect to the sampler's own node."),
+    condition_input(_OF_KIND, "What to generate, one label or prompt per image. Connect the condition that you would "
+        "connect to a sampler of this model."),
 ]
 ANY_DRAFT = ANY_MODEL.Input(
     "draft", optional=True, tooltip="The draft model; only the samplers CSpD and MuLo-SD, which draft with a second "
@@ -123,18 +123,19 @@ MORE_OF_MANY = {
     "weights": "The official `checkpoint-last.pth` of MAR holds both kinds of weights. With *auto*, the report says "
     "which weights FastAR has read.",
     "first_image": (
-        "The noise of an image depends on *seed* and on the position of the image in the batch. The latent stores this "
-        "position as *batch_index*, so a sampler that inpaints the latent uses the same noise."
+        "The noise of an image depends on *seed* and on the position of the image in the batch. The latent stores "
+        "the position of each image as *batch_index*, so a sampler that inpaints the latent uses the same noise for "
+        "each image."
     ),
     "images": "Usual: 1 to 4.",
     "latent_image": (
-        "VAE Encode scales any image to the size of the model's images. You can also connect the latent of another "
-        "sampler, or a part of a batch from Rebatch Latents or Latent From Batch. Each image of such a part keeps the "
-        "noise of its position in the whole batch. If *condition* or *mask* has entries for the whole batch, each "
-        "image uses the entry of its position. *condition* describes the new content. If you connect Empty Latent "
-        "Image (a latent of zeros) and no mask, its *batch_size* sets how many images are generated from a single "
-        "label or prompt, each with its own noise. If the size of the empty latent does not fit the model, an error "
-        "tells you which size to set."
+        "If you connect Empty Latent Image (a latent of zeros) and no mask, its *batch_size* sets how many images are "
+        "generated from a single label or prompt, each with its own noise. If the size of the empty latent does not "
+        "fit the model, an error tells you which size to set. VAE Encode scales any image to the size of the model's "
+        "images. You can also connect the latent of another sampler, or a part of a batch from Rebatch Latents or "
+        "Latent From Batch. Each image of such a part keeps the noise of its position in the whole batch. If "
+        "*condition* or *mask* has entries for the whole batch, each image uses the entry of its position. "
+        "*condition* describes the new content."
     ),
 }
 
@@ -206,8 +207,8 @@ def preset_widget(options: Sequence[str] = PRESETS) -> io.Input:
         options=list(options),
         default=options[0],
         optional=True,
-        tooltip="Sets the numbers below for the connected model. If you change one of these numbers, the preset "
-            "becomes custom.",
+        tooltip="Sets several of the settings below to values for the connected model. If you change one of these "
+            "settings, the preset becomes custom.",
     )
 
 
@@ -271,8 +272,9 @@ def first_image_widget() -> io.Input:
         max=_MOST_NUMBERS,
         optional=True,
         advanced=True,
-        tooltip="The position in the batch at which this run begins, counted from 0. Usual: 0; to generate only the "
-            "fourth image of a batch again, set this to 3 and connect only the label or prompt of that image.",
+        tooltip="The position in the batch of the first image that this run generates, counted from 0. Usual: 0; to "
+            "generate only the fourth image of a batch again, set this to 3 and connect only the label or prompt of "
+            "that image.",
     )
 
 

@@ -35,8 +35,8 @@ class LoadReport(io.ComfyNode):
         "reports": "You can connect them to Compare, Report and other nodes.",
         "table": (
             "If the runs were compared, the table has PSNR, SSIM and speed-ups relative to their baseline. The table "
-            "does not compare the times of two runs if they differ in model, image size, inpainted area or device, or "
-            "if ComfyUI was restarted between the two runs."
+            "does not compare the times of two runs if the runs differ in model, image size, inpainted area or "
+            "device, or if ComfyUI was restarted between the two runs."
         ),
         "samplers": (
             "With the same model, condition and seed, such a line generates the same image. If a line cannot hold a "

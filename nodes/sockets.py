@@ -41,7 +41,7 @@ T = TypeVar("T")
 # Images of a label or prompt that a node makes a condition for.
 MOST_IMAGES = 256
 # The remedy where a value is not as the page says.
-_ASK = "ask the author of the node that made this object"
+_ASK = "report this to the author of the node that made this object"
 
 
 @dataclass(frozen=True)
@@ -370,7 +370,7 @@ def expect_kind_on(value: Any, kinds: tuple[str, ...], field: str, source: str) 
     stated = getattr(value, "kind", None)
     if not kind and isinstance(stated, str) and stated in VALUES:
         raise UserError(
-            f"{field}: the attribute fastar_version of this FastAR {stated} must be a whole number, 1 or larger; "
+            f"{field}: the attribute fastar_version of this FastAR {stated} is not a whole number of 1 or more; "
             f"{_ASK}."
         )
     if kind not in kinds:

@@ -126,18 +126,18 @@ class SweepNode(ModelFirst):
             "choices. For checkpoints, write names of files, or names from the loader's menu without the size, such as "
             "*demo, mar-base*."
         ),
-        "seeds": "Times and PSNR are medians instead.",
+        "seeds": "They show the medians of times, speed-ups and PSNR, and the means of all other numbers. Each seed "
+            "has its own cells in the grid, and a sweep has at most 1024 cells.",
         "folder": (
             "Each cell is a PNG file with its report in the metadata. The name of the file begins with the sampler and "
             "the seed."
         ),
-        "draft": "A sweep has at most 1024 cells.",
     }
     more_of_outputs = {
         "image": "The image has a column for each value of x, and a row for each combination of a value of y and a "
         "seed.",
         "table": "The node itself shows at most six rows of the table.",
-        "plot": "*measure* sets what counts as quality.",
+        "plot": "The setting *measure* chooses the measure.",
     }
 
     @classmethod
@@ -154,16 +154,16 @@ class SweepNode(ModelFirst):
             "Values of y, one for each row, written as in x_values. Leave this empty if 'y' is 'none'.",
         )
         seeds = _text(
-            "seeds", _SEEDS, "Seeds, such as 7, or 7..9 for three seeds. The numbers of a cell are means over the "
-            "seeds."
+            "seeds", _SEEDS, "Seeds, such as 7, or 7..9 for three seeds. The table and the plot combine the runs of "
+            "all seeds."
         )
 
         settings = _text(
             "settings",
             "",
-            "Settings that all cells share, as name=value, separated by commas, such as preset=fast, steps=32. All "
-            "other settings come from the preset (balanced, unless you name one), from the model's file and from the "
-            "paper.",
+            "Settings that all cells share, as name=value, separated by commas, such as preset=fast, steps=32. Every "
+            "other setting comes from the preset (balanced, if the sampler has it and you name no other), or else "
+            "from the model's file, or else from the paper.",
             multiline=True,
         )
         folder = _text(
@@ -189,7 +189,8 @@ class SweepNode(ModelFirst):
             outputs=[
                 output(io.Image, "image", "All cells as one image, with their numbers below them."),
                 output(io.String, "table", "The numbers as a Markdown table."),
-                output(io.Image, "plot", "Speed-up against quality, one dot for each combination of values."),
+                output(io.Image, "plot", "Speed-up against the chosen measure, one dot for each combination of "
+                    "values."),
             ],
         )
 
@@ -489,7 +490,9 @@ def _plan(
     numbers: list[int] = []
     for text in parse_values(seeds, "seeds", whole=True):
         if not text.isdecimal() or int(text) > SEED_LIMIT:
-            raise UserError("seeds: give whole numbers from 0 up, such as 7, or 7..9.")
+            raise UserError(
+                f"seeds: {text[:60]!r} is not a whole number from 0 to {SEED_LIMIT}; give, for example, 7, or 7..9."
+            )
         numbers.append(int(text))
     numbers = list(dict.fromkeys(numbers))
 

@@ -46,8 +46,8 @@ class TimeLapse(io.ComfyNode):
     more = {
         "image_1": "The animation shows all runs at the same size.",
         "report_1": "A report from Load Report does not work here, because it does not hold the steps of the tokens.",
-        "filename_prefix": "ComfyUI also replaces *%year%*, *%month%* and *%day%*, even if a program sends the "
-        "workflow.",
+        "filename_prefix": "The editor replaces these two; *%year%*, *%month%* and *%day%* also work if a program "
+        "sends the workflow.",
     }
     more_of_outputs = {
         "frames": "To save an MP4 file, set *fps* of Create Video to 12.",
@@ -74,8 +74,9 @@ class TimeLapse(io.ComfyNode):
             "filename_prefix",
             default=_PREFIX,
             optional=True,
-            tooltip="Name of the file in the output folder; FastAR adds a number, and a slash makes a folder. "
-            "%date:yyyy-MM-dd% stands for the date, and %Node.widget% for the value of a widget, as in Save Image.",
+            tooltip="Name of the file in the output folder; FastAR adds a number, and a slash in the name makes a "
+            "folder. %date:yyyy-MM-dd% stands for the date, and %Node.widget% for the value of a widget, as in Save "
+            "Image.",
         )
 
         return schema(

@@ -235,7 +235,8 @@ class FastARVAE(host.images.VAE):
             "samples",
             latents,
             (tile, tile),
-            "there is not enough memory to decode it at once, so generate smaller images, or unload other models",
+            "there is not enough memory to decode the whole image at once, so generate smaller images, or unload "
+            "other models",
         )
         return self._decode_in_tiles(latents, (tile, tile), tile // 4)
 

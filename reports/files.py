@@ -246,7 +246,7 @@ def save(results: Iterable[Result]) -> str:
 
     kept = _keep(failed)
     names = ", ".join(f"{result.field} ({result.path.name})" for result in failed)
-    return f"{names[:_SHOWN]}: not written, because of: {reasons[0]}; {kept}"
+    return f"{names[:_SHOWN]}: could not be written there ({reasons[0]}); {kept}"
 
 
 def _keep(results: Sequence[Result]) -> str:
@@ -259,7 +259,7 @@ def _keep(results: Sequence[Result]) -> str:
         except (OSError, RuntimeError):
             continue
 
-        return f"kept in {inside}"
+        return f"saved in {inside} instead"
 
     lost = [result for result in results if not _printed(result)]
     if lost:

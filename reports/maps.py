@@ -389,7 +389,8 @@ def _kind_of(report: Report, what: str) -> _Kind:
 
     kind = _KINDS[what]
     if kind.source not in report.maps:
-        have = ", ".join(sorted(report.maps)) or "none at all"
-        raise UserError(f"what: the report of {report.sampler} has no map for {what!r}; choose one of {have}.")
+        have = [name for name, other in _KINDS.items() if other.source in report.maps]
+        remedy = f"choose one of {', '.join(have)}" if have else "connect the report of a different sampler"
+        raise UserError(f"what: the report of {report.sampler} has no map for {what!r}; {remedy}.")
 
     return kind

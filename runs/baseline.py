@@ -107,15 +107,18 @@ def no_gain(report: Report, baseline: Report | None = None) -> str:
 
     reason = ""
     if counts.get("rejected") and not counts.get("accepted"):
-        reason = "No draft was accepted, so all drafts were extra work; use a lower threshold or shorter drafts."
+        reason = (
+            "No draft was accepted, so all drafts were extra work; reduce threshold, lookahead, draft_length or tau, "
+            "whichever the sampler has."
+        )
     elif counts.get("drafted_steps") and not counts.get("accepted_steps"):
-        reason = "No drafted diffusion step was accepted; use a lower speculation."
+        reason = "No drafted diffusion step was accepted; reduce speculation, or set it to 0."
     elif settings is not None:
         reason = settings.no_gain(report)
 
     speedup = report.speedup(baseline)
     if speedup is not None and speedup.told and speedup.value is not None and speedup.value < 1:
-        return f"{reason or 'No gain here.'} It took {1 / speedup.value:.2f} times as long as the baseline."
+        return f"{reason or 'No gain here.'} This run took {1 / speedup.value:.2f} times as long as the baseline."
     return reason
 
 

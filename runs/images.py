@@ -204,8 +204,8 @@ def _greys(mask: Image.Image) -> np.ndarray:
     greys = np.asarray(Image.alpha_composite(black, layer).convert("L"))
     if np.asarray(layer)[..., 3].any() and not greys.any():
         raise UserError(
-            "mask: the visible part of the mask is black, so nothing would be regenerated; paint the area to "
-            "regenerate white."
+            "mask: the visible part of the mask is black, so nothing would be regenerated; paint white over the area "
+            "to regenerate."
         )
     return greys
 
@@ -237,7 +237,7 @@ def _finite(tensor: Tensor, field: str, source: str, more: Sequence[torch.dtype]
             kind = f"sparse or nested {kind}"
         elif tensor.is_meta:
             kind = f"{kind} without data"
-        raise UserError(f"{field}: the tensor has the dtype {kind}, not fp32; connect {source}.")
+        raise UserError(f"{field}: the tensor is {kind}, but must be dense fp32 with data; connect {source}.")
 
     if tensor.dtype in converted:
         tensor = tensor.float()

@@ -33,8 +33,8 @@ class AdviceSettings(Settings):
     "the unaccelerated sampler's image, and acceptance is the share of the drafts that were accepted. identical "
     "allows only identical images, and same distribution also allows lossless methods.",
         choices=(SSIM, PSNR, ACCEPTANCE, EXACT, LOSSLESS),
-        more="Identical images always pass. With *SSIM* and *PSNR*, lossless methods pass too. A sampler that is meant "
-        "to give a *different image*, for example because it has fewer steps, passes only if the limit is 0.")
+        more="Identical images always pass. With *SSIM* and *PSNR*, lossless methods pass too, but a sampler that is "
+        "meant to give a *different image*, for example because it has fewer steps, passes only if the limit is 0.")
     least_ssim: float = knob(0.9, "Used only if 'measure' is 'SSIM': the lowest SSIM to accept, from 0 to 1; a higher "
         "limit allows only samplers that are slower, but closer to the unaccelerated image. Usual: 0.9.",
         low=0.0, high=1.0, step=0.01)
@@ -49,9 +49,10 @@ class AdviceSettings(Settings):
     repeats: int = knob(2, "Number of repeats, each with its own seed, after a first round that tries every sampler "
         "once; more repeats take longer and give steadier results. Usual: 2.",
         low=1, high=100, step=1,
-        more="After the first round, Advisor drops the samplers that cannot be the fastest. In each repeat, every "
-        "remaining sampler runs once, and the unaccelerated sampler runs once right before or right after each of "
-        "them. After the first round, the node shows how many minutes the repeats take at most.")
+        more="After the first round, Advisor drops the samplers that are too slow to be the fastest, or whose images "
+        "are too far outside the limit. In each repeat, every remaining sampler runs once, and the unaccelerated "
+        "sampler runs once right before or right after each of them. After the first round, the node shows how many "
+        "minutes the repeats take at most.")
 
 
     @property

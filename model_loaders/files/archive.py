@@ -64,9 +64,9 @@ def check(path: Path) -> None:
         if any(record.compress_type for record in records):
             raise Refused("is a compressed archive, which torch never writes")
         if sum(record.file_size for record in records) > path.stat().st_size:
-            raise Refused("is shorter than it states")
+            raise Refused("is cut short: it has fewer bytes than its own directory states")
         if max(pickles) > _MAX_PICKLE:
-            raise Refused(f"describes its weights in more bytes than the limit of {_MAX_PICKLE}")
+            raise Refused(f"has a description of its weights that is longer than the limit of {_MAX_PICKLE} bytes")
 
         file.seek(0)
         unknown = torch.serialization.get_unsafe_globals_in_checkpoint(file)
@@ -97,7 +97,7 @@ def _expect_few_steps(pickled: bytes) -> None:
         if name in ("BINGET", "LONG_BINGET") and argument not in cheap:
             steps += _REPEATED
         if steps > _MAX_STEPS:
-            raise Refused(f"describes its weights in more steps than the limit of {_MAX_STEPS}")
+            raise Refused(f"has a description of its weights with more than the limit of {_MAX_STEPS} steps")
 
         is_single = name in _NAMES or name in _NUMBERS
         is_cheap = is_single or in_a_row >= _SMALL_TUPLES.get(name, 4)

@@ -229,7 +229,10 @@ def _read_file(file: Checkpoint, skip: Callable[[str], bool] | None, weights: st
         try:
             state = gather_quantised(state, metadata)
         except Exception as e:  # a damaged file can raise any exception
-            raise file.error(f"holds 8-bit weights that ComfyUI cannot read ({first_line(e)})", INSTEAD) from e
+            raise file.error(
+                f"holds 8-bit weights that ComfyUI cannot read ({first_line(e)})",
+                "update ComfyUI, or get the fp32, bf16 or fp16 file of the same model",
+            ) from e
         metadata.pop("_quantization_metadata", None)
 
     state = {name: tensor for name, tensor in state.items() if not (skip and skip(name))}
@@ -345,7 +348,7 @@ def _read_pickled(file: Checkpoint, weights: str) -> tuple[dict[str, Tensor], di
     # Zero strides turn a few bytes into gigabytes. The factor 2 allows for shared weights.
     claimed = sum(tensor.numel() * tensor.element_size() for tensor in unpacked.state.values())
     if claimed > 2 * file.path.stat().st_size:
-        raise file.error("is shorter than the weights that it states")
+        raise file.error("has fewer bytes than the weights that it describes")
 
     metadata = {"args": json.dumps(unpacked.arguments)} if unpacked.arguments else {}
     return unpacked.state, metadata, unpacked.averaged
@@ -533,7 +536,8 @@ def load_strictly(
         loaded[name] = made[id(tensor), target]
         if not loaded[name].is_meta and not is_finite(loaded[name]):
             _expect_finite(file, name, tensor)
-            raise file.error(f"has weights too large for {dtype} in {name[:80]}", "choose dtype bf16 or fp32")
+            short = str(dtype).removeprefix("torch.")
+            raise file.error(f"has weights in {name[:80]} that are too large for {short}", "choose dtype bf16 or fp32")
 
     net.load_state_dict(loaded, strict=True, assign=True)
     limit_packing(net)

@@ -144,7 +144,8 @@ def _tokenizer(
     chat = tokenizer.chat_tokens()
     if chat is None or max(chat) >= config.llm.vocab:
         raise file.error(
-            f"has {config.llm.vocab} tokens, but its tokenizer lacks <|im_start|> and <|im_end|>",
+            f"has {config.llm.vocab} tokens, but its tokenizer does not have both <|im_start|> and <|im_end|> among "
+            f"the ids 0 to {config.llm.vocab - 1}",
             "replace the tokenizer with the one that belongs to this model",
         )
 

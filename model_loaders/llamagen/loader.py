@@ -207,8 +207,9 @@ def _has_null_class(file: ck.Checkpoint, classes: int | None) -> bool:
     if classes is not None:
         if classes not in (rows, rows - 1):
             raise UserError(
-                f"{field}: {file.path.name} has {rows} class rows, which do not fit {classes} classes; state "
-                f"{rows - 1} classes if the last row is the null class, otherwise {rows} classes"
+                f"{field}: {file.path.name} has {rows} class rows, which do not fit the stated number of {classes} "
+                f"classes; {'set classes' if field == 'classes' else 'in the file, set num_classes'} to {rows - 1} if "
+                f"the last row is the null class, otherwise to {rows}"
             )
         return classes == rows - 1
 

@@ -310,10 +310,18 @@ def _grid(file: ck.Checkpoint, config: LlamaConfig, arguments: Mapping[str, Any]
 
     if tokens is not None:
         side = square_root(tokens)
-        if side is None or stated not in (None, side) or prefix is not None and rows != tokens + prefix - 1:
+        if side is None:
             raise file.error(
-                f"has {rows} positions, but its arguments state {tokens} image tokens after {prefix or 'its'} "
-                "condition rows"
+                f"states max_seq_len = {tokens} image tokens in its arguments, which is not a square number"
+            )
+        if stated not in (None, side):
+            raise file.error(
+                f"states a grid of {stated} x {stated} tokens, but its arguments state {tokens} image tokens"
+            )
+        if prefix is not None and rows != tokens + prefix - 1:
+            raise file.error(
+                f"has {rows} positions, but its arguments state {tokens} image tokens after {prefix} condition rows, "
+                f"which need {tokens + prefix - 1}"
             )
         stated = side
 

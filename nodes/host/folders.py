@@ -103,8 +103,8 @@ def expect_writable(prefix: str, ending: str, field: str) -> None:
     # A colon would give an empty file with a hidden stream that holds the content.
     if sys.platform == "win32" and not _NOT_ON_WINDOWS.isdisjoint(prefix):
         raise UserError(
-            f"{field}: {prefix[:80]!a} has a character that Windows does not allow in file names "
-            f"({' '.join(sorted(_NOT_ON_WINDOWS))}); leave it out. Instead of %date:...%, which only ComfyUI's editor "
+            f"{field}: {prefix[:80]!a} has at least one of the characters {' '.join(sorted(_NOT_ON_WINDOWS))}, which "
+            "Windows does not allow in file names; leave them out. Instead of %date:...%, which only ComfyUI's editor "
             "turns into the date, write %year%-%month%-%day%."
         )
 

@@ -188,8 +188,8 @@ def _expect_int8(device: torch.device) -> None:
     """
     if device.type in _WITHOUT_INT8 and not hasattr(comfy.ops, "get_disabled_quant_formats"):
         raise UserError(
-            f"dtype: this version of ComfyUI cannot compute int8 weights on {device}; update ComfyUI, or choose fp16, "
-            "bf16 or fp32."
+            f"dtype: this version of ComfyUI cannot compute with int8 weights on {device}; update ComfyUI, or choose "
+            "fp16, bf16 or fp32."
         )
 
 

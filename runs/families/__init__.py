@@ -67,7 +67,6 @@ class Family(ABC):
     condition_help: ClassVar[str] = "What to generate, one label or prompt per image."
     image_help: ClassVar[str] = ""  # what the help says about the image to change
     mask_help: ClassVar[str] = "The area to regenerate; the rest of the image stays unchanged."
-    unaccelerated: ClassVar[str] = "the model"  # what a switched-off accelerator runs
 
     @property
     def reads_prompts(self) -> bool:

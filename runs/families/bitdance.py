@@ -32,8 +32,8 @@ class _BitDance(Family):
         "(FastAR) for a 14B model."
     )
     mask_help = (
-        "The area to regenerate; all other tokens stay bit-identical. New tokens match the blocks above and to the "
-        "left of them, but not the blocks below or to the right."
+        "The area to regenerate; all tokens outside it stay bit-identical. The blocks are decided row by row, so new "
+        "tokens match the blocks above and to the left of them, but not the blocks below or to the right."
     )
     decoder = "bitdance-ae"
     load_decoder = staticmethod(load_binary)

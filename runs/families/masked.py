@@ -30,10 +30,9 @@ class MARFamily(Family):
         "Harmon and UniPic."
     )
     mask_help = (
-        "The area to regenerate; everything else in the latent stays unchanged. A token is resampled if the mask "
-        "covers any part of it."
+        "The area to regenerate; everything else in the latent stays unchanged. A token is regenerated if the mask "
+        "covers any part of it, even faintly."
     )
-    unaccelerated = "MAR"
 
     def latent_channels(self, model: MARModel) -> int:
         return model.net.config.channels // model.patch**2

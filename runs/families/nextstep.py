@@ -60,8 +60,8 @@ class _NextStep(Family):
         "NextStep-1-Large-Edit."
     )
     mask_help = (
-        "The area to regenerate; all other tokens stay unchanged. New tokens match the image above and to the left of "
-        "them, but not below or to the right."
+        "The area to regenerate; all other tokens stay unchanged. New tokens match the unchanged tokens above them "
+        "and to their left, but may not match those below them or to their right."
     )
 
     def further_uses(self, name: str) -> str:

@@ -34,12 +34,13 @@ class TokenFamily(Family):
         "Image to Codes."
     )
     mask_help = (
-        "The area to regenerate; all other tokens stay unchanged. New tokens match the image above and to the left of "
-        "them, "
-        "but not below or to the right."
+        "The area to regenerate; all other tokens stay unchanged. New tokens match the unchanged tokens above them "
+        "and to their left, but may not match those below them or to their right."
     )
-    image_help = "Small details outside the mask may also change, because the VQ tokenizer encodes the whole image."
-    unaccelerated = "the model"
+    image_help = (
+        "The tokens outside the mask stay unchanged, but small details there may differ from your image, because the "
+        "VQ tokenizer encodes and decodes the whole image."
+    )
     load_decoder = staticmethod(load_vq)
 
     def expect_decoder(self, decoder: VQModel, model: TokenModel) -> None:

@@ -18,8 +18,8 @@ class BlockSettings(Annealed):
     """BitDance (arXiv 2602.14041), with annealed diffusion steps (DiSA, arXiv 2505.20297)."""
 
     refused: ClassVar[Mapping[str, str]] = {
-        "parallel": "exact parallel decoding cannot help a BitDance, because it accepts a guessed block only if all "
-        "bits are right, 512 to 2,048 bits in a 14B model; lower diffusion_steps, or set diffusion_steps_end",
+        "parallel": "exact parallel decoding does not help a BitDance, because a guessed block is accepted only if "
+        "all its bits are right (512 to 2,048 bits in a 14B model); lower diffusion_steps, or set diffusion_steps_end",
         "sampler": "FastAR has only the stochastic sampler of BitDance's paper, and not the euler sampler of the "
         "published code, which uses the network's prediction of the tokens as a velocity; leave this setting out",
         "steps": "the size of the image sets the number of blocks of a BitDance; set diffusion_steps instead",
@@ -28,7 +28,8 @@ class BlockSettings(Annealed):
     diffusion_steps: int = knob(50, "Denoising steps for every block; more is slower and cleaner. Usual: 50 for "
         "prompts, 100 for ImageNet's classes; 25 instead of 50 halves the time and may cost a little quality.", low=1,
         high=1000, step=1,
-        more="For every block, the diffusion head runs once more than this number (51 times for 50).")
+        more="For every block, the diffusion head runs once more than the block has diffusion steps (51 times for "
+            "50), unless *speculation* saves calls.")
     cfg: float = knob(7.5, "How closely the image follows the class or prompt; higher is more typical and less "
         "varied. Usual: 7.5 for prompts, 3.2 to 6.1 for ImageNet's classes; at 1, guidance is off, which halves the "
         "work.",
@@ -50,8 +51,8 @@ class BlockSettings(Annealed):
         "off.",
         low=1, high=1000, step=1, paper=50, same_as="diffusion_steps", advanced=True)
     speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the diffusion "
-        "head; the image is a different one, sampled from exactly BitDance's distribution. Usual: 8 on a GPU; at 0 or "
-        "1, nothing is drafted.",
+        "head. The image differs from the image without drafts, but drafts do not change the distribution from which "
+        "images are sampled. Usual: 8 on a GPU; at 0 or 1, nothing is drafted.",
         low=0, high=64, step=1, symbol="L", advanced=True,
         more="With a higher number, the diffusion head runs less often, but computes more at once, which may be "
             "slower on a CPU with many images. The more *diffusion_steps* there are, the larger is the share of the "

@@ -62,21 +62,21 @@ class GtRSettings(DiSASettings):
     steps: int = knob(17, "Number of AR steps (the steps in which the tokens of the image are decided), including "
         "reconstruction_steps; more is slower and finer. Usual: 17 for 256 tokens, as in the paper, and 6 to 9 for the "
         "demo.", low=1, high=4096, step=1)
-    reconstruction_steps: int = knob(1, "Number of AR steps at the end, which decide the second colour of the "
-        "checkerboard, half of all tokens; more is slower and finer. Usual: 1; the paper allows 1 or 2, and at 0, MAR "
-        "runs without acceleration.",
+    reconstruction_steps: int = knob(1, "Number of AR steps at the end that decide the tokens of the second colour "
+        "of the checkerboard (half of all tokens); more is slower and finer. Usual: 1; the paper allows 1 or 2.",
         low=0, high=256, step=1, unit="AR steps",
-        more="At 0, the order of the tokens and the number of tokens per AR step are the same as in MAR Sampler.")
-    detail_share: float = knob(0.1, "Share of the tokens of each AR step that get all diffusion_steps, because they "
-        "have most detail; the other tokens get fewer steps, and a higher share is slower and finer. Usual: 0.1; at 0, "
-        "all tokens of an AR step get the same number of steps.",
+        more="At 0, the order of the tokens and the number of tokens per AR step are the same as in MAR Sampler; if "
+            "*diffusion_steps_end* equals *diffusion_steps*, MAR then runs without acceleration.")
+    detail_share: float = knob(0.1, "Share of the tokens of each AR step that get the full number of diffusion "
+        "steps, because they have the most detail; the other tokens get fewer diffusion steps, and a higher share is "
+        "slower and finer. Usual: 0.1; at 0, all tokens of an AR step get the same number of diffusion steps.",
         low=0.0, high=1.0, step=0.01,
         more="How much detail a token has is estimated from the transformer's output for it: the more energy in high "
         "frequencies, the more detail. The number of tokens is rounded down: a share of 0.1 is one of ten tokens, but "
         "none of nine. The setting has no effect if *diffusion_steps_end* equals *diffusion_steps*.")
-    first_share: float = knob(0.75, "Share of the AR steps before the reconstruction that the first stage takes (see "
-    "stages); a higher share spends more steps on the layout and fewer on the other stages. Usual: 0.75, which is 12 "
-    "of 16 AR steps.",
+    first_share: float = knob(0.75, "Of the AR steps before the reconstruction, the share that the first stage takes "
+    "(see stages); a higher share spends more steps on the layout and fewer on the other stages. Usual: 0.75, which "
+    "is 12 of 16 AR steps.",
         low=0.01, high=0.99, step=0.01, advanced=True,
         more="The second stage takes the same share of the remaining AR steps, which is 3 of 4. If *stages* is "
         "*quarters*, *first_share* is a share of all AR steps.")
@@ -100,8 +100,8 @@ class GtRSettings(DiSASettings):
         if self.steps < last + before:
             raise UserError(
                 f"reconstruction_steps: the reconstruction takes {last} of {self.steps} AR steps and leaves "
-                f"{max(0, self.steps - last)} for the first half of the tokens, which needs at least {before}; use at "
-                f"least {last + before} steps, or lower reconstruction_steps."
+                f"{max(0, self.steps - last)}, but the first half of the tokens needs at least {before}; set steps to "
+                f"at least {last + before}, or reduce reconstruction_steps."
             )
 
         def share_of(steps: int, at_most: int) -> int:
@@ -158,9 +158,11 @@ class GtRSettings(DiSASettings):
         sizes = self.stage_sizes(math.isqrt(tokens), again)
         for name, size, steps in zip((*names, "last"), sizes, self.stage_steps, strict=True):
             if steps > size and again is None:
-                remedy = "reconstruction_steps" if name == "last" else "steps, or change first_share"
+                field = "reconstruction_steps" if name == "last" else "steps"
+                remedy = "" if name == "last" else ", or change first_share"
                 raise UserError(
-                    f"steps: GtR's {name} stage has {steps} AR steps for {size} tokens; lower {remedy}."
+                    f"{field}: GtR's {name} stage has {steps} AR steps for only {size} tokens, but every AR step needs "
+                    f"a token; reduce {field}{remedy}."
                 )
         return staged_after(sizes, self.stage_steps)
 

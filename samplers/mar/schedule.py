@@ -22,7 +22,7 @@ def masked_after(tokens: int, steps: int) -> list[int]:
     The published code's last entry is 1, although its last step decides everything.
     """
     if not 1 <= steps <= tokens:
-        raise UserError(f"steps: {steps} is outside 1 to {tokens}, the tokens of the image.")
+        raise UserError(f"steps: {steps} is outside 1 to {tokens}, the number of tokens of the image.")
 
     left = tokens
     out = []

@@ -32,8 +32,8 @@ class MARBase(Guarantees):
 
     steps: int = knob(64, "Number of AR steps (the steps in which the tokens of the image are decided); more is slower "
         "and finer. Usual: 64 for full-size models, 16 to 64 for the demo.", low=1, high=4096, step=1)
-    diffusion_steps: int = knob(100, "Denoising steps for every token; more is slower and cleaner. Usual: 100; if you "
-        "use fewer than 30, set t_max to 950.", low=1, high=1000, step=1)
+    diffusion_steps: int = knob(100, "Denoising steps for every token; more is slower and cleaner. Usual: 100; if "
+        "you use fewer than 30, set t_max to 950 or less.", low=1, high=1000, step=1)
     cfg: float = knob(3.0, "How closely the image follows the class or prompt; higher is more typical and less "
         "varied. Usual: 2.9 to 3.3; at 1, guidance is off, which halves the work.",
         low=1.0, high=20.0, step=0.1)
@@ -111,7 +111,7 @@ class DiSASettings(Annealed, MARBase):
         "first tokens (DiSA); lower is faster. Usual: a tenth of diffusion_steps; if both numbers are equal, DiSA is "
         "off.",
         low=1, high=1000, step=1, paper=100, same_as="diffusion_steps", advanced=True,
-        more="If this is below 30, set *t_max* to at most 950, as the authors' code does.")
+        more="If this is below 30, set *t_max* to 950 or less, as the code of DiSA's authors does.")
 
     @property
     def clips(self) -> bool:
@@ -131,8 +131,8 @@ class SpeculationSettings(MARBase):
     """Speculation in the diffusion head: a part of other settings."""
 
     speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the diffusion "
-    "head; the image is a different one, sampled from exactly MAR's distribution. Usual: 8 on a GPU; at 0 or 1, "
-    "nothing is drafted.",
+    "head. The image differs from the image without drafts, but drafts do not change the distribution from which "
+    "images are sampled. Usual: 8 on a GPU; at 0 or 1, nothing is drafted.",
         low=0, high=64, step=1, symbol="L",
         advanced=True,
         more="With a higher number, the diffusion head runs less often, but computes more at once, which is slower on "

@@ -62,11 +62,11 @@ class NextStepSettings(Annealed):
         "first token (DiSA); lower is faster. Usual: a third of diffusion_steps; if both numbers are equal, DiSA is "
         "off.",
         low=1, high=1000, step=1, paper=28, same_as="diffusion_steps", advanced=True,
-        more="The flow-matching head takes only 11 to 40 % of the time, so DiSA gains less than with a MAR. We have "
-        "not measured the quality.")
+        more="See also the notes of this help page. We have not measured the quality.")
     speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the "
-        "flow-matching head; the image is a different one, sampled from exactly NextStep's distribution. Usual: 0, "
-        "which drafts nothing; speculation helps only if the calls are slow and cfg is low.",
+        "flow-matching head. The image differs from the image without drafts, but drafts do not change the "
+        "distribution from which images are sampled. Usual: 0, which drafts nothing; speculation helps only if the "
+        "calls are slow and cfg is low.",
         low=0, high=64, step=1, symbol="L", advanced=True,
         more="Guidance multiplies the differences between drafts and predictions, so few drafts are accepted at *cfg* "
         "7.5. At 1, nothing is drafted, as at 0. With *solver* *ode*, which adds no noise, *speculation* has no "

@@ -325,15 +325,16 @@ def _remark(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
 
     if canvas.device.type == "cpu" and canvas.images >= _CPU_BATCH:
         canvas.report.remark(
-            f"parallel: it computes about 4 times as many rows; on a CPU with {_CPU_BATCH} or more images, compare the "
-            "time with 0."
+            f"parallel: this value computes about 4 times as many rows as 0 does; on a CPU with {_CPU_BATCH} or more "
+            "images, also measure the time with parallel 0"
         )
 
     if is_16_bit(net):
-        hint = f"every value from 1 to {side} gives this image, but 0 rounds differently"
+        hint = f"the values 1 to {side} all give this image, but 0 rounds differently"
         if padded_rows(schedule, width) > padded_rows(schedule, side):
-            hint = f"{width} rounds differently from 0, and from the values 1 to {side}, which give the same image"
-        canvas.report.remark(f"parallel in {dtype_of(net)}: {hint}; in fp32 all values give the same image.")
+            hint = f"{width} rounds differently from 0 and from 1 to {side}; the values 1 to {side} all give one image"
+        canvas.report.remark(f"parallel in {dtype_of(net)}: {hint}; in fp32, all values of parallel give the same "
+            "image")
 
 
 def padded_rows(schedule: Schedule, width: int) -> int:

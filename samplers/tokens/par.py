@@ -179,17 +179,17 @@ class PARSettings(TokenSettings):
         "For the demo, use 1.5. For a LlamaGen with class labels, 4 is usual, and 1.5 to 2 gives more variety.")
     top_k: int | None = top_k_knob("0 for a PAR model", "For a LlamaGen with class labels, 2000 is usual.")
     grouping: str = knob(TRAINED,
-        "Which tokens are decided together. Usual: from checkpoint, which groups the tokens as in the training of the "
-        "PAR model; the two choices named ablation are the paper's experiments with a LlamaGen, where non-local uses "
-        "PAR's groups and adjacent uses groups of neighbours in a row.",
+        "Which tokens are decided together. Usual: from checkpoint, which groups the tokens as in the training of "
+        "the PAR model; the two choices named ablation are the paper's experiments with a LlamaGen: non-local uses "
+        "PAR's groups, and adjacent uses groups of neighbouring tokens of the same row.",
         choices=(TRAINED, NON_LOCAL, ADJACENT),
         more="A LlamaGen was trained for neither of these two groupings. In the paper, groups of neighbours give much "
             "worse images than PAR's groups.")
     sequential_start: bool = knob(True,
-        "Decide the first token of every region one after another, so that the regions fit together. When this is off, "
-        "all first tokens are decided in one pass, as in an experiment of the paper.",
-        advanced=True,
-        more="This saves a few passes, but the regions fit together less well.")
+        "Decide the first token of every region one after another, so that the regions fit together. When this is "
+        "off, all first tokens are decided in one pass, as in an experiment of the paper; switching it off saves a "
+        "few passes, but the regions fit together less well.",
+        advanced=True)
     parallel: int = parallel_knob("passes", USUAL_PARALLEL, more=PARALLEL_PASSES)
     entropy_temperature: float = entropy_temperature_knob("token")
 
@@ -208,7 +208,7 @@ class PARSettings(TokenSettings):
         """
         trained = model.regions > 1
         if not trained:
-            raster_only("PAR", model, why_no_janus="PAR needs a model that was trained in its order")
+            raster_only("PAR", model, why_no_janus="PAR needs a model that was trained in PAR's order")
         if trained and self.grouping != TRAINED:
             raise UserError(
                 f"grouping: {model.name} is a PAR model, which was trained for its own groups; choose {TRAINED!r}, or "

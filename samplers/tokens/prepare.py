@@ -279,8 +279,8 @@ def _check_lengths(model: TokenModel, counts: list[int]) -> None:
         )
     if c.absolute and most != least:
         raise UserError(
-            f"condition: the images have different numbers of codes, {least} to {most}; use the same detail for all "
-            "images."
+            f"condition: the images have different numbers of codes, {least} to {most}; set detail to the same value "
+            "for all images."
         )
     if c.absolute:
         _check_positions(model, most)
@@ -299,8 +299,8 @@ def _check_positions(model: TokenModel, rows: int) -> None:
         return
     if room >= 1:
         raise UserError(
-            f"condition: {rows} codes are too many for {name} with {model.grid} x {model.grid} tokens; use at most "
-            f"{room}."
+            f"condition: {rows} codes are too many for {name} with {model.grid} x {model.grid} tokens; choose a "
+            f"detail of at most {room} codes."
         )
     raise UserError(
         f"grid: {model.grid} x {model.grid} tokens after {rows} condition rows need {rows + model.tokens - 1} "

@@ -99,13 +99,14 @@ def one_a_pass(report: Report) -> str:
 class TokenSettings(Guarantees):
     """Sampling of a token, shared by all samplers of discrete tokens."""
 
-    cfg: float | None = cfg_knob("4 for class labels and for Tar, 5 for Janus, 7.5 for text prompts of a LlamaGen")
+    cfg: float | None = cfg_knob("4 for class labels and for Tar, 5 for Janus, 7.5 for LlamaGen's text-to-image "
+        "models")
     temperature: float = knob(1.0,
         "Randomness of every token; lower is safer and less varied. Usual: 1; at 0, the sampler always takes the "
         "likeliest value.",
         low=0.0, high=2.0, step=0.01)
     top_k: int | None = top_k_knob(
-        "2000 for class labels, 1000 for text prompts of a LlamaGen, and 0 for Tar and Janus")
+        "2000 for class labels, 1000 for LlamaGen's text-to-image models, and 0 for Tar and Janus")
     top_p: float = top_p_knob(advanced=True)
     cfg_interval: int | None = knob(None,
         "Guidance ends after this many decoding steps; without guidance, a step takes half the work. Usual: the number "
@@ -153,13 +154,13 @@ class LlamaGenSettings(TokenSettings):
 
     top_p: float = top_p_knob(advanced=False)
     parallel: int = parallel_knob("tokens", USUAL_PARALLEL,
-        more="A pass (one run of the transformer) computes the next tokens from the guesses, and confirms the guesses "
-        "up to the first one that differs from the token computed for its position (Jacobi iteration). In half "
-        "precision, all values from 1 to the image's side in tokens give the same image, but 0 gives a different "
-        "image from the same distribution. To compare images in half precision, use *parallel* 1 instead of 0, or "
-        "choose *dtype* fp32 in the loader. On the demo, *parallel* 16 takes 59 passes instead of 256. For a single "
-        "image on a GPU, twice the side may be faster still. On a CPU, batches of four or more images hardly get "
-        "faster.")
+        more="A pass (one run of the transformer) computes the next tokens from the guesses, and compares every guess "
+        "with the token that was computed for the same position. All guesses before the first difference are "
+        "confirmed (Jacobi iteration). In half precision, all values from 1 to the image's side in tokens give the "
+        "same image, but 0 gives a different image from the same distribution. To compare images in half precision, "
+        "use *parallel* 1 instead of 0, or choose *dtype* fp32 in the loader. On the demo, *parallel* 16 takes 59 "
+        "passes instead of 256. For a single image on a GPU, twice the side may be faster still. On a CPU, batches "
+        "of four or more images hardly get faster.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def no_gain(self, report: Report) -> str:

@@ -148,8 +148,8 @@ def remark_start(draft: MARModel, canvas: MARCanvas) -> str:
     if canvas.settings.t_max is not None or own >= canvas.first_timestep:
         return ""
     return (
-        f"t_max: the draft model starts at timestep {canvas.first_timestep}, as the target does, but its file says "
-        f"{own}; with t_max {own} more drafts may be accepted"
+        f"t_max: the draft model starts at timestep {canvas.first_timestep}, as the target does, but the draft "
+        f"model's file says {own}; if you set t_max to {own}, the target may accept more drafts"
     )
 
 

@@ -29,13 +29,14 @@ class CSpDSettings(MARBase):
         "is slower and closer to the target's image. Usual: 0.05 to 0.15; at 1, nothing is drafted.",
         low=0.0, high=1.0, step=0.01,
         more="The drafts of the first AR steps are the worst.")
-    mode: str = knob("published", "How drafts are accepted: published is the rule of the authors' code, which accepts "
-    "most drafts and is approximate; paper is the stricter rule of the authors' text, which hardly ever accepts a "
-    "draft. lossless keeps the distribution of the target's images exactly. Usual: published.",
+    mode: str = knob("published", "How drafts are accepted: published, the rule in the authors' code, accepts most "
+    "drafts and is approximate; paper, the stricter rule in the authors' text, hardly ever accepts a draft. lossless "
+    "keeps the distribution of the target's images exactly. Usual: published.",
         choices=("published", "paper", "lossless"),
         more="The notes of this help page compare the three modes.")
-    alignment: bool = knob(True, "Used only if 'mode' is 'published': both models use the same noise for every token, "
-        "so that draft and target agree more often. When this is off, more drafts are rejected.", advanced=True,
+    alignment: bool = knob(True, "Used only if 'mode' is 'published': both models use the same noise for every "
+        "token, so that the draft model and the target agree more often. When this is off, more drafts are rejected.",
+        advanced=True,
         more="The paper calls this setting *trajectory alignment*. In the modes *paper* and *lossless*, both models "
             "always use the same noise.")
     speculation: int = knob(0, "Used only if 'mode' is 'lossless': the target drafts this many of its own diffusion "
@@ -51,11 +52,12 @@ class CSpDSettings(MARBase):
 
     @property
     def ar_steps_per_head_call(self) -> int:
-        return self.draft_length + (self.mode == "paper")  # in mode paper, also the next one
+        return self.draft_length + (self.mode == "paper")  # in mode paper, also the AR step after the drafts
 
     @property
     def ar_steps_per_pass(self) -> int:
-        # In mode published, one pass of the target verifies all drafts, given the tokens of the last verification.
+        # In mode published, one pass of the target verifies the drafts of all AR steps of a segment. All are verified
+        # given the same tokens, those decided before the segment, so the pass has the rows of only one AR step.
         return 1 if self.mode == "published" else self.ar_steps_per_head_call
 
     def streams(self) -> dict[str, int]:
@@ -64,8 +66,8 @@ class CSpDSettings(MARBase):
         return super().streams() | of_target
 
     def prefill(self, steps: int) -> int:
-        """How many of S = ``steps`` AR steps the target takes alone at first: the AR steps 0 to
-        floor(S prefill_ratio), as in the published code.
+        """Number of AR steps at the beginning that the target computes alone. Of S = ``steps`` AR steps, these are the
+        steps 0 to floor(S prefill_ratio), as in the published code.
         """
         return min(steps, int(steps * self.prefill_ratio) + 1)
 
@@ -80,7 +82,10 @@ class CSpDSettings(MARBase):
 
     def no_gain(self, report: Report) -> str:
         if self.all_are_prefill and self.window == 1 and not self.approximates:
-            return "Nothing was drafted, so MAR ran without acceleration: prefill_ratio covers all AR steps; lower it."
+            return (
+                "Nothing was drafted, so MAR ran without acceleration: prefill_ratio covers all AR steps; reduce "
+                "prefill_ratio."
+            )
         return super().no_gain(report)
 
     @property

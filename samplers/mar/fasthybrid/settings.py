@@ -27,10 +27,9 @@ class FastHybridSettings(DiSASettings):
     "accepted. Usual: 7 to 9 for 64 AR steps; at 0 or 1, nothing is drafted.", low=0, high=256, step=1, symbol="k",
         more="With a full-size model at 32 AR steps, use half of these numbers; the presets for full-size models keep "
         "the ratio of *lookahead* to AR steps.")
-    threshold: float = knob(0.8, "A draft is accepted if the cosine similarity of its condition and the token's actual "
-        "condition is at least this; a higher value is slower and closer to MAR's image. Usual: 0.8 for full-size "
-        "models, 0.9 to 0.99 for the demo; above 1, no draft is "
-        "accepted.",
+    threshold: float = knob(0.8, "A draft is accepted if the cosine similarity of the condition from which it was "
+        "sampled and the token's actual condition is at least this number; a higher value is slower and closer to "
+        "MAR's image. Usual: 0.8 for full-size models, 0.9 to 0.99 for the demo; above 1, no draft is accepted.",
         low=-1.0, high=1.01, step=0.01, symbol="lambda",
         more="On the demo, the conditions change little from one AR step to the next, so the demo needs a higher "
             "threshold than full-size models.")
@@ -40,9 +39,9 @@ class FastHybridSettings(DiSASettings):
         "with cos, linear-down and square, and increases with linear-up; with none, the draft has no influence. Usual: "
         "cos, as in the paper.",
         choices=("cos", "linear-down", "linear-up", "square", "none"), advanced=True)
-    accepted: str = knob("refine", "What happens to an accepted draft. Usual: refine, which improves the draft in a "
-        "few guided steps; renoise adds noise to the draft and denoises it again, and keep leaves the draft as it is, "
-        "so the run is faster, but textures show artefacts.",
+    accepted: str = knob("refine", "What happens to an accepted draft: refine improves it in a few guided steps, and "
+        "renoise adds noise to it and denoises it again. keep leaves the draft as it is; with keep, the run is "
+        "faster, but textures show artefacts. Usual: refine.",
         choices=("refine", "renoise", "keep"), advanced=True,
         more="With *renoise*, the draft influences only the start of the denoising. In the paper's comparison, "
             "*renoise* is a little worse than *refine*, and slower.")
@@ -70,8 +69,8 @@ class FastHybridSettings(DiSASettings):
     def no_gain(self, report: Report) -> str:
         if not self.approximates:  # no draft can be accepted, and DiSA is off too
             return (
-                "No draft could be accepted, so MAR ran without acceleration: check lookahead, lookahead_start and "
-                "threshold."
+                "No draft could be accepted, so MAR ran without acceleration; set lookahead to 2 or more, "
+                "lookahead_start below steps, and threshold to at most 1."
             )
         return super().no_gain(report)
 

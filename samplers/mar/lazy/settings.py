@@ -15,7 +15,8 @@ from ..settings import DiSASettings, MARBase, SpeculationSettings
 # fmt: off
 
 
-# Diffusion steps from one full evaluation of the head to the next, of 100, as in LazyMAR's published code.
+# With 100 diffusion steps: number of diffusion steps from one full evaluation of the head to the next, as in LazyMAR's
+# published code.
 HEAD_PERIOD = 7
 
 
@@ -23,7 +24,8 @@ HEAD_PERIOD = 7
 class CacheSettings(Guarantees):
     """LazyMAR (ICCV 2025): which features are kept from one AR step to the next, and for how long."""
 
-    # ``block`` set which decoder block measures how much a token changed; now it is usual_block in lazy/schedule.py.
+    # The removed setting ``block`` chose the decoder block that measures how much a token changed; now usual_block in
+    # lazy/schedule.py chooses this block.
     removed: ClassVar[Mapping[str, Any]] = {"block": None, "head_period": HEAD_PERIOD}
     # In a class from with_cache_settings: the class of the sampler's own settings.
     beside_caches: ClassVar[type[MARBase] | None] = None
@@ -41,28 +43,31 @@ class CacheSettings(Guarantees):
         "step between two full computations; lower is faster and less exact. Usual: 0.05; at 1, all tokens are "
         "computed.",
         low=0.0, high=1.0, step=0.01,
-        more="The share falls from 1 to this value; *ratio_schedule* sets how soon.")
+        more="With *ratio_schedule* *constant*, the share has this value from the start. Otherwise it falls from 1 "
+            "towards this value; *ratio_schedule* sets how soon, and *published* reaches it only at step 41.")
     ratio_schedule: str = knob("published", "How computed_ratio is reached: published follows the authors' table, in "
-        "which the decoder computes all tokens in the first 20 AR steps, then fewer, and only the share computed_ratio "
-        "from step 41 on. stretched spreads this table over all AR steps, which is faster and less exact with fewer "
-        "than 64 AR steps; constant uses computed_ratio from the start. Usual: published for full-size models, "
-        "constant for the demo.",
+        "which the decoder computes all tokens in AR steps 1 to 20, fewer in steps 21 to 40, and the share "
+        "computed_ratio from step 41 on. stretched spreads this table over all AR steps, which is faster and less "
+        "exact with fewer than 64 AR steps; constant uses computed_ratio from the start. Usual: published for "
+        "full-size models, constant for the demo.",
         choices=("published", "stretched", "constant"), advanced=True,
         more="\n  - *published*: all tokens in AR steps 1 to 20, then shares of 0.6, 0.5, 0.4, 0.15 and 0.12, and "
             "*computed_ratio* from step 41 on. The authors' table ends at step 64; after that, *computed_ratio* still "
             "applies. With 20 AR steps or fewer, the token cache skips nothing.\n  - *stretched*: with 32 AR "
             "steps, MAR-H takes 10% fewer operations than with *published*. With 64 AR steps, both are the same.\n  "
             "- *constant*: *computed_ratio* at every step, as in the paper's Figure 6.")
-    selection: str = knob("least-similar", "Which tokens the decoder computes, in addition to the tokens of this AR "
-    "step and of the previous one. Usual: least-similar, the tokens that changed most, as in the paper; the paper "
-    "compares the other choices with least-similar.",
+    selection: str = knob("least-similar", "Which tokens the decoder computes; it always computes the tokens of the "
+    "current and of the previous AR step, and this setting chooses the others. Usual: least-similar, the tokens that "
+    "changed most, as in the paper.",
         choices=("least-similar", "most-similar", "random", "undecided", "decided"), advanced=True,
-        more="In the paper (Table 3), the other choices gave worse images: *most-similar* (IV), *random* (III), "
-        "*undecided* (II) and *decided* (I). The paper names a choice after the tokens that are cached; our names say "
-        "which tokens are computed. With *undecided* or *decided*, *computed_ratio* has no effect: the decoder "
-        "computes all undecided or all decided tokens, but not the rows that hold the class.")
-    condition_cache: bool = knob(True, "Between two full computations, reuse the difference that guidance needs, "
-    "which halves the transformer's work. Without this cache, runs are slower and more exact.", advanced=True,
+        more="The other choices gave worse images in the paper; their rows in its Table 3 are: *most-similar* IV, "
+        "*random* III, *undecided* II and *decided* I. The paper names a choice after the tokens that are cached; "
+        "our names say which tokens are computed. With *undecided* or *decided*, *computed_ratio* has no effect: the "
+        "decoder computes all undecided or all decided tokens, but not the extra rows of its input that hold the "
+        "class (these rows are not tokens of the image).")
+    condition_cache: bool = knob(True, "Between two full computations, reuse the difference between the predictions "
+    "with and without the label or prompt, which guidance needs; this halves the transformer's work. Without this "
+    "cache, runs are slower and more exact.", advanced=True,
         more="Guidance compares the unconditional prediction with the prediction for the label or prompt. Between "
             "two full computations, only the prediction for the label or prompt is computed. The difference between "
             "the two predictions is taken from the last full computation. The cache has no effect at *cfg* 1.")

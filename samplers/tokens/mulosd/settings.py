@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from ...settings import knob
-from ..settings import TokenSettings, cfg_knob, entropy_temperature_knob, parallel_knob, top_k_knob
+from ..settings import TokenSettings, cfg_knob, entropy_temperature_knob, top_k_knob
 
 # In each field: first the default and the help sentence, then the range.
 # fmt: off
@@ -31,26 +31,27 @@ class MuLoSDSettings(TokenSettings):
 
     another_image: ClassVar[bool] = True
 
-    cfg: float | None = cfg_knob("4 for class labels and for Tar, 7.5 for text prompts of a LlamaGen")
-    top_k: int | None = top_k_knob("2000 for class labels, 1000 for text prompts of a LlamaGen, and 0 for Tar")
+    cfg: float | None = cfg_knob("4 for class labels and for Tar, 7.5 for LlamaGen's text-to-image models")
+    top_k: int | None = top_k_knob("2000 for class labels, 1000 for LlamaGen's text-to-image models, and 0 for Tar")
     tau: float = knob(0.3,
         "Lowest probability at which a draft token is accepted; higher is slower and closer to the image of the large "
         "model. Start with 0.3; at 0, the whole draft is accepted, and above 1 every token is resampled.",
         low=0.0, high=1.01, step=0.01,
-        more="The sampler adds up the probability of the draft's code and of similar codes (see *neighbours*). The "
-            "right value depends on the models: read *drafts accepted* in the report, then raise or lower *tau*.")
+        more="The right value depends on the models: read *drafts accepted* in the report, then raise or lower "
+            "*tau*. The probability is the sum of the probabilities of the draft's code and of similar codes (see "
+            "*neighbours*).")
     expansion: int = knob(1,
         "Tokens within this distance of a rejected token are resampled too; a larger distance is slower and hides "
         "seams better. Usual: 1; at 0, only the rejected tokens are resampled.",
         low=0, high=16, step=1, symbol="l", unit="tokens",
         more="In the paper, images are worse with *expansion* 0; on the demo, they are better.")
     acceptance_target: float = knob(0.0,
-        "Share of the draft tokens to accept, which replaces tau; higher is faster, and the image is less like the "
-        "large model's. Usual: 0.9 to 0.98; at 0, tau decides.",
+        "Share of the draft tokens to accept; this setting replaces tau. Higher is faster, and the image is less "
+        "like the large model's. Usual: 0.9 to 0.98; at 0, tau decides.",
         low=0.0, high=1.0, step=0.01, advanced=True,
-        more="The tokens around a rejected token (see *expansion*) are resampled too. If rejected tokens were spread "
-            "at random over a 32 x 32 grid, an *acceptance_target* of 0.7 would resample 95% of all tokens, and an "
-            "*acceptance_target* of 0.95 would resample 35%.")
+        more="The tokens around a rejected token (see *expansion*) are resampled too. With *expansion* 1, if "
+            "rejected tokens were spread at random over a 32 x 32 grid, an *acceptance_target* of 0.7 would resample "
+            "95% of all tokens, and one of 0.95 would resample 35%.")
     neighbours: int | None = knob(None,
         "Number of similar codes whose probability is added to the probability of the draft code; with more "
         "neighbours, more of the draft is accepted. Usual: 1000 of 16,384 codes, or the same share of another number "
@@ -58,21 +59,21 @@ class MuLoSDSettings(TokenSettings):
         low=0, high=65536, step=1, paper=PUBLISHED_NEIGHBOURS, symbol="k", advanced=True,
         more="For the demo's 512 codes, this share is 31.")
     draft_rows: int = knob(4,
-        "Number of rows of the small image that are drafted before the large model verifies them; the next rows are "
-        "drafted from the result, and a smaller number is slower. Usual: 4 to 8 (our choice, because the paper gives "
-        "no number); at 0, the whole image is drafted first.",
+        "Number of rows of the small image that are drafted before the large model verifies them; fewer rows are "
+        "slower. The next rows are drafted from the result. Usual: 4 to 8 (our choice, because the paper gives no "
+        "number); at 0, the whole image is drafted first.",
         low=0, high=256, step=1, advanced=True,
-        more="With fewer rows, the sampler also accepts fewer draft tokens, because the last of these rows is enlarged "
-            "before the row below it exists.")
+        more="With fewer rows, the sampler also accepts fewer draft tokens, because the last row of each part is "
+            "enlarged before the row below it exists.")
     draft_window: int = knob(8,
         "Number of tokens of a row that the draft model decides before it starts the next row; a smaller number is "
         "faster, and the image is less coherent. Usual: 8; at 0, the draft model decides one token after another.",
         low=0, high=256, step=1, advanced=True,
         more="The setting works like *window* of ZipAR Sampler.")
     resample_window: int = knob(8,
-        "The same as draft_window, but for the areas that the large model resamples. Usual: 4 to 16; at 0, which is "
-        "slower, the tokens of an area are resampled one after another, but separate areas are still resampled at the "
-        "same time.",
+        "Number of tokens of a row of a resampled area that the large model decides before it starts the next row of "
+        "the area. Usual: 4 to 16; at 0, which is slower, the tokens of an area are resampled one after another, but "
+        "separate areas are still resampled at the same time.",
         low=0, high=256, step=1, advanced=True)
     resample_order: str = knob(AT_ONCE,
         "With islands at once, separate areas are resampled at the same time, as in the paper. one by one is slower: "
@@ -83,10 +84,13 @@ class MuLoSDSettings(TokenSettings):
         "resamples every token after the rejected one and is there for comparison, as in the paper.",
         choices=(LOCAL, SUFFIX), advanced=True,
         more="Earlier methods of speculative decoding work like *suffix*.")
-    draft_parallel: int = parallel_knob("tokens of the draft", "the draft's side in tokens",
+    draft_parallel: int = knob(0,
+        "While drafting, guess this many tokens ahead, and let the draft model verify all guesses in one pass, so "
+        "fewer passes are needed; the draft stays identical in fp32. Usual: the draft's side in tokens; at 0, no "
+        "guesses are made.",
+        low=0, high=4096, step=1, advanced=True,
         more="In half precision, the draft is a different one from the same distribution. On the demo with *tau* 0, "
-        "*draft_parallel* 8 reduces the passes of both models together from 65 to about 28.",
-        same="the draft stays identical in fp32")
+        "*draft_parallel* 8 reduces the passes of both models together from 65 to about 28.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def exact(self, side: int) -> bool:
