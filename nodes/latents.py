@@ -50,7 +50,7 @@ def asked(
     condition, edit, numbers = _in_batch(condition, edit, latent)
     if first_image and knows_places(latent):
         raise UserError(
-            "first_image: it is {first_image}, but latent_image already states which images of the batch it holds; "
+            f"first_image: it is {first_image}, but latent_image already states which images of the batch it holds; "
             "set first_image to 0."
         )
     return condition, edit, [first_image + number for number in numbers]

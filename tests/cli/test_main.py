@@ -20,7 +20,7 @@ def test_every_command_has_help(cli, name):
 def test_no_and_unknown_commands(cli, sentence):
     assert "command" in sentence(cli())
     text = sentence(cli("paint"))
-    assert text.startswith("command: there is no 'paint'") and all(name in text for name in COMMANDS)
+    assert text.startswith("command: there is no command 'paint'") and all(name in text for name in COMMANDS)
 
 
 @pytest.mark.parametrize("name", ["sweep", "evaluate", "train-demo"])

@@ -442,7 +442,7 @@ def test_wrong_arguments_of_models_that_read_prompts(pipeline):
         UserError, match="^detial: Tar's language model has no such setting; did you mean detail. Choose one of"
     ):
         tar("a boat", prompt_settings={"detial": 81})
-    with pytest.raises(UserError, match="^prompt: 3 is not a text; tiny hybrid reads prompts"):
+    with pytest.raises(UserError, match="^prompt: 3 is not a text, but tiny hybrid reads prompts"):
         hybrid([3])
     with pytest.raises(UserError, match="^mask: mulosd samples whole images only"):
         tar("a boat", sampler="mulosd", image=np.zeros((8, 8, 3), np.uint8), mask=np.ones((4, 4)))

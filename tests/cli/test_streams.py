@@ -181,13 +181,13 @@ def test_a_full_disk_after_the_run_keeps_the_results(cli, tiny_demo, tmp_path, m
     (folder,) = kept.iterdir()
     assert answer.code == 2 and answer.out.startswith("| sampler")
     assert answer.err == (
-        "out (compare.png), maps (m.png), json (c.json): not written, because of: No space left on device; "
-        f"kept in {folder}.\n"
+        "out (compare.png), maps (m.png), json (c.json): could not be written there (No space left on device); "
+        f"saved in {folder} instead.\n"
     )
     assert sorted(p.name for p in folder.iterdir()) == ["c.json", "compare.png", "m.png"]
     assert sorted(p.name for p in tmp_path.iterdir()) == ["kept"]
     answer = cli("bench --samplers mar --device cpu --repeats 1 --set steps=2 --set diffusion_steps=2 --json t.json")
-    assert answer.code == 2 and "| batch" in answer.out and answer.err.startswith("json (t.json): not written")
+    assert answer.code == 2 and "| batch" in answer.out and answer.err.startswith("json (t.json): could not be written")
     assert bench.VERSION == 1
 
 

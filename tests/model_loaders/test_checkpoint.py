@@ -198,7 +198,7 @@ LOOP["model"] = LOOP
         ({"model": {"a": 1.0}}, "holds no tensors"),
         ({1: torch.ones(1)}, "holds no tensors"),
         (LOOP, "holds no tensors"),
-        ({"a": torch.ones(1).expand(10**6, 10**6)}, "is shorter than the weights that it states"),
+        ({"a": torch.ones(1).expand(10**6, 10**6)}, "has fewer bytes than the weights that it describes"),
     ],
 )
 def test_pickled_without_weights(tmp_path: Path, content: object, words: str) -> None:
@@ -305,7 +305,7 @@ def test_what_is_named_again_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     if again:
         monkeypatch.setattr(archive, "_MAX_STEPS", again * 1_000_000)
-        with pytest.raises(archive.Refused, match="more steps than the limit"):
+        with pytest.raises(archive.Refused, match="more than the limit"):
             archive.check(tmp_path / "x.pt")
 
 
@@ -321,7 +321,7 @@ def test_what_is_named_again_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ],
 )
 def test_no_value_that_is_named_again_is_taken_for_a_small_one(tmp_path: Path, operations: bytes) -> None:
-    with pytest.raises(archive.Refused, match="more steps than the limit"):
+    with pytest.raises(archive.Refused, match="more than the limit"):
         archive.check(pickled(tmp_path / "x.pt", operations))
 
 
@@ -376,7 +376,7 @@ def test_records_are_stored_as_they_are_and_once(tmp_path: Path) -> None:
         again.filename = "x/data/1"
         file.filelist.append(again)
         file._didModify = True  # so that the directory is written
-    refused(lambda: read(path), "is shorter than it states")
+    refused(lambda: read(path), "has fewer bytes than its own directory states")
 
 
 NO_ROOM = (

@@ -81,7 +81,7 @@ def test_a_tokenizer_is_looked_for_only_where_there_is_none(tmp_path, state):
     assert load_hybrid(tmp_path / "x.safetensors", find_tokenizer=lambda: tmp_path / "other").turn == (11, 12)
     with pytest.raises(UserError, match="has no tokenizer"):
         load_hybrid(tmp_path / "x.safetensors")
-    with pytest.raises(UserError, match="lacks <|im_start|>"):
+    with pytest.raises(UserError, match="does not have both <|im_start|>"):
         load_hybrid(write(tmp_path, state, tokenizer=json.dumps({**TOKENIZER, "added_tokens": []})))
 
 

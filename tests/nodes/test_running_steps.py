@@ -284,7 +284,7 @@ def test_an_image_of_a_batch_is_drawn_alone_by_its_number(sampler):
     made = drawn((2,), 2)
     edit = {"latent_image": {**made, "samples": torch.ones_like(made["samples"])}, "mask": torch.ones(1, 4, 4)}
     torch.testing.assert_close(drawn((2,), **edit)["samples"], batch["samples"][2:], rtol=1e-4, atol=1e-4)
-    with pytest.raises(UserError, match="^first_image: latent_image already states"):
+    with pytest.raises(UserError, match="^first_image: it is .*, but latent_image already states"):
         drawn((2,), 1, **edit)
 
 

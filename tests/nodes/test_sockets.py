@@ -119,7 +119,7 @@ def test_an_attribute_of_a_condition_is_checked_for_type_and_range(kind, right, 
     sockets.expect_condition(value(kind, **right), "Class Label")
     (name,) = wrong
     with pytest.raises(
-        UserError, match=f"^condition: the attribute {name} must .*; ask the author of the node"
+        UserError, match=f"^condition: the attribute {name} must .*; report this to the author of the node"
     ) as told:
         sample(samplers.MARSampler, model=a_mar(), condition=value(kind, **{**right, **wrong}))
     assert len(str(told.value)) < 250
@@ -135,10 +135,10 @@ REFUSED = {
     "another kind": (value("report"), "it got a report; connect the output of Class Label, Prompt"),
     "without a version": (
         SimpleNamespace(kind="class", labels=[1], names=["x"]),
-        "the attribute fastar_version of this FastAR class must be a whole number, 1 or larger; ask the author",
+        "the attribute fastar_version of this FastAR class is not a whole number of 1 or more; report this to the author",
     ),
-    "a version that is none": (value("class", version="1", **LABELS), "FastAR class must be a whole number"),
-    "a version below 1": (value("class", version=0, **LABELS), "FastAR class must be a whole number"),
+    "a version that is none": (value("class", version="1", **LABELS), "FastAR class is not a whole number"),
+    "a version below 1": (value("class", version=0, **LABELS), "FastAR class is not a whole number"),
     "no image": (value("class", labels=[], names=[]), "the attribute labels is an empty list"),
     "a kind that is none": (value("cats"), "of the class SimpleNamespace.*; connect the output of Class Label"),
     "neither": (object(), "an object of the class object, which has no attribute fastar_version; connect the output"),
@@ -208,7 +208,7 @@ def test_an_attribute_of_a_report_is_checked_for_type_and_range(name):
     for wrong in OF_REPORTS[name]:
         given = value("report", **{**REPORT, name: wrong})
         for node, values in ((compare.ReportToText, {"format": "json"}), (compare.TokenMap, {"what": "outcome"})):
-            with pytest.raises(UserError, match="^report: the (attribute|map) .*; ask the author of the node"):
+            with pytest.raises(UserError, match="^report: the (attribute|map) .*; report this to the author of the node"):
                 node.execute(report=given, **values)
 
 

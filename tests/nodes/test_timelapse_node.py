@@ -83,7 +83,7 @@ def test_a_name_that_gives_an_empty_file_on_windows_is_refused_there(tmp_path, m
     assert state.saved[-1][1] == prefix
 
     monkeypatch.setattr(sys, "platform", "win32")
-    with pytest.raises(UserError, match="^filename_prefix: .*Windows .*; leave it out. .* write %year%"):
+    with pytest.raises(UserError, match="^filename_prefix: .*Windows .*; leave them out. .* write %year%"):
         made(**run)
 
 

@@ -89,7 +89,7 @@ def test_a_loss_is_told_from_repeats_that_all_lost():
     plain = repeated([run("mar", 1.0) for _ in range(3)])
     slow = repeated([run("mar", 1.25) for _ in range(3)])
     mixed = repeated([run("mar", seconds) for seconds in (1.25, 0.9, 1.4)])
-    assert no_gain(slow, plain) == "No gain here. It took 1.25 times as long as the baseline."
+    assert no_gain(slow, plain) == "No gain here. This run took 1.25 times as long as the baseline."
     assert no_gain(mixed, plain) == ""
     assert no_gain(run("mar", 9.0), run("mar", 1.0)) == "", "one run each says nothing"
 

@@ -137,7 +137,7 @@ def test_a_result_that_fails_late_is_kept_and_the_others_are_written(tmp_path, m
     words = save(results)
     assert (tmp_path / "b.json").read_bytes() == b"{}"
     (folder,) = kept.iterdir()
-    assert words == f"out (a.png), maps (m.png): not written, because of: File exists; kept in {folder}"
+    assert words == f"out (a.png), maps (m.png): could not be written there (File exists); saved in {folder} instead"
     assert (folder / "a.png").read_bytes() == b"picture" and (folder / "m.png").read_bytes() == b"map"
 
 

@@ -210,7 +210,7 @@ def test_finished_images_leave_the_batch():
 def test_a_report_says_where_a_window_costs_time():
     model, chosen = tiny_gpt(), LlamaGenSettings(**FEW, parallel=4)
     four = finish(llamagen(model, from_ids((1, 2, 3, 0)), chosen, TokenNoise(5, range(4)))).report
-    assert "parallel: it computes about 4 times as many rows" in to_text(four) and four.to_dict()["note"] == four.note
+    assert "parallel: this value computes about 4 times as many rows" in to_text(four) and four.to_dict()["note"] == four.note
     assert not run(llamagen, model, chosen).report.note
 
 
@@ -275,7 +275,7 @@ def test_in_16_bits_all_windows_draw_the_image_of_window_1(name, half):
         for window in (2, 7):
             made = run(sampler, model, chosen, parallel=window, **values)
             assert torch.equal(made[0], one[0]), (window, values)
-            assert f"parallel in {half}: every value from 1 to {model.grid} gives this image" in made.report.note
+            assert f"parallel in {half}: the values 1 to {model.grid} all give this image" in made.report.note
 
 
 def test_in_16_bits_tars_codes_are_those_of_window_1():
@@ -312,7 +312,7 @@ def test_windows_up_to_the_side_have_the_same_rows_where_a_pass_has_several():
 
 @pytest.mark.parametrize(
     ("window", "said"),
-    [(32, "every value from 1 to 6 gives this image"), (33, "33 rounds differently from 0")],
+    [(32, "the values 1 to 6 all give this image"), (33, "33 rounds differently from 0")],
 )
 @pytest.mark.fast_cases(1)
 def test_the_report_says_which_windows_draw_one_image(window, said):
