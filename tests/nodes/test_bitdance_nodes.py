@@ -146,7 +146,7 @@ REFUSED = {
     "caches": ("fasthybrid+lazymar", "^sampler: fasthybrid.lazymar works with a MAR.*; choose bitdance"),
     "a sampler of tokens": ("zipar", "^sampler: zipar works with a LlamaGen.*; choose bitdance"),
     "a draft": ("mulosd", "^sampler: mulosd works with a LlamaGen.*; choose bitdance"),
-    "parallel decoding": ("bitdance: parallel=16", "^parallel: exact parallel decoding does not help.* 512 to 2,048 .*;"),
+    "parallel decoding": ("bitdance: parallel=16", "^parallel: exact parallel decoding does not help.*512 to 2,048 .*;"),
     "euler": ("bitdance: sampler=euler", "^sampler: .* not the euler sampler .*; leave this setting out"),
     "AR steps": (
         "bitdance: steps=32",

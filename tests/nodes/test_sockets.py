@@ -128,9 +128,9 @@ def test_an_attribute_of_a_condition_is_checked_for_type_and_range(kind, right, 
 REFUSED = {
     "an attribute is missing": (
         value("class", names=["x"]),
-        "this FastAR class lacks the attribute labels, a list of whole numbers from 0; ask the author",
+        "this FastAR class lacks the attribute labels, a list of whole numbers from 0; report this to the author",
     ),
-    "names are missing": (value("class", labels=[1]), "lacks the attribute names, a list of texts; ask the author"),
+    "names are missing": (value("class", labels=[1]), "lacks the attribute names, a list of texts; report this to the author"),
     "a newer version": (replace(Condition((1,), ("x",))), "comes from a newer version of FastAR"),
     "another kind": (value("report"), "it got a report; connect the output of Class Label, Prompt"),
     "without a version": (
