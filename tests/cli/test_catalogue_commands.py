@@ -95,7 +95,7 @@ def test_download_asks_for_room_first(cli, fetched, sentence, tmp_path, monkeypa
 
 def test_a_file_is_no_download(cli, files, sentence):
     said = sentence(cli("download", files.mar))
-    assert said.startswith("download: mar.safetensors is already a file")
+    assert said.startswith("download: mar.safetensors is a file")
 
 
 # Of several families: the suggestion must not depend on the one that is tried first.

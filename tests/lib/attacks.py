@@ -189,7 +189,7 @@ def legacy_storage_that_grows(folder: Path) -> Path:
     return legacy(folder, state, (1).to_bytes(8, "little") + bytes(4))
 
 
-@attack("mar", "the weights that it states")
+@attack("mar", "the weights that it describes")
 def expanded_tensor(folder: Path) -> Path:
     """Strides of zero: one element as a terabyte."""
     torch.save({"a": torch.ones(1).expand(10**6, 10**6)}, folder / "x.pt")

@@ -211,7 +211,7 @@ def test_pickles_claim_at_most_twice_the_bytes_of_their_file(tmp_path: Path) -> 
     torch.save({"a": shared, "b": shared[:9000]}, path)  # tied weights
     assert len(read(path).state) == 2
     torch.save({"a": shared, "b": shared, "c": shared}, path)
-    refused(lambda: read(path), "the weights that it states")
+    refused(lambda: read(path), "the weights that it describes")
 
 
 def test_arguments_that_are_plain_are_kept(tmp_path: Path) -> None:
@@ -268,13 +268,15 @@ def pickled(path: Path, operations: bytes) -> Path:
     return path
 
 
-@pytest.mark.parametrize(("limit", "last"), [("_MAX_STEPS", 7), ("_MAX_PICKLE", 8)])
-def test_limits_of_a_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, last: int) -> None:
+@pytest.mark.parametrize(("limit", "last", "unit"), [("_MAX_STEPS", 7, "steps"), ("_MAX_PICKLE", 8, "bytes")])
+def test_limits_of_a_pickle(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, last: int, unit: str
+) -> None:
     path = pickled(tmp_path / "x.pt", b"]NaNa")  # PROTO and STOP count, too
     monkeypatch.setattr(archive, limit, last)
     archive.check(path)
     monkeypatch.setattr(archive, limit, last - 1)
-    refused(lambda: read(path), f"limit of {last - 1}; save only its weights")
+    refused(lambda: read(path), f"limit of {last - 1} {unit}; save only its weights")
 
 
 LEAF = (0.9, 0.999)
@@ -521,7 +523,7 @@ def test_no_initial_weights_are_drawn() -> None:
         ({"a.bias": torch.ones(3, 1)}, "1 weight of a wrong shape (a.bias is 3x1, not 2)"),
         ({"a.bias": torch.tensor([1.0, float("nan")]).to(torch.float8_e5m2)}, "NaN or infinite weights in a.bias"),
         ({"a.bias": torch.ones(2).to_sparse()}, "instead of ordinary weights"),
-        ({"a.bias": torch.tensor([1.0, 1e6])}, "too large for torch.float16"),
+        ({"a.bias": torch.tensor([1.0, 1e6])}, "too large for float16"),
     ],
     ids=["missing", "unexpected", "misshaped", "fp8", "sparse", "large"],
 )

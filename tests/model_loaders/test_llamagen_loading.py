@@ -157,7 +157,7 @@ class TestNullClass:
         path = self.rows(tmp_path, 10, num_classes=9)
         model = load_llamagen(path, classes=10)
         assert model.net.config.condition_size == 10 and not model.net.config.null
-        with pytest.raises(UserError, match="^classes: x.pt has 10 class rows.* state 9 .* otherwise 10 "):
+        with pytest.raises(UserError, match="^classes: x.pt has 10 class rows.* set classes to 9 .* otherwise to 10"):
             load_llamagen(path, classes=8)
         with pytest.raises(UserError, match="^checkpoint: x.pt has 10 class rows"):
             load_llamagen(self.rows(tmp_path, 10, num_classes=1000))
@@ -173,7 +173,7 @@ class TestNullClass:
         assert last(settings).latents.shape == (1, 4, 4)
         with pytest.raises(UserError, match="^cfg: x was trained without a null class.* set cfg to 1"):
             last(replace(settings, cfg=2.0))
-        with pytest.raises(UserError, match="^condition: label 10 is outside 0 to 9, the classes"):
+        with pytest.raises(UserError, match="^condition: label 10 is outside 0 to 9, the class ids"):
             list(llamagen(model, from_ids([10]), settings, TokenNoise(0, (0,))))
 
 

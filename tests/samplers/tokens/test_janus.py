@@ -63,7 +63,7 @@ def test_memory_counts_the_longest_prompt(model):
 
 
 def test_samplers_that_do_not_apply(model):
-    with pytest.raises(UserError, match="^model: .*Janus.*its order"):
+    with pytest.raises(UserError, match="^model: .*Janus.*PAR's order"):
         codes(model, "par", PromptCondition(("cat",)), range(1))
     with pytest.raises(UserError, match="^model: .*Janus.*smaller image"):
         check_pair(model, model, codes=128, sampler="MuLo-SD")
