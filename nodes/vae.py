@@ -305,7 +305,10 @@ class FastARVAE(host.images.VAE):
             return latents
 
         # Memory is insufficient for a whole image.
-        remedy = "there is not enough memory to encode the whole image at once, so choose smaller images, or unload other models"
+        remedy = (
+            "there is not enough memory to encode the whole image at once, so choose smaller images, or unload other "
+            "models"
+        )
         return self._encode_in_tiles(scaled(pixels, size), (256, 256), 64, remedy)
 
     @in_own_state

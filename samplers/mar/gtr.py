@@ -161,7 +161,7 @@ class GtRSettings(DiSASettings):
                 field = "reconstruction_steps" if name == "last" else "steps"
                 remedy = "" if name == "last" else ", or change first_share"
                 raise UserError(
-                    f"{field}: GtR's {name} stage has {steps} AR steps for only {size} tokens; reduce {field}{remedy}."
+                    f"{field}: GtR's {name} stage has {steps} AR steps for {size} tokens; reduce {field}{remedy}."
                 )
         return staged_after(sizes, self.stage_steps)
 

@@ -130,12 +130,12 @@ REFUSED = {
         value("class", names=["x"]),
         "this FastAR class lacks the attribute labels, a list of whole numbers from 0; report this to the author",
     ),
-    "names are missing": (value("class", labels=[1]), "lacks the attribute names, a list of texts; report this to the author"),
+    "names are missing": (value("class", labels=[1]), "lacks the attribute names, a list of texts; report this"),
     "a newer version": (replace(Condition((1,), ("x",))), "comes from a newer version of FastAR"),
     "another kind": (value("report"), "it got a report; connect the output of Class Label, Prompt"),
     "without a version": (
         SimpleNamespace(kind="class", labels=[1], names=["x"]),
-        "the attribute fastar_version of this FastAR class is not a whole number of 1 or more; report this to the author",
+        "the attribute fastar_version of this FastAR class is not a whole number of 1 or more; report this",
     ),
     "a version that is none": (value("class", version="1", **LABELS), "FastAR class is not a whole number"),
     "a version below 1": (value("class", version=0, **LABELS), "FastAR class is not a whole number"),
@@ -208,7 +208,7 @@ def test_an_attribute_of_a_report_is_checked_for_type_and_range(name):
     for wrong in OF_REPORTS[name]:
         given = value("report", **{**REPORT, name: wrong})
         for node, values in ((compare.ReportToText, {"format": "json"}), (compare.TokenMap, {"what": "outcome"})):
-            with pytest.raises(UserError, match="^report: the (attribute|map) .*; report this to the author of the node"):
+            with pytest.raises(UserError, match="^report: the (attribute|map) .*; report this to the author"):
                 node.execute(report=given, **values)
 
 

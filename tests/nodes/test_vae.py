@@ -241,7 +241,7 @@ def test_a_decoder_that_enlarges_takes_one_tile_only(enlarging, tiles, monkeypat
         enlarging.encode_tiled(torch.zeros(1, 32, 32, 3), tile_x=4, tile_y=8)
 
     monkeypatch.setattr(enlarging, "_decode", lambda *_: (_ for _ in ()).throw(RuntimeError("out of memory")))
-    with pytest.raises(UserError, match=f"^samples: {refused}; there is not enough memory to decode the whole image at once"):
+    with pytest.raises(UserError, match=f"^samples: {refused}; there is not enough memory to decode the whole image"):
         enlarging.decode(torch.zeros(1, 2, 65, 2))
 
 

@@ -138,7 +138,8 @@ def test_a_region_is_plain_while_weights_are_off_the_device(counters):
     assert net.remark == "speed: compile"
     host.away = True
     assert net.compiled(_doubled, "doubling") is _doubled
-    assert net.remark == "speed: compile was chosen, but these parts ran as plain: doubling (weights are in system memory)"
+    parts = "doubling (weights are in system memory)"
+    assert net.remark == f"speed: compile was chosen, but these parts ran as plain: {parts}"
 
 
 def _doubled(x, text):

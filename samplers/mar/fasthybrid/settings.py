@@ -70,7 +70,7 @@ class FastHybridSettings(DiSASettings):
         if not self.approximates:  # no draft can be accepted, and DiSA is off too
             return (
                 "No draft could be accepted, so MAR ran without acceleration; set lookahead to 2 or more, "
-                "lookahead_start below steps, and threshold to at most 1."
+                "lookahead_start to at most steps - 2, and threshold to at most 1."
             )
         return super().no_gain(report)
 

@@ -72,7 +72,8 @@ def test_a_draft_starts_where_the_target_does(model, mode):
     found, same = run(target, draft, **few), run(target, target, **few)
     assert torch.equal(found.latents, same.latents) and found.report.counts == same.report.counts
     assert mode == "paper" or found.report.counts["rejected"] == 0
-    assert "the draft model starts at timestep 999, as the target does, but its file says 950" in found.report.note
+    said = "starts at timestep 999, as the target does, but the draft model's file says 950"
+    assert said in found.report.note
     assert not same.report.note and not run(target, draft, **few, t_max=950).report.note
     assert not run(draft, target, **few).report.note, "a lower start than its own needs no remark"
 
