@@ -463,8 +463,10 @@ class Pipeline:
             raise UserError(f"images: all prompts together ask for {count} images; ask for 1 to {MOST_IMAGES}.")
 
         if image is not None:
-            with enough_memory("image: there is not enough memory to read the image; load the model on a different "
-                "device, or with a smaller dtype."):
+            with enough_memory(
+                "image: there is not enough memory to read the image; load the model on a different "
+                "device, or with a smaller dtype."
+            ):
                 return self.readers.image_prompts(self.ready, texts, image, freedom, images)
 
         self.readers.seed = seed
@@ -473,8 +475,9 @@ class Pipeline:
         return self.readers.prompts(self.ready, [text for text in texts for _ in range(images)], first)
 
     @in_own_state
-    @enough_memory("image: there is not enough memory to answer; load the model on a different device, or with a "
-        "smaller dtype.")
+    @enough_memory(
+        "image: there is not enough memory to answer; load the model on a different device, or with a smaller dtype."
+    )
     def ask(self, image: AnyImage, question: str, *, temperature: float = 0.0, limit: int = 512, seed: int = 0) -> str:
         """Ask a Janus about an image, for example to describe it.
 
@@ -510,8 +513,9 @@ class Pipeline:
         return self.decoder.decode(latents).numpy()
 
     @in_own_state
-    @enough_memory("image: there is not enough memory to encode the image; give a smaller image, or choose a different "
-        "device.")
+    @enough_memory(
+        "image: there is not enough memory to encode the image; give a smaller image, or choose a different device."
+    )
     @torch.no_grad()
     def encode(self, image: AnyImage | Sequence[AnyImage], grid: tuple[int, int] | None = None) -> Tensor:
         """Latents fp32 [B, C, h, w], or codes int64 [B, h, w] for a token model, of an image or several of one size.

@@ -28,8 +28,10 @@ def run(options: argparse.Namespace) -> int:
     for name in options.names:
         what = subject(name, options.models)
         if what.entry is None:
-            raise UserError(f"download: {what.name} is a file on this computer, so there is nothing to download; name "
-                "a model from FastAR's catalogue, for example mar-base.")
+            raise UserError(
+                f"download: {what.name} is a file on this computer, so there is nothing to download; name "
+                "a model from FastAR's catalogue, for example mar-base."
+            )
         files += needed(what, AUTO, AUTO, AUTO, ENCODER, prompts=True)
 
     files = list(dict.fromkeys(files))

@@ -96,8 +96,9 @@ class Advisor(ModelFirst):
             rest = time_left(at.seconds_left)
             host.text.show(cls, f"run {at.done + 1} of about {at.planned}{f', {rest}' if rest else ''}: {at.line}")
 
-        with enough_memory("image: there is not enough memory to generate the images; connect a condition for fewer "
-            "images."):
+        with enough_memory(
+            "image: there is not enough memory to generate the images; connect a condition for fewer images."
+        ):
             image = to_image(_drawn(advice, baseline, settings)[None])
 
         # The last run was of any candidate; the preview that stays is of the answer.

@@ -126,7 +126,7 @@ class Compare(io.ComfyNode):
     }
     more_of_outputs = {
         "image": "If this output is not connected, the node itself shows the image. To keep the image, connect Save "
-            "Image.",
+        "Image.",
         "table": "Connect it to Preview as Text.",
         "images": "Connect Save Image: every image gets a file of its own, without captions.",
     }
@@ -454,14 +454,17 @@ class TokenMapSettings(Settings):
 class TokenMap(io.ComfyNode):
     more_of_outputs = {
         "image": "Each map has a legend below it. If you connect nothing to this output, the node itself shows the "
-            "maps.",
+        "maps.",
     }
 
     @classmethod
     def define_schema(cls) -> io.Schema:
         report = REPORT.Input("report", tooltip="The report of the sampler that generated the image.")
-        image = io.Image.Input("image", optional=True, tooltip="The decoded images of the same run, which become the "
-            "background of the maps.")
+        image = io.Image.Input(
+            "image",
+            optional=True,
+            tooltip="The decoded images of the same run, which become the background of the maps.",
+        )
 
         return schema(
             node_id="FastARTokenMap",

@@ -199,8 +199,9 @@ class ClassLabel(io.ComfyNode):
             "labels make a batch. For MAR, LlamaGen, PAR and the ImageNet models of BitDance.",
             search_aliases=["class conditioning", "imagenet class", "label", "category", "prompt"],
             widgets=[labels, *widgets(LabelSettings), add_label],
-            outputs=[output(LABELS, "condition", "The labels. Connect them to a sampler for MAR, LlamaGen, PAR or "
-                "BitDance.")],
+            outputs=[
+                output(LABELS, "condition", "The labels. Connect them to a sampler for MAR, LlamaGen, PAR or BitDance.")
+            ],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
@@ -316,8 +317,9 @@ class TextPrompt(io.ComfyNode):
             "Flan-T5-XL, with which these models were trained, reads the text.",
             search_aliases=["text to image", "prompt", "t5", "flan-t5", "llamagen t2i", "clip text encode"],
             widgets=[text, encoder, allow_download(), *widgets(PromptSettings)],
-            outputs=[output(TEXT, "condition", "The text. Connect it to a sampler for LlamaGen's text-to-image "
-                "models.")],
+            outputs=[
+                output(TEXT, "condition", "The text. Connect it to a sampler for LlamaGen's text-to-image models.")
+            ],
             hidden=[io.Hidden.unique_id],
         )
 
@@ -520,8 +522,14 @@ class ImageAndPrompt(io.ComfyNode):
             search_aliases=["edit image", "image to image", "instruct", "janus-4o", "kontext", "img2img"],
             sockets=[image],
             widgets=[text, *widgets(ImagePromptSettings)],
-            outputs=[output(IMAGE_PROMPT, "condition", "The images and the instruction. Connect them to LlamaGen "
-                "Sampler or ZipAR Sampler with Janus-4o, or to NextStep Sampler with NextStep-1-Large-Edit.")],
+            outputs=[
+                output(
+                    IMAGE_PROMPT,
+                    "condition",
+                    "The images and the instruction. Connect them to LlamaGen "
+                    "Sampler or ZipAR Sampler with Janus-4o, or to NextStep Sampler with NextStep-1-Large-Edit.",
+                )
+            ],
             hidden=[io.Hidden.unique_id],
         )
 
@@ -609,7 +617,7 @@ class TarPrompt(io.ComfyNode):
                 TAR.Input(
                     "tar",
                     tooltip="The language model, from Load Tar. For a LlamaGen, use Class Label or, for its "
-                        "text-to-image models, LlamaGen Prompt instead of this node.",
+                    "text-to-image models, LlamaGen Prompt instead of this node.",
                 )
             ],
             widgets=[
@@ -620,8 +628,9 @@ class TarPrompt(io.ComfyNode):
                 *widgets(PromptImages),
                 first_image_widget(),
             ],
-            outputs=[output(CODES, "condition", "The semantic codes. Connect them to a sampler for a Tar "
-                "de-tokenizer.")],
+            outputs=[
+                output(CODES, "condition", "The semantic codes. Connect them to a sampler for a Tar de-tokenizer.")
+            ],
             hidden=[io.Hidden.unique_id, io.Hidden.prompt],
         )
 
@@ -714,8 +723,9 @@ class ImageToCodes(io.ComfyNode):
             search_aliases=["ta-tok", "image to tokens", "semantic codes", "variation", "reconstruct", "vae encode"],
             sockets=[image],
             widgets=[ta_tok, allow_download(), *widgets(ImageToCodesSettings)],
-            outputs=[output(CODES, "condition", "The semantic codes. Connect them to a sampler for a Tar "
-                "de-tokenizer.")],
+            outputs=[
+                output(CODES, "condition", "The semantic codes. Connect them to a sampler for a Tar de-tokenizer.")
+            ],
             hidden=[io.Hidden.unique_id],
         )
 

@@ -47,7 +47,7 @@ class PasteSettings(Settings):
         high=128,
         step=1,
         more="The border ends at the edge of the crop. A small mask has a small crop, so its border may be narrower "
-            "than *feather*.",
+        "than *feather*.",
     )
     match_colours: bool = knob(
         True,
@@ -94,8 +94,11 @@ class CropAroundMask(io.ComfyNode):
             outputs=[
                 output(io.Image, "image", "The crop. Connect it to VAE Encode."),
                 output(io.Mask, "mask", "The mask of the crop. Connect it to mask of the sampler."),
-                output(CROP, "crop", "Your image, its mask and the position of the crop. Connect it to Paste Inpainted "
-                    "Area."),
+                output(
+                    CROP,
+                    "crop",
+                    "Your image, its mask and the position of the crop. Connect it to Paste Inpainted Area.",
+                ),
             ],
         )
 

@@ -87,8 +87,9 @@ def _checked_edit(latent: Any, mask: Any, kind: str) -> Edit | None:
     if mask is None:
         raise UserError("mask: inpainting needs a mask; connect a mask, or disconnect latent_image.")
 
-    with enough_memory("mask: there is not enough memory for this image and its mask; connect a smaller image and "
-        "mask."):
+    with enough_memory(
+        "mask: there is not enough memory for this image and its mask; connect a smaller image and mask."
+    ):
         start = expect_latents(latent["samples"], "latent_image")
         expect_usual_size(start, "latent_image")
         return Edit(start, expect_mask(mask, "mask"))

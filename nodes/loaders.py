@@ -478,8 +478,12 @@ class LoadLlamaGen(_Loader):
         "dtype": "Precision of the weights; auto uses bf16 on GPUs that support bf16, otherwise fp16 on GPUs with "
         f"fast fp16, or else fp32. {_ALL_BITS}"
     }
-    socket = output(TOKEN_MODEL, "model", "The model. Connect it to LlamaGen Sampler, or to a sampler that accelerates "
-        "LlamaGen; a PAR model fits only PAR Sampler.")
+    socket = output(
+        TOKEN_MODEL,
+        "model",
+        "The model. Connect it to LlamaGen Sampler, or to a sampler that accelerates "
+        "LlamaGen; a PAR model fits only PAR Sampler.",
+    )
     more = {
         "checkpoint": (
             "Your own files may be `.safetensors` files or the official `.pt` files. Press *R* in the editor to "
@@ -529,8 +533,9 @@ class LoadTarDetokenizer(_Loader):
         "models/fastar, and entries of the menu that show a size in GB are downloads.",
         "dtype": _AUTO_BF16,
     }
-    socket = output(TOKEN_MODEL, "model", "The de-tokenizer. Connect it to LlamaGen Sampler, ZipAR Sampler or MuLo-SD "
-        "Sampler.")
+    socket = output(
+        TOKEN_MODEL, "model", "The de-tokenizer. Connect it to LlamaGen Sampler, ZipAR Sampler or MuLo-SD Sampler."
+    )
     more = {
         "checkpoint": (
             "An image consists of 256 tokens with a side of 256 pixels, 1024 tokens with 512, and 4096 tokens with "
@@ -619,8 +624,9 @@ class LoadLatentSamplers(_Loader):
         "checkpoint": "The file with the two networks; put your own files into models/fastar. The notes of this "
         "node's help page say how to train such a file.",
     }
-    socket = output(LATENT_SAMPLERS, "latent_samplers", "The two networks. Connect them to latent_samplers of MuLo-SD "
-        "Sampler.")
+    socket = output(
+        LATENT_SAMPLERS, "latent_samplers", "The two networks. Connect them to latent_samplers of MuLo-SD Sampler."
+    )
     decodes = False
 
     more = {"checkpoint": "Press *R* in the editor to refresh the list."}
@@ -667,7 +673,7 @@ class LoadJanus(_Loader):
         "checkpoint": (
             "FastAR supports Janus 1.3B, Janus-Pro-1B and Janus-Pro-7B, and two fine-tunes, Janus-4o-7B and "
             "Janus-Pro-R1-7B. FastAR reads the layouts of deepseek-ai and of transformers, as `.safetensors` or the "
-            "official `.bin`, in one file or in shards; `config.json` is optional. A folder with \"1.3b\" in its "
+            'official `.bin`, in one file or in shards; `config.json` is optional. A folder with "1.3b" in its '
             "name is loaded as a Janus of the first generation, which uses a different prompt template."
         ),
         "dtype": (

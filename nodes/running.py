@@ -135,8 +135,9 @@ def expect_runnable(choice: Choice, loaded: Loaded[Any], draft: Any) -> None:
         )
 
     if entry.needs_draft and draft is None:
-        raise UserError(f"draft: {entry.name} needs a draft model; connect a second model of the same family to the "
-            "input draft.")
+        raise UserError(
+            f"draft: {entry.name} needs a draft model; connect a second model of the same family to the input draft."
+        )
 
 
 # ------------------------------------------------------------------------------------------------ choices and settings

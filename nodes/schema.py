@@ -66,12 +66,16 @@ def models_of_decoders() -> dict[str, str]:
 # Of nodes that run any sampler.
 ANY_SOCKETS = [
     ANY_MODEL.Input("model", tooltip="The model to sample, from any loader except Load Tar."),
-    condition_input(_OF_KIND, "What to generate, one label or prompt per image. Connect the condition that you would "
-        "connect to a sampler of this model."),
+    condition_input(
+        _OF_KIND,
+        "What to generate, one label or prompt per image. Connect the condition that you would "
+        "connect to a sampler of this model.",
+    ),
 ]
 ANY_DRAFT = ANY_MODEL.Input(
-    "draft", optional=True, tooltip="The draft model; only the samplers CSpD and MuLo-SD, which draft with a second "
-    "model, need it."
+    "draft",
+    optional=True,
+    tooltip="The draft model; only the samplers CSpD and MuLo-SD, which draft with a second model, need it.",
 )
 
 # Hidden inputs of nodes that show text and write reports to saved images.
@@ -208,7 +212,7 @@ def preset_widget(options: Sequence[str] = PRESETS) -> io.Input:
         default=options[0],
         optional=True,
         tooltip="Sets several of the settings below to values for the connected model. If you change one of these "
-            "settings, the preset becomes custom.",
+        "settings, the preset becomes custom.",
     )
 
 
@@ -273,8 +277,8 @@ def first_image_widget() -> io.Input:
         optional=True,
         advanced=True,
         tooltip="The position in the batch of the first image that this run generates, counted from 0. Usual: 0; to "
-            "generate only the fourth image of a batch again, set this to 3 and connect only the label or prompt of "
-            "that image.",
+        "generate only the fourth image of a batch again, set this to 3 and connect only the label or prompt of "
+        "that image.",
     )
 
 

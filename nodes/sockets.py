@@ -370,8 +370,7 @@ def expect_kind_on(value: Any, kinds: tuple[str, ...], field: str, source: str) 
     stated = getattr(value, "kind", None)
     if not kind and isinstance(stated, str) and stated in VALUES:
         raise UserError(
-            f"{field}: the attribute fastar_version of this FastAR {stated} is not a whole number of 1 or more; "
-            f"{_ASK}."
+            f"{field}: the attribute fastar_version of this FastAR {stated} is not a whole number of 1 or more; {_ASK}."
         )
     if kind not in kinds:
         got = describe(value)
@@ -388,8 +387,10 @@ def expect_kind_on(value: Any, kinds: tuple[str, ...], field: str, source: str) 
 
     own = VALUES[kind].own
     if own and own not in (cls.__name__ for cls in type(value).__mro__):
-        raise UserError(f"{field}: this object says that it is a FastAR {kind}, but no FastAR node made it; connect "
-            f"the output of {source}.")
+        raise UserError(
+            f"{field}: this object says that it is a FastAR {kind}, but no FastAR node made it; connect "
+            f"the output of {source}."
+        )
 
     for attribute in VALUES[kind].attributes:
         _expect_attribute(value, attribute, field)

@@ -65,8 +65,9 @@ class SweepSettings(Settings):
     """Choices of the node Sweep."""
 
     sampler: str = knob(
-        "fasthybrid", "The sampler for all cells. A plus sign in its name means that it combines two methods.",
-        choices=tuple(runnable())
+        "fasthybrid",
+        "The sampler for all cells. A plus sign in its name means that it combines two methods.",
+        choices=tuple(runnable()),
     )
     x: str = knob(
         "threshold",
@@ -127,7 +128,7 @@ class SweepNode(ModelFirst):
             "*demo, mar-base*."
         ),
         "seeds": "They show the medians of times, speed-ups and PSNR, and the means of all other numbers. Each seed "
-            "has its own cells in the grid, and a sweep has at most 1024 cells.",
+        "has its own cells in the grid, and a sweep has at most 1024 cells.",
         "folder": (
             "Each cell is a PNG file with its report in the metadata. The name of the file begins with the sampler and "
             "the seed."
@@ -154,8 +155,9 @@ class SweepNode(ModelFirst):
             "Values of y, one for each row, written as in x_values. Leave this empty if 'y' is 'none'.",
         )
         seeds = _text(
-            "seeds", _SEEDS, "Seeds, such as 7, or 7..9 for three seeds. The table and the plot combine the runs of "
-            "all seeds."
+            "seeds",
+            _SEEDS,
+            "Seeds, such as 7, or 7..9 for three seeds. The table and the plot combine the runs of all seeds.",
         )
 
         settings = _text(
@@ -189,8 +191,9 @@ class SweepNode(ModelFirst):
             outputs=[
                 output(io.Image, "image", "All cells as one image, with their numbers below them."),
                 output(io.String, "table", "The numbers as a Markdown table."),
-                output(io.Image, "plot", "Speed-up against the chosen measure, one dot for each combination of "
-                    "values."),
+                output(
+                    io.Image, "plot", "Speed-up against the chosen measure, one dot for each combination of values."
+                ),
             ],
         )
 
@@ -498,8 +501,10 @@ def _plan(
 
     cells = len(x_axis.values) * len(y_axis.values) * len(numbers)
     if cells > MOST_CELLS:
-        raise UserError(f"x_values: the sweep would have {cells} cells, but at most {MOST_CELLS} are allowed; give "
-            "fewer values or seeds.")
+        raise UserError(
+            f"x_values: the sweep would have {cells} cells, but at most {MOST_CELLS} are allowed; give "
+            "fewer values or seeds."
+        )
 
     return base, x_axis, y_axis, numbers
 

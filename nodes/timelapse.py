@@ -90,8 +90,13 @@ class TimeLapse(io.ComfyNode):
             hidden=HIDDEN,
             sockets=pairs,
             widgets=[filename_prefix, *widgets(TimeLapseSettings)],
-            outputs=[output(io.Image, "frames", f"All frames, {FPS} per second. Connect them to Create Video, and then "
-                "to Save Video.")],
+            outputs=[
+                output(
+                    io.Image,
+                    "frames",
+                    f"All frames, {FPS} per second. Connect them to Create Video, and then to Save Video.",
+                )
+            ],
         )
 
     @classmethod

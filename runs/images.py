@@ -255,8 +255,10 @@ def image_tensor(tensor: Tensor, field: str) -> Tensor:
     image = _finite(tensor, field, IMAGE_SOURCE)
 
     if image.ndim != 4 or image.shape[3] not in (1, 3, 4) or 0 in image.shape:
-        raise UserError(f"{field}: it got a tensor of the shape {list(image.shape)}; connect images of the shape "
-            "[batch, height, width, 3].")
+        raise UserError(
+            f"{field}: it got a tensor of the shape {list(image.shape)}; connect images of the shape "
+            "[batch, height, width, 3]."
+        )
     return image
 
 
@@ -266,8 +268,9 @@ def mask_tensor(tensor: Tensor, field: str) -> Tensor:
 
     masks = masks_of(mask)
     if masks is None:
-        raise UserError(f"{field}: its shape is {list(mask.shape)}; connect a MASK of the shape [batch, height, "
-            "width].")
+        raise UserError(
+            f"{field}: its shape is {list(mask.shape)}; connect a MASK of the shape [batch, height, width]."
+        )
     return masks
 
 

@@ -113,8 +113,10 @@ class Condition(_Entries):
 
         bad = [n for n in self.labels if not 0 <= n < classes]
         if bad:
-            raise UserError(f"condition: label {bad[0]} is outside 0 to {classes - 1}, the class ids of the model; "
-                "choose an id in this range.")
+            raise UserError(
+                f"condition: label {bad[0]} is outside 0 to {classes - 1}, the class ids of the model; "
+                "choose an id in this range."
+            )
         return torch.tensor(self.labels, dtype=torch.int64, device=device)
 
     def conditioning(self, model: MARModel, guided: bool) -> Conditioning:

@@ -52,8 +52,10 @@ class CellStore:
     def check(self, name: str) -> None:
         """Check that a cell can be written, before it is sampled; raises as :meth:`write`."""
         if self.path(name).is_dir():
-            raise UserError(f"folder: {name}.png in {self.folder} is a folder, but an image must get this name; "
-                f"rename the folder {name}.png.")
+            raise UserError(
+                f"folder: {name}.png in {self.folder} is a folder, but an image must get this name; "
+                f"rename the folder {name}.png."
+            )
         self._expect_still_there()
         with suppress(OSError):  # which writable() reports
             self._in_use = self.exists and any(self.folder.iterdir())

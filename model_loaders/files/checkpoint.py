@@ -203,8 +203,9 @@ def read(
     for shard in shards or [whole.path]:
         file = _read_file(Checkpoint({}, {}, shard, field, notes=whole.notes), skip, weights)
         if twice := file.state.keys() & whole.state.keys():
-            raise file.error(f"holds {min(twice)[:80]}, but another shard holds the same weights", "download the "
-                "shards again")
+            raise file.error(
+                f"holds {min(twice)[:80]}, but another shard holds the same weights", "download the shards again"
+            )
 
         whole.state.update(file.state)
         whole.metadata.update(file.metadata)
@@ -362,8 +363,9 @@ def _unpickled(file: Checkpoint) -> Any:
             "use torch 2.6 or newer, or a .safetensors file",
         )
     if file.path.suffix == ".safetensors":  # torch does not map such files
-        raise file.error("is a torch checkpoint, although its name ends in .safetensors", "change the ending of its "
-            "name to .pt")
+        raise file.error(
+            "is a torch checkpoint, although its name ends in .safetensors", "change the ending of its name to .pt"
+        )
 
     try:
         with torch.serialization.safe_globals([argparse.Namespace, _EasyDict]):

@@ -333,8 +333,9 @@ def _remark(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
         hint = f"the values 1 to {side} all give this image, but 0 rounds differently"
         if padded_rows(schedule, width) > padded_rows(schedule, side):
             hint = f"{width} rounds differently from 0 and from 1 to {side}; the values 1 to {side} all give one image"
-        canvas.report.remark(f"parallel in {dtype_of(net)}: {hint}; in fp32, all values of parallel give the same "
-            "image")
+        canvas.report.remark(
+            f"parallel in {dtype_of(net)}: {hint}; in fp32, all values of parallel give the same image"
+        )
 
 
 def padded_rows(schedule: Schedule, width: int) -> int:

@@ -269,9 +269,7 @@ def pickled(path: Path, operations: bytes) -> Path:
 
 
 @pytest.mark.parametrize(("limit", "last", "unit"), [("_MAX_STEPS", 7, "steps"), ("_MAX_PICKLE", 8, "bytes")])
-def test_limits_of_a_pickle(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, last: int, unit: str
-) -> None:
+def test_limits_of_a_pickle(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: str, last: int, unit: str) -> None:
     path = pickled(tmp_path / "x.pt", b"]NaNa")  # PROTO and STOP count, too
     monkeypatch.setattr(archive, limit, last)
     archive.check(path)
