@@ -394,8 +394,8 @@ class Prompt(io.ComfyNode):
             "prompt after the words *Generate an image:*. Janus gets only the prompt, without spaces at its ends. "
             "BitDance gets the prompt as the user's message in a chat. NextStep gets the prompt without changes. The "
             "model reads names of special tokens as plain text. It also reads `(red:1.2)`, `<lora:...>`, "
-            "`embedding:...`, `__wildcard__` and BREAK as plain text. The prompts of the authors' benchmarks end "
-            "with a full stop."
+            "`embedding:...`, `__wildcard__` and BREAK as plain text. In the benchmarks of Harmon's authors, every "
+            "prompt ends with a full stop."
         ),
         "negative": (
             "If *cfg* is 1, the negative prompt has no effect. The editor hides the field for Janus and BitDance, "
