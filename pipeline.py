@@ -436,7 +436,8 @@ class Pipeline:
             )
         if freedom is not None and image is None:
             raise UserError(
-                "freedom: this option needs an image that the prompt changes; give the image, or leave freedom out."
+                "freedom: this option is only for editing an image by prompt; give the image to edit, or leave "
+                "freedom out."
             )
 
         asked = prompt_settings or {}

@@ -236,6 +236,11 @@ class JanusModel(TokenModel):
         """See :func:`edits`."""
         return edits(self.name)
 
+    @property
+    def lacks_reader(self) -> bool:
+        """Whether its file lacks the part that reads images."""
+        return self.vision_file is None
+
     def prompt(self, text: Any) -> list[int]:
         """Token ids of a prompt in its template, up to the special token that the image follows.
 

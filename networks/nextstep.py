@@ -323,6 +323,7 @@ class NextStepModel:
     condition: ClassVar[str] = "prompt"
     label_set: ClassVar[str] = ""
     reads_images: ClassVar[bool] = True
+    lacks_reader: ClassVar[bool] = False
     editor: ClassVar[str] = EDITOR
 
     @property

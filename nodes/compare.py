@@ -63,9 +63,9 @@ class CompareSettings(Settings):
         step=1,
         more="If no unaccelerated sampler (MAR, LlamaGen, Tar) is connected, the baseline is an accelerated sampler "
         "whose settings give the identical image, or else the cell with the most work. At 0, MAR, LlamaGen and Tar "
-        "each get their own baseline and group of cells, because their networks and image sizes differ; so do two "
-        "models of the same kind, or two image sizes. Any other number makes the cell of that number the baseline of "
-        "all cells.",
+        "each get their own baseline and group of cells, because their networks and image sizes differ. Two models of "
+        "the same kind, or two image sizes, also get separate baselines. Any other number makes the cell of that "
+        "number the baseline of all cells.",
     )
     differences: bool = knob(
         False,

@@ -161,9 +161,9 @@ def _in_batch(condition: C, edit: Edit | None, latent: Any) -> tuple[C, Edit | N
     if images > count:
         if max(places) >= images:
             raise UserError(
-                f"condition: it has {images} entries, but latent_image holds image {max(places) + 1} of a larger "
-                "batch, for which there is no entry; give one entry for each image of latent_image, or one for each "
-                "image of the whole batch."
+                f"condition: it has {images} entries and none for image {max(places) + 1} of the whole batch, which "
+                "latent_image holds; give one entry for each image of latent_image, or one for each image of the "
+                "whole batch."
             )
         condition = cast(C, condition.of(places))
 

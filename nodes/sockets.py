@@ -370,7 +370,8 @@ def expect_kind_on(value: Any, kinds: tuple[str, ...], field: str, source: str) 
     stated = getattr(value, "kind", None)
     if not kind and isinstance(stated, str) and stated in VALUES:
         raise UserError(
-            f"{field}: the attribute fastar_version of this FastAR {stated} is not a whole number of 1 or more; {_ASK}."
+            f"{field}: this object states the kind {stated!r}, but its attribute fastar_version is not a whole number "
+            f"of 1 or more; {_ASK}."
         )
     if kind not in kinds:
         got = describe(value)

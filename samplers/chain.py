@@ -54,12 +54,11 @@ class DiffusionBatch:
     change: MeanAdjustment | None = None
 
     def some_steps(self, first: int, stop: int) -> DiffusionBatch:
-        """The same rows with only the steps ``first`` to ``stop - 1``."""
+        """The same rows, which have no fixed tokens, with only the steps ``first`` to ``stop - 1``."""
         return replace(
             self,
             noise=self.noise[first:stop],
             table=self.table.some_steps(first, stop),
-            given=None if self.given is None else self.given.some_steps(first, stop),
             change=None if self.change is None else self.change._replace(gamma=self.change.gamma[first:stop]),
         )
 
@@ -201,7 +200,7 @@ class StepNumbers(NamedTuple):
 
 
 class MeanNumbers(NamedTuple):
-    """The numbers of one step of which the mean and the std of the next state are made, fp32 [] or [N, 1 ...] each."""
+    """The numbers of one step that give the mean and the std of the next state, fp32 [] or [N, 1 ...] each."""
 
     mean_x: Tensor
     mean_out: Tensor
@@ -276,10 +275,6 @@ class FixedTokens:
     value: Tensor  # fp32 [N, *, c]
     free: Tensor  # bool, broadcast to [N, *, c]: True where nothing is fixed
 
-    def some_steps(self, first: int, stop: int) -> FixedTokens:
-        """The same with only the steps ``first`` to ``stop - 1``."""
-        return replace(self, t=self.t[first:stop])
-
     def follow(self, x: Tensor, k: int) -> Tensor:
         """States x [N, *, c] before step k, in which fixed tokens are on their path."""
         t = self.t[k]
@@ -350,7 +345,7 @@ class _WholeHead:
         ones = (1,) * (batch.z.ndim - 3)
         self._times = times.view(len(times), 1, -1, *ones, times.shape[-1])
 
-        # What the budget allows: rows of one step, and steps of all rows.
+        # How many rows of one step, and how many steps of all rows, fit the budget.
         branches, rows, *tokens, _ = batch.z.shape
         numbers_of_row = branches * math.prod(tokens) * head.modulation_numbers
         self._rows_at_once = max(1, budget // numbers_of_row)
@@ -360,7 +355,7 @@ class _WholeHead:
 class Head(_WholeHead):
     """Evaluates the whole head one step after another, for :func:`run_chain`."""
 
-    # The modulations that the newest product computed, step by step, [P, N, *, w'] each.
+    # The modulations from the newest product: a tuple for each step, with tensors [P, N, *, w'].
     _newest: Sequence[tuple[Tensor, ...]] = ()
 
     def step(self, k: int, inputs: StepInputs) -> StepResult:

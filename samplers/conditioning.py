@@ -292,14 +292,14 @@ def expect_editor(condition: AnyCondition, model: Any) -> None:
     Raises:
         UserError: the model reads another kind of condition, would ignore the image, or lacks a part.
     """
-    if not getattr(model, "reads_images", False):
+    if not getattr(model, "reads_images", False):  # models of most families do not say
         raise wrong_kind(condition, model.condition, model.name)
     if model.edits is False:
         raise UserError(
             f"condition: {model.name} was not trained to edit and would ignore the image; load {model.editor}, or "
             f"connect {MAKERS['prompt']}."
         )
-    if getattr(model, "vision_file", "") is None:
+    if model.lacks_reader:
         raise UserError(
             f"condition: the file of {model.name} lacks the part that reads images; get a file with all weights of the "
             "model."

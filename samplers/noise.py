@@ -5,8 +5,8 @@ batch.
 
 - :class:`PairedNoise`: noise for diffusion. Generators on the CPU make it, so the image does not depend on the device.
   The global RNG is not used.
-- :class:`CounterRNG`: random numbers for verifying drafts. Because it is unknown in advance how many a rejected draft
-  needs, each number is computed from a counter.
+- :class:`CounterRNG`: random numbers for verifying drafts. It is unknown in advance how many random numbers a rejected
+  draft needs, so each number is computed from a counter.
 - :class:`CellNoise`: random numbers for sampling discrete tokens, also computed from a counter; see
   ``tokens/token_noise.py``.
 
@@ -74,8 +74,8 @@ class PairedNoise:
         return out
 
     def orders(self, tokens: int) -> Tensor:
-        """A permutation of the token positions for each image, int64 [B, tokens]. The last position is decided
-        first.
+        """A permutation of the token positions for each image, int64 [B, tokens]. The position in the last entry is
+        decided first.
         """
         return torch.stack([torch.randperm(tokens, generator=g) for g in self._generators("order")])
 
@@ -173,7 +173,7 @@ class CellNoise(NamedTuple):
 
         ``cells``: int64 [n], or [B, n] if the images have different cells.
         """
-        # The counter is the key plus cell * 2^32 + value steps of GOLDEN; int64 arithmetic wraps around.
+        # The counter is key + (cell * 2^32 + value) * GOLDEN; int64 arithmetic wraps around.
         bits = mix_(self.keys + (cells * _CELL)[..., None] + self.steps)
         upper = (bits >> 32).bitwise_and_((1 << 32) - 1)
 

@@ -191,7 +191,7 @@ def make(kind: type[S], values: Mapping[str, Any]) -> S:
 def removed_from(kind: type[Settings]) -> dict[str, Any]:
     """Names of the settings that ``kind`` and its bases once had, with the values that now always apply."""
     found: dict[str, Any] = {}
-    for base in kind.__mro__:
+    for base in reversed(kind.__mro__):
         found |= vars(base).get("removed", {})
     return found
 

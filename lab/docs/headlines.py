@@ -112,7 +112,10 @@ SHOWN = {
     ("Parallel decoding", "LlamaGen"): ("no change at all", "LlamaGen with parallel decoding"),
     ("FastHybrid, balanced", "MAR"): ("mostly small changes", "MAR with FastHybrid, preset *balanced*"),
     (FEWER_DIFFUSION_STEPS, "MAR"): ("a different image", "MAR with fewer diffusion steps, no other change"),
-    (FEW_STEPS, "MAR"): ("a different image", "MAR with preset *few steps*: as LazyMAR *fast*, but without caches"),
+    (FEW_STEPS, "MAR"): (
+        "a different image",
+        "MAR with preset *few steps*: steps and order as LazyMAR *fast*, but no caches",
+    ),
     ("LazyMAR, fast", "MAR"): ("a different image", "MAR with LazyMAR, preset *fast*"),
 }
 

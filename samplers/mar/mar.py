@@ -292,7 +292,7 @@ def expect_full_head(settings: MARBase, is_full: bool) -> None:
 
 def annealed_tables(canvas: MARCanvas, level: int = 1) -> list[StepTable]:
     """The diffusion steps of each AR step. Their number falls until the last ``level`` AR steps, which all have the
-    smallest number.
+    smallest number; if there are no AR steps before these, all have the largest number.
     """
     first = canvas.settings.diffusion_steps
     last = canvas.settings.diffusion_steps_end

@@ -3,9 +3,10 @@
 Source: Nichol & Dhariwal 2021 (improved DDPM) as used by MAR (Li et al. 2024, arXiv 2406.11838, section 3.2).
 
 Reason for ``t_max``: every respacing of 1000 steps includes t = 999, where abar, the product of all 1 - beta up to t,
-is only 2.4e-9. The first of N steps multiplies the network's error by 1 / sqrt(alpha), where alpha is abar there
-divided by abar at the next lower timestep: by 316 at N = 100, and by 3493 at N = 10. If the first timestep is 950, the
-factor is 2.2 at N = 10, which small models and few steps need. The official models start at 999.
+is only 2.4e-9. The first of N steps multiplies the network's error by 1 / sqrt(alpha), where alpha is abar at t = 999
+divided by abar at the next lower timestep. This factor is 316 at N = 100, and 3493 at N = 10. If the first timestep is
+950, the factor is only 2.2 at N = 10. Small models, and runs with few steps, need such a small factor. The official
+models start at 999.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def cosine_betas(max_beta: float = MAX_BETA) -> Tensor:
 
 
 def respaced_timesteps(count: int, t_max: int = STEPS - 1) -> list[int]:
-    """The timesteps of a respacing to ``count`` steps, 1 to 1000, ascending. They are clipped at ``t_max``, so there
+    """The timesteps of a respacing to ``count`` steps (1 to 1000), ascending. They are clipped at ``t_max``, so there
     may be fewer. A single step has t = 0.
     """
     stride = (STEPS - 1) / (count - 1) if count > 1 else 1.0
@@ -126,11 +127,11 @@ def constants(timesteps: Sequence[int] = range(STEPS), max_beta: float = MAX_BET
 
     variance = betas * (1 - before) / (1 - abar)
     if len(kept) > 1:
-        # The variance of the lowest timestep is 0, so the variance of the timestep above it is used for its logarithm.
+        # The variance of the lowest timestep is 0 and has no logarithm, so that of the timestep above takes its place.
         clipped = torch.cat([variance[1:2], variance[1:]])
     else:
         # A single step has no timestep above it. The variance of the 1000-step diffusion is used, because the network
-        # learned its variances between this one and beta.
+        # was trained to choose a variance between that variance and beta.
         t = kept.clamp(min=1)
         clipped = trained[t] * (1 - trained_abar[t - 1]) / (1 - trained_abar[t])
 

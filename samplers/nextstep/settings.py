@@ -69,8 +69,8 @@ class NextStepSettings(Annealed):
         "calls are slow and cfg is low.",
         low=0, high=64, step=1, symbol="L", advanced=True,
         more="Guidance multiplies the differences between drafts and predictions, so few drafts are accepted at *cfg* "
-        "7.5. At 1, nothing is drafted, as at 0. With *solver* *ode*, which adds no noise, *speculation* has no "
-        "effect.")
+        "7.5. With *speculation* 1, nothing is drafted, as with 0. With *solver* *ode*, which adds no noise, "
+        "*speculation* has no effect.")
 
     @property
     def guides(self) -> bool:

@@ -42,7 +42,7 @@ class TokenCanvas(Canvas):
         if self.given is not None:
             given = self.given[:, : self.cells]
             values = torch.where(given >= 0, given, values)
-        return values.view(-1, *self.grid)
+        return super().to_latents(values)
 
 
 def token_canvas(

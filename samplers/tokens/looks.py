@@ -36,7 +36,7 @@ class FedRows(NamedTuple):
     special: Tensor | None = None
 
     def repeated(self, branches: int) -> FedRows:
-        """The same rows for all branches of guidance, if the images have different rows."""
+        """What the network reads of the rows, for all branches of guidance, if the images have different rows."""
         return self._replace(
             position=self.position.repeat(branches, 1),
             cache_slot=self.cache_slot.repeat(branches, 1),

@@ -303,6 +303,7 @@ def _check_positions(model: TokenModel, rows: int) -> None:
             f"detail of at most {room} codes."
         )
     raise UserError(
-        f"grid: {model.grid} x {model.grid} tokens after {rows} condition rows need {rows + model.tokens - 1} "
-        f"positions, but {name} has only {positions}; choose the grid that the checkpoint was trained for."
+        f"grid: {rows} condition rows and {model.grid} x {model.grid} tokens after them need "
+        f"{rows + model.tokens - 1} positions together, but {name} has only {positions}; choose the grid that the "
+        "checkpoint was trained for."
     )

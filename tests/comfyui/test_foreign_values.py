@@ -143,7 +143,7 @@ FOREIGN = {
     ),
     "no version": (
         "dict(kind='class', labels=[1], names=['x'])",
-        "condition: the attribute fastar_version of this FastAR class is not a whole number",
+        "condition: this object states the kind 'class', but its attribute fastar_version is not a whole number",
     ),
     "a prompt with a negative": (
         "dict(kind='prompt', fastar_version=1, texts=['a cat'], unconditional='Draw nothing.')",

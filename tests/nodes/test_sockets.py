@@ -135,10 +135,11 @@ REFUSED = {
     "another kind": (value("report"), "it got a report; connect the output of Class Label, Prompt"),
     "without a version": (
         SimpleNamespace(kind="class", labels=[1], names=["x"]),
-        "the attribute fastar_version of this FastAR class is not a whole number of 1 or more; report this",
+        "this object states the kind 'class', but its attribute fastar_version is not a whole number of 1 or more; "
+        "report this",
     ),
-    "a version that is none": (value("class", version="1", **LABELS), "FastAR class is not a whole number"),
-    "a version below 1": (value("class", version=0, **LABELS), "FastAR class is not a whole number"),
+    "a version that is none": (value("class", version="1", **LABELS), "fastar_version is not a whole number"),
+    "a version below 1": (value("class", version=0, **LABELS), "fastar_version is not a whole number"),
     "no image": (value("class", labels=[], names=[]), "the attribute labels is an empty list"),
     "a kind that is none": (value("cats"), "of the class SimpleNamespace.*; connect the output of Class Label"),
     "neither": (object(), "an object of the class object, which has no attribute fastar_version; connect the output"),

@@ -102,7 +102,7 @@ class CachedHead:
         self.report = report  # counts the work
 
         condition = head.cond_embed(batch.z.flatten(0, 1))
-        self.modulations = {}
+        self.modulations = {}  # iterators: run_chain takes the steps of a kind in their order
         for kind, which in schedule.of_kind.items():
             computed = condition if kind == FULL else condition[: self.tokens]
             self.modulations[kind] = step_modulations(head, net, kind, outer, batch.table.times[which], computed)
@@ -152,7 +152,7 @@ class CachedHeadEvaluation(HeadEvaluation):
 
 @recorded
 def keeping_step(
-    net: MAR, head: DiffusionHead, branches: int, modulations: Sequence[Tensor], inputs: StepInputs
+    net: MAR, head: DiffusionHead, branches: int, modulations: HeadModulations, inputs: StepInputs
 ) -> tuple[StepResult, HeadKept]:
     """A full step: :func:`evaluate_full`, then :func:`...chain.advance`. Returns the rows after the step, and what the
     next steps reuse.
@@ -168,7 +168,7 @@ def reusing_step(
     outer: Sequence[int],
     kept: HeadKept,
     edge: bool,
-    modulations: Sequence[Tensor],
+    modulations: HeadModulations,
     inputs: StepInputs,
 ) -> tuple[StepResult, HeadKept | None]:
     """A step between two full ones: :func:`evaluate_from_kept`, then :func:`...chain.advance`. Returns the rows after
@@ -178,9 +178,18 @@ def reusing_step(
     return net.compiled(advance, "diffusion steps")(inputs, out), changed
 
 
+class HeadModulations(NamedTuple):
+    """The modulations of a step, [R, w] each."""
+
+    shifts: Sequence[Tensor]  # one for each block that is computed
+    scales: Sequence[Tensor]
+    gates: Sequence[Tensor]  # at a reused step one for each outer block
+    of_last_layer: Sequence[Tensor]  # shift and scale
+
+
 def step_modulations(
     head: DiffusionHead, net: MAR, kind: str, outer: Sequence[int], times: Tensor, condition: Tensor
-) -> Iterator[tuple[Tensor, ...]]:
+) -> Iterator[HeadModulations]:
     """The head's modulations at every step of a kind, from time embeddings [S, w] and condition embeddings [R, w].
 
     One matrix product computes the modulations of many steps, so the weights are read only once for all these steps. An
@@ -200,7 +209,13 @@ def step_modulations(
             made = head.modulations(embedding, blocks)
         if net.records:  # a recorded function copies contiguous tensors fastest
             made = [m.contiguous() for m in made]
-        yield from zip(*made, strict=True)
+        for of_step in zip(*made, strict=True):
+            of_blocks, of_last_layer = of_step[:-_OF_LAST_LAYER], of_step[-_OF_LAST_LAYER:]
+            if kind == REUSED:
+                yield HeadModulations((), (), of_blocks, of_last_layer)
+            else:
+                shifts, scales, gates = (of_blocks[i::_OF_A_BLOCK] for i in range(_OF_A_BLOCK))
+                yield HeadModulations(shifts, scales, gates, of_last_layer)
 
 
 class HeadKept(NamedTuple):
@@ -212,7 +227,7 @@ class HeadKept(NamedTuple):
 
 
 def evaluate_full(
-    head: DiffusionHead, cfg: Tensor, branches: int, modulations: Sequence[Tensor], x: Tensor
+    head: DiffusionHead, cfg: Tensor, branches: int, modulations: HeadModulations, x: Tensor
 ) -> tuple[Tensor, HeadKept]:
     """Evaluate the head in full: noise and variance logits [P, N, 2 channels], and what the next steps reuse.
 
@@ -223,8 +238,7 @@ def evaluate_full(
     h = head.input_proj(torch.cat([x] * branches).to(head.input_proj.weight.dtype))
     states = [h]  # before each block, and after the last one
     mlps = []
-    of_blocks, of_last_layer = modulations[:-_OF_LAST_LAYER], modulations[-_OF_LAST_LAYER:]
-    shifts, scales, gates = of_blocks[0::_OF_A_BLOCK], of_blocks[1::_OF_A_BLOCK], of_blocks[2::_OF_A_BLOCK]
+    shifts, scales, gates, of_last_layer = modulations
     for j, block in enumerate(blocks):
         out = block.mlp(modulated(h, block.in_ln, shifts[j], scales[j]))
         h = torch.addcmul(h, gates[j], out)
@@ -247,7 +261,7 @@ def evaluate_full(
 
 
 def evaluate_from_kept(
-    head: DiffusionHead, outer: Sequence[int], kept: HeadKept, edge: bool, modulations: Sequence[Tensor], x: Tensor
+    head: DiffusionHead, outer: Sequence[int], kept: HeadKept, edge: bool, modulations: HeadModulations, x: Tensor
 ) -> tuple[Tensor, HeadKept | None]:
     """Evaluate the head with what was kept: noise and variance logits, fp32 [1, N, 2 channels], and what the next steps
     reuse, or None if this stays the same.
@@ -255,13 +269,8 @@ def evaluate_from_kept(
     ``x``: the states, fp32 [N, channels]. At an ``edge`` step the MLPs of the outer blocks are computed.
     """
     h = head.input_proj(x.to(head.input_proj.weight.dtype))
-    of_blocks, of_last_layer = modulations[:-_OF_LAST_LAYER], modulations[-_OF_LAST_LAYER:]
-    gates = of_blocks
-    mlps = kept.mlps
-    if edge:
-        shifts, scales, gates = of_blocks[0::_OF_A_BLOCK], of_blocks[1::_OF_A_BLOCK], of_blocks[2::_OF_A_BLOCK]
-        mlps = []
-
+    shifts, scales, gates, of_last_layer = modulations
+    mlps = [] if edge else kept.mlps
     for i, j in enumerate(outer):
         if edge:
             block = cast(HeadBlock, head.res_blocks[j])

@@ -157,7 +157,7 @@ class LazyTransformer(Transformer):
         if kept.rows is None:
             rows, encoder_rows = self._encode(step, self.kept_branches)
         else:
-            rows, encoder_rows = self._encode_more(kept, kept.rows, known, new)
+            rows, encoder_rows = self._encode_more(kept, known, new)
 
         # 2. The decoder computes the chosen rows. (8), (9)
         choose = None
@@ -194,12 +194,11 @@ class LazyTransformer(Transformer):
         fused = canvas.conditioning.fuse(x, of_encoder, branches > 1, cache=cache)
         return net.canvas(fused, known.repeat(branches, 1)), len(x) * x.shape[1]
 
-    def _encode_more(self, kept: TransformerKept, rows: Tensor, known: int, new: Tensor) -> tuple[Tensor, int]:
+    def _encode_more(self, kept: TransformerKept, known: int, new: Tensor) -> tuple[Tensor, int]:
         """Encode the new tokens, with the kept keys and values of earlier tokens. Returns the same as :meth:`_encode`.
 
         Args:
-            kept: its stores receive the new tokens' keys and values.
-            rows: the decoder's rows of the previous pass, in which this pass replaces the rows of the new tokens.
+            kept: its stores receive the new tokens' keys and values, and its rows of the new tokens are replaced.
             known: number of tokens that were decided before the previous pass.
             new: positions of the new tokens, int64 [B, n].
         """
@@ -211,8 +210,8 @@ class LazyTransformer(Transformer):
         x = net.encode_more(tokens, new.repeat(copies, 1), vectors, kept.encoder, known)
         fused = canvas.conditioning.extend(x, kept.language_model, known)
         class_rows_first = fused.roll(net.config.buffer, 1)  # encode_more returns them last
-        rows = net.canvas(class_rows_first, new.repeat(self.kept_branches, 1), rows=rows)
-        return rows, len(x) * x.shape[1]
+        kept.rows = net.canvas(class_rows_first, new.repeat(self.kept_branches, 1), rows=kept.rows)  # in place
+        return kept.rows, len(x) * x.shape[1]
 
     def _count(self, encoder_rows: int, entries: int, chosen: Tensor | None = None) -> None:
         """Add a pass to the report, and to the map of the tokens that came from the token cache.

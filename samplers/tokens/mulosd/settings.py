@@ -81,7 +81,7 @@ class MuLoSDSettings(TokenSettings):
         choices=(AT_ONCE, ONE_BY_ONE), advanced=True)
     repair: str = knob(LOCAL,
         "What is resampled after a rejection. Usual: local, which resamples the area around the rejected token; suffix "
-        "resamples every token after the rejected one and is there for comparison, as in the paper.",
+        "resamples every token after the rejected one; the paper compares the two.",
         choices=(LOCAL, SUFFIX), advanced=True,
         more="Earlier methods of speculative decoding work like *suffix*.")
     draft_parallel: int = knob(0,

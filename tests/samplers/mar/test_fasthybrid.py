@@ -12,7 +12,8 @@ from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
-from fastar_nodes.samplers.mar.fasthybrid import Guided, fasthybrid, guidance_weights
+from fastar_nodes.samplers.mar.fasthybrid import fasthybrid
+from fastar_nodes.samplers.mar.fasthybrid.refinement import Guided, guidance_weights
 from fastar_nodes.samplers.mar.fasthybrid.settings import FastHybridSettings
 from fastar_nodes.samplers.mar.mar import FullTransformer, annealed_tables, mar
 from fastar_nodes.samplers.mar.settings import MARSettings
