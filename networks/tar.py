@@ -73,7 +73,10 @@ class TarModel:
         """
         if not 0 <= scale < len(self.sides):
             known = " or ".join(str(side**2) for side in self.sides)
-            raise UserError(f"detail: {self.name} cannot write the chosen number of codes; choose {known}.")
+            raise UserError(
+                f"detail: {self.name} writes only {known} codes, so the menu's last choices are not possible; choose "
+                "an earlier one."
+            )
         expect_text(text)
 
         special = self.special

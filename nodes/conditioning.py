@@ -671,8 +671,8 @@ class ImageToCodesSettings(Settings):
         "Number of semantic codes that describe the image; fewer codes keep less of the image. Usual: 729, the number "
         "that Tar's training used most.",
         choices=DETAILS,
-        more="The menu offers the numbers of codes of the usual TA-Tok. If your TA-Tok gives other numbers of codes, "
-        "the menu shows these numbers instead.",
+        more="The numbers are those of the usual TA-Tok. With a TA-Tok that gives other numbers of codes, 729 stands "
+        "for its largest number, 169 for the second, and 81 for the third.",
     )
     images: int = _images("Number of variants of every image")
     dtype: str = knob(

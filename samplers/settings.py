@@ -71,7 +71,9 @@ class Guarantees(Settings):
 
     @property
     def approximates(self) -> bool:
-        """Whether a part of the method is on that changes the distribution of the images."""
+        """Whether a part of the method is on that changes the distribution of the images. Samplers of discrete tokens
+        leave this False and override :meth:`exact`, because their method may depend on the grid.
+        """
         return False
 
     @property

@@ -9,11 +9,11 @@ from .settings import TokenSettings
 
 
 def check_raster(name: str, model: TokenModel, settings: TokenSettings) -> None:
-    """Check a model and the settings of a sampler that decodes in raster order.
+    """Check a model and the settings of a sampler that decodes in raster order. ``name`` is the sampler's title.
 
     Raises:
         UserError: a PAR, a schedule that does not fit the model, or guidance of a model that was trained without a null
-            class. ``name`` is the sampler's title.
+            class.
     """
     raster_only(name, model)
     settings.schedule(model)

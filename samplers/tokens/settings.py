@@ -109,12 +109,12 @@ class TokenSettings(Guarantees):
         "2000 for class labels, 1000 for LlamaGen's text-to-image models, and 0 for Tar and Janus")
     top_p: float = top_p_knob(advanced=True)
     cfg_interval: int | None = knob(None,
-        "Guidance ends after this many decoding steps; without guidance, a step takes half the work. Usual: the number "
-        "of tokens of the image or more, which keeps guidance to the end.",
+        "Number of the last decoding step with guidance, counted from 0; without guidance, a step takes half the work. "
+        "Usual: the number of tokens of the image or more, which keeps guidance to the end.",
         low=0, high=65536, step=1, paper=4096, advanced=True)
 
-    # No field here, only the value of settings without the field. Every sampler has the setting, and declares it as its
-    # last field: a saved workflow stores the values of widgets in their order.
+    # Not a field, because inherited fields come first, and a saved workflow stores widgets in their order. So every
+    # sampler declares the field itself, as its last one; this is the value for settings without it.
     entropy_temperature = 0.0
 
     def schedule(self, model: TokenModel) -> Schedule:

@@ -44,8 +44,8 @@ class TarPromptSettings(Settings):
         "Number of semantic codes that describe the image; with fewer codes, Tar is faster and the description is "
         "vaguer. Usual: 729, the number with which Tar was trained most often.",
         choices=DETAILS,
-        more="The menu offers the numbers of codes that the usual Tar models can write. If the connected model writes "
-        "other numbers of codes, the menu shows these numbers instead.")
+        more="The numbers are those of the usual Tar models. With a model that writes other numbers of codes, 729 "
+        "stands for its largest number, 169 for the second, and 81 for the third.")
     temperature: float = knob(1.0,
         "Randomness of every code; lower is safer and less varied. Usual: 1; at 0, the model always takes the "
         "likeliest code.",

@@ -59,14 +59,14 @@ def fasthybrid(
 ) -> Sampler:
     """FastHybrid on MAR; see :func:`samplers.mar.mar.mar` for arguments and errors.
 
-    With ``lookahead`` 0 this is plain MAR bit for bit; with ``threshold`` above 1 every draft is rejected, and the
+    With ``lookahead`` 0 or 1 this is plain MAR bit for bit; with ``threshold`` above 1 every draft is rejected, and the
     result equals plain MAR within fp32 rounding.
     """
     canvas = mar_canvas("fasthybrid", model, condition, settings, noise, edit)
     order = canvas.order
     transformer = make_transformer(canvas)
     plain = Diffusion(canvas, transformer.head, annealed_tables(canvas))
-    if not settings.lookahead:
+    if settings.lookahead < 2:
         yield from decode(canvas, order.plan, transformer, plain)
         return canvas.finish()
 

@@ -59,7 +59,7 @@ class FastHybridSettings(DiSASettings):
         more="The paper's comparison uses 15 guided steps for *renoise*.")
 
     def streams(self) -> dict[str, int]:
-        guided = {"guided": self.guided_steps} if self.lookahead else {}
+        guided = {"guided": self.guided_steps} if self.lookahead > 1 else {}
         return super().streams() | guided
 
     @property
@@ -78,7 +78,7 @@ class FastHybridSettings(DiSASettings):
         """Number of AR steps in a lookahead that starts at AR step ``step``, including ``step``; 1 if nothing is
         drafted.
         """
-        return self.lookahead if self.lookahead and step >= self.lookahead_start else 1
+        return max(1, self.lookahead) if step >= self.lookahead_start else 1
 
     @property
     def approximates(self) -> bool:

@@ -149,7 +149,7 @@ class LazyTransformer(Transformer):
         """A pass between two refreshes, which computes less."""
         canvas = self.canvas
         net = canvas.model.net
-        known = canvas.order.starts[kept.step]  # tokens that were decided before the previous pass
+        known_count = canvas.order.starts[kept.step]  # tokens that were decided before the previous pass
         new = canvas.order.between(kept.step, step)  # decided since then
 
         # 1. With the encoder cache, the encoder reads only the new tokens, and the decoder's rows of all other tokens
@@ -157,13 +157,13 @@ class LazyTransformer(Transformer):
         if kept.rows is None:
             rows, encoder_rows = self._encode(step, self.kept_branches)
         else:
-            rows, encoder_rows = self._encode_more(kept, known, new)
+            rows, encoder_rows = self._encode_more(kept, known_count, new)
 
         # 2. The decoder computes the chosen rows. (8), (9)
         choose = None
         if kept.decoder is not None:
             must = torch.cat([wanted, new], dim=1) + net.config.buffer
-            choose = self.row_selection.choice(step, known, must.repeat(self.kept_branches, 1))
+            choose = self.row_selection.choice(step, known_count, must.repeat(self.kept_branches, 1))
         x = rows + net.decoder_pos_embed_learned
         features, chosen = run_decoder(net, x, wanted.repeat(self.kept_branches, 1), kept.decoder, choose)
 
@@ -194,12 +194,12 @@ class LazyTransformer(Transformer):
         fused = canvas.conditioning.fuse(x, of_encoder, branches > 1, cache=cache)
         return net.canvas(fused, known.repeat(branches, 1)), len(x) * x.shape[1]
 
-    def _encode_more(self, kept: TransformerKept, known: int, new: Tensor) -> tuple[Tensor, int]:
+    def _encode_more(self, kept: TransformerKept, known_count: int, new: Tensor) -> tuple[Tensor, int]:
         """Encode the new tokens, with the kept keys and values of earlier tokens. Returns the same as :meth:`_encode`.
 
         Args:
             kept: its stores receive the new tokens' keys and values, and its rows of the new tokens are replaced.
-            known: number of tokens that were decided before the previous pass.
+            known_count: number of tokens that were decided before the previous pass.
             new: positions of the new tokens, int64 [B, n].
         """
         canvas = self.canvas
@@ -207,8 +207,8 @@ class LazyTransformer(Transformer):
         copies = self.encoder_branches(self.kept_branches)
         vectors = self.vectors[: copies * self.images]
         tokens = canvas.values.repeat(copies, 1, 1)
-        x = net.encode_more(tokens, new.repeat(copies, 1), vectors, kept.encoder, known)
-        fused = canvas.conditioning.extend(x, kept.language_model, known)
+        x = net.encode_more(tokens, new.repeat(copies, 1), vectors, kept.encoder, known_count)
+        fused = canvas.conditioning.extend(x, kept.language_model, known_count)
         class_rows_first = fused.roll(net.config.buffer, 1)  # encode_more returns them last
         kept.rows = net.canvas(class_rows_first, new.repeat(self.kept_branches, 1), rows=kept.rows)  # in place
         return kept.rows, len(x) * x.shape[1]
@@ -280,11 +280,11 @@ class RowSelection:
             keys = row_keys(canvas.noise, "selection", self.total)
             self.random = CounterRNG(to_device(keys.flatten(), canvas.device))
 
-    def choice(self, step: int, known: int, must: Tensor) -> RowChoice | None:
+    def choice(self, step: int, known_count: int, must: Tensor) -> RowChoice | None:
         """Which rows to compute at an AR step; None for all.
 
         Args:
-            known: number of tokens that were decided before the previous pass.
+            known_count: number of tokens that were decided before the previous pass.
             must: rows of the wanted tokens, then of the new ones, int64 [E, m].
         """
         order = self.canvas.order.decision_order
@@ -292,10 +292,10 @@ class RowSelection:
 
         rank = None  # the rows are ranked by similarity
         if self.selection == "decided":
-            size = known + must.shape[1]  # known + new + wanted
+            size = known_count + must.shape[1]  # known + new + wanted
             rank = self._first(order[:, :start])
         elif self.selection == "undecided":
-            size = self.canvas.cells - known  # new + wanted + others
+            size = self.canvas.cells - known_count  # new + wanted + others
             rank = self._first(order[:, start:])
         else:
             size = max(must.shape[1] + self.spare, int(self.total * self.share[step]))

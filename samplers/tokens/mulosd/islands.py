@@ -39,7 +39,9 @@ class Repair(NamedTuple):
         return np.where(self.islands > 0, resampled, ACCEPTED).astype(np.uint8)
 
     def counts(self) -> dict[str, int]:
-        """Counts for the report."""
+        """Counts for the report: drafts that passed the test, drafts that failed it, and the expanded ones of those
+        that passed; islands; waves.
+        """
         expanded = (self.islands > 0) & ~self.rejected
         return {
             "accepted": int((~self.rejected).sum()),
@@ -107,7 +109,7 @@ def islands(region: np.ndarray) -> np.ndarray:
     greatest = weight
     while True:
         spread = F.max_pool2d(greatest, 3, 1, 1) * inside
-        if np.array_equal(spread, greatest):
+        if np.array_equal(spread, greatest):  # on the host; a test forbids torch.equal, which may wait for a device
             break
         greatest = spread
 
