@@ -52,7 +52,7 @@ def test_random_weights_are_drawn_from_and_repeatable(tiny):
     condition, settings = PromptCondition(("a boat",)), MARSettings(steps=4, diffusion_steps=3)
     latents = finish(mar(tiny, condition, settings, PairedNoise(1, range(1)))).latents
     assert latents.isfinite().all() and tiny.name == "tiny, random weights"
-    with pytest.raises(Exception, match="llamagen samples .* but Harmon-0.5B is not one"):
+    with pytest.raises(Exception, match="llamagen works with a LlamaGen .* but not with Harmon-0.5B"):
         random_models("Harmon-0.5B", [find("llamagen")], "fp32", torch.device("cpu"))
 
 

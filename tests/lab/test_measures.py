@@ -320,7 +320,7 @@ def test_a_folder_that_is_not_writable_is_refused_before_a_picture_is_read(store
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     monkeypatch.setattr(Path, "write_bytes", read_only)
-    with pytest.raises(UserError, match="^folder: .*cannot be written .Read-only file system.; name a folder that"):
+    with pytest.raises(UserError, match="^folder: .*cannot be written .Read-only file system.; choose a folder that"):
         evaluate(store, ["psnr"], means())
 
 
