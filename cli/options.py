@@ -58,7 +58,7 @@ def model_options(parser: argparse.ArgumentParser) -> None:
         default=AUTO,
         choices=(AUTO, *ALL_DTYPES),
         help="precision of the weights; default auto; int8 and fp8 store the transformer blocks in 8 bits, int4 and "
-        "int4-g64 in fewer bits, all of which change the image",
+        "int4-g64 in fewer bits; each of these four changes the image",
     )
     add(
         "--weights",

@@ -127,7 +127,7 @@ def constants(timesteps: Sequence[int] = range(STEPS), max_beta: float = MAX_BET
 
     variance = betas * (1 - before) / (1 - abar)
     if len(kept) > 1:
-        # The variance of the lowest timestep is 0 and has no logarithm, so that of the timestep above takes its place.
+        # The variance of the lowest timestep is 0, which has no logarithm. That of the next timestep replaces it.
         clipped = torch.cat([variance[1:2], variance[1:]])
     else:
         # A single step has no timestep above it. The variance of the 1000-step diffusion is used, because the network

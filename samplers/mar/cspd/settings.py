@@ -39,12 +39,12 @@ class CSpDSettings(MARBase):
         advanced=True,
         more="The paper calls this setting *trajectory alignment*. In the modes *paper* and *lossless*, both models "
             "always use the same noise.")
-    speculation: int = knob(0, "Used only if 'mode' is 'lossless': the target drafts this many of its own diffusion "
+    speculation: int = knob(0, "Only for mode 'lossless': the target drafts this many of its own diffusion "
     "steps and verifies them in one call, which does not change the distribution. Usual: 8; at 0 or 1, the target "
     "does not draft.",
         low=0, high=64, step=1, symbol="L", advanced=True,
         more="With a higher number, the diffusion head runs less often, but computes more at once, which is slower on "
-            "a CPU.")
+            "a CPU. The other modes refuse any value above 1.")
 
     @property
     def window(self) -> int:

@@ -102,7 +102,7 @@ class CachedHead:
         self.report = report  # counts the work
 
         condition = head.cond_embed(batch.z.flatten(0, 1))
-        self.modulations = {}  # iterators: run_chain takes the steps of a kind in their order
+        self.modulations = {}  # an iterator for each kind, because run_chain takes the steps in order
         for kind, which in schedule.of_kind.items():
             computed = condition if kind == FULL else condition[: self.tokens]
             self.modulations[kind] = step_modulations(head, net, kind, outer, batch.table.times[which], computed)

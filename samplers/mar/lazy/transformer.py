@@ -122,8 +122,8 @@ class LazyTransformer(Transformer):
         if due.encoder_rows:
             kept.rows = rows[: self.entries].clone()
 
-        # 2. The decoder computes all rows. Only its last block computes fewer: the wanted ones, or those of all tokens
-        # if later passes may need the tokens' residual.
+        # 2. The decoder computes all rows. Only its last block computes fewer: the rows of the wanted tokens or, if
+        # later passes need the residual, the rows of all tokens.
         wanted = wanted.repeat(self.branches, 1)
         of_last_block = wanted
         if due.residual:
