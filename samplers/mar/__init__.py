@@ -1,1 +1,1 @@
-"""Samplers of masked continuous tokens: MAR first (``mar.py``), then GtR, LazyMAR, FastHybrid and CSpD."""
+"""Samplers for masked models of continuous tokens: MAR (``mar.py``), and GtR, LazyMAR, FastHybrid and CSpD."""

@@ -1,6 +1,10 @@
-"""The canvas of MAR-like models: which tokens each AR step decides, and the checks before a generation.
+"""The canvas of MAR-like models: the state of the images while a sampler generates them.
 
-Source: Li et al. 2024 (arXiv 2406.11838), section 3. Shapes: B images, L tokens of c channels.
+An AR step is one of the steps in which the sampler decides the tokens of the images. :class:`Order` says which tokens
+each AR step decides. :func:`mar_canvas` checks the inputs of a sampler and makes the canvas.
+
+Source: Li et al. 2024 (arXiv 2406.11838), section 3. Shapes: B images, L tokens of c channels, S diffusion steps, and
+P branches of guidance (2 with guidance, 1 without). A position is the index of a token in its image, row by row.
 """
 
 from __future__ import annotations
@@ -27,26 +31,26 @@ from .tables import Respacing, respacing
 
 
 class Order:
-    """Which positions each AR step decides, and its guidance scale.
+    """Which positions each AR step decides, and with which guidance scale.
 
-    The order is known before the first AR step. A new method that chooses the positions of an AR step by itself reads
-    the candidates with :meth:`next` and writes its choice with :meth:`choose`. The samplers of FastAR choose none;
+    The order is known before the first AR step. A new method may choose the positions of an AR step itself: it reads
+    the candidates with :meth:`next` and writes its choice with :meth:`choose`. No sampler of FastAR does this;
     CONTRIBUTING.md has an example.
 
     Args:
-        reversed_orders: int64 [B, L], a permutation per image; the last position is decided first.
-        settings: the settings with the numbers of AR steps and the guidance.
-        again: bool [B, L], positions to decide, the same number in every image; None for all.
+        reversed_orders: int64 [B, L], a permutation of the positions per image; the last position is decided first.
+        settings: the settings that give the number of AR steps and the guidance.
+        again: bool [B, L], the positions to decide, the same number in every image; None to decide all positions.
     """
 
     steps: int  # AR steps
     # One entry for each AR step, the same for all images:
-    starts: list[int]  # how many positions are decided before it
-    ends: list[int]  # how many positions are decided after it
-    sizes: list[int]  # how many positions it decides
+    starts: list[int]  # number of positions decided before the AR step
+    ends: list[int]  # number of positions decided once the AR step is done
+    sizes: list[int]  # number of positions that the AR step decides
     cfg: list[float]  # guidance scale
-    decision_order: Tensor  # int64 [B, L], positions in the order in which they are decided; fixed ones first
-    scale: Tensor  # guidance scale fp32 [B, L] of every position
+    decision_order: Tensor  # int64 [B, L], the positions in the order of their decision; fixed ones first
+    scale: Tensor  # fp32 [B, L], the guidance scale of every position
 
     def __init__(self, reversed_orders: Tensor, settings: MARBase, again: Tensor | None = None):
         tokens = reversed_orders.shape[1]
@@ -62,7 +66,8 @@ class Order:
             # The published code's last mask length is 1, so its linear guidance ends just short of cfg.
             self.cfg = [1 + (settings.cfg - 1) * (tokens - max(1, masked)) / tokens for masked in left]
 
-        # The published code masks the front of an order, and decides from its end. Fixed positions come first.
+        # The published code decides an order from its end, so the order is reversed here. In an edit, the positions
+        # with fixed tokens come first.
         self.decision_order = reversed_orders.flip(1)
         if again is not None:
             self.decision_order = with_first(self.decision_order, ~again)
@@ -72,30 +77,32 @@ class Order:
         self.scale = self._scale_of_positions()
 
     def _scale_of_positions(self) -> Tensor:
-        """The guidance scale of every position: the scale of the AR step that decides it."""
+        """The guidance scale of every position, fp32 [B, L]: the scale of the AR step that decides the position."""
         return torch.empty_like(self._scale_in_order).scatter(1, self.decision_order, self._scale_in_order)
 
     @property
     def plan(self) -> dict[int, Tensor]:
-        """The positions of every AR step, int64 [B, n] each."""
+        """The positions that each AR step decides, int64 [B, n], by the number of the AR step."""
         return {step: self.ahead(step) for step in range(self.steps)}
 
     def ahead(self, step: int, reach: int = 1) -> Tensor:
-        """int64 [B, M]: positions that steps ``step .. step + reach - 1`` decide, in the order of the steps."""
+        """The positions that ``reach`` AR steps from ``step`` on decide, int64 [B, M], in the order of these AR steps.
+        Near the end there may be fewer AR steps.
+        """
         return self.decision_order[:, self.starts[step] : self.ends[min(step + reach, self.steps) - 1]]
 
     def between(self, first: int, stop: int) -> Tensor:
-        """int64 [B, M]: positions decided before AR step ``stop``, but not before ``first``."""
+        """The positions that the AR steps ``first`` to ``stop - 1`` decide, int64 [B, M]."""
         return self.decision_order[:, self.starts[first] : self.starts[stop]]
 
     def next(self, step: int, count: int) -> Tensor:
-        """int64 [B, M]: the ``count`` positions that come next at ``step``, or all that are left if these are fewer."""
+        """The next ``count`` positions to decide at AR step ``step``, int64 [B, M]; fewer if fewer are left."""
         start = self.starts[step]
         return self.decision_order[:, start : start + count]
 
     def choose(self, step: int, positions: Tensor) -> None:
-        """Let ``step`` decide these undecided positions, int64 [B, n], where n is the size of the step. All other
-        undecided positions keep their order.
+        """Let AR step ``step`` decide ``positions``, int64 [B, n], which must be undecided; n is the size of the AR
+        step. All other undecided positions keep their order.
         """
         start = self.starts[step]
         left = self.decision_order[:, start:]
@@ -106,19 +113,19 @@ class Order:
         self.scale = self._scale_of_positions()
 
     def decided_before(self, step: int) -> Tensor:
-        """int64 [B, K]: positions decided before ``step``, ascending."""
+        """The positions decided before AR step ``step``, int64 [B, K], ascending."""
         return self.decision_order[:, : self.starts[step]].sort(dim=1).values
 
     def decided_before_each(self, images: Tensor, steps: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        """The positions decided before an AR step, for R rows, each of which is an image at its own AR step.
+        """:meth:`decided_before` for R rows, each of which is an image at its own AR step.
 
         Args:
             images: int64 [R], the image of each row.
             steps: the AR step of each row.
 
         Returns:
-            int64 [R, K], the positions of each row, ascending and then padded; and a mask, bool [R, K], which is False
-            on padding. The mask is None if there is no padding.
+            The positions of each row, int64 [R, K], ascending, with padding after them; and a mask, bool [R, K], which
+            is False on padding. The mask is None if there is no padding.
         """
         counts = [self.starts[step] for step in steps]
         most = max(counts)
@@ -126,7 +133,7 @@ class Order:
         if min(counts) == most:
             return known.sort(dim=1).values, None
 
-        # While they are sorted, padded entries have a number above every position, so they come last.
+        # For the sort, the padding gets a number above every position, so it comes last.
         last = self.decision_order.shape[1] - 1
         mask = torch.arange(most, device=known.device) < to_device(torch.tensor(counts), known.device)[:, None]
         padded_last = torch.where(mask, known, last + 1).sort(dim=1).values
@@ -134,8 +141,8 @@ class Order:
 
 
 def with_first(order: Tensor, first: Tensor) -> Tensor:
-    """Move the positions that are ``first``, bool [B, L], to the front of ``order``, int64 [B, n]. Within the moved
-    positions, and within the others, the order stays the same.
+    """Move the positions where ``first``, bool [B, L], is True to the front of ``order``, int64 [B, n]. The moved
+    positions keep their order, and so do all other positions.
     """
     is_later = (~first).gather(1, order).to(torch.uint8)
     return order.gather(1, is_later.argsort(dim=1, stable=True))
@@ -143,38 +150,40 @@ def with_first(order: Tensor, first: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Tokens:
-    """N tokens of a batch of images; the images may have different numbers of tokens. For example, three tokens of two
-    images, from the positions of both images and a mask that is True at three of these positions::
+    """N tokens of a batch of images; the images may have different numbers of tokens. In this example, a mask chooses
+    three tokens from the positions of two images. Each row of ``positions`` and of ``mask`` is an image::
 
         positions    5 2 7        mask    0 1 0        image       0 1 1
                      4 0 1                1 0 1        position    2 4 1
                                                        column      1 0 2
     """
 
-    # Image and position, int64 [N] each: ``values[tokens.index]`` are the tokens' entries of values [B, L, ...].
+    # Image and position of each token, int64 [N] each. For values [B, L, ...] of all tokens, ``values[tokens.index]``
+    # are the values of these tokens.
     index: tuple[Tensor, Tensor]
-    # int64 [N], index of each token among the positions from which it was chosen; None if all of them were chosen, one
-    # image after another.
+    # int64 [N], the index of each token among the positions of its image from which it was chosen. None if all of these
+    # positions were chosen, one image after another.
     column: Tensor | None = None
 
     @staticmethod
     def all(positions: Tensor) -> Tokens:
-        """All tokens at positions, int64 [B, n], one image after another."""
+        """All tokens at ``positions``, int64 [B, n], one image after another."""
         image = torch.arange(len(positions), device=positions.device).repeat_interleave(positions.shape[1])
         return Tokens((image, positions.flatten()))
 
     @staticmethod
     def in_columns(columns: Tensor, positions: Tensor) -> Tokens:
-        """The tokens in some columns, int64 [B, m], of positions, int64 [B, n], one image after another."""
+        """The tokens in these ``columns``, int64 [B, m], of ``positions``, int64 [B, n], one image after another."""
         image = torch.arange(len(columns), device=columns.device).repeat_interleave(columns.shape[1])
         column = columns.flatten()
         return Tokens((image, positions[image, column]), column)
 
     @staticmethod
     def step_by_step(positions: Sequence[Tensor]) -> Tokens:
-        """All tokens of several AR steps, one AR step after another, and in each step one image after another.
+        """All tokens of several AR steps, one AR step after another, and in each AR step one image after another.
 
-        ``positions``: int64 [B, n] of each AR step. The columns count the positions of all these steps side by side.
+        ``positions``: int64 [B, n] for each AR step. The columns of the result are indices into the positions of all
+        these AR steps side by side.
         """
         side_by_side = torch.cat([*positions], 1)
         columns = torch.arange(side_by_side.shape[1], device=side_by_side.device).expand_as(side_by_side)
@@ -189,36 +198,38 @@ class Tokens:
 
 
 class StreamNoise(NamedTuple):
-    """Noise of every token, fp32."""
+    """The noise of one stream for every token, fp32. A stream is a sequence of random numbers with a name; for example,
+    the stream "full" is for the diffusion of plain MAR.
+    """
 
-    start: Tensor  # state before the first diffusion step, [B, L, c]
-    steps: Tensor  # noise of each step, [S, B, L, c]
+    start: Tensor  # the state before the first diffusion step, [B, L, c]
+    steps: Tensor  # the noise of each diffusion step, [S, B, L, c]
 
 
 @dataclass(eq=False)
 class MARCanvas(Canvas):
-    """The canvas of a MAR. ``values`` are the tokens, fp32 [B, L, c]. Outside its mask, an edit returns the latents
-    that it starts from, bit for bit.
+    """The canvas of a MAR model. ``values`` are the tokens, fp32 [B, L, c]. In an edit, the resulting latents outside
+    the mask are bit-identical to the latents that the edit starts from.
     """
 
     model: MARModel
-    settings: Any  # MARBase with the settings of the sampler
+    settings: Any  # the settings of the sampler, a MARBase
     noise: PairedNoise
     order: Order = field(kw_only=True)
     conditioning: Conditioning = field(kw_only=True)  # the condition as the network reads it
-    start: Tensor | None = field(default=None, kw_only=True)  # decoder latents [1 or B, C, H, W] of an edit
-    # int32 [B, L], how often a token's decoder rows came from LazyMAR's cache; None where they never do.
+    start: Tensor | None = field(default=None, kw_only=True)  # latents that an edit starts from, fp32 [1 or B, C, H, W]
+    # int32 [B, L], how often each token's decoder rows came from LazyMAR's cache; None without this cache.
     cached: Tensor | None = field(default=None, kw_only=True)
 
-    guided: bool = field(init=False)  # whether there is a null branch
-    # bool [B, L], the positions at which CSpD has written drafts since drafts were last discarded. A position stays in
-    # it after its draft has been verified.
+    guided: bool = field(init=False)  # whether guidance is on, so there is a branch without the condition
+    # bool [B, L], the positions at which CSpD has written drafts since it last discarded drafts. A position stays True
+    # after its draft has been verified.
     drafted: Tensor = field(init=False)
-    # The timestep from which every token is denoised. A draft model and the shorter respacings of DiSA and FastHybrid
-    # start from the same timestep.
+    # The diffusion timestep from which every token is denoised. A draft model starts from the same timestep, and so do
+    # the shorter diffusions of DiSA and FastHybrid.
     first_timestep: int = field(init=False)
     # The timestep from which plain MAR denoises every token; :attr:`first_timestep` is lower if the settings clip it.
-    # The noise has an entry for every step of a respacing from this timestep, so it is the noise of plain MAR.
+    # The noise has an entry for every step of a diffusion from this timestep, so it is identical to plain MAR's noise.
     noise_timestep: int = field(init=False)
 
     def __post_init__(self) -> None:
@@ -234,10 +245,10 @@ class MARCanvas(Canvas):
             self.first_timestep = min(self.first_timestep, CLIPPED)
 
     def with_model(self, model: MARModel, condition: ClassOrPrompt, report: Report) -> MARCanvas:
-        """A canvas on which another model works on the same images, and another report counts the work.
+        """A canvas of the same images for another model, with another report that counts the model's work.
 
-        Both canvases share everything else, such as tokens, drafts, measured seconds, and the timestep at which
-        diffusion starts.
+        Both canvases share everything else, such as the tokens, the drafts, the measured seconds, and the timestep at
+        which the diffusion starts.
         """
         model.net.begin_run()
         other = copy(self)
@@ -252,12 +263,12 @@ class MARCanvas(Canvas):
         return super().decided | self.drafted
 
     def draft(self, positions: Tensor, values: Tensor) -> None:
-        """Write drafts at positions that are not decided yet, int64 [B, n]. ``values``: fp32 [B, n, c]."""
+        """Write the drafts ``values``, fp32 [B, n, c], at ``positions``, int64 [B, n], which are not decided yet."""
         self.drafted.scatter_(1, positions, True)
         self.values.scatter_(1, positions[..., None].expand_as(values), values)
 
     def discard_drafts(self) -> None:
-        """Count no position as drafted any more. The drafts' values stay until other values are written over them."""
+        """Mark no position as drafted any more. The values of the drafts stay until other values replace them."""
         self.drafted.fill_(False)
 
     def to_latents(self, values: Tensor) -> Tensor:
@@ -280,21 +291,25 @@ class MARCanvas(Canvas):
     # --- the diffusion of a token
 
     def respacing(self, count: int) -> Respacing:
-        """The diffusion in ``count`` steps, or fewer; see :func:`.tables.respacing`."""
+        """The numbers of a diffusion in at most ``count`` steps; see :func:`.tables.respacing`."""
         return respacing(count, self.first_timestep, self.model.max_beta)
 
     def step_table(self, count: int) -> chain.StepTable:
-        """The steps of :meth:`respacing` on the device, with which tokens are sampled."""
+        """The steps of :meth:`respacing`, on the device. As usual in MAR, the last step adds no noise."""
         respaced = self.respacing(count)
         return chain.step_table(respaced.without_last_noise, self.time_embeddings(respaced))
 
     @torch.no_grad()
     def time_embeddings(self, respaced: Respacing) -> Tensor:
-        """The head's embeddings of the timesteps, [S, w], highest timestep first."""
+        """The diffusion head's embeddings of the timesteps, [S, w], highest timestep first; w is the head's width."""
         return self.model.net.head.time_embed(to_device(respaced.timestep_map.flip(0), self.device))
 
     def noise_of(self, stream: str) -> StreamNoise:
-        """The noise of a stream for every token, on the device. The settings declare the stream's diffusion steps."""
+        """The noise of a stream for every token, on the device.
+
+        Raises:
+            LookupError: the settings do not declare how many diffusion steps the stream has.
+        """
         streams = self.settings.streams()
         if stream not in streams:
             raise LookupError(
@@ -315,10 +330,11 @@ class MARCanvas(Canvas):
         Args:
             table: the diffusion steps to take.
             tokens: the N tokens.
-            z: conditions [P, B, n, C] of the positions from which the tokens were chosen.
-            noise: noise of all tokens; ``table`` may have fewer steps than the noise.
-            step: AR step whose guidance scale all tokens get; None: each token gets the guidance scale of the AR step
-                that decides it.
+            z: the transformer's output for the positions from which the tokens were chosen, [P, B, n, C], where C is
+                the transformer's width.
+            noise: noise of all tokens of the images; it may have more diffusion steps than ``table``.
+            step: the AR step whose guidance scale all tokens get. None: each token gets the guidance scale of the AR
+                step that decides it.
         """
         image, position = tokens.index
         of_tokens = z.flatten(1, 2) if tokens.column is None else z[:, image, tokens.column]  # [P, N, C]
@@ -342,7 +358,11 @@ def mar_canvas(
     noise: PairedNoise,
     edit: Edit | None,
 ) -> MARCanvas:
-    """Check the inputs and return the canvas of a generation. Its seconds include reading the condition."""
+    """Check the inputs of a sampler and return the canvas. The canvas's clock includes the time to read the condition.
+
+    Raises:
+        UserError: the inputs do not fit the model, or do not fit each other.
+    """
     c = model.net.config
     expect_kind(condition, model.condition, model.name)
     report = start_report(name, model, condition, settings, noise)
@@ -375,11 +395,11 @@ def mar_canvas(
 
 
 def edited(model: MARModel, edit: Edit, images: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """The latents of an edit, fp32 [1 or B, C, H, W], and which tokens to sample, bool [B, L].
+    """The latents that an edit starts from, fp32 [1 or B, C, H, W], and which tokens to sample, bool [B, L].
 
     Raises:
-        UserError: see :meth:`Edit.token_mask`; latents of another shape or far outside a decoder's, or masks that cover
-            different numbers of tokens in one batch.
+        UserError: see :meth:`Edit.token_mask`; also latents whose shape does not fit the model, latents far outside the
+            range of a decoder, or masks that cover different numbers of tokens in one batch.
     """
     c = model.net.config
     want = (c.channels // model.patch**2, c.grid * model.patch, c.grid * model.patch)

@@ -1,17 +1,19 @@
-"""GtR: the tokens on one colour of a checkerboard are decided slowly, those on the other colour in few AR steps.
+"""GtR: the tokens on one colour of a checkerboard are decided in many AR steps, and the other tokens in one or two.
 
 Source: Yan et al., "Generation then Reconstruction: Accelerating Masked Autoregressive Models via Two-Stage Sampling"
-(ICLR 2026, arXiv 2510.17171). No code was published; what the paper leaves open is chosen here and named in
-docs/papers.md.
+(ICLR 2026, arXiv 2510.17171). The authors published no code; docs/papers.md names our choices where the paper leaves
+something open.
 
-1. *order and sizes*: the cells of even row + column are the structure. Of 256 tokens, these are 128. They are divided
-   into three stages of 32, 32 and 64 tokens, for which 12, 3 and 1 AR steps are taken. An AR step of these stages
-   decides 2.67, 10.67 and 64 tokens on average. The other 128 tokens are reconstructed from the structure in one or
-   two AR steps. :meth:`GtRSettings.orders` and :meth:`GtRSettings.left` are this plan.
+1. *order and sizes*: a cell is the place of a token in the image. The cells whose row + column is even are the
+   *structure*, 128 of 256 tokens. GtR divides the structure into three stages of 32, 32 and 64 tokens, and decides them
+   in 12, 3 and 1 AR steps. An AR step of these stages decides 2.67, 10.67 and 64 tokens on average. The last stage, the
+   *reconstruction*, decides the other 128 tokens in one or two AR steps. :meth:`GtRSettings.orders` and
+   :meth:`GtRSettings.left` implement this plan.
 2. *diffusion steps*: their number falls from one AR step of the structure to the next. The reconstruction takes the
    smallest number.
-3. *frequency-weighted token selection* (FTS): the tokens of an AR step whose conditions z have most energy in high
-   frequencies take the first AR step's number of diffusion steps. The other tokens take the AR step's own number.
+3. *frequency-weighted token selection* (FTS): in each AR step, the tokens with most detail take the first AR step's
+   number of diffusion steps. The other tokens take the AR step's own number. Detail is estimated from the condition z,
+   the transformer's output for a token: more energy, above all in high frequencies, means more detail.
 """
 
 from __future__ import annotations
@@ -39,25 +41,24 @@ from .settings import DiSASettings
 
 # ------------------------------------------------------------------------------------------------ the settings
 
-# How GtR divides the cells of a checkerboard into stages: as in the paper, or as FastAR did in its first months, for
-# workflows that were saved then.
+# How GtR divides the cells into stages: as in the paper, or in quarters, for workflows from FastAR's first months.
 PAPER = "paper"
 QUARTERS = "quarters"
 
-# In each field: first the default and the help sentence, then the range.
+# Each field states its default and its help text first, then its range.
 # fmt: off
 
 
 @dataclass(frozen=True)
 class GtRSettings(DiSASettings):
-    """GtR (ICLR 2026): one colour of a checkerboard slowly, then the other in few AR steps.
+    """Settings of GtR.
 
-    The first AR step and the tokens with most detail take ``diffusion_steps``, the reconstruction
-    ``diffusion_steps_end``.
+    The first AR step and the tokens with most detail take ``diffusion_steps`` diffusion steps; the reconstruction
+    takes ``diffusion_steps_end``.
     """
 
     fewest_steps: ClassVar[int] = 4
-    another_image: ClassVar[bool] = True  # the order is a checkerboard's
+    another_image: ClassVar[bool] = True  # because the order of the tokens is different
 
     steps: int = knob(17, "Number of AR steps (the steps in which the tokens of the image are decided), including "
         "reconstruction_steps; more is slower and finer. Usual: 17 for 256 tokens, as in the paper, and 6 to 9 for the "
@@ -90,7 +91,7 @@ class GtRSettings(DiSASettings):
     # fmt: on
     @property
     def stage_steps(self) -> tuple[int, ...]:
-        """AR steps of the stages, the reconstruction last.
+        """Number of AR steps of each stage, the reconstruction last.
 
         Raises:
             UserError: the reconstruction leaves fewer than one AR step for each other stage.
@@ -118,10 +119,12 @@ class GtRSettings(DiSASettings):
         return first, second, left - second, last
 
     def stage_sizes(self, grid: int, again: Tensor | None = None) -> tuple[int, ...]:
-        """Tokens of the stages, the reconstruction last, counted on the grid; see :meth:`left`.
+        """Number of tokens of each stage, the reconstruction last.
+
+        ``grid``: tokens along one side of the image; ``again``: see :meth:`MARBase.left`.
 
         Raises:
-            UserError: an edit whose images have stages of different sizes.
+            UserError: in an edit, a stage has different numbers of tokens in different images.
         """
         stages = stages_of_cells(grid, self.stages)
         count = 4 if self.stages == PAPER else 3
@@ -148,8 +151,8 @@ class GtRSettings(DiSASettings):
         """See :meth:`MARBase.left`. In an edit, a stage with fewer tokens than AR steps decides one token per step.
 
         Raises:
-            UserError: more AR steps than tokens, in a whole image or in one of its stages; too few for the stages; an
-                edit whose images have stages of different sizes.
+            UserError: more AR steps than tokens, in a whole image or in one of its stages; too few AR steps for the
+                stages; an edit in which a stage has different numbers of tokens in different images.
         """
         if not self.reconstruction_steps:
             return super().left(tokens, again)
@@ -166,8 +169,8 @@ class GtRSettings(DiSASettings):
         return staged_after(sizes, self.stage_steps)
 
     def reconstruction(self, tokens: int, again: Tensor | None = None) -> int:
-        """AR steps of the reconstruction; arguments as for :meth:`left`. They are fewer than ``reconstruction_steps``
-        in an edit that leaves fewer tokens to reconstruct.
+        """Number of AR steps of the reconstruction; arguments as for :meth:`left`. An edit with fewer tokens to
+        reconstruct than ``reconstruction_steps`` takes one AR step for each of these tokens.
         """
         if not self.reconstruction_steps:
             return 0
@@ -186,9 +189,9 @@ class GtRSettings(DiSASettings):
 def stages_of_cells(grid: int, stages: str) -> Tensor:
     """GtR's stage of every cell of a ``grid`` x ``grid`` image, int64 [L]; the last stage is the reconstruction.
 
-    The cells whose row + column is even are the structure. The paper halves them, and halves one half again, so the
-    first three stages are an eighth, an eighth and a quarter of all cells. Stages of an 8 x 8 grid, PAPER to the left,
-    QUARTERS to the right::
+    The paper halves the structure, and then halves one half again. So the first three stages are an eighth, an eighth
+    and a quarter of all cells. QUARTERS joins the first two stages. Stages of an 8 x 8 grid, PAPER on the left and
+    QUARTERS on the right::
 
         0 3 1 3 0 3 1 3      0 2 0 2 0 2 0 2
         3 2 3 2 3 2 3 2      2 1 2 1 2 1 2 1
@@ -203,7 +206,7 @@ def stages_of_cells(grid: int, stages: str) -> Tensor:
     row = cell // grid
     diagonal = row + cell % grid
 
-    # The reconstruction, then the structure, then the half of the structure that lies in even rows.
+    # All cells start as reconstruction. Then the structure becomes stage 2, and its cells in even rows stage 0 or 1.
     stage = torch.full_like(cell, 3)
     stage[diagonal % 2 == 0] = 2
     even = (diagonal % 2 == 0) & (row % 2 == 0)
@@ -212,10 +215,10 @@ def stages_of_cells(grid: int, stages: str) -> Tensor:
 
 
 def staged_after(sizes: Sequence[int], steps: Sequence[int]) -> list[int]:
-    """Masked tokens left after each AR step of GtR's stages.
+    """Number of masked tokens after each AR step of GtR's stages.
 
-    Each stage of ``sizes`` tokens is cut evenly into its number of ``steps``. A stage with fewer tokens than steps
-    takes one step for each token, so an edit may have fewer steps.
+    Stage i divides its ``sizes[i]`` tokens evenly among its ``steps[i]`` AR steps. If it has fewer tokens than AR
+    steps, as in some edits, it takes one AR step for each token.
     """
     left = sum(sizes)
     out: list[int] = []
@@ -227,11 +230,11 @@ def staged_after(sizes: Sequence[int], steps: Sequence[int]) -> list[int]:
 
 
 def in_stages(orders: Tensor, stages: Tensor) -> Tensor:
-    """Orders, int64 [B, L], that decide one stage after the other. ``stages``: int64 [L] from :func:`stages_of_cells`.
+    """Orders, int64 [B, L], that decide one stage after another. ``stages``: int64 [L] from :func:`stages_of_cells`.
 
-    Within a stage the cells keep their given order.
+    Within a stage, the cells keep their order in ``orders``.
     """
-    # An order's last position is decided first.
+    # Descending, because an order's last position is decided first.
     return orders.gather(1, stages[orders].argsort(dim=1, descending=True, stable=True))
 
 
@@ -248,9 +251,10 @@ def gtr(
     make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
     edit: Edit | None = None,
 ) -> Sampler:
-    """GtR on MAR; see :func:`samplers.mar.mar.mar` for arguments and errors.
+    """Generate images with GtR; see :func:`samplers.mar.mar.mar` for arguments and errors.
 
-    With ``reconstruction_steps`` 0 and diffusion steps that do not fall this is plain MAR bit for bit.
+    If ``reconstruction_steps`` is 0 and the number of diffusion steps does not fall, the images are bit-identical to
+    MAR's.
     """
     canvas = mar_canvas("gtr", model, condition, settings, noise, edit)
     transformer = make_transformer(canvas)
@@ -262,11 +266,12 @@ def gtr(
 
 
 class FrequencyWeighted(Diffusion):
-    """MAR's draw, but the tokens with most detail take the first AR step's number of diffusion steps.
+    """Samples the tokens of an AR step as :class:`Diffusion` does, but the tokens with most detail take the first AR
+    step's number of diffusion steps.
 
     Args:
         canvas, head, tables: see :class:`Diffusion`.
-        share: share of an AR step's tokens with most detail, 0 to 1.
+        share: share of an AR step's tokens, 0 to 1, that count as tokens with most detail.
     """
 
     def __init__(self, canvas: MARCanvas, head: HeadEvaluation, tables: Sequence[StepTable], share: float):
@@ -282,16 +287,16 @@ class FrequencyWeighted(Diffusion):
         if not count or own is longest:
             return super().__call__(step, here, z)
 
-        # 1. The columns of every image's tokens, those with most energy first.
+        # 1. The columns of ``here`` in each image, the token with most energy first.
         columns = high_frequency_energy(z[0]).argsort(dim=1, descending=True)
 
-        # 2. The tokens with most detail and all other tokens, each group with its number of diffusion steps.
+        # 2. A batch of the tokens with most detail, and a batch of all other tokens, with fewer diffusion steps.
         detailed = Tokens.in_columns(columns[:, :count], here)
         others = Tokens.in_columns(columns[:, count:], here)
         batch_of_detailed = canvas.batch(longest, detailed, z, self.noise)
         batch_of_others = canvas.batch(own, others, z, self.noise)
 
-        # 3. Sample both groups in one loop.
+        # 3. Sample both batches in one loop.
         values = torch.empty(*here.shape, canvas.values.shape[-1], device=z.device)
         values_of_detailed, values_of_others = self.head.sample_both(batch_of_detailed, batch_of_others)
         values[detailed.index[0], detailed.column] = values_of_detailed
@@ -300,9 +305,10 @@ class FrequencyWeighted(Diffusion):
 
 
 def high_frequency_energy(z: Tensor) -> Tensor:
-    """Energy of conditions [..., D] in which high frequencies weigh more, fp32 [...].
+    """Energy of conditions z [..., D], weighted so that high frequencies count more: fp32 [...].
 
-    sum_n (1 + n / (D / 2)) |F_n|^2 over the frequencies n = 0 .. D / 2 of a discrete Fourier transform of the channels.
+    The energy is sum_n (1 + n / (D / 2)) |F_n|^2, where F_n for n = 0 .. D / 2 is the discrete Fourier transform of z
+    along its D channels.
     """
     spectrum = torch.fft.rfft(z.float())
     frequency = torch.arange(spectrum.shape[-1], device=z.device)

@@ -1,17 +1,20 @@
-"""MAR: at every AR step the transformer gives a condition for every token of the step, and a diffusion head samples the
-tokens from these conditions.
+"""MAR: at every AR step, the transformer computes a condition z for each token that the step decides, and a diffusion
+head samples the tokens from their conditions.
 
 Source: Li et al. 2024, "Autoregressive Image Generation without Vector Quantization" (arXiv 2406.11838), section 3.
 
-Two options save work. DiSA takes fewer diffusion steps for later tokens, which approximates the image (Zhao et al.
-2025, arXiv 2505.20297, section 3.2, and its code). Speculation verifies several diffusion steps in one call of the
-head, which keeps the distribution of the images (``speculation.py``).
+Two options save work. DiSA takes fewer diffusion steps for later tokens; the result approximates the unaccelerated
+image (Zhao et al. 2025, arXiv 2505.20297, section 3.2, and its code). Speculation drafts several diffusion steps and
+verifies them in one call of the head. It keeps the distribution of the images (``speculation.py``).
 
-The look is a :class:`Transformer` and the draw a :class:`Diffusion`. A :class:`HeadEvaluation` says how the draw
-evaluates the head: in full, or with a cache. The other MAR samplers use or replace these three.
+``engine.py`` calls the function that computes z the *look*, and the function that samples tokens from z the *draw*.
+Here the look is a :class:`Transformer`, and the draw is a :class:`Diffusion`. A :class:`HeadEvaluation` evaluates the
+head for the draw: in full, or with a cache. The other MAR samplers use or replace these three classes.
 
-Shapes: B images, C transformer width, N tokens, and P branches of guidance: 2 (the condition's and the null one), or 1
-without guidance.
+Shapes: B images of L tokens, c channels of a token, C transformer width, and P branches of guidance. P is 2 with
+guidance: first the conditional branch, which reads the class or prompt, then the null branch, which does not. P is 1
+without guidance. *Buffer rows* stand in front of an image's tokens in the encoder and the decoder; in class models,
+they hold the class.
 """
 
 from __future__ import annotations
@@ -42,7 +45,7 @@ def check(model: MARModel, settings: MARBase) -> None:
     """Check settings against a model, before anything is loaded or computed.
 
     Raises:
-        UserError: more AR steps than tokens, or, for GtR, more AR steps than tokens in one of its stages.
+        UserError: more AR steps than tokens; for GtR also a stage with more AR steps than tokens, or without AR steps.
     """
     settings.left(model.net.config.grid**2)
 
@@ -51,14 +54,12 @@ def check(model: MARModel, settings: MARBase) -> None:
 
 
 class Transformer:
-    """The look of a MAR. ``transformer(step, wanted)`` returns z [P, B, M, C], the conditions of the diffusion head, at
-    the positions ``wanted``, int64 [B, M], given the tokens decided before AR step ``step``.
-    """
+    """The look of a MAR: computes the conditions z from the decided tokens."""
 
-    # How the draw evaluates the diffusion head. ``make_transformer`` of a sampler chooses it together with the
-    # transformer, because LazyMAR has caches for both.
+    # The evaluation of the diffusion head. It belongs to the transformer, because LazyMAR has caches for both, and the
+    # argument ``make_transformer`` of a sampler chooses both at once.
     head: HeadEvaluation
-    # Whether the images of a pass may be at different AR steps.
+    # Whether the images of one pass may be at different AR steps.
     own_pace = False
 
     def __init__(self, canvas: MARCanvas):
@@ -66,40 +67,42 @@ class Transformer:
         self.head = HeadEvaluation(canvas.model.net, canvas.report)
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
-        """See above."""
+        """z [P, B, M, C] at the positions ``wanted``, int64 [B, M]. The transformer reads the tokens that were decided
+        before AR step ``step``.
+        """
         raise NotImplementedError
 
     def forget(self) -> None:
-        """Discard cached features that were computed from tokens which have been resampled since."""
+        """Discard all cached features; here there are none. Call this after decided tokens have been resampled."""
 
     def for_rows(self, images: Sequence[int], steps: Sequence[int], wanted: Tensor) -> Tensor:
-        """z [P, R, M, C] of R rows at the positions ``wanted``, int64 [R, M]. A row is an image at an AR step, given
-        the tokens decided before this AR step.
+        """z [P, R, M, C] of R batch rows at the positions ``wanted``, int64 [R, M].
 
-        Without :attr:`own_pace`, the rows must be all images, at the same AR step.
+        Row i is image ``images[i]`` at AR step ``steps[i]``: the transformer reads the tokens of this image that were
+        decided before this AR step. If :attr:`own_pace` is False, the rows must be all images, at the same AR step.
         """
         assert len(images) == self.canvas.images and len(set(steps)) == 1
         return self(steps[0], wanted)
 
     def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
-        """Evaluate ``count`` AR steps from ``step`` on, each given the tokens of all AR steps before it, including
-        drafts. Yields a list for every pass: z of each AR step that the pass evaluated.
+        """Evaluate ``count`` AR steps from ``step`` on, each with the tokens and drafts of all AR steps before it.
 
-        With this method every pass evaluates one AR step, because only features of final tokens may be cached. The
-        caller stops at the first rejected draft.
+        Yields a list for every pass: z [P, B, n, C] of each AR step that the pass evaluated, at the n positions of that
+        AR step. Here every pass evaluates one AR step. The caller verifies the drafts of that AR step before it asks
+        for the next pass, and stops at the first rejected draft. So a cache holds only features of final tokens.
         """
         for s in range(step, step + count):
             yield [self(s, self.canvas.order.ahead(s))]
 
 
 class FullTransformer(Transformer):
-    """Computes encoder and decoder in full at every AR step, with both branches of guidance in one batch."""
+    """Computes encoder and decoder in full in every pass. One batch holds both branches of guidance."""
 
     own_pace = True
 
     def __init__(self, canvas: MARCanvas):
         super().__init__(canvas)
-        self.vectors = canvas.conditioning.vectors(canvas.guided)  # for the encoder's buffer rows, [B or 2 B, C]
+        self.vectors = canvas.conditioning.vectors(canvas.guided)  # in the encoder's buffer rows, [B or 2 B, C]
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
         canvas = self.canvas
@@ -107,7 +110,7 @@ class FullTransformer(Transformer):
         return self._pass(canvas.conditioning, self.vectors, canvas.values, wanted, known)
 
     def for_rows(self, images: Sequence[int], steps: Sequence[int], wanted: Tensor) -> Tensor:
-        """One pass for any rows; equal to :meth:`__call__` row by row, up to the rounding of padded attention."""
+        """One pass for any rows. Each row's z equals the z of :meth:`__call__`, up to rounding in padded attention."""
         canvas = self.canvas
         order = canvas.order
         if len(set(steps)) == 1 and len(images) == len(canvas.values):
@@ -120,16 +123,16 @@ class FullTransformer(Transformer):
         return self._pass(conditioning, vectors, canvas.values[rows], wanted, known, mask)
 
     def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
-        """All ``count`` AR steps in one pass."""
+        """See :meth:`Transformer.each_step`; here one pass evaluates all ``count`` AR steps."""
         images = self.canvas.images
         order = self.canvas.order
 
-        # 1. The rows, in the order AR step, image.
+        # 1. The batch rows: all images at the first AR step, then all images at the second, and so on.
         steps = range(step, step + count)
         row_images = [*range(images)] * count
         row_steps = [s for s in steps for _ in range(images)]
 
-        # 2. The positions that each step decides, padded with the first of them.
+        # 2. The positions that each AR step decides. Their first position serves as padding.
         sizes = order.sizes[step : step + count]
         wanted = []
         for s in steps:
@@ -137,7 +140,7 @@ class FullTransformer(Transformer):
             padding = here[:, :1].expand(-1, max(sizes) - here.shape[1])
             wanted.append(torch.cat([here, padding], 1))
 
-        # 3. One pass, and the conditions of each step without the padding.
+        # 3. One pass; then z of each AR step, without the padding.
         z = self.for_rows(row_images, row_steps, torch.cat(wanted))
         yield [part[:, :, :n] for part, n in zip(z.split(images, 1), sizes, strict=True)]
 
@@ -153,12 +156,12 @@ class FullTransformer(Transformer):
         """z [P, R, M, C] of R batch rows, each of which is an image at one AR step.
 
         Args:
-            conditioning: the condition of the rows.
-            vectors: [R or 2 R, C], which the encoder's buffer rows hold.
-            tokens: [R, L, channels].
+            conditioning: the classes or prompts of the batch rows.
+            vectors: [R or 2 R, C], the vectors in the encoder's buffer rows.
+            tokens: [R, L, c].
             wanted: int64 [R, M], the positions whose z is returned.
-            known: int64 [R, K], the positions whose tokens are read, ascending.
-            mask: bool [R, K], False on the padding of ``known``; None if there is none.
+            known: int64 [R, K], the positions whose tokens the encoder reads, ascending.
+            mask: bool [R, K], False on the padding of ``known``; None if ``known`` has no padding.
         """
         canvas = self.canvas
         net = canvas.model.net
@@ -166,7 +169,7 @@ class FullTransformer(Transformer):
         at = known.repeat(branches, 1)
         mask = None if mask is None else mask.repeat(branches, 1)
 
-        # 1. The encoder. If it reads the condition, each branch has its own copy of the rows, else both share one.
+        # 1. The encoder. If it reads the class, each branch has its own copy of the batch rows. Else there is one copy.
         entries = len(vectors)
         copies = entries // len(tokens)
         encoder_mask = None if mask is None else mask[:entries]
@@ -186,8 +189,8 @@ class FullTransformer(Transformer):
 
 
 class HeadEvaluation:
-    """How the diffusion head of a network is evaluated: here in full at every diffusion step, in ``lazy/head.py`` with
-    LazyMAR's cache. The report counts the work of the head.
+    """Evaluates the diffusion head of a network, in full at every diffusion step. The derived class in ``lazy/head.py``
+    has LazyMAR's cache. The report counts the calls of the head.
     """
 
     def __init__(self, net: MAR, report: Report):
@@ -196,19 +199,19 @@ class HeadEvaluation:
         self.report = report
 
     def is_full(self, steps: int) -> bool:
-        """Whether the head is evaluated in full at every one of ``steps`` diffusion steps."""
+        """Whether a diffusion of ``steps`` steps evaluates the head in full at every step."""
         return True
 
     def for_chain(self, batch: DiffusionBatch) -> ChainHead:
-        """The head for a batch whose rows take every step together, see :func:`..chain.run_chain`."""
+        """The head for a batch whose tokens take every diffusion step together, see :func:`..chain.run_chain`."""
         return Head(self.net, self.denoiser, batch, self.report, BUDGET)
 
     def for_speculation(self, batch: DiffusionBatch) -> HeadAtStates:
-        """The head for speculation on a batch; it is always evaluated in full."""
+        """The head for a batch with speculation, always evaluated in full."""
         return HeadAtStates(self.net, self.denoiser, batch, self.report, BUDGET)
 
     def sample(self, batch: DiffusionBatch) -> Tensor:
-        """Sample the tokens of a batch, fp32 [N, channels]. Without rows or steps the head is not called."""
+        """Sample the N tokens of a batch: fp32 [N, c]. A batch without tokens or steps needs no call of the head."""
         x = batch.x
         if len(batch.x) and len(batch.table.times):
             for result in run_chain(batch, self.for_chain(batch)):
@@ -216,23 +219,23 @@ class HeadEvaluation:
         return x
 
     def sample_both(self, one: DiffusionBatch, other: DiffusionBatch) -> tuple[Tensor, Tensor]:
-        """Sample the tokens of two batches, fp32 [N, channels] each, in one loop.
+        """Sample the tokens of two batches, fp32 [N, c] for each batch, in one loop.
 
-        The batch with more steps starts alone, and the other one joins it for the last steps. So the number of
-        sequential head calls is the number of steps of the longer diffusion. With 5 steps of one and 3 of the other::
+        The batch with more steps starts alone, and the other batch joins it for the last steps. So the number of head
+        calls is the number of steps of the longer diffusion. For example, if ``one`` has 5 steps and ``other`` has 3::
 
             head call       0  1  2  3  4
             step of one     0  1  2  3  4
             step of other         0  1  2
 
-        A cache of the head serves one diffusion only, so with a cache the two diffusions run one after the other.
+        A cache of the head serves only one diffusion. With a cache, the two diffusions run one after the other.
         """
-        # How many steps both batches take together.
+        # The number of steps that both batches take together.
         together = min(len(one.table), len(other.table)) if len(one.x) and len(other.x) else 0
         if not together or not (self.is_full(len(one.table)) and self.is_full(len(other.table))):
             return self.sample(one), self.sample(other)
 
-        # 1. The first steps of the longer diffusion, alone. The shorter one has none of these.
+        # 1. The first steps of the longer diffusion, alone. For the shorter diffusion, ``alone`` is 0.
         remaining = []
         for batch in (one, other):
             alone = len(batch.table) - together
@@ -245,12 +248,12 @@ class HeadEvaluation:
 
 
 class Diffusion:
-    """The draw of MAR: samples every token of an AR step by diffusion, in T steps, or in fewer for later tokens (DiSA).
+    """The draw of MAR: samples the tokens of an AR step by diffusion.
 
     Args:
         canvas: the images.
-        head: how the diffusion head is evaluated.
-        tables: diffusion steps of every AR step.
+        head: evaluates the diffusion head.
+        tables: the diffusion steps of every AR step; with DiSA, later AR steps have fewer.
         counted: whether the report counts the diffusion steps that speculation drafts.
     """
 
@@ -279,9 +282,10 @@ class Diffusion:
 
 
 def expect_full_head(settings: MARBase, is_full: bool) -> None:
-    """Check that speculation is not combined with a cached head: it evaluates the head at many diffusion steps at once.
+    """Raise a UserError if speculation is combined with a cache of the head.
 
-    ``is_full``: whether the head is evaluated in full at every diffusion step.
+    The cache needs one diffusion step after another, but speculation evaluates the head at many diffusion steps at
+    once. ``is_full``: whether the head is evaluated in full at every diffusion step.
     """
     if settings.window > 1 and not is_full:
         raise UserError(
@@ -291,8 +295,10 @@ def expect_full_head(settings: MARBase, is_full: bool) -> None:
 
 
 def annealed_tables(canvas: MARCanvas, level: int = 1) -> list[StepTable]:
-    """The diffusion steps of each AR step. Their number falls until the last ``level`` AR steps, which all have the
-    smallest number; if there are no AR steps before these, all have the largest number.
+    """The diffusion steps of each AR step. Their number falls from the first AR step on, see :func:`annealed_steps`.
+
+    The last ``level`` AR steps all have the smallest number. But if the run has only ``level`` AR steps, all have the
+    largest number.
     """
     first = canvas.settings.diffusion_steps
     last = canvas.settings.diffusion_steps_end
@@ -315,22 +321,22 @@ def mar(
     make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
     edit: Edit | None = None,
 ) -> Sampler:
-    """Plain MAR.
+    """Generate images with MAR.
 
     Args:
-        model: network and the metadata of its file.
-        condition: what B images show, of the kind that the model reads.
-        settings: :class:`MARSettings`, or LazyMAR's, which have the same fields and more.
-        noise: noise of B images.
-        make_transformer: how the transformer is evaluated: in full, or with LazyMAR's caches.
-        edit: part of an image to sample again; None for a whole new one.
+        model: the network and the metadata of its file.
+        condition: the classes or prompts of B images, whichever the model reads.
+        settings: :class:`MARSettings`, or LazyMAR's settings, which have the same fields and more.
+        noise: the noise of B images.
+        make_transformer: makes the transformer and its head, which compute everything or use LazyMAR's caches.
+        edit: an image, and the part of it to regenerate; None to generate whole images.
 
     Yields:
         :class:`Step` after every AR step; returns :class:`Sampled`.
 
     Raises:
-        UserError: labels outside the model's, more AR steps than tokens, speculation together with a cached head, an
-            edit that does not fit the model.
+        UserError: labels that the model does not have, more AR steps than tokens, speculation together with a cache of
+            the head, or an edit that does not fit the model.
     """
     canvas = mar_canvas("mar", model, condition, settings, noise, edit)
     transformer = make_transformer(canvas)

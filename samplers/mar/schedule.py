@@ -1,6 +1,6 @@
-"""How many tokens each AR step decides, and in which order.
+"""How many tokens each AR step decides, and in which order the tokens of an image are decided.
 
-Source: Li et al. 2024 (arXiv 2406.11838), section 3. ``gtr.py`` has the stages of GtR.
+Source: Li et al. 2024 (arXiv 2406.11838), section 3. GtR divides the tokens into stages, see ``gtr.py``.
 """
 
 from __future__ import annotations
@@ -17,9 +17,13 @@ from ...errors import UserError
 
 
 def masked_after(tokens: int, steps: int) -> list[int]:
-    """Masked tokens left after each AR step: floor(L cos(pi/2 (s+1)/S)), at least one fewer each step, 0 at the end.
+    """Number of masked tokens after each AR step s = 0 .. S - 1, for L tokens: floor(L cos(pi/2 (s+1)/S)).
 
-    The published code's last entry is 1, although its last step decides everything.
+    Every step decides at least one token, and 0 are left after the last step. The published code's last number is 1,
+    although its last step decides all tokens, too.
+
+    Raises:
+        UserError: ``steps`` is below 1 or above ``tokens``.
     """
     if not 1 <= steps <= tokens:
         raise UserError(f"steps: {steps} is outside 1 to {tokens}, the number of tokens of the image.")
@@ -28,21 +32,21 @@ def masked_after(tokens: int, steps: int) -> list[int]:
     out = []
     for s in range(steps - 1):
         ratio = np.cos(math.pi / 2 * (s + 1) / steps)
-        # fp32 as in the published code: the product is rounded before the floor.
+        # The published code computes in fp32, so the product is rounded to fp32 before the floor.
         left = max(1, min(left - 1, int(np.floor(np.float32(tokens * ratio)))))
         out.append(left)
     return [*out, 0]
 
 
 def raster(random_orders: Tensor) -> Tensor:
-    """Orders that decide row by row, int64 [B, L]; only the shape of ``random_orders`` is used."""
+    """Orders that decide the tokens row by row, int64 [B, L]. Only the shape of ``random_orders`` matters."""
     return torch.arange(random_orders.shape[1] - 1, -1, -1).expand_as(random_orders)
 
 
 @lru_cache(maxsize=64)
 def halton_cells(grid: int) -> Tensor:
-    """All cells (row, column), in the order in which a Halton sequence of bases 2 and 3 first reaches them, int64
-    [G^2, 2].
+    """All cells (row, column) of a ``grid`` x ``grid`` image, int64 [L, 2], in the order in which a Halton sequence of
+    bases 2 and 3 first reaches them.
     """
     found: dict[tuple[int, int], None] = {}
     index = 1
@@ -54,7 +58,9 @@ def halton_cells(grid: int) -> Tensor:
 
 
 def _radical_inverse(index: int, base: int) -> float:
-    """Element ``index`` of the van der Corput sequence: the digits of the index, mirrored at the radix point."""
+    """Element ``index`` of the van der Corput sequence: the digits of ``index`` in the ``base``, mirrored at the radix
+    point.
+    """
     out = 0.0
     scale = 1.0
     while index:
@@ -65,15 +71,15 @@ def _radical_inverse(index: int, base: int) -> float:
 
 
 def halton(random_orders: Tensor) -> Tensor:
-    """Orders of low discrepancy (Besnier et al. 2025, arXiv 2503.17076), int64 [B, L], shifted, transposed and flipped
-    at random.
+    """Orders that spread consecutive tokens evenly over the image (Besnier et al. 2025, arXiv 2503.17076), int64
+    [B, L]. Each image has the same Halton sequence, but shifted, transposed and flipped at random.
     """
     grid = math.isqrt(random_orders.shape[1])
     row, column = halton_cells(grid).unbind(1)
 
-    # The first two positions of an image's random order are its random numbers, 0 to L - 1.
+    # The first two entries of an image's random order serve as two random numbers from 0 to L - 1.
     shift = random_orders[:, :1]
-    turns = random_orders[:, 1:2]  # three of its bits
+    turns = random_orders[:, 1:2]  # its three lowest bits are used
 
     row = (row + shift // grid) % grid
     column = (column + shift % grid) % grid
@@ -85,7 +91,7 @@ def halton(random_orders: Tensor) -> Tensor:
     return (row * grid + column).flip(1)  # an order's last position is decided first
 
 
-# For each name of an order: the function from the images' random orders to their orders, int64 [B, L] both.
+# For each value of the setting ``order``: makes the images' orders from their random orders, both int64 [B, L].
 ORDERS: dict[str, Callable[[Tensor], Tensor]] = {
     "random": lambda random_orders: random_orders,
     "raster": raster,

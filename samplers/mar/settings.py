@@ -1,5 +1,5 @@
-"""Settings of plain MAR, and what the other MAR samplers share with it; see ``samplers/settings.py`` for what a field
-carries.
+"""Settings of the MAR sampler, and the settings that the other MAR samplers share with it. ``samplers/settings.py``
+explains what each field states about a setting.
 """
 
 from __future__ import annotations
@@ -14,21 +14,21 @@ from ..annealing import Annealed
 from ..settings import Guarantees, knob
 from .schedule import ORDERS, masked_after
 
-# With DiSA the last tokens may take fewer than FEW_STEPS diffusion steps. If a run does not set t_max, the diffusion of
-# all tokens then starts at timestep CLIPPED or below, as in the code of DiSA's authors. The reason: from 999, the first
-# of few steps multiplies the head's error by thousands (tables.py).
+# DiSASettings can give the last tokens fewer than FEW_STEPS diffusion steps. If a run does this and does not set t_max,
+# the diffusion of all tokens starts at timestep CLIPPED or below, as in the code of DiSA's authors. From timestep 999,
+# the first of few steps would multiply the head's error by thousands (tables.py).
 FEW_STEPS = 30
 CLIPPED = 950
 
-# In each field: first the default and the help sentence, then the range.
+# Each field states its default and its help text first, then its range.
 # fmt: off
 
 
 @dataclass(frozen=True)
 class MARBase(Guarantees):
-    """Settings of all MAR samplers (Li et al. 2024)."""
+    """Settings that all MAR samplers have (Li et al. 2024)."""
 
-    fewest_steps: ClassVar[int] = 1  # fewest AR steps that the other defaults allow
+    fewest_steps: ClassVar[int] = 1  # fewest AR steps that are valid with the defaults of all other settings
 
     steps: int = knob(64, "Number of AR steps (the steps in which the tokens of the image are decided); more is slower "
         "and finer. Usual: 64 for full-size models, 16 to 64 for the demo.", low=1, high=4096, step=1)
@@ -58,41 +58,44 @@ class MARBase(Guarantees):
 
     @property
     def guides(self) -> bool:
-        """Whether guidance is applied, for which the null branch is evaluated."""
+        """Whether guidance is on. Guidance also evaluates the null branch, which does not read the class or prompt."""
         return self.cfg != 1
 
     @property
     def window(self) -> int:
-        """Diffusion steps that speculation drafts at once; 1 if none are drafted."""
+        """Number of diffusion steps that speculation drafts at once; 1 if it drafts none."""
         return 1
 
     @property
     def clips(self) -> bool:
-        """Whether a run that does not set ``t_max`` starts at CLIPPED or below."""
+        """Whether the diffusion starts at timestep CLIPPED or below if the run does not set ``t_max``."""
         return False
 
     @property
     def ar_steps_per_head_call(self) -> int:
-        """AR steps whose tokens are in one call of the diffusion head, at most."""
+        """Largest number of AR steps whose tokens are in one call of the diffusion head."""
         return 1
 
     @property
     def ar_steps_per_pass(self) -> int:
-        """AR steps that one pass of the transformer evaluates, each with its own rows, at most."""
+        """Largest number of AR steps that one pass of the transformer evaluates; each has its own rows in the batch."""
         return 1
 
     def orders(self, random_orders: Tensor) -> Tensor:
-        """The images' orders, int64 [B, L], made from their random orders; the last position is decided first."""
+        """The order of each image's L positions, int64 [B, L], made from a random order of the same shape.
+
+        The last position of an order is decided first.
+        """
         return ORDERS[self.order](random_orders)
 
     def left(self, tokens: int, again: Tensor | None = None) -> list[int]:
-        """Masked tokens left after each AR step, for an image of this many tokens.
+        """Number of masked tokens after each AR step, for an image of ``tokens`` tokens.
 
-        ``again``: in an edit, the tokens to decide, bool [B, L], the same number in every image. If an edit has fewer
-        tokens than AR steps, it decides one token per step.
+        ``again``: in an edit, the tokens to decide, bool [B, L]; every image has the same number of them. If this
+        number is smaller than the number of AR steps, each AR step decides one token.
 
         Raises:
-            UserError: more AR steps than tokens of a whole image.
+            UserError: a whole image has fewer tokens than AR steps.
         """
         if again is None:
             return masked_after(tokens, self.steps)
@@ -103,7 +106,10 @@ class MARBase(Guarantees):
 
 @dataclass(frozen=True)
 class DiSASettings(Annealed, MARBase):
-    """Annealed diffusion steps (DiSA, arXiv 2505.20297): a part of other settings."""
+    """DiSA (arXiv 2505.20297): the number of diffusion steps falls from the first to the last AR step.
+
+    The settings of samplers inherit this part.
+    """
 
     removed: ClassVar[Mapping[str, Any]] = {"diffusion_steps_curve": "linear"}
 
@@ -120,15 +126,18 @@ class DiSASettings(Annealed, MARBase):
 
 
 def steps_at_once(speculation: int, temperature: float) -> int:
-    """Diffusion steps that a setting ``speculation`` drafts at once; 1 if none are drafted, as at temperature 0, where
-    steps have no noise.
+    """Number of diffusion steps that the setting ``speculation`` drafts at once; 1 if it drafts none. At temperature 0,
+    nothing is drafted, because the steps have no noise.
     """
     return max(1, speculation) if temperature > 0 else 1
 
 
 @dataclass(frozen=True)
 class SpeculationSettings(MARBase):
-    """Speculation in the diffusion head: a part of other settings."""
+    """Speculation: several diffusion steps are drafted, and one call of the diffusion head verifies them.
+
+    The settings of samplers inherit this part.
+    """
 
     speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the diffusion "
     "head. The image differs from the image without drafts, but drafts do not change the distribution from which "
@@ -149,4 +158,4 @@ class SpeculationSettings(MARBase):
 
 @dataclass(frozen=True)
 class MARSettings(SpeculationSettings, DiSASettings):
-    """Plain MAR; MAR's own fields first, then DiSA's, then speculation."""
+    """Settings of the MAR sampler: MAR's own fields first, then DiSA's, then the field of speculation."""

@@ -1,12 +1,14 @@
-"""The numbers of the diffusion steps of MAR's head: cosine schedule and respacing.
+"""The coefficients of the diffusion steps of MAR's head.
+
+The head is trained on 1000 timesteps with a cosine schedule. *Respacing* chooses fewer timesteps for sampling.
 
 Source: Nichol & Dhariwal 2021 (improved DDPM) as used by MAR (Li et al. 2024, arXiv 2406.11838, section 3.2).
 
-Reason for ``t_max``: every respacing of 1000 steps includes t = 999, where abar, the product of all 1 - beta up to t,
-is only 2.4e-9. The first of N steps multiplies the network's error by 1 / sqrt(alpha), where alpha is abar at t = 999
-divided by abar at the next lower timestep. This factor is 316 at N = 100, and 3493 at N = 10. If the first timestep is
-950, the factor is only 2.2 at N = 10. Small models, and runs with few steps, need such a small factor. The official
-models start at 999.
+Reason for ``t_max``: every respacing to two or more steps includes t = 999. At this timestep abar, the product of all
+1 - beta up to t, is only 2.4e-9. The first step multiplies the head's error by 1 / sqrt(alpha), where alpha is abar at
+t = 999 divided by abar at the next lower timestep. This factor is 316 with 100 steps and 3493 with 10 steps. If the
+first timestep is 950, the factor with 10 steps is only 2.3. Small models, and runs with few steps, need such a small
+factor. The official models start at 999.
 """
 
 from __future__ import annotations
@@ -22,26 +24,29 @@ from torch import Tensor
 from ..chain import DiffusionStep
 
 STEPS = 1000
-# Largest beta of MAR's and Harmon's diffusion. UniPic's is 0.2, which changes the nine highest timesteps.
+# Largest beta in the diffusion of MAR and Harmon. UniPic's largest beta is 0.2, which changes the betas of the nine
+# highest timesteps.
 MAX_BETA = 0.999
 
 
 def cosine_betas(max_beta: float = MAX_BETA) -> Tensor:
-    """betas [1000] float64 of abar(t) = cos^2(pi/2 (t + 0.008) / 1.008), at most ``max_beta``."""
+    """The betas of abar(t) = cos^2(pi/2 (t + 0.008) / 1.008) for t from 0 to 1 in 1000 steps: float64 [1000], each at
+    most ``max_beta``.
+    """
     abar = [math.cos((i / STEPS + 0.008) / 1.008 * math.pi / 2) ** 2 for i in range(STEPS + 1)]
     return torch.tensor([min(1 - abar[i + 1] / abar[i], max_beta) for i in range(STEPS)], dtype=torch.float64)
 
 
 def respaced_timesteps(count: int, t_max: int = STEPS - 1) -> list[int]:
-    """The timesteps of a respacing to ``count`` steps (1 to 1000), ascending. They are clipped at ``t_max``, so there
-    may be fewer. A single step has t = 0.
+    """The timesteps of a respacing to ``count`` steps (1 to 1000), ascending. All timesteps above ``t_max`` become one
+    timestep ``t_max``, so there may be fewer than ``count``. A single step has t = 0.
     """
     stride = (STEPS - 1) / (count - 1) if count > 1 else 1.0
 
     position = 0.0
     out = set()
     for _ in range(count):
-        # Python's rounding of an accumulated float, exactly as in the published code.
+        # The published code also rounds an accumulated float with Python's round.
         out.add(min(round(position), t_max))
         position += stride
 
@@ -50,12 +55,13 @@ def respaced_timesteps(count: int, t_max: int = STEPS - 1) -> list[int]:
 
 @dataclass(frozen=True)
 class Constants:
-    """Constants of a respaced diffusion under the names of the published code, float64 [S], index 0 = the lowest
-    timestep. ``lab/parity`` compares all of them with the published code's; no sampler reads ``alphas_cumprod_prev``
-    and ``posterior_variance``.
+    """Constants of a respaced diffusion of S steps, float64 [S] each, lowest timestep first.
+
+    The published code has the same names, and ``lab/parity`` compares all constants with the published code. No sampler
+    reads ``alphas_cumprod_prev`` or ``posterior_variance``.
     """
 
-    timestep_map: Tensor  # int64
+    timestep_map: Tensor  # int64: the timestep, 0 to 999, of each step
     betas: Tensor
     alphas_cumprod: Tensor
     alphas_cumprod_prev: Tensor
@@ -69,11 +75,12 @@ class Constants:
 
 @dataclass(frozen=True)
 class Respacing:
-    """A respaced diffusion of S steps: the part of its constants that a sampler reads."""
+    """A respaced diffusion of S steps, as a sampler reads it."""
 
     timestep_map: Tensor  # int64 [S], ascending
-    # Highest timestep first: x0 = data_x x + data_out eps, mu = data_coefficient x0 + x_coefficient x, and log sigma =
-    # middle + slope logits.
+    # Highest timestep first. A step computes the clean token x0 = data_x x + data_out eps from its state x and the
+    # noise eps that the head predicts. The next state has the mean data_coefficient x0 + x_coefficient x, and the log
+    # std middle + slope logits, where the head predicts the logits.
     steps: list[DiffusionStep]
 
     def __len__(self) -> int:
@@ -81,23 +88,25 @@ class Respacing:
 
     @property
     def without_last_noise(self) -> list[DiffusionStep]:
-        """The steps with which a token is sampled: the last one adds no noise."""
+        """The steps with which a token is sampled: as :attr:`steps`, but the last step adds no noise."""
         return [*self.steps[:-1], self.steps[-1]._replace(middle=-math.inf)]
 
 
 @lru_cache(maxsize=64)
 def respacing(count: int = STEPS, t_max: int = STEPS - 1, max_beta: float = MAX_BETA) -> Respacing:
-    """The respacing to ``count`` steps that starts at or below ``t_max``, of the diffusion with betas up to
-    ``max_beta``; see :func:`respaced_timesteps`.
+    """The respacing to ``count`` steps with timesteps up to ``t_max``, see :func:`respaced_timesteps`.
+
+    ``max_beta``: the largest beta with which the head was trained.
     """
     return respacing_at(tuple(respaced_timesteps(count, t_max)), max_beta)
 
 
 @lru_cache(maxsize=64)
 def respacing_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Respacing:
-    """The respacing with these timesteps (0..999), ascending."""
+    """The respacing with these timesteps (0..999), ascending; ``max_beta`` as in :func:`respacing`."""
     c = constants(timesteps, max_beta)
-    # The learned log variance lies between the posterior's and log beta; log sigma is half of it.
+    # The head predicts where the log variance lies between ``low``, at logit -1, and ``high``, at logit 1. The log std
+    # is half the log variance.
     low = c.posterior_log_variance_clipped
     high = c.betas.log()
 
@@ -114,24 +123,24 @@ def respacing_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Resp
 
 
 def constants(timesteps: Sequence[int] = range(STEPS), max_beta: float = MAX_BETA) -> Constants:
-    """Constants for explicit ascending timesteps (0..999)."""
+    """The constants of a respacing with these timesteps (0..999), ascending; ``max_beta`` as in :func:`respacing`."""
     kept = torch.tensor(timesteps)
     trained = cosine_betas(max_beta)
     trained_abar = torch.cumprod(1 - trained, 0)
     abar = trained_abar[kept]
     betas = 1 - abar / _before(abar)
 
-    # As in the published code, the product is accumulated again from the new betas, which decides the last digits.
+    # The published code computes abar once more, from the new betas. The same operation gives the same last digits.
     abar = torch.cumprod(1 - betas, 0)
     before = _before(abar)
 
     variance = betas * (1 - before) / (1 - abar)
     if len(kept) > 1:
-        # The variance of the lowest timestep is 0, which has no logarithm. That of the next timestep replaces it.
+        # The variance of the lowest timestep is 0, which has no logarithm. The next timestep's variance replaces it.
         clipped = torch.cat([variance[1:2], variance[1:]])
     else:
-        # A single step has no timestep above it. The variance of the 1000-step diffusion is used, because the network
-        # was trained to choose a variance between that variance and beta.
+        # A single step has no next timestep. Its variance in the diffusion of 1000 steps is used, because the head was
+        # trained to predict a variance between that variance and beta. Timestep 0 takes the variance of timestep 1.
         t = kept.clamp(min=1)
         clipped = trained[t] * (1 - trained_abar[t - 1]) / (1 - trained_abar[t])
 

@@ -1,20 +1,26 @@
 """Exact parallel decoding: Jacobi iteration on a window of passes, with the noise of serial decoding.
 
+Serial decoding runs the passes of a schedule (``schedule.py``) one at a time. Here, one *call* of the transformer
+computes the W passes of a *window* together. The first of these passes reads decided tokens only; the others also read
+guesses. The call samples new tokens for all W passes, and these are the guesses of the next call.
+
+A pass of an image is *certain* once its tokens are identical to the tokens of serial decoding. The window of an image
+begins with the first pass that is not certain, so the images of a batch advance independently (:class:`Window`). The
+host reads their progress after each call, and waits for the device only there. A is the number of *active* images,
+which are still in the batch.
+
 Sources: Santilli et al. 2023, "Accelerating Transformer Inference for Translation via Parallel Decoding" (ACL 2023,
 arXiv 2305.10427), and Teng et al. 2025, "Accelerating Auto-regressive Text-to-Image Generation with Training-free
 Speculative Jacobi Decoding" (ICLR 2025, arXiv 2410.01699). In the second paper, a probabilistic test accepts tokens,
-and the images differ from the images of serial decoding. Here the random numbers belong to (seed, image, cell, value),
-so a token is a function of its logits. The fixed point of the iteration is then the image of serial decoding itself,
-and no test is needed.
+and the images differ from the images of serial decoding. Here, each random number belongs to a seed, an image, a cell
+and a token value, so a token depends on its logits only. The iteration therefore ends with the image of serial decoding
+itself, and no test is needed.
 
-In 16 bits a token is the same function of its input only if its pass has the same shape, because the shape decides
-the order of the sums. Every call is then padded to one shape (``one_shape`` in ``networks/llama.py``), so windows of
-all widths from 1 to the side of the image generate the same image. Wider windows and serial decoding have different
-shapes, and generate different images of the same distribution. ``docs/weights.md`` counts equal images.
-
-A pass of an image is *certain* if its tokens equal those of serial decoding. A call evaluates, in every image, W passes
-from the first one that is not certain. Images advance independently (:class:`Window`). The host reads their progress
-after each call, and waits for the device only there. A is the number of *active* images, which are still in the batch.
+In 16 bits, the same input gives the same token only in calls of the same shape, because the shape decides the order in
+which numbers are added. Every call is therefore padded to one shape (``one_shape`` in ``networks/llama.py``), and
+windows of all widths from 1 to the side of the image in tokens generate the identical image. Wider windows and serial
+decoding have other shapes, and may generate a different image from the same distribution. ``docs/precision.md`` states
+how often the images are identical.
 """
 
 from __future__ import annotations
@@ -36,9 +42,9 @@ from .looks import CachedTransformer, DeviceTable, FedRows, chosen_rows, last_gu
 from .sampling import Guidance, TokenDraw
 from .schedule import Schedule
 
-# On a CPU, batches of this size and more gain little or nothing from a window.
+# On a CPU, a window saves little or no time for a batch of at least this many images.
 _CPU_BATCH = 4
-# With 16-bit weights, the number of rows that a call feeds for an image is a multiple of this.
+# With 16-bit weights, the rows that a call feeds for each image are padded to a multiple of this number.
 ROWS = 32
 
 
@@ -46,17 +52,19 @@ ROWS = 32
 def decode_in_windows(
     canvas: TokenCanvas, transformer: CachedTransformer, draw: TokenDraw, schedule: Schedule, width: int
 ) -> Sampler:
-    """Decode a schedule in windows of ``width`` passes; yields steps after the prefill and after each call.
+    """Run the passes of a schedule in windows of ``width`` passes. Yields a step after the prefill and after each call.
 
-    ``done`` of a step counts the certain cells of the image that has the fewest, and ``total`` the cells; guesses count
-    as undecided. The report also counts the guesses that calls accepted, and the samples that no call accepted. Map
-    "step" is the call that made a cell certain, "outcome" whether that needed a guess (ACCEPTED) or not.
+    ``done`` of a step is the number of certain cells of the image that has the fewest; guesses do not count. ``total``
+    is the number of cells of an image. In the report, "accepted" counts the cells that became certain in a pass that
+    had read guesses, and "rejected" counts the samples that decided no cell. The report's map "step" holds the call in
+    which a cell became certain. Its map "outcome" is ACCEPTED for the cells that "accepted" counts, and PLAIN for the
+    others.
     """
     t = window_table(schedule)
     canvas.total = canvas.cells
     _remark(canvas, schedule, width)
 
-    # 1. Prefill, which predicts the cells of the first pass.
+    # 1. The prefill, which reads the condition and predicts the cells of the first pass.
     first = to_device(np.array(schedule.passes[0].cells, np.int64), canvas.device)
     with canvas.clock.phase(canvas.phases[0]):
         hidden = transformer.prefill(any(draw.guided_by_pass), t.slots)
@@ -70,7 +78,7 @@ def decode_in_windows(
         sampled += count
         yield from canvas.show(int(t.cell_start[certain]))
 
-    # 3. Each cell became certain once; all further samples were in vain.
+    # 3. One sample of each cell decided it. All other samples were in vain.
     in_vain = sampled - canvas.images * (canvas.cells - len(first))
     accepted = int((canvas.outcome == ACCEPTED).sum().cpu().numpy())
     canvas.report.add(accepted=accepted, rejected=in_vain)
@@ -85,20 +93,23 @@ def iterate(
     width: int,
     shrink: bool = True,
 ) -> Iterator[tuple[int, int]]:
-    """Decide the passes after the first one by Jacobi iteration with a window of W = ``width`` passes. Yields, after
-    every call, how many passes are certain in all images, and how many cells the call sampled.
+    """Decide the cells of all passes after the first one, by Jacobi iteration. After every call, yields the number of
+    passes that are certain in all images, and the number of cells that the call sampled in all images together.
 
     Args:
         canvas: holds the tokens of the first pass and of the schedule's known cells, and receives certain tokens.
         transformer: its cache has at least ``window_table(schedule).slots`` image slots.
-        draw: the draw for all images.
+        draw: samples the tokens of all images.
         schedule: the passes.
-        shrink: whether finished images leave the batch and the cache.
+        width: W, the number of passes in a window.
+        shrink: whether finished images leave the batch and the cache. They always stay if all calls must have one
+            shape.
     """
     passes = len(schedule.passes)
     table = DeviceTable(window_table(schedule), transformer.cache.prefix, canvas.device)
 
-    # If all calls must have one shape, they keep the null branch and all images to the end.
+    # If all calls must have one shape, all images stay to the end. So does the null branch, in which guidance runs the
+    # transformer without the condition.
     has_one_shape = transformer.padded_to > 0
     guiding = WindowGuidance(table.host, draw.guided_by_pass, to_the_end=has_one_shape)
     may_shrink = shrink and not has_one_shape
@@ -109,25 +120,25 @@ def iterate(
         call += 1
         sampled = window.size
 
-        # 1. Guidance, which decides whether the null branch is fed too.
+        # 1. The cells to which guidance is applied, and whether the call feeds the null branch.
         guidance = guiding.at(window)
 
-        # 2. Feed the rows of the W passes at once, with the tokens so far, both certain tokens and guesses. Every row
-        #    attends to the slots that it attends to in its own serial pass. Its keys and values replace those of the
-        #    previous call.
+        # 2. Feed the rows of the W passes together. Their tokens are certain tokens and guesses. Every row attends to
+        #    the same places (``schedule.py``) as in serial decoding. Its keys and values replace the ones that the
+        #    previous call computed for the same row.
         with canvas.clock.phase(canvas.phases[0]):
             rows, predicted_by = window.rows(table)
             hidden = chosen_rows(transformer.feed(window.tokens, rows, guidance.applies), predicted_by)
 
-        # 3. Sample the cells of the W passes, from the same noise in every call.
+        # 3. Sample the cells of the W passes. Every call uses the same noise for a cell.
         with canvas.clock.phase(canvas.phases[1]):
             new = draw.tokens(hidden, guidance, window.cells, window.tokens)
 
-        # 4. The passes up to the first one whose tokens differ from the guesses are certain.
+        # 4. The passes up to and including the first one whose tokens differ from the guesses are certain.
         start = window.first_uncertain(new)
         canvas.decide(*window.verdict(new, start, call))
 
-        # 5. The windows move on. Their new tokens are the guesses of the next call.
+        # 5. The windows move on. New tokens that are not certain are guesses in the next call.
         window.move(new, start)
 
         # 6. Finished images leave the batch.
@@ -140,29 +151,31 @@ def iterate(
 
 
 class Window:
-    """The tokens of the A active images, and for each image the W passes (fewer at the end) that the next
-    call evaluates::
+    """The tokens of the A active images, and for each image the W passes (fewer at the end) that the next call
+    computes::
 
         pass     0  1  2  3  4  5  6  7  8  9        W = 4
         tokens   certain |  guesses  |  none yet
                          start       stop
 
     - The tokens of the passes before ``start`` are certain.
-    - The tokens of the passes from ``start`` to before ``stop`` are guesses: of earlier calls, or copies of the newest
-      token. Pass ``start`` reads certain tokens only, so the tokens that the next call samples for it are certain.
-    - The tokens of later passes are not read.
+    - The tokens of the passes from ``start`` to ``stop`` - 1 are guesses: samples of earlier calls, or copies of the
+      newest token. Pass ``start`` reads certain tokens only, so the tokens that the next call samples for it are
+      certain.
+    - The next call does not read the tokens of later passes.
 
-    Only :meth:`move` changes tokens and moves windows. The places of the windows are known on the host; the tokens are
-    on the device.
+    Only :meth:`move` changes tokens and moves windows. The host knows where the windows are; the tokens are on the
+    device.
 
     Attributes:
-        images: the images' indices in the batch, int64 [A].
-        tokens: the tokens of the images, int64 [A, L + 1].
+        images: for each active image its index on the canvas, int64 [A].
+        tokens: the tokens of the active images, int64 [A, L + 1], arranged as in :class:`.TokenCanvas`.
         start: for each image the first pass that is not certain, int64 [A].
         stop: for each image the first pass after its window, int64 [A].
-        entries: the entries of the windows' n cells in the arrays of :class:`.Table`, int64 [A, n]. They are in the
-            order of the passes; images with fewer cells have padding at the end.
-        cells: these cells, int64 [A, n] on the device.
+        entries: for each cell of a window its index in the arrays of :class:`.Table`, int64 [A, n]. The cells are in
+            the order of their passes. n is the number of cells in the largest window; images with fewer cells have
+            padding at the end.
+        cells: the numbers of these cells, int64 [A, n] on the device.
     """
 
     def __init__(self, canvas: TokenCanvas, schedule: Schedule, width: int):
@@ -172,13 +185,14 @@ class Window:
         self.tokens = canvas.values.clone()
         self._set_start(np.ones(canvas.images, np.int64))
 
-        # Guesses start as copies of the newest token. A later block of MuLo-SD has an empty first pass.
+        # The first guesses are copies of the newest token. If the first pass decides no cell, as in the later blocks of
+        # MuLo-SD, the newest token is the token of the last known cell.
         decided = schedule.passes[0].cells or range(schedule.known)
         _guess(self.tokens, self.cells, self.tokens[:, decided[-1], None].clone())
 
     def _set_start(self, start: np.ndarray) -> None:
-        """Let the windows begin with the passes ``start``, int64 [A]. ``stop``, ``entries`` and ``cells`` follow from
-        them and from the width of the windows.
+        """Let the windows begin with the passes ``start``, int64 [A], and set ``stop``, ``entries`` and ``cells`` to
+        match.
         """
         t = self.table
         self.start = start
@@ -187,49 +201,50 @@ class Window:
         self.cells = to_device(t.cells[self.entries], self.tokens.device)
 
     def _entries(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
-        """The table's entries of the cells of the passes from ``begin`` to before ``end``, int64 [A, n]; ``begin`` and
-        ``end``: int64 [A].
+        """The indices in the table of all cells that the passes from ``begin`` to ``end`` - 1 decide, int64 [A, n].
+        ``begin``, ``end``: int64 [A].
         """
         t = self.table
         return ranges(t.cell_start[begin], t.cell_start[end], padding=len(t.cells) - 1)
 
     @property
     def certain(self) -> int:
-        """Passes that are certain in all images."""
+        """Number of passes that are certain in all images."""
         return int(self.start.min())
 
     @property
     def size(self) -> int:
-        """Cells of all images that the next call samples."""
+        """Number of cells that the next call samples in all images together."""
         return int((self.table.cell_start[self.stop] - self.table.cell_start[self.start]).sum())
 
     def rows(self, device_table: DeviceTable) -> tuple[FedRows, Tensor]:
-        """The rows that the W passes feed, and which of them predicts each cell, int64 [A, n]."""
+        """The rows that the next call feeds, and for each cell the index of the row that predicts it, int64 [A, n]."""
         t = self.table
         index = ranges(t.row_start[self.start], t.row_start[self.stop], padding=len(t.fed) - 1)
         end = max(int(t.end[a:b].max(initial=0)) for a, b in zip(self.start, self.stop, strict=True))
 
-        # A single image's slots are one-dimensional, which is written faster.
+        # For a single image, the index has one dimension, because the cache is then written faster.
         index_on_device = to_device(index[0] if len(index) == 1 else index, self.tokens.device)
 
         predicted_by = t.cell_row[self.entries] - t.row_start[self.start][:, None]
-        predicted_by = predicted_by.clip(min=0)  # padding
+        predicted_by = predicted_by.clip(min=0)  # padding is negative
         return device_table.rows_at(index_on_device, end), to_device(predicted_by, self.tokens.device)
 
     def first_uncertain(self, new: Tensor) -> np.ndarray:
-        """For each image the first pass that is not certain after a call has sampled the ``new`` tokens of the cells,
-        int64 [A, n]; the result is int64 [A]. The host waits for the device.
+        """The first pass that is not certain after a call, for each image, int64 [A]. The host waits for the device.
 
-        The first pass of a window is certain, because its input is. If no token of a certain pass changed, the next
-        pass was fed what serial decoding feeds, and sampled the same tokens from the same noise. So it is certain too,
-        and so on. Every pass that is reached in this way equals the serial one.
+        ``new``: the tokens that the call sampled for the cells of the windows, int64 [A, n].
 
-        The pass of the first changed cell had a certain input, so its new tokens are certain too. A window therefore
-        moves by one pass at least, and no image takes more calls than in serial decoding.
+        The first pass of a window is certain, because it read certain tokens only. If the new tokens of a certain pass
+        are all identical to the guesses, the next pass read the tokens that it reads in serial decoding. It sampled its
+        own tokens with the same noise, so it is certain too. This continues up to the first pass in which a token
+        changed. That pass is certain as well: the change affects only the passes after it.
+
+        A window therefore moves by at least one pass, and no image needs more calls than serial decoding needs passes.
         """
         t = self.table
         unchanged = new == self.tokens.gather(1, self.cells)
-        agreeing = unchanged.cumprod(1).sum(1).cpu().numpy()  # tokens before the first changed one
+        agreeing = unchanged.cumprod(1).sum(1).cpu().numpy()  # number of tokens before the first changed one
 
         first = t.cell_start[self.start]
         last = t.cell_start[self.stop] - 1
@@ -237,36 +252,37 @@ class Window:
 
     def verdict(self, new: Tensor, start: np.ndarray, call: int) -> Verdict:
         """The cells that become certain in this ``call``, with their ``new`` tokens. The outcome is PLAIN for cells of
-        the window's first pass, which needed no guess, and ACCEPTED for all others.
+        a window's first pass, which read no guesses, and ACCEPTED for all other cells.
 
-        ``new``: as for :meth:`first_uncertain`, whose result is ``start``.
+        ``new``: as for :meth:`first_uncertain`. ``start``: the result of :meth:`first_uncertain`.
         """
         t = self.table
 
-        # 1. The m certain cells, int64 [m] each: the index of the image in the window, and of the cell among the n
-        #    cells of the image. Padding belongs to a pass after all others.
+        # 1. The m cells that become certain: the row and the column of each in ``entries``, int64 [m]. The pass
+        #    number of padding is above all others, so padding never becomes certain.
         image, column = np.nonzero(t.cell_pass[self.entries] < start[:, None])
 
-        # 2. What is known of these cells on the host.
+        # 2. What the host knows about these cells.
         entry = self.entries[image, column]
         cell = t.cells[entry]
         image_in_batch = self.images[image]
         needed_guess = t.cell_pass[entry] > self.start[image]
         outcome = np.where(needed_guess, ACCEPTED, PLAIN)
 
-        # 3. The new tokens are on the device, where one copy takes all of this.
+        # 3. One copy moves all five arrays to the device, where the new tokens are.
         host = np.stack([image, column, image_in_batch, cell, outcome])
         d_image, d_column, d_image_in_batch, d_cell, d_outcome = to_device(host, self.tokens.device).unbind()
         values = new[d_image, d_column]
         return Verdict((d_image_in_batch, d_cell), values, call, d_outcome.to(torch.uint8))
 
     def move(self, new: Tensor, start: np.ndarray) -> None:
-        """Take over the ``new`` tokens, and let the windows begin with the passes ``start``; both as for
-        :meth:`verdict`. Cells that enter a window start as copies of its newest token.
+        """Store the ``new`` tokens, and let the windows begin with the passes ``start``; for both, see :meth:`verdict`.
+        The first guess for a cell that enters a window is a copy of the newest token: the token of the last cell that
+        was in the window before.
         """
         t = self.table
         self.tokens.scatter_(1, self.cells, new)
-        last = t.cell_start[self.stop] - 1 - t.cell_start[self.start]  # index of a window's last cell, int64 [A]
+        last = t.cell_start[self.stop] - 1 - t.cell_start[self.start]  # index of a window's last cell; -1: no window
         newest = new.gather(1, to_device(last.clip(min=0)[:, None], self.tokens.device))
 
         stop_before = self.stop
@@ -275,30 +291,30 @@ class Window:
         _guess(self.tokens, to_device(entering, self.tokens.device), newest)
 
     def keep(self, left: np.ndarray) -> None:
-        """Keep only some of the images. ``left``: their indices in the window, int64 [A]."""
+        """Keep only some of the images. ``left``: their indices among the active images so far, int64 [A]."""
         self.images = self.images[left]
         self.tokens = self.tokens[to_device(left, self.tokens.device)]
         self._set_start(self.start[left])
 
 
 class WindowGuidance:
-    """Where guidance is applied in a window, whose passes may differ in it.
+    """Decides to which cells of a window guidance is applied. The passes of one window may differ in this.
 
     Args:
         table: the fed rows and cells of the schedule.
-        guided: whether guidance is applied, for each pass.
-        to_the_end: whether every call reads the null branch if some pass is guided; otherwise no call reads it once
-            all guided passes are certain.
+        guided: for each pass, whether guidance is applied to its cells.
+        to_the_end: whether every call reads the null branch, provided that some pass is guided. If False, calls stop
+            reading it once all guided passes are certain.
     """
 
     def __init__(self, table: Table, guided: Sequence[bool], to_the_end: bool):
-        self.guided_by_cell = np.array([*guided, False])[table.cell_pass]  # bool [D + 1], see Table
+        self.guided_by_cell = np.array([*guided, False])[table.cell_pass]  # bool [D + 1], D as in Table
         self.all_guided = all(guided)
         self.last_guided = last_guided(guided)
         self.keeps_null = to_the_end and any(guided)
 
     def at(self, window: Window) -> Guidance:
-        """The guidance of the cells of a window; it applies if the call reads the null branch."""
+        """The guidance of the cells of a window. Its field ``applies`` is True if the call reads the null branch."""
         reads_null = self.keeps_null or window.certain <= self.last_guided
         if self.all_guided or not reads_null:
             return Guidance(reads_null)
@@ -306,20 +322,22 @@ class WindowGuidance:
 
 
 def ranges(begin: np.ndarray, end: np.ndarray, padding: int) -> np.ndarray:
-    """The numbers from ``begin`` to ``end`` - 1 for every image, int64 [A, n]. n is the largest count of an image;
-    images with fewer numbers end with ``padding``. ``begin``, ``end``: int64 [A].
+    """For every image, the numbers from ``begin`` to ``end`` - 1, int64 [A, n]. n is the number of them in the image
+    that has the most; the rows of the other images end with ``padding``. ``begin``, ``end``: int64 [A].
     """
     numbers = begin[:, None] + np.arange((end - begin).max())
     return np.where(numbers < end[:, None], numbers, padding)
 
 
 def _guess(tokens: Tensor, cells: Tensor, newest: Tensor) -> None:
-    """Set cells, int64 [A, n], to one token in each image, int64 [A, 1]."""
+    """Set all ``cells`` of an image, int64 [A, n], to its ``newest`` token, int64 [A, 1]."""
     tokens.scatter_(1, cells, newest.expand(-1, cells.shape[1]))
 
 
 def _remark(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
-    """Tell in the report what a window costs here, and which settings draw the same image."""
+    """Add remarks to the report: what a window costs for many images on a CPU, and, in 16 bits, which values
+    of *parallel* generate the identical image.
+    """
     net = canvas.model.net
     side = schedule.grid
 
@@ -339,10 +357,10 @@ def _remark(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
 
 
 def padded_rows(schedule: Schedule, width: int) -> int:
-    """Number of rows to which every call is padded, per image, with 16-bit weights. No call has more rows than this. No
-    call has more cells either, because each cell is predicted by its own row.
+    """Number of rows per image to which every call is padded with 16-bit weights. No call feeds more rows. No call
+    samples more cells either, because no row predicts two cells.
 
-    The number is the same for all windows that are not wider than the side of the image.
+    The number is the same for all windows that are at most as wide as the side of the image in tokens.
     """
     t = window_table(schedule)
     stop = np.minimum(np.arange(t.passes) + max(width, schedule.grid), t.passes)

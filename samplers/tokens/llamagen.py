@@ -1,16 +1,17 @@
-"""LlamaGen: one token per pass in raster order. The same parts decode every other schedule that is known before the
-first pass.
+"""LlamaGen: one token per pass in raster order. The functions here also run every other schedule that is known before
+the first pass.
 
 Source: Sun et al. 2024, "Autoregressive Model Beats Diffusion: Llama for Scalable Image Generation" (arXiv 2406.06525).
-LlamaGen, PAR (``par.py``), ZipAR (``zipar.py``) and Tar's semantic codes (``tar.py``) differ in their schedules only:
-which cells a pass decides, which tokens it feeds, and which slots of the cache these attend to. The index tensors of
-all passes are on the device before the loop starts, so the loop never waits for the device.
+LlamaGen, PAR (``par.py``), ZipAR (``zipar.py``) and Tar's semantic codes (``tar.py``) differ in their schedules only. A
+schedule (``schedule.py``) states which cells a pass decides, which tokens it feeds, and to which earlier tokens these
+tokens attend. The index tensors of all passes are on the device before the loop over the passes starts, so the loop
+never waits for the device.
 
 Three functions, each of which calls the next:
 
-- :func:`scheduled` makes a sampler from a name and a check of models and settings; PAR and ZipAR are made with it;
-- :func:`decode_settings` is a generation from a model, a condition and settings, which choose the schedule;
-- :func:`decode_schedule` decodes a given schedule on a canvas; Tar and MuLo-SD call it directly.
+- :func:`scheduled` makes a sampler from a name and a check of model and settings; it makes PAR and ZipAR;
+- :func:`decode_settings` generates images from a model, a condition and settings, which choose the schedule;
+- :func:`decode_schedule` runs the passes of a schedule on a canvas; Tar and MuLo-SD call it directly.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from .schedule import Schedule
 from .settings import LlamaGenSettings
 from .token_noise import TokenNoise
 
-# check(model, settings) raises what the sampler would, before anything is loaded or computed.
+# check(model, settings) raises the error that the sampler would raise, before anything is loaded or computed.
 check = partial(check_raster, "LlamaGen")
 
 
@@ -48,23 +49,24 @@ def llamagen(
     noise: TokenNoise,
     edit: Edit | None = None,
 ) -> Sampler:
-    """LlamaGen, or Tar's de-tokenizer.
+    """Generate images with a LlamaGen, a Janus, or Tar's de-tokenizer, which generates an image from semantic codes.
 
     Args:
         model: the network with its metadata.
-        condition: labels, text, semantic features or codes of B images.
+        condition: the condition of B images, of the kind that the model reads.
         settings: see :class:`LlamaGenSettings`.
-        noise: noise of B images.
-        edit: part of an image to sample again; None for a whole new one.
+        noise: the noise of B images.
+        edit: the image to edit and the part to regenerate; None to generate whole new images.
 
     Yields:
         :class:`Step` after every pass; returns :class:`Sampled`. See :func:`decode_schedule`.
 
     Raises:
-        UserError: a condition or an edit that does not fit the model, a PAR, or logits that were not finite.
+        UserError: the model is a PAR; the condition, the edit or the guidance does not fit the model; or the logits are
+            not finite.
     """
     check(model, settings)
-    # Reports of a de-tokenizer are compared with each other, not with reports of a LlamaGen.
+    # A de-tokenizer has its own name in reports, because its reports are compared only with each other.
     name = "tar" if model.condition == "features" else "llamagen"
     return decode_settings(name, model, condition, settings, noise, edit)
 
@@ -73,14 +75,14 @@ def llamagen(
 def decode_settings(
     name: str, model: TokenModel, condition: AnyCondition, settings: Any, noise: TokenNoise, edit: Edit | None
 ) -> Sampler:
-    """Decode images in the schedule that the settings choose; ``name``: the sampler's, for the report."""
+    """Generate images with the schedule that the settings choose. ``name``: the name of the sampler in the report."""
     schedule = settings.schedule(model)
     canvas, prepared = token_canvas(name, model, condition, settings, noise, edit)
     return (yield from decode_schedule(canvas, prepared, schedule, settings.parallel))
 
 
 class TokenSampler(Protocol):
-    """A sampler of discrete tokens, with the arguments, steps and errors of :func:`llamagen`."""
+    """A sampler of discrete tokens. It has the arguments, steps and errors of :func:`llamagen`."""
 
     __name__: str
 
@@ -95,9 +97,11 @@ class TokenSampler(Protocol):
 
 
 def scheduled(name: str, check: Callable[[TokenModel, Any], None]) -> TokenSampler:
-    """The sampler that decodes the schedule of its settings, see :meth:`.TokenSettings.schedule`.
+    """Make a sampler that runs the schedule of its settings, see :meth:`.TokenSettings.schedule`.
 
-    ``name``: its name in the registry; ``check(model, settings)`` raises what the sampler cannot run.
+    Args:
+        name: the sampler's name in the registry.
+        check: ``check(model, settings)`` raises a UserError if the sampler cannot run this model with these settings.
     """
 
     def run(
@@ -114,7 +118,7 @@ def scheduled(name: str, check: Callable[[TokenModel, Any], None]) -> TokenSampl
     return run
 
 
-@torch.inference_mode()  # the many views of a token's pass cost 10 % more with no_grad
+@torch.inference_mode()  # a pass makes many tensor views, which would cost 10 % more with no_grad
 def decode_schedule(
     canvas: TokenCanvas,
     condition: PreparedCondition,
@@ -125,21 +129,21 @@ def decode_schedule(
     span: tuple[int, int] | None = None,
     penalty: float = 1.0,
 ) -> Sampler:
-    """Decode a schedule pass by pass or, with ``parallel`` above 1, in windows of ``parallel`` passes (``jacobi.py``).
+    """Run a schedule pass by pass or, if ``parallel`` is above 1, in windows of ``parallel`` passes (``jacobi.py``).
 
-    With 16-bit weights, ``parallel`` 1 is also decoded as a window, so it gives the same image as larger windows. In
-    fp32, ``parallel`` 1 does the same as 0.
+    With 16-bit weights, 1 also means windows, of one pass each. The image is then identical for all values from 1 to
+    the side of the image in tokens. In fp32, 1 means the same as 0.
 
     Args:
-        canvas, condition: of :func:`.token_canvas`.
+        canvas, condition: the canvas and the packed condition, see :func:`.token_canvas`.
         schedule: the passes.
-        parallel: see above.
+        parallel: number of passes in a window; 0: no windows.
         stream: name of the stream of random numbers.
-        span: token values that are image codes, half-open; None for all.
-        penalty: repetition penalty; 1 is none.
+        span: half-open range of the token values that are image codes; None: all values.
+        penalty: repetition penalty; 1 turns it off.
 
-    Yields :class:`Step` after the prefill and after each pass, or in windows after each call. The report's map "step"
-    holds the pass or call that decided a cell, or -1 for a cell that an edit fixes.
+    Yields :class:`Step` after the prefill and after each pass; in windows, after the prefill and after each call. The
+    report's map "step" holds the number of the pass or call that decided a cell, or -1 for a cell that an edit fixes.
     """
     in_16_bit = is_16_bit(canvas.model.net)
     in_windows = parallel > 1 or (parallel == 1 and in_16_bit)

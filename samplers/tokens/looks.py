@@ -1,8 +1,10 @@
 """What each pass of a token model feeds to the transformer, and the transformer with its KV cache.
 
-``schedule.py`` says which cells a pass feeds, and ``cache_slots.py`` where their keys and values are kept. Here both
-become tensors (:class:`DeviceTable`). :class:`CachedTransformer` feeds the rows of a pass, and :class:`ScheduleLook` is
-the look of a generation (``engine.py``).
+``schedule.py`` says which cells a pass feeds, and ``cache_slots.py`` says where the cache holds their keys and values.
+:class:`DeviceTable` turns both into tensors. :class:`CachedTransformer` feeds the rows of a pass. :class:`ScheduleLook`
+is the *look* of a generation: the function that runs the transformer for each pass (``engine.py``).
+
+Shapes: B images with L cells each, and hidden rows (outputs of the transformer) of width C.
 """
 
 from __future__ import annotations
@@ -23,20 +25,22 @@ from .schedule import Schedule
 
 
 class FedRows(NamedTuple):
-    """What a call of the transformer feeds: int64 [m], or [B, m] if images differ. ``cache_slot`` and ``cache_end``
-    count from the first slot of the cache, which is the condition's.
+    """The m rows that one call of the transformer feeds, int64 [m], or [B, m] if the images have different rows.
+    ``cache_slot`` and ``cache_end`` count from the first slot of the cache, which belongs to the condition.
     """
 
     cell: Tensor  # cells whose tokens are fed
-    position: Tensor  # positions at which they are fed
-    cache_slot: Tensor  # slots that they write
+    position: Tensor  # positions at which the tokens are fed
+    cache_slot: Tensor  # slots to which the rows write their keys and values
     cache_end: int  # the rows attend to slots below this one only
     mask: Tensor | None = None  # bool [..., m, cache_end], True where a row attends to a slot; None: everywhere
-    # Number of the transition token that is fed instead of a cell's token, else -1; None if there are none.
+    # Number of PAR's transition token that is fed instead of a cell's token, else -1; None without transition tokens.
     special: Tensor | None = None
 
     def repeated(self, branches: int) -> FedRows:
-        """What the network reads of the rows, for all branches of guidance, if the images have different rows."""
+        """The rows for all ``branches`` of guidance, if the images have different rows. Only the fields that
+        :meth:`.Llama.feed` reads are repeated.
+        """
         return self._replace(
             position=self.position.repeat(branches, 1),
             cache_slot=self.cache_slot.repeat(branches, 1),
@@ -45,14 +49,15 @@ class FedRows(NamedTuple):
 
 
 class DeviceTable:
-    """A :class:`.Table` on a device. The ``prefix`` slots of the condition come first; all fed rows attend to them.
+    """A :class:`.Table` on a device. The cache begins with ``prefix`` slots of the condition, and all fed rows attend
+    to these slots.
 
     Attributes:
-        host: the table.
+        host: the table, on the host.
         fed, special, position, last_visible, row_pass: as in the table; ``special`` is None without transition tokens.
-        row_in_pass: for each cell the row that predicts it, counted from the first row of its pass.
+        row_in_pass: for each cell the row that predicts it, counted from the first row of the pass.
         cache_slot: for each row the slot that it writes, counted from the first slot of the cache.
-        place, written, replaced: as in the table, for the slots of the condition and of the image.
+        place, written, replaced: as in the table, but with the slots of the condition before the slots of the image.
     """
 
     def __init__(self, table: Table, prefix: int, device: torch.device):
@@ -68,7 +73,8 @@ class DeviceTable:
 
         self.row_in_pass = to_device(table.cell_row - table.row_start[table.cell_pass], device)
 
-        # The condition's slots come before all other slots, in the cache as in the schedule.
+        # The condition's slots come first. Every row attends to them: their place, -1, is visible to all rows, and no
+        # pass writes or replaces them.
         always = np.full(prefix, -1)
         self.place = to_device(np.concatenate([always, table.place]), device)
         self.written = to_device(np.concatenate([always, table.written]), device)
@@ -76,7 +82,7 @@ class DeviceTable:
 
     def pass_rows(self, k: int) -> tuple[FedRows, Tensor]:
         """The rows that pass k feeds, and for each cell of the pass the index of the row that predicts it, int64 [n].
-        The table must be for passes that are fed one by one. The host does not wait for the device.
+        The table must be a :func:`.serial_table`. The host does not wait for the device.
         """
         t = self.host
         rows = slice(t.row_start[k], t.row_start[k + 1])
@@ -84,8 +90,8 @@ class DeviceTable:
         return self.rows_at(rows, int(t.end[k]), bool(t.needs_mask[k])), self.row_in_pass[cells]
 
     def rows_at(self, index: slice | Tensor, end: int, needs_mask: bool = True) -> FedRows:
-        """The fed rows at an ``index``, int64 [...]. They attend to the condition's slots and to image slots below
-        ``end``; without a mask, to all of these.
+        """The fed rows at an ``index``: a slice, or int64 [...]. Each row attends to slots of the condition and to
+        image slots below ``end``. If ``needs_mask`` is False, each row attends to all of these slots.
         """
         cache_end = self.prefix + end
         return FedRows(
@@ -98,8 +104,8 @@ class DeviceTable:
         )
 
     def mask(self, index: slice | Tensor, cache_end: int) -> Tensor:
-        """To which of the cache's slots below ``cache_end`` the fed rows at an ``index``, int64 [...], attend: bool
-        [..., cache_end]. Padding attends to the condition only.
+        """The attention mask of the fed rows at an ``index`` (see :meth:`rows_at`), bool [..., cache_end]: True where a
+        row attends to a slot. A padding row attends to the condition only.
         """
         last_visible = self.last_visible[index][..., None]
         k = self.row_pass[index][..., None]
@@ -109,23 +115,25 @@ class DeviceTable:
 
 
 def plan_of(table: Table, device: torch.device) -> dict[int, Tensor]:
-    """The cells of every pass, int64 [n] on the device: the plan of :func:`.engine.decode`."""
+    """The cells that every pass decides, int64 [n] on the device. :func:`.engine.decode` takes them as its plan."""
     cells = to_device(torch.from_numpy(table.cells[:-1]), device)
     return dict(enumerate(cells.split(np.diff(table.cell_start).tolist())))
 
 
 class CachedTransformer:
-    """The transformer of a generation, with a cache of the keys and values of what it has read. A caller calls
+    """The transformer of a generation, with a cache of the keys and values of everything that it has read. Call
     :meth:`prefill` once, which makes the cache, and then :meth:`feed` for every pass.
 
-    A pass has R batch rows, one for each image in each branch. The branches are the condition; a part of the condition,
-    if it has one; and the null condition, if ``null`` is True. All branches are fed the same tokens.
+    A pass runs in up to three branches. The first branch reads the condition. The second branch reads a part of the
+    condition, if :class:`.PreparedCondition` has a part. The last branch reads the null condition, if ``null`` is True.
+    All branches are fed the same image tokens. R is the number of batch rows, one for each image in each branch.
 
     Args:
         canvas: the images; its report counts the work.
         condition: the packed condition.
         first_value: token value of image code 0.
-        padded_to: rows per image to which every call is padded, see one_shape in networks/llama.py; 0: no padding.
+        padded_to: number of rows per image to which every call is padded, see ``one_shape`` in ``networks/llama.py``;
+            0: no padding.
     """
 
     cache: Cache  # made by prefill
@@ -135,15 +143,15 @@ class CachedTransformer:
         self.canvas = canvas
         self.net = canvas.model.net
         self.condition = condition
-        self.conditional = condition.conditional  # branches without the null branch
+        self.conditional = condition.conditional  # number of branches without the null branch
         self.first_value = first_value
         self.padded_to = padded_to
 
     def prefill(self, null: bool, slots: int, image: Tensor | None = None) -> Tensor:
-        """Read the condition, alone or followed by m tokens of the ``image``, int64 [B, m], into a cache with ``slots``
-        image slots.
+        """Make a cache with ``slots`` image slots, and read the condition into it, alone or followed by m tokens of the
+        ``image``, int64 [B, m]. ``null``: whether the null branch runs too.
 
-        Returns hidden rows [R, 1 + m, C], of which row i predicts cell i.
+        Returns hidden rows [R, 1 + m, C]. Row i predicts cell i.
         """
         report = self.canvas.report
         condition = self.condition
@@ -160,7 +168,7 @@ class CachedTransformer:
         report.add(transformer_passes=1, transformer_tokens=len(rows) * fed)
         hidden, self.cache = self.net.prefill(rows, self.canvas.grid[0], slots, lengths, x)
 
-        # 3. Images of one prompt share its prefill.
+        # 3. Images with the same prompt have shared its prefill. Now each image gets its own batch rows.
         if condition.images is not None:
             prompts = len(condition.condition)
             of_all = torch.cat([condition.images + branch * prompts for branch in range(branches)])
@@ -172,9 +180,9 @@ class CachedTransformer:
     def feed(self, tokens: Tensor, fed: FedRows, null: bool) -> Tensor:
         """Feed the rows ``fed``; returns hidden rows [R, m, C].
 
-        ``tokens``: the images' tokens so far, int64 [B, L + 1].
+        ``tokens``: the images' tokens so far, int64 [B, L + 1]. ``null``: whether the null branch is fed too.
         """
-        # 1. Embeddings, of transition tokens too.
+        # 1. The embeddings of the cells' tokens and of transition tokens.
         cells = fed.cell
         values = tokens[:, cells] if cells.ndim == 1 else tokens.gather(1, cells)
         x = self.net.tok_embeddings(values + self.first_value if self.first_value else values)
@@ -182,7 +190,7 @@ class CachedTransformer:
             transition = self.net.spe_tok_embeddings["special_embeddings"](fed.special.clamp(min=0))
             x = torch.where(fed.special[..., None] >= 0, transition, x)
 
-        # 2. All branches.
+        # 2. The same rows for all branches.
         branches = self.conditional + null
         if branches > 1:
             x = x.repeat(branches, 1, 1)
@@ -197,27 +205,27 @@ class CachedTransformer:
         )
 
     def keep(self, left: Tensor, images: int) -> None:
-        """Keep only some images in the cache, in all branches of guidance that it holds.
+        """Keep only some images in the cache, in all branches that the cache holds.
 
         Args:
-            left: indices of the images to keep among the present images, int64 [A].
-            images: number of present images.
+            left: indices of the A images to keep, among the images in the cache, int64 [A].
+            images: number of images in the cache.
         """
         branches = len(self.cache.blocks[0]) // images
         self.cache.keep(torch.cat([left + branch * images for branch in range(branches)]))
 
 
 class ScheduleLook(CachedTransformer):
-    """The passes of a schedule one after another; the first one is the prefill.
+    """Runs the passes of a schedule one after another; the first pass is the prefill.
 
     Args:
         canvas, condition, first_value: as for :class:`CachedTransformer`.
         schedule: the passes.
-        last_guided: the last pass in which the null condition is read; below 0: no pass, math.inf: all passes.
-        slots: image slots of the cache; None: as many as the schedule needs.
+        last_guided: the last pass that reads the null condition. Below 0, no pass reads it; at math.inf, all passes do.
+        slots: number of image slots of the cache; None: the number that the schedule needs.
     """
 
-    table: DeviceTable  # made after the prefill, which decides how many slots the condition takes
+    table: DeviceTable  # made after the prefill, because it depends on the number of the condition's slots
 
     def __init__(
         self,
@@ -235,7 +243,7 @@ class ScheduleLook(CachedTransformer):
         self.slots = slots
 
     def __call__(self, k: int, cells: Tensor) -> Tensor:
-        """Hidden rows [R, n, C] that predict the cells of pass k."""
+        """Run pass k, and return the hidden rows [R, n, C] that predict its n ``cells``."""
         if k == 0:
             slots = serial_table(self.schedule).slots_without_padding if self.slots is None else self.slots
             hidden = self.prefill(self.last_guided >= 0, slots)
@@ -246,17 +254,19 @@ class ScheduleLook(CachedTransformer):
         return self.feed(self.canvas.values, fed, k <= self.last_guided)[:, predicted_by]
 
     def follow(self, schedule: Schedule) -> None:
-        """Feed the passes of a schedule from now on. Its known cells are already in the cache."""
+        """Feed the passes of ``schedule`` from now on. The cache must already hold its known cells."""
         self.schedule = schedule
         self.table = DeviceTable(serial_table(schedule), self.cache.prefix, self.canvas.device)
 
 
 def last_guided(guided: Sequence[bool]) -> int:
-    """The last guided pass; -1 if there is none. ``guided``: whether each pass is guided."""
+    """The last pass with guidance; -1 if there is none. ``guided``: for each pass, whether it has guidance."""
     return max((k for k, is_guided in enumerate(guided) if is_guided), default=-1)
 
 
 def chosen_rows(hidden: Tensor, index: Tensor) -> Tensor:
-    """The rows ``index`` int64 [B, n] of hidden rows [R, m, C], the same in all branches: [R, n, C]."""
+    """Choose n of the m ``hidden`` rows, [R, m, C], by their ``index``, int64 [B, n], which is the same in all
+    branches. Returns [R, n, C].
+    """
     index = index.repeat(len(hidden) // len(index), 1)[..., None]
     return hidden.gather(1, index.expand(-1, -1, hidden.shape[-1]))

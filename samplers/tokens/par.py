@@ -1,9 +1,10 @@
-"""PAR: the image is divided into M x M regions, and the same cell of all regions is decided in one pass.
+"""PAR: the image is divided into n = M x M regions, and one pass decides a cell at the same place in every region.
 
 Source: Wang et al. 2025, "Parallelized Autoregressive Visual Generation" (CVPR 2025, arXiv 2412.15119). Distant tokens
-depend weakly on each other and can be sampled independently. The first tokens of the regions are decided one after
-another, because they fix the global structure. Learned transition tokens then switch to parallel decoding: every group
-of n tokens predicts the next group, region by region, with attention to the whole group.
+depend only weakly on each other, so they can be sampled independently. The first tokens of the regions fix the global
+structure, so they are decided one after another. Learned transition tokens then switch the network to parallel
+decoding. From there on, every group of n tokens, one from each region, predicts the next group. Each token of a group
+attends to the whole group, and predicts the next token of its own region.
 """
 
 from __future__ import annotations
@@ -39,12 +40,16 @@ from .settings import (
 TRAINED = "from checkpoint"
 NON_LOCAL = "ablation: non-local"
 ADJACENT = "ablation: adjacent"
-# Tokens that an ablation decides together, as the paper's PAR-4x.
+# Number of tokens that an ablation decides in one pass, as in the paper's PAR-4x.
 ABLATION_GROUP = 4
 
 
 def par_groups(grid: int, n: int) -> list[list[int]]:
-    """Groups of cells in PAR's order: for each cell of a region in raster order, that cell of all n regions."""
+    """Groups of cells in PAR's order. Group i holds cell i of every region, counted in raster order within the region.
+
+    Raises:
+        UserError: n regions do not tile the grid.
+    """
     m = math.isqrt(n)
     if m * m != n or grid % m:
         raise UserError(
@@ -58,23 +63,24 @@ def par_groups(grid: int, n: int) -> list[list[int]]:
 
 @lru_cache(maxsize=16)
 def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
-    """Schedule of a network trained for PAR: n + (G * G - n) / n passes; without a sequential ``start`` 1 + (G * G - n)
-    / n.
+    """Schedule of a network that was trained for PAR, on a grid of G x G cells. It has n + (G * G - n) / n passes, or
+    1 + (G * G - n) / n passes without a sequential ``start``.
 
-    The sequence is: condition, the n initial tokens, n - 1 transition tokens, the other groups. For n = 4, with a and b
-    the cells of the first two groups::
+    The sequence is: the condition, the n initial tokens (i), n - 1 transition tokens (t), and the other groups. For
+    n = 4, where a and b are the tokens of the first two other groups::
 
         place   0  1  2  3  4  5  6  7  8  9  10 ...
         token   i  i  i  i  t  t  t  a  a  a  a  ...
                          predict a   predict b
 
-    An initial token attends to what precedes it. The last initial token and the transition tokens form one group, and
-    in this and every later group, each token attends to the whole group and to what precedes it.
+    An initial token attends to itself and to everything before it. The last initial token and the transition tokens
+    form one group. In this group and in every later group, each token attends to the whole group and to everything
+    before the group.
     """
     initial, *rest = par_groups(grid, n)
     passes = []
 
-    # Step 1: the initial tokens, one after another, which are at places 0 to n - 1. Without a sequential start the
+    # Step 1: the initial tokens, at places 0 to n - 1, are decided one after another. Without a sequential start, the
     # prefill predicts all of them.
     if start:
         first_groups = [[cell] for cell in initial]
@@ -85,12 +91,13 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
     for k in range(1, len(first_groups)):
         passes.append(group_pass(first_groups[k - 1], first_groups[k], k - 1, cfg_steps[k]))
 
-    # Step 2: the initial tokens that were not fed yet and the transition tokens predict the first group.
+    # Step 2: one pass feeds the initial tokens that were not fed yet and the transition tokens, and decides the first
+    # of the other groups.
     if rest:
         passes.append(transition_pass(first_groups[-1], rest[0], cfg_steps[len(first_groups)]))
 
-    # Step 3: every group predicts the next one. The groups follow the n initial tokens and the n - 1 transition tokens.
-    # For n = 4 group a is at places 7 to 10, group b at places 11 to 14.
+    # Step 3: every group predicts the next one. The places of the groups follow the n initial tokens and the n - 1
+    # transition tokens. For n = 4, group a is at places 7 to 10, and group b is at places 11 to 14.
     place = n + (n - 1)
     for k in range(1, len(rest)):
         passes.append(group_pass(rest[k - 1], rest[k], place, cfg_steps[len(first_groups) + k]))
@@ -100,18 +107,18 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
 
 
 def transition_pass(fed: Sequence[int], cells: Sequence[int], cfg_step: int) -> Pass:
-    """The pass that feeds the last initial tokens and the n - 1 transition tokens, and decides the first group.
+    """The pass that feeds the n - 1 transition tokens, and decides the n cells of the first group after them.
 
-    The n cells are predicted by the last initial token and the transition tokens, which attend to each other. For
-    n = 4::
+    It also feeds the initial tokens that were not fed yet. The last initial token and the transition tokens attend to
+    each other, and predict the n cells. For n = 4::
 
         sequential start    fed             place           last_visible    predicted_by
         with                i t t t         3 4 5 6         6 6 6 6         0 1 2 3
         without             i i i i t t t   0 1 2 3 4 5 6   0 1 2 6 6 6 6   3 4 5 6
 
     Args:
-        fed: cells of the initial tokens that were not fed yet: the last one, or all n.
-        cells: cells of the first group.
+        fed: cells of the initial tokens that were not fed yet: only the last one, or all n without a sequential start.
+        cells: cells of the first group after the transition tokens.
         cfg_step: see :class:`.Pass`.
     """
     n = len(cells)
@@ -130,15 +137,16 @@ def transition_pass(fed: Sequence[int], cells: Sequence[int], cfg_step: int) -> 
 
 
 def group_pass(fed: Sequence[int], cells: Sequence[int], first: int, cfg_step: int) -> Pass:
-    """The pass that feeds the cells of one group and decides the cells of the next group.
+    """The pass that feeds the tokens of one group and decides the cells of the next group.
 
-    Each fed cell predicts the next cell of its region, and attends to its whole group. With n = 4 and ``first`` 7, the
-    fed rows are at places 7 to 10, and all of them attend up to place 10.
+    Fed token i predicts cell i of the next group. Each fed token attends to its whole group and to everything before
+    it. If the group has 4 tokens and ``first`` is 7, the fed tokens are at places 7 to 10, and all of them attend to
+    places up to 10.
 
     Args:
-        fed: cells of the group that is fed.
+        fed: cells whose tokens are fed: a group of n, or one initial token.
         cells: cells of the next group.
-        first: place of the first fed cell.
+        first: place of the first fed token.
         cfg_step: see :class:`.Pass`.
     """
     last = first + len(fed) - 1
@@ -153,8 +161,14 @@ def group_pass(fed: Sequence[int], cells: Sequence[int], first: int, cfg_step: i
 
 @lru_cache(maxsize=16)
 def ablation_schedule(grid: int, n: int, adjacent: bool, start: bool) -> Schedule:
-    """The paper's ablations, on a network that predicts the next cell. They take as many passes as
+    """Schedule of the paper's ablations, for a network that predicts the next cell. It has the same number of passes as
     :func:`par_schedule`.
+
+    Args:
+        grid: side of the grid.
+        n: number of cells in a group.
+        adjacent: whether a group holds n successive cells in raster order; if False, the groups are PAR's.
+        start: whether the cells of the first group are decided one after another.
     """
     cells = list(range(grid * grid))
     groups = [cells[c : c + n] for c in range(0, len(cells), n)] if adjacent else par_groups(grid, n)
@@ -171,7 +185,7 @@ def ablation_schedule(grid: int, n: int, adjacent: bool, start: bool) -> Schedul
 # fmt: off
 @dataclass(frozen=True)
 class PARSettings(TokenSettings):
-    """PAR (CVPR 2025): one token per region of the image in parallel."""
+    """PAR (CVPR 2025): after the first tokens, each pass decides one token of every region of the image."""
 
     removed: ClassVar[Mapping[str, Any]] = {"group": ABLATION_GROUP}
 
@@ -204,7 +218,8 @@ class PARSettings(TokenSettings):
         """The passes of PAR or of an ablation.
 
         Raises:
-            UserError: a Janus, a grouping that the network was not trained for, or regions that do not tile its grid.
+            UserError: the model is a Janus, the network was not trained for the grouping, or the regions do not tile
+                the grid.
         """
         trained = model.regions > 1
         if not trained:
@@ -227,11 +242,11 @@ class PARSettings(TokenSettings):
 
 
 def check(model: TokenModel, settings: PARSettings) -> None:
-    """Check settings against a model, before anything is loaded or computed.
+    """Check that PAR can run a model with these settings, before anything is loaded or computed.
 
     Raises:
-        UserError: a Tar de-tokenizer or a Janus, a grouping that the network was not trained for, regions that do not
-            tile its grid, or guidance of a model that was trained without a null class.
+        UserError: the model is a Tar de-tokenizer or a Janus, the network was not trained for the grouping, the regions
+            do not tile the grid, or guidance is on and the model was trained without a null class.
     """
     if model.condition == "features":
         raise UserError(

@@ -1,4 +1,8 @@
-"""Before the first pass: a condition is checked against a token model and packed into tensors."""
+"""Before the first pass: check that a condition fits a token model, and pack the condition into tensors.
+
+Tar has a language model that generates *semantic codes* of an image, and a *de-tokenizer* that generates the image from
+them. *TA-Tok* converts semantic codes to the features that the de-tokenizer reads.
+"""
 
 from __future__ import annotations
 
@@ -34,30 +38,33 @@ from ..conditioning import (
 class PreparedCondition:
     """A condition, packed for :meth:`Llama.prefix`, which makes the rows in front of the image tokens.
 
-    The transformer runs in branches, each for all images: the condition; a part of the condition, if ``part`` is above
-    0; and the null condition, if there is guidance. The logits of the first two branches are mixed into the condition's
-    logits, which guidance mixes with the null condition's logits.
+    The transformer runs in up to three branches, each for all images. The first branch reads the condition. If
+    ``part`` is above 0, a second branch reads a part of the condition. If there is guidance, the last branch reads the
+    null condition. The logits of the first two branches are mixed, and guidance then mixes the result with the logits
+    of the null condition.
     """
 
     # Labels, int64 [B]; features, [B, n, E]; or token ids of prompts, int64 [B, n], or [U, n] if only U are distinct.
     condition: Tensor
-    lengths: Tensor | None = None  # int64 [B] or [U], valid rows of each; None if all have the same number
+    lengths: Tensor | None = None  # int64 [B] or [U], number of valid rows of each entry; None if all are equal
     images: Tensor | None = None  # int64 [B], index of every image's prompt; None if every image has its own entry
-    part: float = 0.0  # share of the partial branch in the condition's logits, below 1
+    part: float = 0.0  # share of the second branch when the first two branches are mixed; below 1
 
     @property
     def conditional(self) -> int:
-        """Branches without the null condition."""
+        """Number of branches without the null branch."""
         return 1 + (self.part > 0)
 
     def prefix(self, net: Llama, null: bool) -> Tensor:
-        """Rows of all branches in front of the image tokens, [R, n, C]."""
+        """The rows in front of the image tokens, [R, n, C]. R is the number of entries times the number of branches.
+        ``null``: whether the null branch is one of them.
+        """
         return net.prefix(self.condition, self.lengths, guided=null)
 
 
 @dataclass(frozen=True, kw_only=True)
 class PreparedImages(PreparedCondition):
-    """Prompts with images in them, for a Janus that edits."""
+    """Prompts that each contain an image, for a Janus that edits. The second branch does not read the image's codes."""
 
     sources: PromptImages
 
@@ -66,21 +73,24 @@ class PreparedImages(PreparedCondition):
 
 
 def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) -> PreparedCondition:
-    """Check a condition against a model and pack it on ``device``.
+    """Check that a condition fits a model, and pack the condition on ``device``.
 
-    Semantic codes are converted to features if the model takes features and has a TA-Tok.
+    For a de-tokenizer, semantic codes are first converted to features with the TA-Tok of the model.
+
+    Raises:
+        UserError: the condition does not fit the model, or the TA-Tok is missing.
     """
-    # 1. A de-tokenizer reads semantic codes as features.
+    # 1. A de-tokenizer reads features, not codes.
     if isinstance(condition, CodeCondition) and model.condition == FEATURES:
         condition = _features_for(model, condition)
 
-    # 2. Every model reads one kind of condition; a Janus that edits also reads images with prompts.
+    # 2. Every model reads one kind of condition. A Janus that edits also reads images with prompts.
     if isinstance(condition, ImagePromptCondition):
         expect_editor(condition, model)
     else:
         expect_kind(condition, model.condition, model.name)
 
-    # 3. Each kind is packed in its own way.
+    # 3. Each kind of condition has its own function that packs it.
     return _PACKED_BY[condition.kind](model, condition, device)
 
 
@@ -95,7 +105,7 @@ def _labels(model: TokenModel, condition: Condition, device: torch.device) -> Pr
 def _feature_rows(
     model: TokenModel, condition: TextCondition | FeatureCondition, device: torch.device
 ) -> PreparedCondition:
-    """Rows of features of a text or of semantic codes, padded to the image with the most rows."""
+    """Feature rows of texts or of semantic codes, padded to the number of rows of the longest entry."""
     _check_entries(condition.features)
     width = model.net.config.condition_size
     for rows in condition.features:
@@ -117,11 +127,12 @@ def _prompts(model: JanusModel, condition: PromptCondition, device: torch.device
 
 
 def _images_with_prompts(model: JanusModel, condition: ImagePromptCondition, device: torch.device) -> PreparedCondition:
-    """Images with prompts for a Janus that edits, each distinct pair once."""
+    """Images with prompts, for a Janus that edits. Equal pairs of image and prompt are packed once."""
     ids = prompt_ids(model, condition)
     assert condition.read is not None, "nodes and pipeline read the images"
 
-    # 1. The distinct pairs. Equal images were read once and share one object, whose id stands for the image.
+    # 1. The distinct pairs. Identical images were read once and share one object, whose id then stands for the
+    #    image.
     pairs = [(text, id(read)) for text, read in zip(condition.texts, condition.read, strict=True)]
     first, images = distinct(pairs, device)
     read = [condition.read[i] for i in first]
@@ -133,7 +144,7 @@ def _images_with_prompts(model: JanusModel, condition: ImagePromptCondition, dev
                 "model."
             )
 
-    # 2. The prompts of these pairs, padded to the longest, and the rows and codes of their images.
+    # 2. The prompts of these pairs, padded to the longest prompt, and the rows and codes of their images.
     prompts, lengths = padded([torch.tensor(ids[i]) for i in first], device)
     sources = PromptImages(
         torch.stack([image.rows.to(device) for image in read]),
@@ -141,11 +152,12 @@ def _images_with_prompts(model: JanusModel, condition: ImagePromptCondition, dev
         *model.image_places(),
     )
 
+    # The second branch has the weight ``freedom``, and the first branch has the weight 1.
     part = condition.freedom / (1 + condition.freedom)
     return PreparedImages(prompts, lengths, images, part, sources=sources)
 
 
-# The function for each kind, called with the model, the condition and the device.
+# For each kind of condition, the function that packs it. Its arguments are the model, the condition and the device.
 _PACKED_BY: dict[str, Callable[[Any, Any, torch.device], PreparedCondition]] = {
     Condition.kind: _labels,
     TextCondition.kind: _feature_rows,
@@ -159,10 +171,10 @@ _PACKED_BY: dict[str, Callable[[Any, Any, torch.device], PreparedCondition]] = {
 
 
 def _features_for(model: TokenModel, condition: CodeCondition) -> FeatureCondition:
-    """:func:`features_of` with the TA-Tok of a de-tokenizer.
+    """Convert semantic codes with the TA-Tok of a de-tokenizer, see :func:`features_of`.
 
     Raises:
-        UserError: the model has no TA-Tok.
+        UserError: the model has no TA-Tok; or as :func:`features_of`.
     """
     if model.ta_tok is None:
         raise UserError(
@@ -174,12 +186,15 @@ def _features_for(model: TokenModel, condition: CodeCondition) -> FeatureConditi
 
 @in_own_state
 def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureCondition:
-    """Convert semantic codes to the features that condition a de-tokenizer, on TA-Tok's device and in its dtype.
+    """Convert semantic codes to the features that condition a de-tokenizer. The features have the device and the dtype
+    of TA-Tok.
 
-    Images are computed one at a time, so the features do not depend on the batch; equal codes share one tensor.
+    TA-Tok computes one image at a time, so the features do not depend on the batch. Images with the same codes share
+    one tensor.
 
     Raises:
-        UserError: codes of another codebook, not a square grid, or none; features that are not finite.
+        UserError: the codes are from a different codebook, do not form a square grid or are missing, or the features
+            are not finite.
     """
     size = ta_tok.net.config.codes
     device = ta_tok.net.bottleneck.out_linear.weight.device
@@ -190,7 +205,6 @@ def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureConditio
         )
     _check_codes(condition, size, ta_tok.name)
 
-    # Images with the same codes have the same features, which are computed once.
     keys = [tuple(codes.tolist()) for codes in condition.codes]
     features = {key: _features(ta_tok, torch.tensor(key, device=device)) for key in dict.fromkeys(keys)}
     return FeatureCondition(tuple(features[key] for key in keys), condition.names)
@@ -198,7 +212,7 @@ def features_of(condition: CodeCondition, ta_tok: TATokModel) -> FeatureConditio
 
 @torch.no_grad()
 def _features(ta_tok: TATokModel, codes: Tensor) -> Tensor:
-    """The features [n, E] of the codes of an image, int64 [n]."""
+    """Compute the features [n, E] of one image from its ``codes``, int64 [n]."""
     if math.isqrt(len(codes)) ** 2 != len(codes):
         raise UserError(f"condition: {len(codes)} codes do not form a square grid; make the condition again.")
     features = ta_tok.net.features(codes[None])[0]
@@ -208,7 +222,7 @@ def _features(ta_tok: TATokModel, codes: Tensor) -> Tensor:
 
 
 def _check_codes(condition: CodeCondition, size: int, owner: str) -> None:
-    """Check that all codes are in 0 to ``size`` - 1; ``owner`` is the model's name."""
+    """Check that every image has codes and that all codes are from 0 to ``size`` - 1. ``owner``: the TA-Tok's name."""
     _check_entries(condition.codes)
     low = min(int(codes.min()) for codes in condition.codes)
     high = max(int(codes.max()) for codes in condition.codes)
@@ -224,11 +238,11 @@ def _check_codes(condition: CodeCondition, size: int, owner: str) -> None:
 
 
 def distinct(entries: Sequence[Hashable], device: torch.device) -> tuple[list[int], Tensor | None]:
-    """Find equal entries.
+    """Find the distinct entries.
 
     Returns:
-        For each distinct entry, the index at which it first occurs in ``entries``; and for every entry, the index of
-        its equal among the distinct entries, int64 [B], or None if all entries are distinct.
+        For each distinct entry, the index at which it first occurs in ``entries``. And for each of the B entries, its
+        index among the distinct entries, int64 [B], or None if all entries are distinct.
     """
     found = list(dict.fromkeys(entries))
     first = [entries.index(entry) for entry in found]
@@ -238,8 +252,8 @@ def distinct(entries: Sequence[Hashable], device: torch.device) -> tuple[list[in
 
 
 def padded(entries: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor | None]:
-    """The entries, padded at the end to the longest, [B, n, ...]; and their lengths, int64 [B], or None if all lengths
-    are equal.
+    """Pad entries at the end to the length n of the longest one. Returns the padded entries, [B, n, ...], and their
+    lengths, int64 [B], or None if all lengths are equal.
     """
     counts = [len(entry) for entry in entries]
     batch = torch.nn.utils.rnn.pad_sequence([entry.to(device) for entry in entries], batch_first=True)
@@ -249,7 +263,11 @@ def padded(entries: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Ten
 
 
 def prompt_ids(model: JanusModel, condition: PromptCondition | ImagePromptCondition) -> list[list[int]]:
-    """Token ids of every prompt in Janus' template."""
+    """Token ids of every prompt, in the template of the Janus model.
+
+    Raises:
+        UserError: there is no prompt, or a prompt is not valid.
+    """
     if not condition.texts:
         raise UserError("condition: it holds no prompt; write at least one.")
     if isinstance(condition, ImagePromptCondition):
@@ -258,17 +276,17 @@ def prompt_ids(model: JanusModel, condition: PromptCondition | ImagePromptCondit
 
 
 def _check_entries(entries: tuple[Tensor, ...]) -> None:
-    """Check that there is an image, and that every image has rows."""
+    """Check that there is at least one image, and that every image has features or codes."""
     if not all(map(len, entries)) or not entries:
         raise UserError("condition: it has no image, or an image without features or codes; make the condition again.")
 
 
 def _check_lengths(model: TokenModel, counts: list[int]) -> None:
-    """Check the numbers of rows of all images: against the length of a text, against each other and against the
-    positions that the model has.
+    """Check the numbers of condition rows of all images.
 
     Raises:
-        UserError: they do not fit.
+        UserError: a text has more tokens than the model reads. For a model with absolute positions also: the numbers
+            differ, or the model has too few positions.
     """
     c = model.net.config
     least = min(counts)
@@ -290,11 +308,11 @@ def _check_positions(model: TokenModel, rows: int) -> None:
     """Check that a model with absolute positions has enough of them for ``rows`` condition rows and the image.
 
     Raises:
-        UserError: it has not.
+        UserError: it has too few positions.
     """
     name = model.name
     positions = model.net.config.absolute
-    room = positions - (model.tokens - 1)  # positions that the image's tokens leave: the last token is never fed
+    room = positions - (model.tokens - 1)  # positions left for the condition; the last image token is never fed
     if rows <= room:
         return
     if room >= 1:

@@ -1,7 +1,12 @@
-"""From the transformer's hidden rows to tokens: logits, guidance, and a sample with paired noise.
+"""From the transformer's hidden rows to tokens: logits, guidance, and sampling with paired noise.
 
-:class:`TokenDraw` is the draw of a generation (``engine.py``). It computes with plain functions: first
-:func:`guided_logits`, then :func:`tokens_from_logits`. A network may record both together, :func:`tokens_from_hidden`.
+:class:`TokenDraw` samples the tokens in a generation; it is the *draw* of ``engine.py``. Two plain functions do the
+work: :func:`guided_logits`, and then :func:`tokens_from_logits`. :func:`tokens_from_hidden` calls both, and may be
+recorded as a CUDA graph.
+
+Shapes: B images of L cells (token positions), whose tokens are int64 [B, L + 1] because of one entry for padding; R
+batch rows, one for each image in each branch (see :class:`.PreparedCondition`); n cells of a pass; C channels of a
+hidden row; V values of a token.
 """
 
 from __future__ import annotations
@@ -29,33 +34,37 @@ from .token_noise import TokenNoise
 class Guidance(NamedTuple):
     """Whether classifier-free guidance is applied to the tokens of a pass."""
 
-    applies: bool  # whether it is applied to any token
-    only: Tensor | None = None  # bool [n] or [B, n], True for tokens to which it is applied; None: all of them
+    applies: bool  # whether guidance is applied to any token
+    only: Tensor | None = None  # bool [n] or [B, n], True for each token to which guidance is applied; None: all tokens
 
 
 def guidance_at(sampling: TokenSampling, steps: Tensor) -> Guidance:
-    """The guidance of tokens at the given steps, int64 [...], which are counted as ``cfg_interval`` counts them."""
+    """The guidance of tokens at the given steps, int64 [...]. Steps are counted as the setting ``cfg_interval`` counts
+    them.
+    """
     if sampling.cfg_interval == math.inf:
-        return Guidance(sampling.guides)  # for all tokens alike
+        return Guidance(sampling.guides)  # the same for all tokens
     return Guidance(sampling.guides, steps <= sampling.cfg_interval)
 
 
 def guided_passes(sampling: TokenSampling, schedule: Schedule) -> list[bool]:
-    """Whether guidance is applied, for each pass of a schedule."""
+    """For each pass of a schedule, whether guidance is applied."""
     return [sampling.guides and p.cfg_step <= sampling.cfg_interval for p in schedule.passes]
 
 
 class DrawSetup(NamedTuple):
-    """What a draw reads besides hidden rows and cells. It is the same in all passes of a generation."""
+    """The inputs of a draw that are the same in all passes of a generation."""
 
     sampling: TokenSampling
     images: int  # B
-    cell_noise: CellNoise  # of the draw's stream
-    given: Tensor | None = None  # tokens that an edit fixes, int64 [B, L + 1], -1 for the others; None without an edit
-    span: tuple[int, int] | None = None  # token values that are image codes, half-open; None for all
-    penalty: float = 1.0  # repetition penalty; 1 is none
-    part: float = 0.0  # share of the condition's partial branch, see PreparedCondition
-    padded_to: int = 0  # rows per image to which logits are padded, see one_shape in llama.py; 0: no padding
+    cell_noise: CellNoise  # random numbers of the draw's stream
+    given: Tensor | None = None  # tokens that an edit fixes, int64 [B, L + 1], else -1; None without an edit
+    span: tuple[int, int] | None = None  # half-open range of the token values that are image codes; None: all values
+    penalty: float = 1.0  # repetition penalty; at 1, there is no penalty
+    part: float = 0.0  # share of the branch that reads a part of the condition, see PreparedCondition
+    # Number of rows per image to which hidden rows are padded, so that every pass rounds in the same way; see one_shape
+    # in networks/llama.py. 0: no padding.
+    padded_to: int = 0
 
 
 class TokenDraw:
@@ -63,7 +72,7 @@ class TokenDraw:
 
     Args:
         canvas: the images.
-        guided_by_pass: whether guidance is applied, for each pass; only :meth:`__call__` reads it.
+        guided_by_pass: for each pass, whether guidance is applied; only :meth:`__call__` reads it.
         stream: name of the stream of random numbers.
         span, penalty, part, padded_to: see :class:`DrawSetup`.
     """
@@ -98,31 +107,35 @@ class TokenDraw:
         )
 
     def __call__(self, k: int, cells: Tensor, hidden: Tensor) -> Tensor:
-        """The tokens, int64 [B, n], of the n cells of pass k."""
+        """Sample the tokens, int64 [B, n], of the n ``cells`` of pass ``k`` from their ``hidden`` rows, [R, n, C]."""
         return self.tokens(hidden, Guidance(self.guided_by_pass[k]), cells, self.canvas.values)
 
     def follow(self, schedule: Schedule) -> None:
-        """Sample the passes of a schedule from now on."""
+        """From now on, let :meth:`__call__` sample the passes of this schedule."""
         self.guided_by_pass = guided_passes(self.canvas.sampling, schedule)
 
     def tokens(self, hidden: Tensor, guidance: Guidance, cells: Tensor, so_far: Tensor) -> Tensor:
-        """Token values int64 [B, n] of cells int64 [n] or [B, n], from the hidden rows [R, n, C] that predict them.
+        """Sample tokens, int64 [B, n], for cells.
 
-        ``so_far``: the tokens of the images, int64 [B, L + 1], for the repetition penalty.
+        Args:
+            hidden: the hidden rows that predict the cells, [R, n, C].
+            guidance: the guidance of these cells.
+            cells: int64 [n], or [B, n] if the images have different cells.
+            so_far: all tokens of the images so far, int64 [B, L + 1], for the repetition penalty.
         """
-        read = so_far if self.setup.penalty != 1 else None  # a recording copies its arguments
+        read = so_far if self.setup.penalty != 1 else None  # a recorded function copies all arguments
         new, *norms = tokens_from_hidden(self.net, self.setup, hidden, guidance, cells, read)
         self.canvas.watch(*norms)
         return new
 
     def logits(self, hidden: Tensor, guidance: Guidance) -> Tensor:
-        """Logits after classifier-free guidance, fp32 [B, n, V], of hidden rows [R, n, C]."""
+        """The logits of hidden rows [R, n, C] after classifier-free guidance, fp32 [B, n, V]."""
         logits, *norms = guided_logits(self.net, self.setup, hidden, guidance)
         self.canvas.watch(*norms)
         return logits
 
     def of(self, images: np.ndarray) -> TokenDraw:
-        """The draw of some of the images, by their indices among the draw's images, int64 [A]."""
+        """The draw for some of this draw's images. ``images``: the indices of these A images, int64 [A]."""
         some = copy(self)
         some.noise = self.noise.of(images.tolist())
         cell_noise = some.noise.stream(self.stream, self.values, self.canvas.device)
@@ -142,18 +155,21 @@ def tokens_from_hidden(
     cells: Tensor,
     so_far: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Sample tokens, int64 [B, n], from the hidden rows that predict them. Also returns the norms of
-    :func:`guided_logits`. Arguments as for :func:`guided_logits` and :func:`tokens_from_logits`.
+    """Sample tokens, int64 [B, n], from the hidden rows that predict them. Also returns the two norms from
+    :func:`guided_logits`.
+
+    The arguments are those of :func:`guided_logits` and :func:`tokens_from_logits`.
     """
     logits, largest, norm = guided_logits(net, setup, hidden, guidance)
     return tokens_from_logits(setup, logits, cells, so_far), largest, norm
 
 
 def guided_logits(net: Llama, setup: DrawSetup, hidden: Tensor, guidance: Guidance) -> tuple[Tensor, Tensor, Tensor]:
-    """Logits after guidance, see :meth:`TokenDraw.logits`, and two norms, fp32 [] each: of the logits and of the hidden
-    rows. A norm is not finite if one of its values is not.
+    """Logits after guidance, see :meth:`TokenDraw.logits`; and two norms, fp32 [] each, of the logits and of the hidden
+    rows. A norm is not finite if one of the values of its tensor is not.
     """
-    # 1. The logits of all branches: the condition, a part of it where there is one, the null condition.
+    # 1. The logits of all branches: the condition, a part of the condition if it has one, and the null condition if
+    #    there is guidance.
     cells = hidden.shape[1]
     padded = F.pad(hidden, (0, 0, 0, setup.padded_to - cells)) if setup.padded_to else hidden
     branches = net.logits(padded, setup.span)[:, :cells].split(setup.images)
@@ -172,25 +188,29 @@ def guided_logits(net: Llama, setup: DrawSetup, hidden: Tensor, guidance: Guidan
         if guidance.only is not None:
             mixed = torch.where(guidance.only[..., None], mixed, cond)
 
-    # The logits' norm is computed before top-k and top-p, because their -inf is no fault. If the squares of a row
-    # overflow, RMSNorm turns the row into zeros. The logits are then finite but wrong, and only the rows' norm shows
-    # it.
+    # The norm of the logits is computed before top-k and top-p set logits to -inf on purpose. The norm of the hidden
+    # rows finds a further fault: if the squares of a row overflow, RMSNorm turns the row into zeros, and the logits are
+    # finite but wrong.
     return mixed, torch.linalg.vector_norm(mixed, torch.inf), torch.linalg.vector_norm(hidden.float())
 
 
 def tokens_from_logits(setup: DrawSetup, logits: Tensor, cells: Tensor, so_far: Tensor | None) -> Tensor:
-    """Tokens, int64 [B, n], of cells, int64 [n] or [B, n], from their logits, fp32 [B, n, V].
+    """Sample tokens, int64 [B, n], for cells.
 
-    ``so_far``: the images' tokens, int64 [B, L + 1], for the repetition penalty; None without a penalty.
+    Args:
+        setup: the inputs that are the same in all passes.
+        logits: the logits of the cells, fp32 [B, n, V].
+        cells: int64 [n], or [B, n] if the images have different cells.
+        so_far: all tokens of the images so far, int64 [B, L + 1]; None if there is no repetition penalty.
     """
     # 1. The repetition penalty.
     if so_far is not None:
         logits = penalised(logits, used_before(so_far, cells, logits.shape[-1]), setup.penalty)
 
-    # 2. Temperature, top-k, top-p, and the largest of the logits with Gumbel noise.
+    # 2. Temperature, top-k and top-p, and then the value with the largest sum of logit and Gumbel noise.
     new = gumbel_max(logits, setup.sampling, setup.cell_noise, cells)
 
-    # 3. In an edit, a given token stands in its cell, whatever is sampled for it.
+    # 3. In an edit, the fixed tokens replace the sampled tokens of their cells.
     if setup.given is None:
         return new
     fixed = setup.given[:, cells] if cells.ndim == 1 else setup.given.gather(1, cells)
@@ -198,9 +218,13 @@ def tokens_from_logits(setup: DrawSetup, logits: Tensor, cells: Tensor, so_far: 
 
 
 def used_before(tokens: Tensor, cells: Tensor, values: int) -> Tensor:
-    """Which token values occur before each of the cells in raster order, bool [B, n, values].
+    """For each of the cells, which of the ``values`` token values occur before it in raster order, bool
+    [B, n, values].
 
-    ``tokens``: the images' tokens so far, int64 [B, L + 1]; guesses count too. ``cells``: int64 [n] or [B, n].
+    Args:
+        tokens: the tokens of the images so far, int64 [B, L + 1]; guesses (``jacobi.py``) count too.
+        cells: int64 [n], or [B, n] if the images have different cells.
+        values: number of values of a token.
     """
     codes = tokens[:, None, :-1]
     before = (torch.arange(codes.shape[2], device=cells.device) < cells[..., None]).expand(len(codes), -1, -1)
@@ -214,10 +238,11 @@ def used_before(tokens: Tensor, cells: Tensor, values: int) -> Tensor:
 
 
 def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
-    """Logits, fp32 [..., V], with -inf for every value that may not be sampled.
+    """Replace the logits, fp32 [..., V], of values that may not be sampled by -inf.
 
-    Top-k keeps the k largest logits and all logits that equal the smallest of these; 0 keeps all. Then top-p (Holtzman
-    et al. 2019) keeps the smallest set of most probable values whose total probability exceeds top_p; 1 keeps all.
+    Top-k keeps the k largest logits, and all logits that are equal to the smallest of these k; 0 keeps all. Then top-p
+    (Holtzman et al. 2019) keeps the likeliest values, and no more of them than are needed for a total probability above
+    top_p; 1 keeps all.
     """
     values = logits.shape[-1]
     if 0 < top_k < values:
@@ -227,17 +252,17 @@ def allowed(logits: Tensor, top_k: int, top_p: float) -> Tensor:
     if top_p < 1.0:
         ordered, index = logits.sort(dim=-1, descending=True)
         beyond = ordered.softmax(-1).cumsum(-1) > top_p
-        # The value at which the sum crosses top_p stays.
+        # Keep the value at which the sum crosses top_p.
         beyond = torch.cat([torch.zeros_like(beyond[..., :1]), beyond[..., :-1]], dim=-1)
         logits = logits.masked_fill(torch.zeros_like(beyond).scatter(-1, index, beyond), -torch.inf)
     return logits
 
 
 def tempered(logits: Tensor, sampling: TokenSampling) -> Tensor:
-    """Logits of the sampling distribution, fp32 [..., V]: after temperature, top-k, top-p and the factor of
-    ``entropy_temperature``.
+    """The logits of the distribution from which tokens are sampled, fp32 [..., V]: after temperature, top-k, top-p and
+    ``entropy_temperature``. ``logits``: after guidance, fp32 [..., V].
 
-    At temperature 0 the likeliest value has the whole probability.
+    At temperature 0, the likeliest value has probability 1.
     """
     if sampling.temperature == 0:
         likeliest = logits.argmax(-1, keepdim=True)
@@ -248,24 +273,26 @@ def tempered(logits: Tensor, sampling: TokenSampling) -> Tensor:
     if sampling.entropy_temperature == 0:
         return kept
 
-    # The entropy of the values that may be sampled, before any temperature.
+    # The entropy is computed over the values that may be sampled, without any temperature.
     untempered = logits.masked_fill(kept.isneginf(), -torch.inf)
     return kept / entropy_factor(untempered, sampling.entropy_temperature)
 
 
 def entropy_factor(logits: Tensor, strength: float) -> Tensor:
-    """Factor of the temperature, fp32 [..., 1], by the entropy of a distribution with these logits, fp32 [..., V].
+    """The factor by which the temperature is multiplied, fp32 [..., 1]. It depends on H, the entropy in nats of the
+    distribution with these logits, fp32 [..., V].
 
     Source: Ma et al. 2025, "Towards Better & Faster Autoregressive Image Generation: From the Perspective of Entropy"
-    (NeurIPS 2025, arXiv 2510.09012), equation 2 with LlamaGen's constants: 2.5 exp(-H / 3) + 0.6. Where the text leaves
-    a choice open, this follows the published code: H is in nats, and it is the entropy of the logits after guidance,
-    top-k and top-p but before the temperature. The factor then multiplies the temperature. Regions in which the model
-    is certain get more randomness (a factor of 3.1 at H = 0), and uncertain regions get less (below 1 from H = 5.5 on).
-    At a temperature other than 1, top-p does not keep the same values as in the published code, because here top-p
-    comes after the temperature, as in LlamaGen.
+    (NeurIPS 2025, arXiv 2510.09012), equation 2 with the constants for LlamaGen: 2.5 exp(-H / 3) + 0.6. This factor
+    adds randomness where the model is certain (3.1 at H = 0), and removes randomness where the model is uncertain
+    (below 1 if H is above 5.5).
 
-    At ``strength`` 1 the result is this factor, at 0 it is 1 for every distribution, and in between it changes in
-    proportion. The paper has no such strength. Equal logits have equal factors, whatever else the batch samples.
+    Where the paper leaves a choice open, FastAR follows the published code: H is the entropy after guidance, top-k and
+    top-p, but before the temperature. There is one difference. FastAR applies top-p after the temperature, as LlamaGen
+    does. At a temperature other than 1, top-p therefore keeps different values from the published code.
+
+    ``strength``: at 1, the result is the factor of the paper; at 0, it is 1 for every distribution; in between, it is
+    interpolated linearly. The strength is not in the paper.
     """
     entropy = torch.special.entr(logits.softmax(-1)).sum(-1, keepdim=True)
 
@@ -274,8 +301,8 @@ def entropy_factor(logits: Tensor, strength: float) -> Tensor:
 
 
 def gumbel_max(logits: Tensor, sampling: TokenSampling, noise: CellNoise, cells: Tensor) -> Tensor:
-    """Token values, int64 [B, n], of cells, int64 [n] or [B, n], from their logits, fp32 [B, n, V]: the largest of the
-    logits with Gumbel noise. At temperature 0 there is no noise.
+    """Sample tokens, int64 [B, n], for cells, int64 [n] or [B, n], from their logits, fp32 [B, n, V]. The result is the
+    value with the largest sum of logit and Gumbel noise (see ``token_noise.py``). At temperature 0, there is no noise.
     """
     if sampling.temperature == 0:
         return logits.argmax(-1)
@@ -283,10 +310,13 @@ def gumbel_max(logits: Tensor, sampling: TokenSampling, noise: CellNoise, cells:
 
 
 def penalised(logits: Tensor, used: Tensor, penalty: float) -> Tensor:
-    """Repetition penalty (Keskar et al. 2019, CTRL, as in Hugging Face transformers); 1 changes nothing.
+    """Logits after the repetition penalty, fp32 [..., V].
 
-    A logit of a value that was sampled before is divided by ``penalty`` if it is positive, and multiplied by
-    ``penalty`` otherwise. ``logits``: fp32 [..., V]; ``used``: which values were sampled before, bool [..., V].
+    Source: Keskar et al. 2019 (CTRL), as in Hugging Face transformers. If a value was sampled before, its logit is
+    divided by ``penalty`` if the logit is positive, and multiplied by ``penalty`` if it is negative. A ``penalty`` of 1
+    changes nothing.
+
+    ``logits``: fp32 [..., V]; ``used``: which values were sampled before, bool [..., V].
     """
     lowered = torch.where(logits < 0, logits * penalty, logits / penalty)
     return torch.where(used, lowered, logits)

@@ -1,20 +1,25 @@
-"""Decoding schedules of discrete tokens: which cells each pass of the transformer decides, and what is fed to it.
+"""Schedules of the samplers of discrete tokens: which cells each pass of the transformer decides, and which
+tokens the pass feeds.
 
-A *cell* is a token of the image, by its number in raster order. A pass feeds tokens to the transformer, each as a *fed
-row*, whose output predicts a cell. In a model of the next token, cell c is predicted by the row that is fed at the
-*position* before it, c - 1. If several rows of the image are decoded at once, the token of that position may not be
-decided yet; another token, a *stand-in*, is then fed there. For example, ZipAR with window 1 on 3 x 3 cells::
+A *cell* is one square of the token grid. Cells are numbered in raster order, and each cell holds one token. A pass
+feeds tokens to the transformer. Each fed token is a *fed row*, and its output may predict a cell. A token is fed at a
+*position*: the number of the cell whose position encoding it gets.
 
-    cells     decided in pass     pass   decides   feeds the tokens of cells ... at positions
+In a model that predicts the next token, the row at position c - 1 predicts cell c. If a sampler decides several rows of
+the grid at once, the token of cell c - 1 may not be decided yet. The pass then feeds the token of a different cell at
+this position, a *stand-in*. For example, ZipAR with window 1 on 3 x 3 cells::
+
+    cells     decided in pass     pass   decides   feeds the tokens of cells ... at positions ...
     0 1 2     0  1  2             0      0         none: the prefill, which reads the condition
-    3 4 5     3  4  5             1-3    1, 2, 3   the one before, at its own position
+    3 4 5     3  4  5             1-3    1, 2, 3   the cell before, at its own position
     6 7 8     4  5  6             4      4, 6      3 at 3, and 2 at 5: a stand-in for cell 5
                                   5      5, 7      4 at 4, and 6 at 6
                                   6      8         5 at 5, in place of the stand-in, and 7 at 7
 
-The *place* of a token is its index in the order in which the model was trained to read tokens. Places determine what a
-fed row attends to: the tokens at all places up to its ``last_visible``. For a model of the next token, a place is a
-cell; a PAR has its own order (``par.py``). Slots of the KV cache follow from the places, see ``cache_slots.py``.
+The *place* of a token is its index in the order in which the model was trained to read tokens. A fed row attends to the
+tokens at all places up to its ``last_visible``. In a model that predicts the next token, the place of a token is the
+number of its cell; a PAR has its own order (``par.py``). The places also determine the slots of the KV cache, see
+``cache_slots.py``.
 """
 
 from __future__ import annotations
@@ -29,14 +34,14 @@ class Row(NamedTuple):
     """A row that a pass feeds: the token of a cell, or one of PAR's transition tokens."""
 
     position: int  # a cell, or -1 for a transition token
-    place: int  # its place in the sequence
-    last_visible: int  # last place that the row attends to; this pass always writes that place itself
-    cell: int = 0  # the cell whose token is fed; not read for a transition token
+    place: int  # place of the fed token in the sequence
+    last_visible: int  # last place that the row attends to; the same pass always feeds a row at that place
+    cell: int = 0  # the cell whose token is fed; unused for a transition token
     special: int = -1  # the number of the transition token, or -1 for the token of a cell
 
     @property
     def is_stand_in(self) -> bool:
-        """Whether another cell's token is fed, because the token of ``position`` is not decided yet."""
+        """Whether the row feeds a different cell's token, because the token of ``position`` is not decided yet."""
         return self.special < 0 and self.cell != self.position
 
 
@@ -45,40 +50,41 @@ class Pass:
     """One pass of the transformer. The first pass of a schedule is the prefill, whose input is the condition only."""
 
     cells: tuple[int, ...]  # cells that the pass decides
-    predicted_by: tuple[int, ...]  # for each of cells the index of the fed row that predicts it; 0 in the prefill
+    # For each of ``cells``, the index in ``rows`` of the row that predicts it; 0 in the prefill.
+    predicted_by: tuple[int, ...]
     rows: tuple[Row, ...] = ()  # the rows that the pass feeds
-    cfg_step: int = -1  # number that is compared with the setting cfg_interval, counted as the published code does
+    cfg_step: int = -1  # guidance applies if this is at most the setting cfg_interval; see guidance_steps
 
 
 @dataclass(frozen=True, eq=False)
 class Schedule:
-    """Passes that decide a whole grid."""
+    """Passes that decide a whole grid, or in MuLo-SD a part of it."""
 
-    grid: int  # side of the grid
+    grid: int  # side of the grid in cells
     passes: tuple[Pass, ...]
-    # Whether places are attended to before they are written. Only comparisons with ZipAR's published code set this.
+    # Whether rows attend to places before a pass writes them. Only comparisons with ZipAR's published code set this.
     unwritten_visible: bool = False
-    # Number of cells, from the first in raster order, that are decided and cached already; the first pass is then empty
+    # Number of cells, from the first in raster order, that are already decided and cached. If there are any, the first
+    # pass is empty.
     known: int = 0
 
 
 def next_token_passes(
     groups: Sequence[Sequence[int]], grid: int, cfg_steps: Sequence[int], known: int = 0, fed_again: int = 0
 ) -> tuple[Pass, ...]:
-    """Passes of a model that predicts the next cell of the raster, deciding groups of cells one after another.
+    """Passes of a model that predicts the next cell in raster order. Each pass decides one group of cells.
 
-    Cell c is predicted by a row at position c - 1. Until cell c - 1 is decided, a stand-in token is fed at this
-    position: the nearest decided token in the row above, or, if that row has none, the nearest decided token of all.
-    Every token is fed once after it is decided, and replaces the stand-in. The prefill predicts the first group, which
-    contains cell 0.
+    The row at position c - 1 predicts cell c. Until cell c - 1 is decided, a stand-in is fed at this position. The
+    stand-in is the nearest decided token in the grid row above or, if that grid row has none, the nearest decided token
+    of all. Every token is fed once after it is decided, and then replaces the stand-in at its position. If no cells are
+    known, the prefill predicts the first group, which contains cell 0.
 
     Args:
-        groups: cells, one group for each pass.
+        groups: the cells of each group.
         grid: side of the grid.
         cfg_steps: the ``cfg_step`` of every group, see :class:`Pass`.
-        known: number of cells that are decided already. If there are any, the first pass is empty.
-        fed_again: how many of the ``known`` cells, counted back from the last, are fed once more, together with the
-            first group.
+        known: number of cells that are already decided. If there are any, an empty pass comes first.
+        fed_again: how many of the known cells, counted back from the last, the pass of the first group feeds once more.
     """
     passes = []
     decided = set(range(known))
@@ -106,7 +112,7 @@ def next_token_passes(
 
 
 def _stand_in(position: int, decided: set[int], grid: int) -> int:
-    """The decided cell whose token is fed at a position that is not decided yet."""
+    """The decided cell whose token is fed at an undecided ``position``, see :func:`next_token_passes`."""
     row, column = divmod(position, grid)
     above = [c for c in range((row - 1) * grid, row * grid) if c in decided]
     if above:
@@ -116,17 +122,18 @@ def _stand_in(position: int, decided: set[int], grid: int) -> int:
 
 @lru_cache(maxsize=4)
 def raster(grid: int) -> Schedule:
-    """One cell per pass: G * G passes."""
+    """One cell per pass in raster order, so ``grid`` * ``grid`` passes."""
     cells = range(grid * grid)
     return Schedule(grid, next_token_passes([[c] for c in cells], grid, [c - 1 for c in cells]))
 
 
 def guidance_steps(groups: Sequence[Sequence[int]], start: int) -> list[int]:
-    """``cfg_step`` of every group of cells. Group k of the first ``start`` groups gets k - 1, a count of passes.
+    """The ``cfg_step`` of every group of cells, counted as in the published code.
 
-    After these groups, the published code counts again from 0, and it counts tokens: each group gets the number of
-    tokens decided since. Guidance that has ended can therefore come back. For example, groups of 1, 1, 4 and 4 cells
-    with start 2 get -1, 0, 0 and 4.
+    Group k of the first ``start`` groups gets k - 1. After these groups, the count starts again from 0, and it counts
+    tokens instead of passes. Each later group gets the number of tokens that the later groups before it decide.
+    Guidance that has ended can therefore start again. For example, if ``start`` is 2, groups of 1, 1, 4 and 4 cells get
+    -1, 0, 0 and 4.
     """
     steps = []
     since = 0

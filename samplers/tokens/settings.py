@@ -11,15 +11,15 @@ from ...reports.record import Report
 from ..settings import Guarantees, knob
 from .schedule import Schedule, raster
 
-# In each field: first the default and the help sentence, then the range.
+# In each field, the default and the tooltip come first, then the range.
 # fmt: off
 
 # ------------------------------------------------------------ settings that several samplers have
 
 
 def top_p_knob(advanced: bool) -> Any:
-    """The setting that cuts the tail of a token's distribution. ``advanced``: whether it is an advanced setting; it is
-    not in samplers where users try it first.
+    """The setting *top_p*. ``advanced``: whether it is hidden among the advanced settings. It is not hidden in samplers
+    in which users try it first.
     """
     return knob(1.0,
         "Sample only from the likeliest values that together reach this probability; lower is cleaner and less "
@@ -32,7 +32,12 @@ def cfg_knob(
     usual: str,
     more: str = "For the demo, use 1.5. With class labels, 1.5 to 2 gives more variety than the usual 4.",
 ) -> Any:
-    """The strength of guidance. ``usual``: its usual values for the models of a sampler; ``more``: the longer text."""
+    """The setting *cfg*, the strength of guidance.
+
+    Args:
+        usual: the usual values for the models of a sampler, in words.
+        more: what the help page adds to the tooltip.
+    """
     return knob(None,
         f"How closely the image follows the condition; higher is more typical and less varied. Usual: {usual}; at 1, "
         "guidance is off, which halves the work.",
@@ -44,7 +49,7 @@ def top_k_knob(
     more: str = "At 1, the sampler always takes the likeliest value. On the demo, a *top_k* of 10 or more changes "
     "nothing, because *top_p* 0.8 leaves fewer than 10 values.",
 ) -> Any:
-    """The setting that keeps a number of values of a token. Arguments as for :func:`cfg_knob`."""
+    """The setting *top_k*. For the arguments see :func:`cfg_knob`."""
     return knob(None,
         "Sample only from this many of the likeliest values of a token; fewer values make the image cleaner and less "
         f"varied. Usual: {usual}; 0 allows all values.",
@@ -52,8 +57,13 @@ def top_k_knob(
 
 
 def parallel_knob(what: str, usual: str, *, more: str = "", same: str = "the image stays identical in fp32") -> Any:
-    """The setting of Jacobi decoding: ``what`` it predicts, its usual value, the longer text of its help, and what
-    stays the ``same``.
+    """The setting *parallel*, for Jacobi decoding (``jacobi.py``).
+
+    Args:
+        what: what is guessed, a plural ("tokens").
+        usual: the usual value, in words.
+        more: what the help page adds to the tooltip.
+        same: a clause that says what the guesses do not change.
     """
     return knob(0,
         f"Guess this many {what} ahead and verify all guesses in one pass, so fewer passes are needed; {same}. Usual: "
@@ -62,7 +72,9 @@ def parallel_knob(what: str, usual: str, *, more: str = "", same: str = "the ima
 
 
 def entropy_temperature_knob(what: str) -> Any:
-    """The setting of the temperature by entropy (``sampling.py``). ``what``: what is sampled, "token" or "code"."""
+    """The setting *entropy_temperature*, see :func:`.sampling.entropy_factor`. ``what``: what is sampled, "token" or
+    "code".
+    """
     return knob(0.0,
         f"Raises the temperature where the model is certain of a {what}, and lowers the temperature where the model is "
         f"uncertain; a higher value strengthens the effect. Usual: 0, which uses the same temperature for every "
@@ -74,19 +86,21 @@ def entropy_temperature_knob(what: str) -> Any:
             "with a lower *temperature*; see docs/benchmarks.md in the repository. The paper has no results for Tar.")
 
 
-# The longer text of "parallel", if it predicts passes.
+# What the help page says of "parallel" in samplers in which it counts passes.
 PARALLEL_PASSES = (
     "In half precision, all values from 1 to the image's side in tokens give the same image, but 0 gives a different "
     "image from the same distribution."
 )
-# The usual value of "parallel".
+# The usual value of "parallel", in words.
 USUAL_PARALLEL = "the image's side in tokens (16 for 256 pixels)"
 
 
 def one_a_pass(report: Report) -> str:
-    """Why a run that should decide several tokens in a pass gained nothing; "" if it decided several."""
+    """Why the run of a sampler that decides several tokens per pass was not faster, as a sentence; "" if it decided
+    several.
+    """
     per_pass = report.tokens_per_pass
-    # At 0, an edit fixed all tokens.
+    # If no token was decided, an edit fixed all of them.
     if per_pass is not None and 0 < per_pass <= 1:
         return "Every pass decided only one token, as without acceleration."
     return ""
@@ -97,7 +111,7 @@ def one_a_pass(report: Report) -> str:
 
 @dataclass(frozen=True)
 class TokenSettings(Guarantees):
-    """Sampling of a token, shared by all samplers of discrete tokens."""
+    """The settings that all samplers of discrete tokens have: how each token is sampled."""
 
     cfg: float | None = cfg_knob("4 for class labels and for Tar, 5 for Janus, 7.5 for LlamaGen's text-to-image "
         "models")
@@ -113,12 +127,13 @@ class TokenSettings(Guarantees):
         "Usual: the number of tokens of the image or more, which keeps guidance to the end.",
         low=0, high=65536, step=1, paper=4096, advanced=True)
 
-    # Not a field, because inherited fields come first, and a saved workflow stores widgets in their order. So every
-    # sampler declares the field itself, as its last one; this is the value for settings without it.
+    # This is not a field. Inherited fields come first, and a saved workflow stores the values of widgets in the order
+    # of the fields. A new field here would shift the values after it. So every sampler declares the field itself, as
+    # its last one. The value here is for settings without the field.
     entropy_temperature = 0.0
 
     def schedule(self, model: TokenModel) -> Schedule:
-        """The passes that decide an image of a model.
+        """The passes in which a sampler with these settings decides an image of a model.
 
         Raises:
             UserError: the settings do not fit the model.
@@ -128,12 +143,13 @@ class TokenSettings(Guarantees):
 
 @dataclass(frozen=True)
 class TokenSampling:
-    """How a token of one model is sampled: the numbers of :class:`TokenSettings`, with the model's own values in place
-    of None; see :func:`.sampling_of`. The defaults give the model's distribution, without guidance.
+    """How the tokens of one model are sampled: the values of :class:`TokenSettings`, in which the model's published
+    values replace None; see :func:`.sampling_of`. With the defaults, tokens have the model's own distribution, without
+    guidance.
     """
 
     cfg: float = 1.0  # guidance scale; at 1, there is no guidance
-    temperature: float = 1.0  # at 0, the likeliest value is taken
+    temperature: float = 1.0  # at 0, the sampler takes the likeliest value
     top_k: int = 0  # 0 allows all values
     top_p: float = 1.0  # 1 allows all values
     cfg_interval: float = math.inf  # the last step with guidance; infinite: all steps
@@ -141,7 +157,7 @@ class TokenSampling:
 
     @property
     def guides(self) -> bool:
-        """Whether guidance is applied, for which the null branch is evaluated."""
+        """Whether guidance is applied. If so, the transformer also reads the null condition."""
         return self.cfg > 1
 
 
@@ -150,7 +166,7 @@ class TokenSampling:
 
 @dataclass(frozen=True)
 class LlamaGenSettings(TokenSettings):
-    """Plain LlamaGen: one token after another, row by row."""
+    """Settings of LlamaGen, which decides one token after another, row by row."""
 
     top_p: float = top_p_knob(advanced=False)
     parallel: int = parallel_knob("tokens", USUAL_PARALLEL,

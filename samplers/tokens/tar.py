@@ -1,9 +1,11 @@
-"""Tar: a language model generates the semantic codes of an image, which condition a de-tokenizer.
+"""Tar's first stage: a language model generates the *semantic codes* of an image from a prompt.
+
+In the second stage, these codes are the condition of a de-tokenizer, which generates the image (``llamagen.py``).
 
 Source: Han et al. 2025, "Vision as a Dialect: Unifying Visual Understanding and Generation via Text-Aligned
-Representations" (arXiv 2506.18898). Logits are computed for the ids of image codes only, so exactly the requested
-number of codes is generated. The published program generates text instead, parses the codes from it, and truncates or
-pads them. This stage has no guidance.
+Representations" (arXiv 2506.18898). FastAR computes logits only for the token ids of codes, so it generates exactly the
+requested number of codes. The published program generates text instead, parses the codes from the text, and truncates
+or pads them. This stage has no guidance.
 """
 
 from __future__ import annotations
@@ -33,11 +35,11 @@ from .token_noise import TokenNoise
 DETAILS = ("729", "169", "81")
 
 
-# In each field: first the default and the help sentence, then the range.
+# In each field, the default and the tooltip come first, then the range.
 # fmt: off
 @dataclass(frozen=True)
 class TarPromptSettings(Settings):
-    """Tar (Han et al. 2025): from a prompt to the semantic codes of an image."""
+    """Settings of Tar's first stage: from a prompt to the semantic codes of an image."""
 
     detail: str = knob(
         "729",
@@ -71,7 +73,7 @@ class TarPromptSettings(Settings):
 
 
 class TarPrompted(NamedTuple):
-    """Result of the sampler: codes int64 [B, n], the report, and the codes as the condition of a de-tokenizer."""
+    """Result of the sampler: codes, int64 [B, n]; the report; and the codes as the condition of a de-tokenizer."""
 
     codes: Tensor
     report: Report
@@ -82,19 +84,22 @@ class TarPrompted(NamedTuple):
 def tar_prompt(
     model: TarModel, prompts: Sequence[str], settings: TarPromptSettings, noise: TokenNoise
 ) -> Generator[Step, None, TarPrompted]:
-    """Generate the semantic codes of prompts, one image per prompt. Equal prompts are run once.
+    """Generate the semantic codes of images, one image per prompt. The model reads equal prompts once, but samples
+    different codes for each of their images.
 
     Repetition penalty, temperature, top-k, top-p and the factor of ``entropy_temperature`` are applied in this order.
 
     Args:
         model: the language model with its metadata.
-        prompts: B texts as typed; see :meth:`TarModel.prompt` for the template.
+        prompts: B texts as the user typed them; :meth:`TarModel.prompt` adds the template.
         settings: see :class:`TarPromptSettings`.
-        noise: noise of B images; code i is sampled with stream "code", cell i.
+        noise: noise of B images; code i is sampled with the noise of cell i in the stream "code".
+
+    Yields :class:`Step` as :func:`.decode_schedule` does; returns :class:`TarPrompted`.
 
     Raises:
-        UserError: no prompt, an invalid one, a scale that the model does not have, noise for another number of images,
-            or logits that were not finite.
+        UserError: no prompt, an invalid prompt, a number of codes that the model does not have, noise for a different
+            number of images, or logits that are not finite.
     """
     if isinstance(prompts, str) or not prompts or not all(isinstance(text, str) for text in prompts):
         raise UserError("text: there is no prompt; give at least one prompt.")
@@ -103,7 +108,7 @@ def tar_prompt(
             f"text: it asks for {len(prompts)} images, but the noise is for {len(noise)}; make both numbers equal."
         )
 
-    # 1. Every distinct prompt is read once, in the template for the number of codes.
+    # 1. The token ids of every distinct prompt, in the template for the requested number of codes.
     clock = Clock(model.device)
     scale = DETAILS.index(settings.detail)
     device = model.net.compute_device
@@ -111,7 +116,7 @@ def tar_prompt(
     texts = [torch.tensor(model.prompt(prompts[i], scale)) for i in first]
     condition = PreparedCondition(*padded(texts, device), images)
 
-    # 2. The codes are tokens of the language model: the range ``span`` of its vocabulary, without guidance.
+    # 2. The codes. They are tokens of the language model, in the range ``span`` of its vocabulary.
     penalty = settings.repetition_penalty
     if penalty is None:
         penalty = model.repetition_penalty
@@ -125,7 +130,7 @@ def tar_prompt(
     side = model.sides[scale]
     report = new_report("tar-prompt", model, settings, noise)
     canvas = blank_canvas(model, side, settings, sampling, noise, report, clock)
-    # A single code needs no guesses: the prefill predicts it.
+    # If there is only one code, the prefill predicts it, and no guesses are needed.
     parallel = settings.parallel if side > 1 else 0
     codes, report = yield from decode_schedule(
         canvas,
@@ -137,7 +142,7 @@ def tar_prompt(
         penalty=penalty,
     )
 
-    # 3. The condition is on the host: the language model's device may be needed for the de-tokenizer. The copy
-    #    keeps the condition independent of the result's codes, which are on the host already if the model is.
+    # 3. The condition. It is on the host, because the de-tokenizer may need the memory of the device. If the model is
+    #    on the host too, cpu() copies nothing; clone() then keeps the condition independent of the result's codes.
     codes = codes.flatten(1)
     return TarPrompted(codes, report, CodeCondition(tuple(codes.cpu().clone()), tuple(prompts), model.special.codes))

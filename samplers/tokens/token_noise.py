@@ -1,9 +1,12 @@
-"""Paired noise for discrete tokens: one random number for every (seed, image, stream, cell, token value).
+"""Paired noise for discrete tokens: one random number for every seed, image, stream, cell (token position) and token
+value.
 
-The Gumbel-max trick: the argmax of log-probabilities plus Gumbel noise is a sample (Gumbel 1954). Two samplers that
-share the noise therefore sample the same token where their probabilities are equal, and usually where they are close.
-The numbers are counter-based (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"): any cell can be
-sampled at any time, on any device, without a table and without waiting for the host.
+The noise is for the Gumbel-max trick (Gumbel 1954): add Gumbel noise to the log-probabilities of all values, and the
+value with the largest sum is a sample of the distribution. Two samplers that share the noise sample the same token
+where their probabilities are equal, and usually where their probabilities are close.
+
+Each number is computed from a counter (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3"). Any cell can
+therefore be sampled at any time and on any device, without a table of numbers and without waiting for the host.
 """
 
 from __future__ import annotations
@@ -19,10 +22,10 @@ from ..noise import GOLDEN, CellNoise, stream_key
 class TokenNoise:
     """The noise of B images, generated from one seed (0 to 2^64 - 1).
 
-    ``images``: the index of every image of the batch.
+    ``images``: for each of the B images, its index in the whole batch.
 
-    A derived class may take its numbers from elsewhere. It then overrides :meth:`stream`, which returns an object with
-    a method ``gumbel`` like that of :class:`CellNoise`.
+    A derived class may take its numbers from elsewhere. It then overrides :meth:`of` and :meth:`stream`. Its ``stream``
+    returns an object with the method ``gumbel`` of :class:`CellNoise`.
     """
 
     seed: int | None = None  # None in a derived class that takes its numbers from elsewhere
@@ -36,17 +39,20 @@ class TokenNoise:
         return len(self.images)
 
     def of(self, images: Sequence[int]) -> TokenNoise:
-        """The noise of some of the images; ``images`` are their indices in the batch.
+        """The noise of some of these B images. ``images``: their indices, from 0 to B - 1.
 
         Raises:
-            TypeError: a derived class that does not define its own ``of``.
+            TypeError: the object is of a derived class that does not override this method.
         """
         if type(self) is not TokenNoise:
             raise TypeError(f"{type(self).__name__} draws other numbers; define its of(), which keeps some images.")
         return TokenNoise(self.seed, [self.images[i] for i in images])
 
     def stream(self, name: str, values: int, device: torch.device) -> CellNoise:
-        """The noise of stream ``name`` for tokens with ``values`` possible values, on a device; made once per run."""
+        """The noise of the stream ``name`` for tokens with ``values`` possible values, on a device.
+
+        The result is kept, so the host computes its keys only once.
+        """
         key = (name, values, device)
 
         if key not in self._streams:

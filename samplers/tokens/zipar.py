@@ -1,11 +1,13 @@
-"""ZipAR: a row starts when the row above is a window ahead, so several rows are decoded in parallel.
+"""ZipAR: a row of tokens starts when the row above is a *window* of tokens ahead, so several rows are decoded in
+parallel.
 
 Source: He et al. 2025, "ZipAR: Parallel Autoregressive Image Generation through Spatial Locality" (ICML 2025, arXiv
-2412.04062). The first token of a row is predicted from the last cell of the row above, which is not decided yet; as in
-the published code, a decided token near it is fed in its place (see :func:`next_token_passes`).
+2412.04062). In raster order, the transformer predicts the first token of a row from the last token of the row above. In
+ZipAR, that last token is not decided yet. The transformer then gets a decided token near it instead, as in the
+published code; see :func:`next_token_passes`.
 
-The paper's adaptive window is not implemented: its constants are not in the published code, and the start of a row
-would depend on the tokens of each image.
+FastAR does not implement the paper's adaptive window. Its constants are not in the published code, and the images of a
+batch would start their rows at different times.
 """
 
 from __future__ import annotations
@@ -32,21 +34,22 @@ from .settings import (
 
 
 def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
-    """Cells of every pass: the first row cell by cell, then one cell of every active row.
+    """The cells (numbers of tokens in raster order) that each pass decides, in the first ``rows`` rows of ``grid``
+    cells: the first row cell by cell, and then one cell of every active row.
 
-    Row r + 1 becomes active when row r holds ``window`` tokens (the paper's s, 1 <= s < G). All G rows take G + (G - 2)
-    s + G passes.
+    For r > 0, row r + 1 becomes active when ``window`` cells of row r are decided (the paper's s). For a grid of side
+    G, all G rows take G + (G - 2) s + G passes. ``window`` is from 1 to ``grid`` - 1.
     """
     groups = []
-    filled = [0] * rows  # cells of every row so far
-    active = [0]  # rows that have begun and are not full
+    filled = [0] * rows  # number of decided cells of every row
+    active = [0]  # rows that have started and are not complete
 
     while active:
         groups.append([row * grid + filled[row] for row in active])
         for row in list(active):
             filled[row] += 1
 
-            # The first row is completed before the second one starts.
+            # The second row starts only when the first one is complete.
             needed = window if row else grid
             if filled[row] == needed and row + 1 < rows:
                 active.append(row + 1)
@@ -58,10 +61,11 @@ def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
 
 @lru_cache(maxsize=16)
 def windowed(grid: int, window: int) -> Schedule:
-    """The schedule for a window; raster order if the window is a row or wider.
+    """The schedule for a window, for a grid of side ``grid``. If the window is as long as a row or longer, it is raster
+    order.
 
-    Undecided cells are hidden. The published code shows them as blanks, which take attention from the decided cells
-    (:attr:`Schedule.unwritten_visible`).
+    The transformer does not attend to undecided cells. In the published code, it attends to them as blanks, which takes
+    attention from the decided cells (:attr:`Schedule.unwritten_visible`).
     """
     if window >= grid:
         return raster(grid)
@@ -70,11 +74,11 @@ def windowed(grid: int, window: int) -> Schedule:
     return Schedule(grid, next_token_passes(groups, grid, guidance_steps(groups, grid)))
 
 
-# In each field: first the default and the help sentence, then the range.
+# In each field, the default and the tooltip come first, then the range.
 # fmt: off
 @dataclass(frozen=True)
 class ZipARSettings(TokenSettings):
-    """ZipAR (ICML 2025): a row starts when the row above is a window ahead."""
+    """Settings of ZipAR (ICML 2025): a row starts when the row above is a window ahead."""
 
     removed: ClassVar[Mapping[str, Any]] = {"mask_undecoded": True}
 
@@ -98,7 +102,7 @@ class ZipARSettings(TokenSettings):
         return windowed(model.grid, self.window)
 
 
-# check(model, settings) raises what the sampler would, before anything is loaded or computed.
+# check(model, settings) raises a UserError if they do not fit the sampler, before anything is loaded or computed.
 check = partial(check_raster, "ZipAR")
-# If the window is a row or wider, the tokens are those of LlamaGen.
+# The sampler. If the window is as long as a row or longer, its tokens are identical to LlamaGen's.
 zipar = scheduled("zipar", check)

@@ -1,14 +1,15 @@
-"""CSpD: a small MAR drafts tokens, a large one (the target) verifies them.
+"""CSpD: a small MAR model drafts tokens, and a large MAR model (the target) verifies the drafts.
 
 Source: Wang et al. 2024, "Continuous Speculative Decoding for Autoregressive Image Generation" (arXiv 2411.11925), and
-its published code. There are three modes, each in a file:
+its published code. CSpD has three modes, each in its own file:
 
-- ``published``: the rule of the published code; approximate.
+- ``published``: the rule of the published code, which approximates the target's distribution.
 - ``paper``: the paper's algorithm 1.
-- ``lossless``: ours; exactly the target's distribution, whatever the draft.
+- ``lossless``: FastAR's own mode. It has exactly the target's distribution, whatever the draft model.
 
-A mode is a class with a method ``segment``, which drafts some AR steps and yields a verdict on each (``mode.py``).
-``draft.py`` has the draft model's AR steps, and ``densities.py`` the rejection rule of the first two modes.
+The AR steps that are drafted before the target verifies them are a *segment*. A mode is a class whose method
+``segment`` drafts and verifies a segment (``mode.py``). ``draft.py`` has the draft model, and ``densities.py`` has the
+rejection rule of the first two modes.
 """
 
 from __future__ import annotations
@@ -46,14 +47,16 @@ def check(model: MARModel, settings: CSpDSettings) -> None:
     """Check settings against a model, before anything is loaded or computed.
 
     Raises:
-        UserError: more AR steps than tokens, or speculation in a mode that has no use for it.
+        UserError: more AR steps than tokens, or speculation in a mode other than *lossless*.
     """
     check_mar(model, settings)
     _expect_use_of_speculation(settings)
 
 
 def _expect_use_of_speculation(settings: CSpDSettings) -> None:
-    """Raise a UserError if the target would speculate only before the first draft."""
+    """Raise a UserError if speculation is on in a mode other than *lossless*. In such a mode, the target would draft
+    its own diffusion steps only before the draft model's first draft.
+    """
     if settings.speculation > 1 and settings.mode != "lossless":
         raise UserError(
             f"speculation: {settings.speculation} has no effect in the mode {settings.mode}, which drafts AR steps "
@@ -89,7 +92,7 @@ def check_pair(draft: MARModel, target: MARModel) -> None:
 
 
 def _expect_one_device(draft: MARModel, target: MARModel) -> None:
-    """Raise a UserError if the models are on two devices."""
+    """Raise a UserError if the models are on different devices."""
     if draft.device != target.device:
         raise UserError(
             f"draft: {draft.name} is on {draft.device}, but the target {target.name} is on {target.device}; load both "
@@ -110,20 +113,21 @@ def cspd(
     draft: MARModel,
     make_draft_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
 ) -> Sampler:
-    """CSpD with ``model`` as target; arguments as :func:`samplers.mar.mar.mar`, and:
+    """Generate images by CSpD with ``model`` as the target. :func:`samplers.mar.mar.mar` explains all other arguments.
 
     Args:
-        make_transformer, make_draft_transformer: how the two models' transformers are evaluated. The target's
-            transformer runs only at verifications and in the prefill.
+        make_transformer, make_draft_transformer: how the transformers of the target and of the draft model are
+            evaluated. The target's transformer runs only in the prefill (the AR steps before the first draft) and when
+            the target verifies drafts.
         draft: the model that drafts.
 
-    The report adds up the passes and the head calls of both models; ``draft_passes`` and ``draft_head_calls`` say how
-    many of them the draft model took. In mode ``lossless``, the report counts the diffusion steps that the draft model
-    drafts, but not the diffusion steps that the target drafts for itself.
+    The report adds up the passes and the head calls of both models; ``draft_passes`` and ``draft_head_calls`` are the
+    draft model's part. In mode ``lossless``, the report counts the diffusion steps that the draft model drafts, but not
+    the diffusion steps that the target drafts for itself.
 
     Raises:
-        UserError: as :func:`samplers.mar.mar.mar`; speculation in a mode other than *lossless*; a draft model with
-            other tokens, another grid or other classes, or on another device.
+        UserError: as :func:`samplers.mar.mar.mar`; speculation in a mode other than *lossless*; a draft model that
+            :func:`check_pair` rejects, or that is on a different device.
     """
     _expect_use_of_speculation(settings)
     check_pair(draft, model)
@@ -143,7 +147,9 @@ def cspd(
 
 
 def remark_start(draft: MARModel, canvas: MARCanvas) -> str:
-    """A sentence if a draft model starts at a higher timestep than its file says, because the target does; else ""."""
+    """A remark if the draft model must start at the target's timestep, which is above the timestep in the draft model's
+    file; else "".
+    """
     own = draft.first_timestep(canvas.settings.diffusion_steps)
     if canvas.settings.t_max is not None or own >= canvas.first_timestep:
         return ""
@@ -154,17 +160,17 @@ def remark_start(draft: MARModel, canvas: MARCanvas) -> str:
 
 
 def target_draw(canvas: MARCanvas, transformer: Transformer) -> Diffusion:
-    """The target's own draw, for the prefill."""
+    """The diffusion with which the target samples the tokens of the prefill."""
     table = canvas.step_table(canvas.settings.diffusion_steps)
     counted = canvas.settings.mode != "lossless"
     return Diffusion(canvas, transformer.head, [table] * canvas.order.steps, counted)
 
 
 def speculate(canvas: MARCanvas, transformer: Transformer, plain: Diffusion, mode: Mode) -> Sampler:
-    """Run the prefill, whose AR steps the target takes alone, then segments of drafts that the target verifies.
+    """Run the prefill, in which the target samples all tokens itself, and then segments of drafts.
 
-    A segment ends after its last AR step, or earlier after a rejection, because later drafts depend on the rejected
-    draft.
+    In the modes *paper* and *lossless*, a segment ends early at a rejection, because later drafts depend on the
+    rejected draft.
     """
     order = canvas.order
     step = canvas.settings.prefill(order.steps)

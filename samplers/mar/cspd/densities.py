@@ -1,15 +1,17 @@
-"""CSpD's acceptance and rejection of tokens, shared by its modes ``paper`` and ``published``.
+"""How CSpD accepts, rejects and resamples tokens in its modes ``paper`` and ``published``.
 
-Source: Wang et al. 2024 (arXiv 2411.11925), sections 3.2 and 3.3. p is the target, q the draft, x a token. Each model
-follows its own diffusion path. The density of x is the last diffusion step's, N(mean, std) in every channel; Sigma
-(equation 4) is the product of sigma_q / sigma_p over all other diffusion steps and all channels.
+Source: Wang et al. 2024 (arXiv 2411.11925), sections 3.2 and 3.3. p(x) is the density of a token x under the target,
+and q(x) is its density under the draft model. Each model has its own diffusion path, the states from noise to a token.
+The density is the Gaussian of the path's last diffusion step, with a mean and a std for every channel. Sigma (equation
+4) is the product of sigma_q / sigma_p, the ratio of the two models' stds, over all other diffusion steps and all
+channels.
 
-1. A draft x is accepted with probability min(1, r(x)), where r = Sigma p(x) / q(x) (equation 5).
-2. A rejected draft is replaced by a sample of max(0, Sigma p - q), normalised (equation 6): tokens are sampled from p
-   until one is accepted, each with probability max(0, 1 - 1 / r(x)) (equations 10 and 11). Here they are called
-   proposals; the report counts them as ``redraws``.
+1. A draft x is accepted with probability min(1, r(x)), where r(x) = Sigma p(x) / q(x) (equation 5).
+2. A rejected draft is replaced by a sample of max(0, Sigma p - q), normalised (equation 6). To get this sample,
+   *proposals* x are sampled from p until one is accepted, each with probability max(0, 1 - 1 / r(x)) (equations 10
+   and 11). The report counts the proposals as ``redraws``.
 
-Where Sigma = 1 the result is a sample of p. A :class:`Rule` says what r is.
+If Sigma = 1, the result is a sample of p. The published code computes r differently; a :class:`Rule` says how.
 """
 
 from __future__ import annotations
@@ -24,58 +26,62 @@ from ....networks.torch_state import to_device
 from ...noise import CounterRNG
 from ..canvas import Tokens
 
-# Most proposals for a rejected token. The first 10 are computed for every token, further ones only where needed.
+# Largest number of proposals for a rejected token. The first 10 are computed for every token, the others only for
+# rejected tokens that need them.
 TRIES = 100
 _FIRST_TRIES = 10
-# The number of the accepted proposal counts from 1; this value means that none was accepted.
+# A token's proposals are numbered from 1. This number means that no proposal was accepted.
 _NONE = 0
-# Lanes of a token's random numbers, after the lanes of its diffusion steps (speculation.py).
+# Lanes (independent sequences, noise.py) of a token's random numbers, above the lanes of its diffusion steps
+# (speculation.py).
 _ACCEPTANCE, _NORMAL, _UNIFORM = range(1 << 20, (1 << 20) + 3)
 
 
 class Rule(NamedTuple):
     """How the ratio r is computed."""
 
-    power: int  # of Sigma
-    inner_temperature: float  # factor of the stds of both densities when a draft is verified; proposals have none
+    power: int  # exponent of Sigma in r
+    inner_temperature: float  # factor of the stds of p and q when a draft is verified; not used for proposals
 
 
-# Equations 5 and 11, derived again from the paper's text.
+# Equations 5 and 11 as we derived them from the paper's text (paper.py).
 DERIVED = Rule(power=1, inner_temperature=1.0)
 
 
 class RejectionNoise:
-    """Random numbers for verifying tokens, from keys, int64 [B, L]. A test injects recorded numbers."""
+    """The random numbers with which tokens are verified, from the tokens' keys, int64 [B, L]. Tests replace this class
+    to use recorded numbers.
+    """
 
     def __init__(self, keys: Tensor):
         self.keys = keys
 
     def acceptance(self, tokens: Tokens) -> Tensor:
-        """Uniform numbers, fp32 [N], with which the drafts' ratios are compared."""
+        """Uniform random numbers, fp32 [N], with which the ratios r of the drafts are compared."""
         return CounterRNG(self.keys[tokens.index]).uniform(_ACCEPTANCE)[:, 0]
 
     def proposals(self, tokens: Tokens, first: int, count: int, channels: int) -> tuple[Tensor, Tensor]:
-        """Proposals from number ``first`` on: standard normal numbers, fp32 [N, count, channels], and uniform numbers,
-        fp32 [N, count].
+        """The random numbers of ``count`` proposals for each token, after ``first`` earlier proposals: standard normal
+        numbers, fp32 [N, count, channels], and uniform numbers, fp32 [N, count].
         """
         rng = CounterRNG(self.keys[tokens.index])
         return rng.normal(_NORMAL, first, count, channels), rng.uniform(_UNIFORM, first, count)
 
 
 class LastStep(NamedTuple):
-    """The part of a diffusion path that its density needs, fp32 [..., channels] each."""
+    """What the ratio r needs of a model's diffusion path, fp32 [..., channels] each."""
 
-    mean: Tensor  # of the last step
-    log_std: Tensor
-    other_log_stds: Tensor  # sum of the log stds of all other steps
+    mean: Tensor  # mean of the last diffusion step
+    log_std: Tensor  # log std of the last diffusion step
+    other_log_stds: Tensor  # sum of the log stds of all other diffusion steps
 
     def rows(self, *index: Any) -> LastStep:
-        """The parts at an index."""
+        """The entries of all fields at an index."""
         return LastStep(self.mean[index], self.log_std[index], self.other_log_stds[index])
 
 
 def image_by_image(of_steps: Sequence[LastStep], images: int) -> LastStep:
-    """Join the tokens of several AR steps. The result has one image after another, and for each image the tokens of all
+    """Join the tokens of several AR steps. The result has one image after another, and for each image its tokens of all
     these AR steps.
     """
     parts = []
@@ -86,7 +92,7 @@ def image_by_image(of_steps: Sequence[LastStep], images: int) -> LastStep:
 
 
 def log_ratio(token: Tensor, q: LastStep, p: LastStep, rule: Rule) -> Tensor:
-    """log r of tokens [..., channels], fp32 [...]."""
+    """log r of each token, fp32 [...]; ``token``: fp32 [..., channels]."""
 
     def exponent(last: LastStep) -> Tensor:
         z = (token - last.mean) * torch.exp(-last.log_std) / rule.inner_temperature
@@ -97,24 +103,25 @@ def log_ratio(token: Tensor, q: LastStep, p: LastStep, rule: Rule) -> Tensor:
 
 
 def acceptance_of_proposals(token: Tensor, q: LastStep, p: LastStep, rule: Rule) -> Tensor:
-    """Probability fp32 [...] that a proposal [..., channels] is accepted: max(0, 1 - 1 / r), with the stds as they
-    are.
+    """The probability with which each proposal is accepted, fp32 [...]: max(0, 1 - 1 / r), without the rule's
+    ``inner_temperature``. ``token``: the proposals, fp32 [..., channels].
     """
     log_r = log_ratio(token, q, p, rule._replace(inner_temperature=1.0))
     return (1 - torch.exp(-log_r)).clamp(min=0)
 
 
 class Resampled(NamedTuple):
-    """N drafts after their verification. The tokens are on the device, the other fields on the host."""
+    """N tokens whose drafts have been verified. ``tokens`` is on the device, all other fields are on the host."""
 
-    # The accepted drafts and proposals, fp32 [N, channels]; zero where the draft and all proposals were rejected.
+    # For each token the accepted draft or proposal, fp32 [N, channels]; zero if the draft and all proposals were
+    # rejected.
     tokens: Tensor
-    accepted: Tensor  # bool [N], whether the draft was
-    proposals: Tensor  # int64 [N], proposals for a rejected draft, the accepted one included; 0 for an accepted draft
-    found: Tensor  # bool [N], False where the draft and all proposals were rejected
+    accepted: Tensor  # bool [N], whether the draft was accepted
+    proposals: Tensor  # int64 [N], number of proposals up to the accepted one; 0 if the draft was accepted
+    found: Tensor  # bool [N], False if the draft and all proposals were rejected
 
     def counts(self, rows: Tensor | slice = slice(None)) -> dict[str, int]:
-        """Counts of the report, of some rows: bool [N] or all."""
+        """Counts for the report, over the tokens where ``rows``, bool [N], is True, or over all tokens."""
         return {"redraws": int(self.proposals[rows].sum()), "redraws_exhausted": int((~self.found[rows]).sum())}
 
 
@@ -123,7 +130,7 @@ def accept_or_resample(
 ) -> Resampled:
     """Verify the drafts of N tokens, fp32 [N, channels], and resample the rejected ones.
 
-    The host reads from the device once, or twice if a rejected token accepts none of the first proposals.
+    The host reads from the device once, or twice if the first proposals for some rejected token are all rejected.
     """
     # 1. Accept with probability min(1, r).
     accepted = log_ratio(drafts, q, p, rule) > noise.acceptance(tokens).log()
@@ -132,7 +139,7 @@ def accept_or_resample(
     proposal, number = try_proposals(noise, tokens, q, p, rule, 0, _FIRST_TRIES)
     values = torch.where(accepted[:, None], drafts, proposal)
 
-    # 3. The other proposals, for rejected tokens whose proposals so far were all rejected.
+    # 3. More proposals, for rejected tokens whose first proposals were all rejected.
     rejected, number = torch.stack([(~accepted).to(number.dtype), number]).cpu()
     rejected = rejected.bool()
     missing = (rejected & (number == _NONE)).nonzero()[:, 0]
@@ -152,10 +159,11 @@ def accept_or_resample(
 def try_proposals(
     noise: RejectionNoise, tokens: Tokens, q: LastStep, p: LastStep, rule: Rule, first: int, count: int
 ) -> tuple[Tensor, Tensor]:
-    """Try proposals ``first .. first + count - 1`` from p's kernel for N tokens.
+    """Try ``count`` proposals from p for each of N tokens, after ``first`` earlier proposals.
 
-    Returns the first proposal that each token accepts, fp32 [N, channels], and its number from 1, int64 [N]; zeros and
-    _NONE for a token that accepts none.
+    Returns:
+        The first accepted proposal for each token, fp32 [N, channels], and the number of this proposal, counted from 1,
+        int64 [N]. A token without an accepted proposal has zeros, and the number _NONE.
     """
     normals, uniforms = noise.proposals(tokens, first, count, p.mean.shape[1])
     q = q.rows(slice(None), None)

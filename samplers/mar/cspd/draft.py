@@ -1,4 +1,4 @@
-"""The draft model of CSpD: its AR steps with their diffusion paths, and how the report counts its work."""
+"""CSpD's draft model, and the diffusion paths with which the draft model and the target sample tokens."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from .densities import LastStep
 
 
 class Paths(NamedTuple):
-    """The diffusion paths of N tokens.
+    """The diffusion paths of N tokens, with S diffusion steps each.
 
-    CSpD compares the densities of the last step. So the last step *has* a std, as its density needs, but *adds* no
-    noise, as in MAR. In mode ``paper`` it adds noise, too.
+    CSpD compares the densities of two paths' last steps, so the last step needs a std. It nevertheless adds no noise,
+    as in MAR, except in mode ``paper``.
     """
 
-    states: Tensor  # fp32 [N, S + 1, channels], start noise first, token last
-    kernel: Gaussian  # what the head predicts for each step, fp32 [N, S, channels], without the temperature
-    temperature: float  # factor of the stds with which the paths were sampled
+    states: Tensor  # fp32 [N, S + 1, channels]; the first state is noise, the last state is the token
+    kernel: Gaussian  # means and log stds that the head predicts, fp32 [N, S, channels], without the temperature
+    temperature: float  # factor of the stds when the paths were sampled
 
     @property
     def tokens(self) -> Tensor:
@@ -39,23 +39,24 @@ class Paths(NamedTuple):
         return self.states[:, -1]
 
     def last_step(self) -> LastStep:
-        """The part of the paths that their density needs, see ``densities.py``. Sigma compares the stds of the other
-        steps between two models; the temperature would cancel there.
+        """What the ratio r needs of the paths, see ``densities.py``. Only the last step's std includes the temperature.
+        In Sigma, which compares the other steps' stds between two models, the temperature would cancel.
         """
         mean, log_std = self.kernel
-        # At temperature 0 the published code divides 0 by 0. Here all drafts are rejected and the target's means taken.
+        # At temperature 0 the published code divides 0 by 0. Here the stds become tiny instead, so the target rejects
+        # all drafts that differ from its means, and takes its means.
         log_temperature = math.log(max(self.temperature, 1e-6))
         return LastStep(mean[:, -1], log_std[:, -1] + log_temperature, log_std[:, :-1].sum(1))
 
     def drafted_steps(self) -> DraftedSteps:
-        """All diffusion steps as drafts that ``speculation.py`` verifies; the last step adds no noise."""
+        """All diffusion steps, as drafts that ``speculation.py`` verifies. The last step has a std of 0."""
         mean, log_std = self.kernel
         log_std = log_std + (math.log(self.temperature) if self.temperature else -math.inf)
         log_std[:, -1] = -math.inf
         return DraftedSteps(self.states[:, :-1], self.states[:, 1:], Gaussian(mean, log_std))
 
     def split(self, sizes: Sequence[int]) -> list[Paths]:
-        """Parts with ``sizes`` tokens."""
+        """Split the paths into consecutive parts, whose numbers of tokens are ``sizes``."""
         parts = zip(*(x.split(sizes) for x in (self.states, *self.kernel)), strict=True)
         return [Paths(states, Gaussian(mean, log_std), self.temperature) for states, mean, log_std in parts]
 
@@ -69,15 +70,17 @@ class Paths(NamedTuple):
 
 
 def table_with_last_std(canvas: MARCanvas) -> chain.StepTable:
-    """The diffusion steps for :func:`sample_paths`: the last one has a std, too, see :class:`Paths`."""
+    """The diffusion steps for :func:`sample_paths`. The last step has a std, too; see :class:`Paths`."""
     respaced = canvas.respacing(canvas.settings.diffusion_steps)
     return chain.step_table(respaced.steps, canvas.time_embeddings(respaced))
 
 
 def sample_paths(canvas: MARCanvas, batch: DiffusionBatch, adds_last_noise: bool) -> Paths:
-    """Sample a batch with the full diffusion head and the steps of :func:`table_with_last_std`, and keep the paths.
+    """Sample the tokens of a batch with the full diffusion head, and return their paths.
 
-    ``adds_last_noise``: whether the last step adds noise, as all other steps do.
+    Args:
+        batch: its table comes from :func:`table_with_last_std`.
+        adds_last_noise: whether the last step adds noise, as all other steps do.
     """
     if not adds_last_noise:
         last = torch.zeros_like(batch.noise[-1:])
@@ -97,7 +100,9 @@ def sample_paths(canvas: MARCanvas, batch: DiffusionBatch, adds_last_noise: bool
 
 
 class MARDrafter:
-    """The draft model while the target generates images. It shares the target's tokens, noise and diffusion steps."""
+    """Drafts tokens of the images that the target generates. The draft model uses the target's tokens, noise and
+    diffusion steps.
+    """
 
     def __init__(
         self,
@@ -107,7 +112,7 @@ class MARDrafter:
         make_transformer: Callable[[MARCanvas], Transformer],
         adds_last_noise: bool,
     ):
-        """``canvas``: the target's; ``adds_last_noise``: see :func:`sample_paths`; the others are a sampler's."""
+        """``canvas`` is the target's, ``model`` the draft model; for ``adds_last_noise`` see :func:`sample_paths`."""
         report = Report("draft", model.name, {}, None, canvas.images, canvas.report.device)
 
         self.target = canvas
@@ -117,7 +122,7 @@ class MARDrafter:
         self.adds_last_noise = adds_last_noise
 
     def step(self, step: int, noise: StreamNoise) -> Paths:
-        """Draft the tokens of an AR step, given the tokens so far, and write them on the canvas, undecided."""
+        """Draft the tokens of an AR step, given all tokens before it, and write them on the canvas as drafts."""
         canvas = self.canvas
         here = canvas.order.ahead(step)
         tokens = Tokens.all(here)
@@ -131,11 +136,11 @@ class MARDrafter:
         return paths
 
     def forget(self) -> None:
-        """Discard features of tokens that the target has replaced."""
+        """Discard cached features that were computed from tokens which the target has replaced since."""
         self.transformer.forget()
 
     def _move_counts(self) -> None:
-        """Move the work so far from the draft's report into the target's."""
+        """Move the counts so far from the draft model's report to the target's report."""
         counts = self.canvas.report.counts
         self.target.report.add(**counts)
         self.target.report.add(draft_passes=counts["transformer_passes"], draft_head_calls=counts["head_calls"])

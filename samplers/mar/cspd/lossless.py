@@ -1,14 +1,15 @@
-"""CSpD, mode ``lossless``: exactly the target's distribution, whatever the draft.
+"""CSpD, mode ``lossless``: exactly the target's distribution, whatever the draft model.
 
-p is the target, q the draft. The draft model samples the tokens of some AR steps. One pass of the target computes z for
-each of these AR steps, given the drafts before it, and one batch evaluates the target's head at all states of the
-drafted diffusion paths. A path is accepted up to its first rejected diffusion step. A coupling of the two Gaussians
-(``coupling.py``) replaces this step, and the target samples the rest of the path. So every token is a sample of the
-target given the tokens before it, and depends neither on the draft length nor on the batch.
+The draft model samples the tokens of some AR steps, each on a diffusion path. One pass of the target's transformer
+computes z, the conditions of the target's diffusion head, for all these AR steps, each given the drafts before it. (A
+transformer with caches needs a pass for each AR step.) The target's head then evaluates all states of the drafted paths
+in one batch. A path is accepted up to its first rejected diffusion step. For this step, a coupling of the two models'
+Gaussians (``coupling.py``) gives a new state, and from there the target samples the rest of the path. So every token is
+a sample of the target, given the tokens before it. It depends neither on the draft length nor on the batch.
 
-A token counts as accepted if its whole path is the draft's. If an AR step has a rejected token, the target computed the
-z of all later AR steps from a discarded token, so all later drafts are discarded. Two different models rarely agree on
-a whole path, because the last diffusion steps are almost without noise.
+A token counts as accepted if its whole path is accepted. After an AR step with a rejected token, all later drafts are
+discarded, because the target computed their z from the rejected token. Two different models rarely agree on a whole
+path, because the last diffusion steps add almost no noise.
 """
 
 from __future__ import annotations
@@ -31,22 +32,22 @@ from .mode import Mode, outcome_of, target_batches
 
 
 class Lossless(Mode):
-    """Draft some AR steps, and continue after the AR steps that the target accepts.
+    """Draft some AR steps, and decide them up to the first AR step with a rejected token.
 
-    A batch advances with its slowest image. If another image has accepted later drafts too, the draft model makes these
-    drafts again from the same noise, and the target verifies them with the same random numbers. So an image's tokens do
-    not depend on its batch.
+    All images advance together, so a rejection in one image discards the later drafts of all images. The draft model
+    makes the discarded drafts of all other images again from the same noise, and the target verifies them with the same
+    random numbers. So the tokens of an image do not depend on its batch.
     """
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
         super().__init__(canvas, transformer, drafter, noise)
-        self.gamma = canvas.settings.draft_length  # AR steps to draft in the next segment
+        self.gamma = canvas.settings.draft_length  # number of AR steps to draft in the next segment
         self.table = canvas.step_table(canvas.settings.diffusion_steps)
-        # Without a cache, even if the transformer has caches.
+        # This head has no cache, even if the transformer has caches.
         self.head = HeadEvaluation(canvas.model.net, canvas.report)
 
     def segment(self, first: int) -> Iterator[Verdict]:
-        """AR steps from ``first`` on, up to the first one with a rejected draft."""
+        """Draft and verify the AR steps from ``first`` on, up to the first AR step with a rejected draft."""
         canvas = self.canvas
         settings = canvas.settings
 
@@ -74,17 +75,17 @@ class Lossless(Mode):
                 break
             accepted_ar_steps += 1
 
-        # 4. Draft at most twice as many AR steps in the next segment as were accepted in this one.
+        # 4. The next segment drafts at most twice the number of AR steps that were accepted in this segment.
         self.gamma = min(settings.draft_length, max(1, 2 * accepted_ar_steps))
 
     def verified_paths(self, steps: range, drafts: Sequence[Paths]) -> Iterator[VerifiedPaths]:
-        """Verify the drafts of AR steps, one AR step after another. The head evaluates the tokens of a pass
-        together.
+        """Verify the drafts of ``steps``, and yield one AR step after another. The head evaluates all tokens of a pass
+        of the transformer together.
         """
         canvas = self.canvas
         left = iter(drafts)
         for batch, tokens, sizes in target_batches(canvas, self.transformer, steps, self.noise, self.table):
-            # 1. The head at all states of the drafted paths.
+            # 1. Evaluate the head at all states of the drafted paths.
             with canvas.clock.phase("head"):
                 rng = CounterRNG(self.keys[tokens.index])
                 speculation = Speculation(canvas.model.net, self.head.for_speculation(batch), batch, rng)
@@ -92,26 +93,28 @@ class Lossless(Mode):
                 accepted = speculation.verify(np.arange(len(tokens)), steps_of_pass)
                 canvas.report.add(drafted_steps=len(tokens) * speculation.steps)
 
-            # 2. The rows of each AR step.
+            # 2. Yield the rows of each AR step.
             for rows in np.split(np.arange(len(tokens)), np.cumsum(sizes)[:-1]):
                 yield VerifiedPaths(speculation, rows, accepted[rows])
 
 
 class VerifiedPaths(NamedTuple):
-    """The drafted paths of an AR step, up to the first diffusion step that the target rejects."""
+    """The drafted paths of an AR step, up to the first diffusion step that the target rejects. A row is a token; an AR
+    step has B n rows, n for each image.
+    """
 
-    # The diffusions of all AR steps that one pass verified. The AR steps share this object, but each finishes only its
-    # own rows.
+    # The paths of all AR steps that one pass verified. The AR steps share this object, but each AR step finishes only
+    # its own rows.
     speculation: Speculation
-    rows: np.ndarray  # rows of this AR step in ``speculation``, int64 [B n]
-    accepted_steps: np.ndarray  # accepted diffusion steps of each row, int64 [B n]
+    rows: np.ndarray  # indices in ``speculation`` of this AR step's rows, int64 [B n]
+    accepted_steps: np.ndarray  # number of accepted diffusion steps of each row, int64 [B n]
 
     def accepted(self) -> Tensor:
         """Whether the target accepts the whole path of each row, bool [B n] on the host."""
         return torch.from_numpy(self.accepted_steps == self.speculation.steps)
 
     def samples(self, window: int) -> Tensor:
-        """The samples of the rows, fp32 [B n, channels]. The target samples the rest of each path, with its own drafts
-        of ``window`` diffusion steps.
+        """Let the target sample the rest of each path, and return the tokens of the rows, fp32 [B n, channels]. The
+        target drafts ``window`` of its own diffusion steps at once; if ``window`` is 1, it drafts none.
         """
         return self.speculation.finish(self.rows, window)

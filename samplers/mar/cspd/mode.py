@@ -1,4 +1,4 @@
-"""What the modes of CSpD share: their base class, the batches for the target's head, and the outcome of a draft."""
+"""What the modes of CSpD share: their base class, the batches for the target's head, and the outcomes of drafts."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from .draft import MARDrafter
 
 
 class Mode(ABC):
-    """How the target verifies drafts, a segment of AR steps at a time."""
+    """How the target verifies drafts. A segment is the AR steps that are drafted before the target verifies them."""
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
-        """``noise``: the noise of the target's full diffusion, from which the draft model samples too."""
+        """``noise``: the noise of the target's full diffusion; the draft model samples with the same noise."""
         self.canvas = canvas
         self.transformer = transformer
         self.drafter = drafter
@@ -33,28 +33,29 @@ class Mode(ABC):
 
     @abstractmethod
     def segment(self, first: int) -> Iterator[Verdict]:
-        """Draft AR steps from ``first`` on and verify them; yields a verdict for every AR step."""
+        """Draft and verify the AR steps from ``first`` on. Yields one verdict for every AR step that it decides."""
 
 
 class TargetBatch(NamedTuple):
-    """The tokens of some AR steps, one AR step after another, as a batch that the target's head has not sampled yet."""
+    """The tokens of some AR steps, one AR step after another, as a batch for the target's head to sample."""
 
     batch: DiffusionBatch
     tokens: Tokens
-    sizes: list[int]  # for each AR step B n, the number of its tokens in all images
+    sizes: list[int]  # number of tokens of each AR step, in all images together
 
 
 def target_batches(
     canvas: MARCanvas, transformer: Transformer, steps: range, noise: StreamNoise, table: StepTable
 ) -> Iterator[TargetBatch]:
-    """The tokens of AR steps as the target's head will sample them, given the drafts. Yields a batch for every pass of
-    the target's transformer, and each pass evaluates as many AR steps as it can.
+    """Yield batches of the tokens of ``steps``, in which each AR step is given all drafts before it. There is a batch
+    for every pass of the target's transformer, and each pass evaluates all AR steps that it can.
 
-    A transformer with caches reads final tokens only: ask for a batch when the tokens of the previous batch are final.
+    A transformer with caches may read only final tokens. So ask for a batch only after the tokens of the previous batch
+    are final.
     """
     conditions = transformer.each_step(steps.start, len(steps))
     step = steps.start
-    for zs in canvas.clock.timed("transformer", conditions):  # [P, B, n, C] of some AR steps
+    for zs in canvas.clock.timed("transformer", conditions):  # conditions [P, B, n, C] of each AR step of a pass
         with canvas.clock.phase("head"):
             tokens = Tokens.step_by_step([canvas.order.ahead(step + i) for i in range(len(zs))])
             batch = canvas.batch(table, tokens, torch.cat(zs, 2), noise)
@@ -63,8 +64,8 @@ def target_batches(
 
 
 def outcome_of(canvas: MARCanvas, accepted: Tensor) -> Tensor:
-    """The outcome of each draft, ACCEPTED or REJECTED, uint8 [B, n] on the device, from ``accepted``, bool [B, n] on
-    the host. The report counts them.
+    """The outcome of each draft, ACCEPTED or REJECTED, uint8 [B, n] on the device; ``accepted``: bool [B, n] on the
+    host. Adds the drafts to the counts of the report, and counts each image with a rejected draft as a restart.
     """
     kept = int(accepted.sum())
     restarts = int((~accepted).any(1).sum())

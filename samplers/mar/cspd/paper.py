@@ -1,29 +1,29 @@
 """CSpD, mode ``paper``: the paper's algorithm 1.
 
-``densities.py`` has the rule and its symbols. The text that we read lacks equations 5 and 11, so we derived them again
-from the text around them. The algorithm is speculative decoding, as for discrete tokens (Leviathan et al. 2023,
-algorithm 1), in the order of the tokens:
+``densities.py`` explains the rule and its symbols. The text of the paper that we read lacks equations 5 and 11, so we
+derived them from the text around them. The algorithm is speculative decoding as for discrete tokens (Leviathan et al.
+2023, algorithm 1):
 
 1. The draft model samples gamma tokens, each given the tokens before it.
-2. The target evaluates, in one pass, its distributions of these tokens and of the token after them, each given the
-   drafts before it. It follows its own diffusion paths with the draft's noise (trajectory alignment, equation 3).
-3. Drafts are accepted up to the first rejected one, which is resampled. Later drafts are discarded.
-4. If all drafts are accepted, the next token is the target's own.
+2. In one pass, the target computes the distributions of these tokens and of the token after them, each given the drafts
+   before it. It follows its own diffusion paths with the draft model's noise (trajectory alignment, equation 3).
+3. Drafts are accepted up to the first rejected draft, which is resampled. Later drafts are discarded.
+4. If all drafts are accepted, the target samples the next token itself.
 
-MAR decides several tokens in an AR step, which are independent given the tokens before it. Here gamma counts AR steps,
-and an AR step is accepted if all of its tokens are accepted. If every AR step decides one token, this is the paper's
-algorithm.
+MAR decides several tokens in an AR step. They are independent of each other, given the tokens of earlier AR steps. Here
+gamma counts AR steps, and an AR step is accepted if all its tokens are accepted. If every AR step decides one token,
+this is the paper's algorithm.
 
-A draft must be a sample of the density by which it is verified, so every diffusion step adds noise, in both models. In
-MAR the last step adds none; here it has a std of 0.006, where the latents have a std of 1. AR steps before the first
-draft are sampled as in MAR.
+A draft must be a sample of the density with which it is verified, so every diffusion step adds noise, in both models.
+In MAR the last step adds no noise. Here it adds noise with a std of 0.006, where the latents have a std of 1. The AR
+steps before the first draft are sampled as in MAR.
 
-The paper resamples until a proposal is accepted. Here there are 100 proposals at most; if none is accepted, the token
-is the target's own, and the report counts it (``redraws_exhausted``). This can happen if Sigma < 1: where Sigma p is
-nowhere above q, no proposal is ever accepted.
+The paper makes proposals until one is accepted. Here there are at most 100 proposals. If all of them are rejected, the
+target's own token is taken, and the report counts it as ``redraws_exhausted``. This can happen if Sigma < 1: if Sigma p
+is nowhere above q, no proposal is ever accepted.
 
-The images have the target's distribution if Sigma is 1, as in models that do not learn their variances. With learned
-variances they do not, because Sigma p, which the rule takes for the target's density, does not integrate to 1.
+If Sigma is 1, as in models that do not learn their variances, the images have the target's distribution. With learned
+variances they do not: the rule takes Sigma p for the target's density, but Sigma p does not integrate to 1.
 """
 
 from __future__ import annotations
@@ -45,17 +45,19 @@ from .mode import Mode, target_batches
 
 
 class Paper(Mode):
-    """Draft gamma AR steps, accept them up to the first rejected one, and replace that one.
+    """Draft gamma AR steps, accept them up to the first rejected AR step, and resample the rejected tokens.
 
-    Every image counts its own gamma: after gamma accepted AR steps in a row, it takes the target's own tokens at the
-    next AR step, ``own_at``. So an image does not depend on its batch. All images are at the same AR step, though.
-    Drafting ends at the first AR step at which an image takes the target's own tokens, and a rejection in one image
-    discards the later drafts of all images. The other images draft these AR steps again, from the same noise, and
-    verify them with the same random numbers.
+    Every image counts its accepted AR steps for itself: after gamma of them in a row, it takes the target's own tokens
+    at the next AR step, ``own_at``. So an image does not depend on its batch.
 
-    An image that took the target's own tokens or rejected a draft at AR step k begins to count at k + 1, so it next
-    takes the target's own tokens at AR step k + 1 + gamma. For example, with gamma = 2 and two images, of which the
-    second rejects its draft of AR step 5::
+    Still, all images are at the same AR step. Drafting ends at the first AR step at which an image takes the target's
+    own tokens, and a rejection in one image discards the later drafts of all images. The draft model makes the
+    discarded drafts of all other images again from the same noise, and the target verifies them with the same random
+    numbers.
+
+    If an image takes the target's own tokens or rejects a draft at AR step k, it begins to count at k + 1. So it next
+    takes the target's own tokens at AR step k + 1 + gamma. In this example, gamma is 2, and the second of two images
+    rejects its draft of AR step 5::
 
         AR step              4          5          6          7
         first image          accepts    accepts    its own    accepts
@@ -76,24 +78,24 @@ class Paper(Mode):
         self.rejection_noise = RejectionNoise(self.keys)
 
     def segment(self, first: int) -> Iterator[Verdict]:
-        """The AR steps from ``first`` up to the first one at which an image takes the target's own tokens, or rejects a
-        draft.
+        """Decide the AR steps from ``first`` up to the first AR step at which an image takes the target's own tokens or
+        rejects a draft.
         """
-        # 1. Draft up to ``last``, the first AR step at which an image takes the target's own tokens, or the last of all
-        # AR steps. ``last`` is drafted too if another image needs a draft there.
+        # 1. Draft the AR steps before ``last``, the first AR step at which an image takes the target's own tokens, or
+        # else the last of all AR steps. Draft ``last``, too, if an image needs a draft there.
         last = min(int(self.own_at.min()), self.canvas.order.steps - 1)
         needs_draft = self.own_at > last
         stop = last + int(needs_draft.any())
         drafts = {k: self.drafter.step(k, self.noise) for k in range(first, stop)}
 
-        # 2. The target follows its own paths, given the drafts.
+        # 2. The target samples its own tokens, given the drafts.
         for step, own in enumerate(self.paths(range(first, last + 1)), first):
             # 3. Accept or resample the drafts of an AR step, except in images that take the target's own tokens.
             takes_own = self.own_at == step
             verified = self.verify(step, drafts.get(step), own, takes_own)
             self.own_at[takes_own | verified.rejects] = step + 1 + self.gamma
 
-            # 4. After a rejection the later drafts are discarded.
+            # 4. Discard the later drafts after a rejection.
             has_rejected = verified.rejects.any()
             if has_rejected:
                 self.drafter.forget()
@@ -103,7 +105,7 @@ class Paper(Mode):
                 return
 
     def paths(self, steps: range) -> Iterator[Paths]:
-        """The target's own diffusion paths of the tokens of AR steps, given the drafts; one AR step after another."""
+        """Yield the target's own diffusion paths for each AR step, given the drafts of all earlier AR steps."""
         for batch, _, sizes in target_batches(self.canvas, self.transformer, steps, self.noise, self.table):
             with self.canvas.clock.phase("head"):
                 paths = sample_paths(self.canvas, batch, adds_last_noise=True)
@@ -115,7 +117,7 @@ class Paper(Mode):
         Args:
             draft: the draft model's paths; None if no image needs a draft.
             own: the target's paths.
-            takes_own: bool [B], images whose tokens are the target's, whatever was drafted.
+            takes_own: bool [B], the images that take the target's own tokens, whatever was drafted.
         """
         canvas = self.canvas
         here = canvas.order.ahead(step)
@@ -129,8 +131,8 @@ class Paper(Mode):
             q, p = draft.last_step(), own.last_step()
             resampled = accept_or_resample(draft.tokens, q, p, DERIVED, self.rejection_noise, tokens)
 
-            # 2. The target's own tokens, where they are due or every proposal was rejected.
-            drafted = ~torch.from_numpy(takes_own).repeat_interleave(here.shape[1])  # bool [B n], uses its draft
+            # 2. Take the target's own tokens in the images of ``takes_own``, and where every proposal was rejected.
+            drafted = ~torch.from_numpy(takes_own).repeat_interleave(here.shape[1])  # bool [B n], drafts that count
             of_target = to_device(~drafted | ~resampled.found, canvas.device)
             values = torch.where(of_target[:, None], own.tokens, resampled.tokens)
 
@@ -150,4 +152,4 @@ class VerifiedStep(NamedTuple):
     """An AR step after the target has verified its drafts."""
 
     verdict: Verdict
-    rejects: np.ndarray  # which images have a rejected draft, bool [B]
+    rejects: np.ndarray  # bool [B], the images with a rejected draft

@@ -1,16 +1,15 @@
-"""CSpD, mode ``published``: the rule of the published code; approximate.
+"""CSpD, mode ``published``: the rule of the published code, which approximates the target's distribution.
 
-``densities.py`` has the rule and its symbols. The draft model and the target each follow their own diffusion
-path. The paper's equations, and what the code does instead:
+``densities.py`` explains the rule and its symbols. The published code differs from the paper:
 
-- (5): a token is accepted with probability min(1, Sigma p(x) / q(x)). The code divides by Sigma, and p and q are the
-  last diffusion step's densities with stds multiplied by 42.
-- (11): a rejected token is resampled from p: a proposal is accepted with probability max(0, 1 - q / (Sigma p)). The
-  code multiplies by Sigma: max(0, 1 - Sigma q / p), with the stds as they are. It makes 100 proposals at most; if it
-  accepts none, the token is zero.
-- Drafts are verified given only the tokens that were decided before their segment, and not given the earlier drafts of
-  the segment. An accepted token stays even if earlier tokens were rejected. To verify, the target has the guidance
-  scale of the segment's last AR step.
+- Equation 5: the paper accepts a token with probability min(1, Sigma p(x) / q(x)). The code divides by Sigma, and it
+  multiplies the stds of p and q by 42.
+- Equation 11: the paper accepts a proposal with probability max(0, 1 - q / (Sigma p)). In the code, the probability is
+  max(0, 1 - Sigma q / p), and the stds are not changed. The code makes at most 100 proposals; if all of them are
+  rejected, the token is zero.
+- The code verifies a draft given only the tokens before its segment, and not given the earlier drafts of the segment.
+  So an accepted token stays even if earlier tokens were rejected. When the target verifies, it takes the guidance scale
+  of the segment's last AR step for all tokens.
 """
 
 from __future__ import annotations
@@ -27,8 +26,7 @@ from .densities import LastStep, RejectionNoise, Rule, accept_or_resample, image
 from .draft import MARDrafter, sample_paths, table_with_last_std
 from .mode import Mode, outcome_of
 
-# The published code's ratio r (densities.py): Sigma is inverted, and both densities are wider while drafts are
-# verified.
+# The published code's ratio r (densities.py): Sigma is inverted, and both densities are wider when a draft is verified.
 PUBLISHED_RULE = Rule(power=-1, inner_temperature=42.0)
 
 
@@ -40,19 +38,21 @@ class Published(Mode):
         settings = canvas.settings
         self.table = table_with_last_std(canvas)
         self.target_noise = noise if settings.alignment else canvas.noise_of("target")
-        self.rule = PUBLISHED_RULE  # an attribute, because lab/parity verifies with other inner temperatures
+        self.rule = PUBLISHED_RULE  # an attribute, so that lab/parity can replace the rule
         self.rejection_noise = RejectionNoise(self.keys)
 
     def segment(self, first: int) -> Iterator[Verdict]:
-        """The AR steps from ``first`` up to the next one (``first`` itself, if it is one) whose number is a multiple of
-        gamma, or up to the last of all AR steps.
+        """Draft and verify the AR steps from ``first`` up to the next AR step whose number is a multiple of gamma, or
+        up to the last of all AR steps. If ``first`` is a multiple of gamma, it is the only AR step.
+
+        Every verdict but the last only marks drafts as decided. The last verdict is on all tokens of the segment.
         """
         order = self.canvas.order
         gamma = self.canvas.settings.draft_length
         last = min(-(-first // gamma) * gamma, order.steps - 1)
 
-        # 1. Draft the AR steps one by one. Until they are verified, drafts count as decided.
-        drafted = []  # the last diffusion step of each drafted AR step
+        # 1. Draft the AR steps one by one. Drafts already count as decided before they are verified.
+        drafted = []  # for each drafted AR step, the last diffusion steps of its tokens
         for step in range(first, last + 1):
             here = order.ahead(step)
             paths = self.drafter.step(step, self.noise)
@@ -71,7 +71,7 @@ class Published(Mode):
         here = order.ahead(first, last + 1 - first)
         tokens = Tokens.all(here)
 
-        # The target's own paths of all tokens, given the tokens before the segment.
+        # Sample the target's own paths for all tokens, given the tokens before the segment.
         with canvas.clock.phase("transformer"):
             z = self.transformer(first, here)
         with canvas.clock.phase("head"):

@@ -1,4 +1,4 @@
-"""Settings of CSpD; see ``samplers/settings.py`` for what a field carries."""
+"""Settings of CSpD; ``samplers/settings.py`` explains the arguments of a field."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from ....reports.record import Report
 from ...settings import knob
 from ..settings import MARBase, steps_at_once
 
-# In each field: first the default and the help sentence, then the range.
+# Each field gives its default and its help text first, then its range.
 # fmt: off
 
 
 @dataclass(frozen=True)
 class CSpDSettings(MARBase):
-    """CSpD (arXiv 2411.11925): a small MAR drafts, the large one verifies."""
+    """CSpD (arXiv 2411.11925): a small MAR model drafts tokens, and a large one verifies them."""
 
     removed: ClassVar[Mapping[str, Any]] = {"inner_temperature": 42.0}
 
@@ -56,8 +56,8 @@ class CSpDSettings(MARBase):
 
     @property
     def ar_steps_per_pass(self) -> int:
-        # In mode published, one pass of the target verifies the drafts of all AR steps of a segment. All are verified
-        # given the same tokens, those decided before the segment, so the pass has the rows of only one AR step.
+        # In mode published, one pass of the target verifies all drafts of a segment. For all these drafts, it reads the
+        # same tokens, which were decided before the segment. So the pass has the rows of only one AR step.
         return 1 if self.mode == "published" else self.ar_steps_per_head_call
 
     def streams(self) -> dict[str, int]:
@@ -66,14 +66,14 @@ class CSpDSettings(MARBase):
         return super().streams() | of_target
 
     def prefill(self, steps: int) -> int:
-        """Number of AR steps at the beginning that the target computes alone. Of S = ``steps`` AR steps, these are the
-        steps 0 to floor(S prefill_ratio), as in the published code.
+        """Number of AR steps at the beginning in which the target samples all tokens itself. If there are S = ``steps``
+        AR steps, these are the AR steps 0 to floor(S prefill_ratio), as in the published code.
         """
         return min(steps, int(steps * self.prefill_ratio) + 1)
 
     @property
     def all_are_prefill(self) -> bool:
-        """Whether the target computes every AR step alone."""
+        """Whether the target samples all tokens of every AR step itself."""
         return self.prefill(self.steps) == self.steps
 
     @property

@@ -3,25 +3,28 @@
 Source: "FastHybrid: Accelerating Hybrid Autoregressive Image Generation with Lookahead and Guided Decoding" (CVPR
 2026). No code was published; choices that the paper leaves open are settings (see :class:`FastHybridSettings`).
 
-At AR step s of an image, with z the transformer's output for the positions of steps s to s + k - 1:
+k, lambda, T and T_g are the settings ``lookahead``, ``threshold``, ``diffusion_steps`` and ``guided_steps``; with DiSA,
+T falls for later AR steps. At AR step s of an image, the transformer computes z, the conditions of the diffusion head,
+for the tokens of the AR steps s to s + k - 1. Then:
 
-1. *verify*: the draft of a token of step s is accepted if cos(z', z) >= lambda, where z' is the condition from which
-   the draft was sampled;
-2. *lookahead*: if step s has tokens without an accepted draft, these tokens and all tokens of the k - 1 following steps
-   are sampled by a full diffusion of T steps. The samples of the following steps are their drafts x', and the z from
-   which they were sampled is their z';
-3. *refine*: accepted tokens are sampled by T_g guided diffusion steps, whose means are mixed with the draft,
-   mu'_t = (1 - gamma_t) mu_t + gamma_t x'. A step with gamma_t = 1 does not depend on the head and skips it. If
-   ``accepted`` is *renoise*, noise is added to the draft instead, and the last of the T_g steps remove it.
+1. *verify*: the draft of a token of AR step s is accepted if cos(z', z) >= lambda, where z' is the z from which the
+   draft was sampled;
+2. *lookahead*: if AR step s has tokens without an accepted draft, a full diffusion of T steps samples these tokens and
+   all tokens of the k - 1 following AR steps. The samples for the following AR steps are drafts, called x'; each draft
+   is stored with its z';
+3. *refine*: T_g guided diffusion steps sample the accepted tokens anew. The mean mu_t of each step is mixed with the
+   draft: mu'_t = (1 - gamma_t) mu_t + gamma_t x'. If gamma_t = 1, the head has no influence, so it is not called. If
+   the setting ``accepted`` is *renoise*, noise is added to the draft instead, and the last of the T_g steps remove it.
+   If it is *keep*, the draft does not change.
 
-Guided steps have noise of their own. When they used entries of the noise from which the draft was sampled, accepted
-tokens were no closer to plain MAR's. The transformer runs at every AR step as in plain MAR, so a restarted lookahead
-costs no further transformer pass.
+Guided steps have noise of their own. We also tried the noise from which the draft was sampled, but the accepted tokens
+were then no closer to plain MAR's tokens. The transformer runs at every AR step, as in plain MAR, so a new lookahead
+after a rejection costs no additional pass.
 
-The paper does not say how the images of a batch advance. Here each has its *own pace* (:class:`Pace`). An image in
-which a token is rejected waits until the other images need a full diffusion, too, because a full diffusion takes the
-same number of sequential head calls for one image as for all images. Every image is the same as without a batch. The
-first ``lookahead_start`` AR steps are plain MAR's.
+The paper does not say how the images of a batch advance. Here each image has its *own pace* (:class:`Pace`), so its
+tokens do not depend on its batch. An image with a rejected token waits until all other images need a full diffusion,
+too, because a full diffusion takes the same number of sequential head calls for one image as for all images. The first
+``lookahead_start`` AR steps are those of plain MAR, without drafts.
 """
 
 from __future__ import annotations
@@ -57,10 +60,10 @@ def fasthybrid(
     make_transformer: Callable[[MARCanvas], Transformer] = FullTransformer,
     edit: Edit | None = None,
 ) -> Sampler:
-    """FastHybrid on MAR; see :func:`samplers.mar.mar.mar` for arguments and errors.
+    """Generate images by FastHybrid; see :func:`samplers.mar.mar.mar` for arguments and errors.
 
-    With ``lookahead`` 0 or 1 this is plain MAR bit for bit; with ``threshold`` above 1 every draft is rejected, and the
-    result equals plain MAR within fp32 rounding.
+    If ``lookahead`` is 0 or 1, the images are bit-identical to plain MAR's images. If ``threshold`` is above 1, every
+    draft is rejected, and the images agree with plain MAR's images up to fp32 rounding.
     """
     canvas = mar_canvas("fasthybrid", model, condition, settings, noise, edit)
     order = canvas.order
@@ -80,7 +83,7 @@ def fasthybrid(
     refinement = REFINEMENTS[settings.accepted](canvas)
 
     while pace.left.any():
-        # 1. Look: a pass for the images that have moved to a new AR step, each given its own tokens.
+        # 1. Look: a pass of the transformer for the images that have moved to a new AR step. Each reads its own tokens.
         with canvas.clock.phase("transformer"):
             z = conditions.look(pace)  # [P, B, L, C]
 
@@ -89,22 +92,22 @@ def fasthybrid(
             drafts.verify(pace, z[0])
             turn = next_turn(pace, drafts.accepted, together=bool(together))
 
-            # 3. Lookahead: full diffusion of the tokens that are not accepted, and of the tokens of all later AR steps
-            # in reach.
+            # 3. Lookahead: a full diffusion of the tokens without an accepted draft, and of all tokens of the later AR
+            # steps in the lookahead.
             drafted = pace.tokens(turn.drafted)
             full = canvas.batch(plain.tables[turn.step], drafted, z, plain.noise)
 
-            # 4. Refine: few-step diffusion of the accepted tokens, mu' = (1 - gamma) mu + gamma x'.
+            # 4. Refine: a few-step diffusion of the accepted tokens.
             accepted = pace.tokens(turn.accepted)
             from_noise = canvas.batch(refinement.table, accepted, z, refinement.noise)
             few = refinement.from_drafts(from_noise, drafts.tokens[accepted.index])
 
-            # 5. Both in one loop.
+            # 5. Run both diffusions in one loop.
             sampled, refined = plain.head.sample_both(full, few)
             drafts.store(turn.drafted, drafted, sampled, full.z[0])
             drafts.tokens[accepted.index] = refined
 
-        # 6. Decide the tokens of the AR steps. The newest draft of a token, refined or not, is its value.
+        # 6. Decide the tokens of the present AR steps. The values are the refined drafts, and new samples elsewhere.
         decided = pace.tokens(turn.decided).index
         when = to_device(pace.at.int().expand_as(turn.decided)[turn.decided], z.device)
         outcome = to_device(drafts.outcome[turn.decided], z.device)
@@ -117,37 +120,37 @@ def fasthybrid(
 
 
 def held_together_by(transformer: Transformer, plain: Diffusion) -> str:
-    """What keeps all images at the same AR step; "" if each has its own pace."""
+    """What keeps all images at the same AR step; "" if each image has its own pace."""
     if not transformer.own_pace:
         return "LazyMAR's caches"
     return "diffusion_steps_end" if len(set(plain.tables)) > 1 else ""
 
 
 class Turn(NamedTuple):
-    """What is sampled and decided after a pass; the masks are as in :class:`Pace`."""
+    """What is sampled and decided after a pass; :class:`Pace` explains the masks."""
 
-    going: Tensor  # mask of the images that go on: they decide the tokens of their AR steps
-    decided: Tensor  # mask of these tokens
+    going: Tensor  # mask of the images that decide their AR steps and go on to the next
+    decided: Tensor  # mask of the tokens that are decided: those of the present AR steps of these images
     accepted: Tensor  # mask of the decided tokens that have an accepted draft
     # Mask of the tokens that a full diffusion samples: the decided tokens without an accepted draft, and the tokens of
-    # the later AR steps in reach, which are drafted with them.
+    # later AR steps in the lookahead, whose samples are drafts.
     drafted: Tensor
-    step: int  # the AR step whose number of diffusion steps the full diffusion takes
+    step: int  # the AR step whose diffusion steps the full diffusion uses
 
 
 def next_turn(pace: Pace, accepted: Tensor, together: bool) -> Turn:
     """Which images go on after a pass.
 
-    Images whose tokens all have accepted drafts go on at once, in few head calls. If there is none, all images go on: a
-    full diffusion takes the same number of sequential head calls for one image as for all images.
+    Images whose tokens all have accepted drafts go on at once, in few head calls. If there is no such image, all images
+    go on with a full diffusion: it takes the same number of sequential head calls for one image as for all images.
 
     Args:
         pace: the AR step of each image.
         accepted: mask of the accepted drafts.
-        together: whether all images must stay at the same AR step. If they need not, all AR steps have the same number
-            of diffusion steps.
+        together: whether all images must stay at the same AR step. If False, all AR steps must have the same number of
+            diffusion steps.
     """
-    restarts = (pace.here & ~accepted).any(1, keepdim=True)  # mask of the images with a token that is not accepted
+    restarts = (pace.here & ~accepted).any(1, keepdim=True)  # mask of images with a token without an accepted draft
     ready = pace.left & ~restarts
     going = ready if ready.any() and not together else pace.left
 
@@ -157,16 +160,16 @@ def next_turn(pace: Pace, accepted: Tensor, together: bool) -> Turn:
 
 
 class Pace:
-    """At which AR step every image is. All tensors are on the host.
+    """The AR step at which every image is. All tensors are on the host.
 
     Masks of images are bool [B, 1]. Masks of tokens are bool [B, L]; column i is the i-th token in the order in which
-    an image decides its tokens. :meth:`tokens` are their positions in the images.
+    an image decides its tokens. :meth:`tokens` gives the positions of these tokens.
     """
 
-    left: Tensor  # mask of images that have AR steps left
-    moved: Tensor  # mask of images that have moved to a new AR step since the previous pass
-    here: Tensor  # mask of the tokens that the images' present AR steps decide
-    ahead: Tensor  # ``here``, and the tokens of the later AR steps that a lookahead from here drafts
+    left: Tensor  # mask of the images that have AR steps left
+    moved: Tensor  # mask of the images that have moved to a new AR step since the previous pass
+    here: Tensor  # mask of the tokens of the images' present AR steps
+    ahead: Tensor  # mask of these tokens, and of later tokens that a lookahead from here drafts
 
     def __init__(self, canvas: MARCanvas):
         order = canvas.order
@@ -174,12 +177,13 @@ class Pace:
         reach = canvas.settings.reach
         self.order = order
 
-        # For every AR step: the column of its first token, and the column after the last token of a lookahead from it.
+        # For every AR step: the column of its first token, and the column after the last token of a lookahead from this
+        # AR step.
         firsts = [*order.starts, canvas.cells]
         self.firsts = torch.tensor(firsts)
         self.ends = torch.tensor([firsts[min(step + reach(step), steps)] for step in range(steps + 1)])
 
-        self.at = torch.full((canvas.images, 1), -1)  # AR step of every image; order.steps at its end
+        self.at = torch.full((canvas.images, 1), -1)  # AR step of every image; order.steps once the image is finished
         self.advance(self.at < 0)
 
     def advance(self, going: Tensor) -> None:
@@ -195,14 +199,14 @@ class Pace:
         self.ahead = begun & (column < self.ends[self.at])
 
     def tokens(self, mask: Tensor) -> Tokens:
-        """The tokens of a mask, one image after another."""
+        """The tokens where ``mask`` is True, one image after another."""
         positions = self.order.decision_order
         image, column = to_device(mask.nonzero().T, positions.device)
         return Tokens((image, positions[image, column]), column)
 
 
 class Conditions:
-    """The transformer's output for every token, at the AR step of its image."""
+    """The newest output z of the transformer for every token: the condition of the diffusion head."""
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer):
         self.order = canvas.order
@@ -210,21 +214,23 @@ class Conditions:
         self._z: Tensor | None = None
 
     def look(self, pace: Pace) -> Tensor:
-        """Run a pass for the images that have moved. Returns z [P, B, L, C] in the columns of :class:`Pace`; it is up
-        to date in the columns ``ahead`` of every image.
+        """Run a pass for the images that have moved to a new AR step. Returns z in the columns of :class:`Pace`,
+        [P, B, L, C], where P is the number of guidance branches and C is the transformer's width. z is up to date in
+        the columns ``pace.ahead`` of every image.
         """
         images = pace.moved.flatten().nonzero().flatten()
         if not len(images):
             assert self._z is not None, "the first pass is for all images"
             return self._z
 
-        # The columns ahead of each image. An image with fewer of them also gets neighbouring columns.
+        # The columns ``pace.ahead`` of each image. All images need the same number of columns, so an image with fewer
+        # columns gets neighbouring columns too.
         at = pace.at[images]
         first = pace.firsts[at]
         most = int((pace.ends[at] - first).max())
         columns = first.clamp(max=len(pace.here[0]) - most) + torch.arange(most)
 
-        # The positions in these columns, and a pass for them.
+        # Run the transformer for the positions in these columns.
         rows = torch.stack([images[:, None].expand_as(columns), columns])
         image, column = to_device(rows, self.order.decision_order.device)
         wanted = self.order.decision_order[image, column]
@@ -245,12 +251,12 @@ class TokenDrafts:
         self.threshold = threshold
         self.report = canvas.report
 
-        # By position: the draft x', which is replaced by the refined token if it is accepted; and z', the condition
+        # Indexed by position: the draft x', which the refined token later replaces if the draft is accepted; and z',
         # from which the draft was sampled.
         self.tokens = torch.zeros_like(canvas.values)
         self.conditions = torch.zeros(images, length, canvas.model.net.config.dim, device=canvas.device)
 
-        # In the columns of Pace: whether a token has a draft, whether the draft is accepted, and its outcome.
+        # In the columns of Pace: whether a token has a draft, whether the draft is accepted, and the draft's outcome.
         self.made = torch.zeros(images, length, dtype=torch.bool)
         self.accepted = torch.zeros(images, length, dtype=torch.bool)
         self.outcome = torch.full((images, length), PLAIN, dtype=torch.uint8)
@@ -262,25 +268,25 @@ class TokenDrafts:
 
         Args:
             mask: the tokens, in the columns of :class:`Pace`.
-            drafted: the same tokens.
+            drafted: the same tokens as images and positions.
             x: the drafts x', fp32 [N, channels].
-            z: the conditions z' from which they were sampled, [N, C].
+            z: the conditions z' from which the drafts were sampled, [N, C].
         """
         self.made |= mask
         self.tokens[drafted.index] = x
         self.conditions[drafted.index] = z.float()
 
     def verify(self, pace: Pace, z_by_column: Tensor) -> None:
-        """Verify the drafts of the AR steps that images have newly reached: accept those with cos(z', z) >= lambda.
+        """Verify the drafts of the AR steps that images have newly reached: accept a draft if cos(z', z) >= lambda.
 
-        ``z_by_column``: z of the condition's branch, [B, L, C], in the columns of :class:`Pace`.
+        ``z_by_column``: z of the branch with the condition, [B, L, C], in the columns of :class:`Pace`.
         """
         drafted = pace.here & pace.moved & self.made
         tokens = pace.tokens(drafted)
         image, _ = tokens.index
         cosine = F.cosine_similarity(self.conditions[tokens.index], z_by_column[image, tokens.column].float(), dim=-1)
         self._similarities.append(cosine)
-        accepted = (cosine >= self.threshold).cpu()  # the host waits for the device here, and nowhere else
+        accepted = (cosine >= self.threshold).cpu()  # in an AR step, the host waits for the device only here
 
         self.accepted[drafted] = accepted
         self.outcome[drafted] = torch.where(accepted, ACCEPTED, REDONE).to(torch.uint8)

@@ -1,4 +1,4 @@
-"""FastHybrid's few-step diffusion of accepted drafts; ``__init__.py`` has the method."""
+"""FastHybrid's few-step diffusion of accepted drafts; ``__init__.py`` explains the method and its symbols."""
 
 from __future__ import annotations
 
@@ -15,15 +15,15 @@ from ..canvas import MARCanvas, StreamNoise
 
 
 class Refinement(ABC):
-    """The few-step diffusion of accepted tokens: all or the last of T_g steps, from a state made from the draft.
-    Without steps, the state is the draft, which does not change.
+    """The few-step diffusion of accepted drafts: all T_g steps, or only the last S of them. If S is 0, the tokens are
+    the drafts.
     """
 
     table: StepTable  # the S steps that are run
-    noise: StreamNoise  # ``start`` is the noise from which the states are made, ``steps`` that of the S steps
+    noise: StreamNoise  # ``start``: noise for the states before the first step; ``steps``: noise of the S steps
 
     def __init__(self, canvas: MARCanvas):
-        """All T_g steps; a subclass leaves out the first ones."""
+        """Run all T_g steps; a subclass may leave out the first steps."""
         self.table = canvas.step_table(canvas.settings.guided_steps)
         noise = canvas.noise_of("guided")
         self.noise = noise._replace(steps=spread(noise.steps, len(self.table)))
@@ -35,16 +35,18 @@ class Refinement(ABC):
 
     @abstractmethod
     def from_drafts(self, batch: DiffusionBatch, drafts: Tensor) -> DiffusionBatch:
-        """Accepted tokens in their states before the first step that is run.
+        """The accepted tokens in their states before the first step that is run.
 
         Args:
-            batch: the same N tokens with noise, :attr:`StreamNoise.start`, in place of these states.
-            drafts: x' of the tokens, fp32 [N, channels].
+            batch: the same N tokens; their states are only noise, :attr:`StreamNoise.start`.
+            drafts: the drafts x' of the tokens, fp32 [N, channels].
         """
 
 
 class Guided(Refinement):
-    """T_g steps whose means are mixed with the draft. They start from noise."""
+    """Steps whose means are mixed with the draft. They start from noise, or, if the first steps are left out, from the
+    draft with added noise.
+    """
 
     sigma: Tensor | None = None  # std of the noise that is added to the draft; None: the steps start from noise alone
 
@@ -53,17 +55,19 @@ class Guided(Refinement):
         settings = canvas.settings
         weights = guidance_weights(settings.guidance_schedule, len(self.table))
 
-        # A step with gamma = 1 gives x' + sigma noise whatever the head predicts, so this step and the steps before it
-        # are skipped. In most schedules it is the first step. The last step has no noise: if its gamma is 1, as with
-        # linear-up or a single step, no step is run, and the state is the draft.
+        # If gamma is 1, a step gives x' + sigma noise whatever the head predicts, so this step and all steps before it
+        # are left out. In most schedules it is the first step. The last step adds no noise. If its gamma is 1, as in
+        # the schedule linear-up, no step is run, and the state is the draft. The same holds if there is only one step,
+        # except in the schedule none.
         skipped = max((k + 1 for k, weight in enumerate(weights) if weight == 1), default=0)
         if skipped:
-            # The step's logits are not computed, so sigma is the middle of the learned range, with the temperature.
+            # The head learned to choose sigma from a range. Without the head, sigma is the middle of this range, times
+            # the temperature.
             last = skipped - 1
             self.sigma = self.table.columns().middle[last].exp() * settings.temperature
             self.noise = self.noise._replace(start=self.noise.steps[last])
         self.skip(skipped)
-        self.gamma = to_device(torch.tensor(weights[skipped:]), canvas.device)  # gamma_t of the S steps, fp32 [S]
+        self.gamma = to_device(torch.tensor(weights[skipped:]), canvas.device)  # gamma of the S steps, fp32 [S]
 
     def from_drafts(self, batch: DiffusionBatch, drafts: Tensor) -> DiffusionBatch:
         x = batch.x if self.sigma is None else drafts + self.sigma * batch.x
@@ -71,17 +75,18 @@ class Guided(Refinement):
 
 
 class Renoised(Refinement):
-    """The last of T_g steps, from the draft with added noise."""
+    """The last of T_g steps. They start from the draft with added noise."""
 
     def __init__(self, canvas: MARCanvas):
         super().__init__(canvas)
 
-        # Rounded down, as pipelines that start from an image count their steps: 13 of 15 * 0.9 are run.
+        # The number of steps is rounded down, as is usual in image-to-image pipelines. For example, 15 steps times
+        # denoise = 0.9 is 13.5, so 13 steps are run.
         steps = len(self.table)
         skipped = steps - int(round(steps * canvas.settings.denoise, 6))
 
-        # x_t = sqrt(abar_t) x' + sqrt(1 - abar_t) noise, where t is the timestep of the first step that is run. After
-        # the last step there is no noise: abar_t is 1.
+        # The state before the first step is x_t = sqrt(abar_t) x' + sqrt(1 - abar_t) noise. t is the timestep of this
+        # step, and abar_t is the product of all 1 - beta up to t. If no step is run, there is no noise: abar_t is 1.
         self.data_x: Tensor | float = 1.0  # 1 / sqrt(abar_t)
         self.data_out: Tensor | float = 0.0  # -sqrt(1 / abar_t - 1)
         if skipped < steps:
@@ -94,7 +99,7 @@ class Renoised(Refinement):
 
 
 class Kept(Refinement):
-    """No steps: an accepted draft stays as it is."""
+    """No steps: an accepted draft does not change."""
 
     def __init__(self, canvas: MARCanvas):
         super().__init__(canvas)
@@ -113,11 +118,11 @@ REFINEMENTS: dict[str, type[Refinement]] = {
 
 
 def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:
-    """gamma_t for t = T_g .. 1 (the order of execution). The paper gives a formula for cos only; the other weights
-    follow from their names.
+    """gamma_t for t = T_g .. 1, which is the order in which the steps run. The paper gives a formula only for cos; we
+    chose the other formulas to fit their names.
     """
     weight = {
-        "cos": lambda t: math.sin(math.pi / 2 * (t / steps)) ** 2,  # 1 - cos^2(pi t / 2 T_g)
+        "cos": lambda t: math.sin(math.pi / 2 * (t / steps)) ** 2,  # 1 - cos^2(pi t / (2 T_g))
         "linear-down": lambda t: t / steps,
         "square": lambda t: (t / steps) * (t / steps),
         "linear-up": lambda t: 1 - (t - 1) / steps,

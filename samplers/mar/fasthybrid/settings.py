@@ -1,4 +1,4 @@
-"""Settings of FastHybrid; see ``samplers/settings.py`` for what a field carries."""
+"""Settings of FastHybrid; ``samplers/settings.py`` explains the arguments of a field."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from ....reports.record import Report
 from ...settings import knob
 from ..settings import DiSASettings
 
-# In each field: first the default and the help sentence, then the range.
+# Each field gives its default and its help text first, then its range.
 # fmt: off
 
 
@@ -64,7 +64,7 @@ class FastHybridSettings(DiSASettings):
 
     @property
     def ar_steps_per_head_call(self) -> int:
-        return max(1, self.lookahead)  # in a full diffusion, all of a lookahead
+        return max(1, self.lookahead)  # a full diffusion samples all AR steps of a lookahead
 
     def no_gain(self, report: Report) -> str:
         if not self.approximates:  # no draft can be accepted, and DiSA is off too
@@ -75,13 +75,13 @@ class FastHybridSettings(DiSASettings):
         return super().no_gain(report)
 
     def reach(self, step: int) -> int:
-        """Number of AR steps in a lookahead that starts at AR step ``step``, including ``step``; 1 if nothing is
+        """Number of AR steps in a lookahead that starts at AR step ``step``, including ``step`` itself; 1 if nothing is
         drafted.
         """
         return max(1, self.lookahead) if step >= self.lookahead_start else 1
 
     @property
     def approximates(self) -> bool:
-        # After the last AR step there is nothing to draft.
+        # At the last AR step there is nothing left to draft.
         drafts = self.lookahead > 1 and self.lookahead_start < self.steps - 1
         return (drafts and self.threshold <= 1) or super().approximates

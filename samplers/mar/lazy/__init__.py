@@ -1,38 +1,42 @@
-"""LazyMAR: features are kept from one AR step to the next, and only new or changed rows are computed.
+"""LazyMAR: the transformer reuses features of earlier AR steps, and computes only new or changed rows.
 
 Source: Yan et al. 2025, "LazyMAR: Accelerating Masked Autoregressive Models via Feature Caching" (ICCV 2025, arXiv
-2503.12450). Every tau-th AR step is a *refresh*: encoder and decoder compute all rows, of both branches of guidance,
-and their features are stored. A pass at AR step k between two refreshes computes less, thanks to three caches. Each
-can be switched off (:class:`CacheSettings`):
+2503.12450). The numbers (8) to (10) are the numbers of the paper's equations.
 
-1. *encoder cache*: the encoder computes the class rows and the tokens decided since the previous pass, with the stored
-   keys and values of earlier tokens. It is in the published code, not in the paper.
-2. *token cache* (section 3.2.1): the decoder computes all rows up to a chosen block, whose values V show how much
-   row i has changed since the previous pass, and from there on only some rows:
+A *row* of encoder or decoder is a token, or one of the class rows in front of the tokens. The first AR steps (see
+*start_step*) and then every tau-th AR step (*refresh_period*) are *refreshes*: encoder and decoder compute all rows of
+both branches of guidance, and store features of these rows. A pass at AR step k between two refreshes computes less,
+because it uses three caches. :class:`CacheSettings` can switch off each of them:
+
+1. *encoder cache*: the encoder computes only the class rows and the tokens decided since the previous pass. The keys
+   and values of earlier tokens are stored. The published code has this cache, but the paper does not mention it.
+2. *token cache* (section 3.2.1): up to the *measuring block*, the decoder computes all rows. The attention values V of
+   this block show how much row i has changed since the previous pass. The later blocks compute only some rows:
 
    - similarity: s_i = cos(V_i^k, V_i^k'), averaged over the heads, where k' is the AR step of the previous pass;
-   - (8): the pass computes the rows of the wanted tokens, which the caller asks for, of the tokens decided since k',
-     and of further tokens with the lowest s_i. (The paper prints argmax, but its text and its code take the least
-     similar rows.) ``schedule.py`` says how many; :class:`.RowSelection` also has the other strategies of the paper's
-     Table 3;
-   - (9): the blocks after the chosen one see the computed rows together with the stored keys and values of the other
-     rows.
+   - (8): the pass computes the rows of the wanted tokens, which the caller asks for, the rows of the tokens decided
+     since k', and other rows with the lowest s_i. (The paper prints argmax, but its text and its code take the least
+     similar rows.) ``schedule.py`` says how many rows; :class:`.RowSelection` also has the other strategies of the
+     paper's Table 3;
+   - (9): in the later blocks, the computed rows also attend to the stored keys and values of all other rows.
 
-   The chosen block is the 3rd layer in the paper, but the 4th block in the published code.
-3. *condition cache* (section 3.2.2): only the conditional branch is computed. After the last block, with both branches
-   of the last refresh r:
+   The measuring block is the 3rd layer in the paper, but the 4th block in the published code (:func:`.usual_block`).
+3. *condition cache* (section 3.2.2): the transformer computes only the conditional branch. The null branch, which does
+   not read the class or prompt, follows from the features after the last block. r is the last refresh:
 
    - (10): residual = null^r - conditional^r;
    - null^k = conditional^k + residual.
 
 The diffusion head has a fourth cache, in ``head.py``.
 
-The caches only change how the transformer and the head are evaluated, so they combine with plain MAR, FastHybrid and
+The caches only change how the transformer and the head are evaluated, so they combine with MAR, GtR, FastHybrid and
 CSpD. Differences from the published code:
 
-- The rows of the wanted and the new tokens are always computed; there, rows of negative similarity can displace them.
-- AR steps after the 64th compute the same share of rows as the 64th; there, the published code fails.
-- The decoder's keys and values are stored only after the chosen block, since the blocks up to it compute all rows.
+- FastAR always computes the rows of the wanted and the new tokens. In the published code, rows of negative similarity
+  can displace them.
+- From the 65th AR step on, FastAR computes the same share of rows as at the 64th. The published code fails there.
+- FastAR stores keys and values only for the blocks after the measuring block, because all earlier blocks compute all
+  rows.
 """
 
 from __future__ import annotations
@@ -64,14 +68,14 @@ def lazymar(
     noise: PairedNoise,
     edit: Edit | None = None,
 ) -> Sampler:
-    """LazyMAR on plain MAR; arguments and errors as :func:`samplers.mar.mar.mar`. With ``refresh_period`` 1 it is plain
-    MAR bit for bit.
+    """Generate images with MAR and LazyMAR's caches; arguments and errors as :func:`samplers.mar.mar.mar`. If
+    ``refresh_period`` is 1, the images are bit-identical to MAR's.
     """
     return mar(model, condition, settings, noise, partial(lazy_transformer, settings=settings), edit)
 
 
 def lazy_transformer(canvas: MARCanvas, settings: CacheSettings) -> LazyTransformer:
-    """The transformer with LazyMAR's caches, for a sampler's ``make_transformer``; the report names the caches."""
+    """The transformer with LazyMAR's caches, for a sampler's ``make_transformer``. The report names the caches."""
     note_caches(canvas, settings)
     return LazyTransformer(canvas, settings)
 
@@ -79,8 +83,8 @@ def lazy_transformer(canvas: MARCanvas, settings: CacheSettings) -> LazyTransfor
 def note_caches(canvas: MARCanvas, settings: CacheSettings) -> None:
     """Let the report of a run name LazyMAR, its settings, and how often its caches were used.
 
-    The report's sampler becomes lazymar, or SAMPLER+lazymar. With the token cache, the canvas counts how often each
-    token is taken from it (:attr:`MARCanvas.cached`), for a map of the report.
+    The report's sampler becomes lazymar, or SAMPLER+lazymar. If the token cache is on, the canvas counts for a map of
+    the report how often each token comes from the cache (:attr:`MARCanvas.cached`).
     """
     report = canvas.report
     report.sampler = "lazymar" if report.sampler == "mar" else f"{report.sampler}+lazymar"
@@ -91,8 +95,8 @@ def note_caches(canvas: MARCanvas, settings: CacheSettings) -> None:
 
 
 def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., Sampler]:
-    """A MAR sampler that evaluates its models with LazyMAR's caches. ``models``: the names of the sampler's arguments
-    that make a transformer, such as "make_transformer".
+    """A MAR sampler with LazyMAR's caches, made from a MAR sampler without them. ``models``: names of the sampler's
+    arguments that make a transformer, such as "make_transformer".
     """
 
     def run(model: Any, condition: Any, settings: Any, noise: Any, **more: Any) -> Sampler:
@@ -103,7 +107,7 @@ def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., 
 
 
 def check(model: MARModel, settings: LazyMARSettings) -> None:
-    """Check settings, which include the settings of the caches, against a model; see :func:`check_with_caches`."""
+    """Check LazyMAR's settings against a model; see :func:`check_with_caches`."""
     check_with_caches(model, settings, caches=settings)
 
 
@@ -111,7 +115,8 @@ def check_with_caches(model: MARModel, settings: MARBase, caches: CacheSettings)
     """Check a sampler's settings and its caches' settings against a model, before anything is loaded or computed.
 
     Raises:
-        UserError: more AR steps than tokens, or speculation with a cached head.
+        UserError: more AR steps than tokens, or speculation together with the cache of the head. GtR raises more, see
+            :func:`samplers.mar.mar.check`.
     """
     check_mar(model, settings)
     expect_full_head(settings, head_period(caches, settings.diffusion_steps) == 1)

@@ -1,9 +1,10 @@
-"""LazyMAR's cache of the diffusion head: what is reused from one diffusion step to the next.
+"""LazyMAR's cache of the diffusion head: what one diffusion step reuses from earlier steps.
 
 Source: the published code of Yan et al. 2025, "LazyMAR" (ICCV 2025, arXiv 2503.12450). The paper's speed-ups include
-this cache, but its text does not describe it.
+this cache, but the paper does not describe it.
 
-Shapes: N tokens, w head width, P branches of guidance: 2 (the condition's and the null one), or 1 without guidance.
+Shapes: N tokens of c channels, w head width, P branches of guidance. P is 2 with guidance (the conditional branch, then
+the null branch, which does not read the class or prompt) and 1 without guidance.
 """
 
 from __future__ import annotations
@@ -23,36 +24,39 @@ from ...chain import ChainHead, DiffusionBatch, StepInputs, StepResult, advance
 from ..mar import HeadEvaluation
 from .settings import CacheSettings, head_period
 
+# Kinds of diffusion steps, see CachedHead.
 FULL = "full"
 EDGE = "edge"
 REUSED = "reused"
 
-# The head's middle blocks: what they add together is reused as one sum. The other blocks, 0 and all from 5 on, are the
-# *outer* ones: the output of each one's MLP is reused separately.
+# The middle blocks of the head. The cache holds one sum of what they add to the head's features. All other blocks,
+# block 0 and the blocks from 5 on, are *outer* blocks. The cache holds the output of each outer block's MLP.
 MIDDLE = range(1, 5)
 
-# The modulations of a step are a flat list: shift, scale and gate of block after block, then shift and scale of the
-# last layer. At a reused step, only the gates of the blocks are computed.
+# Modulations are vectors by which the diffusion step and the condition z change a layer. The head returns them as a
+# flat list: shift, scale and gate of each block, then shift and scale of the last layer. At a reused step, only the
+# gates of the outer blocks and the modulations of the last layer are computed.
 _OF_A_BLOCK = 3
 _OF_LAST_LAYER = 2
 
 
 class HeadSchedule(NamedTuple):
-    """How the head is evaluated at every diffusion step, highest timestep first."""
+    """How the head is evaluated at each diffusion step. Step 0 has the highest timestep."""
 
-    kinds: list[str]
-    of_kind: dict[str, Tensor]  # the steps of each kind, int64 on the device
+    kinds: list[str]  # FULL, EDGE or REUSED for each step
+    of_kind: dict[str, Tensor]  # numbers of the steps of each kind, int64 on the device
     reuses: bool  # whether any step reuses something
 
 
 def head_schedule(steps: int, period: int, device: torch.device) -> HeadSchedule:
-    """Diffusion steps are counted down to 0: the first one and every multiple of the period are evaluated in full.
+    """The kind of each of ``steps`` diffusion steps, see :class:`CachedHead`.
 
-    The other steps are "edge" in the first tenth of the diffusion and "reused" after it; see :class:`CachedHead`.
+    The first step is full, and so is every step after which a multiple of ``period`` steps is left, for example 0. Of
+    the other steps, those with more than 0.9 ``steps`` left are edge steps, and the rest are reused steps.
     """
     full = {steps - 1, *range(0, steps, period)}
     kinds = []
-    for left in range(steps - 1, -1, -1):  # steps left after this one
+    for left in range(steps - 1, -1, -1):  # number of steps left after this one
         if left in full:
             kinds.append(FULL)
         else:
@@ -68,21 +72,21 @@ def head_schedule(steps: int, period: int, device: torch.device) -> HeadSchedule
 class CachedHead:
     """The diffusion head with LazyMAR's cache, for :func:`...chain.run_chain`.
 
-    What a step computes, and what it takes from the most recent step that computed it ("kept"):
+    What a step of each kind computes, and what it reuses from the most recent step that computed it ("kept"):
 
-    =======================  ========  ========  ======
+    =======================  ========  ========  ========
     part                     full      edge      reused
-    =======================  ========  ========  ======
-    null branch's noise [1]  computed  kept      kept
+    =======================  ========  ========  ========
+    guidance [1]             computed  kept      kept
     sum of blocks 1 to 4     computed  kept      kept
     MLPs of outer blocks     computed  computed  kept
     gates, last layer        computed  computed  computed
-    =======================  ========  ========  ======
+    =======================  ========  ========  ========
 
-    [1] as its difference to the conditional branch's.
+    [1] What guidance adds to the noise that the conditional branch predicts. It needs the null branch.
     """
 
-    kept: HeadKept | None = None  # what the most recent steps computed; None only before the first step, a full one
+    kept: HeadKept | None = None  # what the most recent steps computed; None only before the first step, which is full
 
     def __init__(
         self,
@@ -108,9 +112,10 @@ class CachedHead:
             self.modulations[kind] = step_modulations(head, net, kind, outer, batch.table.times[which], computed)
 
     def step(self, k: int, inputs: StepInputs) -> StepResult:
-        """See :class:`...chain.ChainHead`. The output of the head is [P, N, 2 channels] at a full step. The steps after
-        it reuse :class:`HeadKept`. Their output, [1, N, 2 channels], already contains the guidance:
-        :func:`...chain.guide` adds none to an output of one branch.
+        """See :class:`...chain.ChainHead`.
+
+        At a full step, the head's output is [P, N, 2 c], and :func:`...chain.guide` applies guidance. At other steps it
+        is [1, N, 2 c] and already contains guidance; ``guide`` adds none to an output of one branch.
         """
         kind = self.kinds[k]
         modulations = next(self.modulations[kind])
@@ -129,7 +134,7 @@ class CachedHead:
 
 
 class CachedHeadEvaluation(HeadEvaluation):
-    """The diffusion head with LazyMAR's cache, where the settings use one."""
+    """Evaluates the diffusion head with LazyMAR's cache, or in full where :func:`head_period` is 1."""
 
     def __init__(self, net: MAR, report: Report, settings: CacheSettings):
         super().__init__(net, report)
@@ -154,8 +159,8 @@ class CachedHeadEvaluation(HeadEvaluation):
 def keeping_step(
     net: MAR, head: DiffusionHead, branches: int, modulations: HeadModulations, inputs: StepInputs
 ) -> tuple[StepResult, HeadKept]:
-    """A full step: :func:`evaluate_full`, then :func:`...chain.advance`. Returns the rows after the step, and what the
-    next steps reuse.
+    """A full step: :func:`evaluate_full`, then :func:`...chain.advance`. Returns the tokens' states after the step, and
+    what the next steps reuse.
     """
     out, kept = net.compiled(evaluate_full, "diffusion head")(head, inputs.cfg, branches, modulations, inputs.x)
     return net.compiled(advance, "diffusion steps")(inputs, out), kept
@@ -171,34 +176,40 @@ def reusing_step(
     modulations: HeadModulations,
     inputs: StepInputs,
 ) -> tuple[StepResult, HeadKept | None]:
-    """A step between two full ones: :func:`evaluate_from_kept`, then :func:`...chain.advance`. Returns the rows after
-    the step, and what the next steps reuse, or None if this stays the same.
+    """A step between two full steps: :func:`evaluate_from_kept`, then :func:`...chain.advance`. Returns the tokens'
+    states after the step, and what the next steps reuse, or None if they reuse the same as this step.
     """
     out, changed = net.compiled(evaluate_from_kept, "diffusion head")(head, outer, kept, edge, modulations, inputs.x)
     return net.compiled(advance, "diffusion steps")(inputs, out), changed
 
 
 class HeadModulations(NamedTuple):
-    """The modulations of a step, [R, w] each."""
+    """The modulations of a step, [R, w] each. R is P N at a full step and N at other steps.
 
-    shifts: Sequence[Tensor]  # one for each block that is computed
-    scales: Sequence[Tensor]
-    gates: Sequence[Tensor]  # at a reused step one for each outer block
+    At a full step, they are the modulations of all blocks; at an edge step, of the outer blocks.
+    """
+
+    shifts: Sequence[Tensor]  # one for each block; empty at a reused step
+    scales: Sequence[Tensor]  # as ``shifts``
+    gates: Sequence[Tensor]  # one for each block; at a reused step, one for each outer block
     of_last_layer: Sequence[Tensor]  # shift and scale
 
 
 def step_modulations(
     head: DiffusionHead, net: MAR, kind: str, outer: Sequence[int], times: Tensor, condition: Tensor
 ) -> Iterator[HeadModulations]:
-    """The head's modulations at every step of a kind, from time embeddings [S, w] and condition embeddings [R, w].
+    """Yield the head's modulations of each of the S steps of a kind.
 
-    One matrix product computes the modulations of many steps, so the weights are read only once for all these steps. An
-    edge step needs all modulations of the ``outer`` blocks, but a reused step only their gates. Both need the
-    modulations of the last layer.
+    One matrix product computes the modulations of many steps, so the weights are read only once for all these steps.
+
+    Args:
+        outer: numbers of the outer blocks.
+        times: time embeddings of the steps, [S, w].
+        condition: embeddings of the conditions z, [R, w].
     """
     blocks = head.res_blocks if kind == FULL else [head.res_blocks[j] for j in outer]
 
-    # The modulations of the blocks, or only their gates, and those of the last layer.
+    # How many steps one matrix product computes; ``count`` is the number of modulations of one step.
     count = len(blocks) * (1 if kind == REUSED else _OF_A_BLOCK) + _OF_LAST_LAYER
     steps_at_once = max(1, BUDGET // max(1, condition.numel() * count))
     for some in times[:, None].split(steps_at_once):
@@ -219,24 +230,24 @@ def step_modulations(
 
 
 class HeadKept(NamedTuple):
-    """What the steps after a full step reuse, for N tokens."""
+    """What the steps after a full step reuse; all tensors are for the conditional branch."""
 
     mlps: list[Tensor]  # outputs of the outer blocks' MLPs, [N, w] each
-    middle: Tensor  # what blocks 1 to 4 added, [N, w]
-    guided_bias: Tensor  # the last layer's bias plus what guidance added, fp32 [N, 2 channels]
+    middle: Tensor  # sum of what blocks 1 to 4 added, [N, w]
+    guided_bias: Tensor  # the last layer's bias plus what guidance adds to the output, fp32 [N, 2 c]
 
 
 def evaluate_full(
     head: DiffusionHead, cfg: Tensor, branches: int, modulations: HeadModulations, x: Tensor
 ) -> tuple[Tensor, HeadKept]:
-    """Evaluate the head in full: noise and variance logits [P, N, 2 channels], and what the next steps reuse.
+    """Evaluate the head in full. Returns noise, then variance logits, [P, N, 2 c], and what the next steps reuse.
 
-    ``cfg``: the guidance scale, [N, 1]; ``branches``: P; ``x``: the states, fp32 [N, channels].
+    ``cfg``: the guidance scale, [N, 1]; ``branches``: P; ``x``: the tokens' states, fp32 [N, c].
     """
     n = len(x)
     blocks = cast(Sequence[HeadBlock], head.res_blocks)
     h = head.input_proj(torch.cat([x] * branches).to(head.input_proj.weight.dtype))
-    states = [h]  # before each block, and after the last one
+    states = [h]  # the features before each block, and after the last block
     mlps = []
     shifts, scales, gates, of_last_layer = modulations
     for j, block in enumerate(blocks):
@@ -246,7 +257,7 @@ def evaluate_full(
         if j not in MIDDLE:
             mlps.append(out[:n])
 
-    # What the middle blocks added together; 0 if the head has none.
+    # The sum of what the middle blocks added; 0 if the head has no middle blocks.
     first = min(MIDDLE.start, len(blocks))
     after = min(MIDDLE.stop, len(blocks))
     middle = states[after][:n] - states[first][:n]
@@ -254,7 +265,7 @@ def evaluate_full(
     last = head.final_layer.linear
     out = last(modulated(h, head.final_layer.norm_final, *of_last_layer).to(last.weight.dtype))
 
-    # The conditional branch's rows come first, the null one's last. Without guidance they are the same.
+    # The first N rows are the conditional branch, the last N the null branch. Without guidance both are the same rows.
     guidance = (cfg - 1) * (out[:n] - out[-n:])[:, : head.channels]
     guided_bias = last.bias + F.pad(guidance, (0, head.channels))
     return out.view(branches, n, -1), HeadKept(mlps, middle, guided_bias)
@@ -263,10 +274,10 @@ def evaluate_full(
 def evaluate_from_kept(
     head: DiffusionHead, outer: Sequence[int], kept: HeadKept, edge: bool, modulations: HeadModulations, x: Tensor
 ) -> tuple[Tensor, HeadKept | None]:
-    """Evaluate the head with what was kept: noise and variance logits, fp32 [1, N, 2 channels], and what the next steps
-    reuse, or None if this stays the same.
+    """Evaluate the head with what was kept. Returns noise, then variance logits, fp32 [1, N, 2 c], and what the next
+    steps reuse, or None if this is still ``kept``.
 
-    ``x``: the states, fp32 [N, channels]. At an ``edge`` step the MLPs of the outer blocks are computed.
+    ``x``: the tokens' states, fp32 [N, c]. At an ``edge`` step, the MLPs of the outer blocks are computed.
     """
     h = head.input_proj(x.to(head.input_proj.weight.dtype))
     shifts, scales, gates, of_last_layer = modulations

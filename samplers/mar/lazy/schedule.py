@@ -1,7 +1,10 @@
-"""The schedule of LazyMAR, which is known before the first AR step: when it computes everything (a refresh), how many
-rows it computes between two refreshes, and which block measures how much the rows changed.
+"""The schedule of LazyMAR, which is known before the first AR step.
 
-Source: Yan et al. 2025, "LazyMAR" (arXiv 2503.12450), and its published code, called the reference here.
+It says which AR steps compute everything (a *refresh*), how many rows of the decoder are computed between two
+refreshes, and which block of the decoder measures how much a row has changed. A row is a token, or one of the class
+rows in front of the tokens.
+
+Source: Yan et al. 2025, "LazyMAR" (arXiv 2503.12450), and its published code, here called the reference.
 """
 
 from __future__ import annotations
@@ -11,26 +14,26 @@ from typing import NamedTuple
 
 from .settings import CacheSettings
 
-# Share of decoder rows that are computed at AR steps 0 to 63. The table does not depend on the number of AR steps, and
-# the reference has no entry after step 63.
+# Share of the decoder's rows that the reference computes at AR steps 0 to 63, however many AR steps a run has. The
+# reference has no entry after step 63.
 PUBLISHED_RATIOS = (*(1.0,) * 20, 0.6, *(0.5,) * 4, *(0.4,) * 5, *(0.15,) * 5, *(0.12,) * 5, *(0.05,) * 24)
 
-# Selections that compute the tokens of one state, however many they are.
+# Values of the setting ``selection`` that choose all undecided or all decided tokens, however many tokens these are.
 BY_STATE = ("undecided", "decided")
 
 
 def spare_rows(rows: int) -> int:
-    """Number of extra decoder rows that are always computed, for a decoder of ``rows`` rows. The ratio is the
-    reference's, 15 of 320.
+    """The smallest number of rows that a decoder of ``rows`` rows computes in addition to the required rows. The ratio
+    is the reference's, 15 of 320.
     """
     return max(1, round(rows * 15 / 320))
 
 
 def next_refreshes(settings: CacheSettings, steps: int) -> list[int]:
-    """For each of ``steps`` AR steps, the AR step of the next refresh after it, or ``steps``.
+    """For each of ``steps`` AR steps, the AR step of the next refresh after it; ``steps`` if there is none.
 
-    The first ``start_step`` steps, and from there on every ``refresh_period``-th, are refreshes. If a pass skips the AR
-    step of a refresh, the pass itself becomes the refresh.
+    AR steps 0 to ``start_step`` are refreshes; after these, every ``refresh_period``-th AR step is one. If a sampler
+    skips the AR step of a refresh, its next pass becomes the refresh.
     """
     period = settings.refresh_period
     start = settings.start_step
@@ -48,25 +51,25 @@ class Refresh(NamedTuple):
     """What a refresh keeps for the passes until the next refresh."""
 
     until: int  # AR step of the next refresh
-    # Encoder cache: how many rows the encoder reads before the next refresh, at most: class rows and decided tokens. 0
-    # if nothing of the encoder is kept.
+    # Encoder cache: the largest number of rows (class rows and decided tokens) that the encoder reads before the next
+    # refresh; 0 if nothing of the encoder is kept.
     encoder_rows: int
-    decoder: bool  # token cache: whether the decoder's keys and values are kept, because a pass leaves rows out
-    residual: bool  # condition cache: whether the difference of both branches of guidance is kept
+    decoder: bool  # token cache: whether the decoder's keys and values are kept, for passes that leave rows out
+    residual: bool  # condition cache: whether the difference between the two branches of guidance is kept
 
 
 def refreshes(
     settings: CacheSettings, starts: Sequence[int], shares: Sequence[float], buffer: int, guided: bool
 ) -> list[Refresh | None]:
-    """What the pass of each AR step keeps if it is a refresh; None if it keeps nothing, because no cache is on, or
-    because the next AR step is a refresh too.
+    """For each AR step, what its pass keeps if it is a refresh. None if it keeps nothing: no cache would use it, or the
+    next AR step is a refresh, too.
 
     Args:
         settings: which caches are on, and when refreshes are due.
         starts: how many tokens are decided before each AR step.
         shares: share of the decoder's rows that each AR step computes if it is not a refresh.
         buffer: number of class rows.
-        guided: whether there is a null branch.
+        guided: whether guidance is on, so there are two branches.
     """
     out: list[Refresh | None] = []
     for step, until in enumerate(next_refreshes(settings, len(starts))):
@@ -81,21 +84,21 @@ def refreshes(
 
 
 def usual_block(depth: int) -> int:
-    """Number of the measuring block, whose values tell how much a row changed, in a decoder of ``depth`` blocks. It is
-    counted from 1.
+    """Number, counted from 1, of the measuring block in a decoder of ``depth`` blocks. The values of its attention show
+    how much a row has changed.
 
-    The reference uses the 4th block for every MAR. The three blocks before it are a quarter of the smallest MAR's
-    decoder; smaller decoders keep this quarter.
+    The reference uses block 4 in every MAR. In the smallest MAR, the three blocks before it are a quarter of the
+    decoder. In decoders with fewer blocks, a quarter of the blocks (rounded down) comes before the measuring block.
     """
     return min(3, depth // 4) + 1
 
 
 def computed_ratios(settings: CacheSettings, steps: int) -> list[float]:
-    """Share of decoder rows to compute at each of ``steps`` AR steps if it is not a refresh. Shares lie between
-    ``computed_ratio`` and 1.
+    """For each of ``steps`` AR steps, the share of the decoder's rows to compute if the AR step is not a refresh. The
+    share lies between ``computed_ratio`` and 1; the setting ``ratio_schedule`` decides how it falls:
 
-    - *published*: the reference's table, indexed by AR step. At computed_ratio 0.05 its values are unchanged. After its
-      end, the last share applies.
+    - *published*: PUBLISHED_RATIOS by AR step, and their last value after step 63. If computed_ratio is not 0.05, they
+      are rescaled to end at computed_ratio.
     - *stretched*: the same table, stretched over all AR steps. With 64 AR steps, it equals *published*.
     - *constant*: computed_ratio at all AR steps, as in the paper's Figure 6.
     """
@@ -111,7 +114,7 @@ def computed_ratios(settings: CacheSettings, steps: int) -> list[float]:
         high = min(low + 1, last)
         ratio = PUBLISHED_RATIOS[low] + (at - low) * (PUBLISHED_RATIOS[high] - PUBLISHED_RATIOS[low])
 
-        # Map the table's shares, 0.05 to 1, onto the range from ``lowest`` to 1. Rounded, because the number of rows is
-        # floored, and 0.15 must not become 0.1499...
+        # Map the table's shares, 0.05 to 1, onto the range from ``lowest`` to 1. The result is rounded, because 0.1499
+        # in place of 0.15 would lose a row when the number of rows is rounded down.
         out.append(round(1 - (1 - lowest) * (1 - ratio) / (1 - PUBLISHED_RATIOS[-1]), 9))
     return out

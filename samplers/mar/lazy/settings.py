@@ -1,4 +1,6 @@
-"""Settings of LazyMAR's caches, and of samplers with them; see ``samplers/settings.py`` for what a field carries."""
+"""Settings of LazyMAR's caches, and of samplers that use them. ``samplers/settings.py`` explains what each field states
+about a setting.
+"""
 
 from __future__ import annotations
 
@@ -11,23 +13,23 @@ from ....reports.record import Report
 from ...settings import Guarantees, knob
 from ..settings import DiSASettings, MARBase, SpeculationSettings
 
-# In each field: first the default and the help sentence, then the range.
+# Each field states its default and its help text first, then its range.
 # fmt: off
 
 
-# With 100 diffusion steps: number of diffusion steps from one full evaluation of the head to the next, as in LazyMAR's
-# published code.
+# Number of diffusion steps from one full evaluation of the head to the next, as in LazyMAR's published code, for a
+# diffusion of 100 steps.
 HEAD_PERIOD = 7
 
 
 @dataclass(frozen=True)
 class CacheSettings(Guarantees):
-    """LazyMAR (ICCV 2025): which features are kept from one AR step to the next, and for how long."""
+    """Settings of LazyMAR's caches (ICCV 2025): what is reused from one AR step to the next, and for how long."""
 
-    # The removed setting ``block`` chose the decoder block that measures how much a token changed; now usual_block in
-    # lazy/schedule.py chooses this block.
+    # The removed setting ``block`` was the number of the decoder block that measures how much a token has changed. Now
+    # usual_block in lazy/schedule.py chooses this block.
     removed: ClassVar[Mapping[str, Any]] = {"block": None, "head_period": HEAD_PERIOD}
-    # In a class from with_cache_settings: the class of the sampler's own settings.
+    # In a class that with_cache_settings makes: the class of the sampler's own settings. Else None.
     beside_caches: ClassVar[type[MARBase] | None] = None
 
     refresh_period: int = knob(9, "Number of AR steps from one full computation to the next; a higher number is faster "
@@ -88,7 +90,7 @@ class CacheSettings(Guarantees):
         return (self.refresh_period > 1 and caches) or super().approximates
 
     def no_gain(self, report: Report) -> str:
-        """The sampler's own reasons come first."""
+        """See :meth:`Guarantees.no_gain`. The reasons of other parts of the settings come first."""
         own = super().no_gain(report)
         if own or report.counts.get("cached_calls") != 0:  # saved reports may lack this count
             return own
@@ -96,8 +98,10 @@ class CacheSettings(Guarantees):
 
 
 def head_period(settings: CacheSettings, steps: int) -> int:
-    """Diffusion steps from one full evaluation of the head to the next; 1 if every step is evaluated in full. The
-    period is proportional to the number of diffusion steps, ``steps``, because the error depends on their ratio.
+    """Number of diffusion steps from one full evaluation of the head to the next; 1 if every step is evaluated in full.
+
+    The period is proportional to ``steps``, the number of all diffusion steps, because the error depends on the ratio
+    of period and ``steps``.
     """
     if settings.refresh_period == 1 or not settings.head_cache:
         return 1
@@ -106,12 +110,12 @@ def head_period(settings: CacheSettings, steps: int) -> int:
 
 @dataclass(frozen=True)
 class LazyMARSettings(SpeculationSettings, CacheSettings, DiSASettings):
-    """Plain MAR with LazyMAR's caches; MAR's fields come first, speculation last."""
+    """Settings of MAR with LazyMAR's caches: MAR's fields come first, then the caches', and speculation last."""
 
 
 def with_cache_settings(kind: type[MARBase]) -> type[MARBase]:
-    """Settings of a sampler of class ``kind``, joined with the settings of LazyMAR's caches: the sampler's fields come
-    first.
+    """A class of settings that has the fields of ``kind``, a sampler's class of settings, and then the fields of
+    LazyMAR's caches.
     """
     about = {
         "__doc__": f"{kind.__name__} with the settings of LazyMAR's caches.",
@@ -119,5 +123,5 @@ def with_cache_settings(kind: type[MARBase]) -> type[MARBase]:
         "beside_caches": kind,
     }
     name = kind.__name__.removesuffix("Settings") + "LazyMARSettings"
-    # A dataclass collects the fields of its bases from the last one on.
+    # A dataclass takes the fields of its last base first, so the fields of ``kind`` come first.
     return make_dataclass(name, [], bases=(CacheSettings, kind), namespace=about, frozen=True)

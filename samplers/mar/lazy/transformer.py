@@ -1,9 +1,9 @@
-"""The transformer with LazyMAR's caches; ``__init__.py`` has the method and the numbers of its equations.
+"""The transformer with LazyMAR's caches. ``__init__.py`` describes the method and its equations.
 
-Shapes: B images, P branches of guidance, L tokens, N = buffer + L rows of the decoder, C width. A batch has E entries.
-Usually E is P B: an entry for each branch of each image, the conditional branch first. E is B if the null branch is
-left out, and in an encoder that does not read the condition (Harmon's and UniPic's), because both branches share its
-output.
+Shapes: B images, P branches of guidance, L tokens, N rows of the decoder, C width. The N rows are the class rows, whose
+number is ``buffer``, and then the L tokens. A batch has E entries, usually P B: one for each image in the conditional
+branch, then one for each image in the null branch. E is only B in a pass without the null branch. It is also B in an
+encoder that does not read the class or prompt (Harmon's and UniPic's), because both branches share its output.
 """
 
 from __future__ import annotations
@@ -29,19 +29,20 @@ from .settings import CacheSettings
 
 @dataclass(eq=False)
 class TransformerKept:
-    """What a refresh keeps for the passes until the next one, and what each pass keeps for the one after it."""
+    """What a refresh keeps for the passes until the next refresh, and what each pass keeps for the next pass."""
 
     until: int  # AR step of the next refresh
     step: int  # AR step of the previous pass
-    encoder: State  # encoder cache: a store of every block; empty without the cache
-    decoder: DecoderCache | None  # token cache; None if all these passes compute all rows
-    language_model: Any = None  # encoder cache: what a prompt's language model keeps between encoder and decoder
+    encoder: State  # encoder cache: a store of keys and values for each block; empty without the cache
+    decoder: DecoderCache | None  # token cache; None if all passes until the next refresh compute all rows
+    # Encoder cache: what the language model of Harmon and UniPic keeps, which runs between encoder and decoder.
+    language_model: Any = None
     rows: Tensor | None = None  # encoder cache: the decoder's rows of the previous pass, [E, N, C], see MAR.canvas
     residual: Tensor | None = None  # condition cache: null minus conditional branch at the refresh, [B, L, C]
 
     @property
     def tensors(self) -> list[Tensor]:
-        """All tensors that are kept."""
+        """All tensors in the fields."""
         found = [*self.encoder]
         if self.decoder is not None:
             found += [*self.decoder.stores, *self.decoder.measured]
@@ -51,7 +52,7 @@ class TransformerKept:
 
 
 class LazyTransformer(Transformer):
-    """The transformer with LazyMAR's caches, for one generation; its head is :class:`.CachedHeadEvaluation`.
+    """The transformer with LazyMAR's caches, for one run of a sampler; its head is :class:`.CachedHeadEvaluation`.
 
     A caller may skip AR steps, ask for any undecided positions, and start from fixed tokens. A caller that changes
     decided tokens must call :meth:`forget`.
@@ -65,18 +66,18 @@ class LazyTransformer(Transformer):
         self.head = CachedHeadEvaluation(net, canvas.report, settings)
         self.full = FullTransformer(canvas)
 
-        # What the refresh at each AR step keeps, and which rows the passes after it compute.
+        # Which rows the passes between two refreshes compute, and what a refresh at each AR step keeps.
         self.row_selection = RowSelection(canvas, settings)
         self.refreshes = refreshes(settings, canvas.order.starts, self.row_selection.share, c.buffer, canvas.guided)
 
-        # A refresh computes all branches of guidance, and the passes after it ``kept_branches``. In a pass of n
-        # branches, positions of the images are repeated n times.
+        # A refresh computes ``branches`` branches of guidance, and the passes after it compute ``kept_branches``. In a
+        # pass of n branches, the positions of the images are repeated n times.
         self.branches = 1 + canvas.guided
         self.kept_branches = 1 if settings.condition_cache else self.branches
         self.entries = self.kept_branches * self.images
-        self.vectors = self.full.vectors  # of the encoder's class rows, [E, C]; the null branch's come last
+        self.vectors = self.full.vectors  # in the encoder's class rows, [E, C]; the null branch comes last
 
-        # Memory that all refreshes use in turn.
+        # Memory for what a refresh keeps. Each refresh overwrites what the previous refresh kept.
         keeping = [refresh for refresh in self.refreshes if refresh is not None]
         room = max((refresh.encoder_rows for refresh in keeping), default=0)
         block = self.row_selection.block if any(refresh.decoder for refresh in keeping) else None
@@ -86,24 +87,26 @@ class LazyTransformer(Transformer):
         self.reported_bytes = 0
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
-        """z [P, B, M, C] at positions ``wanted``, int64 [B, M]. The pass uses what is kept, unless a refresh is due."""
+        """See :meth:`Transformer.__call__`. The pass reuses what is kept, unless a refresh is due."""
         kept = self.kept
         if kept is not None and kept.step <= step < kept.until:
             return self.reuse(kept, step, wanted)
 
-        self.kept = None  # freed before more is kept
+        self.kept = None  # frees its tensors before the refresh makes new ones
         return self.refresh(step, wanted)
 
     def encoder_branches(self, branches: int) -> int:
-        """Branches that the encoder computes in a pass of ``branches``: one if it does not read the condition."""
+        """Number of branches that the encoder computes in a pass of ``branches`` branches: 1 if the encoder does not
+        read the class or prompt.
+        """
         return min(branches, len(self.vectors) // self.images)
 
     def forget(self) -> None:
-        """The next pass is a refresh."""
+        """Discard all cached features, so the next pass is a refresh."""
         self.kept = None
 
     def refresh(self, step: int, wanted: Tensor) -> Tensor:
-        """A pass that computes all rows of both branches, and keeps what later passes use."""
+        """A pass that computes all rows of both branches, and keeps what later passes use. Returns z [P, B, M, C]."""
         due = self.refreshes[step]
         if due is None:
             return self.full(step, wanted)
@@ -122,8 +125,8 @@ class LazyTransformer(Transformer):
         if due.encoder_rows:
             kept.rows = rows[: self.entries].clone()
 
-        # 2. The decoder computes all rows. Only its last block computes fewer: the rows of the wanted tokens or, if
-        # later passes need the residual, the rows of all tokens.
+        # 2. The decoder computes all rows. Its last block computes only the rows of the wanted tokens or, if later
+        # passes need the residual, the rows of all tokens.
         wanted = wanted.repeat(self.branches, 1)
         of_last_block = wanted
         if due.residual:
@@ -131,13 +134,13 @@ class LazyTransformer(Transformer):
         x = rows + net.decoder_pos_embed_learned
         features, _ = run_decoder(net, x, of_last_block, kept.decoder)
 
-        # 3. The residual. (10)
+        # 3. The residual, equation (10).
         if due.residual:
             conditional, null = features.chunk(2)
             kept.residual = null - conditional
             features = pick(features, wanted)
 
-        # The report adds up its counts, but cache_bytes is the largest number so far: only what exceeds it is added.
+        # The report adds up its counts. But cache_bytes is the largest size so far, so only an increase is added.
         self._count(encoder_rows, len(rows))
         most = max(self.reported_bytes, sum(tensor.nbytes for tensor in kept.tensors))
         canvas.report.add(cache_bytes=most - self.reported_bytes)
@@ -146,20 +149,20 @@ class LazyTransformer(Transformer):
         return net.conditions(features, wanted).unflatten(0, (self.branches, -1))
 
     def reuse(self, kept: TransformerKept, step: int, wanted: Tensor) -> Tensor:
-        """A pass between two refreshes, which computes less."""
+        """A pass between two refreshes, which computes less. Returns z [P, B, M, C]."""
         canvas = self.canvas
         net = canvas.model.net
-        known_count = canvas.order.starts[kept.step]  # tokens that were decided before the previous pass
-        new = canvas.order.between(kept.step, step)  # decided since then
+        known_count = canvas.order.starts[kept.step]  # number of tokens decided before the previous pass
+        new = canvas.order.between(kept.step, step)  # positions of the tokens decided since then
 
         # 1. With the encoder cache, the encoder reads only the new tokens, and the decoder's rows of all other tokens
-        # stay as they are. Without it, the encoder reads all tokens.
+        # stay as they are. Without the encoder cache, the encoder reads all decided tokens.
         if kept.rows is None:
             rows, encoder_rows = self._encode(step, self.kept_branches)
         else:
             rows, encoder_rows = self._encode_more(kept, known_count, new)
 
-        # 2. The decoder computes the chosen rows. (8), (9)
+        # 2. The decoder computes the chosen rows, equations (8) and (9).
         choose = None
         if kept.decoder is not None:
             must = torch.cat([wanted, new], dim=1) + net.config.buffer
@@ -167,7 +170,7 @@ class LazyTransformer(Transformer):
         x = rows + net.decoder_pos_embed_learned
         features, chosen = run_decoder(net, x, wanted.repeat(self.kept_branches, 1), kept.decoder, choose)
 
-        # 3. The null branch is the conditional branch plus the difference of both branches at the refresh. (10)
+        # 3. The null branch is the conditional branch plus the residual of the refresh, equation (10).
         if kept.residual is not None:
             features = torch.cat([features, features + pick(kept.residual, wanted)])
 
@@ -178,8 +181,9 @@ class LazyTransformer(Transformer):
         return net.conditions(features, wanted.repeat(self.branches, 1)).unflatten(0, (self.branches, -1))
 
     def _encode(self, step: int, branches: int, kept: TransformerKept | None = None) -> tuple[Tensor, int]:
-        """Encode all decided tokens, for a number of ``branches``. Returns the decoder's rows [E, N, C], see
-        :meth:`MAR.canvas`, and how many rows the encoder computed. The stores of ``kept`` receive keys and values.
+        """Encode all decided tokens in a pass of ``branches`` branches. Returns the decoder's rows [E, N, C], see
+        :meth:`MAR.canvas`, and how many rows the encoder computed. The stores of ``kept``, if it is not None, receive
+        keys and values.
         """
         canvas = self.canvas
         net = canvas.model.net
@@ -195,10 +199,11 @@ class LazyTransformer(Transformer):
         return net.canvas(fused, known.repeat(branches, 1)), len(x) * x.shape[1]
 
     def _encode_more(self, kept: TransformerKept, known_count: int, new: Tensor) -> tuple[Tensor, int]:
-        """Encode the new tokens, with the kept keys and values of earlier tokens. Returns the same as :meth:`_encode`.
+        """Encode the new tokens and the class rows, which attend to kept keys and values of earlier tokens. Returns the
+        same as :meth:`_encode`.
 
         Args:
-            kept: its stores receive the new tokens' keys and values, and its rows of the new tokens are replaced.
+            kept: its stores receive the keys and values of the computed rows, and its ``rows`` their new values.
             known_count: number of tokens that were decided before the previous pass.
             new: positions of the new tokens, int64 [B, n].
         """
@@ -209,15 +214,15 @@ class LazyTransformer(Transformer):
         tokens = canvas.values.repeat(copies, 1, 1)
         x = net.encode_more(tokens, new.repeat(copies, 1), vectors, kept.encoder, known_count)
         fused = canvas.conditioning.extend(x, kept.language_model, known_count)
-        class_rows_first = fused.roll(net.config.buffer, 1)  # encode_more returns them last
-        kept.rows = net.canvas(class_rows_first, new.repeat(self.kept_branches, 1), rows=kept.rows)  # in place
+        class_rows_first = fused.roll(net.config.buffer, 1)  # encode_more returns the class rows last
+        kept.rows = net.canvas(class_rows_first, new.repeat(self.kept_branches, 1), rows=kept.rows)  # changes kept.rows
         return kept.rows, len(x) * x.shape[1]
 
     def _count(self, encoder_rows: int, entries: int, chosen: Tensor | None = None) -> None:
-        """Add a pass to the report, and to the map of the tokens that came from the token cache.
+        """Add the work of a pass to the report, and to the map that shows which tokens came from the token cache.
 
         Args:
-            encoder_rows: rows that the encoder computed.
+            encoder_rows: number of rows that the encoder computed.
             entries: E of the decoder.
             chosen: the decoder's rows that the blocks after the measuring block computed, int64 [E, n]; None for all.
         """
@@ -227,12 +232,12 @@ class LazyTransformer(Transformer):
 
         depth = canvas.model.net.config.decoder_depth
         later = depth - self.row_selection.block - 1
-        decoder_rows = round(entries * (total * (depth - later) + computed * later) / depth)  # of an average block
+        decoder_rows = round(entries * (total * (depth - later) + computed * later) / depth)  # the mean over the blocks
         canvas.report.add(**canvas.conditioning.counts(encoder_rows, decoder_rows))
 
         if chosen is not None and canvas.cached is not None:
             left_out = torch.ones(self.images, total, dtype=torch.int32, device=chosen.device)
-            left_out.scatter_(1, chosen[: self.images], 0)  # of the conditional branch
+            left_out.scatter_(1, chosen[: self.images], 0)  # rows of the conditional branch
             canvas.cached += left_out[:, canvas.model.net.config.buffer :]  # the class rows come first
 
 
@@ -240,9 +245,9 @@ class LazyTransformer(Transformer):
 
 
 class RowSelection:
-    """How the passes between two refreshes select the decoder rows that they compute.
+    """Selects the decoder rows that a pass between two refreshes computes after the measuring block.
 
-    At an AR step the tokens of an image, in the order in which they are decided, are::
+    At an AR step, the tokens of an image are, in the order in which they are decided::
 
         |<--- known --->|<---- new ---->|<-- wanted -->|<-- others -->|
         before the         since then       now            later
@@ -250,14 +255,14 @@ class RowSelection:
         |<-------- decided ------------>|<-------- undecided -------->|
 
     Table 3 of the paper names each strategy after the tokens that are cached. The setting ``selection`` names it after
-    the tokens that are computed in addition to the new and the wanted ones:
+    the tokens that a pass computes in addition to the new and the wanted tokens:
 
-    - *least-similar* (V in Table 3; equation (8)), *most-similar* (IV), *random* (III): as many rows as the shares of
-      :func:`computed_ratios` allow;
-    - *undecided* (II): the others;
-    - *decided* (I): the known ones.
+    - *least-similar* (V in Table 3; equation (8)), *most-similar* (IV), *random* (III): enough rows to reach the share
+      of :func:`computed_ratios`, but at least :func:`spare_rows` additional rows;
+    - *undecided* (II): the tokens called "others" above;
+    - *decided* (I): the tokens called "known" above.
 
-    The paper leaves two things open, which we infer from the numbers of operations that it states for I and II:
+    The paper leaves two things open. We infer them from the numbers of operations that the paper states for I and II:
     *undecided* and *decided* leave out the class rows, and all strategies compute the wanted and the new tokens.
     """
 
@@ -269,8 +274,8 @@ class RowSelection:
         self.selection = settings.selection
         self.block = usual_block(c.decoder_depth) - 1  # index of the measuring block, from 0
 
-        # Share of rows that are computed at each AR step. Skipping rows in the decoder's last block would save nothing,
-        # because even without caches it computes only the wanted rows.
+        # The share of rows to compute at each AR step. It stays 1 if the measuring block is the decoder's last block,
+        # because even without caches the last block computes only the wanted rows.
         self.share = [1.0] * steps
         if settings.token_cache and self.block + 1 < c.decoder_depth:
             self.share = [0.0] * steps if self.selection in BY_STATE else computed_ratios(settings, steps)
@@ -281,16 +286,17 @@ class RowSelection:
             self.random = CounterRNG(to_device(keys.flatten(), canvas.device))
 
     def choice(self, step: int, known_count: int, must: Tensor) -> RowChoice | None:
-        """Which rows to compute at an AR step; None for all.
+        """The rows to compute at an AR step; None for all rows.
 
         Args:
+            step: the AR step.
             known_count: number of tokens that were decided before the previous pass.
             must: rows of the wanted tokens, then of the new ones, int64 [E, m].
         """
         order = self.canvas.order.decision_order
         start = self.canvas.order.starts[step]
 
-        rank = None  # the rows are ranked by similarity
+        rank = None  # for least-similar and most-similar, which rank rows by similarity
         if self.selection == "decided":
             size = known_count + must.shape[1]  # known + new + wanted
             rank = self._first(order[:, :start])
@@ -309,18 +315,18 @@ class RowSelection:
         return RowChoice(must, size, rank, self.selection == "most-similar")
 
     def _first(self, tokens: Tensor) -> Tensor:
-        """Ranks, fp32 [B, N], that put the given tokens (int64 [B, n]) before all other rows."""
+        """Ranks, fp32 [B, N], that put ``tokens``, int64 [B, n], before all other rows."""
         rank = torch.ones(len(tokens), self.total, device=tokens.device)
         return rank.scatter_(1, tokens + self.canvas.model.net.config.buffer, 0.0)
 
 
 class RowChoice(NamedTuple):
-    """The decoder rows that a pass computes after the measuring block (see :func:`usual_block`), by equation (8)."""
+    """Chooses the decoder rows that a pass computes after the measuring block, by equation (8)."""
 
-    must: Tensor  # int64 [E, m], the rows that it computes in any case
-    size: int  # number of rows that it computes in all
-    rank: Tensor | None  # fp32 [E, N]: rows of low rank come next; None: the least similar rows come next
-    most_similar: bool  # if ``rank`` is None: the most similar rows come next instead
+    must: Tensor  # int64 [E, m], rows that the pass computes in any case
+    size: int  # number of all rows that the pass computes, including ``must``
+    rank: Tensor | None  # fp32 [E, N]; rows with the lowest ranks are computed. None: ranks by similarity
+    most_similar: bool  # for ranks by similarity: whether the most similar rows are computed, or the least similar
 
     def __call__(self, values: Tensor, previous: Tensor) -> Tensor:
         """The rows, int64 [E, size], which begin with ``must``.
@@ -329,11 +335,11 @@ class RowChoice(NamedTuple):
         """
         rank = self.rank
         if rank is None:
-            # Rounded, because unchanged rows differ by rounding errors, which must not influence their order.
+            # Rounded, because s of unchanged rows differs by rounding errors, which must not decide their order.
             s = (similarity(values, previous) * 2**17).round() / 2**17
             rank = -s if self.most_similar else s
 
-        # The rows of lowest rank. Among rows of equal rank, the one with the lower index comes first.
+        # The rows of lowest rank. Of two rows with equal rank, the row with the lower index comes first.
         others = rank.scatter(1, self.must, torch.inf).argsort(dim=1, stable=True)
         return torch.cat([self.must, others[:, : self.size - self.must.shape[1]]], dim=1)
 

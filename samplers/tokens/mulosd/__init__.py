@@ -1,35 +1,42 @@
 """MuLo-SD: draft at low resolution, verify at high resolution in one pass, repair locally.
 
-Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149). A cycle:
+Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149). An image is a grid
+of *cells*, one token each. It is generated in *blocks*, some rows at a time. Each block takes one cycle:
 
-1. the draft model M_q generates some rows of an image of 1/r the side, in ZipAR's order (``blocks.py``);
-2. the draft is enlarged to the target's grid (U_r, ``upsampling.py``);
-3. one pass of the target M_p gives p_i at every token i. A draft token is rejected if its probability, pooled over its
-   code's nearest neighbours, is below tau (R_T, ``verification.py`` and ``acceptance.py``);
-4. every rejection is expanded by a radius l, but not to cells before the first rejection; the result, R_X, is divided
-   into islands (``islands.py``);
-5. all islands are resampled in parallel, in waves;
-6. the result is final. If rows are left, the result is reduced (D_r), and the draft model continues from it.
+1. The draft model M_q generates the block's rows of an image of 1/r the side, in ZipAR's order (``blocks.py``).
+2. The up-sampler U_r enlarges these rows to the target's grid (``upsampling.py``).
+3. One pass of the target M_p gives p_i, the distribution of each token i. The *pooled* probability of a draft token is
+   the probability of its code and of the nearest neighbours of this code together. If it is below tau, the draft token
+   is rejected. R_T is the set of rejected cells (``verification.py`` and ``acceptance.py``).
+4. R_T is expanded by a radius l, but not to cells before the first rejected cell. The result, R_X, consists of separate
+   *islands* (``islands.py``).
+5. The target resamples all islands in parallel, in *waves*. A wave is the set of cells that one pass resamples.
+6. The block is final. If rows are left, the down-sampler D_r reduces the block, and the draft model continues from the
+   result.
 
-There is no public code. Where the paper leaves a choice open:
+There is no public code. Where the paper leaves a choice open, FastAR decides as follows:
 
-- p is the sampling distribution of the target: after guidance, temperature, top-k, top-p and ``entropy_temperature``.
-- The pass of a later wave feeds the cell before each of its own cells, and the cells that the previous pass sampled,
-  all at their own positions. A row attends to every position before it, including drafts of other islands, so the
-  context has no holes.
-- If a token changes, the keys and values of the accepted tokens after it are not updated until the next cycle. This is
-  the locality that the method relies on, and the reason why it is *lossy*.
-- The pass that updates the keys and values of the last block is the one that verifies the next block.
-- The draft model reads the new rows of the reduced image only; its cache of earlier rows is kept.
-- The draft model has its own random numbers; the target's belong to the cells, as in ``llamagen.py``. With tau above 1
-  in raster order, the tokens are therefore identical to the tokens of serial decoding. If the draft is also a whole
-  image at once, the target decodes serially, without a draft.
+- p_i is the target's distribution after guidance, temperature, top-k, top-p and ``entropy_temperature``.
+- The pass of a later wave feeds to the transformer the cell before each cell of the wave, and the cells that the
+  previous pass resampled. Each is fed at its own position, and attends to all positions up to its own, including drafts
+  of other islands. The context therefore has no holes.
+- If a token changes, the keys and values of the accepted tokens after it are not updated until the next cycle. The
+  method relies on this locality, and is *lossy* because of it.
+- The pass that verifies a block also updates the keys and values of the block before.
+- The draft model reads only the new rows of the reduced image. Its cache keeps the earlier rows.
+- The draft model has random numbers of its own. The target uses the random numbers that ``llamagen.py`` uses for the
+  same cells. If tau is above 1 and islands are resampled in raster order, the tokens are therefore identical to the
+  tokens of serial decoding. If, in addition, there is only one block, the target decodes serially, without a draft.
 
-Shapes: B images, R = B or, with guidance, 2 B batch rows, G the target's side, h rows of a block, n = h G cells.
+Shapes: B images; R batch rows, which are B or, with guidance, 2 B; G, the target's side; h rows of a block; n = h G
+cells of a block.
 
-The host waits for the device before the first pass, to compare the codebook with an earlier run's (``acceptance.py``);
-once per cycle for the map of rejections, which determines the number of passes that follow; where pixels of the
-tokenizer are checked (``upsampling.py``); and with *draft_parallel* after every call of the draft model.
+The host waits for the device
+
+- before the first pass, to compare the codebook with the codebook of an earlier run (``acceptance.py``);
+- once per cycle, for the map of rejected cells, which determines how many passes follow;
+- whenever it checks the tokenizer's pixels (``upsampling.py``);
+- with *draft_parallel* above 1, after every call of the draft model.
 """
 
 from __future__ import annotations
@@ -67,26 +74,28 @@ def mulosd(
     draft: TokenModel,
     up_sampler: UpSampling,
 ) -> Sampler:
-    """MuLo-SD on a LlamaGen or on Tar's de-tokenizer.
+    """Generate images with MuLo-SD. The target is a LlamaGen model or Tar's de-tokenizer.
 
     Args:
-        target, condition, noise: as :func:`samplers.tokens.llamagen.llamagen`; both models get the condition.
+        target, condition, noise: as the model, condition and noise of :func:`samplers.tokens.llamagen.llamagen`. Both
+            models get the condition.
         settings: see :class:`MuLoSDSettings`.
-        draft: a model of the same codes on a grid of 1/r the side, r an integer above 1.
-        up_sampler: from draft to target and back, with the tokenizer of both; see ``upsampling.py``.
+        draft: a model with the same codes and a grid of 1/r the side, where r is an integer above 1.
+        up_sampler: enlarges the draft and reduces the result, with the tokenizer of both models; see ``upsampling.py``.
 
-    Yields :class:`Step` after every pass of either model. While a block is drafted, a step shows the draft's codes,
-    repeated over the cells that they cover.
+    Yields :class:`Step` after every pass of either model. While a block is drafted, a step shows the draft's codes.
+    Each code is repeated over the cells that it covers.
 
     The report counts the passes of both models (``transformer_passes``); the passes of the draft model alone
-    (``draft_passes``); accepted and rejected drafts; accepted drafts that were resampled together with a rejected draft
-    near them (``expanded``); islands; and waves, which all images share. Its ``similarity`` holds the pooled
-    probabilities.
+    (``draft_passes``); the draft tokens that passed the verification (``accepted``) and the others (``rejected``); the
+    accepted ones that were resampled together with a rejected one near them (``expanded``); islands; and waves, which
+    all images share. Its ``similarity`` holds the pooled probabilities.
 
     Raises:
-        UserError: a condition that does not fit either model, models or a tokenizer that do not belong together, a PAR,
-            a grid that is no integer multiple, so many neighbours that nothing can be rejected, or logits or pixels
-            that are not finite.
+        UserError: a condition that does not fit one of the models, models or a tokenizer that do not belong together, a
+            PAR or a Janus, a target grid that is no integer multiple of the draft's grid, so many neighbours that
+            nothing can be rejected, an upscale model that does not return RGB images, or logits or pixels that are not
+            finite.
     """
     check_pair(target, draft, codes=up_sampler.vq.config.codes, sampler="MuLo-SD")
     ratio = check_grids(target, draft)
@@ -97,7 +106,7 @@ def mulosd(
     canvas.report.settings["up_sampler"] = up_sampler.name
     one_block = settings.rows_at_once(draft.grid) == draft.grid
     if one_block and settings.exact(target.grid):
-        # The tokens are identical to the tokens of serial decoding, whatever the draft.
+        # For any draft, the tokens are identical to the tokens of serial decoding, so no draft is generated.
         result = yield from decode_schedule(canvas, prepared, raster(target.grid))
         step = result.report.maps["step"]
         result.report.maps.update(islands=np.zeros_like(step), waves=np.full_like(step, -1))
@@ -110,7 +119,7 @@ def mulosd(
     verifier = BlockVerifier(canvas, prepared, neighbours, drafter.look)
     repairs: list[Repair] = []
 
-    canvas.total = 2 * canvas.cells  # see Block
+    canvas.total = 2 * canvas.cells  # each cell counts twice, see Block
     for block in blocks:
         # 1. The draft model generates the rows of the block.
         yield from drafter.generate(block)
@@ -118,10 +127,10 @@ def mulosd(
         # 2. The draft is enlarged.
         enlarge(block, drafter.canvas, canvas, up_sampler)
 
-        # 3. One pass of the target verifies every token: R_T.
+        # 3. One pass of the target verifies every token of the block, and rejects those of R_T.
         hidden, rejected = verifier.verify(block)
 
-        # 4. Rejections are expanded to R_X, and divided into islands and waves. The other drafts are accepted.
+        # 4. R_T is expanded to R_X, which is divided into islands and waves. Drafts outside R_X are decided.
         repair = repair_of(rejected, settings)
         canvas.report.add(**repair.counts())
         repairs.append(repair)
@@ -132,7 +141,7 @@ def mulosd(
             canvas.decide(*verdict)
             yield from canvas.show(done)
 
-        # 6. The block is final. It is reduced for the draft model.
+        # 6. The block is final. The draft model continues from the reduced block.
         reduce(block, canvas, drafter.canvas, up_sampler)
 
     canvas.report.similarity = torch.cat(verifier.pools).cpu().numpy()
@@ -148,10 +157,10 @@ def mulosd(
 
 
 def check(target: TokenModel, settings: MuLoSDSettings) -> None:
-    """Check settings against a model, before anything is loaded or computed.
+    """Check the settings for a target model, before anything is loaded or computed.
 
     Raises:
-        UserError: so many neighbours that nothing can be rejected, or guidance of a model that was trained without a
+        UserError: so many neighbours that nothing can be rejected, or guidance although the model was trained without a
             null class.
     """
     sampling_of(settings, target)
@@ -159,11 +168,12 @@ def check(target: TokenModel, settings: MuLoSDSettings) -> None:
 
 
 def check_pair(target: TokenModel, draft: TokenModel, *, codes: int, sampler: str) -> None:
-    """Check that two models generate the ``codes`` codes of one tokenizer in raster order. ``sampler``: its title, for
-    the message.
+    """Check that two models generate the codes of one tokenizer, which has ``codes`` codes, in raster order.
+
+    ``sampler``: the sampler's title, for the message.
 
     Raises:
-        UserError: they do not.
+        UserError: a PAR, a Janus, or a model with a different number of codes.
     """
     why_no_janus = f"{sampler} needs a model of a smaller image, which no Janus draws"
     raster_only(sampler, target, draft, why_no_janus=why_no_janus)
@@ -183,10 +193,10 @@ def check_pair(target: TokenModel, draft: TokenModel, *, codes: int, sampler: st
 
 
 def check_grids(target: TokenModel, draft: TokenModel) -> int:
-    """The ratio r of the sides of two grids.
+    """Return r, the side of the target's grid divided by the side of the draft's grid.
 
     Raises:
-        UserError: it is not an integer above 1.
+        UserError: r is not an integer above 1.
     """
     ratio, rest = divmod(target.grid, draft.grid)
     if rest or ratio < 2:
@@ -199,7 +209,7 @@ def check_grids(target: TokenModel, draft: TokenModel) -> int:
 
 
 def check_neighbours(settings: MuLoSDSettings, codes: int) -> None:
-    """Check the number of neighbours in a codebook of ``codes``.
+    """Check the number of neighbours in a codebook with ``codes`` codes.
 
     Raises:
         UserError: so many neighbours that nothing can be rejected.

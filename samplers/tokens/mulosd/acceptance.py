@@ -1,7 +1,13 @@
-"""Which drafts MuLo-SD accepts: by the probability of a draft token together with similar codes, its *neighbours*.
+"""Which draft tokens MuLo-SD accepts.
 
-Sources: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149); pooling as in
+A draft token is a code of a VQ codebook. The decision depends on its *pooled* probability: the probability that the
+target gives to this code and to similar codes, its *neighbours*, together.
+
+Sources: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149). Pooling is from
 LANTERN (Jang et al. 2025, ICLR 2025, arXiv 2410.03355).
+
+Shapes: B images; V codes of the codebook, each with k neighbours; n draft tokens of a block (the rows of an image that
+are verified together).
 """
 
 from __future__ import annotations
@@ -11,45 +17,48 @@ from torch import Tensor
 
 from ....networks.autoencoder import Codebook
 
-# Scores of pairs of codes that are computed at once: 64 MB in fp32.
+# How many scores of pairs of codes are computed at once: they take 64 MiB in fp32.
 _SCORES = 1 << 24
 
 
 @torch.inference_mode()
 def neighbours(vectors: Tensor, k: int) -> Tensor:
-    """For each code its own number and then the numbers of its k nearest codes by L2 distance, nearest first, int32
-    [V, 1 + k]. ``vectors``: the vectors of the codes, fp32 [V, channels]; k < V.
+    """The table of neighbours, int32 [V, 1 + k]. The row of a code holds its own number, and then the numbers of the k
+    nearest codes by L2 distance, nearest first.
+
+    ``vectors``: the vectors of the codes, fp32 [V, channels]. ``k`` is below V.
     """
     count = len(vectors)
     square = vectors.square().sum(1)
     parts = []
     for rows in torch.arange(count, device=vectors.device).split(_codes_at_once(count)):
-        score = vectors[rows] @ vectors.t() - square / 2  # larger is nearer
-        score.scatter_(1, rows[:, None], torch.inf)  # the code itself first, even with duplicates
+        score = vectors[rows] @ vectors.t() - square / 2  # a larger score is a smaller distance
+        score.scatter_(1, rows[:, None], torch.inf)  # the code itself comes first, even if another has the same vector
         parts.append(score.topk(1 + k, dim=1).indices.to(torch.int32))
     return torch.cat(parts)
 
 
 def neighbours_bytes(count: int, k: int) -> float:
     """The most memory that :func:`neighbours` takes for ``count`` codes, in bytes."""
-    table = count * (1 + k)  # int32
+    table = count * (1 + k)  # int32, so each entry takes 4 bytes, as does a score
     scores = min(count, _codes_at_once(count)) * count
 
-    # While a piece is computed, it needs its scores and, for the nearest codes, at most as many scores again and int64
-    # indices: four times the scores. When the pieces are joined, the table exists twice.
+    # Each part of the table needs its scores. Its nearest codes then need at most the same number of scores again, and
+    # their indices in int64: four times the scores in all. When the parts are joined, the table exists twice.
     return 4.0 * (table + max(table, 4 * scores))
 
 
 def _codes_at_once(count: int) -> int:
-    """Codes whose scores with all ``count`` codes are computed at once."""
+    """How many codes may have their scores with all ``count`` codes computed at once."""
     return max(1, _SCORES // count)
 
 
 def codebook_neighbours(codebook: Codebook, k: int, device: torch.device) -> Tensor:
-    """:func:`neighbours` of a VQ codebook's unit vectors on ``device``; 66 MB for 16,384 codes and k 1000.
+    """The table of :func:`neighbours` for the unit vectors of a VQ codebook, on ``device``. It takes 66 MB for 16,384
+    codes and k 1000.
 
-    The codebook keeps one table, the last one, with the vectors that it was made for. The table is made again when the
-    vectors differ, whatever has written them. The host waits for the comparison.
+    The codebook keeps the last table, together with the vectors from which it was computed. The table is computed again
+    if these vectors, k or the device have changed. The host waits while the vectors are compared.
     """
     vectors = codebook.unit().detach()
     if codebook.neighbours is not None:
@@ -58,41 +67,42 @@ def codebook_neighbours(codebook: Codebook, k: int, device: torch.device) -> Ten
         if is_wanted and made_for.device == vectors.device and torch.equal(made_for, vectors):
             return table
 
-    codebook.neighbours = None  # two tables at a time would be large
+    codebook.neighbours = None  # frees the old table first: two tables at a time would be large
     table = neighbours(vectors, k).to(device)
     codebook.neighbours = (vectors, table)
     return table
 
 
 def pooled(p: Tensor, codes: Tensor, table: Tensor) -> Tensor:
-    """The probability of each code together with its neighbours, fp32 [...].
+    """The pooled probability of each code, its neighbours included, fp32 [...].
 
     Args:
         p: probabilities of all codes, fp32 [..., V].
-        codes: int64 [...].
+        codes: the codes, int64 [...].
         table: from :func:`neighbours`.
     """
     return p.gather(-1, table[codes].long()).sum(-1)
 
 
 def reject_all_but_share(pool: Tensor, share: float, alone: Tensor | None = None, before: int = 0) -> Tensor:
-    """R_T, bool [B, n], if a ``share`` of every image's tokens is accepted: the tokens with the highest ``pool``.
+    """Accept a ``share`` of every image's draft tokens, those with the highest ``pool``, and reject all others. Returns
+    the rejected tokens R_T, bool [B, n].
 
-    Pooled probabilities that agree to 1e-4 are tied, because sums of the whole distribution differ by rounding. Among
-    tied tokens, those with the highest probability ``alone`` come first, and then those that come first in raster
-    order.
+    ``pool`` is rounded to 4 decimals. Otherwise rounding errors would decide between tokens that have nearly the whole
+    probability together with their neighbours. Among tokens with the same rounded value, those with the highest
+    ``alone`` are accepted first. If ``alone`` is equal too, those that come first in raster order are accepted first.
 
     Args:
-        pool: fp32 [B, n], from :func:`pooled`.
+        pool: pooled probability of each draft token, fp32 [B, n], from :func:`pooled`.
         share: 0 to 1. It applies to the tokens of this block and of all earlier blocks together.
-        alone: probability of each draft without its neighbours, fp32 [B, n]; None: equal for all.
+        alone: probability of each draft token without its neighbours, fp32 [B, n]; None: the unrounded ``pool``.
         before: number of tokens of an image in earlier blocks.
     """
-    # The earlier blocks accepted their share of tokens, rounded. This block accepts the rest of the share so far.
+    # Earlier blocks have accepted round(share * before) tokens. This block adds what is missing to the share so far.
     count = pool.shape[1]
     accepted = round(share * (before + count)) - round(share * before)
 
-    # Sort by the less significant key first; stable sorting keeps this order among tied tokens.
+    # Sort by the less important key first. The second sort is stable, so it keeps this order among equal values.
     order = torch.arange(count, device=pool.device).expand_as(pool)
     for key in (pool if alone is None else alone, (pool * 1e4).round()):
         in_order = key.gather(1, order).sort(dim=1, descending=True, stable=True).indices

@@ -1,4 +1,8 @@
-"""MuLo-SD's blocks of rows, and the draft model, which generates them at low resolution."""
+"""MuLo-SD's blocks of rows, and the draft model, which generates them at low resolution.
+
+``schedule.py`` explains *cells*, fed tokens and *stand-ins*. r is the side of the target's grid divided by the side of
+the draft's grid; B is the number of images. The numbers 1, 2 and 6 are the steps of a cycle, see ``__init__.py``.
+"""
 
 from __future__ import annotations
 
@@ -28,40 +32,42 @@ from .upsampling import UpSampling
 
 @dataclass(frozen=True)
 class Block:
-    """Some rows of the draft's grid, the *draft rows*, and the *cells* of the target's grid that they cover. For
-    example, the second of three blocks of 2 draft rows, for a draft of 6 x 6 tokens and r = 2::
+    """Some rows of the draft's grid, the *draft rows*, and the *cells* of the target's grid that these rows cover.
 
-        draft rows                   cells: 12 rows of 12
-        0, 1   decided                 0 to  47   decided, and fed again with the block
-        2, 3   the block's            48 to  95   the block's
+    For example, a draft of 6 x 6 tokens with r = 2 has a target of 12 x 12 cells. If every block has 2 draft rows, the
+    second of the three blocks is::
+
+        draft rows                   cells
+        0, 1   decided                 0 to  47   decided; the target feeds them again with this block
+        2, 3   in this block          48 to  95   in this block
         4, 5   later                  96 to 143   later
 
-    Progress counts each cell twice: when it is drafted, and when it is final. Passes cannot be counted, because the
-    number of passes for a block's islands is known only after the verification of the block.
+    Progress counts each cell twice: when it is drafted, and when it is final. It does not count passes, because the
+    number of passes that resample a block is known only after the block is verified.
     """
 
     ratio: int  # r
     draft_rows: range
     cells: range
-    fed_from: int  # first cell that the target feeds with the block: the first cell of the block before
-    schedule: Schedule  # passes of the draft model; except in the first block, the first pass is empty
+    fed_from: int  # first cell that the target feeds with this block: the first cell of the block before
+    schedule: Schedule  # passes of the draft model; in all blocks but the first one, the first pass is empty
 
     @property
     def is_first(self) -> bool:
         return self.cells.start == 0
 
     def progress_of_draft(self, passes: int) -> int:
-        """The progress after ``passes`` passes of the draft model in the block."""
+        """The progress, in cells, after ``passes`` passes of the draft model in the block."""
         planned = sum(bool(p.cells) for p in self.schedule.passes)
         return 2 * self.cells.start + len(self.cells) * passes // planned
 
     def progress_of_repair(self, passes: int, planned: int) -> int:
-        """The progress after ``passes`` of the target's ``planned`` passes in the block."""
+        """The progress, in cells, after ``passes`` of the ``planned`` passes of the target in the block."""
         return 2 * self.cells.start + len(self.cells) + len(self.cells) * passes // planned
 
 
 def blocks_of(settings: MuLoSDSettings, draft_side: int, ratio: int) -> list[Block]:
-    """The blocks of a draft of ``draft_side`` x ``draft_side`` tokens. ``ratio``: r."""
+    """Divide a draft of ``draft_side`` x ``draft_side`` tokens into blocks. ``ratio``: r."""
     at_once = settings.rows_at_once(draft_side)
     cells_of_row = ratio * ratio * draft_side  # cells that a draft row covers
 
@@ -77,22 +83,24 @@ def blocks_of(settings: MuLoSDSettings, draft_side: int, ratio: int) -> list[Blo
 
 @lru_cache(maxsize=64)
 def draft_schedule(draft_side: int, window: int, known_rows: int, new_rows: int, rows_fed_again: int) -> Schedule:
-    """Passes in which the draft model generates some draft rows. Guidance counts tokens, as in serial decoding.
+    """Passes in which the draft model generates some draft rows. Each pass has as its ``cfg_step`` the number of tokens
+    decided before it, minus 1, so *cfg_interval* counts tokens as in serial decoding.
 
     Args:
         draft_side: side of the draft's grid.
-        window: ZipAR's window; 0, or a window as wide as a row, gives raster order.
+        window: ZipAR's window in tokens; 0, or a window as wide as a row, gives raster order.
         known_rows: number of draft rows that are decided already.
-        new_rows: number of draft rows to generate after these.
-        rows_fed_again: how many of the known rows, counted back from the last, are fed once more.
+        new_rows: number of draft rows to generate after the known rows.
+        rows_fed_again: number of known rows, counted back from the last one, that are fed again because they may have
+            changed.
     """
-    # 1. The tokens of every pass, counted from the first new token.
+    # 1. The tokens of every pass, numbered from the first new token.
     if 0 < window < draft_side:
         groups = row_groups(draft_side, window, new_rows)
     else:
         groups = [[token] for token in range(new_rows * draft_side)]
 
-    # 2. The same groups, counted from the first token of the draft.
+    # 2. The same groups, numbered from the first token of the draft.
     known = known_rows * draft_side
     decided = known
     shifted = []
@@ -107,19 +115,20 @@ def draft_schedule(draft_side: int, window: int, known_rows: int, new_rows: int,
 
 
 class BlockDrafter:
-    """The draft model M_q, with its image and the keys and values of all blocks so far.
+    """The draft model M_q, with its images and the keys and values of all blocks so far.
 
-    The draft model generates a block pass by pass or, with *draft_parallel* above 1, in windows (``jacobi.py``).
+    The draft model generates a block pass by pass or, with *draft_parallel* above 1, in windows of several passes
+    (``jacobi.py``).
 
     Args:
-        target_canvas: the images of the target; both models share its report and clock.
+        target_canvas: the target's images. Both models write to its report and its clock.
         model: the draft model.
         condition: the condition of the images.
-        blocks: all blocks of the image.
+        blocks: all blocks of an image.
 
     Attributes:
-        canvas: the images of the draft model.
-        block: the present block.
+        canvas: the draft model's images.
+        block: the block that is being generated.
     """
 
     def __init__(
@@ -128,7 +137,7 @@ class BlockDrafter:
         self.target_canvas = target_canvas
         self.block = blocks[0]
 
-        # Guidance covers the same part of the draft's image as of the target's image.
+        # cfg_interval counts tokens, and the draft has fewer. Guidance then ends after the same part of both images.
         settings: MuLoSDSettings = target_canvas.settings
         if settings.cfg_interval is not None:
             settings = replace(settings, cfg_interval=settings.cfg_interval // self.block.ratio**2)
@@ -149,21 +158,23 @@ class BlockDrafter:
 
         self.parallel = settings.draft_parallel
         self.in_windows = self.parallel > 1
-        # In windows, finished images leave the batch if no later block needs their keys and values.
+        # In windows, a finished image leaves the batch, unless a later block needs its keys and values.
         self.shrink = len(blocks) == 1
 
-        # The cache has slots for the passes of every block. In windows, stand-ins and padding have slots of their own.
+        # One cache serves all blocks, so it has the slots that the largest block needs. In windows, stand-ins and
+        # padding have slots of their own.
         if self.in_windows:
             slots = max(window_table(block.schedule).slots for block in blocks)
         else:
             slots = max(serial_table(block.schedule).slots_without_padding for block in blocks)
 
-        # The null condition is read to the end, so that one cache has the branches for all blocks.
+        # With guidance, the prefill and all serial passes read the null condition, whatever cfg_interval is. The cache
+        # then has the null condition's branch for all blocks.
         last_guided = math.inf if sampling.guides else -1
         self.look = ScheduleLook(self.canvas, prepared, self.block.schedule, last_guided, slots=slots)
 
     def generate(self, block: Block) -> Iterator[Step]:
-        """1. Generate the draft rows of a block."""
+        """Step 1: generate the draft rows of a block."""
         self.block = block
         self.draw.follow(block.schedule)
         if self.in_windows:
@@ -175,13 +186,13 @@ class BlockDrafter:
         """Generate a block pass by pass."""
         plan = plan_of(serial_table(block.schedule), self.canvas.device)
         if not block.is_first:
-            del plan[0]  # empty, because the first block's prefill has read the condition
+            del plan[0]  # it decides nothing: the prefill of the first block has already read the condition
             self.look.follow(block.schedule)
         yield from decode(self.canvas, plan, self.look, self.draw, self.show)
 
     def _in_windows(self, block: Block) -> Iterator[Step]:
-        """Generate a block in windows. The prefill, which is the first pass of the first block, is no part of a
-        window.
+        """Generate a block in windows of passes. In the first block, the first pass is the prefill, which runs before
+        the windows.
         """
         if block.is_first:
             plan = plan_of(window_table(block.schedule), self.canvas.device)
@@ -192,14 +203,16 @@ class BlockDrafter:
             yield from self.show(done)
 
     def show(self, done: int) -> Iterator[Step]:
-        """Count pass number ``done`` of the present block, and yield the partial result."""
+        """Count one pass of the draft model, the pass number ``done`` of its block, and yield the partial result."""
         self.canvas.report.add(draft_passes=1)
         return self.target_canvas.show(self.block.progress_of_draft(done), self.view_with_draft)
 
     @torch.inference_mode(False)
     def view_with_draft(self) -> tuple[Tensor, Tensor]:
-        """The target's view, on which the draft's tokens of the present block are repeated over the cells that they
-        cover.
+        """The target's tokens, but the draft's tokens in the block that is being generated. Each draft token is
+        repeated over the cells that it covers.
+
+        Returns codes, int64 [B, G, G] for a target of G x G cells, and which cells are decided or drafted, bool.
         """
         ratio = self.block.ratio
         tokens, decided = self.target_canvas.view()
@@ -211,7 +224,7 @@ class BlockDrafter:
 
 
 def enlarge(block: Block, draft_canvas: TokenCanvas, target_canvas: TokenCanvas, up_sampler: UpSampling) -> None:
-    """2. U_r: enlarge the draft of a block, together with the rows above it, and write it to the target's canvas."""
+    """Step 2, U_r: enlarge the draft's rows so far, and write the rows of this block to the target's canvas."""
     ratio = block.ratio
     rows = block.draft_rows
     cells = block.cells
@@ -222,8 +235,8 @@ def enlarge(block: Block, draft_canvas: TokenCanvas, target_canvas: TokenCanvas,
 
 
 def reduce(block: Block, target_canvas: TokenCanvas, draft_canvas: TokenCanvas, up_sampler: UpSampling) -> None:
-    """6. D_r: reduce the final tokens of a block and write them to the draft's canvas, from which the draft model
-    continues. The last block is not reduced.
+    """Step 6, D_r: reduce the target's rows so far, and write the rows of this block to the draft's canvas, from which
+    the draft model continues. The last block is not reduced.
     """
     if block.cells.stop == target_canvas.cells:
         return

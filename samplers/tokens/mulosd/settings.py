@@ -8,7 +8,7 @@ from typing import ClassVar
 from ...settings import knob
 from ..settings import TokenSettings, cfg_knob, entropy_temperature_knob, top_k_knob
 
-# In each field: first the default and the help sentence, then the range.
+# In each field, the default and the tooltip come first, then the range.
 # fmt: off
 
 # Choices of the setting "resample_order".
@@ -18,15 +18,16 @@ ONE_BY_ONE = "one by one"
 LOCAL = "local"
 SUFFIX = "suffix"
 
-# LANTERN's number of neighbours, and the size of its codebook; the default keeps the ratio.
+# The number of neighbours in LANTERN (see acceptance.py), and the size of LANTERN's codebook. The default number of
+# neighbours is the same share of any other codebook.
 PUBLISHED_NEIGHBOURS = 1000
 PUBLISHED_CODES = 16384
 
 
 @dataclass(frozen=True)
 class MuLoSDSettings(TokenSettings):
-    """MuLo-SD (CVPR 2026): drafted small, verified large, repaired locally. Lossy: images differ from the target's
-    own.
+    """Settings of MuLo-SD (CVPR 2026): a draft model generates a small image, which is enlarged; the target verifies it
+    and resamples parts of it. The method is lossy: the image differs from the image that the target generates alone.
     """
 
     another_image: ClassVar[bool] = True
@@ -98,11 +99,13 @@ class MuLoSDSettings(TokenSettings):
         return self.tau > 1 and not self.acceptance_target and in_order
 
     def rows_at_once(self, draft_side: int) -> int:
-        """Rows that the draft model generates before the target verifies them, of ``draft_side`` rows in all."""
+        """How many of the ``draft_side`` rows of a draft are generated before the target verifies them."""
         return min(self.draft_rows or draft_side, draft_side)
 
     def neighbours_among(self, codes: int) -> int:
-        """Number of neighbours in a codebook of ``codes``; None keeps LANTERN's share of the codebook."""
+        """Number of neighbours of a code in a codebook with ``codes`` codes. If *neighbours* is None, it is the same
+        share of the codebook as in LANTERN.
+        """
         if self.neighbours is not None:
             return self.neighbours
 

@@ -1,13 +1,17 @@
-"""MuLo-SD's up-sampler U_r and down-sampler D_r: codes of the draft's grid to codes of the target's, and back.
+"""MuLo-SD's up-sampler U_r and down-sampler D_r. U_r turns codes of the draft's grid into codes of the target's grid,
+whose side is r times as long. D_r does the opposite.
 
-Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149), "Multi-Scale
-Drafting". There are two kinds:
+Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149), section
+"Multi-Scale Drafting". There are two kinds:
 
-- in pixels: decode, enlarge, encode. This needs no training and is the paper's default. The image is enlarged by
-  bicubic interpolation or by a given function; D_r averages areas.
-- in latents: two trained networks from codes to codes (``networks/latent_samplers.py``), which need no decoder.
+- in pixels: the tokenizer decodes the codes, the image is resized, and the tokenizer encodes the result. This needs no
+  training and is the paper's default. U_r resizes by bicubic interpolation or by a given function; D_r averages areas
+  of pixels.
+- in latents: two trained networks turn codes into codes (``networks/latent_samplers.py``) without a decoder.
 
-Both kinds get only the first rows of an image, because the loop drafts some rows at a time.
+Both kinds get only the first rows of an image, because MuLo-SD drafts some rows at a time.
+
+Shapes: B images; h rows of w codes, the first rows of an image of w x w codes, so h is at most w.
 """
 
 from __future__ import annotations
@@ -24,13 +28,13 @@ from ....errors import UserError, not_finite
 from ....networks.autoencoder import VQModel
 from ....networks.latent_samplers import LatentSamplersModel
 
-# Turns images [B, 3, H, W] in 0..1 into larger images of any size, which are then resized to the exact size.
+# A function that enlarges images [B, 3, H, W] in 0..1, to any size. The result is then resized to the exact size.
 Enlarge = Callable[[Tensor], Tensor]
-# Pixels of the larger images, per call of the autoencoder.
+# Pixels of the larger images that are computed at once, unless one image alone has more.
 _PIXELS = 1 << 21
-# Cells of the large grids, per call of a trained network.
+# Cells of the large grids that a trained network computes at once, unless one image alone has more.
 _CELLS = 1 << 16
-# The name of an up-sampling without an upscale model.
+# The name in reports if images are enlarged without an upscale model.
 BICUBIC = "bicubic"
 
 
@@ -39,7 +43,7 @@ class UpSampling(ABC):
 
     Attributes:
         vq_model: the tokenizer of both models.
-        vq: its network.
+        vq: the tokenizer's network.
         name: name of the model or method that enlarges, for reports and messages.
     """
 
@@ -50,7 +54,7 @@ class UpSampling(ABC):
 
     @abstractmethod
     def up(self, codes: Tensor, factor: int) -> Tensor:
-        """U_r: the first rows of images, int64 [B, h, w] with h up to w, to [B, h * factor, w * factor].
+        """U_r: enlarge the first rows of images, int64 [B, h, w], to [B, h * factor, w * factor]. ``factor``: r.
 
         Raises:
             UserError: pixels that are not finite, or an upscale model that does not turn each image into one RGB
@@ -59,8 +63,8 @@ class UpSampling(ABC):
 
     @abstractmethod
     def down(self, codes: Tensor, factor: int) -> Tensor:
-        """D_r: the first rows of images, int64 [B, h, w] with h up to w and both multiples of ``factor``, to
-        [B, h / factor, w / factor].
+        """D_r: reduce the first rows of images, int64 [B, h, w], to [B, h / factor, w / factor]. ``factor`` is r; h and
+        w are multiples of it.
 
         Raises:
             UserError: pixels that are not finite.
@@ -72,7 +76,7 @@ class LatentUpSampling(UpSampling):
 
     Args:
         vq: the tokenizer.
-        samplers: networks for its codebook and for the ratio of the grids.
+        samplers: the two networks, trained for this tokenizer's codebook and for the ratio r of the grids.
     """
 
     def __init__(self, vq: VQModel, samplers: LatentSamplersModel):
@@ -86,16 +90,16 @@ class LatentUpSampling(UpSampling):
         return self._applied(self._net.down, codes, codes[0].numel())
 
     def _applied(self, network: Callable[[Tensor], Tensor], codes: Tensor, cells: int) -> Tensor:
-        """Apply a network to some images at a time. ``cells``: how many cells of the large grid an image has."""
+        """Apply a network to some images at a time. ``cells``: number of cells that an image has in the large grid."""
         codes = codes.to(self._net.codebook.embedding.weight.device)
         return torch.cat([network(part) for part in codes.split(max(1, _CELLS // cells))])
 
 
 class PixelUpSampling(UpSampling):
-    """U_r and D_r in pixels, with the tokenizer of draft and target.
+    """U_r and D_r in pixels.
 
     Args:
-        vq: the tokenizer.
+        vq: the tokenizer of draft and target.
         enlarge: the function that enlarges images; None for bicubic interpolation.
         name: name of ``enlarge``.
     """
@@ -117,12 +121,15 @@ class PixelUpSampling(UpSampling):
     def _recoded(self, codes: Tensor, side: int, resize: Callable[[Tensor], Tensor]) -> Tensor:
         """Decode codes, ``resize`` the images [B, 3, H, W] in -1..1, and encode the result.
 
-        ``side``: side of the larger images in pixels, which decides how many images one call computes. The host waits
-        for the device once, at the end.
+        ``side``: side, in pixels, of the images before or after resizing, whichever are larger. It determines how many
+        images are computed at a time. The host waits for the device once, at the end.
+
+        Raises:
+            UserError: decoded or resized pixels that are not finite.
         """
         codes = whole_image(codes).to(self.vq.quantize.embedding.weight.device)
         out = []
-        largest = []  # absolute values of the decoded and of the resized images, fp32 [2]
+        largest = []  # for each part the largest absolute values of the decoded and of the resized images, fp32 [2]
         for part in codes.split(max(1, _PIXELS // side**2)):
             decoded = self.vq.decode_codes(part).float()
             resized = resize(decoded)
@@ -154,11 +161,11 @@ class PixelUpSampling(UpSampling):
 
 def whole_image(codes: Tensor) -> Tensor:
     """Complete the first rows of images to squares, int64 [B, w, w], by repeating the last row. ``codes``: the first
-    rows, int64 [B, h, w] with h up to w.
+    rows, int64 [B, h, w].
 
     The tokenizer normalises over all positions, attends to all positions, and pads at the borders. If it encoded the
-    first rows alone, their codes would differ from the codes of the same rows in a whole image, and the target would
-    reject them.
+    first rows alone, their codes would therefore differ from the codes of the same rows in a whole image, and the
+    target would reject them.
     """
     _, height, width = codes.shape
     below = codes[:, -1:].expand(-1, width - height, -1)

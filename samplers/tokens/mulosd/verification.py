@@ -1,7 +1,11 @@
-"""MuLo-SD's target: one pass verifies the drafts of a block, and further passes resample its islands.
+"""MuLo-SD's target: one pass verifies the drafts of a block, and further passes resample the block's islands.
 
-Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149). ``acceptance.py``
-says which drafts are accepted, and ``islands.py`` what is resampled. A *draft* is a draft token of a cell.
+Source: "Multi-Scale Local Speculative Decoding for Image Generation" (CVPR 2026, arXiv 2601.05149). A *draft* is the
+draft token of a cell. ``acceptance.py`` decides which drafts are accepted. ``islands.py`` decides which cells each pass
+resamples, and explains *islands* and *waves*. The numbers 3 to 5 are the steps of a cycle, see ``__init__.py``.
+
+Shapes: B images; R batch rows, which are B or, with guidance, 2 B; G x G cells of the target's grid; n cells of a block
+of h rows; m fed tokens; C channels; V codes, each with k neighbours.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from .blocks import Block
 from .islands import Repair, WavePass, wave_passes
 from .settings import MuLoSDSettings
 
-# Logits of the target that are computed at once, of all images and branches: 64 MB in fp32.
+# How many logits are computed at once, for all batch rows together: they take 64 MiB in fp32.
 _PIECE = 1 << 24
 
 
@@ -34,8 +38,8 @@ class BlockVerifier:
     Args:
         canvas: the target's images.
         condition: the packed condition.
-        neighbours: int32 [V, 1 + k], see :func:`.acceptance.neighbours`.
-        draft_transformer: the draft model's, whose passes are numbered together with the target's.
+        neighbours: the table of neighbours, int32 [V, 1 + k], see :func:`.acceptance.neighbours`.
+        draft_transformer: the draft model's transformer. Passes of both models are numbered together.
     """
 
     def __init__(
@@ -48,19 +52,19 @@ class BlockVerifier:
         self.canvas = canvas
         self.settings: MuLoSDSettings = canvas.settings
         self.transformer = CachedTransformer(canvas, condition)
-        self.null = canvas.sampling.guides  # whether the transformer reads the null condition too
+        self.null = canvas.sampling.guides  # whether the transformer also reads the null condition
         self.draw = TokenDraw(canvas)
         self.neighbours = neighbours
         self.draft_transformer = draft_transformer
-        self.pools: list[Tensor] = []  # pooled probabilities fp32 [B * n] of every block
+        self.pools: list[Tensor] = []  # for every block so far its pooled probabilities, fp32 [B * n]
 
     # ------------------------------------------------------------ 3. verification
 
     def verify(self, block: Block) -> tuple[Tensor, np.ndarray]:
-        """3. Verify the drafts of a block in one causal pass.
+        """Step 3: verify the drafts of a block in one causal pass. The host waits for the device here.
 
-        Returns hidden rows [R, n, C], which predict the cells of the block, and R_T, the rejected drafts, bool [B, h,
-        G]. The host waits for the device here.
+        Returns the hidden rows [R, n, C] that predict the cells of the block, and the rejected drafts R_T, bool
+        [B, h, G].
         """
         canvas = self.canvas
         with canvas.clock.phase("transformer"):
@@ -72,17 +76,18 @@ class BlockVerifier:
         return hidden, rejected.cpu().numpy().reshape(canvas.images, -1, canvas.grid[1])
 
     def read(self, block: Block) -> Tensor:
-        """Feed a block. The block before it is fed again, which updates its keys and values. Returns the hidden rows
-        [R, n, C] that predict the cells of the block.
+        """Feed a block, and feed the block before it again, which updates that block's keys and values.
+
+        Returns the hidden rows [R, n, C] that predict the cells of the block.
         """
         canvas = self.canvas
-        # A row predicts the cell after its own, so the last cell of the block need not be fed.
+        # A fed cell predicts the next cell, so the last cell of the block need not be fed.
         if block.is_first:
-            # In a batch the last cell is fed as padding, see WavePass.
+            # With several images, the last cell of the grid may be fed as padding, which needs a slot; see WavePass.
             slots = canvas.cells if canvas.images > 1 else canvas.cells - 1
             hidden = self.transformer.prefill(self.null, slots, canvas.values[:, : block.cells.stop - 1])
         else:
-            # The cells of the block before may have changed since they were fed.
+            # The previous block is fed again too, because its tokens may have changed since they were fed.
             end = block.cells.stop - 1
             fed = torch.arange(block.fed_from, end, device=canvas.device)
             rows = causal_rows(fed, fed, self.transformer.cache.prefix, end)
@@ -91,13 +96,15 @@ class BlockVerifier:
         return hidden[:, -len(block.cells) :]
 
     def rejections(self, hidden: Tensor, cells: range) -> tuple[Tensor, Tensor]:
-        """Pooled probabilities of the drafts of n ``cells``, fp32 [B, n]; and R_T, the rejected drafts, bool [B, n].
-        The ``hidden`` rows, [R, n, C], predict these cells.
+        """Pooled probabilities of the drafts of n ``cells``, fp32 [B, n]; and the rejected drafts R_T, bool [B, n].
 
-        This function is not recorded as a CUDA graph: the kernels of a whole block take longer than their launch, and a
-        recording would keep the memory of the logits.
+        ``hidden``: the rows that predict these cells, [R, n, C].
+
+        This function is not recorded as a CUDA graph. A recording would save little time, because the kernels of a
+        whole block take longer than their launch; and it would keep the memory of the logits.
         """
-        # 1. The probability of each draft, with its neighbours and alone. Logits are computed for some cells at a time.
+        # 1. The probability of each draft, together with its neighbours (pool) and alone. To limit memory, the logits
+        #    are computed for some cells at a time.
         sampling = self.canvas.sampling
         size = cells_at_once(len(hidden), self.draw.net.config.vocab)
         on_device = torch.arange(cells.start, cells.stop, device=hidden.device)
@@ -111,7 +118,7 @@ class BlockVerifier:
             alone.append(p.gather(-1, drafts[..., None])[..., 0])
         pool = torch.cat(pools, dim=1)
 
-        # 2. Accept a share of the drafts, or all drafts with a probability of tau and more.
+        # 2. Accept a share of the drafts, or all drafts whose pooled probability is tau or more.
         share = self.settings.acceptance_target
         if share:
             return pool, reject_all_but_share(pool, share, torch.cat(alone, dim=1), before=cells.start)
@@ -121,11 +128,13 @@ class BlockVerifier:
 
     @property
     def newest_pass(self) -> int:
-        """The number of the newest pass. The passes of both models are numbered together, from 0."""
+        """The number of the latest pass of either model, counted from 0 over the passes of both models."""
         return self.draft_transformer.passes + self.transformer.passes - 1
 
     def accept(self, block: Block, repair: Repair) -> None:
-        """4. Decide the accepted drafts of a block. They count as decided by the pass that has verified them."""
+        """Step 4: decide the drafts of a block that are not resampled. The pass that has verified them counts as the
+        pass that decides them.
+        """
         canvas = self.canvas
         accepted = repair.outcome().reshape(canvas.images, -1) == ACCEPTED
         image, cell = to_device(np.stack(accepted.nonzero()), canvas.device)
@@ -136,11 +145,11 @@ class BlockVerifier:
     # ------------------------------------------------------------ 5. resampling
 
     def resample(self, block: Block, hidden: Tensor, repair: Repair) -> Iterator[tuple[int, Verdict]]:
-        """5. Resample the islands of a block, one wave per pass. Yields the progress after every pass, see
+        """Step 5: resample the islands of a block, one wave per pass. After every pass, yields the progress, see
         :class:`Block`, and what the pass decides.
 
-        The first wave feeds nothing. The verification has already computed the ``hidden`` rows [R, n, C], which predict
-        all cells of the block.
+        ``hidden``: from :meth:`verify`, [R, n, C]. These rows predict all cells of the block, so the first wave feeds
+        nothing.
         """
         canvas = self.canvas
         outcome = to_device(repair.outcome().reshape(canvas.images, -1), canvas.device)  # uint8 [B, n]
@@ -152,12 +161,12 @@ class BlockVerifier:
             cells = to_device(wave.cells, canvas.device)
             values = self.sample(hidden, to_device(wave.predicted_by, canvas.device), cells)
 
-            in_block = (cells - block.cells.start).clamp(max=len(block.cells) - 1)  # any cell for padding
+            in_block = (cells - block.cells.start).clamp(max=len(block.cells) - 1)  # padding: an arbitrary index
             verdict = Verdict(cells, values, self.newest_pass, outcome.gather(1, in_block))
             yield block.progress_of_repair(done, len(waves)), verdict
 
     def feed(self, wave: WavePass) -> Tensor:
-        """Feed the cells that a wave needs, see :class:`WavePass`. Returns hidden rows [R, m, C]."""
+        """Feed the cells that a wave needs, see :class:`WavePass`. Returns their hidden rows, [R, m, C]."""
         canvas = self.canvas
         fed = to_device(wave.fed, canvas.device)
         position = to_device(wave.position, canvas.device)
@@ -166,12 +175,15 @@ class BlockVerifier:
             return self.transformer.feed(canvas.values, rows, self.null)
 
     def sample(self, hidden: Tensor, predicted_by: Tensor, cells: Tensor) -> Tensor:
-        """Sample the tokens of ``cells``, int64 [B, n] both.
+        """Sample a token for each of the ``cells``, int64 [B, a]; the result is int64 [B, a].
 
-        ``predicted_by``: the index of the hidden row, of [R, m, C], that predicts each cell, int64 [B, n].
+        Args:
+            hidden: hidden rows, [R, m, C].
+            predicted_by: for each cell the index of the hidden row that predicts it, int64 [B, a].
+            cells: the cells.
         """
         if not cells.shape[1]:
-            return cells  # every draft is accepted
+            return cells  # no draft is rejected
 
         size = cells_at_once(len(hidden), self.draw.net.config.vocab)
         new = []
@@ -183,15 +195,17 @@ class BlockVerifier:
 
 
 def causal_rows(cells: Tensor, position: Tensor, prefix: int, end: int) -> FedRows:
-    """Rows that feed ``cells``, int64 [...], at a ``position`` each, int64 [...]. A row attends to the condition, which
-    takes ``prefix`` slots, and to all cells up to its own position, but only to cells below ``end``.
+    """Rows for the transformer that feed each of the ``cells``, int64 [...], at its ``position``, int64 [...].
+
+    Each row attends to the condition, which takes ``prefix`` slots of the cache, and to all cells whose number is at
+    most the row's position and below ``end``.
     """
     mask = torch.arange(prefix + end, device=cells.device) <= prefix + position[..., None]
     return FedRows(cell=cells, position=position, cache_slot=cells + prefix, cache_end=prefix + end, mask=mask)
 
 
 def cells_at_once(rows: int, codes: int) -> int:
-    """How many cells may have their logits computed at once, which limits the memory. A cell has logits for ``rows``
-    batch rows and ``codes`` codes.
+    """How many cells may have their logits computed at once; this limits the memory. Each cell has a logit for each of
+    ``rows`` batch rows and ``codes`` codes.
     """
     return max(1, _PIECE // (rows * codes))
