@@ -1,27 +1,31 @@
 """Sampling with a diffusion head: a chain of Gaussian steps, for many rows at once.
 
-A row is a token of MAR or NextStep, or a block of BitDance. At every step the head makes a *prediction* from the row's
-state x, and from the prediction follows the clean *data*. The next state is sampled from a Gaussian around a mix of
-the state and the data:
+A row is a token of MAR or NextStep, or a block of BitDance. At every step, the head makes a *prediction* from the row's
+state x. From the prediction and x follows the *data*, an estimate of the row without noise. The next state is sampled
+from a Gaussian around a mix of the state and the data:
 
     data = data_x x + data_out prediction
     x   <- N(x_coefficient x + data_coefficient data, exp(middle + slope logits)^2)
 
-In a diffusion of noise (MAR; Li et al. 2024, arXiv 2406.11838, section 3.2) the prediction is the noise and data is x0.
-x_coefficient and data_coefficient are those of the posterior mean (coef2 and coef1 in the published code), and the
-head also predicts the logits of a learned variance. In BitDance (arXiv 2602.14041) the prediction is the data, so
-data_x is 0 and data_out is 1; slope is 0. NextStep (``nextstep/flow.py``) has fixed variances, too. In MAR and BitDance
-the state after the last step is the data itself; with some of NextStep's solvers the last step adds noise like the
-others. States and steps are fp32, whatever the dtype of the network.
+MAR's prediction is the noise in x (Li et al. 2024, arXiv 2406.11838, section 3.2), and its data is x0. x_coefficient
+and data_coefficient are the factors of the posterior mean (coef2 and coef1 in the published code). MAR's head also
+predicts the logits of a learned variance. BitDance's prediction (arXiv 2602.14041) is the data, so data_x is 0 and
+data_out is 1. The variances of BitDance and NextStep (``nextstep/flow.py``) are fixed, so slope is 0. In MAR and
+BitDance, the state after the last step is the data itself. With some of NextStep's solvers, the last step adds noise
+like the other steps. States and steps are fp32, whatever the dtype of the network.
 
-:func:`run_chain` is the loop. All rows may have the same steps, or each row its own; only in the second case has
-:class:`StepTable` an axis for the rows. FastHybrid changes the means of some rows (:class:`MeanAdjustment`), an edit of
-BitDance fixes some tokens of a row (:class:`FixedTokens`), and ``speculation.py`` verifies several steps in one
-evaluation of the head.
+:func:`run_chain` is the loop. All rows may share the same steps, or each row may have its own steps. Only in the second
+case, :class:`StepTable` has an axis for the rows. FastHybrid changes the means of some rows (:class:`MeanAdjustment`).
+An edit with BitDance fixes some tokens of a row (:class:`FixedTokens`). ``speculation.py`` verifies several steps in
+one call of the head.
 
-Shapes: N rows of shape [*, c], where * is the number of tokens of a row (absent in MAR); S steps; P branches of
-guidance: 1 without guidance; 2 with guidance (the condition's, the null one); 3 if a part of the condition has its own
-scale (the whole condition's, the part's, the null one).
+Shapes: N rows of shape [*, c], with c numbers per token; * is the number of tokens in a row of BitDance, and is absent
+in MAR and NextStep. "1 ..." stands for dimensions of size 1, which broadcast to [*, c]. There are S steps, and P
+branches of guidance:
+
+- P = 1 without guidance;
+- P = 2 with guidance: the condition, and the null condition;
+- P = 3 if a part of the condition has its own scale: the whole condition, the part, and the null condition.
 """
 
 from __future__ import annotations
@@ -44,17 +48,17 @@ from ..reports.record import Report
 class DiffusionBatch:
     """N rows to sample, in their states before the first of S steps."""
 
-    z: Tensor  # conditions [P, N, *, D] in the dtype of the head; with guidance, the null condition's branch is last
+    z: Tensor  # conditions [P, N, *, D] in the dtype of the head; with guidance, the null branch is last
     cfg: Tensor  # guidance scale, fp32 [N, 1 ...]; with three branches, two scales, [N, 1 ..., 2], see guide
     x: Tensor  # states before the first step, fp32 [N, *, c]
     noise: Tensor  # noise of the steps, fp32 [S, N, *, c], or [S - 1, ...] if the last step adds none
     table: StepTable
     temperature: float = 1.0  # factor of the stds
-    given: FixedTokens | None = None
-    change: MeanAdjustment | None = None
+    given: FixedTokens | None = None  # None if no token is fixed
+    change: MeanAdjustment | None = None  # None if no mean changes
 
     def some_steps(self, first: int, stop: int) -> DiffusionBatch:
-        """The same rows, which have no fixed tokens, with only the steps ``first`` to ``stop - 1``."""
+        """The same rows with only the steps ``first`` to ``stop - 1``. The rows must have no fixed tokens."""
         return replace(
             self,
             noise=self.noise[first:stop],
@@ -64,15 +68,15 @@ class DiffusionBatch:
 
 
 def guide(out: Tensor, cfg: Tensor, channels: int) -> tuple[Tensor, Tensor | None]:
-    """The guided prediction, and the variance logits or None if the head has none; [N, *, c] each.
+    """The guided prediction, and the variance logits; [N, *, c] each. The logits are None if the head predicts none.
 
-    Classifier-free guidance changes the prediction only; the logits are the conditional branch's. With three branches,
-    the guided prediction is null + scale_of_part (part - null) + scale (whole - part), as in InstructPix2Pix (Brooks et
-    al. 2023, arXiv 2211.09800, equation 3), where the part of the condition is the image.
+    Classifier-free guidance changes only the prediction. The logits come from the branch of the whole condition. With
+    three branches, the guided prediction is null + scale_of_part (part - null) + scale (whole - part), as in
+    InstructPix2Pix (Brooks et al. 2023, arXiv 2211.09800, equation 3). There, the part of the condition is the image.
 
     Args:
-        out: the head's output [P, N, *, c or 2 c], branch by branch: for the whole condition, for its part if there are
-            three branches, and for the null condition if there is guidance.
+        out: the head's output [P, N, *, c or 2 c]. The branch of the whole condition is first, and with guidance the
+            null branch is last. If there are three branches, the part's branch is between them.
         cfg: guidance scale, fp32 [N, 1 ...]; with three branches, ``scale`` and ``scale_of_part``, fp32 [N, 1 ..., 2].
         channels: c.
     """
@@ -91,25 +95,25 @@ def guide(out: Tensor, cfg: Tensor, channels: int) -> tuple[Tensor, Tensor | Non
 
 
 class StepInputs(NamedTuple):
-    """What a step takes besides the output of the head."""
+    """What a step needs besides the output of the head."""
 
     numbers: MeanNumbers
     cfg: Tensor  # guidance scale, see guide
-    noise: Tensor  # fp32 [N, *, c], multiplied by the temperature
+    noise: Tensor  # fp32 [N, *, c], already multiplied by the temperature
     x: Tensor  # states before the step, fp32 [N, *, c]
-    change: tuple[Tensor, Tensor] | None  # the draft and the step's gamma of MeanAdjustment
+    change: tuple[Tensor, Tensor] | None  # draft and this step's gamma, see MeanAdjustment
 
 
 class StepResult(NamedTuple):
     """The rows after a step, fp32 [N, *, c] each."""
 
-    x: Tensor  # a sample with the mean and std below
+    x: Tensor  # mean + temperature exp(log_std) noise
     mean: Tensor
-    log_std: Tensor  # fp32 [] if the variance is fixed
+    log_std: Tensor  # without the temperature; fp32 [] if the variance is fixed
 
 
 def advance(inputs: StepInputs, out: Tensor) -> StepResult:
-    """Take one step with all rows. A function of tensors, so it can be compiled.
+    """Take one step with all rows. The arguments hold only tensors, so torch.compile can compile this function.
 
     ``out``: the head's output for the states ``inputs.x``, see :func:`guide`.
     """
@@ -124,10 +128,10 @@ def advance(inputs: StepInputs, out: Tensor) -> StepResult:
 
 
 def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
-    """Yield the result of each step, which all rows take together; the states after the last step are the samples."""
+    """Take all steps, each with all rows, and yield each result. The states after the last step are the samples."""
     noise = batch.noise if batch.temperature == 1 else batch.noise * batch.temperature
-    # One more entry, which the last step reads if it has no noise of its own. The std of such a step is 0, so the value
-    # of the entry does not matter.
+    # If the last step has no noise of its own, it reads the added entry. The std of such a step is 0, so the value of
+    # the entry does not matter.
     noises = (*noise, noise[-1])
 
     x = batch.x
@@ -144,9 +148,11 @@ def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
 
 
 def joined(first: DiffusionBatch, second: DiffusionBatch) -> DiffusionBatch:
-    """The rows of two batches in one batch. Both batches have the same number of steps, and each row keeps the numbers
-    of its own batch. Neither batch has fixed tokens or a last step with noise of a fixed variance. Only ``second`` may
-    have a :class:`MeanAdjustment`; in the joined batch, the rows of ``first`` have gamma = 0.
+    """The rows of two batches in one batch. Each row keeps the numbers of its steps.
+
+    Both batches must have the same number of steps and the same temperature. Neither batch may have fixed tokens, or a
+    last step with noise of a fixed variance. Only ``second`` may have a :class:`MeanAdjustment`. In the joined batch,
+    the rows of ``first`` have gamma = 0.
     """
     parts = (first, second)
     columns = [part.table.numbers[:, :, None, None].expand(-1, -1, len(part.x), -1) for part in parts]
@@ -174,7 +180,7 @@ def joined(first: DiffusionBatch, second: DiffusionBatch) -> DiffusionBatch:
 
 
 class DiffusionStep(NamedTuple):
-    """The numbers of a step, with the names in the equations at the top of this file."""
+    """The numbers of a step. The names are those in the equations at the top of this file."""
 
     data_x: float
     data_out: float
@@ -185,8 +191,8 @@ class DiffusionStep(NamedTuple):
 
 
 class StepNumbers(NamedTuple):
-    """The numbers of many steps as tensors: the fields of :class:`DiffusionStep`, then mean_x and mean_out, with which
-    the mean of a step is mean_x x + mean_out prediction.
+    """The numbers of many steps as tensors: the fields of :class:`DiffusionStep`, then mean_x and mean_out. The mean of
+    a step is mean_x x + mean_out prediction.
     """
 
     data_x: Tensor
@@ -200,7 +206,7 @@ class StepNumbers(NamedTuple):
 
 
 class MeanNumbers(NamedTuple):
-    """The numbers of one step that give the mean and the std of the next state, fp32 [] or [N, 1 ...] each."""
+    """The numbers of one step that determine mean and std of the next state, fp32 [] or [N, 1 ...] each."""
 
     mean_x: Tensor
     mean_out: Tensor
@@ -210,9 +216,9 @@ class MeanNumbers(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class StepTable:
-    """S steps on the device, the one with most noise first."""
+    """The numbers of S steps, on the device. The step with the most noise is first."""
 
-    # fp32 [S, 8], a column for each field of StepNumbers; [S, 8, N, 1 ...] if each row has its own steps.
+    # fp32 [S, 8], one column for each field of StepNumbers; [S, 8, N, 1 ...] if each row has its own steps.
     numbers: Tensor
     times: Tensor  # embeddings of the steps' times, [S, w], or [S, N, w] if each row has its own steps
     learned: bool  # whether the head predicts logits of the variance
@@ -223,7 +229,7 @@ class StepTable:
 
     @cached_property
     def mean_numbers(self) -> list[MeanNumbers]:
-        """For each step the numbers that :func:`advance` takes."""
+        """The numbers that :func:`advance` takes, for each step."""
         *_, middle, slope, mean_x, mean_out = self.numbers.unbind(1)
         return list(map(MeanNumbers, mean_x, mean_out, middle, slope))
 
@@ -237,7 +243,7 @@ class StepTable:
 
 
 def step_table(steps: Sequence[DiffusionStep], times: Tensor) -> StepTable:
-    """The table of steps, with the embeddings [S, w] of their times."""
+    """The table of ``steps``. ``times``: embeddings of the steps' times, [S, w]."""
     rows = []
     for step in steps:
         mean_x = step.data_coefficient * step.data_x + step.x_coefficient
@@ -252,7 +258,8 @@ def step_table(steps: Sequence[DiffusionStep], times: Tensor) -> StepTable:
 def spread(noise: Tensor, count: int) -> Tensor:
     """Noise [count, ...] for ``count`` steps, picked from the noise [T, ...] of T steps.
 
-    Step k takes entry k T // count, so images with fewer steps stay comparable.
+    Step k takes entry k T // count. So a stage of the diffusion uses the same noise whatever the number of steps,
+    and images stay comparable.
     """
     if count != len(noise):
         k = torch.arange(count, device=noise.device)
@@ -266,22 +273,22 @@ def spread(noise: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class FixedTokens:
-    """The fixed tokens of the rows, with their values. During the diffusion, the state of a fixed token follows the
-    path (1 - t) start + t value.
+    """The tokens of the rows that an edit fixes, with their values. During the diffusion, the state of a fixed token
+    follows the path (1 - t) start + t value.
     """
 
     t: Tensor  # time before each step, fp32 [S]
     start: Tensor  # noise, fp32 [N, *, c]
     value: Tensor  # fp32 [N, *, c]
-    free: Tensor  # bool, broadcast to [N, *, c]: True where nothing is fixed
+    free: Tensor  # bool, broadcasts to [N, *, c]: True for tokens that are not fixed
 
     def follow(self, x: Tensor, k: int) -> Tensor:
-        """States x [N, *, c] before step k, in which fixed tokens are on their path."""
+        """The states x [N, *, c] before step k, with each fixed token moved to its path."""
         t = self.t[k]
         return torch.where(self.free, x, (1 - t) * self.start + t * self.value)
 
     def follow_rows(self, x: Tensor, row: Tensor, k: Tensor) -> Tensor:
-        """:meth:`follow` for states x [R, *, c] of the rows ``row`` before steps k, int64 [R] each."""
+        """:meth:`follow` for R states x [R, *, c]; state i is row ``row[i]`` before step ``k[i]``, int64 [R] each."""
         t = self.t[k].view(-1, *(1,) * (x.ndim - 1))
         return torch.where(self.free[row], x, (1 - t) * self.start[row] + t * self.value[row])
 
@@ -290,28 +297,32 @@ class MeanAdjustment(NamedTuple):
     """Moves the mean of each step towards a draft: (1 - gamma) mean + gamma draft."""
 
     draft: Tensor  # fp32 [N, c]
-    gamma: Tensor  # gamma of each step, fp32 [S], or [S, N, 1] if the rows have different ones
+    gamma: Tensor  # gamma of each step, fp32 [S], or [S, N, 1] if the rows have different values
 
 
 # ------------------------------------------------------------------------------------------------ the head
 
 
 class HeadNetwork(Protocol):
-    """A diffusion head, see ``networks/mar.py`` and ``networks/bitdance.py``."""
+    """A diffusion head, see ``networks/mar.py`` and ``networks/bitdance.py``. Its *modulations* are the scales, shifts
+    and gates of its layers. They depend on a condition and a time, but not on the state.
+    """
 
-    cond_embed: Any  # a layer, conditions [..., D] to embeddings [..., w]
+    cond_embed: Any  # a layer that turns conditions [..., D] into embeddings [..., w]
 
     @property
     def modulation_numbers(self) -> int:
-        """How many numbers all modulations of one token have together."""
+        """How many numbers the modulations of one token contain in total."""
 
     def modulations(self, embedding: Tensor) -> list[Tensor]:
-        """Modulations [..., w'] for embeddings [..., w]. Each embedding is the sum of a condition's and a time's."""
+        """Modulations [..., w'] for embeddings [..., w]. Each of these embeddings is the embedding of a condition plus
+        the embedding of a time.
+        """
 
     def denoise(self, x: Tensor, modulations: Sequence[Tensor]) -> Tensor:
-        """Predictions, then variance logits if the head learned them, fp32 [P, N, *, c or 2 c].
+        """Predictions, followed by variance logits if the head learned them, fp32 [P, N, *, c or 2 c].
 
-        ``x``: states fp32 [N, *, c]; ``modulations`` [P, N, *, w'].
+        ``x``: states, fp32 [N, *, c]. ``modulations``: [P, N, *, w'] each.
         """
 
 
@@ -319,19 +330,19 @@ class ChainHead(Protocol):
     """A diffusion head for the conditions of N rows, for :func:`run_chain`."""
 
     def step(self, k: int, inputs: StepInputs) -> StepResult:
-        """Evaluate the head at step k, :func:`advance` all rows with its output, and add the work to the report's
+        """Call the head at step k, :func:`advance` all rows with the head's output, and add the work to the report's
         counts. The caller takes the steps in the order k = 0, 1, 2, ...
         """
 
 
 class _WholeHead:
-    """The whole diffusion head for the conditions of N rows. The report counts its work.
+    """The whole diffusion head, without LazyMAR's cache, for the conditions of N rows. The report counts the work.
 
     One matrix product computes the modulations of many steps, so the weights are read only once for all these steps.
 
     Args:
-        budget: how many numbers of modulations one product may compute. The modulations of a single step are computed
-            together even if they exceed the budget.
+        budget: how many numbers of modulations one product may compute. One step (in :class:`HeadAtStates`, one state)
+            is computed at once even if its modulations exceed the budget.
     """
 
     def __init__(self, net: Recordable, head: HeadNetwork, batch: DiffusionBatch, report: Report, budget: int):
@@ -340,12 +351,12 @@ class _WholeHead:
         self._report = report
         self._condition = head.cond_embed(batch.z)
 
-        # Embeddings of times, [S, 1, 1 or N, 1 ..., w].
+        # Embeddings of the steps' times, [S, 1, 1 or N, 1 ..., w].
         times = batch.table.times
         ones = (1,) * (batch.z.ndim - 3)
         self._times = times.view(len(times), 1, -1, *ones, times.shape[-1])
 
-        # How many rows of one step, and how many steps of all rows, fit the budget.
+        # How many rows at one step fit the budget, and how many steps of all rows.
         branches, rows, *tokens, _ = batch.z.shape
         numbers_of_row = branches * math.prod(tokens) * head.modulation_numbers
         self._rows_at_once = max(1, budget // numbers_of_row)
@@ -353,9 +364,9 @@ class _WholeHead:
 
 
 class Head(_WholeHead):
-    """Evaluates the whole head one step after another, for :func:`run_chain`."""
+    """Calls the whole head one step after another, for :func:`run_chain`."""
 
-    # The modulations from the newest product: a tuple for each step, with tensors [P, N, *, w'].
+    # The modulations from the newest product: for each step, a tuple of tensors [P, N, *, w'].
     _newest: Sequence[tuple[Tensor, ...]] = ()
 
     def step(self, k: int, inputs: StepInputs) -> StepResult:
@@ -363,7 +374,7 @@ class Head(_WholeHead):
         at_once = self._steps_at_once
         if k % at_once == 0:
             of_steps = self._head.modulations(self._times[k : k + at_once] + self._condition)
-            if self._net.records:  # a recorded function copies contiguous tensors fastest
+            if self._net.records:  # a function recorded as a CUDA graph copies contiguous tensors fastest
                 of_steps = [m.contiguous() for m in of_steps]
             self._newest = list(zip(*of_steps, strict=True))
 
@@ -373,13 +384,13 @@ class Head(_WholeHead):
 
 @recorded
 def full_step(net: Recordable, head: HeadNetwork, modulations: Sequence[Tensor], inputs: StepInputs) -> StepResult:
-    """Evaluate the whole head, and :func:`advance` all rows with its output."""
+    """Call the whole head, and :func:`advance` all rows with the head's output."""
     out = net.compiled(type(head).denoise, "diffusion head")(head, inputs.x, modulations)
     return net.compiled(advance, "diffusion steps")(inputs, out)
 
 
 class HeadAtStates(_WholeHead):
-    """Evaluates the whole head at any states of N rows, for speculation."""
+    """Calls the whole head for any states of N rows, for speculation. The states may be at different steps."""
 
     def __init__(self, net: Recordable, head: HeadNetwork, batch: DiffusionBatch, report: Report, budget: int):
         super().__init__(net, head, batch, report, budget)
@@ -393,7 +404,7 @@ class HeadAtStates(_WholeHead):
     def at_states(self, row: Tensor, k: Tensor, x: Tensor) -> Tensor:
         """The head's output [P, M, *, c or 2 c] for M states x, fp32 [M, *, c], in calls that fit the budget.
 
-        The states belong to rows ``row`` at steps ``k``, int64 [M] each on the device. All rows have the same steps.
+        State i belongs to row ``row[i]`` at step ``k[i]``, int64 [M] each on the device. All rows have the same steps.
         """
         most = self._rows_at_once
         parts = []
@@ -405,7 +416,7 @@ class HeadAtStates(_WholeHead):
         return parts[0] if len(parts) == 1 else torch.cat(parts, 1)
 
     def _modulations_at(self, row: Tensor, k: Tensor) -> list[Tensor]:
-        """The modulations [P, M, *, w'] of the rows ``row`` at steps ``k``, int64 [M] each."""
+        """The modulations [P, M, *, w'] for the rows and steps of :meth:`at_states`."""
         if self._of_all_steps is not None:
             return [m[:, k, row] for m in self._of_all_steps]
 

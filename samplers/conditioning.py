@@ -1,5 +1,7 @@
-"""Conditions, one entry per image: class labels, prompts, images with prompts, text features, semantic features or
-semantic codes.
+"""Conditions: what the images of a batch show. A condition has one entry per image.
+
+Each kind of condition has its own entries: class labels, prompts, images with prompts, text features, semantic
+features or semantic codes.
 """
 
 from __future__ import annotations
@@ -19,18 +21,18 @@ from .settings import Settings, knob
 
 E = TypeVar("E", bound="_Entries")
 
-# At most this many names are shown when a condition is printed.
+# A condition as text lists at most this many names.
 _MOST_SHOWN = 8
 
 
 @dataclass(frozen=True)
 class _Entries(OfFastAR):
-    """A condition whose tuples have one entry per image."""
+    """Base of all conditions. Each field that is a tuple has one entry per image."""
 
     kind: ClassVar[str] = ""
-    title: ClassVar[str] = ""  # what messages call its entries
-    maker: ClassVar[str] = ""  # the node that makes it
-    fastar_version: ClassVar[int] = 1  # version of the description in docs/sockets.md
+    title: ClassVar[str] = ""  # what messages call the entries
+    maker: ClassVar[str] = ""  # the node that makes conditions of this kind
+    fastar_version: ClassVar[int] = 1  # version of the description of conditions in docs/sockets.md
 
     @property
     def entries(self) -> tuple[Any, ...]:
@@ -42,13 +44,13 @@ class _Entries(OfFastAR):
 
     def __str__(self) -> str:
         """The text that ComfyUI's Preview as Text shows."""
-        names: tuple[str, ...] = self.names  # type: ignore[attr-defined]  # a field here, a property there
+        names: tuple[str, ...] = self.names  # type: ignore[attr-defined]  # a field or a property of the derived class
         shown = ", ".join(map(printable, names[:_MOST_SHOWN]))
         more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
         return f"{self.title.capitalize()} for {amount(len(self), 'images')}: {shown}{more}."
 
     def of(self: E, images: Sequence[int]) -> E:
-        """The condition of some of the images; ``images`` are their indices in the batch."""
+        """The condition for some images of the batch. ``images``: the indices of these images."""
         chosen: dict[str, Any] = {}
         for f in fields(self):
             value = getattr(self, f.name)
@@ -58,32 +60,32 @@ class _Entries(OfFastAR):
         return replace(self, **chosen)
 
     def digests(self) -> tuple[str, ...]:
-        """A short digest of each image's entry and of the condition's null condition: equal if both are equal."""
+        """A short digest for each image. Digests are identical if the entries and the null conditions are identical."""
         return tuple(fingerprint(self.kind, entry, self.against) for entry in self.entries)
 
     @property
     def against(self) -> str:
-        """The null condition of guidance, if this condition states one; "" if it is the model's own."""
+        """The null condition of guidance if this condition states one, or "" if the model uses its own."""
         return ""
 
     @property
     def subject(self) -> str:
-        """What all images show, as a readable name such as "cat"; "" if they show different things, or if it has no
-        name.
+        """What all images show, as a readable name such as "cat"; "" if the images show different things, or if there
+        is no readable name.
         """
         return ""
 
 
 @dataclass(frozen=True)
 class Condition(_Entries):
-    """Class labels of a batch."""
+    """Class labels for the images of a batch."""
 
     kind: ClassVar[str] = "class"
     title: ClassVar[str] = "class labels"
     maker: ClassVar[str] = "Class Label"
     labels: tuple[int, ...]  # class ids, one per image
     names: tuple[str, ...]  # class names, same length; used as captions
-    label_set: str = ""  # which list the names are from ("picture-book", "imagenet-1k"); "" for bare ids
+    label_set: str = ""  # the list of the names ("picture-book", "imagenet-1k"); "" for ids without names
 
     @property
     def entries(self) -> tuple[int, ...]:
@@ -94,14 +96,15 @@ class Condition(_Entries):
         if not self.label_set or len({*self.names}) != 1:
             return ""
 
-        name, _, _ = self.names[0].partition(" (")  # "crane (bird)" and "crane (machine)" are two classes
+        name, _, _ = self.names[0].partition(" (")  # "crane (bird)": the brackets only tell classes apart
         return name
 
     def class_ids(self, classes: int, label_set: str, device: torch.device) -> Tensor:
-        """The labels, int64 [B] on ``device``.
+        """The labels, int64 [B] on ``device``, for a model with ``classes`` classes.
 
         Raises:
-            UserError: no label, a label outside 0 to ``classes`` - 1, or names from another label set.
+            UserError: the condition has no label, a label outside 0 to ``classes`` - 1, or names from a label set other
+                than the model's ``label_set``.
         """
         if not self.labels:
             raise UserError("condition: it holds no label; name at least one.")
@@ -120,19 +123,21 @@ class Condition(_Entries):
         return torch.tensor(self.labels, dtype=torch.int64, device=device)
 
     def conditioning(self, model: MARModel, guided: bool) -> Conditioning:
-        """The condition as the network reads it; ``guided`` makes no difference to it. Raises as :meth:`class_ids`."""
+        """The condition as the network reads it. ``guided`` has no effect on it. Raises as :meth:`class_ids`."""
         return ClassConditioning(model.net, self.class_ids(model.net.config.classes, model.label_set, model.device))
 
 
 @dataclass(frozen=True)
 class PromptCondition(_Entries):
-    """Prompts of a batch, for models that contain a language model. Each such model encodes the prompts itself."""
+    """Prompts for the images of a batch. The models that read them contain a language model and encode the prompts
+    themselves.
+    """
 
     kind: ClassVar[str] = "prompt"
     title: ClassVar[str] = "prompts"
     maker: ClassVar[str] = "Prompt (FastAR)"
     texts: tuple[str, ...]  # prompts as typed, one per image
-    unconditional: str = UNCONDITIONAL  # the whole instruction that guidance's null branch reads, see HybridModel
+    unconditional: str = UNCONDITIONAL  # the whole instruction for guidance's null branch, see HybridModel
 
     @property
     def entries(self) -> tuple[str, ...]:
@@ -148,35 +153,39 @@ class PromptCondition(_Entries):
         return self.texts
 
     def prompt_tokens(self, model: MARModel, guided: bool) -> int:
-        """Number of prompt tokens in the KV cache, including the negative prompt's. Equal prompts count once."""
+        """Number of prompt tokens in the KV cache. If ``guided``, the tokens of the null branch's instruction are
+        included. A prompt that several images share counts once.
+        """
         hybrid = cast(HybridModel, model)
         null = hybrid.instruction(self.unconditional) if guided else []
         return sum(len(hybrid.prompt(text)) for text in dict.fromkeys(self.texts)) + len(null)
 
     def conditioning(self, model: MARModel, guided: bool) -> Conditioning:
-        """The condition as the network reads it."""
+        """The condition as the network reads it; if ``guided``, with the null branch. Raises a UserError if there is no
+        prompt.
+        """
         if not self.texts:
             raise UserError("condition: it holds no prompt; write at least one.")
         return cast(HybridModel, model).conditioning(self.texts, self.unconditional, guided)
 
 
-# The authors' weight for the guidance branch that does not read the VQ tokens of the given image.
+# The weight that Janus-4o's authors use for the guidance branch that does not read the input image's VQ tokens.
 FREEDOM = 5.0
 MOST_FREEDOM = 10.0
 
 
 @dataclass(frozen=True, eq=False)
 class ImagePromptCondition(_Entries):
-    """Images, each with a prompt that says what to change, for a model that edits."""
+    """Images, each with a prompt that says what to change, for a model that edits images."""
 
     kind: ClassVar[str] = "image prompt"
     title: ClassVar[str] = "images with prompts"
     maker: ClassVar[str] = "Image and Prompt"
     texts: tuple[str, ...]  # prompts as typed, one per image to generate
     images: tuple[Tensor, ...]  # uint8 [H, W, 3] of any size, one per text
-    # The paper's w: the weight of the guidance branch that does not read the image's VQ tokens; 0 omits this branch.
+    # Janus-4o's w: the weight of the guidance branch that does not read the image's VQ tokens; 0 omits this branch.
     freedom: float = FREEDOM
-    # For each image, the result of the model family's reader; None until the images have been read.
+    # For each image, the output of the part of the model that reads images; None until the model has read them.
     read: tuple[Any, ...] | None = None
 
     @property
@@ -194,7 +203,7 @@ class ImagePromptCondition(_Entries):
 
 @dataclass(frozen=True, eq=False)
 class _Features(_Entries):
-    """Feature rows for each image of a batch."""
+    """Rows of features for each image of a batch."""
 
     features: tuple[Tensor, ...]  # one float tensor [n_i, E] per image
     names: tuple[str, ...]  # captions, same length
@@ -205,8 +214,8 @@ class _Features(_Entries):
 
 
 class TextCondition(_Features):
-    """Encoded text: the text encoder's output for the tokens of each prompt, without padding. The prompts are the
-    captions.
+    """Encoded prompts: the text encoder's output for the tokens of each prompt, without padding. The prompts are also
+    the captions.
     """
 
     kind: ClassVar[str] = "text"
@@ -215,7 +224,7 @@ class TextCondition(_Features):
 
 
 class FeatureCondition(_Features):
-    """Semantic features (Tar's TA-Tok), all of one length."""
+    """Semantic features from Tar's image tokenizer, TA-Tok. Every image has the same number of rows."""
 
     kind: ClassVar[str] = "features"
     title: ClassVar[str] = "semantic features"
@@ -224,33 +233,35 @@ class FeatureCondition(_Features):
 
 @dataclass(frozen=True, eq=False)
 class CodeCondition(_Entries):
-    """Semantic codes of a batch, from Tar's language model or from an image."""
+    """Semantic codes for the images of a batch, from Tar's language model or from existing images. Codes are indices
+    into the codebook of Tar's image tokenizer, TA-Tok.
+    """
 
     kind: ClassVar[str] = "codes"
     title: ClassVar[str] = "semantic codes"
     maker: ClassVar[str] = "Tar Prompt or Image to Codes"
     codes: tuple[Tensor, ...]  # one int64 tensor [n] per image, all of one length
     names: tuple[str, ...]  # captions, same length
-    size: int = 0  # entries of the codebook, 0 if unknown
+    size: int = 0  # number of entries in the codebook, 0 if unknown
 
     @property
     def entries(self) -> tuple[Tensor, ...]:
         return self.codes
 
 
-# Conditions of MAR and BitDance (class labels), and of Harmon, UniPic and BitDance (prompts).
+# MAR and BitDance read class labels. Harmon, UniPic and BitDance read prompts.
 ClassOrPrompt = Condition | PromptCondition
 AnyCondition = ClassOrPrompt | ImagePromptCondition | TextCondition | FeatureCondition | CodeCondition
 
 _CLASSES = (Condition, PromptCondition, ImagePromptCondition, TextCondition, FeatureCondition, CodeCondition)
-# Kinds of conditions to their names in messages, and to the nodes that make them.
+# For each kind of condition: its name in messages, and the node that makes such a condition.
 KINDS = {condition.kind: condition.title for condition in _CLASSES}
 MAKERS = {condition.kind: condition.maker for condition in _CLASSES}
 
 
 @dataclass(frozen=True)
 class EditSettings(Settings):
-    """How a Janus that edits reads an image."""
+    """Settings of image editing with Janus-4o."""
 
     freedom: float = knob(
         FREEDOM,
@@ -269,30 +280,31 @@ class EditSettings(Settings):
 
 
 def from_ids(ids: Sequence[int]) -> Condition:
-    """Bare class ids."""
+    """A condition of class ids without a label set. The names are the ids as text."""
     return Condition(tuple(ids), tuple(str(i) for i in ids))
 
 
 def expect_kind(condition: AnyCondition, kind: str, model: str) -> None:
-    """Check that a condition is of the kind that a model reads."""
+    """Raise a UserError if a condition is not of ``kind``. ``model``: name of the model that reads this kind."""
     if condition.kind != kind:
         raise wrong_kind(condition, kind, model)
 
 
 def wrong_kind(condition: AnyCondition, kind: str, model: str) -> UserError:
-    """The error for a condition of a kind that the model does not read."""
+    """The error for a condition that ``model`` does not read, because ``model`` reads the kind ``kind``."""
     return UserError(
         f"condition: {model} reads {KINDS[kind]}, but the condition holds {condition.title}; connect {MAKERS[kind]}."
     )
 
 
 def expect_editor(condition: AnyCondition, model: Any) -> None:
-    """Check that a model can edit: that it was trained with images and prompts, and that its file has all parts.
+    """Check that a model can edit images. The check passes if it is unknown whether the model was trained to edit.
 
     Raises:
-        UserError: the model reads another kind of condition, would ignore the image, or lacks a part.
+        UserError: the model does not read images with prompts, was not trained to edit and would ignore the image, or
+            lacks the part that reads images.
     """
-    if not getattr(model, "reads_images", False):  # models of most families do not say
+    if not getattr(model, "reads_images", False):  # models of most families do not have this attribute
         raise wrong_kind(condition, model.condition, model.name)
     if model.edits is False:
         raise UserError(
@@ -307,8 +319,8 @@ def expect_editor(condition: AnyCondition, model: Any) -> None:
 
 
 def expect_null_prompt(condition: PromptCondition, model: str) -> None:
-    """Raise a UserError if prompts have a negative text, for a model that would ignore it because it has its own null
-    prompt (Janus, BitDance).
+    """Raise a UserError if the prompts have a negative text. ``model``: name of a model that would ignore this text,
+    because the model has its own null prompt (Janus, BitDance).
     """
     if condition.unconditional != UNCONDITIONAL:
         raise UserError(

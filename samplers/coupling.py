@@ -1,31 +1,32 @@
-"""Couplings of Gaussians: turn a draft into a sample of another Gaussian, changing it as rarely as possible.
+"""Couplings of Gaussians: turn a draft into a sample of a different Gaussian, but change it as rarely as possible.
 
-The input is a draft y ~ N(m_q, s_q^2). The output is x ~ N(m_p, s_p^2), exactly, for any q. "Accepted" means x = y.
-Covariances are diagonal, and rows are independent. All channels of a row are accepted or rejected together, because a
-drafted diffusion state is usable only as a whole. If every channel were accepted by itself, the probability of a whole
-state would be the product of all channels' probabilities.
+The input is a draft y, sampled from q = N(m_q, s_q^2). The output x is a sample of the target p = N(m_p, s_p^2),
+exactly, for any q. "Accepted" means x = y. Covariances are diagonal, and rows are independent. A drafted diffusion
+state is usable only as a whole, so all channels of a row are accepted or rejected together. If each channel were
+accepted or rejected by itself, a whole state would rarely be accepted: the channels' probabilities would multiply.
 
-- :func:`reflect`, equal covariances: reflection-maximal coupling (De Bortoli, Galashov, Gretton & Doucet 2025, arXiv
-  2501.05370; Bou-Rabee, Eberle & Zimmer 2020). It accepts with probability 2 Phi(-|D| / 2) = 1 - TV, where D is
-  (m_q - m_p) / s and TV is the total-variation distance of the two Gaussians. No coupling can accept more often. A
-  rejected draft needs no new random numbers: its noise is mirrored.
-- :func:`reshape`, equal means: the usual speculative rejection, which accepts with probability min(1, p / q). A
-  rejected draft is replaced by a sample of max(0, p - q) / Z, which is found by proposals from p (Leviathan et al.
-  2023, appendix A). Here, too, no coupling can accept more often.
-- :func:`couple`, the general case: reshape, then reflect. MAR's learned variances hardly differ between a draft and the
-  target. So reshape rarely changes the draft, and reflect keeps or mirrors its noise, which keeps images of one seed
-  alike.
+- :func:`reflect`, for equal covariances: reflection-maximal coupling (De Bortoli, Galashov, Gretton & Doucet 2025,
+  arXiv 2501.05370; Bou-Rabee, Eberle & Zimmer 2020). It accepts with probability 2 Phi(-|D| / 2) = 1 - TV. Phi is the
+  standard normal distribution function, D is (m_q - m_p) / s, and TV is the total variation distance between the two
+  Gaussians. No coupling can accept more often. A rejected draft needs no new random numbers, because reflect mirrors
+  the draft's noise.
+- :func:`reshape`, for equal means: the usual rejection of speculative decoding, which accepts with probability
+  min(1, p / q). It replaces a rejected draft by a sample of max(0, p - q) / Z, where Z normalises the density. It finds
+  this sample with proposals from p (Leviathan et al. 2023, appendix A). Here, too, no coupling can accept more often.
+- :func:`couple`, for the general case: reshape, then reflect. MAR's learned variances hardly differ between a draft and
+  the target, so reshape rarely changes the draft. Then reflect keeps or mirrors the draft's noise. Images of one seed
+  therefore stay alike.
 - :func:`couple_fixed`, for BitDance and NextStep, whose variances are fixed: reflect alone.
 
-Two Gaussians count as equal if their means differ by at most :data:`ROUNDING` (1 + |mean|) and their log stds by at
-most :data:`ROUNDING` in every channel, because fp32 evaluations of one head in two batches differ by this much. To
-treat such Gaussians as equal makes an error. On the demo (50 diffusion steps from t = 950, temperature 0.8, 8
+Two Gaussians count as equal if, in every channel, their means differ by at most :data:`ROUNDING` (1 + |mean|) and their
+log stds by at most :data:`ROUNDING`. The fp32 outputs of one head in two different batches differ by this much. To
+treat such Gaussians as equal causes an error. With the demo model (50 diffusion steps from t = 950, temperature 0.8, 8
 channels), the smallest std of a step with noise is 0.0051. If |mean| = 1 in all channels, the error in total variation
-is at most 0.0044 in the worst step, 0.00012 in the median step, and 0.013 over all steps of a token. With the demo's
-draft model, no Gaussians of 12,032 verified steps were close enough to count as equal.
+is at most 0.0044 in the worst step, 0.00012 in the median step, and 0.013 over all steps of a token. In 12,032 verified
+steps with the demo's draft model, q and p never came close enough to count as equal.
 
-All random numbers are arguments, so nothing here waits for the device. A std of 0 means no noise, as in the last step;
-a draft is then accepted only if q and p count as equal.
+All random numbers are arguments, so no function here waits for the device. A std of 0 means no noise, as in the last
+step. A draft of such a step is accepted only if q and p count as equal.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Gaussian(NamedTuple):
     log_std: Tensor
 
     def rows(self, *index: Tensor) -> Gaussian:
-        """The distributions at an index."""
+        """The distributions at ``index``."""
         return Gaussian(self.mean[index], self.log_std[index])
 
     def flat(self) -> Gaussian:
@@ -54,8 +55,8 @@ class Gaussian(NamedTuple):
 
 
 class Proposals(NamedTuple):
-    """Random numbers for T proposals for each of N rows. Proposals are samples of p; the first accepted one replaces a
-    rejected draft.
+    """Random numbers for T proposals for each of N rows. A proposal is a sample of p. The first accepted proposal
+    replaces a rejected draft.
     """
 
     normals: Tensor  # standard normal, fp32 [N, T, channels]
@@ -63,19 +64,19 @@ class Proposals(NamedTuple):
 
 
 class Coupled(NamedTuple):
-    """Samples of the target."""
+    """The outputs of a coupling for N rows."""
 
     value: Tensor  # fp32 [N, channels]
     accepted: Tensor  # bool [N], whether the value is the draft
-    # bool [N], whether the value is a sample of the target. It is not if the draft and all proposals are rejected: then
-    # the value is the last proposal, or the draft if there are no proposals.
+    # bool [N], whether the value is a sample of the target. It is not if reshape rejects the draft and all proposals.
+    # Then reshape returns the last proposal, or the draft if there are no proposals.
     is_sample: Tensor
 
 
 def same(a: Gaussian, b: Gaussian) -> Tensor:
     """Whether two Gaussians are equal up to fp32 rounding in every channel, bool [...]."""
     mean = (a.mean - b.mean).abs() <= ROUNDING * (1 + b.mean.abs())
-    std = torch.isclose(a.log_std, b.log_std, rtol=0, atol=ROUNDING)  # minus infinity equals itself
+    std = torch.isclose(a.log_std, b.log_std, rtol=0, atol=ROUNDING)  # two log stds of minus infinity are close
     return (mean & std).all(-1)
 
 
@@ -85,27 +86,28 @@ def noiseless(q: Gaussian, p: Gaussian) -> Tensor:
 
 
 def _shape_ratio(z: Tensor, log_std_gap: Tensor) -> Tensor:
-    """The log of the density ratio N(0, s_p^2) / N(0, s_q^2) at s_q z, fp32 [...]. ``log_std_gap``: log s_q - log s_p,
-    fp32 [..., channels].
+    """The log density of N(0, s_p^2) minus the log density of N(0, s_q^2), both at s_q z, fp32 [...].
+
+    ``log_std_gap``: log s_q - log s_p, fp32 [..., channels].
     """
     return (log_std_gap - 0.5 * z * z * torch.expm1(2 * log_std_gap)).sum(-1)
 
 
 def _shift_ratio(z: Tensor, shift: Tensor) -> Tensor:
-    """The log of the density of N(0, I) at z + shift, minus its log at z, fp32 [...]."""
+    """The log density of N(0, I) at z + shift minus the log density at z, fp32 [...]."""
     return -(z * shift).sum(-1) - 0.5 * (shift * shift).sum(-1)
 
 
 def reshape(
     draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, proposals: Proposals | None = None
 ) -> Coupled:
-    """Turn a sample of q = N(m, s_q^2) into a sample of p = N(m, s_p^2), with the same mean m: accept the draft with
-    probability min(1, p / q), else sample max(0, p - q) / Z. ``log_std``: log s_p.
+    """Turn a sample of q = N(m, s_q^2) into a sample of p = N(m, s_p^2), with the same mean m. Accept the draft with
+    probability min(1, p / q), or else sample from max(0, p - q) / Z. ``log_std``: log s_p.
 
-    A proposal from p is accepted with probability 1 - min(1, q / p). Let TV be the total variation distance of p and q,
-    not 0. A draft is rejected with probability TV, and then needs 1 / TV proposals on average. So for any p and q, the
-    average over all drafts, accepted ones included, is one proposal per draft. The probability that a draft needs more
-    than T proposals is below 1 / T.
+    A proposal from p is accepted with probability 1 - min(1, q / p). Let TV be the total variation distance between p
+    and q, and not 0. A draft is rejected with probability TV. A rejected draft needs 1 / TV proposals on average. So
+    for any p and q, the average over all drafts, including the accepted drafts, is one proposal per draft. The
+    probability that a draft needs more than T proposals is below 1 / T.
     """
     # 1. Accept the draft.
     z = (draft - q.mean) * torch.exp(-q.log_std)
@@ -114,8 +116,8 @@ def reshape(
     if proposals is None:
         return Coupled(draft, accepted, accepted)
 
-    # 2. Accept proposals: log q / p is the shape ratio with p and q exchanged. The comparison is negated, so a NaN is
-    # accepted and stays visible.
+    # 2. Accept proposals: log q / p is the shape ratio with p and q exchanged. The comparison is negated, so a proposal
+    # with a NaN is accepted, and the NaN stays visible.
     suits = ~(proposals.uniforms.log() <= _shape_ratio(proposals.normals, -log_std_gap[:, None]))
     found = suits.any(1)
 
@@ -127,8 +129,8 @@ def reshape(
 
 
 def reflect(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> Coupled:
-    """Turn a sample of N(mean, s^2) into a sample of N(m_p, s^2), by reflection-maximal coupling. The stds are equal
-    and not 0.
+    """Turn a sample of N(mean, s^2) into a sample of p = N(m_p, s^2), by reflection-maximal coupling. The std s is the
+    same in both Gaussians, and not 0.
 
     Let z be the draft's noise, D = (mean - m_p) / s and e = D / |D|. The draft is accepted with probability
     min(1, exp(-z.D - |D|^2 / 2)). A rejected draft is replaced by m_p + s (z - 2 (e.z) e).
@@ -152,20 +154,20 @@ def reflect(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> Couple
 def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, proposals: Proposals | None = None) -> Coupled:
     """Turn samples of q into samples of p: :func:`reshape`, then :func:`reflect`.
 
-    If q and p count as equal, the draft is accepted. Else, if q or p has no noise in some channel, the result is the
-    mean of p, and the draft counts as rejected.
+    If q and p count as equal, the draft is accepted. Otherwise, if q or p has no noise in some channel, the result is
+    the mean of p, and the draft counts as rejected.
 
     Args:
         draft: fp32 [N, channels], a sample of q.
         uniforms: in (0, 1], fp32 [N, 2]: one for ``reshape`` and one for ``reflect``.
-        proposals: for rows that ``reshape`` rejects; None for no proposals. If a call is repeated with further
-            proposals after the same first ones, only those rows change whose value was not yet a sample of p.
+        proposals: for rows that ``reshape`` rejects; None for no proposals. You can repeat a call with the same
+            proposals and further ones after them. Then only rows change whose value was not yet a sample of p.
     """
     reshaped = reshape(draft, q, p.log_std, uniforms[:, 0], proposals)
     reflected = reflect(reshaped.value, q.mean, p, uniforms[:, 1])
     accepted = reshaped.accepted & reflected.accepted
 
-    # Without noise the sample is the mean.
+    # Without noise, the sample is the mean.
     without_noise = noiseless(q, p)
     value = torch.where(without_noise[:, None], p.mean, reflected.value)
 
@@ -179,5 +181,5 @@ def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, proposals:
 
 
 def couple_fixed(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor) -> Coupled:
-    """:func:`couple` of Gaussians with equal stds, none of them 0; ``uniforms`` fp32 [N, 1]."""
+    """:func:`couple` for Gaussians whose stds are equal and not 0. ``uniforms``: in (0, 1], fp32 [N, 1]."""
     return reflect(draft, q.mean, p, uniforms[:, 0])

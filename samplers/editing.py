@@ -1,8 +1,9 @@
-"""Editing: tokens outside a mask are fixed, tokens inside it are sampled again.
+"""Editing: the tokens outside a mask are fixed, and the sampler regenerates the tokens inside the mask.
 
-Fixed tokens are known before the first pass, so editing works with every accelerator. In a masked sampler (MAR), a new
-token sees all fixed tokens. In a token sampler, which decides tokens in raster order or nearly so, a new token sees
-only the fixed tokens before it.
+Fixed tokens are known before the first pass, so editing works with every accelerator except MuLo-SD, whose sampler
+takes no edit. In the MAR samplers, a new token sees all fixed tokens. All other samplers decide tokens in an order
+that does not depend on the mask, mostly raster order. There, a new token sees only the fixed tokens before it. In
+BitDance, a new token also sees the fixed tokens in its own block.
 """
 
 from __future__ import annotations
@@ -18,35 +19,41 @@ from ..errors import UserError
 from ..networks.precision import is_finite
 from ..reports.record import fingerprint
 
-# Smallest mask value at which a token is sampled again. Lower values round to 0 of 255, which is black. With this limit
-# the soft edge of a feathered mask belongs to the mask, as in ComfyUI's samplers, which change every value above 0.
+# Smallest mask value at which a token is regenerated. On a scale of 0 to 255, lower values round to 0, which is black.
+# The soft edge of a feathered mask thus belongs to the mask. ComfyUI's samplers, too, change the image wherever the
+# mask is above 0.
 LEAST_MASKED = 0.5 / 255
-# Largest absolute value of the latents that an edit starts from. Latents of images have a standard deviation of at most
-# about 5. Far beyond this limit, norms and fp16 numbers overflow, and a large part of the image becomes NaN.
+# Largest absolute value that is allowed in the latents that an edit starts from. Latents of images have a standard
+# deviation of at most about 5. Values far above 10,000 overflow in norms and in fp16, and a large part of the image
+# becomes NaN.
 LARGEST_LATENT = 10_000
 
 
 @dataclass(frozen=True, eq=False)
 class Edit:
-    """An image to start from, and the part to sample again."""
+    """An image to start from, and the part of it to regenerate, for B images."""
 
-    start: Tensor  # decoder latents [1 or B, C, H, W], any float dtype; for a token sampler codes int64 [1 or B, G, G]
-    # [1 or B, h, w] of any size, 0..1. A token is sampled again if a mask value in its area is at least LEAST_MASKED.
+    # Decoder latents [1 or B, C, H, W], any float dtype; for a token sampler codes, int64 [1 or B, G, G], on a grid of
+    # G x G tokens.
+    start: Tensor
+    # [1 or B, h, w] of any size, values 0 to 1. A token is regenerated if a mask value in its area is at least
+    # LEAST_MASKED.
     mask: Tensor
 
     def of(self, images: Sequence[int], batch: int) -> Edit:
-        """The edit for some images of a batch of ``batch``; ``images`` are their indices. A single start or mask is for
-        all images.
+        """The edit for some images of a batch of ``batch`` images. ``images``: the indices of these images. A single
+        start or a single mask applies to every image. Raises as :meth:`expect_batch`.
         """
         self.expect_batch(batch)
         start, mask = (x if len(x) == 1 else x[list(images)] for x in (self.start, self.mask))
         return Edit(start, mask)
 
     def expect_batch(self, images: int) -> None:
-        """Check the shape of the mask, and that start and mask each have one entry, or one for each of the images.
+        """Check the shape of the mask, and that start and mask have one entry, or one for each of ``images`` images.
 
         Raises:
-            UserError: a mask that is empty or has another shape; another number of entries.
+            UserError: the mask is not [batch, height, width] or has a dimension of size 0; start or mask has a wrong
+                number of entries.
         """
         mask = self.mask
         if mask.ndim != 3 or 0 in mask.shape:
@@ -62,17 +69,20 @@ class Edit:
             )
 
     def token_mask(self, grid: int | tuple[int, int], images: int, device: torch.device) -> Tensor:
-        """The tokens to sample again, bool [B, L] on ``device``, for B images of a grid (a side, or height and width).
+        """The tokens to regenerate, bool [B, L] on ``device``, for B = ``images`` images of L tokens.
+
+        Args:
+            grid: tokens along one side of a square image, or (height, width) in tokens.
 
         Raises:
-            UserError: see :meth:`expect_batch`; numbers that are not finite, or a mask that covers nothing.
+            UserError: see :meth:`expect_batch`; start or mask has values that are not finite; a mask covers no token.
         """
         self.expect_batch(images)
         for name, x in (("latent_image", self.start), ("mask", self.mask)):
             if not is_finite(x):
                 raise UserError(f"{name}: some values are not finite (NaN or infinity); encode or load it again.")
 
-        # Max pooling: a mask of image size covers every token it touches.
+        # Max pooling: a mask in pixels covers every token whose area it touches.
         mask = self.mask.to(device, torch.float32)
         tokens = F.adaptive_max_pool2d(mask[:, None], grid)[:, 0] >= LEAST_MASKED
         if not bool(tokens.flatten(1).any(1).all()):
@@ -82,7 +92,7 @@ class Edit:
 
 
 def masks_of(values: Tensor) -> Tensor | None:
-    """Masks [H, W], [B, H, W] or [B, 1, H, W] as [B, H, W]; None for any other shape."""
+    """Masks [H, W], [B, H, W] or [B, 1, H, W] as [B, H, W]; None for any other shape, or if a dimension has size 0."""
     if 0 in values.shape:
         return None
     if values.ndim == 2:
@@ -93,11 +103,12 @@ def masks_of(values: Tensor) -> Tensor | None:
 
 
 def edit_digests(kept: Tensor, again: Tensor) -> tuple[str, ...]:
-    """A short digest for each image of an edit. Digests are equal if the same tokens are fixed, with the same values.
+    """A short digest for each image of an edit. Two digests are identical if both edits fix the same tokens with the
+    same values.
 
     Args:
-        kept: the tokens of the image to change, [1 or B, L, ...].
-        again: which tokens are sampled again, bool [B, L].
+        kept: all tokens of the image that the edit starts from, [1 or B, L, ...].
+        again: which tokens the edit regenerates, bool [B, L].
     """
     sampled = again.view(*again.shape, *(1,) * (kept.ndim - 2))  # [B, L, 1 ...]
     fixed = torch.where(sampled, 0, kept)

@@ -1,21 +1,21 @@
-"""One engine for every family: an image is a grid of cells, and every pass decides some of them.
+"""One engine for all samplers: an image is a grid of cells, and every pass decides some of the cells.
 
-A sampler is three functions of a pass k:
+A sampler has three parts, each with an answer for every pass k:
 
 - plan: ``plan[k]`` are the cells that the pass decides;
-- look: ``look(k, cells)`` runs the transformer, given what is decided so far, and returns its output z for ``cells``:
-  conditions of a diffusion head, or hidden rows from which logits are computed;
-- draw: ``draw(k, cells, z)`` samples the values of the cells from z.
+- look: ``look(k, cells)`` runs the transformer on the cells that are decided so far. It returns the output z for
+  ``cells``: conditions for a diffusion head, or hidden rows from which logits are computed;
+- draw: ``draw(k, cells, z)`` samples the values of ``cells`` from z.
 
 :func:`decode` is the loop of all methods whose plan is known before the first pass: MAR, GtR, LazyMAR, NextStep and the
-token samplers. Such a method changes the plan (PAR and ZipAR, with the tokens that a pass feeds), the look (LazyMAR),
-the draw (DiSA, speculation), or two of them (GtR the plan and the draw).
+token samplers (``docs/papers.md`` lists the methods). PAR and ZipAR change the plan, and the tokens that a pass feeds.
+LazyMAR changes the look. DiSA and speculation change the draw. GtR changes the plan and the draw.
 
 Methods that verify drafts (FastHybrid, CSpD, MuLo-SD, Jacobi decoding) have loops of their own, because the cells that
 a pass decides depend on which drafts are accepted. BitDance has its own loop because it shows progress within a pass.
 All these loops decide cells with :meth:`Canvas.decide` and yield steps with :meth:`Canvas.show`.
 
-Shapes: B images of L = h w cells; a cell's value is a token, or a vector of channels.
+Shapes: B images of L = h w cells. The value of a cell is a token id or a vector of channels.
 """
 
 from __future__ import annotations
@@ -40,12 +40,13 @@ from ..reports.record import GIVEN, PAUSE, PLAIN, Clock, Report, dtype_of
 class Step:
     """The partial result that a sampler yields after every pass.
 
-    The latents are computed when they are first read, so a preview costs nothing where nobody looks. Read the
-    latents before the sampler continues; after that, they cannot be computed any more.
+    The latents are computed when they are first read, so a preview that nobody looks at costs nothing. Read the latents
+    before the sampler continues. After that, they cannot be computed any more.
     """
 
-    # AR steps or passes done; in FastHybrid the mean over the images. BitDance counts evaluations of the diffusion head
-    # instead, jacobi.py counts the cells whose values are certain, and MuLo-SD counts each cell twice, see its Block.
+    # Progress, of ``total``. Most samplers count passes, called AR steps in MAR. FastHybrid takes the mean over the
+    # images, because they may be at different AR steps. BitDance counts calls of the diffusion head. jacobi.py
+    # counts the cells whose values are certain. MuLo-SD counts each cell twice, see Block in tokens/mulosd/blocks.py.
     done: int
     total: int
     report: Report  # the running report with the counts so far
@@ -58,7 +59,7 @@ class Step:
 
     @property
     def decided(self) -> Tensor:
-        """Which tokens are decided, bool [B, h, w]; drafts of CSpD and MuLo-SD that are not verified yet count too."""
+        """Which tokens are decided, bool [B, h, w]. In CSpD and MuLo-SD, drafts count before they are verified."""
         return self._viewed[1]
 
     @cached_property
@@ -73,16 +74,14 @@ class Step:
 
 
 class Sampled(NamedTuple):
-    """A sampler's result: latents for the decoder, fp32 [B, C, H, W], or codes of a token model, int64 [B, h, w]; and
-    the report.
-    """
+    """The result of a sampler."""
 
-    latents: Tensor
+    latents: Tensor  # latents for the decoder, fp32 [B, C, H, W], or codes of a token model, int64 [B, h, w]
     report: Report
 
 
 class Verdict(NamedTuple):
-    """What a pass decides: the arguments of :meth:`Canvas.decide`."""
+    """The cells that a pass decides, and their values. The fields are the arguments of :meth:`Canvas.decide`."""
 
     cells: Tensor | tuple[Tensor, Tensor]
     values: Tensor
@@ -94,7 +93,7 @@ R = TypeVar("R")
 Sampler: TypeAlias = Generator[Step, None, Sampled]
 Look: TypeAlias = Callable[[int, Tensor], Tensor]
 Draw: TypeAlias = Callable[[int, Tensor, Tensor], Tensor]
-# Latents or codes as in Sampled, and bool [B, h, w] of the decided tokens.
+# A View returns latents or codes as in Sampled, and which tokens are decided, bool [B, h, w].
 View: TypeAlias = Callable[[], tuple[Tensor, Tensor]]
 
 
@@ -102,27 +101,27 @@ View: TypeAlias = Callable[[], tuple[Tensor, Tensor]]
 class Canvas:
     """The images that a run generates: the values decided so far, and the report.
 
-    The clock runs from the start of the sampler to :meth:`finish`. The sampler makes the clock, because it may read the
-    condition before it makes the canvas.
+    The clock runs from the start of the sampler to :meth:`finish`. The sampler creates the clock, because it may read
+    the condition before it creates the canvas.
     """
 
-    model: Any  # the model that generates them
+    model: Any  # the model that generates the images
     settings: Any
-    noise: Any  # random numbers of B images: PairedNoise, or TokenNoise for tokens
+    noise: Any  # random numbers for B images: TokenNoise for a token model, else PairedNoise
     grid: tuple[int, int]  # h, w
-    # [B, L, ...]. A token model's values have one more cell at the end: if a pass decides fewer cells of one image than
-    # of another, the padding goes there.
+    # The values of the cells, [B, L, ...]. A token model has one more cell at the end. If a pass decides fewer cells of
+    # one image than of another, the padding goes to this cell.
     values: Tensor
     report: Report
-    total: int = 0  # what Step.total is; set by the sampler before its first pass
+    total: int = 0  # for Step.total; the sampler sets it before the first pass
     again: Tensor | None = None  # bool [B, L], the cells that an edit regenerates; None without an edit
     phases: tuple[str, str] = ("transformer", "head")  # names of the time spent in looks and in draws
     clock: Clock = field(kw_only=True)
 
-    # Two maps with the first two dimensions of ``values``:
-    fixed_at: Tensor = field(init=False)  # int32, the pass that decided a cell; -1 before
+    # Two maps, with the size of the first two dimensions of ``values``:
+    fixed_at: Tensor = field(init=False)  # int32, the pass that decided a cell; -1 if no pass has decided it
     outcome: Tensor = field(init=False)  # uint8, what became of a cell's draft, see reports/record.py
-    # Norms of intermediate values, fp32 [] each; a norm is not finite if one of its values is not.
+    # Norms of intermediate values, fp32 [] each. A norm is not finite if one of the values is not finite.
     norms: list[Tensor] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
@@ -133,12 +132,12 @@ class Canvas:
 
     @property
     def images(self) -> int:
-        """B."""
+        """Number of images, B."""
         return len(self.values)
 
     @property
     def cells(self) -> int:
-        """L."""
+        """Number of cells in an image, L."""
         return self.grid[0] * self.grid[1]
 
     @property
@@ -160,14 +159,15 @@ class Canvas:
         when: int | Tensor,
         outcome: Tensor | None = None,
     ) -> None:
-        """Decide cells.
+        """Decide cells: write their values, the pass and the outcome of their drafts.
 
         Args:
-            cells: int64 [B, n], or [n] if they are the same in every image. If the images have different numbers of
-                cells: a tuple of image and cell, int64 [N] each. In the other arguments, [N] then replaces [B, n].
-            values: [B, n, ...].
-            when: the pass that decides the cells; int32 [B, n] if the cells have different passes.
-            outcome: uint8 [B, n], what became of the cells' drafts, see ``reports/record.py``; None leaves it as it is.
+            cells: int64 [B, n], or [n] if all images have the same cells. If the images have different numbers of
+                cells: a tuple (image, cell), int64 [N] each. In the other arguments, [N] then replaces [B, n].
+            values: the values of the cells, [B, n, ...].
+            when: the pass that decides the cells; int32 [B, n] if different passes decide them.
+            outcome: uint8 [B, n], what became of the cells' drafts, see ``reports/record.py``; None leaves the outcomes
+                unchanged.
         """
         at: Any
         if isinstance(cells, tuple):
@@ -191,21 +191,23 @@ class Canvas:
         return self.to_latents(values * decided)
 
     def to_latents(self, values: Tensor) -> Tensor:
-        """Latents or codes from values [B, L, ...]: here codes [B, h, w], in most derived classes latents."""
+        """Turn values [B, L, ...] into latents or codes. This class returns codes [B, h, w]; most subclasses return
+        latents.
+        """
         return values.view(-1, *self.grid)
 
-    # What leaves a sampler is a normal tensor, which a caller may change.
+    # The caller may change these tensors, so they must not be inference tensors.
     @torch.inference_mode(False)
     @torch.no_grad()
     def view(self) -> tuple[Tensor, Tensor]:
-        """Latents or codes so far, and the decided tokens, as :class:`Step` has them."""
+        """Latents or codes so far, and which tokens are decided, for :class:`Step`."""
         decided = self.decided
         return self.shown(decided), decided.view(-1, *self.grid)
 
     def show(self, done: int, view: View | None = None) -> Iterator[Step]:
-        """Yield the partial result. The time that the caller spends on it does not count as time of the run.
+        """Yield the partial result. The time until the caller continues does not count as time of the run.
 
-        ``view``: what the step shows; None for :meth:`view`.
+        ``view``: a function that computes what the step shows; None for :meth:`view`.
         """
         step = Step(done, self.total, self.report, view or self.view)
         with self.clock.phase(PAUSE):
@@ -213,15 +215,17 @@ class Canvas:
         step.view = None
 
     def watch(self, *norms: Tensor) -> None:
-        """Remember norms, fp32 [] each. :meth:`finish` checks them for NaN and infinity, so no step waits for them."""
+        """Remember norms, fp32 [] each. Only :meth:`finish` checks the norms for NaN and infinity, so no step waits for
+        the device.
+        """
         self.norms.extend(norms)
 
     @torch.inference_mode(False)
     def finish(self) -> Sampled:
-        """Stop the clock; returns the result.
+        """Stop the clock, complete the report, and return the result.
 
         Raises:
-            UserError: values, or intermediate values that :meth:`watch` has seen, are NaN or infinite.
+            UserError: the latents, or norms that :meth:`watch` remembers, are NaN or infinite.
         """
         # 1. The maps of the report.
         step = self.fixed_at[:, : self.cells]
@@ -244,7 +248,10 @@ class Canvas:
     def expect_finite(self, field: str) -> None:
         """Check all norms so far. The host waits for the device here.
 
-        ``field``: the input at which an error names the model.
+        ``field``: the input that holds the model, for the error message.
+
+        Raises:
+            UserError: a norm is NaN or infinite.
         """
         if self.norms and not np.isfinite(torch.stack(self.norms).cpu().numpy()).all():
             what = "latents" if self.values.is_floating_point() else "logits"
@@ -258,12 +265,13 @@ def decode(
     draw: Draw,
     show: Callable[[int], Iterator[Step]] | None = None,
 ) -> Iterator[Step]:
-    """Run the passes of a plan one after another, and yield a step after each. The caller disables gradients.
+    """Run the passes of a plan one after another, and yield a step after each pass. The caller must disable gradients.
 
     Args:
-        plan: the cells of every pass by its number, int64 [B, n], or [n] if they are the same in every image.
+        canvas: the images to generate.
+        plan: for each number of a pass its cells, int64 [B, n], or [n] if all images have the same cells.
         look, draw: see the top of this file.
-        show: yields the partial result, given the number of passes so far; None for :meth:`Canvas.show`.
+        show: a function from the number of passes so far to the steps to yield; None for :meth:`Canvas.show`.
     """
     show = show or canvas.show
     looking, drawing = canvas.phases
@@ -277,7 +285,7 @@ def decode(
 
 
 def finish(sampler: Generator[Any, None, R], callback: Callable[[Any], object] | None = None) -> R:
-    """Run a sampler to its end and return its result. ``callback`` is called with every step."""
+    """Run a sampler to its end, call ``callback`` with every step, and return the sampler's result."""
     with closing(sampler):
         while True:
             try:
@@ -290,12 +298,12 @@ def finish(sampler: Generator[Any, None, R], callback: Callable[[Any], object] |
 
 
 def start_report(name: str, model: Any, condition: Any, settings: Any, noise: Any) -> Report:
-    """The report of a generation of images, before its first pass.
+    """The report of a run before the first pass of the run.
 
-    ``name`` is the sampler's; the other arguments are the sampler's.
+    ``name``: the sampler's name. The other arguments are those that the sampler was called with.
 
     Raises:
-        UserError: condition and noise are of different numbers of images.
+        UserError: the condition and the noise are for different numbers of images.
     """
     if len(condition) != len(noise):
         raise UserError(
@@ -310,7 +318,7 @@ def start_report(name: str, model: Any, condition: Any, settings: Any, noise: An
 
 
 def new_report(name: str, model: Any, settings: Any, noise: Any) -> Report:
-    """:func:`start_report` without a condition."""
+    """The same as :func:`start_report`, but without a condition."""
     report = Report(name, model.name, asdict(settings), noise.seed, len(noise), model.device.type)
     report.remark(model.note, ops.remark(*model.parts.values(), operations=model.net.operations))
     report.dtype = dtype_of(model.net)
@@ -318,5 +326,5 @@ def new_report(name: str, model: Any, settings: Any, noise: Any) -> Report:
 
 
 def remark_draft(report: Report, draft: Any) -> None:
-    """Add the remarks about a draft model to the report of a run at its end, unless the report already has them."""
+    """Add the remarks about a draft model to a report at the end of a run. Leaves out remarks that the report has."""
     report.remark(*(f"draft: {text}" for text in (draft.note, draft.net.remark) if text and text not in report.note))

@@ -1,17 +1,17 @@
-"""Paired noise: all random numbers of an image follow from (seed, image index, token position).
+"""Paired noise: the seed, the image's index and the token's position determine all random numbers of an image.
 
-With the same seed, two samplers start from the same noise. Image i is the same whether it is generated alone or in a
-batch.
+Two samplers with the same seed therefore start from the same noise, and image i has the same noise whether it is
+generated alone or in a batch. A *stream* is a named sequence of random numbers. Different streams are independent.
 
-- :class:`PairedNoise`: noise for diffusion. Generators on the CPU make it, so the image does not depend on the device.
-  The global RNG is not used.
-- :class:`CounterRNG`: random numbers for verifying drafts. It is unknown in advance how many random numbers a rejected
-  draft needs, so each number is computed from a counter.
-- :class:`CellNoise`: random numbers for sampling discrete tokens, also computed from a counter; see
+- :class:`PairedNoise`: noise for diffusion. Generators on the CPU compute it, so it does not depend on the device. They
+  leave PyTorch's global generator unchanged.
+- :class:`CounterRNG`: random numbers for the verification of drafts. How many of them a rejected draft needs is not
+  known in advance, so each number is computed from a counter.
+- :class:`CellNoise`: random numbers for sampling discrete tokens, also computed from counters; see
   ``tokens/token_noise.py``.
 
-The counters are SplitMix64's (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"): they
-advance in steps of :data:`GOLDEN` and are hashed by :func:`mix_`.
+The counters follow SplitMix64 (Steele, Lea and Flood 2014, "Fast splittable pseudorandom number generators"): a counter
+advances in steps of :data:`GOLDEN`, and :func:`mix_` hashes it.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-# SplitMix64's constants as signed numbers, because torch computes in int64. Products wrap around as required.
+# SplitMix64's constants as signed numbers, because torch computes in int64. Products wrap around modulo 2^64, as
+# SplitMix64 requires.
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
 _SECOND = 0x94D049BB133111EB - (1 << 64)
-# Distance between the counters of two neighbouring cells (token positions): 2^32 times GOLDEN, modulo 2^64.
+# Distance between the counters of two consecutive cells (token positions): 2^32 times GOLDEN, modulo 2^64.
 _CELL = (GOLDEN & 0xFFFFFFFF) << 32
 # The largest fp32 number below 1.
 _BELOW_ONE = 1 - 2**-24
@@ -47,17 +48,17 @@ def _fold_(x: Tensor, shift: int) -> Tensor:
 
 
 def stream_key(seed: int | None, image: int, stream: str) -> bytes:
-    """Eight bytes from which the random numbers of ``stream`` start, for an image and a seed."""
+    """Eight bytes that determine the random numbers of ``stream`` for a seed and the image with this index."""
     return hashlib.sha256(f"fastar/{seed}/{image}/{stream}".encode()).digest()[:8]
 
 
 class PairedNoise:
     """The noise of B images, generated from one seed (0 to 2^64 - 1).
 
-    ``images``: for each of the B images, its index in the whole batch.
+    ``images``: for each of the B images, its index in the whole batch of the run.
     """
 
-    seed: int | None = None  # None in derived classes, whose noise does not come from a seed
+    seed: int | None = None  # None in a derived class whose noise does not come from a seed
 
     def __init__(self, seed: int, images: Sequence[int]):
         self.seed = seed
@@ -84,42 +85,45 @@ class PairedNoise:
         return torch.stack([torch.randn(tokens, channels, generator=g) for g in self._generators(f"{stream}/first")])
 
     def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
-        """The noise of ``count`` diffusion steps, fp32 [B, count, tokens, channels]; entry 0 is for the highest
-        timestep.
+        """The noise of ``count`` diffusion steps, fp32 [B, count, tokens, channels]. Entry 0 is for the first step,
+        whose state has the most noise.
         """
         generators = self._generators(f"{stream}/steps")
         return torch.stack([torch.randn(count, tokens, channels, generator=g) for g in generators])
 
 
 def noise_bytes(images: int, streams: Mapping[str, int], numbers: int) -> int:
-    """Bytes of the noise of a batch, fp32.
+    """Bytes that the noise of a batch takes in fp32.
 
     Args:
+        images: number of images in the batch.
         streams: diffusion steps of every stream, see :meth:`.Guarantees.streams`.
-        numbers: how many random numbers one image takes in one step.
+        numbers: number of random numbers that one image needs in one step.
     """
-    steps = sum(count + 2 for count in streams.values())  # the start, the steps, and one to spare
+    steps = sum(count + 2 for count in streams.values())  # the start, the steps, and one entry to spare
     return 4 * images * steps * numbers
 
 
 class CounterRNG:
-    """Counter-based random numbers for N rows, each of which has a key.
+    """Counter-based random numbers for N rows. Each row has a key.
 
     A row has independent sequences of numbers, called lanes: number i of a lane is a hash of (key, lane, i). There is
-    no state, so the numbers of a row depend neither on its batch nor on other calls. They are computed on the device of
-    the keys, int64 [N]; see :func:`row_keys`.
+    no state, so the numbers of a row depend neither on the other rows nor on earlier calls. The numbers are computed on
+    the device of the keys.
+
+    ``keys``: int64 [N], see :func:`row_keys`.
     """
 
     def __init__(self, keys: Tensor):
         self.keys = keys
 
     def of(self, rows: Tensor) -> CounterRNG:
-        """The generator for the rows with these indices, int64 [M]."""
+        """The random numbers of the rows with the indices ``rows``, int64 [M]."""
         return CounterRNG(self.keys[rows])
 
     def _halves(self, lane: Tensor | int, first: int, count: int) -> tuple[Tensor, Tensor]:
         """Two uniform random numbers for each index ``first .. first + count - 1`` of a lane, fp32 [N, count] each: one
-        from the upper and one from the lower 32 bits of the hash. They are above 0 and at most 1.
+        from the upper and one from the lower 32 bits of the hash. All are above 0 and at most 1.
         """
         if isinstance(lane, int):
             lane = torch.full_like(self.keys, lane)
@@ -140,8 +144,8 @@ class CounterRNG:
         return self._halves(lane, first, count)[0]
 
     def normal(self, lane: Tensor | int, first: int, count: int, channels: int) -> Tensor:
-        """The draws ``first .. first + count - 1`` of a lane, each of ``channels`` standard normal numbers: fp32 [N,
-        count, channels].
+        """The vectors ``first .. first + count - 1`` of a lane, each with ``channels`` standard normal numbers: fp32
+        [N, count, channels]. ``lane`` as for :meth:`uniform`.
 
         Source: Box & Muller 1958.
         """
@@ -152,24 +156,24 @@ class CounterRNG:
 
 
 def row_keys(noise: PairedNoise, stream: str, tokens: int) -> Tensor:
-    """A key of :class:`CounterRNG` for every token position, int64 [B, tokens]. A key consists of the bits of two fp32
-    numbers of the position's noise.
+    """A key of :class:`CounterRNG` for every token position, int64 [B, tokens]. The key is made of the bits of two fp32
+    numbers, which ``stream`` has for the position.
     """
     bits = noise.first(stream, tokens, 2).float().contiguous().view(torch.int32).to(torch.int64)
     return (bits[..., 0] << 32) ^ (bits[..., 1] & 0xFFFFFFFF)
 
 
 class CellNoise(NamedTuple):
-    """The random numbers of a stream, as a function of cell and token value.
+    """The random numbers of a stream: one for each of B images, each cell and each of the V values of a token.
 
-    It holds only tensors, so a function that is recorded as a CUDA graph can take it as an argument.
+    The class holds only tensors, so a function that is recorded as a CUDA graph can take it as an argument.
     """
 
     keys: Tensor  # int64 [B, 1, 1], the counter of every image at cell 0 and value 0
-    steps: Tensor  # int64 [V], what each token value adds to the counter
+    steps: Tensor  # int64 [V], the number that each token value adds to the counter
 
     def uniform(self, cells: Tensor) -> Tensor:
-        """Uniform numbers, fp32 [B, n, V]. They are above 0 and below 1, and have the highest resolution near 0.
+        """Uniform numbers, fp32 [B, n, V]. They are above 0 and below 1, and their resolution is highest near 0.
 
         ``cells``: int64 [n], or [B, n] if the images have different cells.
         """
@@ -182,7 +186,7 @@ class CellNoise(NamedTuple):
 
     def gumbel(self, cells: Tensor) -> Tensor:
         """Gumbel(0, 1) noise, fp32 [B, n, V]; ``cells`` as for :meth:`uniform`."""
-        # -log(-log(1 - u)). With 1 - u in place of u, large values of the noise, which decide the argmax, come from
-        # uniform numbers near 0, where the resolution is highest.
+        # The noise is -log(-log(1 - u)), with 1 - u instead of the usual u. Its large values, which decide the argmax,
+        # then come from uniform numbers near 0, where the resolution is highest.
         log = self.uniform(cells).neg_().log1p_()  # log(1 - u)
         return log.neg_().log_().neg_()

@@ -1,5 +1,5 @@
-"""Settings of the samplers: frozen dataclasses from whose fields widgets, command-line options and range checks are
-derived.
+"""Settings of the samplers: frozen dataclasses. FastAR derives the nodes' widgets, the options of the command line and
+the range checks from their fields.
 """
 
 from __future__ import annotations
@@ -19,39 +19,40 @@ from ..reports.record import Report
 class Knob:
     """Metadata of one setting."""
 
-    # The text of the tooltip, at most two sentences: what the setting does and what a higher or lower value does; then
-    # the usual value, and the value that switches the method off or makes it exact. For longer texts see ``more``.
+    # The tooltip, of at most two sentences. The first says what the setting does, and what a higher or lower value
+    # does. The second says the usual value, and the value that switches the method off or makes it exact.
     help: str
-    # low, high, step: range (inclusive) and widget step; None for choices and switches
+    # The lowest and the highest allowed value, and the step of the widget; None for choices and switches.
     low: float | None = None
     high: float | None = None
     step: float | None = None
     choices: tuple[str, ...] = ()  # allowed strings, or empty
-    # Only if the default is None, which stands for the model's own value: the value for a full-size model. A new node
-    # shows this value, and the setting has its type.
+    # The value for a full-size model, if the default is None; else None. A new node shows this value, and the setting
+    # has the type of this value. None stands for the value of the setting ``same_as`` if there is one, else for the
+    # model's own value.
     paper: float | None = None
-    same_as: str = ""  # the setting whose value takes the place of None, or ""
-    symbol: str = ""  # the paper's symbol where it differs from the name, or ""
-    unit: str = ""  # unit, or ""
-    advanced: bool = False  # hidden among the advanced widgets
-    # What the help page adds to ``help``, in Markdown: what else a user needs to know to choose a value. Or "".
+    same_as: str = ""  # the name of the setting whose value replaces None, or ""
+    symbol: str = ""  # the paper's symbol for the setting if it differs from the name, or ""
+    unit: str = ""  # unit of the value, or ""
+    advanced: bool = False  # whether the node hides the setting among its advanced widgets
+    # What else a user needs to know to choose a value, in Markdown, or "". The help page shows it after ``help``.
     more: str = ""
 
 
 class Settings:
-    """Base of all settings: a frozen dataclass whose fields are made by :func:`knob`. Every new object checks its
-    values.
+    """Base class of all settings. A derived class is a frozen dataclass whose fields :func:`knob` makes. Every new
+    object checks its values, and converts numbers to the types of the settings.
 
     Raises:
-        UserError: a value of a wrong type, a number outside its range or not finite, an unknown choice.
+        UserError: a value of a wrong type, a number that is not finite or outside its range, or an unknown choice.
     """
 
-    # Settings of other samplers that this class must not have, with the reason and what to do instead.
+    # Settings of other samplers that a user may try here, each with a text: why this class lacks it, and what to do.
     refused: ClassVar[Mapping[str, str]] = {}
-    # Settings that were removed from this class, not from its bases, with the value that now always applies; see
-    # is_removed.
+    # Settings that FastAR removed from this class, not from its base classes, each with the value that now always
+    # applies; see is_removed.
     removed: ClassVar[Mapping[str, Any]] = {}
-    # For some of the removed settings: what replaces them, in words.
+    # For some of the removed settings, a text that says what replaces them.
     instead: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
@@ -61,70 +62,71 @@ class Settings:
 
 
 class Guarantees(Settings):
-    """Settings of a sampler and what they promise about the images; every part of a combination adds to
-    :attr:`approximates`.
+    """Settings of a sampler, and what they promise about its images.
+
+    If a sampler combines several methods, its settings have one base class for each method. Each of these classes adds
+    its answer to the answer of ``super()``.
     """
 
     # Whether the method, if it is not exact, generates a different image of the same subject, because it decides tokens
-    # in another order or starts from a small image. False if its image approximates the unaccelerated image.
+    # in a different order or starts from a small image. False if its image approximates the unaccelerated image.
     another_image: ClassVar[bool] = False
 
     @property
     def approximates(self) -> bool:
-        """Whether a part of the method is on that changes the distribution of the images. Samplers of discrete tokens
-        leave this False and override :meth:`exact`, because their method may depend on the grid.
+        """Whether the settings change the distribution of the images. Samplers of discrete tokens leave this False and
+        override :meth:`exact`, because their answer may depend on the size of the token grid.
         """
         return False
 
     @property
     def redraws(self) -> bool:
-        """Whether a part of the method is on that generates different images of the same distribution, as speculation
-        does.
+        """Whether some part of the method, such as speculation, generates different images from the same
+        distribution.
         """
         return False
 
     def exact(self, side: int) -> bool:
-        """Whether the images equal the unaccelerated sampler's, up to rounding in fp32. ``side``: side of the token
-        grid.
+        """Whether the images equal the unaccelerated sampler's images, up to rounding in fp32. ``side``: number of
+        tokens along a side of the grid.
         """
         return not (self.approximates or self.redraws)
 
     def lossless(self) -> bool:
-        """Whether the images differ from the unaccelerated sampler's, but have exactly the same distribution."""
+        """Whether the images differ from the unaccelerated sampler's images, but have exactly the same distribution."""
         return self.redraws and not self.approximates
 
     def no_gain(self, report: Report) -> str:
-        """Why the run was not faster with these settings, as a sentence: the part of the method that was never used. ""
-        if there is no such part. Every part of a combination has its own reasons.
+        """Why these settings made the run no faster: a sentence that names the part of the method that had no effect.
+        "" if there is no such part.
         """
         return ""
 
     def streams(self) -> dict[str, int]:
-        """The streams of noise for the diffusion of every token: the name of each stream, and the number of diffusion
-        steps that it has noise for. The random numbers depend on the name, so two diffusions with different noise
-        need two streams.
+        """The streams of diffusion noise (``noise.py``): the name of each stream, and the number of diffusion steps
+        that it has noise for. The noise depends on the name, so two diffusions with different noise need two streams.
         """
         return {}
 
 
 def knob(default: Any, help: str, **about: Any) -> Any:
-    """A dataclass field with its :class:`Knob`."""
+    """A dataclass field for a setting. ``help`` and ``about`` are the fields of its :class:`Knob`."""
     return field(default=default, metadata={"knob": Knob(help, **about)})
 
 
 def knobs(settings: type | object) -> dict[str, tuple[Any, Knob]]:
-    """Field name to (default, knob), in field order."""
+    """The default and the :class:`Knob` of each setting, by name, in the order of the fields."""
     return {f.name: (f.default, f.metadata["knob"]) for f in fields(settings)}  # type: ignore[arg-type]
 
 
 def default_or_paper(default: Any, about: Knob) -> Any:
-    """The default of a setting, or the paper's value where it is None."""
+    """The default of a setting, or ``paper`` of its :class:`Knob` if the default is None."""
     return about.paper if default is None else default
 
 
 def filled_in(settings: Any, own: Mapping[str, Any]) -> dict[str, Any]:
-    """All settings by name. A None is replaced by the value of the setting ``same_as``, if there is one, else by the
-    model's ``own`` value, or else by the value of a full-size model.
+    """All settings by name. Each None is replaced, in this order of preference, by the value of the setting
+    ``same_as``, by the model's ``own`` value, or by ``paper``; see :class:`Knob`.
     """
     values: dict[str, Any] = {}
     for name, (_, about) in knobs(settings).items():
@@ -139,14 +141,14 @@ def filled_in(settings: Any, own: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def in_words(kind: type, values: Mapping[str, Any]) -> str:
-    """Values of settings in words, "32 AR steps, cfg 2.0": main settings, and advanced ones that differ from their
+    """Values of settings in words, such as "32 AR steps, cfg 2.5". Advanced settings are left out if they have their
     defaults.
     """
     words = []
     for name, (default, about) in knobs(kind).items():
         value = values.get(name)
         if value is None:
-            continue  # the model's own
+            continue  # the model's own value applies
 
         if not about.advanced or value != default:
             words.append(setting_in_words(name, value))
@@ -155,7 +157,7 @@ def in_words(kind: type, values: Mapping[str, Any]) -> str:
 
 
 def setting_in_words(name: str, value: Any) -> str:
-    """The value of one setting, "32 AR steps" or "cfg 2.0"."""
+    """One setting and its value in words, such as "32 AR steps" or "cfg 2.5"."""
     words = "AR steps" if name == "steps" else name.replace("_", " ")
     if words.endswith(" steps"):
         return f"{shown(value)} {words}"
@@ -163,7 +165,7 @@ def setting_in_words(name: str, value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value in words; a float has three significant digits."""
+    """A value as text. A float gets at most three significant digits."""
     return f"{value:.3g}" if isinstance(value, float) else f"{value}"
 
 
@@ -171,10 +173,10 @@ S = TypeVar("S", bound=Settings)
 
 
 def make(kind: type[S], values: Mapping[str, Any]) -> S:
-    """Settings of ``kind`` from names and values: numbers, or text from a command line.
+    """Settings of the class ``kind`` from values by name. A number or a switch may also be text from a command line.
 
     Raises:
-        UserError: an unknown name; a removed setting with a value other than the one that now always applies; a value
+        UserError: an unknown name; a removed setting whose value is not the one that now always applies; or a value
             that :class:`Settings` does not allow.
     """
     known = knobs(kind)
@@ -191,7 +193,9 @@ def make(kind: type[S], values: Mapping[str, Any]) -> S:
 
 
 def removed_from(kind: type[Settings]) -> dict[str, Any]:
-    """Names of the settings that ``kind`` and its bases once had, with the values that now always apply."""
+    """Names of the settings that FastAR removed from ``kind`` and its base classes, with the values that now always
+    apply.
+    """
     found: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
         found |= vars(base).get("removed", {})
@@ -201,10 +205,10 @@ def removed_from(kind: type[Settings]) -> dict[str, Any]:
 def is_removed(kind: type[Settings], name: str, value: Any) -> bool:
     """Whether ``kind`` once had a setting of this name, and ``value`` is the value that now always applies.
 
-    Saved graphs, prompts and scripts still name such settings.
+    Saved workflows and scripts may still name such a setting.
 
     Raises:
-        UserError: ``kind`` had the setting, but ``value`` is a different value.
+        UserError: ``kind`` once had the setting, but ``value`` is a different value.
     """
     removed = removed_from(kind)
     if name not in removed:
@@ -238,7 +242,10 @@ _OFF = ("false", "no", "off", "0")
 
 
 def _parsed(value: Any, default: Any) -> Any:
-    """The switch or number that a text stands for; any other value unchanged."""
+    """The bool or number that a text stands for. Any other value is returned unchanged.
+
+    ``default``: a value of the setting's type.
+    """
     if isinstance(default, bool):
         word = str(value).lower()
         if word in _ON:
@@ -254,7 +261,7 @@ def _parsed(value: Any, default: Any) -> Any:
 def _checked(name: str, value: Any, default: Any, about: Knob) -> Any:
     """The value of one setting, converted to the type of the setting. Raises UserError, see :class:`Settings`."""
     if value is None and about.paper is not None:
-        return None  # the model's own
+        return None  # the model's own value will apply
 
     default = default_or_paper(default, about)
     if about.choices:

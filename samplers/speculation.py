@@ -1,30 +1,33 @@
-"""Speculation in a diffusion head: several steps are verified in one evaluation. Lossless.
+"""Speculation in a diffusion head: one call of the head verifies several diffusion steps. The distribution of the
+samples does not change.
 
-Source: De Bortoli, Galashov, Gretton & Doucet 2025 (arXiv 2501.05370), section 4, "frozen" drafts:
+Source: De Bortoli, Galashov, Gretton & Doucet 2025 (arXiv 2501.05370), section 4, "frozen" drafts. A row is a token, or
+a block of tokens in BitDance. A *window* consists of three parts:
 
-1. at state x_k the next L steps are drafted with the last evaluation's data and variance, without the head;
-2. the head is evaluated at all L drafted states of all rows in one batch;
-3. each row continues after its longest accepted prefix: the coupling (``coupling.py``) replaces its first rejected
+1. At state x_k, the next L steps of each row are drafted without a call of the head. All L drafts use the data and the
+   variance that the head last predicted for the row. The *data* is the state without noise, see ``chain.py``.
+2. The head is called for all L drafted states of all rows in one batch.
+3. Each row continues after its longest accepted prefix. The coupling (``coupling.py``) replaces the first rejected
    step.
 
-Step k of the head is a sample of the head's kernel N(m_p(x_k), s_p(x_k)^2); mean and std include guidance and
-temperature. The draft of the step is a sample of N(m_q, s_q^2), which depends on earlier steps only. The coupling turns
-the draft into a sample of the head's kernel, given x_k. Later drafts are used only if this one was accepted, so their
-states are valid. The noise and the uniforms of discarded steps did not affect any accepted step. They are used again,
-which keeps images of one seed alike. All numbers of a row are accepted or rejected together, because the head reads all
-tokens of a block.
+Without speculation, step k is a sample of the head's *kernel*, the Gaussian N(m_p(x_k), s_p(x_k)^2). Its mean and std
+include guidance and temperature. The draft of the step is a sample of N(m_q, s_q^2), which depends only on earlier
+steps. The coupling turns the draft into a sample of the kernel at x_k. If the draft is rejected, the row discards
+all later drafts, because they started from a wrong state. The noise and the uniform random numbers of the discarded
+steps did not affect any accepted step. They are therefore used again, so images of one seed stay alike. All numbers of
+a row are accepted or rejected together, because the head reads all tokens of a block.
 
-The last step of most diffusions adds no noise: the sample is the mean of the head's kernel, whether the draft of the
-step is accepted or not. With MAR's learned variances the report counts this step, as accepted if the draft is exact,
-because another model may have drafted all of a token (CSpD). With fixed variances the report does not count it. A last
-step with noise is verified and counted as the others are, and its state is the sample.
+The last step of most diffusions adds no noise. Its result is then the mean of the head's kernel, whether the draft is
+accepted or not. If the head's variances are learned (MAR), the report counts this step, as accepted if the draft equals
+the mean, because in CSpD a draft model may have drafted all steps of a token. If the variances are fixed, the report
+does not count this step. A last step with noise is verified and counted like every other step.
 
-Fixed tokens of a block follow their own path. Their drafts follow the same path, so these tokens have no part in the
-coupling.
+In an edit, the fixed tokens of a block follow a path of their own (:class:`.FixedTokens`). Their drafts follow the same
+path, so these tokens have no part in the coupling.
 
-The host keeps the number of steps that every row has done, as an array. It reads from the device once a window: how
-many steps of every row are accepted, at which step the row stops, and whether the coupling found a sample there. If the
-coupling needs proposals, the host also reads after every batch of proposals whether one was accepted.
+The host keeps an array with the number of steps that each row has done. It reads from the device once per window: how
+many steps of each row are accepted, at which step the row stops, and whether the coupling found a sample there. If it
+found none, the host also reads, after each batch of proposals for a new sample, whether one was accepted.
 """
 
 from __future__ import annotations
@@ -44,43 +47,43 @@ from .chain import DiffusionBatch, HeadAtStates, StepNumbers, guide
 from .coupling import Coupled, Gaussian, Proposals, couple, couple_fixed
 from .noise import CounterRNG
 
-# Lanes of a row's random numbers: one for all acceptances, two per step for proposals after a rejection.
+# Lanes of a row's random numbers (noise.py): one for the acceptance of all steps, and two per step for proposals, which
+# may replace a rejected draft (coupling.py).
 _LANE_OF_ACCEPTANCES = -1
 _LANE_OF_NORMALS = 0  # 2 step + this
 _LANE_OF_UNIFORMS = 1  # 2 step + this
-# Numbers of proposals that may replace a rejected step. All rows that need a proposal get the first batch. The few rows
-# that accept none of its proposals get the next, larger batch, which begins with the same proposals. If a row accepts
-# none of the last batch, its last proposal is taken all the same; the probability of this is below 1 / 2^18.
+# Numbers of proposals in the batches. All rows that need a proposal get the first batch. The few rows that accept none
+# of its proposals get the next, larger batch, which begins with the same proposals. If a row accepts no proposal of the
+# last batch, it takes the last proposal all the same. The probability of this is below 1 / 2^18.
 _PROPOSALS = (1 << 8, 1 << 13, 1 << 18)
 
 
 class DraftedSteps(NamedTuple):
-    """W drafted steps of R rows. A row with fewer steps left repeats its last one, which is not used."""
+    """W drafted steps of R rows. If a row has fewer steps left, its other entries repeat its last step, unused."""
 
-    states: Tensor  # before each step, fp32 [R, W, *, c]
-    values: Tensor  # after each step, fp32 [R, W, *, c]
-    q: Gaussian  # distributions of the values, fp32 [R, W, *, c]; the stds of fixed variances [R, W, 1 ...]
+    states: Tensor  # state before each step, fp32 [R, W, *, c]
+    values: Tensor  # state after each step, fp32 [R, W, *, c]
+    q: Gaussian  # distributions of the values, fp32 [R, W, *, c]; if the variances are fixed, log stds [R, W, 1 ...]
 
 
 class Coupling(NamedTuple):
-    """How drafted steps are verified, by the kind of the head's variances."""
+    """How drafted steps are verified. There is one way for learned variances, and one for fixed variances."""
 
-    function: Callable[..., Coupled]  # of draft, q, p and uniforms
-    uniforms: int  # how many uniform random numbers the function takes for a step
-    # Whether a last step that takes the data without noise is one of the steps that the report counts.
-    counts_last: bool
+    function: Callable[..., Coupled]  # takes draft, q, p and uniforms
+    uniforms: int  # number of uniform random numbers that the function takes for a step
+    counts_last: bool  # whether the report counts a last step without noise
 
 
 # MAR's head predicts the variances, and a rejected draft may need proposals.
 LEARNED = Coupling(couple, uniforms=2, counts_last=True)
-# BitDance's and NextStep's variances are fixed, so the stds of draft and head are equal.
+# The variances of BitDance and NextStep are fixed, so the draft and the head's kernel have the same std.
 FIXED = Coupling(couple_fixed, uniforms=1, counts_last=False)
 
 
 class _Window(NamedTuple):
-    """The M drafted steps that are verified together: for each of R rows as many as the window is long, or fewer if the
-    row has fewer steps left. For example, a window of four steps for the rows 3, 4 and 7, which have done 5, 8 and 7 of
-    10 steps::
+    """The M drafted steps of R rows that are verified together. A row has W steps, the length of the window, or fewer
+    steps at the end of its diffusion. In this example, W is 4, and the rows 3, 4 and 7 have done 5, 8 and 7 of 10
+    steps::
 
         of each step  row         3 3 3 3 4 4 7 7 7
                       step        5 6 7 8 8 9 7 8 9
@@ -93,24 +96,25 @@ class _Window(NamedTuple):
     All fields are int64 on the device.
     """
 
-    # Of each step, [M].
-    row: Tensor  # number of its row
-    step: Tensor  # its number
-    row_index: Tensor  # index of its row among the R rows
-    step_index: Tensor  # how many steps of its row come before it in the window
-    # Of each row, [R].
-    rows: Tensor  # its number
-    first: Tensor  # index of its first step among the M steps
-    last: Tensor  # index of its last step among the M steps
+    # For each step, [M].
+    row: Tensor  # number of the step's row
+    step: Tensor  # number of the step
+    row_index: Tensor  # index of the step's row among the R rows
+    step_index: Tensor  # index of the step among the steps of its row in this window
+    # For each row, [R].
+    rows: Tensor  # number of the row
+    first: Tensor  # index of the row's first step among the M steps
+    last: Tensor  # index of the row's last step among the M steps
 
     @property
     def in_drafts(self) -> tuple[Tensor, Tensor]:
-        """The index of each step in the tensors [R, W, ...] of :class:`DraftedSteps`."""
+        """The indices of the M steps in the tensors [R, W, ...] of :class:`DraftedSteps`."""
         return self.row_index, self.step_index
 
     def accepted_before_rejection(self, accepted: Tensor, length: int) -> Tensor:
-        """How many steps of each row are accepted before its first rejected step, int64 [R]. ``accepted``: bool [M];
-        ``length``: W.
+        """The number of steps of each row that are accepted before its first rejected step, int64 [R].
+
+        ``accepted``: bool [M], for each step; ``length``: W.
         """
         of_rows = torch.zeros(len(self.rows), length, dtype=torch.int64, device=accepted.device)
         of_rows[self.in_drafts] = accepted.to(torch.int64)
@@ -118,79 +122,83 @@ class _Window(NamedTuple):
 
 
 class _StepsToCouple(NamedTuple):
-    """M drafted steps beside the head's kernels. All n numbers of a state are in one dimension."""
+    """M drafted steps, with the distributions that the coupling compares. All n numbers of a state are in one
+    dimension.
+    """
 
     row: Tensor  # int64 [M]
     step: Tensor  # int64 [M]
-    draft: Tensor  # fp32 [M, n]
-    q: Gaussian  # of the draft
-    p: Gaussian  # the head's
-    uniforms: Tensor  # fp32 [M, uniforms of a step]
+    draft: Tensor  # drafted states after the steps, fp32 [M, n]
+    q: Gaussian  # distributions from which the drafts were sampled
+    p: Gaussian  # the head's kernels
+    uniforms: Tensor  # uniform random numbers for the coupling, fp32 [M, Coupling.uniforms]
 
     def rows(self, index: Tensor) -> _StepsToCouple:
-        """The steps at these indices, int64 [K]."""
+        """The steps with the indices ``index``, int64 [K]."""
         row, step, draft, q, p, uniforms = self
         return _StepsToCouple(row[index], step[index], draft[index], q.rows(index), p.rows(index), uniforms[index])
 
 
 class _Equations:
-    """The equations of ``chain.py``, with the temperature in the stds. :func:`.chain.advance` takes the same step with
-    all rows, but here each state is at its own step.
+    """The equations of a diffusion step in ``chain.py``, with the temperature in the stds. Here each state may be at a
+    different step, but :func:`.chain.advance` takes the same step with all rows.
 
     ``step`` is int64 [...]; states, data, predictions and logits are fp32 [..., *, c].
     """
 
     def __init__(self, batch: DiffusionBatch):
         table = batch.table
-        self.state_dimensions = batch.x.ndim - 1  # of [*, c]
+        self.state_dimensions = batch.x.ndim - 1  # number of dimensions in [*, c]
 
         columns = table.columns()
         middle = columns.middle + (math.log(batch.temperature) if batch.temperature > 0 else -math.inf)
         if not table.learned and not table.ends_with_noise:
-            # The coupling would divide by the last step's std, which is 0. Any other std works: a row that reaches its
-            # last step stops there, accepted or not, and the state after it is the predicted data.
+            # The coupling would divide by the last step's std, which is 0. Any other std works: a row stops at its last
+            # step, whether the step is accepted or not, and the state after it is the mean of the kernel.
             middle[-1] = 0
-        self._table = torch.stack(columns._replace(middle=middle), 1)  # [S, 8], a column for each of StepNumbers
+        self._table = torch.stack(columns._replace(middle=middle), 1)  # [S, 8], a column for each field of StepNumbers
 
     def numbers_of(self, step: Tensor) -> StepNumbers:
-        """The numbers of the steps, fp32 [..., 1 ...] each, with which states can be multiplied."""
+        """The numbers of the steps, fp32 [..., 1 ...] each, which broadcast to the shape of the states."""
         numbers = self._table[step]
         numbers = numbers.view(*numbers.shape, *(1,) * self.state_dimensions)
         return StepNumbers(*numbers.unbind(step.ndim))
 
     def data(self, step: Tensor, x: Tensor, prediction: Tensor) -> Tensor:
-        """The data that the head's prediction at state x says."""
+        """The data that follows from the head's prediction at the states x."""
         numbers = self.numbers_of(step)
         return torch.addcmul(numbers.data_x * x, numbers.data_out, prediction)
 
     def mean(self, step: Tensor, x: Tensor, data: Tensor) -> Tensor:
-        """Means of the states after x."""
+        """Means of the states after the steps, from the states x before the steps and the data."""
         numbers = self.numbers_of(step)
         return numbers.data_coefficient * data + numbers.x_coefficient * x
 
     def log_std(self, step: Tensor, logits: Tensor | None) -> Tensor:
-        """Log stds of the states after the steps; [..., 1 ...] if the variances are fixed."""
+        """Log stds of the states after the steps; [..., 1 ...] if ``logits`` is None, that is for fixed variances."""
         numbers = self.numbers_of(step)
         return numbers.middle if logits is None else numbers.middle + numbers.slope * logits
 
 
 class Speculation:
-    """N rows in the middle of their diffusion, each at its own step.
+    """N rows in the middle of their diffusion. Each row may be at a different step.
 
-    :meth:`finish` and :meth:`windows` take all remaining steps of rows. A window is :meth:`draft`, then :meth:`verify`.
-    Methods take the numbers of rows, int64 [R] on the host.
+    :meth:`finish` and :meth:`windows` take all remaining steps of some rows. In each window, they call :meth:`draft`,
+    then :meth:`verify`. The argument ``rows`` of the methods holds the numbers of R of the N rows, int64 [R] on the
+    host.
     """
 
-    done: np.ndarray  # steps done, int64 [N]
-    x: Tensor  # states fp32 [N, *, c]
-    # What the head said of each row when it was last evaluated, fp32 [N, *, c]: the next steps are drafted from it.
+    done: np.ndarray  # number of steps that each row has done, int64 [N]
+    x: Tensor  # states, fp32 [N, *, c]
+    # The data and the logits of the variance that the head last predicted for each row, fp32 [N, *, c] each. The next
+    # steps are drafted from them.
     data: Tensor
     logits: Tensor | None  # None if the variances are fixed
 
     def __init__(
         self, net: Recordable, head: HeadAtStates, batch: DiffusionBatch, rng: CounterRNG, report: Report | None = None
     ):
-        """``report``: counts the steps of :meth:`windows` that were drafted and accepted; None: nothing is counted."""
+        """``report``: counts the steps that :meth:`windows` drafts and accepts; None: nothing is counted."""
         learned = batch.table.learned
         coupling = LEARNED if learned else FIXED
         self.net = net
@@ -201,11 +209,11 @@ class Speculation:
         self.device = batch.x.device
         self.steps = len(batch.table)
         self.ends_with_noise = batch.table.ends_with_noise
-        # How many of the steps the report counts.
+        # How many steps of a row the report counts.
         self.counted = self.steps if coupling.counts_last or self.ends_with_noise else self.steps - 1
 
-        # Nothing has been predicted yet, so the first steps are drafted from zeros. Such a draft is mostly rejected.
-        # That costs nothing, because the call that verifies it also evaluates the first step.
+        # The head has predicted nothing yet, so the first steps are drafted from zeros. These drafts are mostly
+        # rejected, which costs nothing: the call that verifies them also computes the first step.
         self.done = np.zeros(len(batch.x), np.int64)
         self.x = batch.x.clone()
         self.data = torch.zeros_like(self.x)
@@ -217,7 +225,7 @@ class Speculation:
         self._uniforms = uniforms.view(-1, self.steps, coupling.uniforms)
 
     def finish(self, rows: np.ndarray, length: int) -> Tensor:
-        """Do all remaining steps of rows by :meth:`windows`, and return the samples, fp32 [R, *, c]."""
+        """Take all remaining steps of rows with :meth:`windows`. Returns the samples, fp32 [R, *, c]."""
         for _ in self.windows(rows, length):
             pass
 
@@ -225,8 +233,8 @@ class Speculation:
         return self.x[row]
 
     def windows(self, rows: np.ndarray, length: int) -> Iterator[None]:
-        """Do all remaining steps of rows, in windows of ``length`` drafted steps; yields after every window. If
-        ``length`` is below 2, nothing is drafted: every step is evaluated in turn.
+        """Take all remaining steps of rows, in windows of ``length`` drafted steps. Yields after every window. If
+        ``length`` is below 2, nothing is drafted: every step is a call of the head, and yields.
         """
         going = rows[self.done[rows] < self.steps]
         while len(going):
@@ -245,15 +253,15 @@ class Speculation:
     # --- a window
 
     def draft(self, rows: np.ndarray, length: int) -> DraftedSteps:
-        """Draft the next steps of rows, up to ``length`` of each. All drafts use the data and the variance of the row's
-        last evaluation.
+        """Draft the next steps of rows, at most ``length`` steps of each. All drafts of a row use the data and the
+        variance from the row's last call of the head.
         """
         self.net.note_plain("drafts of speculation")
         width = min(length, self.steps - int(self.done[rows].min()))
         row, done = self._on_device(rows, self.done[rows])
         step = (done[:, None] + torch.arange(width, device=self.device)).clamp(max=self.steps - 1)
 
-        # 1. Everything but the state is known beforehand: x_{k+1} = x_coefficient x_k + offset_k + std_k noise_k.
+        # 1. A draft is x_{k+1} = x_coefficient_k x_k + offset_k + std_k noise_k. Only x_k is not known beforehand.
         numbers = self._equations.numbers_of(step)
         offset = numbers.data_coefficient * self.data[row][:, None]
         log_std = self._equations.log_std(step, None if self.logits is None else self.logits[row][:, None])
@@ -276,19 +284,19 @@ class Speculation:
         return DraftedSteps(before, torch.stack(values, 1), Gaussian(offset + numbers.x_coefficient * before, log_std))
 
     def verify(self, rows: np.ndarray, drafts: DraftedSteps) -> np.ndarray:
-        """Evaluate the head at all drafted states of rows, and advance each row past its accepted steps and its first
-        rejected step, if there is one.
+        """Call the head for all drafted states of rows. Advance each row past its accepted steps, and past its first
+        rejected step if there is one.
 
         Args:
-            drafts: the rows' next steps.
+            drafts: the next steps of ``rows``.
 
         Returns:
-            The number of accepted steps of each row, int64 [R].
+            The number of accepted steps of each row, int64 [R] on the host.
         """
         length = drafts.states.shape[1]
         window, step_on_host = self._window(rows, length)
 
-        # 1. The head at all drafted states.
+        # 1. The head predicts the kernels at all drafted states.
         x = drafts.states[window.in_drafts]
         data, logits = self.predict(window.row, window.step, x)
         p = self.kernel(window.row, window.step, x, data, logits)
@@ -300,12 +308,12 @@ class Speculation:
         steps = _StepsToCouple(window.row, window.step, draft, q.flat(), p.flat(), uniforms)
         coupled = self._couple(steps.draft, steps.q, steps.p, steps.uniforms)
 
-        # 3. A row stops at its first rejected step, which was replaced, or else at its last one.
+        # 3. A row stops at its first rejected step, which was replaced, or else at its last step in the window.
         accepted = window.accepted_before_rejection(coupled.accepted, length)
-        stop = torch.minimum(window.first + accepted, window.last)  # index among the M
+        stop = torch.minimum(window.first + accepted, window.last)  # index among the M steps
         value = coupled.value[stop]
 
-        # 4. The only read, unless some row needs proposals.
+        # 4. The host waits for the device only here, unless some row needs proposals.
         is_sample = coupled.is_sample[stop].to(torch.int64)
         accepted_on_host, stop_on_host, is_sample_on_host = torch.stack([accepted, stop, is_sample]).cpu().numpy()
         missing = np.flatnonzero(is_sample_on_host == 0)
@@ -313,15 +321,15 @@ class Speculation:
             self._propose(steps, stop, value, missing)
         value = self._without_last_noise(window.step[stop], x[stop], data[stop], value.view(-1, *self.x.shape[1:]))
 
-        # 5. Every row has now done the step at which it stopped. The evaluation of that step is the row's newest.
+        # 5. Each row has done the step at which it stopped. Its next drafts use the head's prediction of this step.
         self.done[rows] = step_on_host[stop_on_host] + 1
         self.x[window.rows] = value
         self._remember(window.rows, data[stop], None if logits is None else logits[stop])
         return accepted_on_host
 
     def _window(self, rows: np.ndarray, length: int) -> tuple[_Window, np.ndarray]:
-        """A window with the next steps of ``rows``, int64 [R], at most ``length`` steps of each row. Also returns the
-        numbers of these steps on the host, int64 [M].
+        """A window with the next steps of ``rows``, at most ``length`` steps of each row. Also returns the numbers of
+        these steps on the host, int64 [M].
         """
         done = self.done[rows]
         widths = np.minimum(self.steps - done, length)
@@ -336,13 +344,14 @@ class Speculation:
         return _Window(*of_steps, *of_rows), step
 
     def _propose(self, steps: _StepsToCouple, stop: Tensor, value: Tensor, missing: np.ndarray) -> None:
-        """Couple the rows that need proposals, and write their next states. Only learned variances need proposals.
+        """Couple the rows that need proposals, and write their next states into ``value``. This happens only if the
+        variances are learned.
 
         Args:
             steps: the M drafted steps.
-            stop: int64 [R], index among the M steps of the step at which each row stops.
-            value: fp32 [R, n], the rows' next states, written in place.
-            missing: int64 [K], indices among the R rows of the rows that need proposals.
+            stop: for each row, the step at which it stops: an index among the M steps, int64 [R].
+            value: the rows' next states, fp32 [R, n].
+            missing: which of the R rows need proposals: indices, int64 [K] on the host.
         """
         for count in _PROPOSALS:
             (some,) = self._on_device(missing)
@@ -360,7 +369,7 @@ class Speculation:
     # --- a step
 
     def advance(self, rows: np.ndarray) -> None:
-        """Do one step of rows, without a draft."""
+        """Take one step of each row, with a call of the head and without a draft."""
         row, step = self._on_device(rows, self.done[rows])
         x = self.x[row]
         if self.batch.given is not None:
@@ -373,24 +382,28 @@ class Speculation:
         self.done[rows] += 1
 
     def predict(self, row: Tensor, step: Tensor, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Data and variance logits, fp32 [M, *, c] each, that the head predicts with guidance for states x [M, *, c].
+        """Call the head for M states x. Returns the data, after guidance, and the logits of the variance or None. All
+        are fp32 [M, *, c].
 
-        The states belong to rows ``row`` before steps ``step``, int64 [M] on the device.
+        State i belongs to row ``row[i]`` before step ``step[i]``; both are int64 [M] on the device.
         """
         prediction, logits = guide(self.head.at_states(row, step, x), self.batch.cfg[row], x.shape[-1])
         return self._equations.data(step, x, prediction), logits
 
     def kernel(self, row: Tensor, step: Tensor, x: Tensor, data: Tensor, logits: Tensor | None) -> Gaussian:
-        """The head's distributions of the next states, from its predictions ``data`` and ``logits``."""
-        # Fixed tokens take no part in the coupling. With the draft's data, p equals q at these tokens, so they never
-        # cause a rejection.
+        """The head's kernels, that is the distributions of the next states, from its predictions ``data`` and
+        ``logits``.
+        """
+        # Fixed tokens have no part in the coupling. At these tokens, the kernel takes the data of the draft. There p
+        # equals q, so fixed tokens never cause a rejection.
         if self.batch.given is not None:
             data = torch.where(self.batch.given.free[row], data, self.data[row])
         return Gaussian(self._equations.mean(step, x, data), self._equations.log_std(step, logits))
 
     def _without_last_noise(self, step: Tensor, x: Tensor, data: Tensor, value: Tensor) -> Tensor:
-        """The states after steps int64 [R] from ``x``: after a last step without noise the mean that the predicted
-        ``data`` give, else ``value``; all fp32 [R, *, c].
+        """The states after the steps ``step``, int64 [R]. After a last step without noise, the state is the mean of the
+        kernel, computed from the state ``x`` and the predicted ``data``. Otherwise the state is ``value``. All states
+        and data are fp32 [R, *, c].
         """
         if self.ends_with_noise:
             return value
@@ -398,17 +411,17 @@ class Speculation:
         return torch.where(last, self._equations.mean(step, x, data), value)
 
     def _remember(self, row: Tensor, data: Tensor, logits: Tensor | None) -> None:
-        """Remember the newest predictions of rows, from which their next steps will be drafted."""
+        """Store the newest predictions for rows. The next steps of these rows will be drafted from them."""
         self.data[row] = data
         if self.logits is not None and logits is not None:
             self.logits[row] = logits
 
     def _noise(self, step: Tensor, row: Tensor) -> Tensor:
-        """The noise of rows at steps."""
+        """The noise of rows at steps. A last step without noise gets any entry, because its noise is not used."""
         return self.batch.noise[step.clamp(max=len(self.batch.noise) - 1), row]
 
     def _on_device(self, *numbers: np.ndarray) -> Tensor:
-        """Copy arrays of numbers, int64 [R] each, to the device in one transfer. The caller unpacks the result, int64
-        [number of arrays, R].
+        """Copy arrays of numbers, int64 [R] each, to the device in one transfer. Returns int64 [number of arrays, R],
+        which the caller unpacks.
         """
         return to_device(np.stack(numbers), self.device)

@@ -1,1 +1,1 @@
-"""Samplers of BitDance, which generates blocks of binary tokens one after another."""
+"""The sampler of BitDance, which generates an image as blocks of binary tokens, one block after another."""

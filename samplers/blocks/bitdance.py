@@ -1,10 +1,13 @@
-"""BitDance: blocks of binary tokens one after another, each by diffusion.
+"""BitDance: generate an image block by block. A block is a square of binary tokens, which are sampled by diffusion.
 
 Source: "BitDance" (arXiv 2602.14041) and its published code.
 
-Shapes: B images, L tokens of C bits, K tokens of a block, S diffusion steps, width D. The transformer runs on R batch
-rows: one for each image, and with guidance B more for the null condition. The diffusion samples N of these R rows: B
-or, in blocks where the null branch samples its own tokens, all R (:meth:`BlockCanvas.samples_null`).
+Shapes: B images, L tokens of C bits each, K tokens in a block, S diffusion steps, transformer width D. The transformer
+runs on R batch rows: one row for each image and, with guidance, B more rows for the null condition (the null branch).
+The diffusion samples N of these R rows. Usually N is B, but N is R in blocks where the null branch samples its own
+tokens (:meth:`BlockCanvas.samples_null`).
+
+A token's place in the grid is its *cell*. The order in which BitDance generates the tokens is the *token order*.
 """
 
 from __future__ import annotations
@@ -31,10 +34,10 @@ from .settings import BlockSettings
 
 
 def check(model: BlockModel, settings: BlockSettings) -> None:
-    """Check settings against a model, before anything is loaded or computed.
+    """Check settings against a model, before a run loads or computes anything.
 
     Raises:
-        UserError: a size that the model does not generate.
+        UserError: the model does not generate images of this size.
     """
     model.grid(settings.height, settings.width)
 
@@ -51,15 +54,16 @@ def bitdance(
     """Generate images block by block.
 
     Args:
-        model: network and the metadata of its files.
-        condition: what B images show, of the kind that the model reads.
+        model: the network and the metadata of its files.
+        condition: what the B images show; class labels or prompts, whichever the model reads.
         settings: see :class:`BlockSettings`.
-        noise: noise of B images.
-        edit: part of an image to sample again; None for a whole new image. New tokens do not see later blocks.
+        noise: noise for B images.
+        edit: part of an image to regenerate; None for a whole new image. New tokens do not see fixed tokens in later
+            blocks.
 
     Yields:
-        :class:`Step` after every evaluation of the diffusion head, or, with speculation, after every window of
-        evaluations. Returns :class:`Sampled`.
+        :class:`Step` after every call of the diffusion head or, with speculation, after every window of drafted
+        diffusion steps. Returns :class:`Sampled`.
 
     Raises:
         UserError: a condition that the model cannot read, a size that it does not generate, an edit that does not fit,
@@ -73,16 +77,17 @@ def bitdance(
     canvas.total = sum(draw.calls_of[block] for block in plan)
     done = 0
     for block, cells in plan.items():
-        # 1. The condition of the block, given the blocks before it.
+        # 1. The transformer's conditions for the block, given the blocks before it.
         with canvas.clock.phase("transformer"):
             z = look(block)
 
-        # 2. The diffusion of the block, in many evaluations of the head. The last evaluation decides the block.
+        # 2. The diffusion of the block, in many calls of the head. The last call decides the block, so its result is
+        # shown in step 3.
         for count in canvas.clock.timed("head", draw.denoise(block, z)):
             if count < draw.calls_of[block]:
                 yield from canvas.show(done + count)
 
-        # 3. The signs of the last prediction are the tokens, which the next block reads.
+        # 3. The signs of the last prediction are the tokens. The transformer reads them before the next block.
         tokens = canvas.set_tokens(block, draw.signs())
         canvas.decide(cells, tokens, block)
         done += draw.calls_of[block]
@@ -91,35 +96,35 @@ def bitdance(
 
 
 class BlockLook:
-    """The transformer with its KV cache. A call returns the conditions of a block, fp32 [R, K, D], given all blocks
-    before this block.
+    """The transformer with its KV cache. ``look(block)`` returns the conditions for the tokens of a block, fp32
+    [R, K, D], given all blocks before this block.
     """
 
     def __init__(self, canvas: BlockCanvas, inputs: Inputs):
         self.canvas = canvas
         self.inputs = inputs
         self.net = canvas.model.net
-        self.places = self.net.places(canvas.grid)  # position rows [L, D]
+        self.places = self.net.places(canvas.grid)  # position rows to add to the conditions, fp32 [L, D]
         self.cache: Any = None  # the network's KV cache; None before the first pass
-        self.hidden: Tensor | None = None  # hidden rows of the newest block that was fed, [R, K, D]
-        self.fed = 0  # tokens in the cache
+        self.hidden: Tensor | None = None  # the network's output for the newest block in the cache, [R, K, D]
+        self.fed = 0  # number of image tokens in the cache
 
     def __call__(self, block: int) -> Tensor:
         report = self.canvas.report
         at = self.canvas.span(block)
 
-        # 1. Prefill the condition, and the first block of rows.
+        # 1. In the first call, feed the condition, and then the rows in front of the first block.
         if self.hidden is None:
             prefix, lengths, first = self.inputs
             self.hidden, self.cache = self.net.begin(prefix, lengths, first, self.canvas.grid)
             report.add(transformer_passes=2, cache_bytes=self.cache.bytes)
             report.add(transformer_tokens=prefix.shape[0] * (prefix.shape[1] + first.shape[1]))
 
-        # 2. Feed the blocks since the previous pass, both branches together.
+        # 2. Feed the blocks between the cache and this block. Both branches of guidance are in one batch.
         if at.start > self.fed:
             new = slice(self.fed, at.start)
             rows = self.net.embed(self.canvas.read[:, new], self.places[new])
-            first_rows = self.canvas.block_size  # the rows in front of the first block
+            first_rows = self.canvas.block_size  # number of rows in front of the first block
             hidden = self.net.advance(rows, first_rows + self.fed, self.cache)
             self.hidden = hidden[:, -self.canvas.block_size :]
             self.fed = at.start
@@ -129,9 +134,9 @@ class BlockLook:
 
 
 class BlockDiffusion:
-    """Samples blocks by diffusion. The signs of the result are the tokens."""
+    """Samples blocks by diffusion. The signs of the head's last prediction are the tokens."""
 
-    calls_of: dict[int, int]  # number of evaluations of the head for each block
+    calls_of: dict[int, int]  # number of calls of the head for each block: one more than its diffusion steps
     prediction: Tensor  # the head's last prediction for the newest block, fp32 [N, K, C]
 
     def __init__(self, canvas: BlockCanvas):
@@ -141,12 +146,12 @@ class BlockDiffusion:
         first = settings.diffusion_steps
         self.counts = annealed_steps(first, settings.diffusion_steps_end, canvas.blocks)
         self.calls_of = {block: count + 1 for block, count in enumerate(self.counts)}
-        # Noise for the tokens in their order: the start, fp32 [B, L, C], and for the steps, fp32 [S, B, L, C].
+        # Noise in token order: to start from, fp32 [B, L, C], and for the steps, fp32 [S, B, L, C].
         self.start, self.noise = noise_in_order(canvas)
         if settings.window > 1:
             self.keys = verification_keys(canvas)
 
-        # For each number of steps S: the table, and the times t of the evaluations, fp32 [S + 1].
+        # For each number of steps S: the table, and the times t of the S + 1 calls of the head, fp32 [S + 1].
         self.tables: dict[int, tuple[StepTable, Tensor]] = {}
         for count in set(self.counts):
             made = evaluations(count, canvas.model.time_shift)
@@ -154,12 +159,14 @@ class BlockDiffusion:
             self.tables[count] = step_table(made.steps, canvas.model.net.denoiser.times(times)), times
 
     def signs(self) -> Tensor:
-        """The tokens of the block that was denoised, -1 or 1, fp32 [N, K, C]."""
+        """The tokens of the newest block, -1 or 1, fp32 [N, K, C]. The canvas checks the prediction for NaN later."""
         self.canvas.watch(torch.linalg.vector_norm(self.prediction, torch.inf))
         return torch.where(self.prediction >= 0, 1.0, -1.0)
 
     def denoise(self, block: int, conditions: Tensor) -> Iterator[int]:
-        """Denoise a block: set ``prediction``. Yields, after every evaluation of the head, how many there were."""
+        """Denoise a block, and set :attr:`prediction`. Yields the number of calls of the head so far, after every call.
+        With speculation, yields the number of steps that all rows have done, after every window.
+        """
         canvas = self.canvas
         net = canvas.model.net
         batch = self._batch(block, conditions)
@@ -177,7 +184,7 @@ class BlockDiffusion:
                 yield count
 
     def _batch(self, block: int, conditions: Tensor) -> DiffusionBatch:
-        """The N rows of a block before its diffusion."""
+        """The batch with the N rows of a block, before the diffusion of the block."""
         canvas = self.canvas
         at = canvas.span(block)
         rows = canvas.sampled_rows(block)
@@ -199,9 +206,9 @@ class BlockDiffusion:
 
 
 def noise_in_order(canvas: BlockCanvas) -> tuple[Tensor, Tensor]:
-    """Noise for the tokens in their order, on the device: start [B, L, C], and steps [S, B, L, C].
+    """Noise in token order, on the device: to start from, fp32 [B, L, C], and for the steps, fp32 [S, B, L, C].
 
-    The noise belongs to the cells of the grid, so models with blocks of a different size sample from the same noise.
+    Each cell of the grid has its own noise, so models with different block sizes sample from the same noise.
     """
     channels = canvas.model.net.channels
     start = canvas.noise.first("full", canvas.cells, channels)
@@ -213,7 +220,7 @@ def noise_in_order(canvas: BlockCanvas) -> tuple[Tensor, Tensor]:
 
 
 def with_null_noise(canvas: BlockCanvas, start: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
-    """Add noise for the null branch to the noise of a block: start [2 B, K, C] and steps [S, 2 B, K, C]."""
+    """Append noise for the null branch to the noise of a block. Returns start [2 B, K, C] and steps [S, 2 B, K, C]."""
     channels = canvas.model.net.channels
     null_start = to_device(canvas.noise.first("null", canvas.block_size, channels), start.device)
     null_steps = to_device(canvas.noise.steps("null", len(steps), canvas.block_size, channels), start.device)
@@ -221,8 +228,8 @@ def with_null_noise(canvas: BlockCanvas, start: Tensor, steps: Tensor) -> tuple[
 
 
 def verification_keys(canvas: BlockCanvas) -> Tensor:
-    """Keys of the random numbers with which speculation verifies, int64 [2 B, blocks]: one row for each image, then one
-    for each null branch.
+    """Keys of the random numbers with which speculation verifies drafts, int64 [2 B, blocks]: first one row for each
+    image, then one row for the null branch of each image.
     """
     keys = [row_keys(canvas.noise, stream, canvas.blocks) for stream in ("verify", "null/verify")]
     return to_device(torch.cat(keys), canvas.device)

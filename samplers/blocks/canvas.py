@@ -1,6 +1,6 @@
-"""The canvas of blocks of binary tokens, and the checks and inputs that come before the first pass.
+"""BitDance's canvas, which holds the tokens, and the checks and inputs that come before the first pass.
 
-Shapes as in ``bitdance.py``.
+``bitdance.py`` explains the shapes (B, L, C, K, N, R, D), the null branch and the token order.
 """
 
 from __future__ import annotations
@@ -23,27 +23,27 @@ from ..noise import PairedNoise
 from .settings import BlockSettings
 
 # FastAR refuses to run a diffusion head with at least this many weights on a CPU. The head of the largest ImageNet
-# model has fewer than half as many.
+# model has less than half this number.
 LARGE_HEAD = 1_000_000_000
 
 
 class Inputs(NamedTuple):
     """What the transformer reads before the first block is sampled."""
 
-    prefix: Tensor  # rows [R, n, D]
-    lengths: Tensor | None  # lengths of the prefixes, int64 [R]; None if they are all n
-    first: Tensor  # rows [R, K, D] that stand where a block before the first block would be
+    prefix: Tensor  # rows of the condition, [R, n, D]
+    lengths: Tensor | None  # number of valid rows in each prefix, int64 [R]; None if all n rows are valid
+    first: Tensor  # rows [R, K, D] that the transformer reads after the prefix, as if they were a block of tokens
 
 
 @dataclass(eq=False)
 class BlockCanvas(Canvas):
-    """Tokens are vectors of -1 and +1; undecided tokens are 0. The tokens that an edit fixes are the same in both
-    branches of guidance.
+    """The canvas of BitDance. Tokens are vectors of -1 and +1; undecided tokens are 0. Tokens that an edit fixes are
+    identical in both branches of guidance.
     """
 
-    order: Tensor = field(kw_only=True)  # int64 [L]: cells of the tokens in their order, on the device
-    # Tokens in their order as the transformer reads them, fp32 [R, L, C]; 0 where undecided. They are not ``values``
-    # repeated for each branch, because the null branch has its own tokens where the guidance scale is 1.
+    order: Tensor = field(kw_only=True)  # int64 [L] on the device: the cell of each token, in token order
+    # The tokens that the transformer reads, fp32 [R, L, C], in token order; 0 where undecided. ``values`` holds
+    # only the images' tokens, but the null branch has its own tokens where the guidance scale is 1.
     read: Tensor = field(kw_only=True)
 
     def __post_init__(self) -> None:
@@ -51,9 +51,9 @@ class BlockCanvas(Canvas):
         self.block_size = self.model.net.block  # K
         self.guided = len(self.read) > self.images
 
-        # In an edit, some blocks are only read, and others are partly sampled. sampled_blocks has the numbers of the
-        # blocks to sample. is_whole says for each block whether every token is sampled in every image. The host reads
-        # the mask once.
+        # In an edit, some blocks are only read, and in other blocks only some tokens are sampled. sampled_blocks lists
+        # the numbers of the blocks to sample. is_whole says for each block whether all its tokens are sampled in all
+        # images. The mask is copied to the CPU only here, so later blocks need not wait for the device.
         again = torch.ones(1, len(self.order), dtype=torch.bool)
         if self.again is not None:
             again = self.again[:, self.order].cpu()
@@ -64,15 +64,17 @@ class BlockCanvas(Canvas):
 
     @property
     def blocks(self) -> int:
-        """Blocks of an image."""
+        """Number of blocks in an image."""
         return len(self.order) // self.block_size
 
     def span(self, block: int) -> slice:
-        """The tokens of a block, in their order."""
+        """The places of a block's tokens in token order."""
         return slice(block * self.block_size, (block + 1) * self.block_size)
 
     def cfg(self, block: int) -> float:
-        """Guidance scale of a block. A linear scale begins with 1 and ends just short of cfg, as published."""
+        """Guidance scale of a block. With the linear schedule, the scale rises from 1 at the first block to just below
+        cfg at the last block, as in the published code.
+        """
         if self.settings.cfg_schedule == "linear":
             return 1 + (self.settings.cfg - 1) * block / self.blocks
         return self.settings.cfg
@@ -80,26 +82,27 @@ class BlockCanvas(Canvas):
     def samples_null(self, block: int) -> bool:
         """Whether the null branch samples its own tokens from its own noise.
 
-        It does so where the guidance scale is 1, because the two branches are not mixed there. With linear guidance,
-        the published code samples the first block in this way. For example, with four blocks and cfg 5, the scales are
-        1, 2, 3 and 4: in block 0, each branch has its own tokens; in all other blocks, both branches read the same
-        tokens.
+        It does so where the guidance scale is 1, because guidance does not mix the two branches there. With linear
+        guidance, the published code samples the first block in this way. For example, with four blocks and cfg 5, the
+        scales are 1, 2, 3 and 4. In block 0, each branch has its own tokens. In all other blocks, the tokens of both
+        branches are identical.
         """
         return self.guided and self.cfg(block) == 1
 
     def sampled_rows(self, block: int) -> int:
-        """Number N of batch rows that are sampled in a block: B, or R if the null branch samples its own tokens."""
+        """Number N of batch rows to sample in a block: B, or R if the null branch samples its own tokens."""
         return len(self.read) if self.samples_null(block) else self.images
 
     def free(self, block: int) -> Tensor | None:
-        """Which tokens of a block are sampled, bool [N, K, 1]; None for all."""
+        """Which tokens of a block are sampled, bool [N, K, 1]; None if all are sampled."""
         if self.again is None or self.is_whole[block]:
             return None
         return self.again[:, self.order[self.span(block)], None].repeat(self.sampled_rows(block) // self.images, 1, 1)
 
     def set_tokens(self, block: int, tokens: Tensor) -> Tensor:
-        """Set the new tokens of a block, [N, K, C], for the transformer to read. Returns the images' tokens of the
-        block, [B, K, C], with the tokens that an edit fixes.
+        """Store the new tokens of a block, [N, K, C], in :attr:`read`, except where an edit fixes the token.
+
+        Returns the block's tokens for the images, [B, K, C], with the fixed tokens but without the null branch.
         """
         at = self.span(block)
         free = self.free(block)
@@ -121,10 +124,10 @@ def block_canvas(
     noise: PairedNoise,
     edit: Edit | None,
 ) -> tuple[BlockCanvas, Inputs]:
-    """Check the inputs. Returns the canvas of a generation, and what the transformer reads first.
+    """Check the inputs, and create the canvas. Returns the canvas, and what the transformer reads first.
 
     Raises:
-        UserError: see :func:`bitdance`.
+        UserError: see :func:`.bitdance.bitdance`.
     """
     net = model.net
     device = model.device
@@ -154,7 +157,7 @@ def block_canvas(
 
 
 def _inputs(model: BlockModel, condition: ClassOrPrompt, guided: bool, grid: tuple[int, int]) -> Inputs:
-    """Rows of the condition, and with guidance rows of the null condition."""
+    """Rows of the condition and, with guidance, rows of the null condition. Raises UserError."""
     if isinstance(condition, Condition):
         net = cast(BitDanceClass, model.net)
         classes = net.config.condition_size
@@ -175,10 +178,10 @@ def _inputs(model: BlockModel, condition: ClassOrPrompt, guided: bool, grid: tup
 
 
 def given_tokens(model: BlockModel, edit: Edit, grid: tuple[int, int], device: torch.device) -> Tensor:
-    """The tokens of the image that an edit starts from, fp32 [1 or B, L, C] in raster order.
+    """The tokens of the image that an edit starts from, -1 or 1, fp32 [1 or B, L, C], in raster order.
 
     Raises:
-        UserError: latents of a different shape.
+        UserError: the latents have a wrong number of channels or a wrong size.
     """
     start = edit.start
     channels = model.net.channels
@@ -204,7 +207,11 @@ def given_tokens(model: BlockModel, edit: Edit, grid: tuple[int, int], device: t
 
 
 def expect_edit(model: BlockModel, edit: Edit, settings: BlockSettings, images: int) -> None:
-    """Check an edit of some images before anything is loaded; raises as :func:`block_canvas`."""
+    """Check an edit of ``images`` images, before a run loads anything.
+
+    Raises:
+        UserError: see :func:`given_tokens` and :meth:`.Edit.token_mask`.
+    """
     grid = model.grid(settings.height, settings.width)
     device = edit.start.device
     given_tokens(model, edit, grid, device)
@@ -212,7 +219,7 @@ def expect_edit(model: BlockModel, edit: Edit, settings: BlockSettings, images: 
 
 
 def expect_suited(model: BlockModel, device: torch.device, settings: BlockSettings) -> None:
-    """Raise a UserError if a model is too large for a CPU."""
+    """Raise a UserError if ``device`` is a CPU and the model's diffusion head is too large for a CPU."""
     weights = sum(weight.numel() for weight in model.net.denoiser.parameters())
     if device.type != "cpu" or weights < LARGE_HEAD:
         return

@@ -1,8 +1,8 @@
-"""The diffusion of a block: a stochastic differential equation from noise (t = 0) to the tokens (t = 1).
+"""The diffusion of a block: a stochastic differential equation that leads from noise (t = 0) to the tokens (t = 1).
 
 Source: "BitDance" (arXiv 2602.14041) and its published code. At time t, the state is x_t = (1 - t) e + t x, where x are
-the tokens and e is noise. The head predicts x from x_t. A step of the Euler-Maruyama method is linear in x_t, the
-prediction and the noise, so it is a step of ``chain.py``.
+the tokens and e is noise. The diffusion head predicts x from x_t. The equation is solved by the Euler-Maruyama method.
+A step of this method is linear in x_t, the prediction and the noise, so it is a step of ``chain.py``.
 """
 
 from __future__ import annotations
@@ -14,25 +14,29 @@ from itertools import pairwise
 
 from ..chain import DiffusionStep
 
-# Time of the last evaluation, whose prediction is the result.
+# Time t of the last call of the head. The prediction of this call is the result.
 LAST = 0.95
-# Smallest divisor where a number is divided by 1 - t.
+# A division by 1 - t divides by this number where 1 - t is smaller.
 FLOOR = 0.05
-# How many values of the head's modulations are computed at once; a single evaluation may need more.
+# How many numbers of the head's modulations (scales, shifts and gates of its layers) are computed at once. A single
+# call of the head may need more.
 BUDGET = 1 << 27
 
 
 @dataclass(frozen=True)
 class Evaluations:
-    """The evaluations of N steps of Euler-Maruyama."""
+    """The calls of the head for N steps of Euler-Maruyama, and the step after each call."""
 
-    times: tuple[float, ...]  # t of the N + 1 evaluations
-    steps: tuple[DiffusionStep, ...]  # N + 1 steps; the last one takes the prediction
+    times: tuple[float, ...]  # t of the N + 1 calls
+    steps: tuple[DiffusionStep, ...]  # N + 1 steps; after the last one, the state is the head's prediction
 
 
 @lru_cache(maxsize=256)
 def evaluations(count: int, time_shift: float = 1.0) -> Evaluations:
-    """The evaluations of ``count`` steps. A ``time_shift`` k moves each time t to t / (t + k (1 - t)); 1 keeps t."""
+    """The calls of the head for ``count`` steps of Euler-Maruyama.
+
+    ``time_shift``: a shift k moves each time t to t / (t + k (1 - t)). Above 1, more steps are near the noise.
+    """
     shifted = []
     for i in range(count + 1):
         t = LAST * i / count
@@ -41,19 +45,19 @@ def evaluations(count: int, time_shift: float = 1.0) -> Evaluations:
     steps = []
     for t, after in pairwise(shifted):
         dt = after - t
-        # Velocity v = (prediction - x) / (1 - t), score (t v - x) / (1 - t): the drift is (1 + t) v - x, which is
-        # pull (prediction - x) - x.
+        # The velocity is v = (prediction - x) / (1 - t), and the score is (t v - x) / (1 - t). So the drift is
+        # (1 + t) v - x, or pull (prediction - x) - x.
         pull = (1 + t) / max(1 - t, FLOOR)
         std = math.sqrt(2 * (1 - t) * dt)
         steps.append(euler_maruyama(x_coefficient=1 - dt * (pull + 1), data_coefficient=dt * pull, std=std))
     steps.append(euler_maruyama(x_coefficient=0.0, data_coefficient=1.0, std=0.0))
 
-    # The last evaluation is at the unshifted time, as in the published code.
+    # The last call of the head is at the unshifted time, as in the published code.
     return Evaluations(times=(*shifted[:-1], LAST), steps=tuple(steps))
 
 
 def euler_maruyama(x_coefficient: float, data_coefficient: float, std: float) -> DiffusionStep:
-    """A step from x to x_coefficient x + data_coefficient prediction + std noise. The head predicts the data."""
+    """A step from x to x_coefficient x + data_coefficient prediction + std noise. The prediction is the data itself."""
     log_std = math.log(std) if std else -math.inf
     return DiffusionStep(
         data_x=0.0,

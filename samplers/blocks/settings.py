@@ -1,4 +1,4 @@
-"""Settings of the samplers of blocks; see ``samplers/settings.py`` for what a field carries."""
+"""Settings of BitDance's sampler. Each field has a :class:`.Knob` with its help text and range."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import ClassVar
 from ..annealing import Annealed
 from ..settings import knob
 
-# In each field: first the default and the help sentence, then the range.
+# In each field: first the default and the help text, then the range.
 # fmt: off
 
 
 @dataclass(frozen=True)
 class BlockSettings(Annealed):
-    """BitDance (arXiv 2602.14041), with annealed diffusion steps (DiSA, arXiv 2505.20297)."""
+    """Settings of BitDance (arXiv 2602.14041), with annealed diffusion steps (DiSA, arXiv 2505.20297)."""
 
     refused: ClassVar[Mapping[str, str]] = {
         "parallel": "exact parallel decoding does not help a BitDance, because a guessed block is accepted only if "
@@ -60,12 +60,12 @@ class BlockSettings(Annealed):
 
     @property
     def guides(self) -> bool:
-        """Whether guidance is applied, which needs the null branch."""
+        """Whether guidance is on, so that the transformer also runs on the null condition."""
         return self.cfg != 1
 
     @property
     def window(self) -> int:
-        """Diffusion steps that are drafted at once; 1 if nothing is drafted."""
+        """Number of diffusion steps that speculation drafts at once; 1 if nothing is drafted."""
         return max(1, self.speculation)
 
     def streams(self) -> dict[str, int]:

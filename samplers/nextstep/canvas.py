@@ -1,6 +1,6 @@
-"""The canvas of continuous tokens in raster order, and the checks and rows that come before the first token.
+"""NextStep's canvas, which holds the images of a run and their tokens so far, and the preparation of a run.
 
-Shapes as in ``nextstep.py``.
+A *cell* is the position of a token, counted in raster order from 0. For the letters in shapes see ``nextstep.py``.
 """
 
 from __future__ import annotations
@@ -23,24 +23,24 @@ from ..engine import Canvas, start_report
 from ..noise import PairedNoise
 from .settings import CONSTANT, FALLING, RISING, NextStepSettings
 
-# What a NextStep reads.
+# The conditions that a NextStep reads.
 NextStepCondition = PromptCondition | ImagePromptCondition
 
-# FastAR refuses to run a language model with at least this many weights on a CPU: an image of a published model would
-# take 20 minutes.
+# FastAR does not run a language model with this many weights or more on a CPU: a published NextStep would need more
+# than 20 minutes for an image.
 LARGE = 4_000_000_000
 
 
 class Branches(NamedTuple):
-    """The branches of guidance and what each of them reads; for their order see :func:`branches_for`."""
+    """The branches of guidance, and what each branch reads. For their order see :func:`branches_for`."""
 
     number: int  # P: 1 without guidance; 2 with guidance, or 3 if the image to change has its own guidance scale
-    rows: Rows  # rows of all images, branch by branch
+    rows: Rows  # for all images, branch by branch: what the language model reads before the first token
 
 
 @dataclass(eq=False)
 class NextStepCanvas(Canvas):
-    """Tokens are vectors of T numbers, fp32; 0 where undecided. All branches of guidance read the same tokens."""
+    """The tokens of B images, fp32 [B, L, T]; 0 where undecided. All branches of guidance read the same tokens."""
 
     branches: Branches = field(kw_only=True)
 
@@ -49,7 +49,8 @@ class NextStepCanvas(Canvas):
         scales = [self._scales(cell) for cell in range(self.cells)]
         self.scales = to_device(torch.tensor(scales), self.device)  # guidance scales, fp32 [L, 1 or 2]
 
-        # The cells to sample, and whether each cell is sampled in every image. The host reads this once.
+        # The cells to sample in at least one image, and whether each cell is sampled in all images. Only here, the host
+        # reads the mask of an edit from the device.
         self.sampled_cells = list(range(self.cells))
         self.is_whole = [True] * self.cells
         if self.again is not None:
@@ -58,14 +59,14 @@ class NextStepCanvas(Canvas):
             self.is_whole = again.all(0).tolist()
 
     def _scales(self, cell: int) -> list[float]:
-        """Guidance scales of a cell: for the whole condition, and, if there are three branches, for the image."""
+        """Guidance scales of a cell: for the whole condition, and with three branches also for the image to change."""
         s = self.settings
         own = [s.cfg] if self.branches.number < 3 else [s.cfg, s.cfg_img]
         return [scale_of(scale, s.cfg_schedule, cell, self.cells) for scale in own]
 
     def with_given(self, cell: int, values: Tensor) -> Tensor:
-        """Values of a cell, [B, 1, T]: the sampled values, but the fixed values in images in which the edit fixes the
-        cell.
+        """The sampled ``values`` of a cell, [B, 1, T]. In images in which the edit fixes the cell, the fixed values
+        replace them.
         """
         if self.again is None or self.is_whole[cell]:
             return values
@@ -76,7 +77,7 @@ class NextStepCanvas(Canvas):
 
 
 def scale_of(cfg: float, schedule: str, done: int, tokens: int) -> float:
-    """The guidance scale of a token. ``done``: how many of the image's ``tokens`` come before this token."""
+    """The guidance scale of a token. ``done``: number of tokens before it; ``tokens``: number of all tokens."""
     if schedule == CONSTANT:
         return cfg
     if schedule == FALLING:
@@ -93,10 +94,10 @@ def nextstep_canvas(
     noise: PairedNoise,
     edit: Edit | None,
 ) -> NextStepCanvas:
-    """Check the inputs, and return the canvas of a generation.
+    """Check the inputs, and return the canvas of a run.
 
     Raises:
-        UserError: see :func:`.nextstep.nextstep`.
+        UserError: as for :func:`.nextstep.nextstep`, but this function does not check the number of diffusion steps.
     """
     device = model.device
     expect_readable(condition, model)
@@ -123,7 +124,7 @@ def nextstep_canvas(
 
 
 def expect_readable(condition: NextStepCondition, model: NextStepModel) -> None:
-    """Raise a UserError if the model cannot read the condition, or if the condition is empty."""
+    """Raise a UserError if the model cannot read the condition, or if the condition has no prompt."""
     if isinstance(condition, ImagePromptCondition):
         expect_editor(condition, model)
     else:
@@ -135,7 +136,7 @@ def expect_readable(condition: NextStepCondition, model: NextStepModel) -> None:
 def branches_of(
     model: NextStepModel, condition: NextStepCondition, settings: NextStepSettings, grid: tuple[int, int]
 ) -> Branches:
-    """The branches of guidance and their rows."""
+    """The branches of guidance for a condition, see :func:`branches_for`."""
     sources: Sequence[ReadSource | None] = [None] * len(condition)
     if isinstance(condition, ImagePromptCondition):
         assert condition.read is not None, "nodes and pipeline read the images"
@@ -144,9 +145,10 @@ def branches_of(
 
 
 def negative_of(condition: NextStepCondition) -> str:
-    """The text that guidance leads away from."""
+    """The negative text, which guidance leads away from."""
     if isinstance(condition, ImagePromptCondition):
         return COPY
+    # UNCONDITIONAL stands for a missing negative prompt, for which a NextStep reads the empty text.
     return "" if condition.unconditional == UNCONDITIONAL else condition.unconditional
 
 
@@ -158,13 +160,16 @@ def branches_for(
     settings: NextStepSettings,
     grid: tuple[int, int],
 ) -> Branches:
-    """The branches of guidance for texts, one per image to generate.
+    """The branches of guidance for texts. There is one text for each image to generate.
 
-    The first branch is the text with its source. With guidance, there are two more branches: the negative text with the
-    source, but only if ``cfg_img`` is not 1 and every text has a source; and the negative text alone.
+    A text may have a source, the image to change. The branches read, in this order:
+
+    1. the text with its source;
+    2. only with guidance, if ``cfg_img`` is not 1 and every text has a source: the negative text with the source;
+    3. only with guidance: the negative text alone.
 
     Args:
-        sources: for each text the image to change, or None.
+        sources: for each text its source, or None.
     """
 
     def row(ids: Sequence[int], source: ReadSource | None) -> list[int]:
@@ -188,7 +193,7 @@ def given_tokens(model: NextStepModel, edit: Edit, grid: tuple[int, int], device
     """The tokens of the image that an edit starts from, fp32 [1 or B, L, T].
 
     Raises:
-        UserError: latents of a different shape.
+        UserError: the latents do not fit the model or the size of the image to generate.
     """
     start = edit.start
     c = model.net.config
@@ -211,7 +216,9 @@ def given_tokens(model: NextStepModel, edit: Edit, grid: tuple[int, int], device
 
 
 def expect_edit(model: NextStepModel, edit: Edit, settings: NextStepSettings, images: int) -> None:
-    """Check an edit of some images before anything is loaded; raises as :func:`nextstep_canvas`."""
+    """Raise a UserError if an edit does not fit the model, the settings or the number of images. This function needs no
+    weights.
+    """
     grid = model.grid(settings.height, settings.width)
     device = edit.start.device
     given_tokens(model, edit, grid, device)
@@ -219,7 +226,7 @@ def expect_edit(model: NextStepModel, edit: Edit, settings: NextStepSettings, im
 
 
 def expect_suited(model: NextStepModel, device: torch.device) -> None:
-    """Raise a UserError if a model is too large for a CPU."""
+    """Raise a UserError if the device is a CPU and the model is too large for a CPU, see LARGE."""
     weights = sum(weight.numel() for weight in model.net.layers.parameters())
     if device.type == "cpu" and weights >= LARGE:
         raise UserError(

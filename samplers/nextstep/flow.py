@@ -1,24 +1,27 @@
-"""The flow of a token from noise (t = 0) to the token (t = 1): one formula for five published solvers.
+"""The flow of a token from noise (time t = 0) to the token (t = 1), for five published solvers.
 
-Source: NextStep-1 (arXiv 2508.10711) and its published programs. At time t, the state is x_t = t x + (1 - t) e, where x
-is the token and e is noise. The head predicts the velocity v = x - e. So the expected token is x_1 = x_t + (1 - t) v,
-and the score is s = (t v - x_t) / (1 - t). A step from t to u, with dt = u - t and noise n, is
+Source: NextStep-1 (arXiv 2508.10711) and its published code. At time t, the state is x_t = t x + (1 - t) e, where x is
+the token and e is noise. The flow-matching head predicts the velocity v = x - e. From v follow the expected token
+x_1 = x_t + (1 - t) v and the score s = (t v - x_t) / (1 - t). The solvers em, em0, sde and ode take this step from t to
+u, where dt = u - t and n is new noise:
 
-    x_u = x_t + v dt + g^2 / 2 s dt + g sqrt(dt) n
+    x_u = x_t + v dt + (g^2 / 2) s dt + g sqrt(dt) n
+
+The solver cps has a step of its own, see :func:`_cps`. A token takes N calls of the head. Each call begins a step:
 
 =======  ================================  ==================================================================
-name     g^2                               times of the N evaluations, before the shift
+name     g^2                               times t of the N calls before the shift, and the last step
 =======  ================================  ==================================================================
-em       2 (1 - t)                         N from 0 to 0.96; the last step is x + 0.04 v, without noise
-em0      2 (1 - t)                         N from 0, 1 / N apart; the last step ends at 1, with noise
-sde      0.64 (1 - t) / t                  as em0; at t = 0, g^2 is 0.64 / (1 - the last time)
-ode      0                                 as em0
-cps      see :func:`_cps`                  as em0; the last step takes x_1
+em       2 (1 - t)                         evenly from 0 to 0.96; the last step is x_t + 0.04 v, without noise
+em0      2 (1 - t)                         0, 1 / N, ... 1 - 1 / N; the last step ends at 1 and adds noise
+sde      0.64 (1 - t) / t                  as em0; at t = 0, g^2 is 0.64 / (1 - last time)
+ode      0                                 as em0, but no step adds noise
+cps      none                              as em0, but the result of the last step is x_1
 =======  ================================  ==================================================================
 
-em comes from the program of August 2025, em0 from NextStep-1.1's folder, and sde, ode and cps come from the program of
-February 2026. With v written as (x_1 - x_t) / (1 - t), a step is linear in x_t, x_1 and the noise: it is a step of
-``chain.py`` whose data is x_1.
+em is from the code of August 2025, em0 from the code in NextStep-1.1's folder, and sde, ode and cps are from the code
+of February 2026. If v is written as (x_1 - x_t) / (1 - t), a step is linear in x_t, x_1 and the noise. It is therefore
+a step of ``chain.py`` whose data is x_1.
 """
 
 from __future__ import annotations
@@ -36,28 +39,29 @@ SDE = "sde"
 ODE = "ode"
 CPS = "cps"
 SOLVERS = (EM0, EM, SDE, ODE, CPS)
-# Last time of em before the shift, and the length of em's last step. The shift does not change this length.
+# Last time of em before the shift, and length of em's last step, which the shift does not change.
 LAST = 0.96
 REST = 0.04
-# Noise level of sde and cps in the published program: g^2 of sde is this level squared, times (1 - t) / t.
+# Noise level of sde and cps in the published code: for sde, g^2 is the square of this level, times (1 - t) / t.
 NOISE_LEVEL = 0.8
-# How many values of the head's modulations are computed at once; a single evaluation may need more.
+# At most this many numbers of the head's modulations (shifts, scales and gates of its layers) are computed at once. A
+# single step may need more.
 BUDGET = 1 << 27
 
 
 @dataclass(frozen=True)
 class Flow:
-    """The N evaluations of the head for a token, and the step after each evaluation."""
+    """The N calls of the head for a token, and the step that follows each call."""
 
-    times: tuple[float, ...]  # t of the evaluations
+    times: tuple[float, ...]  # time t of each call, after the shift
     steps: tuple[DiffusionStep, ...]
 
 
 @lru_cache(maxsize=256)
 def flow(solver: str, count: int, shift: float = 1.0) -> Flow:
-    """The evaluations of ``count`` steps of a solver, one of :data:`SOLVERS`.
+    """The flow of a solver, one of :data:`SOLVERS`, with ``count`` steps.
 
-    A ``shift`` k moves each time t to t / (k - (k - 1) t): above 1, more steps are near the noise; 1 keeps t.
+    A ``shift`` k moves each time t to t / (k - (k - 1) t). Above 1, more steps are near the noise; 1 changes nothing.
     """
     if solver == EM:
         even = [LAST * i / max(1, count - 1) for i in range(count)]
@@ -77,7 +81,7 @@ def flow(solver: str, count: int, shift: float = 1.0) -> Flow:
 
 
 def _euler_maruyama(solver: str, last: float) -> Callable[[float, float], DiffusionStep]:
-    """A function that makes the step from t to u, for a solver whose last time is ``last``."""
+    """For em, em0, sde or ode: a function that makes the step from t to u. ``last``: time of the last call."""
 
     def squared_noise(t: float) -> float:
         """g^2 at t."""
@@ -90,21 +94,23 @@ def _euler_maruyama(solver: str, last: float) -> Callable[[float, float], Diffus
     def make(t: float, u: float) -> DiffusionStep:
         dt = u - t
         g2 = squared_noise(t)
-        drift = g2 * dt / (2 * (1 - t))  # of the score: drift (t v - x)
+        drift = g2 * dt / (2 * (1 - t))  # the term of the score, (g^2 / 2) s dt, is drift (t v - x_t)
         return _step(t, of_x=1 - drift, of_velocity=dt + drift * t, std=math.sqrt(g2 * dt))
 
     return make
 
 
 def _cps(t: float, u: float) -> DiffusionStep:
-    """x_u = cos(a) (1 - u) x_0 + u x_1 + sin(a) (1 - u) n with x_0 = x_t - t v and a = 0.4 pi."""
+    """The step of cps: x_u = cos(a) (1 - u) x_0 + u x_1 + sin(a) (1 - u) n, where x_0 = x_t - t v is the expected noise
+    and a = 0.4 pi.
+    """
     angle = NOISE_LEVEL * math.pi / 2
     kept = math.cos(angle) * (1 - u)
     return _step(t, of_x=kept + u, of_velocity=-kept * t + u * (1 - t), std=math.sin(angle) * (1 - u))
 
 
 def _step(t: float, of_x: float, of_velocity: float, std: float) -> DiffusionStep:
-    """The step to of_x x_t + of_velocity v + std n, written with the data x_1 = x_t + (1 - t) v instead of v."""
+    """The step to of_x x_t + of_velocity v + std n, where v is replaced by the data x_1 = x_t + (1 - t) v."""
     of_data = of_velocity / (1 - t)
     return DiffusionStep(
         data_x=1.0,

@@ -1,9 +1,12 @@
-"""NextStep: continuous tokens one after another in raster order, each by flow matching.
+"""NextStep: samples continuous tokens one after another in raster order, each token by flow matching.
 
-Source: NextStep-1 (arXiv 2508.10711) and its published programs.
+A pass of the language model returns the *conditions* of a token, from which the flow-matching head samples the token.
+Guidance mixes the head's predictions for several *branches*, each with a prompt of its own; see :func:`.branches_for`.
 
-Shapes: B images, L tokens per image, T numbers per token, P branches of guidance, R = P B rows of the language model,
-branch by branch, and width D.
+Source: NextStep-1 (arXiv 2508.10711) and its published code.
+
+Shapes: B images, L tokens per image, T numbers per token, P branches of guidance, R = P B rows that the language model
+computes in a pass, branch by branch, and D numbers per condition.
 """
 
 from __future__ import annotations
@@ -32,7 +35,7 @@ def check(model: NextStepModel, settings: NextStepSettings) -> None:
     """Check settings against a model, before anything is loaded or computed.
 
     Raises:
-        UserError: a size that the model does not generate; one diffusion step with the solver em.
+        UserError: a size that the model does not generate, or one diffusion step with the solver em.
     """
     model.grid(settings.height, settings.width)
     expect_steps(settings)
@@ -55,21 +58,22 @@ def nextstep(
             change.
         settings: see :class:`NextStepSettings`.
         noise: noise of B images.
-        edit: part of an image to sample again; None for a whole new image. A new token does not see later tokens.
+        edit: images and the parts to regenerate; None for new images. A new token does not see the tokens after it.
 
     Yields:
         :class:`Step` after every token. Returns :class:`Sampled`.
 
     Raises:
-        UserError: a condition that the model cannot read, a size that it does not generate, an edit that does not fit,
-            one diffusion step with the solver em, a large model on a CPU, or tokens that are not finite.
+        UserError: a condition that the model cannot read, numbers of images that differ, a size that the model does not
+            generate, an edit that does not fit, one diffusion step with the solver em, a large model on a CPU, or
+            tokens that are not finite.
     """
     expect_steps(settings)
     return (yield from tokens_one_by_one(nextstep_canvas(model, condition, settings, noise, edit)))
 
 
 def expect_steps(settings: NextStepSettings) -> None:
-    """Refuse a single diffusion step with em, which would return noise. Raises UserError."""
+    """Raise a UserError if the solver em has a single diffusion step, because the token would be almost pure noise."""
     stated = {"diffusion_steps": settings.diffusion_steps, "diffusion_steps_end": settings.diffusion_steps_end}
     for name, steps in stated.items():
         if settings.solver == EM and steps == 1:
@@ -88,28 +92,29 @@ def tokens_one_by_one(canvas: NextStepCanvas) -> Sampler:
 
 
 class TokenLook:
-    """The language model with its KV cache. A call returns the conditions of a token, [R, 1, D], given all tokens
-    before this token.
+    """Runs the language model, with a KV cache: the look of ``engine.py``. A call returns the conditions of a token,
+    [R, 1, D], computed from the prompts and all tokens before this token.
     """
 
     def __init__(self, canvas: NextStepCanvas):
         self.canvas = canvas
         self.net = canvas.model.net
         self.cache: Any = None  # the network's KV cache; None before the first pass
-        self.conditions: Tensor | None = None  # conditions of the token after the newest token in the cache
-        self.fed = 0  # tokens in the cache
+        self.conditions: Tensor | None = None  # conditions of token ``fed``; None before the first pass
+        self.fed = 0  # number of image tokens in the cache
 
     def __call__(self, cell: int, cells: Tensor) -> Tensor:
         canvas = self.canvas
         report = canvas.report
 
-        # 1. Prefill the prompts of all branches. The prompts' last rows are the conditions of token 0.
+        # 1. Prefill: read the prompts of all branches. The conditions of token 0 come from the prompts' last rows.
         if self.conditions is None:
             rows, lengths = canvas.model.prefix(canvas.branches.rows, canvas.cells)
             self.conditions, self.cache = self.net.begin(rows, lengths, canvas.cells)
             report.add(transformer_passes=1, transformer_tokens=rows.shape[:2].numel(), cache_bytes=self.cache.bytes)
 
-        # 2. Feed the tokens since the last pass: the newest token, and in an edit also fixed tokens after it.
+        # 2. Feed the tokens that are not in the cache yet: the token sampled last, and in an edit also the fixed tokens
+        # between that token and this cell.
         if cell > self.fed:
             tokens = canvas.values[:, self.fed : cell].repeat(canvas.branches.number, 1, 1)
             self.conditions = self.net.advance(tokens, self.fed, self.cache)
@@ -119,7 +124,7 @@ class TokenLook:
 
 
 class TokenFlow:
-    """Samples tokens by flow matching."""
+    """Samples tokens by flow matching: the draw of ``engine.py``."""
 
     def __init__(self, canvas: NextStepCanvas):
         settings = canvas.settings
@@ -129,14 +134,16 @@ class TokenFlow:
         self.dtype = net.head.cond_embed.weight.dtype
         self.counts = annealed_steps(settings.diffusion_steps, settings.diffusion_steps_end, canvas.cells)
 
-        # Noise for every token: the start noise, fp32 [B, L, T], and the noise of the S steps, fp32 [S, B, L, T].
+        # Noise for every token: the state at the start, fp32 [B, L, T], and the noise of the steps, fp32 [S, B, L, T],
+        # where S is diffusion_steps.
         steps = canvas.noise.steps("full", settings.diffusion_steps, canvas.cells, net.channels)
         self.start = to_device(canvas.noise.first("full", canvas.cells, net.channels), canvas.device)
         self.noise = to_device(steps, canvas.device).transpose(0, 1)
         if settings.window > 1:
+            # Keys of the random numbers that verify drafts, int64 [B, L].
             self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
 
-        # The table for each number of steps.
+        # A table for each number of steps, because annealing gives later tokens fewer steps.
         self.tables: dict[int, StepTable] = {}
         for count in set(self.counts):
             made = flow(settings.solver, count, settings.time_shift)
@@ -144,14 +151,14 @@ class TokenFlow:
             self.tables[count] = step_table(made.steps, net.head.times(times))
 
     def __call__(self, cell: int, cells: Tensor, z: Tensor) -> Tensor:
-        """Sample the values of a token, fp32 [B, 1, T], from the token's conditions z, [R, 1, D]."""
+        """Sample the token at ``cell`` in all images, fp32 [B, 1, T], from its conditions z, [R, 1, D]."""
         values = self.samples(cell, self.batch(cell, z))
         if self.canvas.settings.use_norm:
             values = normed(values)
         return self.canvas.with_given(cell, values[:, None])
 
     def batch(self, cell: int, z: Tensor) -> DiffusionBatch:
-        """The batch for a token, in the state before its flow: one row for each image."""
+        """The diffusion batch of the token at ``cell``, before its first step: one row for each image."""
         count = self.counts[cell]
         return DiffusionBatch(
             z=z[:, 0].unflatten(0, (self.canvas.branches.number, -1)).to(self.dtype),
@@ -162,7 +169,7 @@ class TokenFlow:
         )
 
     def samples(self, cell: int, batch: DiffusionBatch) -> Tensor:
-        """Sample the batch of a token, fp32 [B, T]."""
+        """Take all diffusion steps of the token's batch, with speculation if it is on. Returns fp32 [B, T]."""
         canvas = self.canvas
         net = canvas.model.net
         if canvas.settings.window == 1:

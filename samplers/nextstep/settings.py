@@ -1,4 +1,4 @@
-"""Settings of NextStep's sampler; see ``samplers/settings.py`` for what a field carries."""
+"""Settings of NextStep's sampler; for the metadata of each field see ``samplers/settings.py``."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RISING = "rising"
 
 @dataclass(frozen=True)
 class NextStepSettings(Annealed):
-    """NextStep (arXiv 2508.10711), with annealed diffusion steps (DiSA, arXiv 2505.20297)."""
+    """Settings of NextStep (arXiv 2508.10711). Later tokens may take fewer diffusion steps (DiSA, arXiv 2505.20297)."""
 
     refused: ClassVar[Mapping[str, str]] = {
         "parallel": "parallel needs a model of discrete tokens, but NextStep generates one continuous token after "
@@ -74,12 +74,12 @@ class NextStepSettings(Annealed):
 
     @property
     def guides(self) -> bool:
-        """Whether guidance is applied, which needs the negative branch."""
+        """Whether guidance is on. Guidance needs a branch that reads the negative text."""
         return self.cfg != 1
 
     @property
     def window(self) -> int:
-        """Diffusion steps that are drafted at once; 1 if nothing is drafted."""
+        """Number of diffusion steps that speculation drafts at once; 1 if it drafts nothing."""
         return 1 if self.solver == ODE else max(1, self.speculation)
 
     def streams(self) -> dict[str, int]:

@@ -1,1 +1,1 @@
-"""Samplers of discrete tokens: LlamaGen first (``llamagen.py``), then PAR, ZipAR, Tar, Jacobi decoding and MuLo-SD."""
+"""Samplers of discrete tokens: LlamaGen, PAR, ZipAR, Tar, Jacobi decoding and MuLo-SD."""

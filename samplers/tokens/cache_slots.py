@@ -1,22 +1,27 @@
-"""Slots of the KV cache: from the places of a schedule (``schedule.py``) to where keys and values are kept.
+"""Slots of the KV cache: which slot holds the keys and values of each token that a schedule feeds.
 
-The slot of a place has the place's number. If passes are fed one by one, a stand-in is written to the slot of its
-place, and the true token overwrites it later. If one call feeds several passes (``jacobi.py``), it writes all their
-slots before any row attends to them. Every stand-in then has its own slot, after the slots of the places, and rows of
-passes before the one that feeds the true token attend to that slot. ZipAR's example of ``schedule.py``, window 1 on
-3 x 3 cells, then has two more slots than places, one for the stand-in at place 5 and one for padding::
+Some terms of ``schedule.py``: a *cell* is a token of the image. A pass of the transformer decides cells and feeds
+*rows*, each with one token. A token's *place* is its index in the order in which the model reads tokens. A *stand-in*
+is fed at a place whose true token is not decided yet.
+
+The slot of a place has the place's number. If each call of the transformer feeds one pass, a stand-in is written to the
+slot of its place, and the true token overwrites it later. If one call feeds several passes (``jacobi.py``), the call
+writes all their slots before any row attends to them, so nothing may be overwritten. Each stand-in then has a slot of
+its own, after the slots of the places. The rows of all passes before the pass that feeds the true token attend to that
+slot. ZipAR's example in ``schedule.py``, window 1 on 3 x 3 cells, then has two more slots than places: one for the
+stand-in at place 5, and one for padding::
 
     slot                 0  1  2  3  4  5  6  7  8  9
     place that it holds  0  1  2  3  4  5  6  7  5  padding
     written in pass      1  2  3  4  5  6  5  6  4  never
     replaced in pass     -  -  -  -  -  -  -  -  6  -
 
-A fed row of pass k attends to a slot if it holds a place that is visible to the row, is written in pass k or before,
-and is not replaced in pass k or before; see :meth:`.DeviceTable.mask`.
+A fed row of pass k attends to a slot if the slot holds a place up to the row's ``last_visible``, if the slot is written
+in pass k or before, and if it is not replaced in pass k or before; see :meth:`.DeviceTable.mask`.
 
-A :class:`Table` holds this for a whole schedule: :func:`serial_table` for passes that are fed one by one, and
-:func:`window_table` for calls that may feed several. All arrays are on the host, and made once for a schedule;
-``looks.py`` copies them to the device.
+A :class:`Table` holds these facts for a whole schedule. :func:`serial_table` is for calls that feed one pass each, and
+:func:`window_table` for calls that may feed several passes. All arrays are on the host and are computed once per
+schedule. ``looks.py`` copies them to the device.
 """
 
 from __future__ import annotations
@@ -31,11 +36,11 @@ from .schedule import Pass, Row, Schedule
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Table:
-    """All fed rows, decided cells and slots of a schedule, int64 arrays.
+    """All fed rows, decided cells and slots of a schedule, as int64 arrays.
 
-    Shapes: P passes feed F rows and decide D cells, of L cells of the grid; the cache has S image slots, which are
-    counted from the first one after the condition's slots. Fed rows and cells are in the order of their passes, and one
-    more entry at the end of their arrays is padding.
+    Shapes: P passes feed F rows and decide D of the L cells of the grid. The cache has S image slots, which are counted
+    from the first slot after the condition's slots. Fed rows and cells are in the order of their passes. The last entry
+    of their arrays is padding, which fills up images with fewer rows or cells in a call.
     """
 
     passes: int  # P
@@ -43,69 +48,72 @@ class Table:
 
     # For each fed row, [F + 1].
     fed: np.ndarray  # cell whose token is fed; 0 for transition tokens and padding
-    special: np.ndarray  # number of the transition token that is fed; -1 for cells and padding
-    position: np.ndarray  # see Row; padding 0
-    slot: np.ndarray  # image slot that is written; padding writes to the last one
-    last_visible: np.ndarray  # last place that the row attends to; padding -1
-    row_pass: np.ndarray  # pass that feeds the row; padding 0
+    special: np.ndarray  # number of PAR's transition token that is fed (par.py); -1 for cells and padding
+    position: np.ndarray  # position at which the token is fed, see Row; 0 for padding
+    slot: np.ndarray  # image slot that the row writes; the last slot for padding
+    last_visible: np.ndarray  # last place that the row attends to; -1 for padding
+    row_pass: np.ndarray  # pass that feeds the row; 0 for padding
 
     # For each decided cell, [D + 1].
-    cells: np.ndarray  # number of the cell; padding L
-    cell_row: np.ndarray  # fed row that predicts the cell; padding 0
-    cell_pass: np.ndarray  # pass that decides the cell; padding P
+    cells: np.ndarray  # number of the cell; L for padding
+    cell_row: np.ndarray  # fed row that predicts the cell; 0 for padding
+    cell_pass: np.ndarray  # pass that decides the cell; P for padding
 
-    # For each pass. Pass k feeds the rows row_start[k] to row_start[k + 1] - 1; cells likewise.
+    # For each pass. Pass k feeds the rows row_start[k] to row_start[k + 1] - 1, and decides the cells cell_start[k] to
+    # cell_start[k + 1] - 1.
     row_start: np.ndarray  # [P + 1]
     cell_start: np.ndarray  # [P + 1]
-    end: np.ndarray  # [P], a pass attends to image slots below this one only
-    # bool [P], whether some row of the pass does not attend to some slot below its end. This is read only if passes are
-    # fed one by one: a window always has a mask, because its passes attend to different slots.
+    end: np.ndarray  # [P], the rows of the pass attend only to image slots below this slot
+    # bool [P], whether some row of the pass does not attend to some slot below the pass's end. Only calls that feed one
+    # pass read this. A call of several passes always has a mask, because its passes attend to different slots.
     needs_mask: np.ndarray
 
     # For each slot, [S].
-    place: np.ndarray  # place that it holds
-    written: np.ndarray  # pass from which it is visible; -1: from the start; P: never
-    replaced: np.ndarray  # pass from which another slot holds that place; P: never
+    place: np.ndarray  # place that the slot holds
+    written: np.ndarray  # pass from which the slot is visible; -1: from the start; P: never
+    replaced: np.ndarray  # pass from which another slot holds the place; P: never
 
     @property
     def slots_without_padding(self) -> int:
-        """Image slots that a cache needs if every call feeds one pass, because rows are then never padded."""
+        """Number of image slots that a cache needs if each call feeds one pass. Rows are then never padded."""
         return self.slots - 1
 
 
 @lru_cache(maxsize=64)
 def serial_table(schedule: Schedule) -> Table:
-    """The arrays of a schedule whose passes are fed one by one."""
+    """The table of a schedule for calls of the transformer that feed one pass each."""
     return _table(schedule, Slots.of(schedule))
 
 
 @lru_cache(maxsize=64)
 def window_table(schedule: Schedule) -> Table:
-    """The arrays of a schedule of which one call may feed several passes."""
+    """The table of a schedule for calls of the transformer that may feed several passes."""
     return _table(schedule, WindowSlots.of(schedule))
 
 
 def _table(schedule: Schedule, slots: Slots) -> Table:
-    """The arrays of a schedule, with the slots of its passes and of the padding."""
+    """The table of a schedule. ``slots``: the slots of all its passes and of the padding."""
     passes = schedule.passes
     numbers = np.arange(len(passes))
 
-    # 1. Fed rows, pass by pass, and padding.
+    # 1. Fed rows, pass by pass, then padding.
     rows = [row for p in passes for row in p.rows]
     rows.append(Row(position=0, place=0, last_visible=-1))
     rows_of_pass = [len(p.rows) for p in passes]
     row_start = np.append(0, np.cumsum(rows_of_pass))
 
-    # 2. Decided cells, pass by pass, and padding. A pass counts the rows that predict its cells from its own first row.
+    # 2. Decided cells, pass by pass, and the rows that predict them. A pass counts these rows from its own first row,
+    # but cell_row counts them from the first row of the schedule.
     cells = [cell for p in passes for cell in p.cells]
     predicted_by = np.array([row for p in passes for row in p.predicted_by], np.int64)
     cells_of_pass = [len(p.cells) for p in passes]
     cell_start = np.append(0, np.cumsum(cells_of_pass))
     cell_row = predicted_by + np.repeat(row_start[:-1], cells_of_pass)
 
-    # 3. A pass needs no mask if all slots below its end are written, and all its rows attend to the last of them.
+    # 3. A pass needs no mask if all slots below its end are written, and if all its rows attend to the last of these
+    # slots. From pass completed_by[e] on, all slots below slot e are written.
     end = np.array(slots.end_of_pass)
-    completed_by = np.append(-1, np.maximum.accumulate(slots.written))  # the pass that completes the slots below each
+    completed_by = np.append(-1, np.maximum.accumulate(slots.written))
     some_slot_is_unwritten = completed_by[end] > numbers
     least_visible = np.array([min((row.last_visible for row in p.rows), default=-1) for p in passes])
     some_row_sees_less = least_visible < end - 1
@@ -133,14 +141,14 @@ def _table(schedule: Schedule, slots: Slots) -> Table:
 
 
 class Slots:
-    """The slots of passes that are fed one by one. The slot of a place has the same number, and the true token
-    overwrites a stand-in. A place that rows attend to before it is written is blank until then.
+    """The slots for calls that feed one pass each. The slot of a place has the place's number, and the true token
+    overwrites a stand-in. If rows attend to a slot before it is written, the slot is blank until then.
 
     Attributes:
         place, written, replaced: an entry for each slot so far, see :class:`Table`.
         of_rows: the slot of each row that the passes so far feed.
-        end_of_pass: for each pass so far, the slot below which its rows attend to slots.
-        padding: the last slot, which padding rows write and no row attends to.
+        end_of_pass: an entry for each pass so far. The rows of the pass attend only to slots below this slot.
+        padding: the last slot. Padding rows write it, and no row attends to it.
     """
 
     padding: int
@@ -149,7 +157,7 @@ class Slots:
     def of(cls, schedule: Schedule) -> Slots:
         """The slots of all passes of a schedule, and of the padding."""
         slots = cls(schedule)
-        # No sampler shows blanks, only comparisons with ZipAR's published code do.
+        # No sampler lets rows attend to blank slots. Only comparisons with ZipAR's published code do this.
         if schedule.unwritten_visible:
             slots.show_blank(range(schedule.known, len(slots.place)))
         for k, p in enumerate(schedule.passes):
@@ -169,39 +177,40 @@ class Slots:
         self.end_of_pass: list[int] = []
 
     def add(self, place: int, written: int) -> int:
-        """Add a slot that holds a place from pass ``written`` on; returns the slot's number."""
+        """Add a slot that holds a place and is visible from pass ``written`` on. Returns the number of the slot."""
         self.place.append(place)
         self.written.append(written)
         self.replaced.append(self.never)
         return len(self.place) - 1
 
     def show_blank(self, places: range) -> None:
-        """Let rows attend to places from the start, before they are written, as in ZipAR's published code."""
+        """Let rows attend to ``places`` that are still blank, from the start, as in ZipAR's published code."""
         for place in places:
             self.written[place] = -1
 
     def write(self, k: int, p: Pass) -> None:
-        """Add pass k, which writes the slots of its fed rows before these rows attend to them."""
+        """Add the next pass, k. It writes the slots of its fed rows before these rows attend to any slot."""
         for row in p.rows:
             self._write_place(row.place, k)
         self.end_of_pass.append(1 + max((row.last_visible for row in p.rows), default=-1))
 
     def _write_place(self, place: int, k: int) -> None:
-        """Let a row of pass k write the slot of its place."""
+        """Let a row of pass k write the slot of the row's place."""
         self.of_rows.append(place)
-        # A place that is fed again, or visible from the start, keeps its earlier pass.
+        # A place that was fed before, or is visible from the start, stays visible from that earlier pass on.
         self.written[place] = min(self.written[place], k)
 
 
 class WindowSlots(Slots):
-    """The slots of passes that are fed several in one call: every stand-in has its own slot. A place that is attended
-    to before it is written also has its own blank slot, because a later pass of the same call already writes the
-    place's slot.
+    """The slots for calls that may feed several passes. Every stand-in has a slot of its own. A place to which rows
+    attend before it is written has a blank slot of its own too, because a later pass of the same call already writes
+    the slot of the place.
     """
 
     def __init__(self, schedule: Schedule):
         super().__init__(schedule)
-        self.stand_in_slot: dict[int, int] = {}  # for each place whose true token was not fed yet
+        # The slot of the stand-in, or of the blank, for places whose true token was not fed yet.
+        self.stand_in_slot: dict[int, int] = {}
 
     def show_blank(self, places: range) -> None:
         for place in places:
@@ -209,7 +218,7 @@ class WindowSlots(Slots):
 
     def write(self, k: int, p: Pass) -> None:
         for row in p.rows:
-            # The row's token replaces the stand-in, or the blank, of its place.
+            # The row's token replaces the stand-in or the blank that its place has had so far.
             if row.place in self.stand_in_slot:
                 self.replaced[self.stand_in_slot.pop(row.place)] = k
 
@@ -220,6 +229,6 @@ class WindowSlots(Slots):
             else:
                 self._write_place(row.place, k)
 
-        # The slots of present stand-ins come after the slots of all places.
+        # Stand-ins that are not replaced yet have slots after the slots of all places, so they may set the end.
         last_visible = [row.last_visible for row in p.rows]
         self.end_of_pass.append(1 + max([-1, *last_visible, *self.stand_in_slot.values()]))

@@ -1,4 +1,4 @@
-"""The canvas of discrete tokens, and the checks before a generation."""
+"""The canvas of discrete tokens, which holds the images of a run and their tokens so far, and the start of a run."""
 
 from __future__ import annotations
 
@@ -24,19 +24,20 @@ from .token_noise import TokenNoise
 
 @dataclass(eq=False)
 class TokenCanvas(Canvas):
-    """The tokens of L cells, and of one more cell that is not part of the image, int64 [B, L + 1]::
+    """The tokens of B images, int64 [B, L + 1]: of L cells, and of one more cell that is not part of the image::
 
         cell      0  1  2  ...  L - 1 | L
         image 0   5  9  0  ...      0 | 3
         image 1   2  0  0  ...      0 | 9
 
-    A pass may decide fewer cells of one image than of another. In the image with fewer cells, the pass then writes to
-    cell L instead, as padding, and nobody reads the token there. Cells that are not decided may hold drafts.
+    A pass may decide fewer cells of one image than of a different image. In the image with fewer cells, the pass then
+    writes to cell L instead, as padding, and nobody reads the token there. Cells that are not decided may hold drafts.
     """
 
     phases: tuple[str, str] = ("transformer", "sampling")
-    sampling: TokenSampling = field(kw_only=True)  # how the model's tokens are sampled with the settings
-    given: Tensor | None = field(default=None, kw_only=True)  # int64 [B, L + 1], tokens that an edit fixes, else -1
+    sampling: TokenSampling = field(kw_only=True)  # how tokens are sampled: the settings, without None
+    # The tokens that an edit fixes, int64 [B, L + 1], and -1 at all other cells; None without an edit.
+    given: Tensor | None = field(default=None, kw_only=True)
 
     def to_latents(self, values: Tensor) -> Tensor:
         if self.given is not None:
@@ -53,9 +54,12 @@ def token_canvas(
     noise: TokenNoise,
     edit: Edit | None = None,
 ) -> tuple[TokenCanvas, PreparedCondition]:
-    """Check the inputs. Returns the canvas of a generation, and the packed condition.
+    """Check the inputs. Returns the canvas of a run, and the condition in tensors. ``name``: name of the sampler.
 
-    In the canvas' settings and in the report, the model's own values replace None for ``cfg`` and ``top_k``.
+    If ``cfg`` or ``top_k`` is None, the canvas and the report hold the model's published value instead.
+
+    Raises:
+        UserError: inputs that do not fit the model or one another.
     """
     clock = Clock(model.device)
     prepared = prepare(model, condition, model.device)
@@ -86,7 +90,7 @@ def blank_canvas(
     given: Tensor | None = None,
     phases: tuple[str, str] = TokenCanvas.phases,
 ) -> TokenCanvas:
-    """A canvas of ``side`` x ``side`` cells on which nothing is decided but the ``given`` tokens."""
+    """A canvas of ``side`` x ``side`` cells on which only the ``given`` tokens are decided."""
     return TokenCanvas(
         model,
         settings,
@@ -103,17 +107,19 @@ def blank_canvas(
 
 
 def given_tokens(edit: Edit, grid: int, images: int) -> Tensor:
-    """The tokens that an edit keeps, int64 [B, L + 1] as :class:`TokenCanvas` holds them."""
+    """The tokens that an edit of codes fixes, int64 [B, L + 1], see ``given`` of :class:`TokenCanvas`. ``grid``: number
+    of tokens along a side. Raises as :func:`tokens_again`.
+    """
     codes = edit.start
     again = tokens_again(edit, grid, images, codes.device)
     return F.pad(torch.where(again, -1, codes.flatten(1)), (0, 1), value=-1)
 
 
 def tokens_again(edit: Edit, grid: int, images: int, device: torch.device) -> Tensor:
-    """The tokens to sample again, bool [B, L] on ``device``, of an edit that starts from codes or from their latents.
+    """The tokens that an edit samples again, bool [B, L] on ``device``. The edit starts from codes or their latents.
 
     Raises:
-        UserError: see :meth:`Edit.token_mask`; a start of another grid.
+        UserError: see :meth:`Edit.token_mask`; or the edit's images do not have ``grid`` x ``grid`` tokens.
     """
     height, width = edit.start.shape[-2:]
     if (height, width) != (grid, grid):

@@ -1,4 +1,4 @@
-"""Whether a token model and settings fit a sampler, before anything is loaded or computed."""
+"""Checks that a token model and settings fit a sampler. They run before anything is loaded or computed."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from .settings import TokenSettings
 
 
 def check_raster(name: str, model: TokenModel, settings: TokenSettings) -> None:
-    """Check a model and the settings of a sampler that decodes in raster order. ``name`` is the sampler's title.
+    """Check a model and the settings of a sampler that decides tokens in raster order, or nearly so. ``name`` is the
+    sampler's title.
 
     Raises:
-        UserError: a PAR, a schedule that does not fit the model, or guidance of a model that was trained without a null
-            class.
+        UserError: a PAR model, settings that do not fit the model's grid, or guidance with a model that was trained
+            without a null class.
     """
     raster_only(name, model)
     settings.schedule(model)
@@ -21,15 +22,14 @@ def check_raster(name: str, model: TokenModel, settings: TokenSettings) -> None:
 
 
 def raster_only(name: str, *models: TokenModel, why_no_janus: str = "") -> None:
-    """Check that models generate their tokens in raster order, and are of a kind that a sampler decodes.
+    """Check that models were trained in raster order, and that a sampler can run them.
 
     Args:
         name: the sampler's title, for the message.
-        models: the models.
-        why_no_janus: why the sampler cannot decode a Janus, a clause for the message; "" if it can.
+        why_no_janus: a clause for the message that says why the sampler cannot run a Janus; "" if it can.
 
     Raises:
-        UserError: a PAR, or a Janus that the sampler cannot decode.
+        UserError: a PAR model, whose order follows its regions; or a Janus that the sampler cannot run.
     """
     for model in models:
         if model.regions > 1:

@@ -1,4 +1,4 @@
-"""Published sampling settings of a token model, which stand in where a user gives none."""
+"""Published sampling settings of a token model. They replace the settings that a user leaves at None."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from ...errors import UserError
 from ...networks.llama import TokenModel
 from .settings import TokenSampling, TokenSettings
 
-# Published guidance and top-k by kind of condition: LlamaGen's for classes and text, Tar's for features, Janus' for
-# prompts.
+# Published cfg and top_k for each kind of condition: LlamaGen's for classes and text, Tar's for features, Janus' for
+# prompts. A top_k of 0 allows all values of a token.
 _PUBLISHED = {"class": (4.0, 2000), "text": (7.5, 1000), "features": (4.0, 0), "prompt": (5.0, 0)}
-# PAR's guidance by width and regions (XL-4x, XXL-4x, 3B-4x, 3B-16x); it samples from all values.
+# PAR's published cfg for each width and number of regions (XL-4x, XXL-4x, 3B-4x, 3B-16x). PAR's top_k is 0.
 _PUBLISHED_PAR = {(1280, 4): 1.5, (1536, 4): 1.435, (3200, 4): 1.345, (3200, 16): 1.5}
 
 
 def published(model: TokenModel) -> dict[str, Any]:
-    """Published sampling settings of a model, "cfg" and "top_k": of a PAR by its width and regions, else by kind of
-    condition. Without a null class, guidance is off.
+    """Published "cfg" and "top_k" of a model. A PAR model has values by its width and its number of regions, any other
+    model by its kind of condition. Without a null class, "cfg" is 1, so guidance is off.
     """
     c = model.net.config
     cfg, top_k = _PUBLISHED[c.condition]
@@ -31,10 +31,10 @@ def published(model: TokenModel) -> dict[str, Any]:
 
 
 def sampling_of(settings: TokenSettings, model: TokenModel) -> TokenSampling:
-    """How a model's tokens are sampled with these settings; the model's published values replace None.
+    """How a model's tokens are sampled with these settings. The model's published values replace None.
 
     Raises:
-        UserError: guidance of a model that was trained without a null class.
+        UserError: guidance with a model that was trained without a null class.
     """
     own = published(model)
     cfg = own["cfg"] if settings.cfg is None else settings.cfg
