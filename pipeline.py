@@ -49,7 +49,7 @@ from .runs.registry import SAMPLERS, Entry, find
 from .samplers.conditioning import KINDS, AnyCondition
 from .samplers.editing import Edit
 from .samplers.engine import Sampled, Step, finish
-from .samplers.settings import is_removed, knobs, make, no_setting
+from .samplers.settings import is_removed, knobs, settings_from, unknown_setting_error
 from .samplers.tokens.tar import TarPromptSettings
 from .samplers.tokens.token_noise import TokenNoise
 
@@ -251,16 +251,16 @@ class Pipeline:
             sampler: one of :attr:`samplers`; None for the plain one.
             preset: "exact", "balanced" (as on the command line and on new nodes), "fast", for plain MAR "few steps", or
                 "custom" for the values that the model's file and the paper recommend.
-            seed: 0 to 2^64 - 1; None takes a new one, which the report names. Image i uses the noise of
-                (seed, first + i), so that it is the same alone or in a batch.
+            seed: 0 to 2^64 - 1; None takes a new seed, which the report names. Image i uses the noise of
+                (seed, first + i), so it is the same alone and in a batch.
             images: images of each prompt or label, one after the other.
-            first: index of the first image: ``first=3, images=1`` draws image 3 of a batch alone.
+            first: index of the first image: ``first=3, images=1`` generates image 3 of a batch alone.
             negative: what guidance leads away from: for Harmon and UniPic a whole instruction, for NextStep a text.
             prompt_settings: settings of Tar's language model, see :class:`TarPromptSettings`.
             image: with ``mask`` what inpainting starts from: an image, or latents or codes of :meth:`sample`; one, or
                 one for each image. Without it, for a Janus or NextStep that was trained to edit: what the prompt
-                changes, an image of any size, or one for each prompt; it is drawn anew as a whole, by Janus at 384 x
-                384 pixels, by NextStep at its *width* and *height*.
+                changes, an image of any size, or one for each prompt. The model regenerates the whole image, Janus at
+                384 x 384 pixels, NextStep at its *width* and *height*.
             mask: the part of ``image`` to sample again: a grey image or [H, W] of any size, black or transparent where
                 the image stays; one, or one for each image. A token is sampled again if any part of it is not black, so
                 a soft edge is sampled again too.
@@ -313,8 +313,8 @@ class Pipeline:
         """Generate images. Arguments and errors are those of :meth:`sample`.
 
         An ``image`` to edit may have any size and keeps it: a square around the mask is cut out for the model, and what
-        was drawn is put back, in the colours around the mask. Pixels outside the mask stay the same, except for a soft
-        edge of 8. Of latents or codes, the whole image is decoded.
+        is generated is put back, in the colours around the mask. Pixels outside the mask stay the same, except for a
+        soft edge of 8 pixels. Of latents or codes, the whole image is decoded.
 
         Returns:
             The images in the order of the prompts, and one report of all of them.
@@ -363,7 +363,7 @@ class Pipeline:
 
         for name, value in settings.items():
             if name not in knobs(entry.settings) and not is_removed(entry.settings, name, value):
-                raise no_setting(entry.settings, name, name, f"{entry.name} has no such setting")
+                raise unknown_setting_error(entry.settings, name, name, f"{entry.name} has no such setting")
 
         choice = Choice(entry, preset, settings)
         made = choice.settings(self.ready.facts)
@@ -445,7 +445,7 @@ class Pipeline:
         for name in asked:
             if name not in known:
                 raise unknown(name, "Tar's language model has no such setting", name, known)
-        make(TarPromptSettings, asked)
+        settings_from(TarPromptSettings, asked)
 
         # 2. Labels.
         prompts = _in_list(prompt)
@@ -492,7 +492,7 @@ class Pipeline:
         Raises:
             UserError: a model that reads no images, or a value out of range.
         """
-        settings = make(AnswerSettings, {"temperature": temperature, "limit": limit})
+        settings = settings_from(AnswerSettings, {"temperature": temperature, "limit": limit})
         seed = whole(seed, "seed", 0, SEEDS - 1)
         model: Any = self.model
         expect_reader(model)

@@ -21,7 +21,7 @@ from ..runs.loading import AUTO, DEMO
 from ..runs.measured import AdviceSettings
 from ..runs.registry import find
 from ..samplers.engine import finish
-from ..samplers.settings import knobs, make
+from ..samplers.settings import knobs, settings_from
 from .conditions import conditions
 from .options import condition_options, model_options, whole
 from .planning import Planned, load, usual_samplers, with_draft
@@ -41,7 +41,7 @@ def arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     """Run the command; returns the exit code."""
-    settings = make(AdviceSettings, {name: getattr(options, name) for name in knobs(AdviceSettings)})
+    settings = settings_from(AdviceSettings, {name: getattr(options, name) for name in knobs(AdviceSettings)})
     seed = whole(options.seed, "seed", 0, SEEDS - 1)
     batch = whole(options.batch, "batch", 1, MOST_IMAGES)
     options.samplers = None

@@ -57,7 +57,8 @@ def conditions(
     kinds = {p.on.condition for p in planned}
     if texts and kinds == {"class"}:
         raise UserError(
-            f"prompt: the models of this run ({names}) read classes, not prompts; name a class with --label."
+            f"prompt: the models of this run ({names}) read classes, not prompts; leave out --prompt and every setting "
+            f"{PROMPT}.*, and name a class with --label if the command has this option."
         )
     if label is not None and "class" not in kinds:
         raise UserError(

@@ -17,7 +17,7 @@ from ..runs.drawing import Drawing
 from ..runs.loading import AUTO, DEMO, USUAL, Drafts, Ready, beside, identified
 from ..runs.registry import FAMILIES, Entry, find
 from ..samplers.conditioning import AnyCondition
-from ..samplers.settings import is_removed, make, no_setting
+from ..samplers.settings import is_removed, settings_from, unknown_setting_error
 from ..samplers.tokens.tar import TarPromptSettings
 from .models import choose_models
 from .options import MODEL_OPTIONS, source, whole
@@ -88,7 +88,7 @@ def of_prompt(sets: Sequence[str]) -> tuple[list[str], dict[str, str]]:
         else:
             others.append(text)
 
-    make(TarPromptSettings, asked)
+    settings_from(TarPromptSettings, asked)
     return others, asked
 
 
@@ -122,7 +122,7 @@ def load(options: argparse.Namespace, entries: Iterable[Entry]) -> dict[str, Rea
     families = {family for family, _ in chosen.values()}
     if options.model == DEMO and options.decoder != AUTO and len(families) > 1:
         raise UserError(
-            "decoder: the samplers of this run belong to two families of models, and each family has its own decoder; "
+            "decoder: the samplers of this run belong to different families of models, each with its own decoder; "
             "leave decoder at auto."
         )
 
@@ -254,7 +254,7 @@ def assigned(
         concerned = [entries[sampler]] if dot else list(entries.values())
         if name not in known and not any([is_removed(entry.settings, name, value) for entry in concerned]):
             if all(name in entry.settings.refused for entry in concerned):
-                raise no_setting(concerned[0].settings, name, "set", "")
+                raise unknown_setting_error(concerned[0].settings, name, "set", "")
             whose = f"{sampler} has no" if dot else "no sampler of this run has a"
             hint = did_you_mean(name, known) or f"choose one of {', '.join(known)}."
             raise UserError(f"set: {whose} setting {name[:60]}; {hint}")

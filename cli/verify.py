@@ -182,7 +182,7 @@ def draw(
     """
     entry = entry or SAMPLERS[pipe.samplers[0]]
     settings = settings or pipe.settings(entry.name, CUSTOM, **few_steps(pipe))
-    condition = condition_of(pipe, images.stop).of(images)
+    condition = condition_of(pipe, images.stop).for_images(images)
     model = small(pipe)
     draft = model if entry.needs_draft else None
     return finish(Drawing(entry, model, settings, condition, seed, images, draft=draft).steps())

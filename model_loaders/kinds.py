@@ -137,13 +137,13 @@ KINDS: dict[str, Kind] = {
         untested=True,
     ),
     "bitdance-fp8": Kind(
-        noun="one of BitDance's three fp8 files for ComfyUI, which lack the configuration and the tokenizer",
+        noun="a part of a BitDance in fp8 for ComfyUI, without the configuration and the tokenizer",
         field="checkpoint",
         prefixes=(("diffusion_head.net.", "vision_head.net.", "net.ada_ln_blocks."), ("projector.fc1.", "fc1.")),
         remedy="choose the entry bitdance-14b-64x, and dtype fp8 or int8",
     ),
     "bitdance-head": Kind(
-        noun="the diffusion head of a BitDance only",
+        noun="only the diffusion head of a BitDance",
         field="checkpoint",
         prefixes=("net.ada_ln_blocks.",),
         remedy="choose the folder with config.json and the shards of the language model",

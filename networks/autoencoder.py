@@ -40,7 +40,7 @@ WHOLE = 1 << 19
 # The most images that one pass of the decoder decodes.
 DECODE_BATCH = 8
 TOO_LITTLE_TO_DECODE = "memory: there is not enough memory to decode even a single image; choose a different device."
-# Elements of the similarity matrix of positions and codes that are computed at once: 64 MB in fp32.
+# Elements of the similarity matrix of positions and codes that are computed at once: 64 MiB in fp32.
 _BLOCK = 1 << 24
 
 
@@ -625,4 +625,7 @@ class VQModel:
         """
         entries = self.net.config.codes
         if int(codes.min()) < 0 or int(codes.max()) >= entries:
-            raise UserError(f"{field}: some codes are outside the range of {self.name}, which is 0 to {entries - 1}.")
+            raise UserError(
+                f"{field}: some codes are outside the range of {self.name}, which is 0 to {entries - 1}; give codes "
+                "that belong to this decoder."
+            )

@@ -74,8 +74,8 @@ class TarModel:
         if not 0 <= scale < len(self.sides):
             known = " or ".join(str(side**2) for side in self.sides)
             raise UserError(
-                f"detail: {self.name} writes only {known} codes, so the menu's last choices are not possible; choose "
-                "an earlier one."
+                f"detail: {self.name} writes only {known} codes, so not every choice of detail is possible; choose a "
+                "larger number of codes."
             )
         expect_text(text)
 

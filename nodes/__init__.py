@@ -48,7 +48,7 @@ def make_extension(module: str = __name__) -> ComfyExtension:
     serve = partial(host.server.serve, filling.PATH, filling.answer, filling.MOST_BYTES)
     _try(serve, "presets do not fill in their numbers in the editor")
     serve = partial(host.server.serve, vocabulary.PATH, vocabulary.answer, vocabulary.MOST_BYTES)
-    _try(serve, "prompts do not show which words a demo knows")
+    _try(serve, "prompt nodes do not show which words a demo model knows")
 
     def prepare(request: Any) -> None:
         renamed.convert(request)
@@ -58,8 +58,8 @@ def make_extension(module: str = __name__) -> ComfyExtension:
     watch = partial(host.server.watch_prompts, prepare)
     _try(
         watch,
-        "labels that the connected model does not know are refused when the node runs, images of clients that are not "
-        "the editor are saved without reports, and prompts with Sweep Grid or Sweep Plot do not run",
+        "unknown class names raise an error only when the node runs, images that clients other than ComfyUI's editor "
+        "request are saved without reports, and workflows with Sweep Grid or Sweep Plot do not run",
     )
 
     groups = (loaders, conditioning, samplers, editing, asking, compare, timelapse, sweep, sharing, advisor)

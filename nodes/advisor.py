@@ -17,7 +17,7 @@ from ..runs.choice import Choice, choose
 from ..runs.measured import AdviceSettings
 from ..runs.presets import CUSTOM
 from ..runs.registry import find
-from ..samplers.settings import make
+from ..samplers.settings import settings_from
 from . import host
 from .host.images import to_image
 from .preview import Bar, show_images
@@ -71,7 +71,7 @@ class Advisor(ModelFirst):
     @classmethod
     @in_own_state
     def execute(cls, model: Any, condition: Any, seed: Any = SEED, draft: Any = None, **values: Any) -> io.NodeOutput:
-        settings = make(AdviceSettings, values)
+        settings = settings_from(AdviceSettings, values)
         first_seed = checked_seed(seed)
         loaded, small = expect_pair(model, draft)
 

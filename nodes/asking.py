@@ -18,7 +18,7 @@ from ..networks.torch_state import in_own_state
 from ..runs.answers import AnswerSettings, Words, answer, answer_bytes, expect_reader
 from ..runs.images import to_bytes
 from ..runs.loading import dtype_name
-from ..samplers.settings import make
+from ..samplers.settings import settings_from
 from ..samplers.tokens.token_noise import TokenNoise
 from . import host
 from .host.loaded import Loaded, ModelCache
@@ -95,7 +95,7 @@ class AskAboutImage(io.ComfyNode):
         cls, model: Any, image: Any, question: Any = _QUESTION, seed: Any = SEED, **values: Any
     ) -> io.NodeOutput:
         # 1. Check.
-        settings = make(AnswerSettings, values)
+        settings = settings_from(AnswerSettings, values)
         loaded = expect_loaded(model, "model")
         janus: JanusModel = loaded.model
         expect_reader(janus)

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from ..errors import OfFastAR, UserError
 from ..samplers.mar.lazy import check_with_caches
 from ..samplers.mar.lazy.settings import CacheSettings
-from ..samplers.settings import in_words, knobs, make
+from ..samplers.settings import in_words, knobs, settings_from
 from .host.loaded import Loaded
 from .sent import PRESETS, expect_removed_to_hold, facts_of, settings_sent
 from .sockets import expect_own
@@ -44,7 +44,7 @@ def expect_cache(value: Any) -> CachePlan:
     """
     plan = expect_own(value, CachePlan, "cache", "LazyMAR Cache")
     with _blamed_on_cache():
-        make(CacheSettings, plan.values)
+        settings_from(CacheSettings, plan.values)
     return plan
 
 

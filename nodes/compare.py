@@ -21,7 +21,7 @@ from ..reports.table import literal
 from ..runs.baseline import baselines, no_gain, qualities, run_of_report
 from ..runs.images import to_bytes
 from ..runs.registry import FAMILIES, SAMPLERS, plain_sampler
-from ..samplers.settings import Settings, knob, knobs, make
+from ..samplers.settings import Settings, knob, knobs, settings_from
 from . import graph, host
 from .host.images import to_image
 from .metadata import write_reports
@@ -195,7 +195,7 @@ class Compare(io.ComfyNode):
         for field, values in lists.items():
             if field in knobs(CompareSettings):
                 typed[field] = _first(values, field)
-        settings = make(CompareSettings, typed)
+        settings = settings_from(CompareSettings, typed)
 
         with enough_memory(SHEET):
             images, reports = cells(lists)
@@ -483,7 +483,7 @@ class TokenMap(io.ComfyNode):
     @classmethod
     @in_own_state
     def execute(cls, report: Any, image: Any = None, **values: Any) -> io.NodeOutput:
-        settings = make(TokenMapSettings, values)
+        settings = settings_from(TokenMapSettings, values)
         checked = expect_own(report, Report, "report", _REPORTED)
 
         with enough_memory(SHEET):
@@ -535,7 +535,7 @@ class ReportToText(io.ComfyNode):
     @classmethod
     @in_own_state
     def execute(cls, report: Any, **values: Any) -> io.NodeOutput:
-        settings = make(ReportSettings, values)
+        settings = settings_from(ReportSettings, values)
         checked = expect_own(report, Report, "report", _REPORTED)
 
         if settings.format == "json":

@@ -31,7 +31,7 @@ from ..runs.labels import PICTURE_BOOK, check_labels, label_sets, resolve_labels
 from ..runs.loading import AUTO, dtype_name
 from ..runs.memory.tokens import estimate_prompt
 from ..samplers.conditioning import CodeCondition, EditSettings, ImagePromptCondition, PromptCondition, TextCondition
-from ..samplers.settings import Settings, knob, make
+from ..samplers.settings import Settings, knob, settings_from
 from ..samplers.tokens.tar import DETAILS, TarPrompted, TarPromptSettings
 from . import graph, host
 from .host.loaded import ModelCache, load_to_device
@@ -221,7 +221,7 @@ class ClassLabel(io.ComfyNode):
     @classmethod
     @in_own_state
     def execute(cls, labels: Any = _LABELS, add_label: Any = NONE, **values: Any) -> io.NodeOutput:
-        settings = make(LabelSettings, values)
+        settings = settings_from(LabelSettings, values)
         text = expect_text(labels, "labels")
         if add_label != NONE:
             text = _with_menu_label(text, add_label, settings.label_set)
@@ -279,9 +279,9 @@ class TextPrompt(io.ComfyNode):
             "CLIP Text Encode."
         ),
         "encoder": (
-            "The download of flan-t5-xl has 11 GB. Your own copy may be a Hugging Face folder or one file; if it also "
-            "holds the decoder of Flan-T5, FastAR ignores that part. The sampler refuses a text encoder whose width "
-            "differs from the width of the encoder with which the model was trained."
+            "The download of flan-t5-xl is 11 GB. Your own copy may be a Hugging Face folder or one file; if it "
+            "also holds the decoder of Flan-T5, FastAR ignores that part. The sampler refuses a text encoder whose "
+            "width differs from the width of the encoder with which the model was trained."
         ),
         "dtype": "FastAR does not offer fp16, because the encoder overflows in fp16.",
     }
@@ -331,7 +331,7 @@ class TextPrompt(io.ComfyNode):
     @in_own_state
     def execute(cls, text: Any = _LAKE, allow_download: Any = False, **values: Any) -> io.NodeOutput:
         encoder = values.pop("encoder", _usual_encoder(menu("t5")))
-        settings = make(PromptSettings, values)
+        settings = settings_from(PromptSettings, values)
         prompt = prompt_of(expect_text(text, "text"), "text")
 
         dtype = dtype_name(choose_dtype(settings.dtype, host.devices.get_text_device(), "t5"))
@@ -399,7 +399,7 @@ class Prompt(io.ComfyNode):
         ),
         "negative": (
             "If *cfg* is 1, the negative prompt has no effect. The editor hides the field for Janus and BitDance, "
-            "which do not read a negative prompt, because they have a null prompt of their own."
+            "which do not read a negative prompt."
         ),
     }
 
@@ -445,7 +445,7 @@ class Prompt(io.ComfyNode):
     @classmethod
     @in_own_state
     def execute(cls, text: Any = _SUNSET, negative: Any = "", **values: Any) -> io.NodeOutput:
-        settings = make(PromptLines, values)
+        settings = settings_from(PromptLines, values)
 
         typed = expect_text(text, "text")
         prompts = [typed]
@@ -536,7 +536,7 @@ class ImageAndPrompt(io.ComfyNode):
     @classmethod
     @in_own_state
     def execute(cls, image: Any, text: Any = _CHANGE, **values: Any) -> io.NodeOutput:
-        settings = make(ImagePromptSettings, values)
+        settings = settings_from(ImagePromptSettings, values)
         typed = expect_text(text, "text")
         images = expect_image(image, "image")
         _check_count("images", len(images) * settings.images)
@@ -589,8 +589,7 @@ class TarPrompt(io.ComfyNode):
         "preset": RECOMMENDS,
         "images": "Each image gets its own codes.",
         "first_image": (
-            "To get only the fourth image of a batch, set *first_image* to 3 here and on the sampler, and *images* "
-            "to 1."
+            "Set *first_image* to the same number on the sampler, and *images* to 1."
         ),
     }
 
@@ -650,7 +649,7 @@ class TarPrompt(io.ComfyNode):
         model = loaded.model
         prompt = expect_text(text, "text").strip()
         number = checked_seed(seed)
-        count = make(PromptImages, {"images": images}).images
+        count = settings_from(PromptImages, {"images": images}).images
         first = checked_first_image(first_image)
         option = checked_preset(preset, PLAIN)
         settings, warning = settings_sent(TarPromptSettings, PLAIN, option, facts_of(loaded), values)
@@ -671,8 +670,8 @@ class ImageToCodesSettings(Settings):
         "Number of semantic codes that describe the image; fewer codes keep less of the image. Usual: 729, the number "
         "that Tar's training used most.",
         choices=DETAILS,
-        more="The numbers are those of the usual TA-Tok. With a TA-Tok that gives other numbers of codes, 729 stands "
-        "for its largest number, 169 for the second, and 81 for the third.",
+        more="The menu shows the numbers of codes of the official TA-Tok. If your TA-Tok gives different numbers of "
+             "codes, 729 stands for its largest number, 169 for its second largest, and 81 for its third largest.",
     )
     images: int = _images("Number of variants of every image")
     dtype: str = knob(
@@ -738,7 +737,7 @@ class ImageToCodes(io.ComfyNode):
     def execute(cls, image: Any, allow_download: Any = False, **values: Any) -> io.NodeOutput:
         # 1. Check the images.
         ta_tok = values.pop("ta_tok", usual(menu("ta-tok"), *_READERS))
-        settings = make(ImageToCodesSettings, values)
+        settings = settings_from(ImageToCodesSettings, values)
         images = expect_image(image, "image")
         _check_count("images", len(images) * settings.images)
         pixels = to_rgb(images).movedim(-1, 1).float().clamp(0, 1)

@@ -14,7 +14,7 @@ from ..memory import enough_memory
 from ..networks.torch_state import in_own_state
 from ..runs import inpainting
 from ..runs.images import to_rgb
-from ..samplers.settings import Settings, knob, make
+from ..samplers.settings import Settings, knob, settings_from
 from . import graph, host
 from .schema import CROP, expect_image, expect_mask, output, schema, widgets
 from .sockets import expect_kind_on
@@ -115,7 +115,7 @@ class CropAroundMask(io.ComfyNode):
     @classmethod
     @in_own_state
     def execute(cls, image: Any, mask: Any, **values: Any) -> io.NodeOutput:
-        context = make(CropSettings, values).context
+        context = settings_from(CropSettings, values).context
         original = to_rgb(expect_image(image, "image")).movedim(-1, 1).float()
         given = expect_mask(mask, "mask")
         _expect_batch({"image": original, "mask": given})
@@ -158,7 +158,7 @@ class PasteInpaintedArea(io.ComfyNode):
     @classmethod
     @in_own_state
     def execute(cls, crop: Any, inpainted: Any, **values: Any) -> io.NodeOutput:
-        settings = make(PasteSettings, values)
+        settings = settings_from(PasteSettings, values)
         cropped: Cropped = expect_kind_on(crop, (Cropped.kind,), "crop", "Crop around Mask")
         above = to_rgb(expect_image(inpainted, "inpainted")).movedim(-1, 1).to(cropped.original)
         original, mask = cropped.original, cropped.mask
@@ -176,8 +176,8 @@ def _expect_batch(batches: Mapping[str, Tensor]) -> None:
     for name, batch in batches.items():
         if len(batch) not in (1, images):
             raise UserError(
-                f"{name}: {len(batch)} images do not fit the {images} images of the other input; connect outputs of "
-                "the same run."
+                f"{name}: it holds {len(batch)} images, but the other input holds {images}; give both inputs the same "
+                "number of images, or one of them a single image."
             )
 
 

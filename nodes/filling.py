@@ -96,7 +96,9 @@ def _kinds() -> dict[str, tuple[Any, tuple[str, ...]]]:
 def _settings_of(node: Any) -> tuple[Any, tuple[str, ...]]:
     """The class of a node's settings and the options of its preset widget."""
     if not isinstance(node, str) or node not in _kinds():
-        raise UserError(f"node: it got {describe(node)}, which is not a node with a preset.")
+        raise UserError(
+            f"node: it got {describe(node)}, which is not a node with a preset; send the type of such a node."
+        )
 
     return _kinds()[node]
 

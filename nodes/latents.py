@@ -147,7 +147,7 @@ def _in_batch(condition: C, edit: Edit | None, latent: Any) -> tuple[C, Edit | N
 
     count = len(latent["samples"])
     if len(condition) == 1:
-        condition = cast(C, condition.of([0] * count))
+        condition = cast(C, condition.for_images([0] * count))
     images = len(condition)
     if edit is None and images != count and (images < count or count > 1 and BATCH_INDEX not in latent):
         raise UserError(
@@ -161,11 +161,11 @@ def _in_batch(condition: C, edit: Edit | None, latent: Any) -> tuple[C, Edit | N
     if images > count:
         if max(places) >= images:
             raise UserError(
-                f"condition: it has {images} entries and none for image {max(places) + 1} of the whole batch, which "
-                "latent_image holds; give one entry for each image of latent_image, or one for each image of the "
+                f"condition: latent_image holds image {max(places) + 1} of a batch, but the condition has only "
+                f"{images} entries; give one entry for each image in latent_image, or one for each image in the "
                 "whole batch."
             )
-        condition = cast(C, condition.of(places))
+        condition = cast(C, condition.for_images(places))
 
     if edit is not None and len(edit.mask) > count and max(places) < len(edit.mask):
         edit = replace(edit, mask=edit.mask[places])

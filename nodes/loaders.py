@@ -538,8 +538,8 @@ class LoadTarDetokenizer(_Loader):
     )
     more = {
         "checkpoint": (
-            "An image consists of 256 tokens with a side of 256 pixels, 1024 tokens with 512, and 4096 tokens with "
-            "1024. Your own files may be `.safetensors` files or the official `.pth` files."
+            "An image has 256 tokens if its side is 256 pixels, 1024 tokens at 512 pixels, and 4096 tokens at 1024 "
+            "pixels. Your own files may be `.safetensors` files or the official `.pth` files."
         ),
         "ta_tok": "FastAR refuses a TA-Tok with a different feature width. Only the part that reads codes is loaded.",
         "decoder": "FastAR refuses a decoder with a different number of codes.",

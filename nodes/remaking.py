@@ -49,7 +49,7 @@ class Remaker:
         link = graph.source_of(graph.typed(self._node, socket))
         kind = graph.maker(self._node, socket)
         if link is None or kind not in kinds:
-            raise UserError(f"{socket}: to sweep over a {axis}, connect {_NAMES[axis]} directly to {socket}.")
+            raise UserError(f"{socket}: to sweep over {axis}s, connect {_NAMES[axis]} directly to {socket}.")
 
         changes = {name: text or value for name, text in kinds[kind].items()}
         number, output = link

@@ -20,7 +20,7 @@ from ..networks.chat import MOST_TEXT
 from ..runs.images import IMAGE_SOURCE, LATENT_SOURCE, MASK_SOURCE, image_tensor, latent_tensor, mask_tensor
 from ..runs.limits import SEEDS, whole
 from ..runs.registry import FAMILIES
-from ..samplers.settings import Knob, Settings, default_or_paper, knobs
+from ..samplers.settings import Knob, Settings, default_or_full_size, knobs
 from .sent import PRESETS, usual_numbers
 
 T = TypeVar("T")
@@ -174,7 +174,7 @@ def _widget(name: str, default: Any, about: Knob, shown: Any) -> io.Input:
     tooltip = f"{about.help} ({about.symbol} in the paper)" if about.symbol else about.help
     shared: dict[str, Any] = {"tooltip": tooltip, "advanced": about.advanced or None, "optional": True}
 
-    default = default_or_paper(default, about)
+    default = default_or_full_size(default, about)
     shown = default if shown is None else shown
     if about.choices:
         return io.Combo.Input(name, options=list(about.choices), default=shown, **shared)
@@ -326,7 +326,7 @@ def validity(check: Callable[..., Any], text: Any, field: str) -> bool | str:
 
 def expect_text(value: Any, field: str) -> str:
     """Check that a value is a text of at most ``MOST_TEXT`` characters."""
-    text = expect(value, str, field, "a text node, or type it")
+    text = expect(value, str, field, "a text node, or type the text")
 
     if len(text) > MOST_TEXT:
         raise UserError(f"{field}: it has {len(text)} characters; give at most {MOST_TEXT}.")

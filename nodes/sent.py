@@ -15,7 +15,16 @@ from typing import Any
 
 from ..runs import presets
 from ..runs.choice import ModelFacts
-from ..samplers.settings import Settings, filled_in, is_removed, knobs, make, removed_from, setting_in_words, shown
+from ..samplers.settings import (
+    Settings,
+    filled_in,
+    is_removed,
+    knobs,
+    removed_from,
+    setting_in_words,
+    settings_from,
+    shown,
+)
 from . import graph
 from .host.loaded import Loaded
 
@@ -102,8 +111,8 @@ def _are_defaults(kind: type, options: Sequence[str], values: Mapping[str, Any])
     if not all(name in values for name in names):
         return False
 
-    found = filled_in(make(kind, values), {})
-    usual = filled_in(make(kind, usual_numbers(kind, options)), {})
+    found = filled_in(settings_from(kind, values), {})
+    usual = filled_in(settings_from(kind, usual_numbers(kind, options)), {})
     return all(found[name] == usual[name] for name in names)
 
 

@@ -23,8 +23,8 @@ from ..reports.record import EXPANDED
 from ..runs.labels import split_labels
 from ..runs.registry import FAMILIES
 from ..samplers.conditioning import (
-    FREEDOM,
-    MOST_FREEDOM,
+    LARGEST_FREEDOM,
+    USUAL_FREEDOM,
     AnyCondition,
     CodeCondition,
     Condition,
@@ -267,7 +267,10 @@ VALUES: dict[str, Kind] = {
             _TEXTS,
             Attribute("images", _list(_PIXELS), "what the prompts change", per_image=True),
             Attribute(
-                "freedom", _number(0, MOST_FREEDOM), f"w of Janus-4o's guidance; without it {FREEDOM:g}", needed=False
+                "freedom",
+                _number(0, LARGEST_FREEDOM),
+                f"w of Janus-4o's guidance; without it {USUAL_FREEDOM:g}",
+                needed=False,
             ),
         ),
         "for Janus-4o and NextStep-1-Large-Edit",

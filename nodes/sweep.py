@@ -23,7 +23,16 @@ from ..runs import presets
 from ..runs.baseline import quality_word
 from ..runs.choice import PRESET, Choice, choose, names_of_settings, parse_settings
 from ..runs.registry import find
-from ..samplers.settings import Settings, default_or_paper, in_words, knob, knobs, make, no_setting, setting_in_words
+from ..samplers.settings import (
+    Settings,
+    default_or_full_size,
+    in_words,
+    knob,
+    knobs,
+    setting_in_words,
+    settings_from,
+    unknown_setting_error,
+)
 from ..sweeps.images import AUTO, MEASURES, measured_by, side_by_side, sweep_grid, sweep_plot
 from ..sweeps.keys import cell_key, cell_name, digest
 from ..sweeps.plan import CHECKPOINT, LABEL, MOST_CELLS, PROMPT, SUBJECTS, combinations, distinct
@@ -163,9 +172,9 @@ class SweepNode(ModelFirst):
         settings = _text(
             "settings",
             "",
-            "Settings that all cells share, as name=value, separated by commas, such as preset=fast, steps=32. Every "
-            "other setting comes from the preset (balanced, if the sampler has it and you name no other), or else "
-            "from the model's file, or else from the paper.",
+            "Settings that all cells share, as name=value, separated by commas, such as preset=fast, steps=32. "
+            "Every other setting comes from the preset (balanced, if the sampler has it and you name no other "
+            "preset), or else from the model's file, or else from the paper.",
             multiline=True,
         )
         folder = _text(
@@ -209,7 +218,7 @@ class SweepNode(ModelFirst):
         measure: Any = ViewSettings.measure,
         **plan: str,
     ) -> io.NodeOutput:
-        view = make(ViewSettings, {"cell_size": cell_size, "measure": measure})
+        view = settings_from(ViewSettings, {"cell_size": cell_size, "measure": measure})
         sweep, told = run(cls, model, condition, folder, draft, **plan)
 
         # 1. The plot.
@@ -472,7 +481,7 @@ def _plan(
     for field, text in texts.items():
         expect_text(text, field)
 
-    chosen = make(SweepSettings, {"sampler": sampler, "x": x, "y": y})
+    chosen = settings_from(SweepSettings, {"sampler": sampler, "x": x, "y": y})
     base = _base(chosen, parse_settings(settings, "settings"))
 
     if x == y:
@@ -525,13 +534,15 @@ def _axis(base: Choice, field: str, name: str, text: str) -> Axis:
 
     known = knobs(base.entry.settings)
     if name in base.entry.settings.refused:
-        raise no_setting(base.entry.settings, name, field, "")
+        raise unknown_setting_error(base.entry.settings, name, field, "")
     if name != PRESET and name not in known:
-        raise UserError(f"{field}: {base.entry.name} has no setting {name}; it has {', '.join([PRESET, *known])}.")
+        raise UserError(
+            f"{field}: {base.entry.name} has no setting {name}; choose one of {', '.join([PRESET, *known])}."
+        )
 
     whole = False
     if name in known:
-        whole = type(default_or_paper(*known[name])) is int  # a switch is a bool
+        whole = type(default_or_full_size(*known[name])) is int  # a switch is a bool
     values = parse_values(text, f"{field}_values", whole)
 
     try:

@@ -17,7 +17,7 @@ from ..reports.record import Report
 from ..reports.summary import headline
 from ..reports.timelapse import FPS, time_lapse
 from ..runs.baseline import qualities
-from ..samplers.settings import Settings, knob, make
+from ..samplers.settings import Settings, knob, settings_from
 from . import host
 from .compare import SHEET, cell_baselines, cell_names, cells
 from .host.images import to_image
@@ -104,7 +104,7 @@ class TimeLapse(io.ComfyNode):
     def execute(
         cls, filename_prefix: Any = _PREFIX, duration: Any = TimeLapseSettings.duration, **inputs: Any
     ) -> io.NodeOutput:
-        settings = make(TimeLapseSettings, {"duration": duration})
+        settings = settings_from(TimeLapseSettings, {"duration": duration})
         prefix = expect_text(filename_prefix, "filename_prefix")
         host.folders.expect_writable(prefix, ".webp", "filename_prefix")
 

@@ -152,7 +152,7 @@ def distinct(**files: Path | None) -> None:
         key = os.path.normcase(os.path.realpath(path))
         if key in seen:
             raise UserError(
-                f"{field}: {_short(path)} is already the file for {seen[key]}; choose a different name for one of them."
+                f"{field}: {_short(path)} is already the file for {seen[key]}; give the two options different files."
             )
         seen[key] = field
 

@@ -148,8 +148,8 @@ class _Run:
         known = report is not None and "step" in report.maps and report.maps["step"].max() >= 0
         if report is None or not known or not report.seconds > 0:
             raise UserError(
-                f"report: {label[:60]!r} does not say in which step each token was decided; connect the report output "
-                "of the sampler that generated the image."
+                f"report: the report of {label[:60]!r} does not say in which step each token was decided; connect the "
+                "report output of the sampler that generated the image."
             )
 
         steps = report.maps["step"]

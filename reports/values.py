@@ -82,7 +82,7 @@ def _range(part: str, field: str, whole: bool) -> list[str]:
 
     count = int(abs(high - low)) + 1 if match[3] is None else int(match[3])
     if not 1 <= count <= MOST_VALUES or count == 1 and low != high:
-        raise UserError(f"{field}: {part[:60]!r} asks for {count} values; ask for 2 to {MOST_VALUES}.")
+        raise UserError(f"{field}: the number of values in {part[:60]!r} is {count}; ask for 2 to {MOST_VALUES}.")
 
     steps = max(1, count - 1)
     return [_short(low + (high - low) * i / steps, whole) for i in range(count)]

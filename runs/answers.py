@@ -99,8 +99,8 @@ def answer(
     device = net.compute_device
     if head.lm_head.out_features != net.config.words:
         raise UserError(
-            f"model: the output layer has {head.lm_head.out_features} words, but {model.name} has {net.config.words}; "
-            "download the files of the model again."
+            f"model: the output layer of {model.name} has {head.lm_head.out_features} words, but the model's "
+            f"vocabulary has {net.config.words}; download the files of the model again."
         )
 
     # 1. The question, with the images at their places.
@@ -153,7 +153,7 @@ def expect_reader(model: Any) -> None:
     """
     family = families().get(model.family)
     if family is None or not family.answers:
-        raise UserError(f"model: {model.name} cannot answer questions about images; use a Janus.")
+        raise UserError(f"model: {model.name} cannot answer questions about images; use a Janus model.")
     if model.vision_file is None:
         raise UserError(
             f"model: the file of {model.name} lacks the part that reads images; get a file with all weights of the "

@@ -24,7 +24,7 @@ from ..reports.quality import (
     measure,
 )
 from ..reports.record import Baseline, Report, against
-from ..samplers.settings import knobs, make
+from ..samplers.settings import knobs, settings_from
 from .registry import SAMPLERS
 
 # Above the window of any grid, so a run of unknown grid does not count as exact.
@@ -85,7 +85,7 @@ def _settings(sampler: str, values: Mapping[str, Any]) -> Any:
         return None
     kind = SAMPLERS[sampler].settings
     try:
-        return make(kind, {name: value for name, value in values.items() if name in knobs(kind)})
+        return settings_from(kind, {name: value for name, value in values.items() if name in knobs(kind)})
     except UserError:
         return None
 
@@ -136,7 +136,7 @@ def works_towards_another_image(report: Report, baseline: Report) -> bool:
 
     sides = [int(run.maps["step"].shape[-1]) if "step" in run.maps else _UNKNOWN_SIDE for run in (report, baseline)]
     made = [_settings(run.sampler, run.settings) for run in (report, baseline)]
-    return any(s is not None and s.another_image and not s.exact(side) for s, side in zip(made, sides, strict=True))
+    return any(s is not None and s.different_image and not s.exact(side) for s, side in zip(made, sides, strict=True))
 
 
 def run_of_report(report: Report, group: Hashable) -> ComparedRun:

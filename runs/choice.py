@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from ..errors import UserError
-from ..samplers.mar.settings import CLIPPED, MARBase
-from ..samplers.settings import Settings, knobs, make
+from ..samplers.mar.settings import SAFE_FIRST_TIMESTEP, MARBase
+from ..samplers.settings import Settings, knobs, settings_from
 from . import presets
 from .labels import DEMO_LABELS
 from .registry import FAMILIES, Entry, family_of, find
@@ -51,11 +51,11 @@ class ModelFacts:
             UserError: no such preset, or a value out of range.
         """
         # Before what the file recommends, so that the message names the user's setting.
-        make(kind, values)
+        settings_from(kind, values)
 
         suited = {k: v for k, v in self.recommended.items() if k in knobs(kind)}
         try:
-            make(kind, suited)
+            settings_from(kind, suited)
         except UserError as e:
             raise UserError(
                 f"model: the model's file recommends a setting that is not possible ({str(e).rstrip('.')}); correct "
@@ -66,16 +66,17 @@ class ModelFacts:
             chosen = presets.values(kind, preset, self.demo, self.width, steps)
             if preset == presets.BALANCED and "window" in suited:
                 chosen["window"] = suited["window"]  # measured on the model's own grid
-            return make(kind, {**suited, **chosen, **values})
+            return settings_from(kind, {**suited, **chosen, **values})
 
         # A preset may set the AR steps, on which its other values depend.
-        usual = vars(make(kind, {**suited, **values})).get("steps", steps or 64)
+        usual = vars(settings_from(kind, {**suited, **values})).get("steps", steps or 64)
         return settings(vars(settings(usual)).get("steps", usual))
 
     def own_values(self, settings: Any) -> dict[str, Any]:
         """The model's own values of settings that are None, by name."""
         if self.model is None:
-            return {"t_max": CLIPPED} if isinstance(settings, MARBase) and settings.clips else {}
+            limits = isinstance(settings, MARBase) and settings.limits_first_timestep
+            return {"t_max": SAFE_FIRST_TIMESTEP} if limits else {}
         if self.model.family not in FAMILIES:
             return {"repetition_penalty": self.model.repetition_penalty}
         return family_of(self.model).own_values(self.model, settings)
@@ -112,7 +113,7 @@ def choose(sampler: str, values: Mapping[str, Any]) -> Choice:
     values = dict(values)
     preset = str(values.pop(PRESET, presets.CUSTOM))
     presets.values(entry.settings, preset, demo=True)  # checks the name
-    make(entry.settings, values)
+    settings_from(entry.settings, values)
     return Choice(entry, preset, values)
 
 

@@ -31,7 +31,7 @@ from ..samplers.conditioning import (
     expect_editor,
 )
 from ..samplers.engine import finish
-from ..samplers.settings import make
+from ..samplers.settings import settings_from
 from ..samplers.tokens.prepare import features_of
 from ..samplers.tokens.tar import TarPrompted, TarPromptSettings, tar_prompt
 from ..samplers.tokens.token_noise import TokenNoise
@@ -164,7 +164,7 @@ class ConditionBuilder:
         model: Any = on.model
         if freedom is not None and not on.kind.takes_freedom:
             raise UserError(f"freedom: {model.name} does not use this setting; leave it out, and set cfg_img instead.")
-        settings = make(EditSettings, {} if freedom is None else {"freedom": freedom})
+        settings = settings_from(EditSettings, {} if freedom is None else {"freedom": freedom})
         pairs = list(zip(texts, one_for_each(image, len(texts)), strict=True))
         prompts, pictures = zip(*[pair for pair in pairs for _ in range(repeat)], strict=True)
         condition = ImagePromptCondition(prompts, pictures, settings.freedom)

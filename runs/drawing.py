@@ -93,9 +93,9 @@ class Drawing:
 
     def _of(self, part: Sequence[int]) -> Drawing:
         """The same of some of the images."""
-        edit = None if self.edit is None else self.edit.of(part, self.images)
+        edit = None if self.edit is None else self.edit.for_images(part, self.images)
         numbers = [self.numbers[i] for i in part]
-        return replace(self, condition=self.condition.of(part), numbers=numbers, edit=edit)
+        return replace(self, condition=self.condition.for_images(part), numbers=numbers, edit=edit)
 
     def begin(self, part: Sequence[int]) -> Sampler:
         """Begin the sampler on some of the images, by their place in the batch."""

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ..errors import UserError, amount, first_line
 from ..networks.precision import is_finite
-from ..samplers.editing import LARGEST_LATENT, masks_of
+from ..samplers.editing import LARGEST_LATENT
 
 # An image, or a batch of them: a PIL image, the path of an image file, pixels uint8 [H, W, 3] or [B, H, W, 3], or
 # latents or codes as a sampler returns them. PIL images and files are read as viewers show them: turned as their EXIF
@@ -87,7 +87,7 @@ def images_of(image: Any) -> list[np.ndarray]:
         if not is_array or batch.ndim != 4 or batch.shape[3] != 3:
             raise UserError(
                 f"image: the array has the dtype {given.dtype} and the shape {list(given.shape)}; give a PIL image, "
-                "the path of an image, or an array uint8 [height, width, 3]."
+                "the path of an image, or a uint8 array [height, width, 3]."
             )
         found.extend(batch)
 
@@ -98,11 +98,11 @@ def _masks_in(mask: Any) -> Tensor:
     """A mask or an array of several, as :func:`masks_given` returns them."""
     given = _read(mask, "mask", _greys)
     values = given if isinstance(given, Tensor) else torch.tensor(given)
-    masks = None if values.is_complex() else masks_of(values)
+    masks = None if values.is_complex() else _as_mask_batch(values)
     if masks is None:
         raise UserError(
-            f"mask: the array has the dtype {values.dtype} and the shape {list(values.shape)}; give a grey image, or "
-            "an array [height, width] for all images or for each image."
+            f"mask: the array has the dtype {values.dtype} and the shape {list(values.shape)}; give a grey image, one "
+            "array [height, width] for all images, or one such array for each image."
         )
 
     numbers = masks.float().contiguous()  # a view may be larger than memory
@@ -237,15 +237,17 @@ def _finite(tensor: Tensor, field: str, source: str, more: Sequence[torch.dtype]
             kind = f"sparse or nested {kind}"
         elif tensor.is_meta:
             kind = f"{kind} without data"
-        raise UserError(f"{field}: the tensor is {kind}, but must be dense fp32 with data; connect {source}.")
+        raise UserError(
+            f"{field}: the tensor is {kind}, but must be dense and hold floating-point data; connect {source}."
+        )
 
     if tensor.dtype in converted:
         tensor = tensor.float()
 
     if not is_finite(tensor):
         raise UserError(
-            f"{field}: some values are not finite (NaN or infinity); find the node that computed them, often a model "
-            "or a decoder in fp16, and choose bf16 or fp32 there."
+            f"{field}: some values are not finite (NaN or infinity), often because a model or a decoder in fp16 "
+            "computed them; choose bf16 or fp32 on the loader of that model or decoder."
         )
     return tensor
 
@@ -266,12 +268,23 @@ def mask_tensor(tensor: Tensor, field: str) -> Tensor:
     """Check a MASK and return it as floats [B, H, W]; nodes make [H, W], [B, 1, H, W] and bool too."""
     mask = _finite(tensor, field, MASK_SOURCE, more=[torch.bool])
 
-    masks = masks_of(mask)
+    masks = _as_mask_batch(mask)
     if masks is None:
         raise UserError(
             f"{field}: its shape is {list(mask.shape)}; connect a MASK of the shape [batch, height, width]."
         )
     return masks
+
+
+def _as_mask_batch(values: Tensor) -> Tensor | None:
+    """Masks [H, W], [B, H, W] or [B, 1, H, W] as [B, H, W]; None for any other shape, or if a dimension has size 0."""
+    if 0 in values.shape:
+        return None
+    if values.ndim == 2:
+        return values[None]
+    if values.ndim == 4 and values.shape[1] == 1:
+        return values[:, 0]
+    return values if values.ndim == 3 else None
 
 
 def latent_tensor(tensor: Tensor, field: str) -> Tensor:
@@ -284,8 +297,8 @@ def latent_tensor(tensor: Tensor, field: str) -> Tensor:
     shape = list(latents.shape)
     if latents.ndim not in (4, 5) or 0 in shape:
         raise UserError(
-            f"{field}: its shape is {shape}; connect latents of the shape [batch, channels, height, width], without a "
-            "size of 0."
+            f"{field}: its shape is {shape}; connect latents of the shape [batch, channels, height, width], with each "
+            "size at least 1."
         )
 
     has_frames = latents.ndim == 5
@@ -303,7 +316,7 @@ def expect_usual_size(latents: Tensor, field: str) -> None:
     if largest > LARGEST_LATENT:
         raise UserError(
             f"{field}: it holds values up to {largest:.3g}, but latents of an image stay below {LARGEST_LATENT}; "
-            "encode the image again with VAE Encode and the vae of the model's loader."
+            "connect latents from a FastAR sampler, or from VAE Encode with the vae of the model's loader."
         )
 
 

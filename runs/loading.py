@@ -45,7 +45,7 @@ from ..samplers.conditioning import (
     PromptCondition,
     TextCondition,
 )
-from ..samplers.settings import knobs, make
+from ..samplers.settings import knobs, settings_from
 from ..samplers.tokens.mulosd import check_grids
 from ..samplers.tokens.mulosd.upsampling import BICUBIC, LatentUpSampling, PixelUpSampling, UpSampling
 from ..samplers.tokens.tar import TarPromptSettings
@@ -312,8 +312,8 @@ def listed_family(choice: str) -> str | None:
     """Family of a catalogue entry, None for a file; a UserError for Tar's language model, which draws no images."""
     if choice in _ids(LANGUAGE):
         raise UserError(
-            f"model: {choice} is Tar's language model, which needs a de-tokenizer; use --tar {choice}, and --model "
-            f'with a de-tokenizer, for example ar-dtok-512 (in Python: load("ar-dtok-512", tar="{choice}")).'
+            f"model: {choice} is Tar's language model, which needs a de-tokenizer; give --tar {choice}, and name a "
+            f'de-tokenizer with --model, for example ar-dtok-512 (in Python: load("ar-dtok-512", tar="{choice}")).'
         )
 
     for name, family in FAMILIES.items():
@@ -480,7 +480,7 @@ def read_images(condition: ImagePromptCondition, reader: Any, family: Family) ->
             found[key] = reader.read(family.prepared(image, reader))
         read.append(found[key])
 
-    return replace(condition, read=tuple(read))
+    return replace(condition, encoded_images=tuple(read))
 
 
 def identified(choice: str, files: Source) -> tuple[str, tuple[str, ...]]:
@@ -520,7 +520,7 @@ class Drafts:
         Raises:
             UserError: the file does not fit; see :func:`load_upscaler`.
         """
-        if self._up_sampling is None or self._up_sampling.vq_model is not target.vq:
+        if self._up_sampling is None or self._up_sampling.tokenizer is not target.vq:
             self._up_sampling = self._make_up_sampling(target.vq, check_grids(cast(TokenModel, target.model), draft))
         return self._up_sampling
 
@@ -719,4 +719,4 @@ def prompt_settings(stated: Mapping[str, Any], values: Mapping[str, Any]) -> Tar
     known = knobs(TarPromptSettings)
     of_file = {name: value for name, value in stated.items() if name in known}
 
-    return make(TarPromptSettings, {**of_file, **values})
+    return settings_from(TarPromptSettings, {**of_file, **values})

@@ -66,7 +66,7 @@ def values(kind: type, preset: str, demo: bool, width: int = 0, steps: int = 64)
         return {}
 
     # Beside LazyMAR's caches a sampler has its own presets, and sets nothing that the caches set.
-    beside = getattr(kind, "beside_caches", None)
+    beside = getattr(kind, "sampler_settings", None)
     if beside is not None:
         return {**PRESETS.get(beside, nothing)(preset, run), **caches(preset, run)}
     return PRESETS.get(kind, nothing)(preset, run)

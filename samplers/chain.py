@@ -43,6 +43,9 @@ from ..networks.speed import Recordable, recorded
 from ..networks.torch_state import to_device
 from ..reports.record import Report
 
+# BitDance and NextStep compute at most this many numbers of the head's modulations at once; see _HeadAtConditions.
+MODULATION_BUDGET = 1 << 27
+
 
 @dataclass(eq=False)
 class DiffusionBatch:
@@ -54,16 +57,19 @@ class DiffusionBatch:
     noise: Tensor  # noise of the steps, fp32 [S, N, *, c], or [S - 1, ...] if the last step adds none
     table: StepTable
     temperature: float = 1.0  # factor of the stds
-    given: FixedTokens | None = None  # None if no token is fixed
-    change: MeanAdjustment | None = None  # None if no mean changes
+    fixed_tokens: FixedTokens | None = None  # None if no token is fixed
+    mean_adjustment: MeanAdjustment | None = None  # None if no mean changes
 
     def some_steps(self, first: int, stop: int) -> DiffusionBatch:
         """The same rows with only the steps ``first`` to ``stop - 1``. The rows must have no fixed tokens."""
+        adjustment = self.mean_adjustment
+        if adjustment is not None:
+            adjustment = adjustment._replace(gamma=adjustment.gamma[first:stop])
         return replace(
             self,
             noise=self.noise[first:stop],
             table=self.table.some_steps(first, stop),
-            change=None if self.change is None else self.change._replace(gamma=self.change.gamma[first:stop]),
+            mean_adjustment=adjustment,
         )
 
 
@@ -94,6 +100,13 @@ def guide(out: Tensor, cfg: Tensor, channels: int) -> tuple[Tensor, Tensor | Non
     return prediction, logits
 
 
+class StepAdjustment(NamedTuple):
+    """A :class:`MeanAdjustment` at one step."""
+
+    draft: Tensor  # fp32 [N, c]
+    gamma: Tensor  # fp32 [], or [N, 1] if the rows have different values
+
+
 class StepInputs(NamedTuple):
     """What a step needs besides the output of the head."""
 
@@ -101,7 +114,7 @@ class StepInputs(NamedTuple):
     cfg: Tensor  # guidance scale, see guide
     noise: Tensor  # fp32 [N, *, c], already multiplied by the temperature
     x: Tensor  # states before the step, fp32 [N, *, c]
-    change: tuple[Tensor, Tensor] | None  # draft and this step's gamma, see MeanAdjustment
+    mean_adjustment: StepAdjustment | None  # None if no mean changes
 
 
 class StepResult(NamedTuple):
@@ -120,8 +133,8 @@ def advance(inputs: StepInputs, out: Tensor) -> StepResult:
     mean_x, mean_out, middle, slope = inputs.numbers
     prediction, logits = guide(out, inputs.cfg, inputs.x.shape[-1])
     mean = torch.addcmul(mean_x * inputs.x, mean_out, prediction)
-    if inputs.change is not None:
-        mean = torch.lerp(mean, *inputs.change)
+    if inputs.mean_adjustment is not None:
+        mean = torch.lerp(mean, inputs.mean_adjustment.draft, inputs.mean_adjustment.gamma)
 
     log_std = middle if logits is None else torch.addcmul(middle, slope, logits)
     return StepResult(torch.addcmul(mean, log_std.exp(), inputs.noise), mean, log_std)
@@ -135,14 +148,14 @@ def run_chain(batch: DiffusionBatch, head: ChainHead) -> Iterator[StepResult]:
     noises = (*noise, noise[-1])
 
     x = batch.x
-    change = None
+    adjustment = None
     for k, numbers in enumerate(batch.table.mean_numbers):
-        if batch.given is not None:
-            x = batch.given.follow(x, k)
-        if batch.change is not None:
-            change = batch.change.draft, batch.change.gamma[k]
+        if batch.fixed_tokens is not None:
+            x = batch.fixed_tokens.follow(x, k)
+        if batch.mean_adjustment is not None:
+            adjustment = StepAdjustment(batch.mean_adjustment.draft, batch.mean_adjustment.gamma[k])
 
-        result = head.step(k, StepInputs(numbers, batch.cfg, noises[k], x, change))
+        result = head.step(k, StepInputs(numbers, batch.cfg, noises[k], x, adjustment))
         x = result.x
         yield result
 
@@ -158,21 +171,21 @@ def joined(first: DiffusionBatch, second: DiffusionBatch) -> DiffusionBatch:
     columns = [part.table.numbers[:, :, None, None].expand(-1, -1, len(part.x), -1) for part in parts]
     times = [part.table.times[:, None].expand(-1, len(part.x), -1) for part in parts]
 
-    change = None
-    if second.change is not None:
-        draft = torch.cat([torch.zeros_like(first.x), second.change.draft])
-        gamma = torch.zeros(len(second.change.gamma), len(draft), 1, device=draft.device)
-        gamma[:, len(first.x) :] = second.change.gamma[:, None, None]
-        change = MeanAdjustment(draft, gamma)
+    adjustment = None
+    if second.mean_adjustment is not None:
+        draft = torch.cat([torch.zeros_like(first.x), second.mean_adjustment.draft])
+        gamma = torch.zeros(len(second.mean_adjustment.gamma), len(draft), 1, device=draft.device)
+        gamma[:, len(first.x) :] = second.mean_adjustment.gamma[:, None, None]
+        adjustment = MeanAdjustment(draft, gamma)
 
     return DiffusionBatch(
         z=torch.cat([part.z for part in parts], 1),
         cfg=torch.cat([part.cfg for part in parts]),
         x=torch.cat([part.x for part in parts]),
         noise=torch.cat([part.noise for part in parts], 1),
-        table=StepTable(torch.cat(columns, 2), torch.cat(times, 1), first.table.learned),
+        table=StepTable(torch.cat(columns, 2), torch.cat(times, 1), first.table.learns_variance),
         temperature=first.temperature,
-        change=change,
+        mean_adjustment=adjustment,
     )
 
 
@@ -221,7 +234,7 @@ class StepTable:
     # fp32 [S, 8], one column for each field of StepNumbers; [S, 8, N, 1 ...] if each row has its own steps.
     numbers: Tensor
     times: Tensor  # embeddings of the steps' times, [S, w], or [S, N, w] if each row has its own steps
-    learned: bool  # whether the head predicts logits of the variance
+    learns_variance: bool  # whether the head predicts logits of the variance
     ends_with_noise: bool = False  # whether the last step adds noise of a fixed variance; usually it adds none
 
     def __len__(self) -> int:
@@ -250,12 +263,12 @@ def step_table(steps: Sequence[DiffusionStep], times: Tensor) -> StepTable:
         mean_out = step.data_coefficient * step.data_out
         rows.append((*step, mean_x, mean_out))
 
-    learned = any(step.slope for step in steps)
-    ends_with_noise = not learned and steps[-1].middle > -math.inf
-    return StepTable(to_device(torch.tensor(rows), times.device), times, learned, ends_with_noise)
+    learns_variance = any(step.slope for step in steps)
+    ends_with_noise = not learns_variance and steps[-1].middle > -math.inf
+    return StepTable(to_device(torch.tensor(rows), times.device), times, learns_variance, ends_with_noise)
 
 
-def spread(noise: Tensor, count: int) -> Tensor:
+def noise_for_steps(noise: Tensor, count: int) -> Tensor:
     """Noise [count, ...] for ``count`` steps, picked from the noise [T, ...] of T steps.
 
     Step k takes entry k T // count. So a stage of the diffusion uses the same noise whatever the number of steps,
@@ -335,7 +348,7 @@ class ChainHead(Protocol):
         """
 
 
-class _WholeHead:
+class _HeadAtConditions:
     """The whole diffusion head, without LazyMAR's cache, for the conditions of N rows. The report counts the work.
 
     One matrix product computes the modulations of many steps, so the weights are read only once for all these steps.
@@ -363,7 +376,7 @@ class _WholeHead:
         self._steps_at_once = max(1, budget // max(1, numbers_of_row * rows))
 
 
-class Head(_WholeHead):
+class ChainedHead(_HeadAtConditions):
     """Calls the whole head one step after another, for :func:`run_chain`."""
 
     # The modulations from the newest product: for each step, a tuple of tensors [P, N, *, w'].
@@ -373,10 +386,10 @@ class Head(_WholeHead):
         """See :class:`ChainHead`."""
         at_once = self._steps_at_once
         if k % at_once == 0:
-            of_steps = self._head.modulations(self._times[k : k + at_once] + self._condition)
+            modulations = self._head.modulations(self._times[k : k + at_once] + self._condition)
             if self._net.records:  # a function recorded as a CUDA graph copies contiguous tensors fastest
-                of_steps = [m.contiguous() for m in of_steps]
-            self._newest = list(zip(*of_steps, strict=True))
+                modulations = [m.contiguous() for m in modulations]
+            self._newest = list(zip(*modulations, strict=True))
 
         self._report.add(head_calls=1, head_rows=self._condition.shape[:-1].numel())
         return full_step(self._net, self._head, self._newest[k % at_once], inputs)
@@ -389,7 +402,7 @@ def full_step(net: Recordable, head: HeadNetwork, modulations: Sequence[Tensor],
     return net.compiled(advance, "diffusion steps")(inputs, out)
 
 
-class HeadAtStates(_WholeHead):
+class HeadAtStates(_HeadAtConditions):
     """Calls the whole head for any states of N rows, for speculation. The states may be at different steps."""
 
     def __init__(self, net: Recordable, head: HeadNetwork, batch: DiffusionBatch, report: Report, budget: int):
@@ -397,9 +410,9 @@ class HeadAtStates(_WholeHead):
         self._denoise = net.compiled(type(head).denoise, "diffusion head")
 
         # The modulations of all rows at all steps, [P, S, N, *, w'] each; None if they exceed the budget.
-        self._of_all_steps: list[Tensor] | None = None
+        self._all_modulations: list[Tensor] | None = None
         if len(batch.table) <= self._steps_at_once:
-            self._of_all_steps = [m.transpose(0, 1) for m in head.modulations(self._times + self._condition)]
+            self._all_modulations = [m.transpose(0, 1) for m in head.modulations(self._times + self._condition)]
 
     def at_states(self, row: Tensor, k: Tensor, x: Tensor) -> Tensor:
         """The head's output [P, M, *, c or 2 c] for M states x, fp32 [M, *, c], in calls that fit the budget.
@@ -408,8 +421,8 @@ class HeadAtStates(_WholeHead):
         """
         most = self._rows_at_once
         parts = []
-        for some, step, state in zip(row.split(most), k.split(most), x.split(most), strict=True):
-            out = self._denoise(self._head, state, self._modulations_at(some, step))
+        for rows, steps, states in zip(row.split(most), k.split(most), x.split(most), strict=True):
+            out = self._denoise(self._head, states, self._modulations_at(rows, steps))
             self._report.add(head_calls=1, head_rows=out.shape[:-1].numel())
             parts.append(out)
 
@@ -417,8 +430,8 @@ class HeadAtStates(_WholeHead):
 
     def _modulations_at(self, row: Tensor, k: Tensor) -> list[Tensor]:
         """The modulations [P, M, *, w'] for the rows and steps of :meth:`at_states`."""
-        if self._of_all_steps is not None:
-            return [m[:, k, row] for m in self._of_all_steps]
+        if self._all_modulations is not None:
+            return [m[:, k, row] for m in self._all_modulations]
 
         times = self._times[k, :, 0].transpose(0, 1)  # [1, M, 1 ..., w]: all rows have the same steps
         return self._head.modulations(times + self._condition[:, row])

@@ -49,7 +49,7 @@ class _Entries(OfFastAR):
         more = f" and {len(names) - _MOST_SHOWN} more" if len(names) > _MOST_SHOWN else ""
         return f"{self.title.capitalize()} for {amount(len(self), 'images')}: {shown}{more}."
 
-    def of(self: E, images: Sequence[int]) -> E:
+    def for_images(self: E, images: Sequence[int]) -> E:
         """The condition for some images of the batch. ``images``: the indices of these images."""
         chosen: dict[str, Any] = {}
         for f in fields(self):
@@ -61,10 +61,10 @@ class _Entries(OfFastAR):
 
     def digests(self) -> tuple[str, ...]:
         """A short digest for each image. Digests are identical if the entries and the null conditions are identical."""
-        return tuple(fingerprint(self.kind, entry, self.against) for entry in self.entries)
+        return tuple(fingerprint(self.kind, entry, self.null_text) for entry in self.entries)
 
     @property
-    def against(self) -> str:
+    def null_text(self) -> str:
         """The null condition of guidance if this condition states one, or "" if the model uses its own."""
         return ""
 
@@ -144,7 +144,7 @@ class PromptCondition(_Entries):
         return self.texts
 
     @property
-    def against(self) -> str:
+    def null_text(self) -> str:
         return self.unconditional
 
     @property
@@ -170,8 +170,8 @@ class PromptCondition(_Entries):
 
 
 # The weight that Janus-4o's authors use for the guidance branch that does not read the input image's VQ tokens.
-FREEDOM = 5.0
-MOST_FREEDOM = 10.0
+USUAL_FREEDOM = 5.0
+LARGEST_FREEDOM = 10.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,9 +184,9 @@ class ImagePromptCondition(_Entries):
     texts: tuple[str, ...]  # prompts as typed, one per image to generate
     images: tuple[Tensor, ...]  # uint8 [H, W, 3] of any size, one per text
     # Janus-4o's w: the weight of the guidance branch that does not read the image's VQ tokens; 0 omits this branch.
-    freedom: float = FREEDOM
+    freedom: float = USUAL_FREEDOM
     # For each image, the output of the part of the model that reads images; None until the model has read them.
-    read: tuple[Any, ...] | None = None
+    encoded_images: tuple[Any, ...] | None = None
 
     @property
     def entries(self) -> tuple[tuple[str, Tensor], ...]:
@@ -264,12 +264,12 @@ class EditSettings(Settings):
     """Settings of image editing with Janus-4o."""
 
     freedom: float = knob(
-        FREEDOM,
+        USUAL_FREEDOM,
         "How freely the model may change the image; at a higher value, the pixels change more, and only the content of "
         "the image is kept. Usual: 5, as published; at 0, the result stays closest to the pixels, and a third of the "
         "work is saved.",
         low=0.0,
-        high=MOST_FREEDOM,
+        high=LARGEST_FREEDOM,
         step=0.1,
         symbol="w",
         more="Only Janus-4o uses this setting; for NextStep, set *cfg_img* of NextStep Sampler. With Janus-4o, "

@@ -5,18 +5,18 @@ exactly, for any q. "Accepted" means x = y. Covariances are diagonal, and rows a
 state is usable only as a whole, so all channels of a row are accepted or rejected together. If each channel were
 accepted or rejected by itself, a whole state would rarely be accepted: the channels' probabilities would multiply.
 
-- :func:`reflect`, for equal covariances: reflection-maximal coupling (De Bortoli, Galashov, Gretton & Doucet 2025,
-  arXiv 2501.05370; Bou-Rabee, Eberle & Zimmer 2020). It accepts with probability 2 Phi(-|D| / 2) = 1 - TV. Phi is the
-  standard normal distribution function, D is (m_q - m_p) / s, and TV is the total variation distance between the two
-  Gaussians. No coupling can accept more often. A rejected draft needs no new random numbers, because reflect mirrors
-  the draft's noise.
-- :func:`reshape`, for equal means: the usual rejection of speculative decoding, which accepts with probability
+- :func:`couple_means`, for equal covariances: reflection-maximal coupling (De Bortoli, Galashov, Gretton & Doucet
+  2025, arXiv 2501.05370; Bou-Rabee, Eberle & Zimmer 2020). It accepts with probability 2 Phi(-|D| / 2) = 1 - TV. Phi is
+  the standard normal distribution function, D is (m_q - m_p) / s, and TV is the total variation distance between the
+  two Gaussians. No coupling can accept more often. A rejected draft needs no new random numbers, because couple_means
+  mirrors the draft's noise.
+- :func:`couple_stds`, for equal means: the usual rejection of speculative decoding, which accepts with probability
   min(1, p / q). It replaces a rejected draft by a sample of max(0, p - q) / Z, where Z normalises the density. It finds
   this sample with proposals from p (Leviathan et al. 2023, appendix A). Here, too, no coupling can accept more often.
-- :func:`couple`, for the general case: reshape, then reflect. MAR's learned variances hardly differ between a draft and
-  the target, so reshape rarely changes the draft. Then reflect keeps or mirrors the draft's noise. Images of one seed
-  therefore stay alike.
-- :func:`couple_fixed`, for BitDance and NextStep, whose variances are fixed: reflect alone.
+- :func:`couple`, for the general case: couple_stds, then couple_means. MAR's learned variances hardly differ between a
+  draft and the target, so couple_stds rarely changes the draft. Then couple_means keeps or mirrors the draft's noise.
+  Images of one seed therefore stay alike.
+- :func:`couple_fixed`, for BitDance and NextStep, whose variances are fixed: couple_means alone.
 
 Two Gaussians count as equal if, in every channel, their means differ by at most :data:`ROUNDING` (1 + |mean|) and their
 log stds by at most :data:`ROUNDING`. The fp32 outputs of one head in two different batches differ by this much. To
@@ -68,12 +68,12 @@ class Coupled(NamedTuple):
 
     value: Tensor  # fp32 [N, channels]
     accepted: Tensor  # bool [N], whether the value is the draft
-    # bool [N], whether the value is a sample of the target. It is not if reshape rejects the draft and all proposals.
-    # Then reshape returns the last proposal, or the draft if there are no proposals.
+    # bool [N], whether the value is a sample of the target. It is not if couple_stds rejects the draft and all
+    # proposals. Then couple_stds returns the last proposal, or the draft if there are no proposals.
     is_sample: Tensor
 
 
-def same(a: Gaussian, b: Gaussian) -> Tensor:
+def count_as_equal(a: Gaussian, b: Gaussian) -> Tensor:
     """Whether two Gaussians are equal up to fp32 rounding in every channel, bool [...]."""
     mean = (a.mean - b.mean).abs() <= ROUNDING * (1 + b.mean.abs())
     std = torch.isclose(a.log_std, b.log_std, rtol=0, atol=ROUNDING)  # two log stds of minus infinity are close
@@ -98,7 +98,7 @@ def _shift_ratio(z: Tensor, shift: Tensor) -> Tensor:
     return -(z * shift).sum(-1) - 0.5 * (shift * shift).sum(-1)
 
 
-def reshape(
+def couple_stds(
     draft: Tensor, q: Gaussian, log_std: Tensor, uniform: Tensor, proposals: Proposals | None = None
 ) -> Coupled:
     """Turn a sample of q = N(m, s_q^2) into a sample of p = N(m, s_p^2), with the same mean m. Accept the draft with
@@ -118,17 +118,17 @@ def reshape(
 
     # 2. Accept proposals: log q / p is the shape ratio with p and q exchanged. The comparison is negated, so a proposal
     # with a NaN is accepted, and the NaN stays visible.
-    suits = ~(proposals.uniforms.log() <= _shape_ratio(proposals.normals, -log_std_gap[:, None]))
-    found = suits.any(1)
+    proposal_accepted = ~(proposals.uniforms.log() <= _shape_ratio(proposals.normals, -log_std_gap[:, None]))
+    any_accepted = proposal_accepted.any(1)
 
     # 3. The first accepted proposal replaces a rejected draft.
-    first = torch.where(found, suits.to(torch.uint8).argmax(1), suits.shape[1] - 1)
+    chosen = torch.where(any_accepted, proposal_accepted.to(torch.uint8).argmax(1), proposal_accepted.shape[1] - 1)
     row = torch.arange(len(draft), device=draft.device)
-    resampled = q.mean + log_std.exp() * proposals.normals[row, first]
-    return Coupled(torch.where(accepted[:, None], draft, resampled), accepted, accepted | found)
+    resampled = q.mean + log_std.exp() * proposals.normals[row, chosen]
+    return Coupled(torch.where(accepted[:, None], draft, resampled), accepted, accepted | any_accepted)
 
 
-def reflect(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> Coupled:
+def couple_means(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> Coupled:
     """Turn a sample of N(mean, s^2) into a sample of p = N(m_p, s^2), by reflection-maximal coupling. The std s is the
     same in both Gaussians, and not 0.
 
@@ -152,34 +152,34 @@ def reflect(draft: Tensor, mean: Tensor, p: Gaussian, uniform: Tensor) -> Couple
 
 
 def couple(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor, proposals: Proposals | None = None) -> Coupled:
-    """Turn samples of q into samples of p: :func:`reshape`, then :func:`reflect`.
+    """Turn samples of q into samples of p: :func:`couple_stds`, then :func:`couple_means`.
 
     If q and p count as equal, the draft is accepted. Otherwise, if q or p has no noise in some channel, the result is
     the mean of p, and the draft counts as rejected.
 
     Args:
         draft: fp32 [N, channels], a sample of q.
-        uniforms: in (0, 1], fp32 [N, 2]: one for ``reshape`` and one for ``reflect``.
-        proposals: for rows that ``reshape`` rejects; None for no proposals. You can repeat a call with the same
+        uniforms: in (0, 1], fp32 [N, 2]: one for ``couple_stds`` and one for ``couple_means``.
+        proposals: for rows that ``couple_stds`` rejects; None for no proposals. You can repeat a call with the same
             proposals and further ones after them. Then only rows change whose value was not yet a sample of p.
     """
-    reshaped = reshape(draft, q, p.log_std, uniforms[:, 0], proposals)
-    reflected = reflect(reshaped.value, q.mean, p, uniforms[:, 1])
-    accepted = reshaped.accepted & reflected.accepted
+    first = couple_stds(draft, q, p.log_std, uniforms[:, 0], proposals)
+    second = couple_means(first.value, q.mean, p, uniforms[:, 1])
+    accepted = first.accepted & second.accepted
 
     # Without noise, the sample is the mean.
     without_noise = noiseless(q, p)
-    value = torch.where(without_noise[:, None], p.mean, reflected.value)
+    value = torch.where(without_noise[:, None], p.mean, second.value)
 
     # A draft from an equal distribution is a sample of p already.
-    is_equal = same(q, p)
+    is_equal = count_as_equal(q, p)
     value = torch.where(is_equal[:, None], draft, value)
 
     accepted = is_equal | (~without_noise & accepted)
-    is_sample = is_equal | without_noise | reshaped.is_sample
+    is_sample = is_equal | without_noise | first.is_sample
     return Coupled(value, accepted, is_sample)
 
 
 def couple_fixed(draft: Tensor, q: Gaussian, p: Gaussian, uniforms: Tensor) -> Coupled:
     """:func:`couple` for Gaussians whose stds are equal and not 0. ``uniforms``: in (0, 1], fp32 [N, 1]."""
-    return reflect(draft, q.mean, p, uniforms[:, 0])
+    return couple_means(draft, q.mean, p, uniforms[:, 0])

@@ -40,7 +40,7 @@ class Edit:
     # LEAST_MASKED.
     mask: Tensor
 
-    def of(self, images: Sequence[int], batch: int) -> Edit:
+    def for_images(self, images: Sequence[int], batch: int) -> Edit:
         """The edit for some images of a batch of ``batch`` images. ``images``: the indices of these images. A single
         start or a single mask applies to every image. Raises as :meth:`expect_batch`.
         """
@@ -91,25 +91,14 @@ class Edit:
         return tokens.flatten(1).expand(images, -1)
 
 
-def masks_of(values: Tensor) -> Tensor | None:
-    """Masks [H, W], [B, H, W] or [B, 1, H, W] as [B, H, W]; None for any other shape, or if a dimension has size 0."""
-    if 0 in values.shape:
-        return None
-    if values.ndim == 2:
-        return values[None]
-    if values.ndim == 4 and values.shape[1] == 1:
-        return values[:, 0]
-    return values if values.ndim == 3 else None
-
-
-def edit_digests(kept: Tensor, again: Tensor) -> tuple[str, ...]:
+def edit_digests(start_tokens: Tensor, regenerated: Tensor) -> tuple[str, ...]:
     """A short digest for each image of an edit. Two digests are identical if both edits fix the same tokens with the
     same values.
 
     Args:
-        kept: all tokens of the image that the edit starts from, [1 or B, L, ...].
-        again: which tokens the edit regenerates, bool [B, L].
+        start_tokens: all tokens of the image that the edit starts from, [1 or B, L, ...].
+        regenerated: which tokens the edit regenerates, bool [B, L].
     """
-    sampled = again.view(*again.shape, *(1,) * (kept.ndim - 2))  # [B, L, 1 ...]
-    fixed = torch.where(sampled, 0, kept)
-    return tuple(map(fingerprint, fixed, again))
+    sampled = regenerated.view(*regenerated.shape, *(1,) * (start_tokens.ndim - 2))  # [B, L, 1 ...]
+    fixed = torch.where(sampled, 0, start_tokens)
+    return tuple(map(fingerprint, fixed, regenerated))

@@ -7,13 +7,13 @@ A sampler has three parts, each with an answer for every pass k:
   ``cells``: conditions for a diffusion head, or hidden rows from which logits are computed;
 - draw: ``draw(k, cells, z)`` samples the values of ``cells`` from z.
 
-:func:`decode` is the loop of all methods whose plan is known before the first pass: MAR, GtR, LazyMAR, NextStep and the
-token samplers (``docs/papers.md`` lists the methods). PAR and ZipAR change the plan, and the tokens that a pass feeds.
-LazyMAR changes the look. DiSA and speculation change the draw. GtR changes the plan and the draw.
+:func:`run_passes` is the loop of all methods whose plan is known before the first pass: MAR, GtR, LazyMAR, NextStep and
+the token samplers (``docs/papers.md`` lists the methods). PAR and ZipAR change the plan, and the tokens that a pass
+feeds. LazyMAR changes the look. DiSA and speculation change the draw. GtR changes the plan and the draw.
 
 Methods that verify drafts (FastHybrid, CSpD, MuLo-SD, Jacobi decoding) have loops of their own, because the cells that
 a pass decides depend on which drafts are accepted. BitDance has its own loop because it shows progress within a pass.
-All these loops decide cells with :meth:`Canvas.decide` and yield steps with :meth:`Canvas.show`.
+All these loops decide cells with :meth:`Canvas.decide` and yield steps with :meth:`Canvas.yield_step`.
 
 Shapes: B images of L = h w cells. The value of a cell is a token id or a vector of channels.
 """
@@ -114,19 +114,19 @@ class Canvas:
     values: Tensor
     report: Report
     total: int = 0  # for Step.total; the sampler sets it before the first pass
-    again: Tensor | None = None  # bool [B, L], the cells that an edit regenerates; None without an edit
+    regenerated: Tensor | None = None  # bool [B, L], the cells that an edit regenerates; None without an edit
     phases: tuple[str, str] = ("transformer", "head")  # names of the time spent in looks and in draws
     clock: Clock = field(kw_only=True)
 
     # Two maps, with the size of the first two dimensions of ``values``:
-    fixed_at: Tensor = field(init=False)  # int32, the pass that decided a cell; -1 if no pass has decided it
+    decided_in_pass: Tensor = field(init=False)  # int32, the pass that decided a cell; -1 if no pass has decided it
     outcome: Tensor = field(init=False)  # uint8, what became of a cell's draft, see reports/record.py
     # Norms of intermediate values, fp32 [] each. A norm is not finite if one of the values is not finite.
     norms: list[Tensor] = field(init=False, default_factory=list)
 
     def __post_init__(self) -> None:
         shape = self.values.shape[:2]
-        self.fixed_at = torch.full(shape, -1, dtype=torch.int32, device=self.device)
+        self.decided_in_pass = torch.full(shape, -1, dtype=torch.int32, device=self.device)
         self.outcome = torch.full(shape, PLAIN, dtype=torch.uint8, device=self.device)
         self.model.net.begin_run()
 
@@ -147,9 +147,9 @@ class Canvas:
     @property
     def decided(self) -> Tensor:
         """The cells that have a value, bool [B, L]: sampled, or fixed by an edit."""
-        decided = self.fixed_at[:, : self.cells] >= 0
-        if self.again is not None:
-            decided |= ~self.again
+        decided = self.decided_in_pass[:, : self.cells] >= 0
+        if self.regenerated is not None:
+            decided |= ~self.regenerated
         return decided
 
     def decide(
@@ -178,11 +178,11 @@ class Canvas:
             at = torch.arange(len(cells), device=cells.device)[:, None], cells
 
         self.values[at] = values
-        self.fixed_at[at] = when
+        self.decided_in_pass[at] = when
         if outcome is not None:
             self.outcome[at] = outcome
 
-    def shown(self, decided: Tensor) -> Tensor:
+    def partial_latents(self, decided: Tensor) -> Tensor:
         """The images' latents or codes, shaped as in :class:`Sampled`. They are zero where ``decided``, bool [B, L], is
         False.
         """
@@ -202,9 +202,9 @@ class Canvas:
     def view(self) -> tuple[Tensor, Tensor]:
         """Latents or codes so far, and which tokens are decided, for :class:`Step`."""
         decided = self.decided
-        return self.shown(decided), decided.view(-1, *self.grid)
+        return self.partial_latents(decided), decided.view(-1, *self.grid)
 
-    def show(self, done: int, view: View | None = None) -> Iterator[Step]:
+    def yield_step(self, done: int, view: View | None = None) -> Iterator[Step]:
         """Yield the partial result. The time until the caller continues does not count as time of the run.
 
         ``view``: a function that computes what the step shows; None for :meth:`view`.
@@ -228,16 +228,16 @@ class Canvas:
             UserError: the latents, or norms that :meth:`watch` remembers, are NaN or infinite.
         """
         # 1. The maps of the report.
-        step = self.fixed_at[:, : self.cells]
+        step = self.decided_in_pass[:, : self.cells]
         outcome = self.outcome[:, : self.cells]
-        if self.again is not None:
-            step = torch.where(self.again, step, -1)
-            outcome = torch.where(self.again, outcome, GIVEN)
+        if self.regenerated is not None:
+            step = torch.where(self.regenerated, step, -1)
+            outcome = torch.where(self.regenerated, outcome, GIVEN)
         for name, values in (("step", step), ("outcome", outcome)):
             self.report.maps[name] = values.unflatten(1, self.grid).cpu().numpy()
 
         # 2. The result.
-        latents = self.shown(self.decided)
+        latents = self.partial_latents(self.decided)
         if latents.is_floating_point():
             self.watch(torch.linalg.vector_norm(latents, torch.inf))
         self.clock.stop(self.report)
@@ -245,25 +245,25 @@ class Canvas:
         self.expect_finite("model")
         return Sampled(latents, self.report)
 
-    def expect_finite(self, field: str) -> None:
+    def expect_finite(self, input_name: str) -> None:
         """Check all norms so far. The host waits for the device here.
 
-        ``field``: the input that holds the model, for the error message.
+        ``input_name``: the input that holds the model, for the error message.
 
         Raises:
             UserError: a norm is NaN or infinite.
         """
         if self.norms and not np.isfinite(torch.stack(self.norms).cpu().numpy()).all():
             what = "latents" if self.values.is_floating_point() else "logits"
-            raise not_finite(field, self.model.name, what)
+            raise not_finite(input_name, self.model.name, what)
 
 
-def decode(
+def run_passes(
     canvas: Canvas,
     plan: Mapping[int, Tensor],
     look: Look,
     draw: Draw,
-    show: Callable[[int], Iterator[Step]] | None = None,
+    yield_step: Callable[[int], Iterator[Step]] | None = None,
 ) -> Iterator[Step]:
     """Run the passes of a plan one after another, and yield a step after each pass. The caller must disable gradients.
 
@@ -271,9 +271,10 @@ def decode(
         canvas: the images to generate.
         plan: for each number of a pass its cells, int64 [B, n], or [n] if all images have the same cells.
         look, draw: see the top of this file.
-        show: a function from the number of passes so far to the steps to yield; None for :meth:`Canvas.show`.
+        yield_step: a function from the number of passes so far to the steps to yield; None for
+            :meth:`Canvas.yield_step`.
     """
-    show = show or canvas.show
+    yield_step = yield_step or canvas.yield_step
     looking, drawing = canvas.phases
     for done, (k, cells) in enumerate(plan.items(), 1):
         with canvas.clock.phase(looking):
@@ -281,7 +282,7 @@ def decode(
         with canvas.clock.phase(drawing):
             values = draw(k, cells, z)
         canvas.decide(cells, values, k)
-        yield from show(done)
+        yield from yield_step(done)
 
 
 def finish(sampler: Generator[Any, None, R], callback: Callable[[Any], object] | None = None) -> R:

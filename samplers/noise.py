@@ -27,18 +27,18 @@ from torch import Tensor
 # SplitMix64's constants as signed numbers, because torch computes in int64. Products wrap around modulo 2^64, as
 # SplitMix64 requires.
 GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
-_FIRST = 0xBF58476D1CE4E5B9 - (1 << 64)
-_SECOND = 0x94D049BB133111EB - (1 << 64)
+_MIX_FACTOR_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
+_MIX_FACTOR_2 = 0x94D049BB133111EB - (1 << 64)
 # Distance between the counters of two consecutive cells (token positions): 2^32 times GOLDEN, modulo 2^64.
-_CELL = (GOLDEN & 0xFFFFFFFF) << 32
+_CELL_STRIDE = (GOLDEN & 0xFFFFFFFF) << 32
 # The largest fp32 number below 1.
 _BELOW_ONE = 1 - 2**-24
 
 
 def mix_(x: Tensor) -> Tensor:
     """Turn int64 counters into random bits, in place."""
-    _fold_(x, 30).mul_(_FIRST)
-    _fold_(x, 27).mul_(_SECOND)
+    _fold_(x, 30).mul_(_MIX_FACTOR_1)
+    _fold_(x, 27).mul_(_MIX_FACTOR_2)
     return _fold_(x, 31)
 
 
@@ -80,11 +80,11 @@ class PairedNoise:
         """
         return torch.stack([torch.randperm(tokens, generator=g) for g in self._generators("order")])
 
-    def first(self, stream: str, tokens: int, channels: int) -> Tensor:
+    def start_noise(self, stream: str, tokens: int, channels: int) -> Tensor:
         """The noise from which the diffusion of each token starts, fp32 [B, tokens, channels]."""
         return torch.stack([torch.randn(tokens, channels, generator=g) for g in self._generators(f"{stream}/first")])
 
-    def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
+    def step_noise(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
         """The noise of ``count`` diffusion steps, fp32 [B, count, tokens, channels]. Entry 0 is for the first step,
         whose state has the most noise.
         """
@@ -92,16 +92,16 @@ class PairedNoise:
         return torch.stack([torch.randn(count, tokens, channels, generator=g) for g in generators])
 
 
-def noise_bytes(images: int, streams: Mapping[str, int], numbers: int) -> int:
+def noise_bytes(images: int, streams: Mapping[str, int], numbers_per_step: int) -> int:
     """Bytes that the noise of a batch takes in fp32.
 
     Args:
         images: number of images in the batch.
         streams: diffusion steps of every stream, see :meth:`.Guarantees.streams`.
-        numbers: number of random numbers that one image needs in one step.
+        numbers_per_step: number of random numbers that one image needs in one step.
     """
-    steps = sum(count + 2 for count in streams.values())  # the start, the steps, and one entry to spare
-    return 4 * images * steps * numbers
+    entries = sum(count + 2 for count in streams.values())  # the start, the steps, and one entry to spare
+    return 4 * images * entries * numbers_per_step
 
 
 class CounterRNG:
@@ -117,39 +117,40 @@ class CounterRNG:
     def __init__(self, keys: Tensor):
         self.keys = keys
 
-    def of(self, rows: Tensor) -> CounterRNG:
+    def for_rows(self, rows: Tensor) -> CounterRNG:
         """The random numbers of the rows with the indices ``rows``, int64 [M]."""
         return CounterRNG(self.keys[rows])
 
-    def _halves(self, lane: Tensor | int, first: int, count: int) -> tuple[Tensor, Tensor]:
-        """Two uniform random numbers for each index ``first .. first + count - 1`` of a lane, fp32 [N, count] each: one
-        from the upper and one from the lower 32 bits of the hash. All are above 0 and at most 1.
+    def _halves(self, lane: Tensor | int, start_index: int, count: int) -> tuple[Tensor, Tensor]:
+        """Two uniform random numbers for each index ``start_index .. start_index + count - 1`` of a lane, fp32
+        [N, count] each: one from the upper and one from the lower 32 bits of the hash. All are above 0 and at most 1.
         """
         if isinstance(lane, int):
             lane = torch.full_like(self.keys, lane)
 
         start = mix_(self.keys + mix_(lane * GOLDEN))
-        number = torch.arange(first + 1, first + count + 1, device=self.keys.device)
+        number = torch.arange(start_index + 1, start_index + count + 1, device=self.keys.device)
         bits = mix_(start[:, None] + number * GOLDEN)
 
         upper = (bits >> 32) & 0xFFFFFFFF
         lower = bits & 0xFFFFFFFF
         return (upper.float() + 0.5) / 2**32, (lower.float() + 0.5) / 2**32
 
-    def uniform(self, lane: Tensor | int, first: int = 0, count: int = 1) -> Tensor:
-        """The uniform numbers ``first .. first + count - 1`` of a lane, fp32 [N, count], above 0 and at most 1.
+    def uniform(self, lane: Tensor | int, start_index: int = 0, count: int = 1) -> Tensor:
+        """The uniform numbers ``start_index .. start_index + count - 1`` of a lane, fp32 [N, count], above 0 and at
+        most 1.
 
         ``lane``: one number, or int64 [N] if the rows have different lanes.
         """
-        return self._halves(lane, first, count)[0]
+        return self._halves(lane, start_index, count)[0]
 
-    def normal(self, lane: Tensor | int, first: int, count: int, channels: int) -> Tensor:
-        """The vectors ``first .. first + count - 1`` of a lane, each with ``channels`` standard normal numbers: fp32
-        [N, count, channels]. ``lane`` as for :meth:`uniform`.
+    def normal(self, lane: Tensor | int, start_index: int, count: int, channels: int) -> Tensor:
+        """The vectors ``start_index .. start_index + count - 1`` of a lane, each with ``channels`` standard normal
+        numbers: fp32 [N, count, channels]. ``lane`` as for :meth:`uniform`.
 
         Source: Box & Muller 1958.
         """
-        radius, angle = self._halves(lane, first * channels, count * channels)
+        radius, angle = self._halves(lane, start_index * channels, count * channels)
 
         z = (-2 * radius.log()).sqrt() * (2 * math.pi * angle).cos()
         return z.view(len(z), count, channels)
@@ -159,7 +160,7 @@ def row_keys(noise: PairedNoise, stream: str, tokens: int) -> Tensor:
     """A key of :class:`CounterRNG` for every token position, int64 [B, tokens]. The key is made of the bits of two fp32
     numbers, which ``stream`` has for the position.
     """
-    bits = noise.first(stream, tokens, 2).float().contiguous().view(torch.int32).to(torch.int64)
+    bits = noise.start_noise(stream, tokens, 2).float().contiguous().view(torch.int32).to(torch.int64)
     return (bits[..., 0] << 32) ^ (bits[..., 1] & 0xFFFFFFFF)
 
 
@@ -178,7 +179,7 @@ class CellNoise(NamedTuple):
         ``cells``: int64 [n], or [B, n] if the images have different cells.
         """
         # The counter is key + (cell * 2^32 + value) * GOLDEN; int64 arithmetic wraps around.
-        bits = mix_(self.keys + (cells * _CELL)[..., None] + self.steps)
+        bits = mix_(self.keys + (cells * _CELL_STRIDE)[..., None] + self.steps)
         upper = (bits >> 32).bitwise_and_((1 << 32) - 1)
 
         # Without the clamp, numbers near 1 would round to 1, where the Gumbel noise is -inf.

@@ -30,7 +30,7 @@ class Knob:
     # The value for a full-size model, if the default is None; else None. A new node shows this value, and the setting
     # has the type of this value. None stands for the value of the setting ``same_as`` if there is one, else for the
     # model's own value.
-    paper: float | None = None
+    full_size_value: float | None = None
     same_as: str = ""  # the name of the setting whose value replaces None, or ""
     symbol: str = ""  # the paper's symbol for the setting if it differs from the name, or ""
     unit: str = ""  # unit of the value, or ""
@@ -56,8 +56,8 @@ class Settings:
     instead: ClassVar[Mapping[str, str]] = {}
 
     def __post_init__(self) -> None:
-        for name, (default, about) in knobs(self).items():
-            value = _checked(name, getattr(self, name), default, about)
+        for name, (default, metadata) in knobs(self).items():
+            value = _checked(name, getattr(self, name), default, metadata)
             object.__setattr__(self, name, value)
 
 
@@ -70,7 +70,7 @@ class Guarantees(Settings):
 
     # Whether the method, if it is not exact, generates a different image of the same subject, because it decides tokens
     # in a different order or starts from a small image. False if its image approximates the unaccelerated image.
-    another_image: ClassVar[bool] = False
+    different_image: ClassVar[bool] = False
 
     @property
     def approximates(self) -> bool:
@@ -80,21 +80,19 @@ class Guarantees(Settings):
         return False
 
     @property
-    def redraws(self) -> bool:
-        """Whether some part of the method, such as speculation, generates different images from the same
-        distribution.
-        """
+    def samples_differently(self) -> bool:
+        """Whether some part of the method, such as speculation, samples different images from the same distribution."""
         return False
 
     def exact(self, side: int) -> bool:
         """Whether the images equal the unaccelerated sampler's images, up to rounding in fp32. ``side``: number of
         tokens along a side of the grid.
         """
-        return not (self.approximates or self.redraws)
+        return not (self.approximates or self.samples_differently)
 
     def lossless(self) -> bool:
         """Whether the images differ from the unaccelerated sampler's images, but have exactly the same distribution."""
-        return self.redraws and not self.approximates
+        return self.samples_differently and not self.approximates
 
     def no_gain(self, report: Report) -> str:
         """Why these settings made the run no faster: a sentence that names the part of the method that had no effect.
@@ -109,9 +107,9 @@ class Guarantees(Settings):
         return {}
 
 
-def knob(default: Any, help: str, **about: Any) -> Any:
-    """A dataclass field for a setting. ``help`` and ``about`` are the fields of its :class:`Knob`."""
-    return field(default=default, metadata={"knob": Knob(help, **about)})
+def knob(default: Any, help: str, **metadata: Any) -> Any:
+    """A dataclass field for a setting. ``help`` and ``metadata`` are the fields of its :class:`Knob`."""
+    return field(default=default, metadata={"knob": Knob(help, **metadata)})
 
 
 def knobs(settings: type | object) -> dict[str, tuple[Any, Knob]]:
@@ -119,22 +117,22 @@ def knobs(settings: type | object) -> dict[str, tuple[Any, Knob]]:
     return {f.name: (f.default, f.metadata["knob"]) for f in fields(settings)}  # type: ignore[arg-type]
 
 
-def default_or_paper(default: Any, about: Knob) -> Any:
-    """The default of a setting, or ``paper`` of its :class:`Knob` if the default is None."""
-    return about.paper if default is None else default
+def default_or_full_size(default: Any, metadata: Knob) -> Any:
+    """The default of a setting, or ``full_size_value`` of its :class:`Knob` if the default is None."""
+    return metadata.full_size_value if default is None else default
 
 
 def filled_in(settings: Any, own: Mapping[str, Any]) -> dict[str, Any]:
     """All settings by name. Each None is replaced, in this order of preference, by the value of the setting
-    ``same_as``, by the model's ``own`` value, or by ``paper``; see :class:`Knob`.
+    ``same_as``, by the model's ``own`` value, or by ``full_size_value``; see :class:`Knob`.
     """
     values: dict[str, Any] = {}
-    for name, (_, about) in knobs(settings).items():
+    for name, (_, metadata) in knobs(settings).items():
         value = getattr(settings, name)
-        if value is None and about.same_as:
-            value = getattr(settings, about.same_as)
+        if value is None and metadata.same_as:
+            value = getattr(settings, metadata.same_as)
         if value is None:
-            value = own.get(name, about.paper)
+            value = own.get(name, metadata.full_size_value)
         values[name] = value
 
     return values
@@ -145,12 +143,12 @@ def in_words(kind: type, values: Mapping[str, Any]) -> str:
     defaults.
     """
     words = []
-    for name, (default, about) in knobs(kind).items():
+    for name, (default, metadata) in knobs(kind).items():
         value = values.get(name)
         if value is None:
             continue  # the model's own value applies
 
-        if not about.advanced or value != default:
+        if not metadata.advanced or value != default:
             words.append(setting_in_words(name, value))
 
     return ", ".join(words)
@@ -172,7 +170,7 @@ def shown(value: Any) -> str:
 S = TypeVar("S", bound=Settings)
 
 
-def make(kind: type[S], values: Mapping[str, Any]) -> S:
+def settings_from(kind: type[S], values: Mapping[str, Any]) -> S:
     """Settings of the class ``kind`` from values by name. A number or a switch may also be text from a command line.
 
     Raises:
@@ -185,9 +183,9 @@ def make(kind: type[S], values: Mapping[str, Any]) -> S:
         if is_removed(kind, name, value):
             continue
         if name not in known:
-            raise no_setting(kind, name, name, "no such setting")
+            raise unknown_setting_error(kind, name, name, "no such setting")
 
-        parsed[name] = _parsed(value, default_or_paper(*known[name]))
+        parsed[name] = _parsed(value, default_or_full_size(*known[name]))
 
     return kind(**parsed)
 
@@ -216,16 +214,16 @@ def is_removed(kind: type[Settings], name: str, value: Any) -> bool:
 
     fixed = removed[name]
     if _parsed(value, fixed) != fixed:
-        instead = "lets the model decide" if fixed is None else f"always uses {shown(fixed)}"
+        consequence = "lets the model decide" if fixed is None else f"always uses {shown(fixed)}"
         if name in kind.instead:
-            instead = f"{instead}: {kind.instead[name]}"
+            consequence = f"{consequence}: {kind.instead[name]}"
         raise UserError(
-            f"{name}: {value!r} is not possible, because FastAR removed this setting and {instead}; leave it out."
+            f"{name}: {value!r} is not possible, because FastAR removed this setting and {consequence}; leave it out."
         )
     return True
 
 
-def no_setting(kind: type[Settings], name: str, field: str, problem: str) -> UserError:
+def unknown_setting_error(kind: type[Settings], name: str, field: str, problem: str) -> UserError:
     """The error for a name that is not a setting of ``kind``; for ``field`` and ``problem`` see
     :func:`.errors.unknown`.
     """
@@ -258,15 +256,15 @@ def _parsed(value: Any, default: Any) -> Any:
     return value
 
 
-def _checked(name: str, value: Any, default: Any, about: Knob) -> Any:
+def _checked(name: str, value: Any, default: Any, metadata: Knob) -> Any:
     """The value of one setting, converted to the type of the setting. Raises UserError, see :class:`Settings`."""
-    if value is None and about.paper is not None:
+    if value is None and metadata.full_size_value is not None:
         return None  # the model's own value will apply
 
-    default = default_or_paper(default, about)
-    if about.choices:
-        if not isinstance(value, str) or value not in about.choices:
-            raise UserError(f"{name}: {value!r} is not one of {', '.join(about.choices)}.")
+    default = default_or_full_size(default, metadata)
+    if metadata.choices:
+        if not isinstance(value, str) or value not in metadata.choices:
+            raise UserError(f"{name}: {value!r} is not one of {', '.join(metadata.choices)}.")
         return value
 
     if isinstance(default, bool):
@@ -288,9 +286,9 @@ def _checked(name: str, value: Any, default: Any, about: Knob) -> Any:
             raise UserError(f"{name}: {value!r} is not a whole number.")
         number = int(number)
 
-    low = about.low
-    high = about.high
-    if low is not None and number < low or high is not None and number > high:
+    low = metadata.low
+    high = metadata.high
+    if (low is not None and number < low) or (high is not None and number > high):
         in_digits = f"{number:g}"
         if float(in_digits) != number:
             in_digits = repr(number)

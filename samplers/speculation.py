@@ -85,24 +85,24 @@ class _Window(NamedTuple):
     steps at the end of its diffusion. In this example, W is 4, and the rows 3, 4 and 7 have done 5, 8 and 7 of 10
     steps::
 
-        of each step  row         3 3 3 3 4 4 7 7 7
-                      step        5 6 7 8 8 9 7 8 9
-                      row_index   0 0 0 0 1 1 2 2 2
-                      step_index  0 1 2 3 0 1 0 1 2
-        of each row   rows        3       4   7
-                      first       0       4   6
-                      last        3       5   8
+        of each step  row_of_step  3 3 3 3 4 4 7 7 7
+                      step         5 6 7 8 8 9 7 8 9
+                      row_index    0 0 0 0 1 1 2 2 2
+                      step_index   0 1 2 3 0 1 0 1 2
+        of each row   row_numbers  3       4   7
+                      first        0       4   6
+                      last         3       5   8
 
     All fields are int64 on the device.
     """
 
     # For each step, [M].
-    row: Tensor  # number of the step's row
+    row_of_step: Tensor  # number of the step's row
     step: Tensor  # number of the step
     row_index: Tensor  # index of the step's row among the R rows
     step_index: Tensor  # index of the step among the steps of its row in this window
     # For each row, [R].
-    rows: Tensor  # number of the row
+    row_numbers: Tensor  # number of the row
     first: Tensor  # index of the row's first step among the M steps
     last: Tensor  # index of the row's last step among the M steps
 
@@ -116,9 +116,9 @@ class _Window(NamedTuple):
 
         ``accepted``: bool [M], for each step; ``length``: W.
         """
-        of_rows = torch.zeros(len(self.rows), length, dtype=torch.int64, device=accepted.device)
-        of_rows[self.in_drafts] = accepted.to(torch.int64)
-        return of_rows.cumprod(1).sum(1)  # 1 1 0 1 -> 1 1 0 0 -> 2
+        accepted_in_rows = torch.zeros(len(self.row_numbers), length, dtype=torch.int64, device=accepted.device)
+        accepted_in_rows[self.in_drafts] = accepted.to(torch.int64)
+        return accepted_in_rows.cumprod(1).sum(1)  # 1 1 0 1 -> 1 1 0 0 -> 2
 
 
 class _StepsToCouple(NamedTuple):
@@ -133,7 +133,7 @@ class _StepsToCouple(NamedTuple):
     p: Gaussian  # the head's kernels
     uniforms: Tensor  # uniform random numbers for the coupling, fp32 [M, Coupling.uniforms]
 
-    def rows(self, index: Tensor) -> _StepsToCouple:
+    def at(self, index: Tensor) -> _StepsToCouple:
         """The steps with the indices ``index``, int64 [K]."""
         row, step, draft, q, p, uniforms = self
         return _StepsToCouple(row[index], step[index], draft[index], q.rows(index), p.rows(index), uniforms[index])
@@ -152,7 +152,7 @@ class _Equations:
 
         columns = table.columns()
         middle = columns.middle + (math.log(batch.temperature) if batch.temperature > 0 else -math.inf)
-        if not table.learned and not table.ends_with_noise:
+        if not table.learns_variance and not table.ends_with_noise:
             # The coupling would divide by the last step's std, which is 0. Any other std works: a row stops at its last
             # step, whether the step is accepted or not, and the state after it is the mean of the kernel.
             middle[-1] = 0
@@ -199,8 +199,8 @@ class Speculation:
         self, net: Recordable, head: HeadAtStates, batch: DiffusionBatch, rng: CounterRNG, report: Report | None = None
     ):
         """``report``: counts the steps that :meth:`windows` drafts and accepts; None: nothing is counted."""
-        learned = batch.table.learned
-        coupling = LEARNED if learned else FIXED
+        learns_variance = batch.table.learns_variance
+        coupling = LEARNED if learns_variance else FIXED
         self.net = net
         self.head = head
         self.batch = batch
@@ -210,14 +210,14 @@ class Speculation:
         self.steps = len(batch.table)
         self.ends_with_noise = batch.table.ends_with_noise
         # How many steps of a row the report counts.
-        self.counted = self.steps if coupling.counts_last or self.ends_with_noise else self.steps - 1
+        self.counted_steps = self.steps if coupling.counts_last or self.ends_with_noise else self.steps - 1
 
         # The head has predicted nothing yet, so the first steps are drafted from zeros. These drafts are mostly
         # rejected, which costs nothing: the call that verifies them also computes the first step.
         self.done = np.zeros(len(batch.x), np.int64)
         self.x = batch.x.clone()
         self.data = torch.zeros_like(self.x)
-        self.logits = torch.zeros_like(self.x) if learned else None
+        self.logits = torch.zeros_like(self.x) if learns_variance else None
 
         self._equations = _Equations(batch)
         self._couple = net.compiled(coupling.function, "verification of speculation")
@@ -239,7 +239,7 @@ class Speculation:
         going = rows[self.done[rows] < self.steps]
         while len(going):
             if length > 1:
-                left = self.counted - self.done[going]
+                left = self.counted_steps - self.done[going]
                 accepted = self.verify(going, self.draft(going, length))
                 if self.report is not None:
                     self.report.add(drafted_steps=int(np.minimum(left, length).sum()))
@@ -274,8 +274,8 @@ class Speculation:
         for k, x_coefficient_k, fixed_k in zip(
             step.unbind(1), numbers.x_coefficient.unbind(1), fixed.unbind(1), strict=True
         ):
-            if self.batch.given is not None:
-                x = self.batch.given.follow_rows(x, row, k)
+            if self.batch.fixed_tokens is not None:
+                x = self.batch.fixed_tokens.follow_rows(x, row, k)
             states.append(x)
             x = torch.addcmul(fixed_k, x_coefficient_k, x)
             values.append(x)
@@ -298,14 +298,14 @@ class Speculation:
 
         # 1. The head predicts the kernels at all drafted states.
         x = drafts.states[window.in_drafts]
-        data, logits = self.predict(window.row, window.step, x)
-        p = self.kernel(window.row, window.step, x, data, logits)
+        data, logits = self.predict(window.row_of_step, window.step, x)
+        p = self.kernel(window.row_of_step, window.step, x, data, logits)
 
         # 2. The coupling accepts drafts or replaces them.
         draft = drafts.values[window.in_drafts].flatten(1)
         q = drafts.q.rows(*window.in_drafts)
-        uniforms = self._uniforms[window.row, window.step]
-        steps = _StepsToCouple(window.row, window.step, draft, q.flat(), p.flat(), uniforms)
+        uniforms = self._uniforms[window.row_of_step, window.step]
+        steps = _StepsToCouple(window.row_of_step, window.step, draft, q.flat(), p.flat(), uniforms)
         coupled = self._couple(steps.draft, steps.q, steps.p, steps.uniforms)
 
         # 3. A row stops at its first rejected step, which was replaced, or else at its last step in the window.
@@ -314,17 +314,15 @@ class Speculation:
         value = coupled.value[stop]
 
         # 4. The host waits for the device only here, unless some row needs proposals.
-        is_sample = coupled.is_sample[stop].to(torch.int64)
-        accepted_on_host, stop_on_host, is_sample_on_host = torch.stack([accepted, stop, is_sample]).cpu().numpy()
-        missing = np.flatnonzero(is_sample_on_host == 0)
-        if len(missing):
-            self._propose(steps, stop, value, missing)
+        accepted_on_host, stop_on_host, rejected = self._read_outcome(accepted, stop, coupled.is_sample[stop])
+        if len(rejected):
+            self._propose(steps, stop, value, rejected)
         value = self._without_last_noise(window.step[stop], x[stop], data[stop], value.view(-1, *self.x.shape[1:]))
 
         # 5. Each row has done the step at which it stopped. Its next drafts use the head's prediction of this step.
         self.done[rows] = step_on_host[stop_on_host] + 1
-        self.x[window.rows] = value
-        self._remember(window.rows, data[stop], None if logits is None else logits[stop])
+        self.x[window.row_numbers] = value
+        self._remember(window.row_numbers, data[stop], None if logits is None else logits[stop])
         return accepted_on_host
 
     def _window(self, rows: np.ndarray, length: int) -> tuple[_Window, np.ndarray]:
@@ -339,11 +337,24 @@ class Speculation:
         row_index = np.arange(len(rows)).repeat(widths)
         step_index = np.arange(len(row_index)) - firsts[row_index]
         step = done[row_index] + step_index
-        of_steps = self._on_device(rows[row_index], step, row_index, step_index)
-        of_rows = self._on_device(rows, firsts, ends - 1)
-        return _Window(*of_steps, *of_rows), step
+        step_fields = self._on_device(rows[row_index], step, row_index, step_index)
+        row_fields = self._on_device(rows, firsts, ends - 1)
+        return _Window(*step_fields, *row_fields), step
 
-    def _propose(self, steps: _StepsToCouple, stop: Tensor, value: Tensor, missing: np.ndarray) -> None:
+    @staticmethod
+    def _read_outcome(accepted: Tensor, stop: Tensor, is_sample: Tensor) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Copy the outcome of a window to the host in one transfer. The arguments have one entry for each of R rows.
+
+        Returns:
+            ``accepted`` and ``stop`` on the host, and the indices of the rows whose next state is not a sample yet,
+            because the coupling rejected their draft and found no replacement.
+        """
+        accepted_on_host, stop_on_host, is_sample_on_host = (
+            torch.stack([accepted, stop, is_sample.to(torch.int64)]).cpu().numpy()
+        )
+        return accepted_on_host, stop_on_host, np.flatnonzero(is_sample_on_host == 0)
+
+    def _propose(self, steps: _StepsToCouple, stop: Tensor, value: Tensor, rejected: np.ndarray) -> None:
         """Couple the rows that need proposals, and write their next states into ``value``. This happens only if the
         variances are learned.
 
@@ -351,19 +362,20 @@ class Speculation:
             steps: the M drafted steps.
             stop: for each row, the step at which it stops: an index among the M steps, int64 [R].
             value: the rows' next states, fp32 [R, n].
-            missing: which of the R rows need proposals: indices, int64 [K] on the host.
+            rejected: which of the R rows need proposals: indices, int64 [K] on the host.
         """
+        rows_left = rejected
         for count in _PROPOSALS:
-            (some,) = self._on_device(missing)
-            row, step, draft, q, p, uniforms = steps.rows(stop[some])
+            (index,) = self._on_device(rows_left)
+            row, step, draft, q, p, uniforms = steps.at(stop[index])
 
-            rng = self.rng.of(row)
+            rng = self.rng.for_rows(row)
             normals = rng.normal(2 * step + _LANE_OF_NORMALS, 0, count, draft.shape[1])
             proposals = Proposals(normals, rng.uniform(2 * step + _LANE_OF_UNIFORMS, 0, count))
             coupled = couple(draft, q, p, uniforms, proposals)
-            value[some] = coupled.value
-            missing = missing[~coupled.is_sample.cpu().numpy()]
-            if not len(missing):
+            value[index] = coupled.value
+            rows_left = rows_left[~coupled.is_sample.cpu().numpy()]
+            if not len(rows_left):
                 return
 
     # --- a step
@@ -372,8 +384,8 @@ class Speculation:
         """Take one step of each row, with a call of the head and without a draft."""
         row, step = self._on_device(rows, self.done[rows])
         x = self.x[row]
-        if self.batch.given is not None:
-            x = self.batch.given.follow_rows(x, row, step)
+        if self.batch.fixed_tokens is not None:
+            x = self.batch.fixed_tokens.follow_rows(x, row, step)
         data, logits = self.predict(row, step, x)
         p = self.kernel(row, step, x, data, logits)
         value = p.mean + p.log_std.exp() * self._noise(step, row)
@@ -396,8 +408,8 @@ class Speculation:
         """
         # Fixed tokens have no part in the coupling. At these tokens, the kernel takes the data of the draft. There p
         # equals q, so fixed tokens never cause a rejection.
-        if self.batch.given is not None:
-            data = torch.where(self.batch.given.free[row], data, self.data[row])
+        if self.batch.fixed_tokens is not None:
+            data = torch.where(self.batch.fixed_tokens.free[row], data, self.data[row])
         return Gaussian(self._equations.mean(step, x, data), self._equations.log_std(step, logits))
 
     def _without_last_noise(self, step: Tensor, x: Tensor, data: Tensor, value: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..runs.choice import PRESET, Choice, choose
 from ..runs.registry import Entry
-from ..samplers.settings import make
+from ..samplers.settings import settings_from
 
 MOST_CELLS = 1024
 
@@ -46,7 +46,7 @@ def distinct(entry: Entry, name: str, values: Sequence[Any]) -> list[Any]:
     found: dict[Any, Any] = {}
     for value in values:
         choose(entry.name, {name: value})
-        meant = str(value) if name == PRESET else getattr(make(entry.settings, {name: value}), name)
+        meant = str(value) if name == PRESET else getattr(settings_from(entry.settings, {name: value}), name)
         found.setdefault(meant, value)
 
     return list(found.values())

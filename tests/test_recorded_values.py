@@ -48,7 +48,7 @@ def settings() -> dict[str, Any]:
         f"{name}.{field}": default
         for name, kind in sorted(classes.items())
         for field, (default, about) in knobs(kind).items()
-        if about.paper is not None
+        if about.full_size_value is not None
     }
 
 
@@ -79,8 +79,8 @@ def random_numbers() -> dict[str, Any]:
     cells = torch.tensor([0, 5])
     found = {
         "orders": noise.orders(6),
-        "first": noise.first("full", 2, 2),
-        "steps": noise.steps("full", 2, 1, 2),
+        "first": noise.start_noise("full", 2, 2),
+        "steps": noise.step_noise("full", 2, 1, 2),
         "uniform": rng.uniform(3, 1, 3),
         "normal": rng.normal(torch.tensor([3, 4]), 1, 2, 2),
         "draws": uniform_of(draws, "token", cells, 3),

@@ -148,7 +148,8 @@ class Tables:
                 return cells[column].partition(" (")[0]
 
         raise UserError(
-            f"headlines: the figure {figure} has no row {row!r} with a column {column!r}; change it in headlines.py."
+            f"headlines: the figure {figure} has no row {row!r} with a column {column!r}; change the row or the "
+            "column in headlines.py."
         )
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ...runs.registry import first_names
-from ...samplers.settings import Knob, default_or_paper, knobs, shown
+from ...samplers.settings import Knob, default_or_full_size, knobs, shown
 from ...samplers.tokens.tar import TarPromptSettings
 from .blocks import with_block
 from .translate import SYMBOL, node_classes
@@ -69,9 +69,17 @@ def more_of(node: Any, part: Any, title: str = "") -> str:
     of the text.
     """
     parts = []
+    other_pages: dict[str, None] = {}
     for text in longer_texts(node, part):
         home = homes()[part.id, text] if title else ""
-        parts.append(f"See also the help page of {home}." if home != title and len(text.split()) >= LONG else text)
+        if home != title and len(text.split()) >= LONG:
+            other_pages[home] = None
+        else:
+            parts.append(text)
+
+    if other_pages:
+        page = "page" if len(other_pages) == 1 else "pages"
+        parts.append(f"See also the help {page} of {' and '.join(other_pages)}.")
 
     return " ".join(dict.fromkeys(parts))
 
@@ -209,7 +217,7 @@ def default_in_words(name: str, default: Any, about: Knob) -> str:
     if name == "diffusion_steps_end":
         return "*diffusion_steps*"  # they do not fall
 
-    value = default_or_paper(default, about)
+    value = default_or_full_size(default, about)
     words = {True: "on", False: "off"}[value] if isinstance(value, bool) else shown(value)
     return f"the model's, {words}" if default is None else words
 
@@ -218,7 +226,7 @@ def range_in_words(default: Any, about: Knob) -> str:
     """What a setting may be."""
     if about.choices:
         return ", ".join(about.choices)
-    if isinstance(default_or_paper(default, about), bool):
+    if isinstance(default_or_full_size(default, about), bool):
         return "on, off"
     return f"{about.low:g} to {about.high:g}"
 

@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
         if name not in ALL_DTYPES:
             raise UserError(f"dtypes: {name[:60]!r} is not one of {', '.join(ALL_DTYPES)}.")
     if options.dtype != AUTO:
-        raise UserError("dtype: this command compares several dtypes; name all of them with --dtypes.")
+        raise UserError("dtype: this command compares several dtypes; name them with --dtypes instead.")
     if options.random:
         raise UserError("random: an official size with random weights has no decoder; choose a model with --model.")
 

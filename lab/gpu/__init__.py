@@ -103,7 +103,7 @@ def _measure(options: argparse.Namespace, out: Path, device: torch.device, until
         if code == 0 or over:
             return
         if code != BROKEN and not any(ended):
-            raise UserError(f"device: {why} before it measured anything; its output says why.")
+            raise UserError(f"device: nothing was measured, because the process failed ({why}); see its output above.")
         print(f"the process of the measurements ended early: {why}", flush=True)
 
 

@@ -37,8 +37,9 @@ from ...networks.speed import Recordable
 from ...reports.record import Report
 from ...samplers import chain
 from ...samplers.blocks.bitdance import bitdance
-from ...samplers.blocks.diffusion import BUDGET, Evaluations, evaluations
+from ...samplers.blocks.diffusion import HeadCalls, head_calls
 from ...samplers.blocks.settings import BlockSettings
+from ...samplers.chain import MODULATION_BUDGET
 from ...samplers.conditioning import Condition, PromptCondition, from_ids
 from ...samplers.engine import finish
 from ...samplers.noise import PairedNoise
@@ -103,10 +104,10 @@ class RecordedNoise(PairedNoise):
         if null is not None:
             self._first["null"], self._steps["null"] = null[0], null[1].transpose(0, 1)
 
-    def first(self, stream: str, tokens: int, channels: int) -> Tensor:
+    def start_noise(self, stream: str, tokens: int, channels: int) -> Tensor:
         return self._first[stream]
 
-    def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
+    def step_noise(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
         return self._steps[stream]
 
 
@@ -300,21 +301,19 @@ def _sampling(folder: Path, io: Tensors, name: str, about: Mapping[str, Any]) ->
     model = _model(folder)
     cfg = about["cfg"]
     guided = cfg != 1
-    made = evaluations(about["steps"], model.time_shift)
+    made = head_calls(about["steps"], model.time_shift)
     path = _denoised(model.net.denoiser, made, io[f"{name}.start"], io[f"{name}.step"], io[f"{name}.cond"], cfg)
     yield Check(torch.stack(path[:-1]), io[f"{name}.path"], PATH if guided else PLAIN)
     yield Check(path[-1], io[f"{name}.pre"], GUIDED if guided else PLAIN)
 
 
-def _denoised(
-    net: Head, made: Evaluations, start: Tensor, noise: Tensor, conditions: Tensor, cfg: float
-) -> list[Tensor]:
+def _denoised(net: Head, made: HeadCalls, start: Tensor, noise: Tensor, conditions: Tensor, cfg: float) -> list[Tensor]:
     """The states of rows [B, P, C] before and after every step; ``conditions`` of all branches, [R, P, D]."""
     z = conditions.unflatten(0, (-1, len(start)))
     table = chain.step_table(made.steps, net.times(torch.tensor(made.times)))
     rows = chain.DiffusionBatch(z, torch.full((len(start), 1, 1), cfg), start, noise, table)
     plain = Recordable()
-    head = chain.Head(plain, net, rows, Report("verify", "", {}, None, len(start), "cpu"), BUDGET)
+    head = chain.ChainedHead(plain, net, rows, Report("verify", "", {}, None, len(start), "cpu"), MODULATION_BUDGET)
     return [start, *(done.x for done in chain.run_chain(rows, head))]
 
 
@@ -386,7 +385,7 @@ def _formula(folder: Path) -> Iterator[Case]:
         out = [net(io["f1.x"], t.expand(len(io["f1.x"])), io["f1.c"]) for t in io["f1.t"]]
         yield Check(torch.stack(out), io["f1.out"], INSIDE)
 
-        made = evaluations(len(io["f1.step"]))
+        made = head_calls(len(io["f1.step"]))
         path = _denoised(net, made, io["f1.start"], io["f1.step"], io["f1.c"], 3.0)
         yield Check(path[-1], io["f1.pre"], GUIDED)
 

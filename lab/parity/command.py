@@ -36,7 +36,7 @@ def collect(root: Path) -> list[Case]:
     from . import bitdance, hybrid, janus, janus_images, llamagen, mar, mulosd, nextstep, tar, vq
 
     if not root.is_dir():
-        what = "no folder" if root.exists() else "not there"
+        what = "not a folder" if root.exists() else "missing"
         raise UserError(f"DIR: {root} is {what}; give a folder of recorded cases.")
 
     out: list[Case] = []

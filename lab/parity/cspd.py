@@ -16,7 +16,7 @@ from ...networks.mar import MARModel
 from ...samplers.conditioning import from_ids
 from ...samplers.engine import finish
 from ...samplers.mar.canvas import MARCanvas, Tokens, mar_canvas
-from ...samplers.mar.cspd import speculate, target_draw
+from ...samplers.mar.cspd import make_prefill_diffusion, speculate
 from ...samplers.mar.cspd.densities import TRIES, LastStep, RejectionNoise, acceptance_of_proposals, log_ratio
 from ...samplers.mar.cspd.draft import MARDrafter
 from ...samplers.mar.cspd.published import PUBLISHED_RULE, Published
@@ -130,10 +130,10 @@ class _RecordedNoise(PairedNoise):
     def orders(self, tokens: int) -> Tensor:
         return self._orders
 
-    def first(self, stream: str, tokens: int, channels: int) -> Tensor:
+    def start_noise(self, stream: str, tokens: int, channels: int) -> Tensor:
         return self._first if stream == "full" else torch.zeros(len(self._first), tokens, channels)
 
-    def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
+    def step_noise(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
         return self._steps
 
 
@@ -162,7 +162,7 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
     inter = next(key.split(".")[0] for key in data if key.endswith(".inter_noise_f16"))
 
     def ratio(tag: str, inner: float) -> Iterator[Check]:
-        rule = PUBLISHED_RULE._replace(inner_temperature=inner)
+        rule = PUBLISHED_RULE._replace(std_factor=inner)
         for v in _verifications(data, tag):
             # As probabilities: values above 1 are equivalent.
             yield Check(log_ratio(v.token, v.q, v.p, rule).exp().clamp(max=1), v.ratio.clamp(max=1))
@@ -188,18 +188,18 @@ def cases(folder: Path, target: str, config: str) -> Iterator[Case]:
 
         for step in range(first, ar_steps):
             if step % length == 0 or step + 1 == ar_steps:
-                where = canvas.order.ahead(first, step + 1 - first).sort(1).values
+                where = canvas.order.positions_from(first, step + 1 - first).sort(1).values
                 places.append((torch.arange(len(where)).repeat_interleave(where.shape[1]), where.flatten()))
                 first = step + 1
 
         drafter = MARDrafter(canvas, draft, condition, FullTransformer, adds_last_noise=False)
         transformer = FullTransformer(canvas)
-        plain = target_draw(canvas, transformer)
-        mode = Published(canvas, transformer, drafter, plain.noise)
-        mode.rule = PUBLISHED_RULE._replace(inner_temperature=inner)
+        prefill_diffusion = make_prefill_diffusion(canvas, transformer)
+        mode = Published(canvas, transformer, drafter, prefill_diffusion.noise)
+        mode.rule = PUBLISHED_RULE._replace(std_factor=inner)
         mode.rejection_noise = _RecordedRejectionNoise(tokens, places, found)
         with torch.no_grad():
-            result = finish(speculate(canvas, transformer, plain, mode))
+            result = finish(speculate(canvas, transformer, prefill_diffusion, mode))
 
         for v, (image, position) in zip(found, places, strict=True):
             grid = torch.from_numpy(result.report.maps["outcome"]).view(len(LABELS), -1)

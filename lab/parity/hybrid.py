@@ -268,7 +268,7 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
         counts = annealed_steps(upper, lower, order.steps)
 
         for step, n in enumerate(order.sizes):
-            where = order.ahead(step).sort(1).values
+            where = order.positions_from(step).sort(1).values
             z = look(step, where).flatten(1, 2)
             recorded = found["z_cat"][at : at + z.shape[0] * z.shape[1]]
             at += len(recorded)
@@ -278,7 +278,7 @@ def _sampling(folder: Path, stem: str) -> Iterator[Case]:
             if lower:
                 here = respacing(counts[step], t_max, model.max_beta)
             table = chain.step_table(here.without_last_noise, canvas.time_embeddings(here))
-            noise = chain.spread(noise.float(), len(table))
+            noise = chain.noise_for_steps(noise.float(), len(table))
             cfg = order.scale.gather(1, where).view(-1, 1)
             rows = chain.DiffusionBatch(z, cfg, first, noise, table, settings.temperature)
             made = look.head.sample(rows)

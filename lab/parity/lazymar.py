@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...samplers import chain
 from ...samplers.conditioning import from_ids
-from ...samplers.engine import decode
+from ...samplers.engine import run_passes
 from ...samplers.mar.canvas import MARCanvas, mar_canvas
 from ...samplers.mar.lazy import LazyTransformer, transformer
 from ...samplers.mar.lazy.settings import LazyMARSettings
@@ -38,7 +38,7 @@ class _RecordedSelection(LazyTransformer):
     """LazyMAR with the recorded selection; it stores conditions, scores and its own selection."""
 
     def __init__(self, canvas: MARCanvas, settings: LazyMARSettings, recorded: dict[int, Tensor]):
-        with mock.patch.object(transformer, "usual_block", lambda depth: BLOCK):
+        with mock.patch.object(transformer, "measuring_block", lambda depth: BLOCK):
             super().__init__(canvas, settings)
         self.row_selection.spare = SPARE
         self.row_selection.choice = partial(self.recorded_choice, self.row_selection.choice)  # type: ignore[method-assign, assignment]
@@ -58,10 +58,10 @@ class _RecordedSelection(LazyTransformer):
         return super().refresh(step, wanted)
 
     def recorded_choice(
-        self, rows: Callable[..., RowChoice | None], step: int, known: int, must: Tensor
+        self, rows: Callable[..., RowChoice | None], step: int, known: int, required: Tensor
     ) -> Callable[[Tensor, Tensor], Tensor] | None:
         """The choice of the recorded rows, in place of the one that ``rows`` makes."""
-        own = rows(step, known, must)
+        own = rows(step, known, required)
         return None if own is None else partial(self.choose, own, step)
 
     def choose(self, own: RowChoice, step: int, values: Tensor, last: Tensor) -> Tensor:
@@ -69,9 +69,9 @@ class _RecordedSelection(LazyTransformer):
         keep = own(values, last)
         if step not in self.recorded:
             return keep
-        self.choices[step] = own.must, keep
-        rest = self.recorded[step].scatter(1, own.must, False)
-        return torch.cat([own.must, rest.nonzero()[:, 1].view(len(own.must), -1)], dim=1)
+        self.choices[step] = own.required, keep
+        rest = self.recorded[step].scatter(1, own.required, False)
+        return torch.cat([own.required, rest.nonzero()[:, 1].view(len(own.required), -1)], dim=1)
 
 
 def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str, bool], PairedNoise]) -> Iterator[Case]:
@@ -109,7 +109,9 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
         # The recorded timesteps are not a respacing.
         respaced = respacing_at(tuple(round(HIGHEST * i / (len(steps) - 1)) for i in range(len(steps))))
         table = chain.step_table(respaced.without_last_noise, canvas.time_embeddings(respaced))
-        for _ in decode(canvas, canvas.order.plan, look, Diffusion(canvas, look.head, [table] * canvas.order.steps)):
+        for _ in run_passes(
+            canvas, canvas.order.plan, look, Diffusion(canvas, look.head, [table] * canvas.order.steps)
+        ):
             pass
 
         return canvas.to_latents(canvas.values), look
@@ -121,10 +123,10 @@ def cases(folder: Path, config: str, recorded: Callable[[dict[str, Tensor], str,
         for step, score in computed.scores.items():
             yield Check(score, data[f"{tag}.prune_vcos"][at[step]], SCORE_TOLERANCE)
 
-        for step, (must, keep) in computed.choices.items():
+        for step, (required, keep) in computed.choices.items():
             theirs = data[f"{tag}.prune_keep_mask"][at[step]].bool()
             ours = torch.zeros_like(theirs).scatter(1, keep, True)
-            yield exact(theirs.gather(1, must), torch.ones_like(must))
+            yield exact(theirs.gather(1, required), torch.ones_like(required))
             yield exact(theirs.sum(1), ours.sum(1))
             scores = (computed.scores[step].where(mask, torch.inf).sort(1).values for mask in (ours, theirs))
             lowest = [values[:, : keep.shape[1]] for values in scores]

@@ -27,7 +27,7 @@ from ...samplers.tokens.sampling import allowed
 from ...samplers.tokens.schedule import Schedule, raster
 from ...samplers.tokens.settings import TokenSettings
 from ...samplers.tokens.token_noise import TokenNoise
-from ...samplers.tokens.zipar import windowed
+from ...samplers.tokens.zipar import zipar_schedule
 from .cases import Case, Check, exact, gathered, read_json, read_tensors, same_shapes
 
 _GREEDY = re.compile(r"(.+)\.greedy\.cfg([\d.]+?)(?:_int(\d+))?\.tokens")
@@ -170,7 +170,7 @@ def _zipar(folder: Path, stem: str) -> Iterator[Case]:
     weights = f"gpt_{rest}"
 
     def schedule(run: str, model: TokenModel) -> Schedule:
-        hidden = windowed(model.grid, int(run.rpartition("_w")[2]))
+        hidden = zipar_schedule(model.grid, int(run.rpartition("_w")[2]))
         return replace(hidden, unwritten_visible=family == "zipar")
 
     yield from _runs(folder, weights, _io(folder, stem), _io(folder, weights), schedule)

@@ -110,7 +110,7 @@ def _head(folder: Path) -> Iterator[Case]:
         net = _model(folder).net
         table = chain.step_table(made.without_last_noise, net.head.time_embed(made.timestep_map.flip(0)))
         conditions = (z[: 2 * n] if cfg != 1 else z[:n]).unflatten(0, (-1, n))
-        noise = chain.spread(data[f"s{tag}.step_noise_f16"][:, :n].float(), len(table))
+        noise = chain.noise_for_steps(data[f"s{tag}.step_noise_f16"][:, :n].float(), len(table))
         rows = chain.DiffusionBatch(conditions, torch.full((n, 1), cfg), first, noise, table, temperature)
         out = HeadEvaluation(net, Report("verify", "", {}, None, n, "cpu")).sample(rows)
         expected = data[f"s{tag}.t{temperature}.cfg{cfg}.out"][:n]
@@ -224,10 +224,10 @@ class RecordedNoise(PairedNoise):
     def orders(self, tokens: int) -> Tensor:
         return self._orders
 
-    def first(self, stream: str, tokens: int, channels: int) -> Tensor:
+    def start_noise(self, stream: str, tokens: int, channels: int) -> Tensor:
         return self._first
 
-    def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
+    def step_noise(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
         return self._steps
 
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...samplers.tokens.mulosd import islands as geometry
-from ...samplers.tokens.mulosd.acceptance import neighbours
+from ...samplers.tokens.mulosd.acceptance import nearest_codes
 from .cases import Case, Check, exact, gathered, read_json, read_tensors, relative
 
 GEOMETRY, NEIGHBOURS = "mulosd_geometry.json", "lantern_neighbours.safetensors"
@@ -39,9 +39,9 @@ def _grid(case: dict[str, Any]) -> Iterator[Check]:
     down = np.zeros((1, case["H"], case["W"]), bool)
     down.reshape(-1)[case["R_T"]] = True
     region = geometry.expand(down, case["l"])
-    islands = geometry.islands(region)
+    islands = geometry.find_islands(region)
     yield exact(torch.from_numpy(region.ravel().nonzero()[0]), torch.tensor(case["R_X"], dtype=torch.int64))
-    parts = (islands, 1, case["islands"]), (geometry.waves(islands, case["window"]), 0, case["waves"])
+    parts = (islands, 1, case["islands"]), (geometry.waves_of_islands(islands, case["window"]), 0, case["waves"])
 
     for computed, first, expected in parts:
         recorded = np.full(down.size, first - 1)
@@ -60,6 +60,6 @@ def _distances(data: dict[str, Tensor]) -> Iterator[Check]:
     """
     codes = data["codebook"]
     distance = (codes[:, None] - codes).norm(dim=-1)
-    ours = neighbours(codes, data["nearest"].shape[1])
+    ours = nearest_codes(codes, data["nearest"].shape[1])
     yield exact(ours[:, 0], torch.arange(len(codes)))
     yield relative(distance.gather(1, ours[:, 1:].long()), distance.gather(1, data["nearest"].long()))

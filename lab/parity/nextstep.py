@@ -40,10 +40,11 @@ from ...networks.nextstep import (
 )
 from ...reports.record import Report
 from ...samplers import chain
+from ...samplers.chain import MODULATION_BUDGET
 from ...samplers.conditioning import PromptCondition
 from ...samplers.engine import finish
-from ...samplers.nextstep.canvas import branches_for, nextstep_canvas
-from ...samplers.nextstep.flow import BUDGET, flow
+from ...samplers.nextstep.canvas import branches_for_texts, nextstep_canvas
+from ...samplers.nextstep.flow import flow
 from ...samplers.nextstep.nextstep import tokens_one_by_one
 from ...samplers.nextstep.settings import CONSTANT, FALLING, RISING, NextStepSettings
 from ...samplers.noise import PairedNoise
@@ -106,10 +107,10 @@ class RecordedNoise(PairedNoise):
         self._start = start.transpose(0, 1)
         self._steps = None if steps is None else steps.permute(2, 1, 0, 3)
 
-    def first(self, stream: str, tokens: int, channels: int) -> Tensor:
+    def start_noise(self, stream: str, tokens: int, channels: int) -> Tensor:
         return self._start
 
-    def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
+    def step_noise(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
         images, cells, numbers = self._start.shape
         out = torch.zeros(images, count, cells, numbers)
         if self._steps is not None:
@@ -221,7 +222,7 @@ def _sampling(folder: Path, io: Tensors, name: str, about: About) -> Iterator[Ch
     scales = torch.tensor([about["cfg"], about["cfg_img"]][: max(1, about["rows"] - 1)])
     z = io[f"{name}.c"].unflatten(0, (about["rows"], -1))
     rows = chain.DiffusionBatch(z, scales.expand(len(start), -1), start, noise, table)
-    head = chain.Head(net, net.head, rows, Report("verify", "", {}, None, len(start), "cpu"), BUDGET)
+    head = chain.ChainedHead(net, net.head, rows, Report("verify", "", {}, None, len(start), "cpu"), MODULATION_BUDGET)
     *_, last = chain.run_chain(rows, head)
     yield Check(last.x, io[f"{name}.out"], PLAIN if about["cfg"] == 1 else GUIDED)
 
@@ -297,7 +298,7 @@ def _generation(
     canvas = nextstep_canvas(model, PromptCondition((text,) * images), settings, noise, None)
 
     own = [None] * images if sources is None else sources[:images]
-    branches = branches_for(model, (text,) * images, about["negative"] or "", own, settings, canvas.grid)
+    branches = branches_for_texts(model, (text,) * images, about["negative"] or "", own, settings, canvas.grid)
     if sources is not None:
         rest = [None] * (len(branches.rows.ids) - len(sources))
         # The authors' programs read an image for every row with noise of its own.

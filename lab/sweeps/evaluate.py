@@ -130,7 +130,7 @@ def run(options: argparse.Namespace) -> int:
     if failed:
         count = amount(len(failed), "cells")
         raise UserError(
-            f"measures: {count} of the measures above cannot be measured; the tables hold the other measures."
+            f"measures: {count} could not be measured, for the reasons above; the tables hold all other cells."
         )
     return 0
 

@@ -54,7 +54,10 @@ class Folder:
         except (FileNotFoundError, NotADirectoryError):
             return None
         except (OSError, ValueError) as e:
-            raise UserError(f"folder: {name[:200]} in {self.path} cannot be read ({first_line(e)}).") from None
+            raise UserError(
+                f"folder: {name[:200]} in {self.path} cannot be read ({first_line(e)}); make the file readable and run "
+                "again."
+            ) from None
 
     def read_json(self, name: str) -> dict[str, Any] | None:
         """An object in a JSON file; None if there is no such file.
@@ -82,7 +85,9 @@ class Folder:
 
     def damaged(self, name: str) -> UserError:
         """The error for a file that is missing or damaged."""
-        return UserError(f"folder: {name} in {self.path} is missing or damaged; delete it and run again.")
+        return UserError(
+            f"folder: {name} in {self.path} is missing or damaged; delete the file if it is there, and run again."
+        )
 
     def write(self, name: str, data: bytes) -> None:
         """Write a file, unless it has this content already."""

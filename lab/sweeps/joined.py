@@ -30,7 +30,10 @@ def write_joined(store: Store, folder: Path, prefix: str = "") -> list[Path]:
                 folder.mkdir(parents=True, exist_ok=True)
                 _write(store, cell, path)
             except OSError as e:
-                raise UserError(f"npz: {path.name} cannot be written ({first_line(e)}).") from None
+                raise UserError(
+                    f"npz: {path.name} cannot be written ({first_line(e)}); free disk space, or choose a different "
+                    "folder with --npz."
+                ) from None
             written.append(path)
 
     return written

@@ -26,7 +26,7 @@ from ...errors import UserError, first_line
 from ...model_loaders.kinds import ALL_DTYPES
 from ...reports.files import typed_path
 from ...runs.loading import AUTO, DEMO, Source
-from ...samplers.settings import make
+from ...samplers.settings import settings_from
 from ...samplers.tokens.tar import TarPromptSettings
 from ...sweeps.plan import MOST_CELLS, Combination, combinations
 from .records import MOST_BATCH, MOST_IMAGES
@@ -106,7 +106,7 @@ def read_table(path: Path) -> dict[str, Any]:
 
 def _bytes(path: Path, name: str) -> bytes:
     """The content of a file of a bounded size; ``name`` is of the input, for messages."""
-    why = f"it is not a file of at most {_MOST_BYTES >> 20} MB"
+    why = f"there is no such file, or it is larger than {_MOST_BYTES >> 20} MB"
 
     try:
         if path.is_file() and path.stat().st_size <= _MOST_BYTES:
@@ -114,7 +114,7 @@ def _bytes(path: Path, name: str) -> bytes:
     except (OSError, ValueError) as e:
         why = first_line(e)[:200]
 
-    raise UserError(f"{name}: {str(path)[:200]} cannot be read ({why}).")
+    raise UserError(f"{name}: {str(path)[:200]} cannot be read ({why}); choose a different file.")
 
 
 def _decoded(data: bytes) -> str:
@@ -141,7 +141,7 @@ def read_prompts(path: Path) -> list[str]:
     try:
         text = _decoded(_bytes(path, "prompts"))
     except ValueError as e:
-        raise UserError(f"prompts: {path.name} cannot be parsed ({first_line(e)}).") from None
+        raise UserError(f"prompts: {path.name} is not a text in UTF-8 ({first_line(e)}); save it as UTF-8.") from None
 
     return [line.strip() for line in text.splitlines() if line.strip()]
 
@@ -159,7 +159,7 @@ def from_table(table: Mapping[str, Any]) -> Spec:
 
     # Both raise an error for what is not possible.
     expand(spec)
-    make(TarPromptSettings, spec.prompt_settings)
+    settings_from(TarPromptSettings, spec.prompt_settings)
 
     return spec
 

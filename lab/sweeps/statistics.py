@@ -110,7 +110,10 @@ def estimate(
         progress: gets (resamples done, all) after each.
     """
     if n < 2:
-        raise UserError(f"images: {n} is too few for a number with an interval; generate 2 or more.")
+        raise UserError(
+            f"images: the number of images is {n}, but a measure with an interval needs at least 2; generate more "
+            "images."
+        )
 
     value = statistic(np.ones(n))
     samples = np.empty(count)

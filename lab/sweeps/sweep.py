@@ -89,8 +89,8 @@ def _ranks() -> tuple[int, int, int]:
     if not 0 <= rank < world or local < 0:
         given = ", ".join(f"{name} {text[:20]!r}" for name, text in texts.items())
         raise UserError(
-            f"RANK: {given} are not possible, because RANK must be below WORLD_SIZE; set these variables as torchrun "
-            "does, or unset them."
+            f"RANK: {given} are not possible, because all three must be whole numbers and RANK must be below "
+            "WORLD_SIZE; set these variables as torchrun does, or unset them."
         )
 
     return rank, world, local

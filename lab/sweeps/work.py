@@ -27,7 +27,7 @@ from ...runs.loading import AUTO, Drafts, Ready, Source, beside, load
 from ...runs.registry import ALGORITHM, Entry, find
 from ...samplers.conditioning import AnyCondition, Condition
 from ...samplers.engine import finish
-from ...samplers.settings import make
+from ...samplers.settings import settings_from
 from ...samplers.tokens.mulosd.upsampling import BICUBIC
 from ...sweeps.keys import cell_key, cell_name, digest
 from ...sweeps.plan import Combination
@@ -125,7 +125,7 @@ class Models:
     def restore(self, cell: Cell) -> Prepared:
         """The sampler of a cell."""
         entry = find(cell.sampler)
-        settings = make(entry.settings, cell.settings)
+        settings = settings_from(entry.settings, cell.settings)
         ready, files = self._ready(cell.family, cell.model)
 
         prepared = self._with(entry, settings, ready, files)
@@ -219,7 +219,7 @@ class Conditions:
 
         if ready.condition == "class":
             every = self._labels(ready)
-            condition = every.of([i % len(every) for i in indices])
+            condition = every.for_images([i % len(every) for i in indices])
             return condition, np.array(condition.labels, dtype=np.int64)
 
         texts = [self.spec.prompts[i % len(self.spec.prompts)] for i in indices]
@@ -414,7 +414,7 @@ class Worker:
             return
 
         self._warm.add(name)
-        prepared.drawing(condition.of(range(1)), 0, 0).warm_up()
+        prepared.drawing(condition.for_images(range(1)), 0, 0).warm_up()
 
 
 def draw(prepared: Prepared, condition: AnyCondition, seed: int, first: int) -> tuple[np.ndarray, Report]:

@@ -49,8 +49,8 @@ class FolderImages:
         paths = tuple(sorted(path for path in folder.rglob("*") if path.suffix.lower() in _ENDINGS))
         if len(paths) <= HELD_OUT:
             raise UserError(
-                f"images: {folder.name} has {len(paths)} images ({', '.join(_ENDINGS)}), but {HELD_OUT} of them are "
-                "held out of the training; give a folder with more images (thousands for real models)."
+                f"images: {folder.name} has only {len(paths)} images ({', '.join(_ENDINGS)}), but {HELD_OUT} images "
+                "are held out from the training; give a folder with more images (thousands for a real model)."
             )
         return FolderImages(paths, side)
 
@@ -113,8 +113,8 @@ def run(options: argparse.Namespace) -> int:
     vq = without_part(load_vq(path, "fp32", device).net)
     if side % (ratio * vq.config.stride):
         raise UserError(
-            f"side: {side} is not a multiple of {ratio * vq.config.stride}, the number of pixels along one token of "
-            "the draft; choose such a multiple."
+            f"side: {side} is not a multiple of {ratio * vq.config.stride}; choose such a multiple, because one token "
+            f"of the draft is {ratio * vq.config.stride} pixels wide."
         )
 
     # 3. Train.

@@ -277,7 +277,7 @@ def cost(entry: hub.Entry, sampler: str, settings: Any, accepted: float | None =
         more["up_sampler"] = PixelUpSampling(_tokenizer())
 
     noise = own.family.noise(0, range(images))
-    condition = network.condition.of([0] * images)
+    condition = network.condition.for_images([0] * images)
     share = ACCEPTED.get(sampler.partition("+")[0], 1.0) if accepted is None else accepted
     with countable(), accepting(share), tokenizer_not_counted(), _Counter(networks) as counter:
         made: Any = finish(own.run(network.model, condition, settings, noise, **more))

@@ -17,7 +17,7 @@ from typing import Any
 from ...model_loaders.catalogue import hub
 from ...reports.table import markdown
 from ...runs import registry
-from ...samplers.settings import make
+from ...samplers.settings import settings_from
 from . import preset_work
 from .preset_work import Cost, Row, short
 
@@ -125,13 +125,13 @@ def costs_of(row: Published) -> tuple[Cost, Cost]:
 def _cost(entry: str, row: Published) -> Cost:
     if row.preset:
         return Row(_entry(entry), row.sampler, row.preset).cost()
-    settings = make(registry.find(row.sampler).settings, row.values)
+    settings = settings_from(registry.find(row.sampler).settings, row.values)
     return preset_work.cost(_entry(entry), row.sampler, settings, row.accepted, row.images)
 
 
 @lru_cache(maxsize=16)
 def _plain_cost(entry: str, sampler: str, values: tuple[tuple[str, Any], ...]) -> Cost:
-    settings = make(registry.find(sampler).settings, dict(values))
+    settings = settings_from(registry.find(sampler).settings, dict(values))
     return preset_work.cost(_entry(entry), sampler, settings)
 
 

@@ -49,7 +49,7 @@ def expect_fitting(samplers: LatentSamplersModel, vq: VQModel, ratio: int) -> No
         raise UserError(
             f"latent_samplers: {samplers.name} enlarges the side of a draft by the factor {samplers.ratio}, but this "
             f"draft needs the factor {ratio}; choose different latent samplers, or a draft model whose images have "
-            f"1/{samplers.ratio} of the target's side."
+            f"1/{samplers.ratio} of the side length of the target model's images."
         )
     if not same_codes(samplers.net.codebook, vq.net.quantize):
         raise UserError(

@@ -34,8 +34,9 @@ _BEGINNINGS: dict[bytes, tuple[str, str]] = {
         "open the address in a browser, log in if necessary, and download the file there",
     ),
     b"GGUF": (
-        "is a GGUF file, whose weights FastAR would have to unpack for every product",
-        "get the .safetensors file of the same model (fp32, bf16 or fp16); its dtype int4 takes as little memory",
+        "is a GGUF file, a format that FastAR does not read",
+        "get the .safetensors file of the same model (fp32, bf16 or fp16); with the dtype int4, it takes as little "
+        "memory",
     ),
     b"\x80\x02\x8a\nl\xfc\x9cF\xf9 j\xa8P\x19.": (
         "is a checkpoint in torch's old format (before 2020), which may hold code",
@@ -66,7 +67,7 @@ _PACKED: dict[str, re.Pattern[str]] = {
     "MXFP4 weights": re.compile(r"(_blocks|\.weight_blocks)$"),
     "weights with a ComfyUI format of 4 bits": re.compile(r"\.(weight_s_rel|weight_s_channel|weight_codebook)$"),
     "weights with smoothed inputs (pre_quant_scale)": re.compile(r"\.pre_quant_scale$"),
-    "fp8 weights with a scale for every block, as of DeepSeek": re.compile(r"\.weight_scale_inv$"),
+    "fp8 weights with a scale for every block, as in DeepSeek's files": re.compile(r"\.weight_scale_inv$"),
     "packed weights of compressed-tensors": re.compile(r"\.(weight_packed|weight_zero_point|weight_g_idx)$"),
     "weights that HQQ quantised": re.compile(r"\.W_q$"),
     "weights that quanto quantised": re.compile(r"\.weight\._(data|scale|shift)$"),

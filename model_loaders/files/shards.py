@@ -119,8 +119,8 @@ def named_by_index(index: Path, field: str) -> list[str]:
     names = sorted({str(name) for name in weights.values()}) if isinstance(weights, dict) else []
     if not 1 <= len(names) <= _MOST_SHARDS or not all(map(_is_weight_file, names)):
         raise UserError(
-            f"{field}: {index.name} in {index.parent} does not name only weight files of the same folder; download "
-            "the index again"
+            f"{field}: {index.name} in {index.parent} must name weight files in its own folder and nothing else; "
+            "download the index again"
         )
 
     return names

@@ -90,7 +90,7 @@ def prompt_of(text: str, field: str) -> str:
         raise UserError(f"{field}: it is empty; describe the image in words.")
     if not clean(prompt):
         raise UserError(
-            f"{field}: FastAR removes web addresses, file names and symbols, and nothing is left of this text; "
+            f"{field}: FastAR removes web addresses, file names and symbols, so nothing is left of this text; "
             "describe the image in words."
         )
 

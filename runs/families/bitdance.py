@@ -14,7 +14,7 @@ from ...model_loaders.catalogue.official import official_binary
 from ...model_loaders.files.wrappers import AUTO
 from ...networks.binary import BinaryModel
 from ...networks.bitdance import BitDanceClass, BlockModel, BlockNetwork, Marks
-from ...samplers.blocks.canvas import expect_edit, expect_suited
+from ...samplers.blocks.canvas import expect_device, expect_edit
 from ...samplers.editing import Edit
 from ..memory.blocks import estimate
 from . import Family, network_of, token_a_word
@@ -70,7 +70,7 @@ class _BitDance(Family):
         return replace(settings, diffusion_steps=2)
 
     def expect_device(self, model: BlockModel, device: torch.device, settings: Any) -> None:
-        expect_suited(model, device, settings)
+        expect_device(model, device, settings)
 
     def expect_edit(self, model: BlockModel, edit: Edit, settings: Any, images: int) -> None:
         expect_edit(model, edit, settings, images)

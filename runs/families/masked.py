@@ -7,11 +7,11 @@ from typing import Any
 
 from ...networks.mar import MARModel
 from ...samplers.editing import Edit
-from ...samplers.mar.canvas import edited
+from ...samplers.mar.canvas import latents_and_mask
 from ...samplers.mar.cspd import check_pair
-from ...samplers.mar.lazy.schedule import usual_block
+from ...samplers.mar.lazy.schedule import measuring_block
 from ...samplers.mar.lazy.settings import CacheSettings
-from ...samplers.mar.settings import CLIPPED, MARBase
+from ...samplers.mar.settings import SAFE_FIRST_TIMESTEP, MARBase
 from ..memory import FEATURES, PROMPTS, weights_by_part
 from ..memory.mar import estimate
 from . import Family
@@ -77,10 +77,10 @@ class MARFamily(Family):
 
     def own_values(self, model: MARModel, settings: Any) -> dict[str, Any]:
         # block is no setting any more, but saved graphs name it, see CacheSettings.
-        own = {"block": usual_block(model.net.config.decoder_depth)}
+        own = {"block": measuring_block(model.net.config.decoder_depth)}
         if isinstance(settings, MARBase):
             first = model.first_timestep(settings.diffusion_steps)
-            own["t_max"] = min(first, CLIPPED) if settings.clips else first
+            own["t_max"] = min(first, SAFE_FIRST_TIMESTEP) if settings.limits_first_timestep else first
         return own
 
     def short(self, settings: Any) -> Any:
@@ -91,4 +91,4 @@ class MARFamily(Family):
         return model.net.config.dim
 
     def expect_edit(self, model: MARModel, edit: Edit, settings: Any, images: int) -> None:
-        edited(model, edit, images, edit.start.device)
+        latents_and_mask(model, edit, images, edit.start.device)

@@ -17,10 +17,11 @@ from ...networks.autoencoder import KLModel
 from ...networks.llama import cache_bytes
 from ...networks.nextstep import Marks, NextStep, NextStepModel, SourceReader, side_of
 from ...networks.ops import unpacking_bytes
+from ...samplers.chain import MODULATION_BUDGET
 from ...samplers.conditioning import ImagePromptCondition
 from ...samplers.editing import Edit
-from ...samplers.nextstep.canvas import NextStepCondition, expect_edit, expect_suited, negative_of
-from ...samplers.nextstep.flow import BUDGET, EM, EM0
+from ...samplers.nextstep.canvas import NextStepCondition, expect_device, expect_edit, negative_of
+from ...samplers.nextstep.flow import EM, EM0
 from ...samplers.nextstep.nextstep import check, nextstep
 from ...samplers.nextstep.settings import CONSTANT, NextStepSettings
 from ...samplers.noise import noise_bytes
@@ -129,7 +130,7 @@ class _NextStep(Family):
         return replace(settings, diffusion_steps=2)
 
     def expect_device(self, model: NextStepModel, device: torch.device, settings: Any) -> None:
-        expect_suited(model, device)
+        expect_device(model, device)
 
     def expect_edit(self, model: NextStepModel, edit: Edit, settings: Any, images: int) -> None:
         expect_edit(model, edit, settings, images)
@@ -149,7 +150,7 @@ class _NextStep(Family):
         tokens = height * width
         images = len(condition)
         reads_image = isinstance(condition, ImagePromptCondition)
-        branches = 1 + settings.guides + (settings.guides and reads_image and settings.cfg_img != 1)
+        branches = 1 + settings.uses_guidance + (settings.uses_guidance and reads_image and settings.cfg_img != 1)
         rows = images * branches
         prefix = _prefix(model, condition)
         size = next(net.parameters()).element_size()
@@ -169,11 +170,12 @@ class _NextStep(Family):
             out[TRANSFORMER] += passed * size * (prefix + tokens) * (1 + c.heads // c.kv_heads)
         out[TRANSFORMER] += unpacking_bytes(model.parts["transformer"])
 
-        # A token in the head: modulations of as many steps as BUDGET allows, a call, and the states of each image.
+        # A token in the head: modulations of as many steps as MODULATION_BUDGET allows, a call, and the states of each
+        # image.
         of_a_step = rows * net.head.modulation_numbers
-        modulations = max(of_a_step, min(BUDGET, of_a_step * settings.diffusion_steps))
-        states = images * min(settings.window, settings.diffusion_steps)
-        of_a_state = branches + (_STATE if settings.window == 1 else _DRAFTED_STATE)
+        modulations = max(of_a_step, min(MODULATION_BUDGET, of_a_step * settings.diffusion_steps))
+        states = images * min(settings.speculation_window, settings.diffusion_steps)
+        of_a_state = branches + (_STATE if settings.speculation_window == 1 else _DRAFTED_STATE)
         out[HEAD] = size * (_MODULATIONS * modulations + _BLOCK * branches * states * c.head_width)
         out[HEAD] += _FP32 * of_a_state * states * c.token
         return out

@@ -11,7 +11,7 @@ from ...networks.autoencoder import VQModel
 from ...networks.llama import TokenModel
 from ...samplers.conditioning import AnyCondition
 from ...samplers.editing import Edit
-from ...samplers.tokens.canvas import tokens_again
+from ...samplers.tokens.canvas import tokens_to_regenerate
 from ...samplers.tokens.defaults import published
 from ...samplers.tokens.mulosd import check_grids, check_pair
 from ...samplers.tokens.mulosd.settings import MuLoSDSettings
@@ -84,4 +84,4 @@ class TokenFamily(Family):
         return {**published(model), "cfg_interval": model.tokens, "neighbours": neighbours}
 
     def expect_edit(self, model: TokenModel, edit: Edit, settings: Any, images: int) -> None:
-        tokens_again(edit, model.grid, images, edit.start.device)
+        tokens_to_regenerate(edit, model.grid, images, edit.start.device)

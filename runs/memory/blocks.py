@@ -7,8 +7,8 @@ from typing import cast
 from ...networks.bitdance import BitDanceClass, BlockModel
 from ...networks.llama import cache_bytes
 from ...networks.ops import unpacking_bytes
-from ...samplers.blocks.diffusion import BUDGET
 from ...samplers.blocks.settings import BlockSettings
+from ...samplers.chain import MODULATION_BUDGET
 from ...samplers.conditioning import ClassOrPrompt, Condition, PromptCondition
 from ...samplers.noise import noise_bytes
 from . import HEAD, KV_CACHE, NOISE, POSITIONS, TRANSFORMER, weights_by_part
@@ -51,7 +51,7 @@ def estimate(
     height, width = model.grid(settings.height, settings.width)
     tokens = height * width
     images = len(condition)
-    branches = images * (1 + settings.guides)
+    branches = images * (1 + settings.uses_guidance)
     prefix = _prefix(model, condition)
     size = next(net.parameters()).element_size()
 
@@ -68,16 +68,17 @@ def estimate(
     of_a_row = size * (MLP * c.hidden + STREAM * c.dim + ATTENTION * c.heads * c.head_dim) + FP32 * FINAL_NORM * c.dim
     out[TRANSFORMER] = rows * of_a_row + unpacking_bytes(model.parts["transformer"])
 
-    # A block in the diffusion head: modulations of as many evaluations as BUDGET allows, a call, and the states.
+    # A block in the diffusion head: modulations of as many evaluations as MODULATION_BUDGET allows, a call, and the
+    # states.
     head = net.head_config
     of_a_token = net.denoiser.modulation_numbers
     rows = branches * net.block
     evaluations = settings.diffusion_steps + 1
-    modulations = max(rows * of_a_token, min(BUDGET, rows * of_a_token * evaluations))
+    modulations = max(rows * of_a_token, min(MODULATION_BUDGET, rows * of_a_token * evaluations))
 
-    states = rows * min(settings.window, evaluations)
-    of_a_call = min(states, max(rows, BUDGET // of_a_token))
-    of_a_state = STATE if settings.window == 1 else DRAFTED_STATE
+    states = rows * min(settings.speculation_window, evaluations)
+    of_a_call = min(states, max(rows, MODULATION_BUDGET // of_a_token))
+    of_a_state = STATE if settings.speculation_window == 1 else DRAFTED_STATE
 
     out[HEAD] = size * (MODULATIONS * modulations + BLOCK * of_a_call * head.width)
     out[HEAD] += FP32 * of_a_state * states * head.channels

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ...networks.mar import BUDGET, MARModel
 from ...networks.ops import unpacking_bytes
 from ...samplers.conditioning import ClassOrPrompt, PromptCondition
-from ...samplers.mar.lazy.schedule import usual_block
+from ...samplers.mar.lazy.schedule import measuring_block
 from ...samplers.mar.lazy.settings import CacheSettings
 from ...samplers.mar.settings import MARBase
 from ...samplers.noise import noise_bytes
@@ -23,7 +23,7 @@ def estimate(
     """
     c = model.net.config
     images = len(condition)
-    branches = 1 + settings.guides
+    branches = 1 + settings.uses_guidance
     size = next(model.net.parameters()).element_size()
 
     # Rows of the transformer at an AR step.
@@ -31,14 +31,14 @@ def estimate(
 
     # Tokens in a call of the diffusion head. FastHybrid denoises the AR steps of a lookahead together, and CSpD the AR
     # steps of a draft.
-    left = settings.left(c.grid**2)
+    left = settings.masked_after_steps(c.grid**2)
     largest = max(a - b for a, b in zip([c.tokens, *left], left, strict=False))
     tokens = branches * images * min(c.tokens, largest * settings.ar_steps_per_head_call)
 
     # Kept during the whole generation.
     out = weights_by_part(model)
     if isinstance(condition, PromptCondition):
-        out[PROMPTS] = model.prompt_bytes(condition.prompt_tokens(model, settings.guides))
+        out[PROMPTS] = model.prompt_bytes(condition.prompt_tokens(model, settings.uses_guidance))
     out[NOISE] = noise_bytes(images, settings.streams(), c.tokens * c.channels)
     if cache is not None:
         out[FEATURES] = feature_bytes(model, images, settings, cache)
@@ -58,7 +58,7 @@ def feature_bytes(model: MARModel, images: int, settings: MARBase, cache: CacheS
     """Bytes that LazyMAR keeps from one pass to the next, see ``samplers/mar/lazy``; an upper estimate."""
     c = model.net.config
     size = next(model.net.parameters()).element_size()
-    guided = settings.guides
+    guided = settings.uses_guidance
     entries = images * (2 if guided and not cache.condition_cache else 1)
     rows = entries * (c.buffer + c.tokens)
     kept = 0
@@ -70,7 +70,7 @@ def feature_bytes(model: MARModel, images: int, settings: MARBase, cache: CacheS
 
     # Token cache: the values of the block that measures, and keys and values of the blocks after it.
     if cache.token_cache:
-        block = usual_block(c.decoder_depth)
+        block = measuring_block(c.decoder_depth)
         kept += rows * (1 + 2 * (c.decoder_depth - block)) * c.dim * size
 
     # Condition cache: the residual of every token, in fp32.

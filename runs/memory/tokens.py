@@ -15,8 +15,8 @@ from ...networks.tar import TarModel
 from ...samplers.conditioning import AnyCondition, FeatureCondition, ImagePromptCondition, PromptCondition
 from ...samplers.tokens.cache_slots import serial_table, window_table
 from ...samplers.tokens.defaults import sampling_of
-from ...samplers.tokens.jacobi import padded_rows
-from ...samplers.tokens.mulosd.acceptance import neighbours_bytes
+from ...samplers.tokens.jacobi import padded_row_count
+from ...samplers.tokens.mulosd.acceptance import nearest_codes_bytes
 from ...samplers.tokens.mulosd.verification import cells_at_once
 from ...samplers.tokens.prepare import prompt_ids
 from ...samplers.tokens.schedule import Schedule, raster
@@ -41,7 +41,7 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
     """
     images = len(condition)
     prefix = _prefix(model, condition)
-    guided = sampling_of(settings, model).guides
+    guided = sampling_of(settings, model).uses_guidance
     if draft is None:
         schedule = settings.schedule(model)
         cells = _cells_of_a_call(model.net, schedule, settings.parallel)
@@ -59,7 +59,7 @@ def estimate(model: TokenModel, condition: AnyCondition, settings: Any, draft: T
     slots = draft.tokens + draft.grid  # with a stand-in for every row of the image
     drafting = decoding_bytes(draft, images, guided, prefix + slots, cells, rows=max(prefix, FED * cells))
 
-    return verifying + drafting + neighbours_bytes(vocab, settings.neighbours_among(vocab))
+    return verifying + drafting + nearest_codes_bytes(vocab, settings.neighbours_among(vocab))
 
 
 def stages(
@@ -114,7 +114,7 @@ def estimate_prompt(model: TarModel, settings: TarPromptSettings, text: str, ima
 def _cells_of_a_call(net: Llama, schedule: Schedule, parallel: int) -> int:
     """Tokens of an image that one call decides, at most, with its padding."""
     if parallel and is_16_bit(net):
-        return padded_rows(schedule, parallel)
+        return padded_row_count(schedule, parallel)
 
     most = max(len(p.cells) for p in schedule.passes)
     return min(schedule.grid**2, most * max(1, parallel))

@@ -22,14 +22,24 @@ from torch import Tensor
 from ...networks.bitdance import BlockModel
 from ...networks.torch_state import in_own_state, to_device
 from ..annealing import annealed_steps
-from ..chain import DiffusionBatch, FixedTokens, Head, HeadAtStates, StepTable, run_chain, spread, step_table
+from ..chain import (
+    MODULATION_BUDGET,
+    ChainedHead,
+    DiffusionBatch,
+    FixedTokens,
+    HeadAtStates,
+    StepTable,
+    noise_for_steps,
+    run_chain,
+    step_table,
+)
 from ..conditioning import ClassOrPrompt
 from ..editing import Edit
 from ..engine import Sampler
 from ..noise import CounterRNG, PairedNoise, row_keys
 from ..speculation import Speculation
 from .canvas import BlockCanvas, Inputs, block_canvas
-from .diffusion import BUDGET, evaluations
+from .diffusion import head_calls
 from .settings import BlockSettings
 
 
@@ -72,9 +82,9 @@ def bitdance(
     canvas, inputs = block_canvas(model, condition, settings, noise, edit)
     plan = {block: canvas.order[canvas.span(block)] for block in canvas.sampled_blocks}
     look = BlockLook(canvas, inputs)
-    draw = BlockDiffusion(canvas)
+    diffusion = BlockDiffusion(canvas)
 
-    canvas.total = sum(draw.calls_of[block] for block in plan)
+    canvas.total = sum(diffusion.calls_of[block] for block in plan)
     done = 0
     for block, cells in plan.items():
         # 1. The transformer's conditions for the block, given the blocks before it.
@@ -83,15 +93,15 @@ def bitdance(
 
         # 2. The diffusion of the block, in many calls of the head. The last call decides the block, so its result is
         # shown in step 3.
-        for count in canvas.clock.timed("head", draw.denoise(block, z)):
-            if count < draw.calls_of[block]:
-                yield from canvas.show(done + count)
+        for count in canvas.clock.timed("head", diffusion.denoise(block, z)):
+            if count < diffusion.calls_of[block]:
+                yield from canvas.yield_step(done + count)
 
         # 3. The signs of the last prediction are the tokens. The transformer reads them before the next block.
-        tokens = canvas.set_tokens(block, draw.signs())
+        tokens = canvas.set_tokens(block, diffusion.signs())
         canvas.decide(cells, tokens, block)
-        done += draw.calls_of[block]
-        yield from canvas.show(done)
+        done += diffusion.calls_of[block]
+        yield from canvas.yield_step(done)
     return canvas.finish()
 
 
@@ -104,7 +114,7 @@ class BlockLook:
         self.canvas = canvas
         self.inputs = inputs
         self.net = canvas.model.net
-        self.places = self.net.places(canvas.grid)  # position rows to add to the conditions, fp32 [L, D]
+        self.position_rows = self.net.places(canvas.grid)  # to add to the conditions, fp32 [L, D]
         self.cache: Any = None  # the network's KV cache; None before the first pass
         self.hidden: Tensor | None = None  # the network's output for the newest block in the cache, [R, K, D]
         self.fed = 0  # number of image tokens in the cache
@@ -123,14 +133,14 @@ class BlockLook:
         # 2. Feed the blocks between the cache and this block. Both branches of guidance are in one batch.
         if at.start > self.fed:
             new = slice(self.fed, at.start)
-            rows = self.net.embed(self.canvas.read[:, new], self.places[new])
+            rows = self.net.embed(self.canvas.branch_tokens[:, new], self.position_rows[new])
             first_rows = self.canvas.block_size  # number of rows in front of the first block
             hidden = self.net.advance(rows, first_rows + self.fed, self.cache)
             self.hidden = hidden[:, -self.canvas.block_size :]
             self.fed = at.start
             report.add(transformer_passes=1, transformer_tokens=rows.shape[0] * rows.shape[1])
 
-        return self.hidden + self.places[at]
+        return self.hidden + self.position_rows[at]
 
 
 class BlockDiffusion:
@@ -148,15 +158,15 @@ class BlockDiffusion:
         self.calls_of = {block: count + 1 for block, count in enumerate(self.counts)}
         # Noise in token order: to start from, fp32 [B, L, C], and for the steps, fp32 [S, B, L, C].
         self.start, self.noise = noise_in_order(canvas)
-        if settings.window > 1:
+        if settings.speculation_window > 1:
             self.keys = verification_keys(canvas)
 
         # For each number of steps S: the table, and the times t of the S + 1 calls of the head, fp32 [S + 1].
         self.tables: dict[int, tuple[StepTable, Tensor]] = {}
         for count in set(self.counts):
-            made = evaluations(count, canvas.model.time_shift)
-            times = to_device(torch.tensor(made.times), canvas.device)
-            self.tables[count] = step_table(made.steps, canvas.model.net.denoiser.times(times)), times
+            calls = head_calls(count, canvas.model.time_shift)
+            times = to_device(torch.tensor(calls.times), canvas.device)
+            self.tables[count] = step_table(calls.steps, canvas.model.net.denoiser.times(times)), times
 
     def signs(self) -> Tensor:
         """The tokens of the newest block, -1 or 1, fp32 [N, K, C]. The canvas checks the prediction for NaN later."""
@@ -170,16 +180,16 @@ class BlockDiffusion:
         canvas = self.canvas
         net = canvas.model.net
         batch = self._batch(block, conditions)
-        if canvas.settings.window > 1:
+        if canvas.settings.speculation_window > 1:
             random = CounterRNG(self.keys[: len(batch.x), block])
-            head = HeadAtStates(net, net.denoiser, batch, canvas.report, BUDGET)
+            head = HeadAtStates(net, net.denoiser, batch, canvas.report, MODULATION_BUDGET)
             speculation = Speculation(net, head, batch, random, canvas.report)
-            for _ in speculation.windows(np.arange(len(batch.x)), canvas.settings.window):
+            for _ in speculation.windows(np.arange(len(batch.x)), canvas.settings.speculation_window):
                 yield int(speculation.done.min())
             self.prediction = speculation.data
         else:
-            whole = Head(net, net.denoiser, batch, canvas.report, BUDGET)
-            for count, result in enumerate(run_chain(batch, whole), 1):
+            chain_head = ChainedHead(net, net.denoiser, batch, canvas.report, MODULATION_BUDGET)
+            for count, result in enumerate(run_chain(batch, chain_head), 1):
                 self.prediction = result.x  # after the last step, the state is the prediction
                 yield count
 
@@ -193,15 +203,18 @@ class BlockDiffusion:
         if canvas.samples_null(block):
             start, noise = with_null_noise(canvas, start, noise)
 
-        steps, times = self.tables[self.counts[block]]
-        free = canvas.free(block)
+        table, times = self.tables[self.counts[block]]
+        sampled = canvas.sampled_mask(block)
+        fixed_tokens = None
+        if sampled is not None:
+            fixed_tokens = FixedTokens(times, start, canvas.branch_tokens[:rows, at].clone(), sampled)
         return DiffusionBatch(
             z=conditions.unflatten(0, (-1, rows)).to(self.dtype),
             cfg=torch.full((rows, 1, 1), canvas.cfg(block), device=start.device),
             x=start,
-            noise=spread(noise, self.counts[block]),
-            table=steps,
-            given=None if free is None else FixedTokens(times, start, canvas.read[:rows, at].clone(), free),
+            noise=noise_for_steps(noise, self.counts[block]),
+            table=table,
+            fixed_tokens=fixed_tokens,
         )
 
 
@@ -211,8 +224,8 @@ def noise_in_order(canvas: BlockCanvas) -> tuple[Tensor, Tensor]:
     Each cell of the grid has its own noise, so models with different block sizes sample from the same noise.
     """
     channels = canvas.model.net.channels
-    start = canvas.noise.first("full", canvas.cells, channels)
-    steps = canvas.noise.steps("full", canvas.settings.diffusion_steps, canvas.cells, channels)
+    start = canvas.noise.start_noise("full", canvas.cells, channels)
+    steps = canvas.noise.step_noise("full", canvas.settings.diffusion_steps, canvas.cells, channels)
     order = canvas.order
     start = to_device(start, order.device)[:, order]
     steps = to_device(steps, order.device)[:, :, order]
@@ -222,8 +235,8 @@ def noise_in_order(canvas: BlockCanvas) -> tuple[Tensor, Tensor]:
 def with_null_noise(canvas: BlockCanvas, start: Tensor, steps: Tensor) -> tuple[Tensor, Tensor]:
     """Append noise for the null branch to the noise of a block. Returns start [2 B, K, C] and steps [S, 2 B, K, C]."""
     channels = canvas.model.net.channels
-    null_start = to_device(canvas.noise.first("null", canvas.block_size, channels), start.device)
-    null_steps = to_device(canvas.noise.steps("null", len(steps), canvas.block_size, channels), start.device)
+    null_start = to_device(canvas.noise.start_noise("null", canvas.block_size, channels), start.device)
+    null_steps = to_device(canvas.noise.step_noise("null", len(steps), canvas.block_size, channels), start.device)
     return torch.cat([start, null_start]), torch.cat([steps, null_steps.transpose(0, 1)], 1)
 
 

@@ -44,23 +44,23 @@ class BlockCanvas(Canvas):
     order: Tensor = field(kw_only=True)  # int64 [L] on the device: the cell of each token, in token order
     # The tokens that the transformer reads, fp32 [R, L, C], in token order; 0 where undecided. ``values`` holds
     # only the images' tokens, but the null branch has its own tokens where the guidance scale is 1.
-    read: Tensor = field(kw_only=True)
+    branch_tokens: Tensor = field(kw_only=True)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.block_size = self.model.net.block  # K
-        self.guided = len(self.read) > self.images
+        self.guided = len(self.branch_tokens) > self.images
 
         # In an edit, some blocks are only read, and in other blocks only some tokens are sampled. sampled_blocks lists
-        # the numbers of the blocks to sample. is_whole says for each block whether all its tokens are sampled in all
-        # images. The mask is copied to the CPU only here, so later blocks need not wait for the device.
-        again = torch.ones(1, len(self.order), dtype=torch.bool)
-        if self.again is not None:
-            again = self.again[:, self.order].cpu()
+        # the numbers of the blocks to sample. sampled_in_all says for each block whether all its tokens are sampled in
+        # all images. The mask is copied to the CPU only here, so later blocks need not wait for the device.
+        regenerated = torch.ones(1, len(self.order), dtype=torch.bool)
+        if self.regenerated is not None:
+            regenerated = self.regenerated[:, self.order].cpu()
 
-        of_blocks = again.unflatten(1, (-1, self.block_size))  # [B, blocks, K]
-        self.sampled_blocks = of_blocks.any(2).any(0).nonzero().flatten().tolist()
-        self.is_whole = of_blocks.all(2).all(0).tolist()
+        by_block = regenerated.unflatten(1, (-1, self.block_size))  # [B, blocks, K]
+        self.sampled_blocks = by_block.any(2).any(0).nonzero().flatten().tolist()
+        self.sampled_in_all = by_block.all(2).all(0).tolist()
 
     @property
     def blocks(self) -> int:
@@ -91,26 +91,27 @@ class BlockCanvas(Canvas):
 
     def sampled_rows(self, block: int) -> int:
         """Number N of batch rows to sample in a block: B, or R if the null branch samples its own tokens."""
-        return len(self.read) if self.samples_null(block) else self.images
+        return len(self.branch_tokens) if self.samples_null(block) else self.images
 
-    def free(self, block: int) -> Tensor | None:
+    def sampled_mask(self, block: int) -> Tensor | None:
         """Which tokens of a block are sampled, bool [N, K, 1]; None if all are sampled."""
-        if self.again is None or self.is_whole[block]:
+        if self.regenerated is None or self.sampled_in_all[block]:
             return None
-        return self.again[:, self.order[self.span(block)], None].repeat(self.sampled_rows(block) // self.images, 1, 1)
+        mask = self.regenerated[:, self.order[self.span(block)], None]
+        return mask.repeat(self.sampled_rows(block) // self.images, 1, 1)
 
     def set_tokens(self, block: int, tokens: Tensor) -> Tensor:
-        """Store the new tokens of a block, [N, K, C], in :attr:`read`, except where an edit fixes the token.
+        """Store the new tokens of a block, [N, K, C], in :attr:`branch_tokens`, except where an edit fixes the token.
 
         Returns the block's tokens for the images, [B, K, C], with the fixed tokens but without the null branch.
         """
         at = self.span(block)
-        free = self.free(block)
-        if free is not None:
-            tokens = torch.where(free, tokens, self.read[: len(tokens), at])
+        sampled = self.sampled_mask(block)
+        if sampled is not None:
+            tokens = torch.where(sampled, tokens, self.branch_tokens[: len(tokens), at])
 
-        branches = len(self.read) // len(tokens)
-        self.read[:, at] = tokens.repeat(branches, 1, 1)
+        branches = len(self.branch_tokens) // len(tokens)
+        self.branch_tokens[:, at] = tokens.repeat(branches, 1, 1)
         return tokens[: self.images]
 
     def to_latents(self, values: Tensor) -> Tensor:
@@ -133,26 +134,37 @@ def block_canvas(
     device = model.device
     expect_kind(condition, model.condition, model.name)
     report = start_report("bitdance", model, condition, settings, noise)
-    expect_suited(model, device, settings)
+    expect_device(model, device, settings)
 
     grid = model.grid(settings.height, settings.width)
     images = len(condition)
-    guided = settings.guides
+    guided = settings.uses_guidance
 
     clock = Clock(device)
     inputs = _inputs(model, condition, guided, grid)
 
     order = net.order(grid)
     values = torch.zeros(images, len(order), net.channels, device=device)
-    again = None
+    regenerated = None
     if edit is not None:
-        given = given_tokens(model, edit, grid, device)
-        again = edit.token_mask(grid, images, device)
-        report.edits = edit_digests(given, again)
-        values = torch.where(again[..., None], 0.0, given)
+        start = start_tokens(model, edit, grid, device)
+        regenerated = edit.token_mask(grid, images, device)
+        report.edits = edit_digests(start, regenerated)
+        values = torch.where(regenerated[..., None], 0.0, start)
 
-    read = values[:, order].repeat(1 + guided, 1, 1)
-    canvas = BlockCanvas(model, settings, noise, grid, values, report, again=again, order=order, read=read, clock=clock)
+    branch_tokens = values[:, order].repeat(1 + guided, 1, 1)
+    canvas = BlockCanvas(
+        model,
+        settings,
+        noise,
+        grid,
+        values,
+        report,
+        regenerated=regenerated,
+        order=order,
+        branch_tokens=branch_tokens,
+        clock=clock,
+    )
     return canvas, inputs
 
 
@@ -177,7 +189,7 @@ def _inputs(model: BlockModel, condition: ClassOrPrompt, guided: bool, grid: tup
     return Inputs(prefix, lengths, first)
 
 
-def given_tokens(model: BlockModel, edit: Edit, grid: tuple[int, int], device: torch.device) -> Tensor:
+def start_tokens(model: BlockModel, edit: Edit, grid: tuple[int, int], device: torch.device) -> Tensor:
     """The tokens of the image that an edit starts from, -1 or 1, fp32 [1 or B, L, C], in raster order.
 
     Raises:
@@ -210,22 +222,22 @@ def expect_edit(model: BlockModel, edit: Edit, settings: BlockSettings, images: 
     """Check an edit of ``images`` images, before a run loads anything.
 
     Raises:
-        UserError: see :func:`given_tokens` and :meth:`.Edit.token_mask`.
+        UserError: see :func:`start_tokens` and :meth:`.Edit.token_mask`.
     """
     grid = model.grid(settings.height, settings.width)
     device = edit.start.device
-    given_tokens(model, edit, grid, device)
+    start_tokens(model, edit, grid, device)
     edit.token_mask(grid, images, device)
 
 
-def expect_suited(model: BlockModel, device: torch.device, settings: BlockSettings) -> None:
+def expect_device(model: BlockModel, device: torch.device, settings: BlockSettings) -> None:
     """Raise a UserError if ``device`` is a CPU and the model's diffusion head is too large for a CPU."""
     weights = sum(weight.numel() for weight in model.net.denoiser.parameters())
     if device.type != "cpu" or weights < LARGE_HEAD:
         return
 
     height, width = model.grid(settings.height, settings.width)
-    rows = height * width * (1 + settings.guides)
+    rows = height * width * (1 + settings.uses_guidance)
     work = 2 * weights * rows * (settings.diffusion_steps + 1)
     raise UserError(
         f"model: the diffusion head of {model.name} alone needs about {work / 1e15:.1f} PFLOP per image, too much for "

@@ -15,16 +15,13 @@ from itertools import pairwise
 from ..chain import DiffusionStep
 
 # Time t of the last call of the head. The prediction of this call is the result.
-LAST = 0.95
+LAST_TIME = 0.95
 # A division by 1 - t divides by this number where 1 - t is smaller.
-FLOOR = 0.05
-# How many numbers of the head's modulations (scales, shifts and gates of its layers) are computed at once. A single
-# call of the head may need more.
-BUDGET = 1 << 27
+SMALLEST_DIVISOR = 0.05
 
 
 @dataclass(frozen=True)
-class Evaluations:
+class HeadCalls:
     """The calls of the head for N steps of Euler-Maruyama, and the step after each call."""
 
     times: tuple[float, ...]  # t of the N + 1 calls
@@ -32,14 +29,14 @@ class Evaluations:
 
 
 @lru_cache(maxsize=256)
-def evaluations(count: int, time_shift: float = 1.0) -> Evaluations:
+def head_calls(count: int, time_shift: float = 1.0) -> HeadCalls:
     """The calls of the head for ``count`` steps of Euler-Maruyama.
 
     ``time_shift``: a shift k moves each time t to t / (t + k (1 - t)). Above 1, more steps are near the noise.
     """
     shifted = []
     for i in range(count + 1):
-        t = LAST * i / count
+        t = LAST_TIME * i / count
         shifted.append(t / (t + time_shift * (1 - t)))
 
     steps = []
@@ -47,13 +44,13 @@ def evaluations(count: int, time_shift: float = 1.0) -> Evaluations:
         dt = after - t
         # The velocity is v = (prediction - x) / (1 - t), and the score is (t v - x) / (1 - t). So the drift is
         # (1 + t) v - x, or pull (prediction - x) - x.
-        pull = (1 + t) / max(1 - t, FLOOR)
+        pull = (1 + t) / max(1 - t, SMALLEST_DIVISOR)
         std = math.sqrt(2 * (1 - t) * dt)
         steps.append(euler_maruyama(x_coefficient=1 - dt * (pull + 1), data_coefficient=dt * pull, std=std))
     steps.append(euler_maruyama(x_coefficient=0.0, data_coefficient=1.0, std=0.0))
 
     # The last call of the head is at the unshifted time, as in the published code.
-    return Evaluations(times=(*shifted[:-1], LAST), steps=tuple(steps))
+    return HeadCalls(times=(*shifted[:-1], LAST_TIME), steps=tuple(steps))
 
 
 def euler_maruyama(x_coefficient: float, data_coefficient: float, std: float) -> DiffusionStep:

@@ -26,8 +26,8 @@ class BlockSettings(Annealed):
     }
 
     diffusion_steps: int = knob(50, "Denoising steps for every block; more is slower and cleaner. Usual: 50 for "
-        "prompts, 100 for ImageNet's classes; 25 instead of 50 halves the time and may cost a little quality.", low=1,
-        high=1000, step=1,
+        "prompts, 100 for ImageNet's classes; 25 instead of 50 halves the time and may cost a little quality.",
+        low=1, high=1000, step=1,
         more="For every block, the diffusion head runs once more than the block has diffusion steps (51 times for "
             "50), unless *speculation* saves calls.")
     cfg: float = knob(7.5, "How closely the image follows the class or prompt; higher is more typical and less "
@@ -37,11 +37,11 @@ class BlockSettings(Annealed):
         more="The published values for ImageNet are 3.2, 3.9 and 6.1 for model B with blocks of 1, 4 and 16 tokens, "
             "4.0 for model L and 4.55 for model H.")
     width: int | None = knob(None, "Width of the image in pixels. Usual: the width of one of the sizes (width x "
-    "height) that the model was trained for; Load BitDance lists these sizes.", low=8, high=8192, step=8, paper=1024,
-        unit="pixels")
+        "height) that the model was trained for; Load BitDance lists these sizes.",
+        low=8, high=8192, step=8, full_size_value=1024, unit="pixels")
     height: int | None = knob(None, "Height of the image in pixels. Usual: the height of the size whose width you "
-    "chose; Load BitDance lists the sizes.", low=8, high=8192, step=8, paper=1024,
-        unit="pixels")
+        "chose; Load BitDance lists the sizes.",
+        low=8, high=8192, step=8, full_size_value=1024, unit="pixels")
     cfg_schedule: str = knob("constant", "With constant, guidance is cfg from the start; with linear, guidance "
         "increases from 1 at the first block to nearly cfg at the last block. Usual: constant for prompts, linear for "
         "ImageNet's classes.",
@@ -49,7 +49,7 @@ class BlockSettings(Annealed):
     diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last block, which needs fewer steps than the "
         "first block (DiSA); lower is faster. Usual: a fifth of diffusion_steps; if both numbers are equal, DiSA is "
         "off.",
-        low=1, high=1000, step=1, paper=50, same_as="diffusion_steps", advanced=True)
+        low=1, high=1000, step=1, full_size_value=50, same_as="diffusion_steps", advanced=True)
     speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the diffusion "
         "head. The image differs from the image without drafts, but drafts do not change the distribution from which "
         "images are sampled. Usual: 8 on a GPU; at 0 or 1, nothing is drafted.",
@@ -59,18 +59,19 @@ class BlockSettings(Annealed):
             "drafts that are accepted.")
 
     @property
-    def guides(self) -> bool:
+    def uses_guidance(self) -> bool:
         """Whether guidance is on, so that the transformer also runs on the null condition."""
         return self.cfg != 1
 
     @property
-    def window(self) -> int:
+    def speculation_window(self) -> int:
         """Number of diffusion steps that speculation drafts at once; 1 if nothing is drafted."""
         return max(1, self.speculation)
 
     def streams(self) -> dict[str, int]:
+        # The stream "null" is left out: the null branch draws its own noise for one block only, which is little.
         return {"full": self.diffusion_steps}
 
     @property
-    def redraws(self) -> bool:
-        return self.window > 1
+    def samples_differently(self) -> bool:
+        return self.speculation_window > 1

@@ -26,7 +26,7 @@ from ..conditioning import ClassOrPrompt, expect_kind
 from ..editing import LARGEST_LATENT, Edit, edit_digests
 from ..engine import Canvas, Sampled, start_report
 from ..noise import PairedNoise
-from .settings import CLIPPED, MARBase
+from .settings import SAFE_FIRST_TIMESTEP, MARBase
 from .tables import Respacing, respacing
 
 
@@ -34,45 +34,45 @@ class Order:
     """Which positions each AR step decides, and with which guidance scale.
 
     The order is known before the first AR step. A new method may choose the positions of an AR step itself: it reads
-    the candidates with :meth:`next` and writes its choice with :meth:`choose`. No sampler of FastAR does this;
-    CONTRIBUTING.md has an example.
+    the candidates with :meth:`next_positions` and writes its choice with :meth:`choose`. No sampler of FastAR does
+    this; CONTRIBUTING.md has an example.
 
     Args:
         reversed_orders: int64 [B, L], a permutation of the positions per image; the last position is decided first.
         settings: the settings that give the number of AR steps and the guidance.
-        again: bool [B, L], the positions to decide, the same number in every image; None to decide all positions.
+        regenerated: bool [B, L], the positions to decide, the same number in every image; None to decide all positions.
     """
 
     steps: int  # AR steps
     # One entry for each AR step, the same for all images:
-    starts: list[int]  # number of positions decided before the AR step
-    ends: list[int]  # number of positions decided once the AR step is done
+    count_before: list[int]  # number of positions decided before the AR step
+    count_after: list[int]  # number of positions decided once the AR step is done
     sizes: list[int]  # number of positions that the AR step decides
     cfg: list[float]  # guidance scale
     decision_order: Tensor  # int64 [B, L], the positions in the order of their decision; fixed ones first
     scale: Tensor  # fp32 [B, L], the guidance scale of every position
 
-    def __init__(self, reversed_orders: Tensor, settings: MARBase, again: Tensor | None = None):
+    def __init__(self, reversed_orders: Tensor, settings: MARBase, regenerated: Tensor | None = None):
         tokens = reversed_orders.shape[1]
-        given = 0 if again is None else tokens - int(again[0].sum())
-        left = settings.left(tokens, again if given else None)
-        self.steps = len(left)
-        self.ends = [tokens - masked for masked in left]
-        self.starts = [given, *self.ends[:-1]]
-        self.sizes = [end - start for start, end in zip(self.starts, self.ends, strict=True)]
+        fixed_count = 0 if regenerated is None else tokens - int(regenerated[0].sum())
+        masked_counts = settings.masked_after_steps(tokens, regenerated if fixed_count else None)
+        self.steps = len(masked_counts)
+        self.count_after = [tokens - masked for masked in masked_counts]
+        self.count_before = [fixed_count, *self.count_after[:-1]]
+        self.sizes = [end - start for start, end in zip(self.count_before, self.count_after, strict=True)]
 
         self.cfg = [settings.cfg] * self.steps
         if settings.cfg_schedule == "linear":
             # The published code's last mask length is 1, so its linear guidance ends just short of cfg.
-            self.cfg = [1 + (settings.cfg - 1) * (tokens - max(1, masked)) / tokens for masked in left]
+            self.cfg = [1 + (settings.cfg - 1) * (tokens - max(1, masked)) / tokens for masked in masked_counts]
 
         # The published code decides an order from its end, so the order is reversed here. In an edit, the positions
         # with fixed tokens come first.
         self.decision_order = reversed_orders.flip(1)
-        if again is not None:
-            self.decision_order = with_first(self.decision_order, ~again)
+        if regenerated is not None:
+            self.decision_order = moved_to_front(self.decision_order, ~regenerated)
 
-        in_order = torch.tensor([1.0, *self.cfg]).repeat_interleave(torch.tensor([given, *self.sizes]))
+        in_order = torch.tensor([1.0, *self.cfg]).repeat_interleave(torch.tensor([fixed_count, *self.sizes]))
         self._scale_in_order = to_device(in_order, reversed_orders.device).expand_as(reversed_orders)
         self.scale = self._scale_of_positions()
 
@@ -83,38 +83,38 @@ class Order:
     @property
     def plan(self) -> dict[int, Tensor]:
         """The positions that each AR step decides, int64 [B, n], by the number of the AR step."""
-        return {step: self.ahead(step) for step in range(self.steps)}
+        return {step: self.positions_from(step) for step in range(self.steps)}
 
-    def ahead(self, step: int, reach: int = 1) -> Tensor:
-        """The positions that ``reach`` AR steps from ``step`` on decide, int64 [B, M], in the order of these AR steps.
+    def positions_from(self, step: int, steps: int = 1) -> Tensor:
+        """The positions that ``steps`` AR steps from ``step`` on decide, int64 [B, M], in the order of these AR steps.
         Near the end there may be fewer AR steps.
         """
-        return self.decision_order[:, self.starts[step] : self.ends[min(step + reach, self.steps) - 1]]
+        return self.decision_order[:, self.count_before[step] : self.count_after[min(step + steps, self.steps) - 1]]
 
     def between(self, first: int, stop: int) -> Tensor:
         """The positions that the AR steps ``first`` to ``stop - 1`` decide, int64 [B, M]."""
-        return self.decision_order[:, self.starts[first] : self.starts[stop]]
+        return self.decision_order[:, self.count_before[first] : self.count_before[stop]]
 
-    def next(self, step: int, count: int) -> Tensor:
+    def next_positions(self, step: int, count: int) -> Tensor:
         """The next ``count`` positions to decide at AR step ``step``, int64 [B, M]; fewer if fewer are left."""
-        start = self.starts[step]
+        start = self.count_before[step]
         return self.decision_order[:, start : start + count]
 
     def choose(self, step: int, positions: Tensor) -> None:
         """Let AR step ``step`` decide ``positions``, int64 [B, n], which must be undecided; n is the size of the AR
         step. All other undecided positions keep their order.
         """
-        start = self.starts[step]
-        left = self.decision_order[:, start:]
+        start = self.count_before[step]
+        undecided = self.decision_order[:, start:]
         chosen = torch.zeros_like(self.decision_order, dtype=torch.bool).scatter(1, positions, True)
-        others = with_first(left, ~chosen)[:, : left.shape[1] - self.sizes[step]]
+        others = moved_to_front(undecided, ~chosen)[:, : undecided.shape[1] - self.sizes[step]]
 
         self.decision_order = torch.cat([self.decision_order[:, :start], positions, others], 1)
         self.scale = self._scale_of_positions()
 
     def decided_before(self, step: int) -> Tensor:
         """The positions decided before AR step ``step``, int64 [B, K], ascending."""
-        return self.decision_order[:, : self.starts[step]].sort(dim=1).values
+        return self.decision_order[:, : self.count_before[step]].sort(dim=1).values
 
     def decided_before_each(self, images: Tensor, steps: Sequence[int]) -> tuple[Tensor, Tensor | None]:
         """:meth:`decided_before` for R rows, each of which is an image at its own AR step.
@@ -127,24 +127,24 @@ class Order:
             The positions of each row, int64 [R, K], ascending, with padding after them; and a mask, bool [R, K], which
             is False on padding. The mask is None if there is no padding.
         """
-        counts = [self.starts[step] for step in steps]
+        counts = [self.count_before[step] for step in steps]
         most = max(counts)
-        known = self.decision_order[images, :most]
+        decided = self.decision_order[images, :most]
         if min(counts) == most:
-            return known.sort(dim=1).values, None
+            return decided.sort(dim=1).values, None
 
         # For the sort, the padding gets a number above every position, so it comes last.
         last = self.decision_order.shape[1] - 1
-        mask = torch.arange(most, device=known.device) < to_device(torch.tensor(counts), known.device)[:, None]
-        padded_last = torch.where(mask, known, last + 1).sort(dim=1).values
+        mask = torch.arange(most, device=decided.device) < to_device(torch.tensor(counts), decided.device)[:, None]
+        padded_last = torch.where(mask, decided, last + 1).sort(dim=1).values
         return padded_last.clamp(max=last), mask
 
 
-def with_first(order: Tensor, first: Tensor) -> Tensor:
-    """Move the positions where ``first``, bool [B, L], is True to the front of ``order``, int64 [B, n]. The moved
+def moved_to_front(order: Tensor, mask: Tensor) -> Tensor:
+    """Move the positions where ``mask``, bool [B, L], is True to the front of ``order``, int64 [B, n]. The moved
     positions keep their order, and so do all other positions.
     """
-    is_later = (~first).gather(1, order).to(torch.uint8)
+    is_later = (~mask).gather(1, order).to(torch.uint8)
     return order.gather(1, is_later.argsort(dim=1, stable=True))
 
 
@@ -187,10 +187,10 @@ class Tokens:
         """
         side_by_side = torch.cat([*positions], 1)
         columns = torch.arange(side_by_side.shape[1], device=side_by_side.device).expand_as(side_by_side)
-        of_steps = columns.split([here.shape[1] for here in positions], 1)
+        columns_of_steps = columns.split([step_positions.shape[1] for step_positions in positions], 1)
 
-        image = torch.cat([Tokens.all(here).index[0] for here in positions])
-        column = torch.cat([part.flatten() for part in of_steps])
+        image = torch.cat([Tokens.all(step_positions).index[0] for step_positions in positions])
+        column = torch.cat([part.flatten() for part in columns_of_steps])
         return Tokens((image, side_by_side[image, column]), column)
 
     def __len__(self) -> int:
@@ -217,7 +217,8 @@ class MARCanvas(Canvas):
     noise: PairedNoise
     order: Order = field(kw_only=True)
     conditioning: Conditioning = field(kw_only=True)  # the condition as the network reads it
-    start: Tensor | None = field(default=None, kw_only=True)  # latents that an edit starts from, fp32 [1 or B, C, H, W]
+    # The latents that an edit starts from, fp32 [1 or B, C, H, W]; None without an edit.
+    edit_latents: Tensor | None = field(default=None, kw_only=True)
     # int32 [B, L], how often each token's decoder rows came from LazyMAR's cache; None without this cache.
     cached: Tensor | None = field(default=None, kw_only=True)
 
@@ -236,13 +237,13 @@ class MARCanvas(Canvas):
         super().__post_init__()
         settings = self.settings
         self.total = self.order.steps
-        self.guided = settings.guides
+        self.guided = settings.uses_guidance
         self.drafted = torch.zeros_like(self.outcome, dtype=torch.bool)
 
         self.noise_timestep = settings.t_max or self.model.first_timestep(settings.diffusion_steps)
         self.first_timestep = self.noise_timestep
-        if settings.t_max is None and settings.clips:
-            self.first_timestep = min(self.first_timestep, CLIPPED)
+        if settings.t_max is None and settings.limits_first_timestep:
+            self.first_timestep = min(self.first_timestep, SAFE_FIRST_TIMESTEP)
 
     def with_model(self, model: MARModel, condition: ClassOrPrompt, report: Report) -> MARCanvas:
         """A canvas of the same images for another model, with another report that counts the model's work.
@@ -273,12 +274,12 @@ class MARCanvas(Canvas):
 
     def to_latents(self, values: Tensor) -> Tensor:
         latents = self.model.to_latents(values)
-        if self.start is None or self.again is None:
+        if self.edit_latents is None or self.regenerated is None:
             return latents
         patch = self.model.patch
-        sampled = self.again.unflatten(1, self.grid)[:, None]  # bool [B, 1, h, w]
+        sampled = self.regenerated.unflatten(1, self.grid)[:, None]  # bool [B, 1, h, w]
         sampled = sampled.repeat_interleave(patch, 2).repeat_interleave(patch, 3)
-        return torch.where(sampled, latents, self.start)
+        return torch.where(sampled, latents, self.edit_latents)
 
     @torch.inference_mode(False)
     def finish(self) -> Sampled:
@@ -318,8 +319,8 @@ class MARCanvas(Canvas):
 
         c = self.model.net.config
         count = len(respacing(streams[stream], self.noise_timestep, self.model.max_beta))
-        start = self.noise.first(stream, c.tokens, c.channels)
-        steps = self.noise.steps(stream, count, c.tokens, c.channels)
+        start = self.noise.start_noise(stream, c.tokens, c.channels)
+        steps = self.noise.step_noise(stream, count, c.tokens, c.channels)
         return StreamNoise(to_device(start, self.device), to_device(steps, self.device).transpose(0, 1))
 
     def batch(
@@ -343,7 +344,7 @@ class MARCanvas(Canvas):
             z=of_tokens,
             cfg=cfg if step is None else torch.full_like(cfg, self.order.cfg[step]),
             x=noise.start[tokens.index],
-            noise=chain.spread(noise.steps[:, image, position], len(table.times)),
+            noise=chain.noise_for_steps(noise.steps[:, image, position], len(table.times)),
             table=table,
             temperature=self.settings.temperature,
         )
@@ -368,17 +369,17 @@ def mar_canvas(
     report = start_report(name, model, condition, settings, noise)
 
     clock = Clock(model.device)
-    conditioning = condition.conditioning(model, settings.guides)
+    conditioning = condition.conditioning(model, settings.uses_guidance)
 
     tokens = torch.zeros(len(condition), c.tokens, c.channels, device=model.device)
-    again = start = None
+    regenerated = edit_latents = None
     if edit is not None:
-        start, again = edited(model, edit, len(condition), model.device)
-        tokens = model.to_tokens(start.expand(len(condition), -1, -1, -1))
-        report.edits = edit_digests(tokens, again)
+        edit_latents, regenerated = latents_and_mask(model, edit, len(condition), model.device)
+        tokens = model.to_tokens(edit_latents.expand(len(condition), -1, -1, -1))
+        report.edits = edit_digests(tokens, regenerated)
 
     reversed_orders = settings.orders(noise.orders(c.tokens)).to(model.device)
-    order = Order(reversed_orders, settings, again)
+    order = Order(reversed_orders, settings, regenerated)
     return MARCanvas(
         model,
         settings,
@@ -386,15 +387,15 @@ def mar_canvas(
         (c.grid, c.grid),
         tokens,
         report,
-        again=again,
+        regenerated=regenerated,
         order=order,
         conditioning=conditioning,
-        start=start,
+        edit_latents=edit_latents,
         clock=clock,
     )
 
 
-def edited(model: MARModel, edit: Edit, images: int, device: torch.device) -> tuple[Tensor, Tensor]:
+def latents_and_mask(model: MARModel, edit: Edit, images: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """The latents that an edit starts from, fp32 [1 or B, C, H, W], and which tokens to sample, bool [B, L].
 
     Raises:

@@ -8,7 +8,7 @@ something open.
    *structure*, 128 of 256 tokens. GtR divides the structure into three stages of 32, 32 and 64 tokens, and decides them
    in 12, 3 and 1 AR steps. An AR step of these stages decides 2.67, 10.67 and 64 tokens on average. The last stage, the
    *reconstruction*, decides the other 128 tokens in one or two AR steps. :meth:`GtRSettings.orders` and
-   :meth:`GtRSettings.left` implement this plan.
+   :meth:`GtRSettings.masked_after_steps` implement this plan.
 2. *diffusion steps*: their number falls from one AR step of the structure to the next. The reconstruction takes the
    smallest number.
 3. *frequency-weighted token selection* (FTS): in each AR step, the tokens with most detail take the first AR step's
@@ -32,7 +32,7 @@ from ...networks.torch_state import in_own_state
 from ..chain import StepTable
 from ..conditioning import ClassOrPrompt
 from ..editing import Edit
-from ..engine import Sampler, decode
+from ..engine import Sampler, run_passes
 from ..noise import PairedNoise
 from ..settings import knob
 from .canvas import MARCanvas, Tokens, mar_canvas
@@ -58,35 +58,37 @@ class GtRSettings(DiSASettings):
     """
 
     fewest_steps: ClassVar[int] = 4
-    another_image: ClassVar[bool] = True  # because the order of the tokens is different
+    different_image: ClassVar[bool] = True  # because the order of the tokens is different
 
     steps: int = knob(17, "Number of AR steps (the steps in which the tokens of the image are decided), including "
         "reconstruction_steps; more is slower and finer. Usual: 17 for 256 tokens, as in the paper, and 6 to 9 for the "
-        "demo.", low=1, high=4096, step=1)
-    reconstruction_steps: int = knob(1, "Number of AR steps at the end that decide the tokens of the second colour "
-        "of the checkerboard (half of all tokens); more is slower and finer. Usual: 1; the paper allows 1 or 2.",
+        "demo.",
+        low=1, high=4096, step=1)
+    reconstruction_steps: int = knob(1, "Number of AR steps at the end that decide the tokens of the second colour of "
+        "the checkerboard (half of all tokens); more is slower and finer. Usual: 1; the paper allows 1 or 2.",
         low=0, high=256, step=1, unit="AR steps",
         more="At 0, the order of the tokens and the number of tokens per AR step are the same as in MAR Sampler; if "
             "*diffusion_steps_end* equals *diffusion_steps*, MAR then runs without acceleration.")
-    detail_share: float = knob(0.1, "Share of the tokens of each AR step that get the full number of diffusion "
-        "steps, because they have the most detail; the other tokens get fewer diffusion steps, and a higher share is "
-        "slower and finer. Usual: 0.1; at 0, all tokens of an AR step get the same number of diffusion steps.",
+    detail_share: float = knob(0.1, "Share of the tokens of each AR step that get the full number of diffusion steps, "
+        "because they have the most detail; the other tokens get fewer diffusion steps, and a higher share is slower "
+        "and finer. Usual: 0.1; at 0, all tokens of an AR step get the same number of diffusion steps.",
         low=0.0, high=1.0, step=0.01,
-        more="How much detail a token has is estimated from the transformer's output for it: the more energy in high "
-        "frequencies, the more detail. The number of tokens is rounded down: a share of 0.1 is one of ten tokens, but "
-        "none of nine. The setting has no effect if *diffusion_steps_end* equals *diffusion_steps*.")
-    first_share: float = knob(0.75, "Of the AR steps before the reconstruction, the share that the first stage takes "
-    "(see stages); a higher share spends more steps on the layout and fewer on the other stages. Usual: 0.75, which "
-    "is 12 of 16 AR steps.",
+        more="FastAR estimates a token's detail from the transformer's output for this token: more energy in high "
+             "frequencies means more detail. The number of these tokens is rounded down: a share of 0.1 is one "
+             "token of ten tokens, but no token of nine tokens. The setting has no effect if *diffusion_steps_end* "
+             "equals *diffusion_steps*.")
+    first_share: float = knob(0.75, "The first stage's share of the AR steps before the reconstruction (see "
+                                    "stages); a higher share spends more AR steps on the layout and fewer on the "
+                                    "other stages. Usual: 0.75, which is 12 of 16 AR steps.",
         low=0.01, high=0.99, step=0.01, advanced=True,
         more="The second stage takes the same share of the remaining AR steps, which is 3 of 4. If *stages* is "
-        "*quarters*, *first_share* is a share of all AR steps.")
+            "*quarters*, *first_share* is a share of all AR steps.")
     stages: str = knob(PAPER, "The tokens before the reconstruction are decided in stages: with paper, three stages of "
         "1/8, 1/8 and 1/4 of all tokens; with quarters, two stages of 1/4. Usual: paper; quarters is for workflows "
         "that were saved before this setting existed.",
         choices=(PAPER, QUARTERS), advanced=True,
-        more="*quarters* was our misreading of the paper. *quarters* needs about twice as many AR steps as *paper*: "
-        "32 AR steps for 256 tokens.")
+        more="*quarters* was our misreading of the paper. *quarters* needs about twice as many AR steps as *paper*: 32 "
+            "AR steps for 256 tokens.")
 
     # fmt: on
     @property
@@ -105,34 +107,34 @@ class GtRSettings(DiSASettings):
                 f"at least {last + before}, or reduce reconstruction_steps."
             )
 
-        def share_of(steps: int, at_most: int) -> int:
+        def share_of_steps(steps: int, at_most: int) -> int:
             return min(max(1, round(self.first_share * steps)), at_most)
 
         left = self.steps - last
         if self.stages == QUARTERS:
-            first = share_of(self.steps, at_most=left - 1)
+            first = share_of_steps(self.steps, at_most=left - 1)
             return first, left - first, last
 
-        first = share_of(left, at_most=left - 2)
+        first = share_of_steps(left, at_most=left - 2)
         left -= first
-        second = share_of(left, at_most=left - 1)
+        second = share_of_steps(left, at_most=left - 1)
         return first, second, left - second, last
 
-    def stage_sizes(self, grid: int, again: Tensor | None = None) -> tuple[int, ...]:
+    def stage_sizes(self, grid: int, regenerated: Tensor | None = None) -> tuple[int, ...]:
         """Number of tokens of each stage, the reconstruction last.
 
-        ``grid``: tokens along one side of the image; ``again``: see :meth:`MARBase.left`.
+        ``grid``: tokens along one side of the image; ``regenerated``: see :meth:`MARBase.masked_after_steps`.
 
         Raises:
             UserError: in an edit, a stage has different numbers of tokens in different images.
         """
         stages = stages_of_cells(grid, self.stages)
         count = 4 if self.stages == PAPER else 3
-        if again is None:
+        if regenerated is None:
             return tuple(stages.bincount(minlength=count).tolist())
 
-        sizes = [stages[cells].bincount(minlength=count).tolist() for cells in again.cpu()]
-        if any(of_image != sizes[0] for of_image in sizes):
+        sizes = [stages[cells].bincount(minlength=count).tolist() for cells in regenerated.cpu()]
+        if any(image_sizes != sizes[0] for image_sizes in sizes):
             raise UserError(
                 "mask: in one of GtR's stages, the masks of the batch cover different numbers of tokens; use one mask "
                 "for the batch, or run the images separately."
@@ -147,20 +149,21 @@ class GtRSettings(DiSASettings):
         grid = math.isqrt(orders.shape[1])
         return in_stages(orders, stages_of_cells(grid, self.stages))
 
-    def left(self, tokens: int, again: Tensor | None = None) -> list[int]:
-        """See :meth:`MARBase.left`. In an edit, a stage with fewer tokens than AR steps decides one token per step.
+    def masked_after_steps(self, tokens: int, regenerated: Tensor | None = None) -> list[int]:
+        """See :meth:`MARBase.masked_after_steps`. In an edit, a stage with fewer tokens than AR steps decides one token
+        per step.
 
         Raises:
             UserError: more AR steps than tokens, in a whole image or in one of its stages; too few AR steps for the
                 stages; an edit in which a stage has different numbers of tokens in different images.
         """
         if not self.reconstruction_steps:
-            return super().left(tokens, again)
+            return super().masked_after_steps(tokens, regenerated)
 
         names = ("first", "second", "third")[: len(self.stage_steps) - 1]
-        sizes = self.stage_sizes(math.isqrt(tokens), again)
+        sizes = self.stage_sizes(math.isqrt(tokens), regenerated)
         for name, size, steps in zip((*names, "last"), sizes, self.stage_steps, strict=True):
-            if steps > size and again is None:
+            if steps > size and regenerated is None:
                 field = "reconstruction_steps" if name == "last" else "steps"
                 remedy = "" if name == "last" else ", or change first_share"
                 raise UserError(
@@ -168,14 +171,14 @@ class GtRSettings(DiSASettings):
                 )
         return staged_after(sizes, self.stage_steps)
 
-    def reconstruction(self, tokens: int, again: Tensor | None = None) -> int:
-        """Number of AR steps of the reconstruction; arguments as for :meth:`left`. An edit with fewer tokens to
-        reconstruct than ``reconstruction_steps`` takes one AR step for each of these tokens.
+    def reconstruction(self, tokens: int, regenerated: Tensor | None = None) -> int:
+        """Number of AR steps of the reconstruction; arguments as for :meth:`masked_after_steps`. An edit with fewer
+        tokens to reconstruct than ``reconstruction_steps`` takes one AR step for each of these tokens.
         """
         if not self.reconstruction_steps:
             return 0
 
-        *_, last = self.stage_sizes(math.isqrt(tokens), again)
+        *_, last = self.stage_sizes(math.isqrt(tokens), regenerated)
         return min(self.reconstruction_steps, last)
 
     @property
@@ -209,8 +212,9 @@ def stages_of_cells(grid: int, stages: str) -> Tensor:
     # All cells start as reconstruction. Then the structure becomes stage 2, and its cells in even rows stage 0 or 1.
     stage = torch.full_like(cell, 3)
     stage[diagonal % 2 == 0] = 2
-    even = (diagonal % 2 == 0) & (row % 2 == 0)
-    stage[even] = diagonal[even] % 4 // 2
+    in_even_row = (diagonal % 2 == 0) & (row % 2 == 0)
+    alternating = diagonal % 4 // 2  # on even diagonals: 0 and 1 by turns
+    stage[in_even_row] = alternating[in_even_row]
     return stage if stages == PAPER else (stage - 1).clamp(min=0)
 
 
@@ -222,8 +226,8 @@ def staged_after(sizes: Sequence[int], steps: Sequence[int]) -> list[int]:
     """
     left = sum(sizes)
     out: list[int] = []
-    for size, of_stage in zip(sizes, steps, strict=True):
-        count = min(size, of_stage)
+    for size, stage_step_count in zip(sizes, steps, strict=True):
+        count = min(size, stage_step_count)
         out += [left - size * (s + 1) // count for s in range(count)]
         left -= size
     return out
@@ -258,10 +262,10 @@ def gtr(
     """
     canvas = mar_canvas("gtr", model, condition, settings, noise, edit)
     transformer = make_transformer(canvas)
-    reconstruction = settings.reconstruction(canvas.cells, canvas.again)
-    tables = annealed_tables(canvas, level=max(1, reconstruction))
+    reconstruction = settings.reconstruction(canvas.cells, canvas.regenerated)
+    tables = annealed_tables(canvas, equal_at_end=max(1, reconstruction))
     draw = FrequencyWeighted(canvas, transformer.head, tables, settings.detail_share)
-    yield from decode(canvas, canvas.order.plan, transformer, draw)
+    yield from run_passes(canvas, canvas.order.plan, transformer, draw)
     return canvas.finish()
 
 
@@ -278,26 +282,26 @@ class FrequencyWeighted(Diffusion):
         super().__init__(canvas, head, tables)
         self.share = share
 
-    def __call__(self, step: int, here: Tensor, z: Tensor) -> Tensor:
-        """Sample the tokens at positions ``here``, int64 [B, n], from conditions z [P, B, n, C]: fp32 [B, n, c]."""
+    def __call__(self, step: int, positions: Tensor, z: Tensor) -> Tensor:
+        """Sample the tokens at ``positions``, int64 [B, n], from conditions z [P, B, n, C]: fp32 [B, n, c]."""
         canvas = self.canvas
         longest = self.tables[0]
-        own = self.tables[step]
-        count = math.floor(round(self.share * here.shape[1], 9))
-        if not count or own is longest:
-            return super().__call__(step, here, z)
+        table_of_step = self.tables[step]
+        count = math.floor(round(self.share * positions.shape[1], 9))
+        if not count or table_of_step is longest:
+            return super().__call__(step, positions, z)
 
-        # 1. The columns of ``here`` in each image, the token with most energy first.
+        # 1. The columns of ``positions`` in each image, the token with most energy first.
         columns = high_frequency_energy(z[0]).argsort(dim=1, descending=True)
 
         # 2. A batch of the tokens with most detail, and a batch of all other tokens, with fewer diffusion steps.
-        detailed = Tokens.in_columns(columns[:, :count], here)
-        others = Tokens.in_columns(columns[:, count:], here)
+        detailed = Tokens.in_columns(columns[:, :count], positions)
+        others = Tokens.in_columns(columns[:, count:], positions)
         batch_of_detailed = canvas.batch(longest, detailed, z, self.noise)
-        batch_of_others = canvas.batch(own, others, z, self.noise)
+        batch_of_others = canvas.batch(table_of_step, others, z, self.noise)
 
         # 3. Sample both batches in one loop.
-        values = torch.empty(*here.shape, canvas.values.shape[-1], device=z.device)
+        values = torch.empty(*positions.shape, canvas.values.shape[-1], device=z.device)
         values_of_detailed, values_of_others = self.head.sample_both(batch_of_detailed, batch_of_others)
         values[detailed.index[0], detailed.column] = values_of_detailed
         values[others.index[0], others.column] = values_of_others

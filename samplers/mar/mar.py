@@ -31,10 +31,10 @@ from ...networks.mar import BUDGET, MAR, Conditioning, MARModel
 from ...networks.torch_state import in_own_state, to_device
 from ...reports.record import Report
 from ..annealing import annealed_steps
-from ..chain import ChainHead, DiffusionBatch, Head, HeadAtStates, StepTable, joined, run_chain
+from ..chain import ChainedHead, ChainHead, DiffusionBatch, HeadAtStates, StepTable, joined, run_chain
 from ..conditioning import ClassOrPrompt
 from ..editing import Edit
-from ..engine import Sampler, decode
+from ..engine import Sampler, run_passes
 from ..noise import CounterRNG, PairedNoise, row_keys
 from ..speculation import Speculation
 from .canvas import MARCanvas, Tokens, mar_canvas
@@ -47,7 +47,7 @@ def check(model: MARModel, settings: MARBase) -> None:
     Raises:
         UserError: more AR steps than tokens; for GtR also a stage with more AR steps than tokens, or without AR steps.
     """
-    settings.left(model.net.config.grid**2)
+    settings.masked_after_steps(model.net.config.grid**2)
 
 
 # ------------------------------------------------------------------------------------------------ the look
@@ -60,7 +60,7 @@ class Transformer:
     # argument ``make_transformer`` of a sampler chooses both at once.
     head: HeadEvaluation
     # Whether the images of one pass may be at different AR steps.
-    own_pace = False
+    allows_different_steps = False
 
     def __init__(self, canvas: MARCanvas):
         self.canvas = canvas
@@ -72,14 +72,15 @@ class Transformer:
         """
         raise NotImplementedError
 
-    def forget(self) -> None:
+    def discard_features(self) -> None:
         """Discard all cached features; here there are none. Call this after decided tokens have been resampled."""
 
     def for_rows(self, images: Sequence[int], steps: Sequence[int], wanted: Tensor) -> Tensor:
         """z [P, R, M, C] of R batch rows at the positions ``wanted``, int64 [R, M].
 
         Row i is image ``images[i]`` at AR step ``steps[i]``: the transformer reads the tokens of this image that were
-        decided before this AR step. If :attr:`own_pace` is False, the rows must be all images, at the same AR step.
+        decided before this AR step. If :attr:`allows_different_steps` is False, the rows must be all images, at the
+        same AR step.
         """
         assert len(images) == self.canvas.images and len(set(steps)) == 1
         return self(steps[0], wanted)
@@ -92,22 +93,22 @@ class Transformer:
         for the next pass, and stops at the first rejected draft. So a cache holds only features of final tokens.
         """
         for s in range(step, step + count):
-            yield [self(s, self.canvas.order.ahead(s))]
+            yield [self(s, self.canvas.order.positions_from(s))]
 
 
 class FullTransformer(Transformer):
     """Computes encoder and decoder in full in every pass. One batch holds both branches of guidance."""
 
-    own_pace = True
+    allows_different_steps = True
 
     def __init__(self, canvas: MARCanvas):
         super().__init__(canvas)
-        self.vectors = canvas.conditioning.vectors(canvas.guided)  # in the encoder's buffer rows, [B or 2 B, C]
+        self.buffer_vectors = canvas.conditioning.vectors(canvas.guided)  # in the encoder's buffer rows, [B or 2 B, C]
 
     def __call__(self, step: int, wanted: Tensor) -> Tensor:
         canvas = self.canvas
         known = canvas.order.decided_before(step)
-        return self._pass(canvas.conditioning, self.vectors, canvas.values, wanted, known)
+        return self._pass(canvas.conditioning, self.buffer_vectors, canvas.values, wanted, known)
 
     def for_rows(self, images: Sequence[int], steps: Sequence[int], wanted: Tensor) -> Tensor:
         """One pass for any rows. Each row's z equals the z of :meth:`__call__`, up to rounding in padded attention."""
@@ -119,8 +120,8 @@ class FullTransformer(Transformer):
         rows = to_device(torch.tensor(images), canvas.device)
         known, mask = order.decided_before_each(rows, steps)
         conditioning = canvas.conditioning.of(images)
-        vectors = conditioning.vectors(canvas.guided)
-        return self._pass(conditioning, vectors, canvas.values[rows], wanted, known, mask)
+        buffer_vectors = conditioning.vectors(canvas.guided)
+        return self._pass(conditioning, buffer_vectors, canvas.values[rows], wanted, known, mask)
 
     def each_step(self, step: int, count: int) -> Iterator[list[Tensor]]:
         """See :meth:`Transformer.each_step`; here one pass evaluates all ``count`` AR steps."""
@@ -136,9 +137,9 @@ class FullTransformer(Transformer):
         sizes = order.sizes[step : step + count]
         wanted = []
         for s in steps:
-            here = order.ahead(s)
-            padding = here[:, :1].expand(-1, max(sizes) - here.shape[1])
-            wanted.append(torch.cat([here, padding], 1))
+            positions = order.positions_from(s)
+            padding = positions[:, :1].expand(-1, max(sizes) - positions.shape[1])
+            wanted.append(torch.cat([positions, padding], 1))
 
         # 3. One pass; then z of each AR step, without the padding.
         z = self.for_rows(row_images, row_steps, torch.cat(wanted))
@@ -147,7 +148,7 @@ class FullTransformer(Transformer):
     def _pass(
         self,
         conditioning: Conditioning,
-        vectors: Tensor,
+        buffer_vectors: Tensor,
         tokens: Tensor,
         wanted: Tensor,
         known: Tensor,
@@ -157,7 +158,7 @@ class FullTransformer(Transformer):
 
         Args:
             conditioning: the classes or prompts of the batch rows.
-            vectors: [R or 2 R, C], the vectors in the encoder's buffer rows.
+            buffer_vectors: [R or 2 R, C], the vectors in the encoder's buffer rows.
             tokens: [R, L, c].
             wanted: int64 [R, M], the positions whose z is returned.
             known: int64 [R, K], the positions whose tokens the encoder reads, ascending.
@@ -166,18 +167,19 @@ class FullTransformer(Transformer):
         canvas = self.canvas
         net = canvas.model.net
         branches = 1 + canvas.guided
-        at = known.repeat(branches, 1)
+        known_of_branches = known.repeat(branches, 1)
         mask = None if mask is None else mask.repeat(branches, 1)
 
         # 1. The encoder. If it reads the class, each branch has its own copy of the batch rows. Else there is one copy.
-        entries = len(vectors)
-        copies = entries // len(tokens)
-        encoder_mask = None if mask is None else mask[:entries]
-        encoded = net.encode(tokens.repeat(copies, 1, 1), at[:entries], vectors, encoder_mask)
+        encoder_entries = len(buffer_vectors)
+        encoder_branches = encoder_entries // len(tokens)
+        encoder_mask = None if mask is None else mask[:encoder_entries]
+        known_of_encoder = known_of_branches[:encoder_entries]
+        encoded = net.encode(tokens.repeat(encoder_branches, 1, 1), known_of_encoder, buffer_vectors, encoder_mask)
 
         # 2. The decoder, for both branches.
-        fused = conditioning.fuse(encoded, at[:entries], canvas.guided, encoder_mask)
-        z = net.decode(fused, at, wanted.repeat(branches, 1), mask)
+        fused = conditioning.fuse(encoded, known_of_encoder, canvas.guided, encoder_mask)
+        z = net.decode(fused, known_of_branches, wanted.repeat(branches, 1), mask)
 
         encoder_rows = encoded.shape[0] * encoded.shape[1]
         decoder_rows = len(z) * (net.config.buffer + net.config.tokens)
@@ -204,7 +206,7 @@ class HeadEvaluation:
 
     def for_chain(self, batch: DiffusionBatch) -> ChainHead:
         """The head for a batch whose tokens take every diffusion step together, see :func:`..chain.run_chain`."""
-        return Head(self.net, self.denoiser, batch, self.report, BUDGET)
+        return ChainedHead(self.net, self.denoiser, batch, self.report, BUDGET)
 
     def for_speculation(self, batch: DiffusionBatch) -> HeadAtStates:
         """The head for a batch with speculation, always evaluated in full."""
@@ -218,33 +220,33 @@ class HeadEvaluation:
                 x = result.x
         return x
 
-    def sample_both(self, one: DiffusionBatch, other: DiffusionBatch) -> tuple[Tensor, Tensor]:
+    def sample_both(self, first: DiffusionBatch, second: DiffusionBatch) -> tuple[Tensor, Tensor]:
         """Sample the tokens of two batches, fp32 [N, c] for each batch, in one loop.
 
         The batch with more steps starts alone, and the other batch joins it for the last steps. So the number of head
-        calls is the number of steps of the longer diffusion. For example, if ``one`` has 5 steps and ``other`` has 3::
+        calls is the number of steps of the longer diffusion. For example, if ``first`` has 5 steps and ``second`` 3::
 
-            head call       0  1  2  3  4
-            step of one     0  1  2  3  4
-            step of other         0  1  2
+            head call        0  1  2  3  4
+            step of first    0  1  2  3  4
+            step of second         0  1  2
 
         A cache of the head serves only one diffusion. With a cache, the two diffusions run one after the other.
         """
         # The number of steps that both batches take together.
-        together = min(len(one.table), len(other.table)) if len(one.x) and len(other.x) else 0
-        if not together or not (self.is_full(len(one.table)) and self.is_full(len(other.table))):
-            return self.sample(one), self.sample(other)
+        together = min(len(first.table), len(second.table)) if len(first.x) and len(second.x) else 0
+        if not together or not (self.is_full(len(first.table)) and self.is_full(len(second.table))):
+            return self.sample(first), self.sample(second)
 
         # 1. The first steps of the longer diffusion, alone. For the shorter diffusion, ``alone`` is 0.
         remaining = []
-        for batch in (one, other):
+        for batch in (first, second):
             alone = len(batch.table) - together
             x = self.sample(batch.some_steps(0, alone))
             remaining.append(replace(batch.some_steps(alone, len(batch.table)), x=x))
 
         # 2. The remaining steps, of both diffusions together.
         x = self.sample(joined(*remaining))
-        return x[: len(one.x)], x[len(one.x) :]
+        return x[: len(first.x)], x[len(first.x) :]
 
 
 class Diffusion:
@@ -263,22 +265,22 @@ class Diffusion:
         self.head = head
         self.tables = tables
         self.report = canvas.report if counted else None
-        self.window = canvas.settings.window
+        self.speculation_window = canvas.settings.speculation_window
         self.noise = canvas.noise_of("full")
-        if self.window > 1:
+        if self.speculation_window > 1:
             self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
 
-    def __call__(self, step: int, here: Tensor, z: Tensor) -> Tensor:
-        """Sample the tokens at positions ``here``, int64 [B, n], from conditions z [P, B, n, C]: fp32 [B, n, c]."""
-        tokens = Tokens.all(here)
+    def __call__(self, step: int, positions: Tensor, z: Tensor) -> Tensor:
+        """Sample the tokens at ``positions``, int64 [B, n], from conditions z [P, B, n, C]: fp32 [B, n, c]."""
+        tokens = Tokens.all(positions)
         batch = self.canvas.batch(self.tables[step], tokens, z, self.noise)
-        if self.window > 1:
+        if self.speculation_window > 1:
             rng = CounterRNG(self.keys[tokens.index])
             speculation = Speculation(self.head.net, self.head.for_speculation(batch), batch, rng, self.report)
-            values = speculation.finish(np.arange(len(tokens)), self.window)
+            values = speculation.finish(np.arange(len(tokens)), self.speculation_window)
         else:
             values = self.head.sample(batch)
-        return values.view(*here.shape, -1)
+        return values.view(*positions.shape, -1)
 
 
 def expect_full_head(settings: MARBase, is_full: bool) -> None:
@@ -287,25 +289,25 @@ def expect_full_head(settings: MARBase, is_full: bool) -> None:
     The cache needs one diffusion step after another, but speculation evaluates the head at many diffusion steps at
     once. ``is_full``: whether the head is evaluated in full at every diffusion step.
     """
-    if settings.window > 1 and not is_full:
+    if settings.speculation_window > 1 and not is_full:
         raise UserError(
             "speculation: you cannot combine speculation with head_cache; switch head_cache off, or set speculation to "
             "0."
         )
 
 
-def annealed_tables(canvas: MARCanvas, level: int = 1) -> list[StepTable]:
+def annealed_tables(canvas: MARCanvas, equal_at_end: int = 1) -> list[StepTable]:
     """The diffusion steps of each AR step. Their number falls from the first AR step on, see :func:`annealed_steps`.
 
-    The last ``level`` AR steps all have the smallest number. But if the run has only ``level`` AR steps, all have the
+    The last ``equal_at_end`` AR steps all have the smallest number. But if the run has no other AR steps, all have the
     largest number.
     """
     first = canvas.settings.diffusion_steps
     last = canvas.settings.diffusion_steps_end
-    counts = annealed_steps(first, last, canvas.order.steps - level + 1)
-    counts += counts[-1:] * (level - 1)
-    of_count = {count: canvas.step_table(count) for count in set(counts)}
-    return [of_count[count] for count in counts]
+    counts = annealed_steps(first, last, canvas.order.steps - equal_at_end + 1)
+    counts += counts[-1:] * (equal_at_end - 1)
+    table_for = {count: canvas.step_table(count) for count in set(counts)}
+    return [table_for[count] for count in counts]
 
 
 # ------------------------------------------------------------------------------------------------ the sampler
@@ -341,5 +343,5 @@ def mar(
     canvas = mar_canvas("mar", model, condition, settings, noise, edit)
     transformer = make_transformer(canvas)
     draw = Diffusion(canvas, transformer.head, annealed_tables(canvas))
-    yield from decode(canvas, canvas.order.plan, transformer, draw)
+    yield from run_passes(canvas, canvas.order.plan, transformer, draw)
     return canvas.finish()

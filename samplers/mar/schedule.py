@@ -48,13 +48,13 @@ def halton_cells(grid: int) -> Tensor:
     """All cells (row, column) of a ``grid`` x ``grid`` image, int64 [L, 2], in the order in which a Halton sequence of
     bases 2 and 3 first reaches them.
     """
-    found: dict[tuple[int, int], None] = {}
+    cells: dict[tuple[int, int], None] = {}
     index = 1
-    while len(found) < grid * grid:
-        found.setdefault((int(grid * _radical_inverse(index, 2)), int(grid * _radical_inverse(index, 3))))
+    while len(cells) < grid * grid:
+        cells.setdefault((int(grid * _radical_inverse(index, 2)), int(grid * _radical_inverse(index, 3))))
         index += 1
 
-    return torch.tensor(list(found))
+    return torch.tensor(list(cells))
 
 
 def _radical_inverse(index: int, base: int) -> float:
@@ -79,12 +79,12 @@ def halton(random_orders: Tensor) -> Tensor:
 
     # The first two entries of an image's random order serve as two random numbers from 0 to L - 1.
     shift = random_orders[:, :1]
-    turns = random_orders[:, 1:2]  # its three lowest bits are used
+    symmetry_bits = random_orders[:, 1:2]  # its three lowest bits are used
 
     row = (row + shift // grid) % grid
     column = (column + shift % grid) % grid
 
-    transposed, upside_down, mirrored = ((turns >> bit) % 2 == 1 for bit in range(3))
+    transposed, upside_down, mirrored = ((symmetry_bits >> bit) % 2 == 1 for bit in range(3))
     row, column = torch.where(transposed, column, row), torch.where(transposed, row, column)
     row = torch.where(upside_down, grid - 1 - row, row)
     column = torch.where(mirrored, grid - 1 - column, column)

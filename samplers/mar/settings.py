@@ -15,10 +15,10 @@ from ..settings import Guarantees, knob
 from .schedule import ORDERS, masked_after
 
 # DiSASettings can give the last tokens fewer than FEW_STEPS diffusion steps. If a run does this and does not set t_max,
-# the diffusion of all tokens starts at timestep CLIPPED or below, as in the code of DiSA's authors. From timestep 999,
-# the first of few steps would multiply the head's error by thousands (tables.py).
+# the diffusion of all tokens starts at timestep SAFE_FIRST_TIMESTEP or below, as in the code of DiSA's authors. From
+# timestep 999, the first of few steps would multiply the head's error by thousands (tables.py).
 FEW_STEPS = 30
-CLIPPED = 950
+SAFE_FIRST_TIMESTEP = 950
 
 # Each field states its default and its help text first, then its range.
 # fmt: off
@@ -31,44 +31,46 @@ class MARBase(Guarantees):
     fewest_steps: ClassVar[int] = 1  # fewest AR steps that are valid with the defaults of all other settings
 
     steps: int = knob(64, "Number of AR steps (the steps in which the tokens of the image are decided); more is slower "
-        "and finer. Usual: 64 for full-size models, 16 to 64 for the demo.", low=1, high=4096, step=1)
-    diffusion_steps: int = knob(100, "Denoising steps for every token; more is slower and cleaner. Usual: 100; if "
-        "you use fewer than 30, set t_max to 950 or less.", low=1, high=1000, step=1)
-    cfg: float = knob(3.0, "How closely the image follows the class or prompt; higher is more typical and less "
-        "varied. Usual: 2.9 to 3.3; at 1, guidance is off, which halves the work.",
+        "and finer. Usual: 64 for full-size models, 16 to 64 for the demo.",
+        low=1, high=4096, step=1)
+    diffusion_steps: int = knob(100, "Denoising steps for every token; more is slower and cleaner. Usual: 100; if you "
+        "use fewer than 30, set t_max to 950 or less.",
+        low=1, high=1000, step=1)
+    cfg: float = knob(3.0, "How closely the image follows the class or prompt; higher is more typical and less varied. "
+        "Usual: 2.9 to 3.3; at 1, guidance is off, which halves the work.",
         low=1.0, high=20.0, step=0.1)
     cfg_schedule: str = knob("linear", "With linear, guidance increases from 1 to cfg while the tokens are decided, as "
-        "in the paper. With constant, guidance is cfg from the start.", choices=("linear", "constant"), advanced=True)
+        "in the paper. With constant, guidance is cfg from the start.",
+        choices=("linear", "constant"), advanced=True)
     temperature: float = knob(1.0, "Amount of noise in every diffusion step; lower is smoother and less varied. "
         "Usual: 1.",
         low=0.0, high=2.0, step=0.01, advanced=True,
         more="The demo's file recommends 0.8.")
     order: str = knob("random", "Order in which the tokens are decided. Usual: random, a new order for every image, as "
         "in training; raster goes row by row, and halton spreads consecutive tokens evenly over the image.",
-        choices=("random", "raster", "halton"),
-        advanced=True,
+        choices=("random", "raster", "halton"), advanced=True,
         more="*raster* gives worse images than *random*.")
     t_max: int | None = knob(None, "Diffusion timestep from which denoising starts; a lower timestep has less noise. "
-    "Usual: the model's own value, which is 999 for official models and 950 for the demo; 950 prevents coloured "
-    "squares if you use few diffusion steps or half precision.",
-        low=1, high=999, step=1, paper=999, advanced=True)
+        "Usual: the model's own value, which is 999 for official models and 950 for the demo; 950 prevents coloured "
+        "squares if you use few diffusion steps or half precision.",
+        low=1, high=999, step=1, full_size_value=999, advanced=True)
 
     def streams(self) -> dict[str, int]:
         return {"full": self.diffusion_steps}
 
     @property
-    def guides(self) -> bool:
+    def uses_guidance(self) -> bool:
         """Whether guidance is on. Guidance also evaluates the null branch, which does not read the class or prompt."""
         return self.cfg != 1
 
     @property
-    def window(self) -> int:
+    def speculation_window(self) -> int:
         """Number of diffusion steps that speculation drafts at once; 1 if it drafts none."""
         return 1
 
     @property
-    def clips(self) -> bool:
-        """Whether the diffusion starts at timestep CLIPPED or below if the run does not set ``t_max``."""
+    def limits_first_timestep(self) -> bool:
+        """Whether the diffusion starts at timestep SAFE_FIRST_TIMESTEP or below if the run does not set ``t_max``."""
         return False
 
     @property
@@ -88,19 +90,19 @@ class MARBase(Guarantees):
         """
         return ORDERS[self.order](random_orders)
 
-    def left(self, tokens: int, again: Tensor | None = None) -> list[int]:
+    def masked_after_steps(self, tokens: int, regenerated: Tensor | None = None) -> list[int]:
         """Number of masked tokens after each AR step, for an image of ``tokens`` tokens.
 
-        ``again``: in an edit, the tokens to decide, bool [B, L]; every image has the same number of them. If this
+        ``regenerated``: in an edit, the tokens to decide, bool [B, L]; every image has the same number of them. If this
         number is smaller than the number of AR steps, each AR step decides one token.
 
         Raises:
             UserError: a whole image has fewer tokens than AR steps.
         """
-        if again is None:
+        if regenerated is None:
             return masked_after(tokens, self.steps)
 
-        masked = int(again[0].sum())
+        masked = int(regenerated[0].sum())
         return masked_after(masked, min(self.steps, masked))
 
 
@@ -116,13 +118,13 @@ class DiSASettings(Annealed, MARBase):
     diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last tokens, which need fewer steps than the "
         "first tokens (DiSA); lower is faster. Usual: a tenth of diffusion_steps; if both numbers are equal, DiSA is "
         "off.",
-        low=1, high=1000, step=1, paper=100, same_as="diffusion_steps", advanced=True,
+        low=1, high=1000, step=1, full_size_value=100, same_as="diffusion_steps", advanced=True,
         more="If this is below 30, set *t_max* to 950 or less, as the code of DiSA's authors does.")
 
     @property
-    def clips(self) -> bool:
-        of_last_tokens = self.diffusion_steps_end
-        return of_last_tokens is not None and of_last_tokens < FEW_STEPS
+    def limits_first_timestep(self) -> bool:
+        last_steps = self.diffusion_steps_end
+        return last_steps is not None and last_steps < FEW_STEPS
 
 
 def steps_at_once(speculation: int, temperature: float) -> int:
@@ -140,20 +142,19 @@ class SpeculationSettings(MARBase):
     """
 
     speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the diffusion "
-    "head. The image differs from the image without drafts, but drafts do not change the distribution from which "
-    "images are sampled. Usual: 8 on a GPU; at 0 or 1, nothing is drafted.",
-        low=0, high=64, step=1, symbol="L",
-        advanced=True,
+        "head. The image differs from the image without drafts, but drafts do not change the distribution from which "
+        "images are sampled. Usual: 8 on a GPU; at 0 or 1, nothing is drafted.",
+        low=0, high=64, step=1, symbol="L", advanced=True,
         more="With a higher number, the diffusion head runs less often, but computes more at once, which is slower on "
             "a CPU.")
 
     @property
-    def window(self) -> int:
+    def speculation_window(self) -> int:
         return steps_at_once(self.speculation, self.temperature)
 
     @property
-    def redraws(self) -> bool:
-        return self.window > 1
+    def samples_differently(self) -> bool:
+        return self.speculation_window > 1
 
 
 @dataclass(frozen=True)

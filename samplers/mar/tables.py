@@ -23,7 +23,7 @@ from torch import Tensor
 
 from ..chain import DiffusionStep
 
-STEPS = 1000
+TRAINING_STEPS = 1000
 # Largest beta in the diffusion of MAR and Harmon. UniPic's largest beta is 0.2, which changes the betas of the nine
 # highest timesteps.
 MAX_BETA = 0.999
@@ -33,15 +33,15 @@ def cosine_betas(max_beta: float = MAX_BETA) -> Tensor:
     """The betas of abar(t) = cos^2(pi/2 (t + 0.008) / 1.008) for t from 0 to 1 in 1000 steps: float64 [1000], each at
     most ``max_beta``.
     """
-    abar = [math.cos((i / STEPS + 0.008) / 1.008 * math.pi / 2) ** 2 for i in range(STEPS + 1)]
-    return torch.tensor([min(1 - abar[i + 1] / abar[i], max_beta) for i in range(STEPS)], dtype=torch.float64)
+    abar = [math.cos((i / TRAINING_STEPS + 0.008) / 1.008 * math.pi / 2) ** 2 for i in range(TRAINING_STEPS + 1)]
+    return torch.tensor([min(1 - abar[i + 1] / abar[i], max_beta) for i in range(TRAINING_STEPS)], dtype=torch.float64)
 
 
-def respaced_timesteps(count: int, t_max: int = STEPS - 1) -> list[int]:
+def respaced_timesteps(count: int, t_max: int = TRAINING_STEPS - 1) -> list[int]:
     """The timesteps of a respacing to ``count`` steps (1 to 1000), ascending. All timesteps above ``t_max`` become one
     timestep ``t_max``, so there may be fewer than ``count``. A single step has t = 0.
     """
-    stride = (STEPS - 1) / (count - 1) if count > 1 else 1.0
+    stride = (TRAINING_STEPS - 1) / (count - 1) if count > 1 else 1.0
 
     position = 0.0
     out = set()
@@ -93,7 +93,7 @@ class Respacing:
 
 
 @lru_cache(maxsize=64)
-def respacing(count: int = STEPS, t_max: int = STEPS - 1, max_beta: float = MAX_BETA) -> Respacing:
+def respacing(count: int = TRAINING_STEPS, t_max: int = TRAINING_STEPS - 1, max_beta: float = MAX_BETA) -> Respacing:
     """The respacing to ``count`` steps with timesteps up to ``t_max``, see :func:`respaced_timesteps`.
 
     ``max_beta``: the largest beta with which the head was trained.
@@ -122,42 +122,42 @@ def respacing_at(timesteps: tuple[int, ...], max_beta: float = MAX_BETA) -> Resp
     return Respacing(c.timestep_map, [DiffusionStep(*row) for row in rows.tolist()])
 
 
-def constants(timesteps: Sequence[int] = range(STEPS), max_beta: float = MAX_BETA) -> Constants:
+def constants(timesteps: Sequence[int] = range(TRAINING_STEPS), max_beta: float = MAX_BETA) -> Constants:
     """The constants of a respacing with these timesteps (0..999), ascending; ``max_beta`` as in :func:`respacing`."""
-    kept = torch.tensor(timesteps)
+    timestep_map = torch.tensor(timesteps)
     trained = cosine_betas(max_beta)
     trained_abar = torch.cumprod(1 - trained, 0)
-    abar = trained_abar[kept]
-    betas = 1 - abar / _before(abar)
+    respaced_abar = trained_abar[timestep_map]
+    betas = 1 - respaced_abar / _previous_abar(respaced_abar)
 
     # The published code computes abar once more, from the new betas. The same operation gives the same last digits.
     abar = torch.cumprod(1 - betas, 0)
-    before = _before(abar)
+    previous_abar = _previous_abar(abar)
 
-    variance = betas * (1 - before) / (1 - abar)
-    if len(kept) > 1:
+    variance = betas * (1 - previous_abar) / (1 - abar)
+    if len(timestep_map) > 1:
         # The variance of the lowest timestep is 0, which has no logarithm. The next timestep's variance replaces it.
         clipped = torch.cat([variance[1:2], variance[1:]])
     else:
         # A single step has no next timestep. Its variance in the diffusion of 1000 steps is used, because the head was
         # trained to predict a variance between that variance and beta. Timestep 0 takes the variance of timestep 1.
-        t = kept.clamp(min=1)
+        t = timestep_map.clamp(min=1)
         clipped = trained[t] * (1 - trained_abar[t - 1]) / (1 - trained_abar[t])
 
     return Constants(
-        timestep_map=kept,
+        timestep_map=timestep_map,
         betas=betas,
         alphas_cumprod=abar,
-        alphas_cumprod_prev=before,
+        alphas_cumprod_prev=previous_abar,
         sqrt_recip_alphas_cumprod=(1 / abar).sqrt(),
         sqrt_recipm1_alphas_cumprod=(1 / abar - 1).sqrt(),
         posterior_variance=variance,
         posterior_log_variance_clipped=clipped.log(),
-        posterior_mean_coef1=betas * before.sqrt() / (1 - abar),
-        posterior_mean_coef2=(1 - before) * (1 - betas).sqrt() / (1 - abar),
+        posterior_mean_coef1=betas * previous_abar.sqrt() / (1 - abar),
+        posterior_mean_coef2=(1 - previous_abar) * (1 - betas).sqrt() / (1 - abar),
     )
 
 
-def _before(abar: Tensor) -> Tensor:
+def _previous_abar(abar: Tensor) -> Tensor:
     """For each timestep, abar of the timestep below it; 1 for the lowest timestep."""
     return torch.cat([torch.ones(1, dtype=torch.float64), abar[:-1]])

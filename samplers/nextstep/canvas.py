@@ -28,11 +28,11 @@ NextStepCondition = PromptCondition | ImagePromptCondition
 
 # FastAR does not run a language model with this many weights or more on a CPU: a published NextStep would need more
 # than 20 minutes for an image.
-LARGE = 4_000_000_000
+LEAST_WEIGHTS_FOR_GPU_ONLY = 4_000_000_000
 
 
 class Branches(NamedTuple):
-    """The branches of guidance, and what each branch reads. For their order see :func:`branches_for`."""
+    """The branches of guidance, and what each branch reads. For their order see :func:`branches_for_texts`."""
 
     number: int  # P: 1 without guidance; 2 with guidance, or 3 if the image to change has its own guidance scale
     rows: Rows  # for all images, branch by branch: what the language model reads before the first token
@@ -52,39 +52,39 @@ class NextStepCanvas(Canvas):
         # The cells to sample in at least one image, and whether each cell is sampled in all images. Only here, the host
         # reads the mask of an edit from the device.
         self.sampled_cells = list(range(self.cells))
-        self.is_whole = [True] * self.cells
-        if self.again is not None:
-            again = self.again.cpu()
-            self.sampled_cells = again.any(0).nonzero().flatten().tolist()
-            self.is_whole = again.all(0).tolist()
+        self.sampled_in_all = [True] * self.cells
+        if self.regenerated is not None:
+            regenerated = self.regenerated.cpu()
+            self.sampled_cells = regenerated.any(0).nonzero().flatten().tolist()
+            self.sampled_in_all = regenerated.all(0).tolist()
 
     def _scales(self, cell: int) -> list[float]:
         """Guidance scales of a cell: for the whole condition, and with three branches also for the image to change."""
         s = self.settings
-        own = [s.cfg] if self.branches.number < 3 else [s.cfg, s.cfg_img]
-        return [scale_of(scale, s.cfg_schedule, cell, self.cells) for scale in own]
+        base_scales = [s.cfg] if self.branches.number < 3 else [s.cfg, s.cfg_img]
+        return [scale_at(scale, s.cfg_schedule, cell, self.cells) for scale in base_scales]
 
-    def with_given(self, cell: int, values: Tensor) -> Tensor:
+    def with_fixed_tokens(self, cell: int, values: Tensor) -> Tensor:
         """The sampled ``values`` of a cell, [B, 1, T]. In images in which the edit fixes the cell, the fixed values
         replace them.
         """
-        if self.again is None or self.is_whole[cell]:
+        if self.regenerated is None or self.sampled_in_all[cell]:
             return values
-        return torch.where(self.again[:, cell, None, None], values, self.values[:, cell : cell + 1])
+        return torch.where(self.regenerated[:, cell, None, None], values, self.values[:, cell : cell + 1])
 
     def to_latents(self, values: Tensor) -> Tensor:
         return to_latents(values, self.grid, self.model.net.config.patch).contiguous()
 
 
-def scale_of(cfg: float, schedule: str, done: int, tokens: int) -> float:
-    """The guidance scale of a token. ``done``: number of tokens before it; ``tokens``: number of all tokens."""
+def scale_at(cfg: float, schedule: str, tokens_before: int, total_tokens: int) -> float:
+    """The guidance scale of a token that has ``tokens_before`` tokens before it, of ``total_tokens`` tokens."""
     if schedule == CONSTANT:
         return cfg
     if schedule == FALLING:
-        return 1 + (cfg - 1) * (tokens - done) / tokens
+        return 1 + (cfg - 1) * (total_tokens - tokens_before) / total_tokens
 
     assert schedule == RISING
-    return max(cfg / 2, 1 + (cfg - 1) * done / tokens)
+    return max(cfg / 2, 1 + (cfg - 1) * tokens_before / total_tokens)
 
 
 def nextstep_canvas(
@@ -102,25 +102,27 @@ def nextstep_canvas(
     device = model.device
     expect_readable(condition, model)
     report = start_report("nextstep", model, condition, settings, noise)
-    expect_suited(model, device)
+    expect_device(model, device)
 
     grid = model.grid(settings.height, settings.width)
     clock = Clock(device)
-    branches = branches_of(model, condition, settings, grid)
+    branches = branches_for_condition(model, condition, settings, grid)
     if settings.cfg_img != 1 and branches.number < 3:
         report.remark("cfg_img had no effect, because it needs an original image and cfg above 1")
     if isinstance(condition, ImagePromptCondition) and model.edits is None:
         report.remark(f"{model.name} is not known to have been trained to edit; the model may ignore the image")
 
     values = torch.zeros(len(condition), grid[0] * grid[1], model.net.channels, device=device)
-    again = None
+    regenerated = None
     if edit is not None:
-        given = given_tokens(model, edit, grid, device)
-        again = edit.token_mask(grid, len(condition), device)
-        report.edits = edit_digests(given, again)
-        values = torch.where(again[..., None], 0.0, given)
+        start = start_tokens(model, edit, grid, device)
+        regenerated = edit.token_mask(grid, len(condition), device)
+        report.edits = edit_digests(start, regenerated)
+        values = torch.where(regenerated[..., None], 0.0, start)
 
-    return NextStepCanvas(model, settings, noise, grid, values, report, again=again, branches=branches, clock=clock)
+    return NextStepCanvas(
+        model, settings, noise, grid, values, report, regenerated=regenerated, branches=branches, clock=clock
+    )
 
 
 def expect_readable(condition: NextStepCondition, model: NextStepModel) -> None:
@@ -133,15 +135,15 @@ def expect_readable(condition: NextStepCondition, model: NextStepModel) -> None:
         raise UserError("condition: it holds no prompt; give at least one.")
 
 
-def branches_of(
+def branches_for_condition(
     model: NextStepModel, condition: NextStepCondition, settings: NextStepSettings, grid: tuple[int, int]
 ) -> Branches:
-    """The branches of guidance for a condition, see :func:`branches_for`."""
+    """The branches of guidance for a condition, see :func:`branches_for_texts`."""
     sources: Sequence[ReadSource | None] = [None] * len(condition)
     if isinstance(condition, ImagePromptCondition):
-        assert condition.read is not None, "nodes and pipeline read the images"
-        sources = condition.read
-    return branches_for(model, condition.texts, negative_of(condition), sources, settings, grid)
+        assert condition.encoded_images is not None, "nodes and pipeline read the images"
+        sources = condition.encoded_images
+    return branches_for_texts(model, condition.texts, negative_of(condition), sources, settings, grid)
 
 
 def negative_of(condition: NextStepCondition) -> str:
@@ -152,7 +154,7 @@ def negative_of(condition: NextStepCondition) -> str:
     return "" if condition.unconditional == UNCONDITIONAL else condition.unconditional
 
 
-def branches_for(
+def branches_for_texts(
     model: NextStepModel,
     texts: Sequence[str],
     negative: str,
@@ -178,18 +180,19 @@ def branches_for(
     ids = [row(model.prompt(text), source) for text, source in zip(texts, sources, strict=True)]
     images = list(sources)
     count = 1
-    if settings.guides and settings.cfg_img != 1 and None not in sources:
-        ids += [row(model.instruction(negative), source) for source in sources]
-        images += sources
-        count += 1
-    if settings.guides:
-        ids += [row(model.instruction(negative), None)] * len(texts)
+    if settings.uses_guidance:
+        negative_ids = model.instruction(negative)
+        if settings.cfg_img != 1 and None not in sources:
+            ids += [row(negative_ids, source) for source in sources]
+            images += sources
+            count += 1
+        ids += [row(negative_ids, None)] * len(texts)
         images += [None] * len(texts)
         count += 1
     return Branches(count, Rows(ids, images))
 
 
-def given_tokens(model: NextStepModel, edit: Edit, grid: tuple[int, int], device: torch.device) -> Tensor:
+def start_tokens(model: NextStepModel, edit: Edit, grid: tuple[int, int], device: torch.device) -> Tensor:
     """The tokens of the image that an edit starts from, fp32 [1 or B, L, T].
 
     Raises:
@@ -221,14 +224,14 @@ def expect_edit(model: NextStepModel, edit: Edit, settings: NextStepSettings, im
     """
     grid = model.grid(settings.height, settings.width)
     device = edit.start.device
-    given_tokens(model, edit, grid, device)
+    start_tokens(model, edit, grid, device)
     edit.token_mask(grid, images, device)
 
 
-def expect_suited(model: NextStepModel, device: torch.device) -> None:
-    """Raise a UserError if the device is a CPU and the model is too large for a CPU, see LARGE."""
+def expect_device(model: NextStepModel, device: torch.device) -> None:
+    """Raise a UserError if the device is a CPU and the model is too large for a CPU, see LEAST_WEIGHTS_FOR_GPU_ONLY."""
     weights = sum(weight.numel() for weight in model.net.layers.parameters())
-    if device.type == "cpu" and weights >= LARGE:
+    if device.type == "cpu" and weights >= LEAST_WEIGHTS_FOR_GPU_ONLY:
         raise UserError(
             f"model: {model.name} has {weights / 1e9:.1f} billion weights, which a CPU reads once for every token, so "
             "an image takes more than 20 minutes; use a GPU. There is no smaller NextStep."

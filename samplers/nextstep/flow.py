@@ -40,13 +40,10 @@ ODE = "ode"
 CPS = "cps"
 SOLVERS = (EM0, EM, SDE, ODE, CPS)
 # Last time of em before the shift, and length of em's last step, which the shift does not change.
-LAST = 0.96
-REST = 0.04
+EM_LAST_TIME = 0.96
+EM_LAST_LENGTH = 0.04
 # Noise level of sde and cps in the published code: for sde, g^2 is the square of this level, times (1 - t) / t.
 NOISE_LEVEL = 0.8
-# At most this many numbers of the head's modulations (shifts, scales and gates of its layers) are computed at once. A
-# single step may need more.
-BUDGET = 1 << 27
 
 
 @dataclass(frozen=True)
@@ -64,19 +61,22 @@ def flow(solver: str, count: int, shift: float = 1.0) -> Flow:
     A ``shift`` k moves each time t to t / (k - (k - 1) t). Above 1, more steps are near the noise; 1 changes nothing.
     """
     if solver == EM:
-        even = [LAST * i / max(1, count - 1) for i in range(count)]
+        unshifted = [EM_LAST_TIME * i / max(1, count - 1) for i in range(count)]
     else:
-        even = [i / count for i in range(count)]
-    times = tuple(t / (shift - (shift - 1) * t) for t in even)
+        unshifted = [i / count for i in range(count)]
+    times = tuple(t / (shift - (shift - 1) * t) for t in unshifted)
 
-    make: Callable[[float, float], DiffusionStep]
+    make_step: Callable[[float, float], DiffusionStep]
     if solver == CPS:
-        make = _cps
+        make_step = _cps
     else:
-        make = _euler_maruyama(solver, times[-1])
+        make_step = _euler_maruyama(solver, times[-1])
 
-    steps = [make(t, u) for t, u in zip(times[:-1], times[1:], strict=True)]
-    last = _step(times[-1], of_x=1.0, of_velocity=REST, std=0.0) if solver == EM else make(times[-1], 1.0)
+    steps = [make_step(t, u) for t, u in zip(times[:-1], times[1:], strict=True)]
+    if solver == EM:
+        last = _step(times[-1], x_factor=1.0, velocity_factor=EM_LAST_LENGTH, std=0.0)
+    else:
+        last = make_step(times[-1], 1.0)
     return Flow(times, (*steps, last))
 
 
@@ -91,13 +91,13 @@ def _euler_maruyama(solver: str, last: float) -> Callable[[float, float], Diffus
             return NOISE_LEVEL**2 * (1 - t) / t if t else NOISE_LEVEL**2 / (1 - last)
         return 2 * (1 - t)
 
-    def make(t: float, u: float) -> DiffusionStep:
+    def make_step(t: float, u: float) -> DiffusionStep:
         dt = u - t
         g2 = squared_noise(t)
         drift = g2 * dt / (2 * (1 - t))  # the term of the score, (g^2 / 2) s dt, is drift (t v - x_t)
-        return _step(t, of_x=1 - drift, of_velocity=dt + drift * t, std=math.sqrt(g2 * dt))
+        return _step(t, x_factor=1 - drift, velocity_factor=dt + drift * t, std=math.sqrt(g2 * dt))
 
-    return make
+    return make_step
 
 
 def _cps(t: float, u: float) -> DiffusionStep:
@@ -105,18 +105,19 @@ def _cps(t: float, u: float) -> DiffusionStep:
     and a = 0.4 pi.
     """
     angle = NOISE_LEVEL * math.pi / 2
-    kept = math.cos(angle) * (1 - u)
-    return _step(t, of_x=kept + u, of_velocity=-kept * t + u * (1 - t), std=math.sin(angle) * (1 - u))
+    noise_coefficient = math.cos(angle) * (1 - u)
+    velocity_factor = -noise_coefficient * t + u * (1 - t)
+    return _step(t, x_factor=noise_coefficient + u, velocity_factor=velocity_factor, std=math.sin(angle) * (1 - u))
 
 
-def _step(t: float, of_x: float, of_velocity: float, std: float) -> DiffusionStep:
-    """The step to of_x x_t + of_velocity v + std n, where v is replaced by the data x_1 = x_t + (1 - t) v."""
-    of_data = of_velocity / (1 - t)
+def _step(t: float, x_factor: float, velocity_factor: float, std: float) -> DiffusionStep:
+    """The step to x_factor x_t + velocity_factor v + std n, where v is replaced by the data x_1 = x_t + (1 - t) v."""
+    data_factor = velocity_factor / (1 - t)
     return DiffusionStep(
         data_x=1.0,
         data_out=1 - t,
-        x_coefficient=of_x - of_data,
-        data_coefficient=of_data,
+        x_coefficient=x_factor - data_factor,
+        data_coefficient=data_factor,
         middle=math.log(std) if std else -math.inf,
         slope=0.0,
     )

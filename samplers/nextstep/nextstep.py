@@ -1,7 +1,8 @@
 """NextStep: samples continuous tokens one after another in raster order, each token by flow matching.
 
 A pass of the language model returns the *conditions* of a token, from which the flow-matching head samples the token.
-Guidance mixes the head's predictions for several *branches*, each with a prompt of its own; see :func:`.branches_for`.
+Guidance mixes the head's predictions for several *branches*, each with a prompt of its own; see
+:func:`.branches_for_texts`.
 
 Source: NextStep-1 (arXiv 2508.10711) and its published code.
 
@@ -21,13 +22,22 @@ from ...errors import UserError
 from ...networks.nextstep import NextStepModel, normed
 from ...networks.torch_state import in_own_state, to_device
 from ..annealing import annealed_steps
-from ..chain import DiffusionBatch, Head, HeadAtStates, StepTable, run_chain, spread, step_table
+from ..chain import (
+    MODULATION_BUDGET,
+    ChainedHead,
+    DiffusionBatch,
+    HeadAtStates,
+    StepTable,
+    noise_for_steps,
+    run_chain,
+    step_table,
+)
 from ..editing import Edit
-from ..engine import Sampler, decode
+from ..engine import Sampler, run_passes
 from ..noise import CounterRNG, PairedNoise, row_keys
 from ..speculation import Speculation
 from .canvas import NextStepCanvas, NextStepCondition, nextstep_canvas
-from .flow import BUDGET, EM, flow
+from .flow import EM, flow
 from .settings import NextStepSettings
 
 
@@ -38,7 +48,7 @@ def check(model: NextStepModel, settings: NextStepSettings) -> None:
         UserError: a size that the model does not generate, or one diffusion step with the solver em.
     """
     model.grid(settings.height, settings.width)
-    expect_steps(settings)
+    expect_enough_steps(settings)
 
 
 @in_own_state
@@ -68,11 +78,11 @@ def nextstep(
             generate, an edit that does not fit, one diffusion step with the solver em, a large model on a CPU, or
             tokens that are not finite.
     """
-    expect_steps(settings)
+    expect_enough_steps(settings)
     return (yield from tokens_one_by_one(nextstep_canvas(model, condition, settings, noise, edit)))
 
 
-def expect_steps(settings: NextStepSettings) -> None:
+def expect_enough_steps(settings: NextStepSettings) -> None:
     """Raise a UserError if the solver em has a single diffusion step, because the token would be almost pure noise."""
     stated = {"diffusion_steps": settings.diffusion_steps, "diffusion_steps_end": settings.diffusion_steps_end}
     for name, steps in stated.items():
@@ -87,7 +97,7 @@ def tokens_one_by_one(canvas: NextStepCanvas) -> Sampler:
     cells = torch.arange(canvas.cells, device=canvas.device)
     plan = {cell: cells[cell : cell + 1] for cell in canvas.sampled_cells}
     canvas.total = len(plan)
-    yield from decode(canvas, plan, TokenLook(canvas), TokenFlow(canvas))
+    yield from run_passes(canvas, plan, TokenLook(canvas), TokenFlow(canvas))
     return canvas.finish()
 
 
@@ -103,6 +113,7 @@ class TokenLook:
         self.conditions: Tensor | None = None  # conditions of token ``fed``; None before the first pass
         self.fed = 0  # number of image tokens in the cache
 
+    # ``cells`` holds only ``cell``. run_passes passes it to every look and every draw.
     def __call__(self, cell: int, cells: Tensor) -> Tensor:
         canvas = self.canvas
         report = canvas.report
@@ -136,26 +147,26 @@ class TokenFlow:
 
         # Noise for every token: the state at the start, fp32 [B, L, T], and the noise of the steps, fp32 [S, B, L, T],
         # where S is diffusion_steps.
-        steps = canvas.noise.steps("full", settings.diffusion_steps, canvas.cells, net.channels)
-        self.start = to_device(canvas.noise.first("full", canvas.cells, net.channels), canvas.device)
+        steps = canvas.noise.step_noise("full", settings.diffusion_steps, canvas.cells, net.channels)
+        self.start = to_device(canvas.noise.start_noise("full", canvas.cells, net.channels), canvas.device)
         self.noise = to_device(steps, canvas.device).transpose(0, 1)
-        if settings.window > 1:
+        if settings.speculation_window > 1:
             # Keys of the random numbers that verify drafts, int64 [B, L].
             self.keys = to_device(row_keys(canvas.noise, "verify", canvas.cells), canvas.device)
 
         # A table for each number of steps, because annealing gives later tokens fewer steps.
         self.tables: dict[int, StepTable] = {}
         for count in set(self.counts):
-            made = flow(settings.solver, count, settings.time_shift)
-            times = to_device(torch.tensor(made.times), canvas.device)
-            self.tables[count] = step_table(made.steps, net.head.times(times))
+            solver_flow = flow(settings.solver, count, settings.time_shift)
+            times = to_device(torch.tensor(solver_flow.times), canvas.device)
+            self.tables[count] = step_table(solver_flow.steps, net.head.times(times))
 
     def __call__(self, cell: int, cells: Tensor, z: Tensor) -> Tensor:
         """Sample the token at ``cell`` in all images, fp32 [B, 1, T], from its conditions z, [R, 1, D]."""
-        values = self.samples(cell, self.batch(cell, z))
+        values = self.run_batch(cell, self.batch(cell, z))
         if self.canvas.settings.use_norm:
             values = normed(values)
-        return self.canvas.with_given(cell, values[:, None])
+        return self.canvas.with_fixed_tokens(cell, values[:, None])
 
     def batch(self, cell: int, z: Tensor) -> DiffusionBatch:
         """The diffusion batch of the token at ``cell``, before its first step: one row for each image."""
@@ -164,19 +175,19 @@ class TokenFlow:
             z=z[:, 0].unflatten(0, (self.canvas.branches.number, -1)).to(self.dtype),
             cfg=self.canvas.scales[cell].expand(self.canvas.images, -1),
             x=self.start[:, cell],
-            noise=spread(self.noise[:, :, cell], count),
+            noise=noise_for_steps(self.noise[:, :, cell], count),
             table=self.tables[count],
         )
 
-    def samples(self, cell: int, batch: DiffusionBatch) -> Tensor:
+    def run_batch(self, cell: int, batch: DiffusionBatch) -> Tensor:
         """Take all diffusion steps of the token's batch, with speculation if it is on. Returns fp32 [B, T]."""
         canvas = self.canvas
         net = canvas.model.net
-        if canvas.settings.window == 1:
-            *_, last = run_chain(batch, Head(net, self.head, batch, canvas.report, BUDGET))
+        if canvas.settings.speculation_window == 1:
+            *_, last = run_chain(batch, ChainedHead(net, self.head, batch, canvas.report, MODULATION_BUDGET))
             return last.x
 
         random = CounterRNG(self.keys[:, cell])
-        head = HeadAtStates(net, self.head, batch, canvas.report, BUDGET)
+        head = HeadAtStates(net, self.head, batch, canvas.report, MODULATION_BUDGET)
         speculation = Speculation(net, head, batch, random, canvas.report)
-        return speculation.finish(np.arange(canvas.images), canvas.settings.window)
+        return speculation.finish(np.arange(canvas.images), canvas.settings.speculation_window)

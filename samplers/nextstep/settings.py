@@ -35,13 +35,14 @@ class NextStepSettings(Annealed):
     cfg: float = knob(7.5, "How closely the image follows the prompt; higher is more typical and less varied. Usual: "
         "7.5; at 1, guidance is off, which halves the work.", low=1.0, high=20.0, step=0.1)
     width: int | None = knob(None, "Width of the image in pixels, a multiple of 16. Usual: the width of one of the "
-        "sizes (width x height) that the model was trained for; Load NextStep lists these sizes.", low=0, high=8192,
-        step=16, paper=512, unit="pixels")
+        "sizes (width x height) that the model was trained for; Load NextStep lists these sizes.",
+        low=0, high=8192, step=16, full_size_value=512, unit="pixels")
     height: int | None = knob(None, "Height of the image in pixels, a multiple of 16. Usual: the height of the size "
-        "whose width you chose; Load NextStep lists the sizes.", low=0, high=8192, step=16, paper=512, unit="pixels")
+        "whose width you chose; Load NextStep lists the sizes.",
+        low=0, high=8192, step=16, full_size_value=512, unit="pixels")
     cfg_img: float = knob(1.0, "Used only with a condition from Image and Prompt: how closely the result follows the "
-    "original image. Usual: 2 for NextStep-1-Large-Edit; at 1, cfg alone guides by both the original image and the "
-    "prompt, which saves a third of the work.",
+        "original image. Usual: 2 for NextStep-1-Large-Edit; at 1, cfg alone guides by both the original image and the "
+        "prompt, which saves a third of the work.",
         low=1.0, high=20.0, step=0.1, advanced=True,
         more="Above 1, guidance has a third branch, which reads the original image with the negative text. At *cfg* 1, "
         "or without an original image, the setting has no effect, and the report says so.")
@@ -54,14 +55,14 @@ class NextStepSettings(Annealed):
         "method in NextStep-1.1's folder, and sde, ode and cps are the methods of the code of February 2026. Usual: "
         "em0 for NextStep-1.1, em for NextStep-1; ode adds no noise between its steps.", choices=SOLVERS, advanced=True)
     time_shift: float = knob(1.0, "Shifts the diffusion steps of every token; above 1, more of these steps are taken "
-    "while the token is still noisy. Usual: 1, and 3.2 for NextStep-1-Large-Edit.",
+        "while the token is still noisy. Usual: 1, and 3.2 for NextStep-1-Large-Edit.",
         low=0.01, high=100.0, step=0.1, symbol="k", advanced=True)
     use_norm: bool = knob(False, "Normalise every token before the model reads it and before it is decoded. Usual: off "
         "for NextStep-1.1, on for NextStep-1.", advanced=True)
     diffusion_steps_end: int | None = knob(None, "Diffusion steps for the last token, which needs fewer steps than the "
         "first token (DiSA); lower is faster. Usual: a third of diffusion_steps; if both numbers are equal, DiSA is "
         "off.",
-        low=1, high=1000, step=1, paper=28, same_as="diffusion_steps", advanced=True,
+        low=1, high=1000, step=1, full_size_value=28, same_as="diffusion_steps", advanced=True,
         more="See also the notes of this help page. We have not measured the quality.")
     speculation: int = knob(0, "Draft this many diffusion steps at once and verify them in one call of the "
         "flow-matching head. The image differs from the image without drafts, but drafts do not change the "
@@ -73,12 +74,12 @@ class NextStepSettings(Annealed):
         "*speculation* has no effect.")
 
     @property
-    def guides(self) -> bool:
+    def uses_guidance(self) -> bool:
         """Whether guidance is on. Guidance needs a branch that reads the negative text."""
         return self.cfg != 1
 
     @property
-    def window(self) -> int:
+    def speculation_window(self) -> int:
         """Number of diffusion steps that speculation drafts at once; 1 if it drafts nothing."""
         return 1 if self.solver == ODE else max(1, self.speculation)
 
@@ -86,5 +87,5 @@ class NextStepSettings(Annealed):
         return {"full": self.diffusion_steps}
 
     @property
-    def redraws(self) -> bool:
-        return self.window > 1
+    def samples_differently(self) -> bool:
+        return self.speculation_window > 1

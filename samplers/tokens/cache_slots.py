@@ -47,8 +47,8 @@ class Table:
     slots: int  # S; the last slot is for padding
 
     # For each fed row, [F + 1].
-    fed: np.ndarray  # cell whose token is fed; 0 for transition tokens and padding
-    special: np.ndarray  # number of PAR's transition token that is fed (par.py); -1 for cells and padding
+    fed_cell: np.ndarray  # cell whose token is fed; 0 for transition tokens and padding
+    transition_token: np.ndarray  # number of PAR's transition token that is fed (par.py); -1 for cells and padding
     position: np.ndarray  # position at which the token is fed, see Row; 0 for padding
     slot: np.ndarray  # image slot that the row writes; the last slot for padding
     last_visible: np.ndarray  # last place that the row attends to; -1 for padding
@@ -82,13 +82,13 @@ class Table:
 @lru_cache(maxsize=64)
 def serial_table(schedule: Schedule) -> Table:
     """The table of a schedule for calls of the transformer that feed one pass each."""
-    return _table(schedule, Slots.of(schedule))
+    return _table(schedule, Slots.for_schedule(schedule))
 
 
 @lru_cache(maxsize=64)
 def window_table(schedule: Schedule) -> Table:
     """The table of a schedule for calls of the transformer that may feed several passes."""
-    return _table(schedule, WindowSlots.of(schedule))
+    return _table(schedule, ManyPassSlots.for_schedule(schedule))
 
 
 def _table(schedule: Schedule, slots: Slots) -> Table:
@@ -121,10 +121,10 @@ def _table(schedule: Schedule, slots: Slots) -> Table:
     return Table(
         passes=len(passes),
         slots=len(slots.place),
-        fed=np.array([row.cell for row in rows]),
-        special=np.array([row.special for row in rows]),
+        fed_cell=np.array([row.cell for row in rows]),
+        transition_token=np.array([row.transition_token for row in rows]),
         position=np.array([row.position for row in rows]),
-        slot=np.array([*slots.of_rows, slots.padding]),
+        slot=np.array([*slots.slot_of_row, slots.padding]),
         last_visible=np.array([row.last_visible for row in rows]),
         row_pass=np.append(np.repeat(numbers, rows_of_pass), 0),
         cells=np.array([*cells, schedule.grid**2]),
@@ -146,7 +146,7 @@ class Slots:
 
     Attributes:
         place, written, replaced: an entry for each slot so far, see :class:`Table`.
-        of_rows: the slot of each row that the passes so far feed.
+        slot_of_row: the slot of each row that the passes so far feed.
         end_of_pass: an entry for each pass so far. The rows of the pass attend only to slots below this slot.
         padding: the last slot. Padding rows write it, and no row attends to it.
     """
@@ -154,15 +154,15 @@ class Slots:
     padding: int
 
     @classmethod
-    def of(cls, schedule: Schedule) -> Slots:
+    def for_schedule(cls, schedule: Schedule) -> Slots:
         """The slots of all passes of a schedule, and of the padding."""
         slots = cls(schedule)
         # No sampler lets rows attend to blank slots. Only comparisons with ZipAR's published code do this.
         if schedule.unwritten_visible:
-            slots.show_blank(range(schedule.known, len(slots.place)))
+            slots.make_blank_visible(range(schedule.known, len(slots.place)))
         for k, p in enumerate(schedule.passes):
-            slots.write(k, p)
-        slots.padding = slots.add(place=0, written=slots.never)
+            slots.add_pass(k, p)
+        slots.padding = slots.add_slot(place=0, written=slots.never)
         return slots
 
     def __init__(self, schedule: Schedule):
@@ -173,22 +173,22 @@ class Slots:
         self.place = list(range(highest + 1))
         self.written = [-1 if place < schedule.known else self.never for place in self.place]
         self.replaced = [self.never] * len(self.place)
-        self.of_rows: list[int] = []
+        self.slot_of_row: list[int] = []
         self.end_of_pass: list[int] = []
 
-    def add(self, place: int, written: int) -> int:
+    def add_slot(self, place: int, written: int) -> int:
         """Add a slot that holds a place and is visible from pass ``written`` on. Returns the number of the slot."""
         self.place.append(place)
         self.written.append(written)
         self.replaced.append(self.never)
         return len(self.place) - 1
 
-    def show_blank(self, places: range) -> None:
+    def make_blank_visible(self, places: range) -> None:
         """Let rows attend to ``places`` that are still blank, from the start, as in ZipAR's published code."""
         for place in places:
             self.written[place] = -1
 
-    def write(self, k: int, p: Pass) -> None:
+    def add_pass(self, k: int, p: Pass) -> None:
         """Add the next pass, k. It writes the slots of its fed rows before these rows attend to any slot."""
         for row in p.rows:
             self._write_place(row.place, k)
@@ -196,12 +196,12 @@ class Slots:
 
     def _write_place(self, place: int, k: int) -> None:
         """Let a row of pass k write the slot of the row's place."""
-        self.of_rows.append(place)
+        self.slot_of_row.append(place)
         # A place that was fed before, or is visible from the start, stays visible from that earlier pass on.
         self.written[place] = min(self.written[place], k)
 
 
-class WindowSlots(Slots):
+class ManyPassSlots(Slots):
     """The slots for calls that may feed several passes. Every stand-in has a slot of its own. A place to which rows
     attend before it is written has a blank slot of its own too, because a later pass of the same call already writes
     the slot of the place.
@@ -212,20 +212,20 @@ class WindowSlots(Slots):
         # The slot of the stand-in, or of the blank, for places whose true token was not fed yet.
         self.stand_in_slot: dict[int, int] = {}
 
-    def show_blank(self, places: range) -> None:
+    def make_blank_visible(self, places: range) -> None:
         for place in places:
-            self.stand_in_slot[place] = self.add(place, -1)
+            self.stand_in_slot[place] = self.add_slot(place, -1)
 
-    def write(self, k: int, p: Pass) -> None:
+    def add_pass(self, k: int, p: Pass) -> None:
         for row in p.rows:
             # The row's token replaces the stand-in or the blank that its place has had so far.
             if row.place in self.stand_in_slot:
                 self.replaced[self.stand_in_slot.pop(row.place)] = k
 
             if row.is_stand_in:
-                slot = self.add(row.place, k)
+                slot = self.add_slot(row.place, k)
                 self.stand_in_slot[row.place] = slot
-                self.of_rows.append(slot)
+                self.slot_of_row.append(slot)
             else:
                 self._write_place(row.place, k)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, cast
+from typing import cast
 
 import torch
 import torch.nn.functional as F
@@ -12,10 +12,12 @@ from torch import Tensor
 from ...errors import UserError
 from ...networks.janus import JanusModel
 from ...networks.llama import TokenModel
+from ...networks.tar import TarModel
 from ...reports.record import Clock, Report
 from ..conditioning import AnyCondition, ImagePromptCondition
 from ..editing import Edit, edit_digests
 from ..engine import Canvas, start_report
+from ..settings import Settings
 from .defaults import sampling_of
 from .prepare import PreparedCondition, prepare
 from .settings import TokenSampling, TokenSettings
@@ -37,12 +39,12 @@ class TokenCanvas(Canvas):
     phases: tuple[str, str] = ("transformer", "sampling")
     sampling: TokenSampling = field(kw_only=True)  # how tokens are sampled: the settings, without None
     # The tokens that an edit fixes, int64 [B, L + 1], and -1 at all other cells; None without an edit.
-    given: Tensor | None = field(default=None, kw_only=True)
+    fixed_tokens: Tensor | None = field(default=None, kw_only=True)
 
     def to_latents(self, values: Tensor) -> Tensor:
-        if self.given is not None:
-            given = self.given[:, : self.cells]
-            values = torch.where(given >= 0, given, values)
+        if self.fixed_tokens is not None:
+            fixed_tokens = self.fixed_tokens[:, : self.cells]
+            values = torch.where(fixed_tokens >= 0, fixed_tokens, values)
         return super().to_latents(values)
 
 
@@ -70,27 +72,27 @@ def token_canvas(
     if isinstance(condition, ImagePromptCondition) and cast(JanusModel, model).edits is None:
         report.remark(f"{model.name} is not known to have been trained to edit; the model may ignore the image")
 
-    given = None
+    fixed_tokens = None
     if edit is not None:
-        given = given_tokens(edit, model.grid, len(condition)).to(model.device)
-        report.edits = edit_digests(given, given < 0)
+        fixed_tokens = fixed_tokens_of(edit, model.grid, len(condition)).to(model.device)
+        report.edits = edit_digests(fixed_tokens, fixed_tokens < 0)
 
-    canvas = blank_canvas(model, model.grid, settings, sampling, noise, report, clock, given)
+    canvas = blank_canvas(model, model.grid, settings, sampling, noise, report, clock, fixed_tokens)
     return canvas, prepared
 
 
 def blank_canvas(
-    model: Any,
+    model: TokenModel | TarModel,
     side: int,
-    settings: Any,
+    settings: Settings,
     sampling: TokenSampling,
     noise: TokenNoise,
     report: Report,
     clock: Clock,
-    given: Tensor | None = None,
+    fixed_tokens: Tensor | None = None,
     phases: tuple[str, str] = TokenCanvas.phases,
 ) -> TokenCanvas:
-    """A canvas of ``side`` x ``side`` cells on which only the ``given`` tokens are decided."""
+    """A canvas of ``side`` x ``side`` cells on which only the ``fixed_tokens`` are decided."""
     return TokenCanvas(
         model,
         settings,
@@ -98,24 +100,24 @@ def blank_canvas(
         grid=(side, side),
         values=torch.zeros(len(noise), side**2 + 1, dtype=torch.int64, device=model.device),
         report=report,
-        again=None if given is None else given[:, :-1] < 0,
+        regenerated=None if fixed_tokens is None else fixed_tokens[:, :-1] < 0,
         phases=phases,
         sampling=sampling,
-        given=given,
+        fixed_tokens=fixed_tokens,
         clock=clock,
     )
 
 
-def given_tokens(edit: Edit, grid: int, images: int) -> Tensor:
-    """The tokens that an edit of codes fixes, int64 [B, L + 1], see ``given`` of :class:`TokenCanvas`. ``grid``: number
-    of tokens along a side. Raises as :func:`tokens_again`.
+def fixed_tokens_of(edit: Edit, grid: int, images: int) -> Tensor:
+    """The tokens that an edit of codes fixes, int64 [B, L + 1], see ``fixed_tokens`` of :class:`TokenCanvas`. ``grid``:
+    number of tokens along a side. Raises as :func:`tokens_to_regenerate`.
     """
     codes = edit.start
-    again = tokens_again(edit, grid, images, codes.device)
-    return F.pad(torch.where(again, -1, codes.flatten(1)), (0, 1), value=-1)
+    regenerated = tokens_to_regenerate(edit, grid, images, codes.device)
+    return F.pad(torch.where(regenerated, -1, codes.flatten(1)), (0, 1), value=-1)
 
 
-def tokens_again(edit: Edit, grid: int, images: int, device: torch.device) -> Tensor:
+def tokens_to_regenerate(edit: Edit, grid: int, images: int, device: torch.device) -> Tensor:
     """The tokens that an edit samples again, bool [B, L] on ``device``. The edit starts from codes or their latents.
 
     Raises:

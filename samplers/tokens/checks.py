@@ -16,12 +16,12 @@ def check_raster(name: str, model: TokenModel, settings: TokenSettings) -> None:
         UserError: a PAR model, settings that do not fit the model's grid, or guidance with a model that was trained
             without a null class.
     """
-    raster_only(name, model)
+    expect_raster(name, model)
     settings.schedule(model)
     sampling_of(settings, model)
 
 
-def raster_only(name: str, *models: TokenModel, why_no_janus: str = "") -> None:
+def expect_raster(name: str, *models: TokenModel, why_no_janus: str = "") -> None:
     """Check that models were trained in raster order, and that a sampler can run them.
 
     Args:

@@ -36,15 +36,15 @@ def sampling_of(settings: TokenSettings, model: TokenModel) -> TokenSampling:
     Raises:
         UserError: guidance with a model that was trained without a null class.
     """
-    own = published(model)
-    cfg = own["cfg"] if settings.cfg is None else settings.cfg
+    published_values = published(model)
+    cfg = published_values["cfg"] if settings.cfg is None else settings.cfg
     if cfg > 1 and not model.net.config.null:
         raise UserError(f"cfg: {model.name} was trained without a null class, so guidance is impossible; set cfg to 1.")
 
     return TokenSampling(
         cfg=cfg,
         temperature=settings.temperature,
-        top_k=own["top_k"] if settings.top_k is None else settings.top_k,
+        top_k=published_values["top_k"] if settings.top_k is None else settings.top_k,
         top_p=settings.top_p,
         cfg_interval=math.inf if settings.cfg_interval is None else settings.cfg_interval,
         entropy_temperature=settings.entropy_temperature,

@@ -27,6 +27,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ from ...reports.record import ACCEPTED, PLAIN, dtype_of
 from ..engine import Sampler, Verdict
 from .cache_slots import Table, window_table
 from .canvas import TokenCanvas
-from .looks import CachedTransformer, DeviceTable, FedRows, chosen_rows, last_guided
+from .looks import CachedTransformer, DeviceTable, FedRows, chosen_rows, last_guided_pass
 from .sampling import Guidance, TokenDraw
 from .schedule import Schedule
 
@@ -60,23 +61,23 @@ def decode_in_windows(
     which a cell became certain. Its map "outcome" is ACCEPTED for the cells that "accepted" counts, and PLAIN for the
     others.
     """
-    t = window_table(schedule)
+    table = window_table(schedule)
     canvas.total = canvas.cells
-    _remark(canvas, schedule, width)
+    _add_remarks(canvas, schedule, width)
 
     # 1. The prefill, which reads the condition and predicts the cells of the first pass.
     first = to_device(np.array(schedule.passes[0].cells, np.int64), canvas.device)
     with canvas.clock.phase(canvas.phases[0]):
-        hidden = transformer.prefill(any(draw.guided_by_pass), t.slots)
+        hidden = transformer.prefill(any(draw.guided_by_pass), table.slots)
     with canvas.clock.phase(canvas.phases[1]):
         canvas.decide(first, draw(0, first, hidden.expand(-1, len(first), -1)), 0)
-    yield from canvas.show(len(first))
+    yield from canvas.yield_step(len(first))
 
     # 2. The other passes, in windows.
     sampled = 0
-    for certain, count in iterate(canvas, transformer, draw, schedule, width):
-        sampled += count
-        yield from canvas.show(int(t.cell_start[certain]))
+    for call in jacobi_calls(canvas, transformer, draw, schedule, width):
+        sampled += call.sampled
+        yield from canvas.yield_step(int(table.cell_start[call.certain]))
 
     # 3. One sample of each cell decided it. All other samples were in vain.
     in_vain = sampled - canvas.images * (canvas.cells - len(first))
@@ -85,16 +86,23 @@ def decode_in_windows(
     return canvas.finish()
 
 
-def iterate(
+class JacobiCall(NamedTuple):
+    """What one call of the transformer has achieved."""
+
+    certain: int  # number of passes that are certain in all images after the call
+    sampled: int  # number of cells that the call sampled in all images together
+
+
+def jacobi_calls(
     canvas: TokenCanvas,
     transformer: CachedTransformer,
     draw: TokenDraw,
     schedule: Schedule,
     width: int,
-    shrink: bool = True,
-) -> Iterator[tuple[int, int]]:
-    """Decide the cells of all passes after the first one, by Jacobi iteration. After every call, yields the number of
-    passes that are certain in all images, and the number of cells that the call sampled in all images together.
+    images_may_leave: bool = True,
+) -> Iterator[JacobiCall]:
+    """Decide the cells of all passes after the first one, by Jacobi iteration. Yields a :class:`JacobiCall` after every
+    call of the transformer.
 
     Args:
         canvas: holds the tokens of the first pass and of the schedule's known cells, and receives certain tokens.
@@ -102,8 +110,8 @@ def iterate(
         draw: samples the tokens of all images.
         schedule: the passes.
         width: W, the number of passes in a window.
-        shrink: whether finished images leave the batch and the cache. They always stay if all calls must have one
-            shape.
+        images_may_leave: whether finished images leave the batch and the cache. They always stay if all calls must have
+            one shape.
     """
     passes = len(schedule.passes)
     table = DeviceTable(window_table(schedule), transformer.cache.prefix, canvas.device)
@@ -112,7 +120,7 @@ def iterate(
     # transformer without the condition.
     has_one_shape = transformer.padded_to > 0
     guiding = WindowGuidance(table.host, draw.guided_by_pass, to_the_end=has_one_shape)
-    may_shrink = shrink and not has_one_shape
+    images_may_leave = images_may_leave and not has_one_shape
 
     window = Window(canvas, schedule, width)
     call = 0
@@ -120,7 +128,8 @@ def iterate(
         call += 1
         sampled = window.size
 
-        # 1. The cells to which guidance is applied, and whether the call feeds the null branch.
+        # 1. Whether the call feeds the null branch, and the cells to which guidance is applied.
+        reads_null = guiding.reads_null(window)
         guidance = guiding.at(window)
 
         # 2. Feed the rows of the W passes together. Their tokens are certain tokens and guesses. Every row attends to
@@ -128,26 +137,26 @@ def iterate(
         #    previous call computed for the same row.
         with canvas.clock.phase(canvas.phases[0]):
             rows, predicted_by = window.rows(table)
-            hidden = chosen_rows(transformer.feed(window.tokens, rows, guidance.applies), predicted_by)
+            hidden = chosen_rows(transformer.feed(window.tokens, rows, reads_null), predicted_by)
 
         # 3. Sample the cells of the W passes. Every call uses the same noise for a cell.
         with canvas.clock.phase(canvas.phases[1]):
             new = draw.tokens(hidden, guidance, window.cells, window.tokens)
 
         # 4. The passes up to and including the first one whose tokens differ from the guesses are certain.
-        start = window.first_uncertain(new)
-        canvas.decide(*window.verdict(new, start, call))
+        new_start = window.first_uncertain(new)
+        canvas.decide(*window.verdict(new, new_start, call))
 
         # 5. The windows move on. New tokens that are not certain are guesses in the next call.
-        window.move(new, start)
+        window.move(new, new_start)
 
         # 6. Finished images leave the batch.
-        left = np.flatnonzero(window.start < passes)
-        if may_shrink and 0 < len(left) < len(window.images):
-            transformer.keep(to_device(left, canvas.device), len(window.images))
-            draw = draw.of(left)
-            window.keep(left)
-        yield window.certain, sampled
+        remaining = np.flatnonzero(window.start < passes)
+        if images_may_leave and 0 < len(remaining) < len(window.images):
+            transformer.keep(to_device(remaining, canvas.device), len(window.images))
+            draw = draw.for_images(remaining)
+            window.keep(remaining)
+        yield JacobiCall(window.certain, sampled)
 
 
 class Window:
@@ -188,24 +197,24 @@ class Window:
         # The first guesses are copies of the newest token. If the first pass decides no cell, as in the later blocks of
         # MuLo-SD, the newest token is the token of the last known cell.
         decided = schedule.passes[0].cells or range(schedule.known)
-        _guess(self.tokens, self.cells, self.tokens[:, decided[-1], None].clone())
+        _fill_with_newest(self.tokens, self.cells, self.tokens[:, decided[-1], None].clone())
 
-    def _set_start(self, start: np.ndarray) -> None:
-        """Let the windows begin with the passes ``start``, int64 [A], and set ``stop``, ``entries`` and ``cells`` to
-        match.
+    def _set_start(self, new_start: np.ndarray) -> None:
+        """Let the windows begin with the passes ``new_start``, int64 [A], and set ``stop``, ``entries`` and ``cells``
+        to match.
         """
-        t = self.table
-        self.start = start
-        self.stop = np.minimum(start + self.width, t.passes)
+        table = self.table
+        self.start = new_start
+        self.stop = np.minimum(new_start + self.width, table.passes)
         self.entries = self._entries(self.start, self.stop)
-        self.cells = to_device(t.cells[self.entries], self.tokens.device)
+        self.cells = to_device(table.cells[self.entries], self.tokens.device)
 
     def _entries(self, begin: np.ndarray, end: np.ndarray) -> np.ndarray:
         """The indices in the table of all cells that the passes from ``begin`` to ``end`` - 1 decide, int64 [A, n].
         ``begin``, ``end``: int64 [A].
         """
-        t = self.table
-        return ranges(t.cell_start[begin], t.cell_start[end], padding=len(t.cells) - 1)
+        table = self.table
+        return ranges(table.cell_start[begin], table.cell_start[end], padding=len(table.cells) - 1)
 
     @property
     def certain(self) -> int:
@@ -219,14 +228,14 @@ class Window:
 
     def rows(self, device_table: DeviceTable) -> tuple[FedRows, Tensor]:
         """The rows that the next call feeds, and for each cell the index of the row that predicts it, int64 [A, n]."""
-        t = self.table
-        index = ranges(t.row_start[self.start], t.row_start[self.stop], padding=len(t.fed) - 1)
-        end = max(int(t.end[a:b].max(initial=0)) for a, b in zip(self.start, self.stop, strict=True))
+        table = self.table
+        index = ranges(table.row_start[self.start], table.row_start[self.stop], padding=len(table.fed_cell) - 1)
+        end = max(int(table.end[a:b].max(initial=0)) for a, b in zip(self.start, self.stop, strict=True))
 
         # For a single image, the index has one dimension, because the cache is then written faster.
         index_on_device = to_device(index[0] if len(index) == 1 else index, self.tokens.device)
 
-        predicted_by = t.cell_row[self.entries] - t.row_start[self.start][:, None]
+        predicted_by = table.cell_row[self.entries] - table.row_start[self.start][:, None]
         predicted_by = predicted_by.clip(min=0)  # padding is negative
         return device_table.rows_at(index_on_device, end), to_device(predicted_by, self.tokens.device)
 
@@ -242,31 +251,31 @@ class Window:
 
         A window therefore moves by at least one pass, and no image needs more calls than serial decoding needs passes.
         """
-        t = self.table
+        table = self.table
         unchanged = new == self.tokens.gather(1, self.cells)
-        agreeing = unchanged.cumprod(1).sum(1).cpu().numpy()  # number of tokens before the first changed one
+        unchanged_count = unchanged.cumprod(1).sum(1).cpu().numpy()  # number of tokens before the first changed one
 
-        first = t.cell_start[self.start]
-        last = t.cell_start[self.stop] - 1
-        return t.cell_pass[np.minimum(first + agreeing, last)] + 1
+        first = table.cell_start[self.start]
+        last = table.cell_start[self.stop] - 1
+        return table.cell_pass[np.minimum(first + unchanged_count, last)] + 1
 
-    def verdict(self, new: Tensor, start: np.ndarray, call: int) -> Verdict:
+    def verdict(self, new: Tensor, new_start: np.ndarray, call: int) -> Verdict:
         """The cells that become certain in this ``call``, with their ``new`` tokens. The outcome is PLAIN for cells of
         a window's first pass, which read no guesses, and ACCEPTED for all other cells.
 
-        ``new``: as for :meth:`first_uncertain`. ``start``: the result of :meth:`first_uncertain`.
+        ``new``: as for :meth:`first_uncertain`. ``new_start``: the result of :meth:`first_uncertain`.
         """
-        t = self.table
+        table = self.table
 
         # 1. The m cells that become certain: the row and the column of each in ``entries``, int64 [m]. The pass
         #    number of padding is above all others, so padding never becomes certain.
-        image, column = np.nonzero(t.cell_pass[self.entries] < start[:, None])
+        image, column = np.nonzero(table.cell_pass[self.entries] < new_start[:, None])
 
         # 2. What the host knows about these cells.
         entry = self.entries[image, column]
-        cell = t.cells[entry]
+        cell = table.cells[entry]
         image_in_batch = self.images[image]
-        needed_guess = t.cell_pass[entry] > self.start[image]
+        needed_guess = table.cell_pass[entry] > self.start[image]
         outcome = np.where(needed_guess, ACCEPTED, PLAIN)
 
         # 3. One copy moves all five arrays to the device, where the new tokens are.
@@ -275,26 +284,27 @@ class Window:
         values = new[d_image, d_column]
         return Verdict((d_image_in_batch, d_cell), values, call, d_outcome.to(torch.uint8))
 
-    def move(self, new: Tensor, start: np.ndarray) -> None:
-        """Store the ``new`` tokens, and let the windows begin with the passes ``start``; for both, see :meth:`verdict`.
-        The first guess for a cell that enters a window is a copy of the newest token: the token of the last cell that
-        was in the window before.
+    def move(self, new: Tensor, new_start: np.ndarray) -> None:
+        """Store the ``new`` tokens, and let the windows begin with the passes ``new_start``; for both, see
+        :meth:`verdict`. The first guess for a cell that enters a window is a copy of the newest token: the token of the
+        last cell that was in the window before.
         """
-        t = self.table
+        table = self.table
         self.tokens.scatter_(1, self.cells, new)
-        last = t.cell_start[self.stop] - 1 - t.cell_start[self.start]  # index of a window's last cell; -1: no window
+        # The index of a window's last cell; -1 if the image has no window.
+        last = table.cell_start[self.stop] - 1 - table.cell_start[self.start]
         newest = new.gather(1, to_device(last.clip(min=0)[:, None], self.tokens.device))
 
         stop_before = self.stop
-        self._set_start(start)
-        entering = t.cells[self._entries(stop_before, self.stop)]
-        _guess(self.tokens, to_device(entering, self.tokens.device), newest)
+        self._set_start(new_start)
+        entering = table.cells[self._entries(stop_before, self.stop)]
+        _fill_with_newest(self.tokens, to_device(entering, self.tokens.device), newest)
 
-    def keep(self, left: np.ndarray) -> None:
-        """Keep only some of the images. ``left``: their indices among the active images so far, int64 [A]."""
-        self.images = self.images[left]
-        self.tokens = self.tokens[to_device(left, self.tokens.device)]
-        self._set_start(self.start[left])
+    def keep(self, remaining: np.ndarray) -> None:
+        """Keep only some of the images. ``remaining``: their indices among the active images so far, int64 [A]."""
+        self.images = self.images[remaining]
+        self.tokens = self.tokens[to_device(remaining, self.tokens.device)]
+        self._set_start(self.start[remaining])
 
 
 class WindowGuidance:
@@ -310,15 +320,19 @@ class WindowGuidance:
     def __init__(self, table: Table, guided: Sequence[bool], to_the_end: bool):
         self.guided_by_cell = np.array([*guided, False])[table.cell_pass]  # bool [D + 1], D as in Table
         self.all_guided = all(guided)
-        self.last_guided = last_guided(guided)
-        self.keeps_null = to_the_end and any(guided)
+        self.last_guided = last_guided_pass(guided)
+        self.always_reads_null = to_the_end and any(guided)
+
+    def reads_null(self, window: Window) -> bool:
+        """Whether the call that computes a window reads the null branch."""
+        return self.always_reads_null or window.certain <= self.last_guided
 
     def at(self, window: Window) -> Guidance:
-        """The guidance of the cells of a window. Its field ``applies`` is True if the call reads the null branch."""
-        reads_null = self.keeps_null or window.certain <= self.last_guided
+        """The guidance of the cells of a window."""
+        reads_null = self.reads_null(window)
         if self.all_guided or not reads_null:
-            return Guidance(reads_null)
-        return Guidance(reads_null, to_device(self.guided_by_cell[window.entries], window.tokens.device))
+            return Guidance(applies=reads_null)
+        return Guidance(applies=True, per_token=to_device(self.guided_by_cell[window.entries], window.tokens.device))
 
 
 def ranges(begin: np.ndarray, end: np.ndarray, padding: int) -> np.ndarray:
@@ -329,12 +343,12 @@ def ranges(begin: np.ndarray, end: np.ndarray, padding: int) -> np.ndarray:
     return np.where(numbers < end[:, None], numbers, padding)
 
 
-def _guess(tokens: Tensor, cells: Tensor, newest: Tensor) -> None:
+def _fill_with_newest(tokens: Tensor, cells: Tensor, newest: Tensor) -> None:
     """Set all ``cells`` of an image, int64 [A, n], to its ``newest`` token, int64 [A, 1]."""
     tokens.scatter_(1, cells, newest.expand(-1, cells.shape[1]))
 
 
-def _remark(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
+def _add_remarks(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
     """Add remarks to the report: what a window costs for many images on a CPU, and, in 16 bits, which values
     of *parallel* generate the identical image.
     """
@@ -349,20 +363,20 @@ def _remark(canvas: TokenCanvas, schedule: Schedule, width: int) -> None:
 
     if is_16_bit(net):
         hint = f"the values 1 to {side} all give this image, but 0 rounds differently"
-        if padded_rows(schedule, width) > padded_rows(schedule, side):
+        if padded_row_count(schedule, width) > padded_row_count(schedule, side):
             hint = f"{width} rounds differently from 0 and from 1 to {side}; the values 1 to {side} all give one image"
         canvas.report.remark(
             f"parallel in {dtype_of(net)}: {hint}; in fp32, all values of parallel give the same image"
         )
 
 
-def padded_rows(schedule: Schedule, width: int) -> int:
+def padded_row_count(schedule: Schedule, width: int) -> int:
     """Number of rows per image to which every call is padded with 16-bit weights. No call feeds more rows. No call
     samples more cells either, because no row predicts two cells.
 
     The number is the same for all windows that are at most as wide as the side of the image in tokens.
     """
-    t = window_table(schedule)
-    stop = np.minimum(np.arange(t.passes) + max(width, schedule.grid), t.passes)
-    rows = (t.row_start[stop] - t.row_start[:-1]).max()
+    table = window_table(schedule)
+    stop = np.minimum(np.arange(table.passes) + max(width, schedule.grid), table.passes)
+    rows = (table.row_start[stop] - table.row_start[:-1]).max()
     return ROWS * math.ceil(rows / ROWS)

@@ -9,16 +9,14 @@ never waits for the device.
 
 Three functions, each of which calls the next:
 
-- :func:`scheduled` makes a sampler from a name and a check of model and settings; it makes PAR and ZipAR;
+- :func:`llamagen` is the sampler; it checks the model and the settings, as the samplers PAR and ZipAR do;
 - :func:`decode_settings` generates images from a model, a condition and settings, which choose the schedule;
 - :func:`decode_schedule` runs the passes of a schedule on a canvas; Tar and MuLo-SD call it directly.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -26,20 +24,22 @@ from ...networks.llama import TokenModel, is_16_bit
 from ...networks.torch_state import in_own_state
 from ..conditioning import AnyCondition
 from ..editing import Edit
-from ..engine import Sampler, decode
+from ..engine import Sampler, run_passes
 from .cache_slots import serial_table
 from .canvas import TokenCanvas, token_canvas
 from .checks import check_raster
-from .jacobi import decode_in_windows, padded_rows
-from .looks import CachedTransformer, ScheduleLook, last_guided, plan_of
+from .jacobi import decode_in_windows, padded_row_count
+from .looks import CachedTransformer, ScheduleLook, last_guided_pass, plan_from_table
 from .prepare import PreparedCondition
 from .sampling import TokenDraw, guided_passes
 from .schedule import Schedule
 from .settings import LlamaGenSettings
 from .token_noise import TokenNoise
 
-# check(model, settings) raises the error that the sampler would raise, before anything is loaded or computed.
-check = partial(check_raster, "LlamaGen")
+
+def check(model: TokenModel, settings: LlamaGenSettings) -> None:
+    """Raise the UserError that the sampler would raise, before anything is loaded or computed."""
+    check_raster("LlamaGen", model, settings)
 
 
 def llamagen(
@@ -73,49 +73,20 @@ def llamagen(
 
 @in_own_state
 def decode_settings(
-    name: str, model: TokenModel, condition: AnyCondition, settings: Any, noise: TokenNoise, edit: Edit | None
+    name: str,
+    model: TokenModel,
+    condition: AnyCondition,
+    settings: Any,
+    noise: TokenNoise,
+    edit: Edit | None,
 ) -> Sampler:
-    """Generate images with the schedule that the settings choose. ``name``: the name of the sampler in the report."""
+    """Generate images with the schedule that the settings choose. The other arguments are those of :func:`llamagen`.
+
+    ``name``: the sampler's name in the report. ``settings``: settings that have the field *parallel*.
+    """
     schedule = settings.schedule(model)
     canvas, prepared = token_canvas(name, model, condition, settings, noise, edit)
     return (yield from decode_schedule(canvas, prepared, schedule, settings.parallel))
-
-
-class TokenSampler(Protocol):
-    """A sampler of discrete tokens. It has the arguments, steps and errors of :func:`llamagen`."""
-
-    __name__: str
-
-    def __call__(
-        self,
-        model: TokenModel,
-        condition: AnyCondition,
-        settings: Any,
-        noise: TokenNoise,
-        edit: Edit | None = None,
-    ) -> Sampler: ...
-
-
-def scheduled(name: str, check: Callable[[TokenModel, Any], None]) -> TokenSampler:
-    """Make a sampler that runs the schedule of its settings, see :meth:`.TokenSettings.schedule`.
-
-    Args:
-        name: the sampler's name in the registry.
-        check: ``check(model, settings)`` raises a UserError if the sampler cannot run this model with these settings.
-    """
-
-    def run(
-        model: TokenModel,
-        condition: AnyCondition,
-        settings: Any,
-        noise: TokenNoise,
-        edit: Edit | None = None,
-    ) -> Sampler:
-        check(model, settings)
-        return decode_settings(name, model, condition, settings, noise, edit)
-
-    run.__name__ = run.__qualname__ = name
-    return run
 
 
 @torch.inference_mode()  # a pass makes many tensor views, which would cost 10 % more with no_grad
@@ -147,17 +118,25 @@ def decode_schedule(
     """
     in_16_bit = is_16_bit(canvas.model.net)
     in_windows = parallel > 1 or (parallel == 1 and in_16_bit)
-    padded_to = padded_rows(schedule, parallel) if in_windows and in_16_bit else 0
+    padded_to = padded_row_count(schedule, parallel) if in_windows and in_16_bit else 0
 
     guided = guided_passes(canvas.sampling, schedule)
     first_value = span[0] if span else 0
-    draw = TokenDraw(canvas, guided, stream, span=span, penalty=penalty, part=condition.part, padded_to=padded_to)
+    draw = TokenDraw(
+        canvas,
+        guided,
+        stream,
+        span=span,
+        penalty=penalty,
+        part_share=condition.part_share,
+        padded_to=padded_to,
+    )
     if in_windows:
         transformer = CachedTransformer(canvas, condition, first_value, padded_to)
         return (yield from decode_in_windows(canvas, transformer, draw, schedule, parallel))
 
-    look = ScheduleLook(canvas, condition, schedule, last_guided(guided), first_value=first_value)
-    plan = plan_of(serial_table(schedule), canvas.device)
+    look = ScheduleLook(canvas, condition, schedule, last_guided_pass(guided), first_value=first_value)
+    plan = plan_from_table(serial_table(schedule), canvas.device)
     canvas.total = len(plan)
-    yield from decode(canvas, plan, look, draw)
+    yield from run_passes(canvas, plan, look, draw)
     return canvas.finish()

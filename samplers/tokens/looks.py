@@ -35,17 +35,7 @@ class FedRows(NamedTuple):
     cache_end: int  # the rows attend to slots below this one only
     mask: Tensor | None = None  # bool [..., m, cache_end], True where a row attends to a slot; None: everywhere
     # Number of PAR's transition token that is fed instead of a cell's token, else -1; None without transition tokens.
-    special: Tensor | None = None
-
-    def repeated(self, branches: int) -> FedRows:
-        """The rows for all ``branches`` of guidance, if the images have different rows. Only the fields that
-        :meth:`.Llama.feed` reads are repeated.
-        """
-        return self._replace(
-            position=self.position.repeat(branches, 1),
-            cache_slot=self.cache_slot.repeat(branches, 1),
-            mask=None if self.mask is None else self.mask.repeat(branches, 1, 1),
-        )
+    transition_token: Tensor | None = None
 
 
 class DeviceTable:
@@ -54,7 +44,8 @@ class DeviceTable:
 
     Attributes:
         host: the table, on the host.
-        fed, special, position, last_visible, row_pass: as in the table; ``special`` is None without transition tokens.
+        fed_cell, transition_token, position, last_visible, row_pass: as in the table; but ``transition_token`` is None
+            if the schedule feeds no transition tokens.
         row_in_pass: for each cell the row that predicts it, counted from the first row of the pass.
         cache_slot: for each row the slot that it writes, counted from the first slot of the cache.
         place, written, replaced: as in the table, but with the slots of the condition before the slots of the image.
@@ -64,8 +55,8 @@ class DeviceTable:
         self.host = table
         self.prefix = prefix
 
-        self.fed = to_device(table.fed, device)
-        self.special = to_device(table.special, device) if table.special.max() >= 0 else None
+        self.fed_cell = to_device(table.fed_cell, device)
+        self.transition_token = to_device(table.transition_token, device) if table.transition_token.max() >= 0 else None
         self.position = to_device(table.position, device)
         self.cache_slot = to_device(table.slot + prefix, device)
         self.last_visible = to_device(table.last_visible, device)
@@ -75,19 +66,18 @@ class DeviceTable:
 
         # The condition's slots come first. Every row attends to them: their place, -1, is visible to all rows, and no
         # pass writes or replaces them.
-        always = np.full(prefix, -1)
-        self.place = to_device(np.concatenate([always, table.place]), device)
-        self.written = to_device(np.concatenate([always, table.written]), device)
+        self.place = to_device(np.concatenate([np.full(prefix, -1), table.place]), device)
+        self.written = to_device(np.concatenate([np.full(prefix, -1), table.written]), device)
         self.replaced = to_device(np.concatenate([np.full(prefix, table.passes), table.replaced]), device)
 
     def pass_rows(self, k: int) -> tuple[FedRows, Tensor]:
         """The rows that pass k feeds, and for each cell of the pass the index of the row that predicts it, int64 [n].
         The table must be a :func:`.serial_table`. The host does not wait for the device.
         """
-        t = self.host
-        rows = slice(t.row_start[k], t.row_start[k + 1])
-        cells = slice(t.cell_start[k], t.cell_start[k + 1])
-        return self.rows_at(rows, int(t.end[k]), bool(t.needs_mask[k])), self.row_in_pass[cells]
+        table = self.host
+        rows = slice(table.row_start[k], table.row_start[k + 1])
+        cells = slice(table.cell_start[k], table.cell_start[k + 1])
+        return self.rows_at(rows, int(table.end[k]), bool(table.needs_mask[k])), self.row_in_pass[cells]
 
     def rows_at(self, index: slice | Tensor, end: int, needs_mask: bool = True) -> FedRows:
         """The fed rows at an ``index``: a slice, or int64 [...]. Each row attends to slots of the condition and to
@@ -95,12 +85,12 @@ class DeviceTable:
         """
         cache_end = self.prefix + end
         return FedRows(
-            cell=self.fed[index],
+            cell=self.fed_cell[index],
             position=self.position[index],
             cache_slot=self.cache_slot[index],
             cache_end=cache_end,
             mask=self.mask(index, cache_end) if needs_mask else None,
-            special=None if self.special is None else self.special[index],
+            transition_token=None if self.transition_token is None else self.transition_token[index],
         )
 
     def mask(self, index: slice | Tensor, cache_end: int) -> Tensor:
@@ -114,8 +104,8 @@ class DeviceTable:
         return is_visible & is_present
 
 
-def plan_of(table: Table, device: torch.device) -> dict[int, Tensor]:
-    """The cells that every pass decides, int64 [n] on the device. :func:`.engine.decode` takes them as its plan."""
+def plan_from_table(table: Table, device: torch.device) -> dict[int, Tensor]:
+    """The cells that every pass decides, int64 [n] on the device. :func:`.engine.run_passes` takes them as its plan."""
     cells = to_device(torch.from_numpy(table.cells[:-1]), device)
     return dict(enumerate(cells.split(np.diff(table.cell_start).tolist())))
 
@@ -143,7 +133,7 @@ class CachedTransformer:
         self.canvas = canvas
         self.net = canvas.model.net
         self.condition = condition
-        self.conditional = condition.conditional  # number of branches without the null branch
+        self.conditional_branches = condition.conditional_branches  # number of branches without the null branch
         self.first_value = first_value
         self.padded_to = padded_to
 
@@ -155,25 +145,25 @@ class CachedTransformer:
         """
         report = self.canvas.report
         condition = self.condition
-        branches = self.conditional + null
+        branches = self.conditional_branches + null
 
         # 1. The rows of the condition, and of the image.
         rows = condition.prefix(self.net, null)
         lengths = None if condition.lengths is None else condition.lengths.repeat(branches)
         x = None if image is None else self.net.tok_embeddings(image).repeat(branches, 1, 1)
-        fed = rows.shape[1] + (0 if image is None else image.shape[1])
+        row_count = rows.shape[1] + (0 if image is None else image.shape[1])
 
         # 2. The pass.
         self.passes += 1
-        report.add(transformer_passes=1, transformer_tokens=len(rows) * fed)
+        report.add(transformer_passes=1, transformer_tokens=len(rows) * row_count)
         hidden, self.cache = self.net.prefill(rows, self.canvas.grid[0], slots, lengths, x)
 
         # 3. Images with the same prompt have shared its prefill. Now each image gets its own batch rows.
-        if condition.images is not None:
+        if condition.prompt_of_image is not None:
             prompts = len(condition.condition)
-            of_all = torch.cat([condition.images + branch * prompts for branch in range(branches)])
-            hidden = hidden[of_all]
-            self.cache.keep(of_all)
+            row_of_image = torch.cat([condition.prompt_of_image + branch * prompts for branch in range(branches)])
+            hidden = hidden[row_of_image]
+            self.cache.keep(row_of_image)
         report.add(cache_bytes=self.cache.bytes)
         return hidden
 
@@ -186,33 +176,34 @@ class CachedTransformer:
         cells = fed.cell
         values = tokens[:, cells] if cells.ndim == 1 else tokens.gather(1, cells)
         x = self.net.tok_embeddings(values + self.first_value if self.first_value else values)
-        if fed.special is not None:
-            transition = self.net.spe_tok_embeddings["special_embeddings"](fed.special.clamp(min=0))
-            x = torch.where(fed.special[..., None] >= 0, transition, x)
+        if fed.transition_token is not None:
+            transition = self.net.spe_tok_embeddings["special_embeddings"](fed.transition_token.clamp(min=0))
+            x = torch.where(fed.transition_token[..., None] >= 0, transition, x)
 
         # 2. The same rows for all branches.
-        branches = self.conditional + null
+        branches = self.conditional_branches + null
+        position, cache_slot, mask = fed.position, fed.cache_slot, fed.mask
         if branches > 1:
             x = x.repeat(branches, 1, 1)
-            if cells.ndim == 2:
-                fed = fed.repeated(branches)
+        if branches > 1 and cells.ndim == 2:  # the images have different rows
+            position = position.repeat(branches, 1)
+            cache_slot = cache_slot.repeat(branches, 1)
+            mask = None if mask is None else mask.repeat(branches, 1, 1)
 
         # 3. The pass.
         self.passes += 1
         self.canvas.report.add(transformer_passes=1, transformer_tokens=x.shape[0] * x.shape[1])
-        return self.net.feed(
-            x, fed.position, fed.cache_slot, self.cache, fed.cache_end, fed.mask, rows=self.padded_to
-        )
+        return self.net.feed(x, position, cache_slot, self.cache, fed.cache_end, mask, rows=self.padded_to)
 
-    def keep(self, left: Tensor, images: int) -> None:
+    def keep(self, remaining: Tensor, images: int) -> None:
         """Keep only some images in the cache, in all branches that the cache holds.
 
         Args:
-            left: indices of the A images to keep, among the images in the cache, int64 [A].
+            remaining: indices of the A images to keep, among the images in the cache, int64 [A].
             images: number of images in the cache.
         """
         branches = len(self.cache.blocks[0]) // images
-        self.cache.keep(torch.cat([left + branch * images for branch in range(branches)]))
+        self.cache.keep(torch.cat([remaining + branch * images for branch in range(branches)]))
 
 
 class ScheduleLook(CachedTransformer):
@@ -259,7 +250,7 @@ class ScheduleLook(CachedTransformer):
         self.table = DeviceTable(serial_table(schedule), self.cache.prefix, self.canvas.device)
 
 
-def last_guided(guided: Sequence[bool]) -> int:
+def last_guided_pass(guided: Sequence[bool]) -> int:
     """The last pass with guidance; -1 if there is none. ``guided``: for each pass, whether it has guidance."""
     return max((k for k, is_guided in enumerate(guided) if is_guided), default=-1)
 

@@ -20,10 +20,13 @@ import numpy as np
 from ...errors import UserError
 from ...networks.llama import TokenModel
 from ...reports.record import Report
+from ..conditioning import AnyCondition
+from ..editing import Edit
+from ..engine import Sampler
 from ..settings import knob
-from .checks import raster_only
+from .checks import expect_raster
 from .defaults import sampling_of
-from .llamagen import scheduled
+from .llamagen import decode_settings
 from .schedule import Pass, Row, Schedule, guidance_steps, next_token_passes
 from .settings import (
     PARALLEL_PASSES,
@@ -31,10 +34,11 @@ from .settings import (
     TokenSettings,
     cfg_knob,
     entropy_temperature_knob,
-    one_a_pass,
     parallel_knob,
     top_k_knob,
+    why_only_one_per_pass,
 )
+from .token_noise import TokenNoise
 
 # Choices of the setting "grouping".
 TRAINED = "from checkpoint"
@@ -44,27 +48,27 @@ ADJACENT = "ablation: adjacent"
 ABLATION_GROUP = 4
 
 
-def par_groups(grid: int, n: int) -> list[list[int]]:
+def par_groups(grid: int, regions: int) -> list[list[int]]:
     """Groups of cells in PAR's order. Group i holds cell i of every region, counted in raster order within the region.
 
     Raises:
-        UserError: n regions do not tile the grid.
+        UserError: the regions do not tile the grid.
     """
-    m = math.isqrt(n)
-    if m * m != n or grid % m:
+    m = math.isqrt(regions)
+    if m * m != regions or grid % m:
         raise UserError(
-            f"grouping: {n} regions do not fit into a grid of {grid} x {grid}; choose {ADJACENT!r}, or a model whose "
-            f"grid is divisible by {m}."
+            f"grouping: {regions} regions do not fit into a grid of {grid} x {grid}; choose {ADJACENT!r}, or a model "
+            f"whose grid is divisible by {m}."
         )
 
     cells = np.arange(grid * grid).reshape(m, grid // m, m, grid // m)
-    return cells.transpose(1, 3, 0, 2).reshape(-1, n).tolist()
+    return cells.transpose(1, 3, 0, 2).reshape(-1, regions).tolist()
 
 
 @lru_cache(maxsize=16)
-def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
-    """Schedule of a network that was trained for PAR, on a grid of G x G cells. It has n + (G * G - n) / n passes, or
-    1 + (G * G - n) / n passes without a sequential ``start``.
+def par_schedule(grid: int, regions: int, sequential_start: bool = True) -> Schedule:
+    """Schedule of a network that was trained for PAR with n ``regions``, on a grid of G x G cells. It has
+    n + (G * G - n) / n passes, or 1 + (G * G - n) / n passes without a sequential start.
 
     The sequence is: the condition, the n initial tokens (i), n - 1 transition tokens (t), and the other groups. For
     n = 4, where a and b are the tokens of the first two other groups::
@@ -77,31 +81,32 @@ def par_schedule(grid: int, n: int, start: bool = True) -> Schedule:
     form one group. In this group and in every later group, each token attends to the whole group and to everything
     before the group.
     """
-    initial, *rest = par_groups(grid, n)
+    initial, *later_groups = par_groups(grid, regions)
     passes = []
 
     # Step 1: the initial tokens, at places 0 to n - 1, are decided one after another. Without a sequential start, the
     # prefill predicts all of them.
-    if start:
+    if sequential_start:
         first_groups = [[cell] for cell in initial]
     else:
         first_groups = [initial]
-    cfg_steps = guidance_steps([*first_groups, *rest], len(first_groups))
+    first_count = len(first_groups)
+    cfg_steps = guidance_steps([*first_groups, *later_groups], first_count)
     passes.append(Pass(cells=tuple(first_groups[0]), predicted_by=(0,) * len(first_groups[0])))
-    for k in range(1, len(first_groups)):
+    for k in range(1, first_count):
         passes.append(group_pass(first_groups[k - 1], first_groups[k], k - 1, cfg_steps[k]))
 
     # Step 2: one pass feeds the initial tokens that were not fed yet and the transition tokens, and decides the first
     # of the other groups.
-    if rest:
-        passes.append(transition_pass(first_groups[-1], rest[0], cfg_steps[len(first_groups)]))
+    if later_groups:
+        passes.append(transition_pass(first_groups[-1], later_groups[0], cfg_steps[first_count]))
 
     # Step 3: every group predicts the next one. The places of the groups follow the n initial tokens and the n - 1
     # transition tokens. For n = 4, group a is at places 7 to 10, and group b is at places 11 to 14.
-    place = n + (n - 1)
-    for k in range(1, len(rest)):
-        passes.append(group_pass(rest[k - 1], rest[k], place, cfg_steps[len(first_groups) + k]))
-        place += n
+    place = regions + (regions - 1)
+    for k in range(1, len(later_groups)):
+        passes.append(group_pass(later_groups[k - 1], later_groups[k], place, cfg_steps[first_count + k]))
+        place += regions
 
     return Schedule(grid, tuple(passes))
 
@@ -127,7 +132,7 @@ def transition_pass(fed: Sequence[int], cells: Sequence[int], cfg_step: int) -> 
 
     rows = [Row(position=cell, place=place, last_visible=place, cell=cell) for place, cell in enumerate(earlier)]
     rows.append(Row(position=newest, place=n - 1, last_visible=last, cell=newest))
-    rows += [Row(position=-1, place=n + i, last_visible=last, special=i) for i in range(n - 1)]
+    rows += [Row(position=-1, place=n + i, last_visible=last, transition_token=i) for i in range(n - 1)]
     return Pass(
         cells=tuple(cells),
         predicted_by=tuple(range(len(earlier), len(rows))),
@@ -136,21 +141,23 @@ def transition_pass(fed: Sequence[int], cells: Sequence[int], cfg_step: int) -> 
     )
 
 
-def group_pass(fed: Sequence[int], cells: Sequence[int], first: int, cfg_step: int) -> Pass:
+def group_pass(fed: Sequence[int], cells: Sequence[int], first_place: int, cfg_step: int) -> Pass:
     """The pass that feeds the tokens of one group and decides the cells of the next group.
 
     Fed token i predicts cell i of the next group. Each fed token attends to its whole group and to everything before
-    it. If the group has 4 tokens and ``first`` is 7, the fed tokens are at places 7 to 10, and all of them attend to
-    places up to 10.
+    it. If the group has 4 tokens and ``first_place`` is 7, the fed tokens are at places 7 to 10, and all of them
+    attend to places up to 10.
 
     Args:
         fed: cells whose tokens are fed: a group of n, or one initial token.
         cells: cells of the next group.
-        first: place of the first fed token.
+        first_place: place of the first fed token.
         cfg_step: see :class:`.Pass`.
     """
-    last = first + len(fed) - 1
-    rows = [Row(position=cell, place=place, last_visible=last, cell=cell) for place, cell in enumerate(fed, first)]
+    last = first_place + len(fed) - 1
+    rows = [
+        Row(position=cell, place=place, last_visible=last, cell=cell) for place, cell in enumerate(fed, first_place)
+    ]
     return Pass(
         cells=tuple(cells),
         predicted_by=tuple(range(len(cells))),
@@ -160,28 +167,31 @@ def group_pass(fed: Sequence[int], cells: Sequence[int], first: int, cfg_step: i
 
 
 @lru_cache(maxsize=16)
-def ablation_schedule(grid: int, n: int, adjacent: bool, start: bool) -> Schedule:
+def ablation_schedule(grid: int, group_size: int, adjacent: bool, sequential_start: bool) -> Schedule:
     """Schedule of the paper's ablations, for a network that predicts the next cell. It has the same number of passes as
     :func:`par_schedule`.
 
     Args:
         grid: side of the grid.
-        n: number of cells in a group.
-        adjacent: whether a group holds n successive cells in raster order; if False, the groups are PAR's.
-        start: whether the cells of the first group are decided one after another.
+        group_size: number of cells in a group.
+        adjacent: whether a group holds successive cells in raster order; if False, the groups are PAR's.
+        sequential_start: whether the cells of the first group are decided one after another.
     """
     cells = list(range(grid * grid))
-    groups = [cells[c : c + n] for c in range(0, len(cells), n)] if adjacent else par_groups(grid, n)
+    if adjacent:
+        groups = [cells[c : c + group_size] for c in range(0, len(cells), group_size)]
+    else:
+        groups = par_groups(grid, group_size)
 
-    sequential = 1
-    if start:
-        sequential = len(groups[0])
+    sequential_groups = 1
+    if sequential_start:
+        sequential_groups = len(groups[0])
         groups = [*([c] for c in groups[0]), *groups[1:]]
 
-    return Schedule(grid, next_token_passes(groups, grid, guidance_steps(groups, sequential)))
+    return Schedule(grid, next_token_passes(groups, grid, guidance_steps(groups, sequential_groups)))
 
 
-# In each field: first the default and the help sentence, then the range.
+# In each field, the default and the tooltip come first, then the range.
 # fmt: off
 @dataclass(frozen=True)
 class PARSettings(TokenSettings):
@@ -212,7 +222,7 @@ class PARSettings(TokenSettings):
         return False
 
     def no_gain(self, report: Report) -> str:
-        return one_a_pass(report)
+        return why_only_one_per_pass(report)
 
     def schedule(self, model: TokenModel) -> Schedule:
         """The passes of PAR or of an ablation.
@@ -221,23 +231,20 @@ class PARSettings(TokenSettings):
             UserError: the model is a Janus, the network was not trained for the grouping, or the regions do not tile
                 the grid.
         """
-        trained = model.regions > 1
-        if not trained:
-            raster_only("PAR", model, why_no_janus="PAR needs a model that was trained in PAR's order")
-        if trained and self.grouping != TRAINED:
-            raise UserError(
-                f"grouping: {model.name} is a PAR model, which was trained for its own groups; choose {TRAINED!r}, or "
-                "load a LlamaGen for the two ablations."
-            )
+        if model.regions > 1:  # a network that was trained for PAR
+            if self.grouping != TRAINED:
+                raise UserError(
+                    f"grouping: {model.name} is a PAR model, which was trained for its own groups; choose {TRAINED!r}, "
+                    "or load a LlamaGen for the two ablations."
+                )
+            return par_schedule(model.grid, model.regions, self.sequential_start)
 
-        if not trained and self.grouping == TRAINED:
+        expect_raster("PAR", model, why_no_janus="PAR needs a model that was trained in PAR's order")
+        if self.grouping == TRAINED:
             raise UserError(
                 f"grouping: {model.name} is a LlamaGen, which was not trained for groups; load a PAR model, or choose "
                 f"{NON_LOCAL!r} or {ADJACENT!r}."
             )
-
-        if trained:
-            return par_schedule(model.grid, model.regions, self.sequential_start)
         return ablation_schedule(model.grid, ABLATION_GROUP, self.grouping == ADJACENT, self.sequential_start)
 
 
@@ -257,4 +264,17 @@ def check(model: TokenModel, settings: PARSettings) -> None:
     sampling_of(settings, model)
 
 
-par = scheduled("par", check)
+def par(
+    model: TokenModel,
+    condition: AnyCondition,
+    settings: PARSettings,
+    noise: TokenNoise,
+    edit: Edit | None = None,
+) -> Sampler:
+    """Generate images with PAR, or with one of the paper's ablations.
+
+    The arguments, steps and errors are those of :func:`.llamagen`, but the settings are :class:`PARSettings`, and
+    :func:`check` says which models fit.
+    """
+    check(model, settings)
+    return decode_settings("par", model, condition, settings, noise, edit)

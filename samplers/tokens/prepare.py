@@ -39,21 +39,22 @@ class PreparedCondition:
     """A condition, packed for :meth:`Llama.prefix`, which makes the rows in front of the image tokens.
 
     The transformer runs in up to three branches, each for all images. The first branch reads the condition. If
-    ``part`` is above 0, a second branch reads a part of the condition. If there is guidance, the last branch reads the
-    null condition. The logits of the first two branches are mixed, and guidance then mixes the result with the logits
-    of the null condition.
+    ``part_share`` is above 0, a second branch reads a part of the condition. If there is guidance, the last branch
+    reads the null condition. The logits of the first two branches are mixed, and guidance then mixes the result with
+    the logits of the null condition.
     """
 
     # Labels, int64 [B]; features, [B, n, E]; or token ids of prompts, int64 [B, n], or [U, n] if only U are distinct.
     condition: Tensor
     lengths: Tensor | None = None  # int64 [B] or [U], number of valid rows of each entry; None if all are equal
-    images: Tensor | None = None  # int64 [B], index of every image's prompt; None if every image has its own entry
-    part: float = 0.0  # share of the second branch when the first two branches are mixed; below 1
+    # int64 [B], index of every image's prompt in ``condition``; None if every image has its own entry.
+    prompt_of_image: Tensor | None = None
+    part_share: float = 0.0  # share of the second branch when the first two branches are mixed; below 1
 
     @property
-    def conditional(self) -> int:
+    def conditional_branches(self) -> int:
         """Number of branches without the null branch."""
-        return 1 + (self.part > 0)
+        return 1 + (self.part_share > 0)
 
     def prefix(self, net: Llama, null: bool) -> Tensor:
         """The rows in front of the image tokens, [R, n, C]. R is the number of entries times the number of branches.
@@ -69,7 +70,7 @@ class PreparedImages(PreparedCondition):
     sources: PromptImages
 
     def prefix(self, net: Llama, null: bool) -> Tensor:
-        return cast(Janus, net).image_prefix(self.condition, self.sources, self.lengths, self.part > 0, null)
+        return cast(Janus, net).image_prefix(self.condition, self.sources, self.lengths, self.part_share > 0, null)
 
 
 def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) -> PreparedCondition:
@@ -91,18 +92,18 @@ def prepare(model: TokenModel, condition: AnyCondition, device: torch.device) ->
         expect_kind(condition, model.condition, model.name)
 
     # 3. Each kind of condition has its own function that packs it.
-    return _PACKED_BY[condition.kind](model, condition, device)
+    return _PACKERS[condition.kind](model, condition, device)
 
 
 # ------------------------------------------------------------ one function for each kind of condition
 
 
-def _labels(model: TokenModel, condition: Condition, device: torch.device) -> PreparedCondition:
+def _pack_labels(model: TokenModel, condition: Condition, device: torch.device) -> PreparedCondition:
     """Class labels, one for each image."""
     return PreparedCondition(condition.class_ids(model.net.config.condition_size, model.label_set, device))
 
 
-def _feature_rows(
+def _pack_features(
     model: TokenModel, condition: TextCondition | FeatureCondition, device: torch.device
 ) -> PreparedCondition:
     """Feature rows of texts or of semantic codes, padded to the number of rows of the longest entry."""
@@ -116,26 +117,28 @@ def _feature_rows(
             )
 
     _check_lengths(model, [len(rows) for rows in condition.features])
-    return PreparedCondition(*padded(condition.features, device))
+    return PreparedCondition(*pad_entries(condition.features, device))
 
 
-def _prompts(model: JanusModel, condition: PromptCondition, device: torch.device) -> PreparedCondition:
+def _pack_prompts(model: JanusModel, condition: PromptCondition, device: torch.device) -> PreparedCondition:
     """Token ids of prompts, padded to the longest prompt."""
     ids = [torch.tensor(ids) for ids in prompt_ids(model, condition)]
     _check_lengths(model, [len(prompt) for prompt in ids])
-    return PreparedCondition(*padded(ids, device))
+    return PreparedCondition(*pad_entries(ids, device))
 
 
-def _images_with_prompts(model: JanusModel, condition: ImagePromptCondition, device: torch.device) -> PreparedCondition:
+def _pack_images_with_prompts(
+    model: JanusModel, condition: ImagePromptCondition, device: torch.device
+) -> PreparedCondition:
     """Images with prompts, for a Janus that edits. Equal pairs of image and prompt are packed once."""
     ids = prompt_ids(model, condition)
-    assert condition.read is not None, "nodes and pipeline read the images"
+    assert condition.encoded_images is not None, "nodes and pipeline read the images"
 
     # 1. The distinct pairs. Identical images were read once and share one object, whose id then stands for the
     #    image.
-    pairs = [(text, id(read)) for text, read in zip(condition.texts, condition.read, strict=True)]
-    first, images = distinct(pairs, device)
-    read = [condition.read[i] for i in first]
+    pairs = [(text, id(read)) for text, read in zip(condition.texts, condition.encoded_images, strict=True)]
+    first_indices, prompt_of_image = distinct(pairs, device)
+    read = [condition.encoded_images[i] for i in first_indices]
     for image in read:
         if image.rows.shape != (model.tokens, model.net.config.dim) or image.codes.shape != (model.tokens,):
             raise UserError(
@@ -145,7 +148,7 @@ def _images_with_prompts(model: JanusModel, condition: ImagePromptCondition, dev
             )
 
     # 2. The prompts of these pairs, padded to the longest prompt, and the rows and codes of their images.
-    prompts, lengths = padded([torch.tensor(ids[i]) for i in first], device)
+    prompts, lengths = pad_entries([torch.tensor(ids[i]) for i in first_indices], device)
     sources = PromptImages(
         torch.stack([image.rows.to(device) for image in read]),
         torch.stack([image.codes.to(device) for image in read]),
@@ -153,17 +156,17 @@ def _images_with_prompts(model: JanusModel, condition: ImagePromptCondition, dev
     )
 
     # The second branch has the weight ``freedom``, and the first branch has the weight 1.
-    part = condition.freedom / (1 + condition.freedom)
-    return PreparedImages(prompts, lengths, images, part, sources=sources)
+    part_share = condition.freedom / (1 + condition.freedom)
+    return PreparedImages(prompts, lengths, prompt_of_image, part_share, sources=sources)
 
 
 # For each kind of condition, the function that packs it. Its arguments are the model, the condition and the device.
-_PACKED_BY: dict[str, Callable[[Any, Any, torch.device], PreparedCondition]] = {
-    Condition.kind: _labels,
-    TextCondition.kind: _feature_rows,
-    FeatureCondition.kind: _feature_rows,
-    PromptCondition.kind: _prompts,
-    ImagePromptCondition.kind: _images_with_prompts,
+_PACKERS: dict[str, Callable[[Any, Any, torch.device], PreparedCondition]] = {
+    Condition.kind: _pack_labels,
+    TextCondition.kind: _pack_features,
+    FeatureCondition.kind: _pack_features,
+    PromptCondition.kind: _pack_prompts,
+    ImagePromptCondition.kind: _pack_images_with_prompts,
 }
 
 
@@ -244,14 +247,14 @@ def distinct(entries: Sequence[Hashable], device: torch.device) -> tuple[list[in
         For each distinct entry, the index at which it first occurs in ``entries``. And for each of the B entries, its
         index among the distinct entries, int64 [B], or None if all entries are distinct.
     """
-    found = list(dict.fromkeys(entries))
-    first = [entries.index(entry) for entry in found]
-    if len(found) == len(entries):
-        return first, None
-    return first, torch.tensor([found.index(entry) for entry in entries], device=device)
+    distinct_entries = list(dict.fromkeys(entries))
+    first_indices = [entries.index(entry) for entry in distinct_entries]
+    if len(distinct_entries) == len(entries):
+        return first_indices, None
+    return first_indices, torch.tensor([distinct_entries.index(entry) for entry in entries], device=device)
 
 
-def padded(entries: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor | None]:
+def pad_entries(entries: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor | None]:
     """Pad entries at the end to the length n of the longest one. Returns the padded entries, [B, n, ...], and their
     lengths, int64 [B], or None if all lengths are equal.
     """
@@ -312,13 +315,13 @@ def _check_positions(model: TokenModel, rows: int) -> None:
     """
     name = model.name
     positions = model.net.config.absolute
-    room = positions - (model.tokens - 1)  # positions left for the condition; the last image token is never fed
-    if rows <= room:
+    positions_left = positions - (model.tokens - 1)  # for the condition; the last image token is never fed
+    if rows <= positions_left:
         return
-    if room >= 1:
+    if positions_left >= 1:
         raise UserError(
             f"condition: {rows} codes are too many for {name} with {model.grid} x {model.grid} tokens; choose a "
-            f"detail of at most {room} codes."
+            f"detail of at most {positions_left} codes."
         )
     raise UserError(
         f"grid: {rows} condition rows and {model.grid} x {model.grid} tokens after them need "

@@ -34,8 +34,9 @@ from .token_noise import TokenNoise
 class Guidance(NamedTuple):
     """Whether classifier-free guidance is applied to the tokens of a pass."""
 
-    applies: bool  # whether guidance is applied to any token
-    only: Tensor | None = None  # bool [n] or [B, n], True for each token to which guidance is applied; None: all tokens
+    applies: bool  # if False, guidance is applied to no token
+    # If ``applies``, the tokens to which guidance is applied: bool [n] or [B, n]; None: all tokens.
+    per_token: Tensor | None = None
 
 
 def guidance_at(sampling: TokenSampling, steps: Tensor) -> Guidance:
@@ -43,13 +44,13 @@ def guidance_at(sampling: TokenSampling, steps: Tensor) -> Guidance:
     them.
     """
     if sampling.cfg_interval == math.inf:
-        return Guidance(sampling.guides)  # the same for all tokens
-    return Guidance(sampling.guides, steps <= sampling.cfg_interval)
+        return Guidance(sampling.uses_guidance)  # the same for all tokens
+    return Guidance(sampling.uses_guidance, steps <= sampling.cfg_interval)
 
 
 def guided_passes(sampling: TokenSampling, schedule: Schedule) -> list[bool]:
     """For each pass of a schedule, whether guidance is applied."""
-    return [sampling.guides and p.cfg_step <= sampling.cfg_interval for p in schedule.passes]
+    return [sampling.uses_guidance and p.cfg_step <= sampling.cfg_interval for p in schedule.passes]
 
 
 class DrawSetup(NamedTuple):
@@ -58,10 +59,10 @@ class DrawSetup(NamedTuple):
     sampling: TokenSampling
     images: int  # B
     cell_noise: CellNoise  # random numbers of the draw's stream
-    given: Tensor | None = None  # tokens that an edit fixes, int64 [B, L + 1], else -1; None without an edit
+    fixed_tokens: Tensor | None = None  # tokens that an edit fixes, int64 [B, L + 1], else -1; None without an edit
     span: tuple[int, int] | None = None  # half-open range of the token values that are image codes; None: all values
     penalty: float = 1.0  # repetition penalty; at 1, there is no penalty
-    part: float = 0.0  # share of the branch that reads a part of the condition, see PreparedCondition
+    part_share: float = 0.0  # share of the branch that reads a part of the condition, see PreparedCondition
     # Number of rows per image to which hidden rows are padded, so that every pass rounds in the same way; see one_shape
     # in networks/llama.py. 0: no padding.
     padded_to: int = 0
@@ -74,7 +75,7 @@ class TokenDraw:
         canvas: the images.
         guided_by_pass: for each pass, whether guidance is applied; only :meth:`__call__` reads it.
         stream: name of the stream of random numbers.
-        span, penalty, part, padded_to: see :class:`DrawSetup`.
+        span, penalty, part_share, padded_to: see :class:`DrawSetup`.
     """
 
     def __init__(
@@ -85,7 +86,7 @@ class TokenDraw:
         *,
         span: tuple[int, int] | None = None,
         penalty: float = 1.0,
-        part: float = 0.0,
+        part_share: float = 0.0,
         padded_to: int = 0,
     ) -> None:
         self.canvas = canvas
@@ -94,15 +95,15 @@ class TokenDraw:
         self.stream = stream
         self.noise: TokenNoise = canvas.noise
         low, high = span or (0, self.net.config.vocab)
-        self.values = high - low  # number of values that a token may have
+        self.value_count = high - low  # number of values that a token may have
         self.setup = DrawSetup(
             sampling=canvas.sampling,
             images=len(self.noise),
-            cell_noise=self.noise.stream(stream, self.values, canvas.device),
-            given=canvas.given,
+            cell_noise=self.noise.stream(stream, self.value_count, canvas.device),
+            fixed_tokens=canvas.fixed_tokens,
             span=span,
             penalty=penalty,
-            part=part,
+            part_share=part_share,
             padded_to=padded_to,
         )
 
@@ -123,8 +124,8 @@ class TokenDraw:
             cells: int64 [n], or [B, n] if the images have different cells.
             so_far: all tokens of the images so far, int64 [B, L + 1], for the repetition penalty.
         """
-        read = so_far if self.setup.penalty != 1 else None  # a recorded function copies all arguments
-        new, *norms = tokens_from_hidden(self.net, self.setup, hidden, guidance, cells, read)
+        so_far_if_penalised = so_far if self.setup.penalty != 1 else None  # a recorded function copies all arguments
+        new, *norms = tokens_from_hidden(self.net, self.setup, hidden, guidance, cells, so_far_if_penalised)
         self.canvas.watch(*norms)
         return new
 
@@ -134,15 +135,15 @@ class TokenDraw:
         self.canvas.watch(*norms)
         return logits
 
-    def of(self, images: np.ndarray) -> TokenDraw:
+    def for_images(self, images: np.ndarray) -> TokenDraw:
         """The draw for some of this draw's images. ``images``: the indices of these A images, int64 [A]."""
         some = copy(self)
         some.noise = self.noise.of(images.tolist())
-        cell_noise = some.noise.stream(self.stream, self.values, self.canvas.device)
-        given = self.setup.given
-        if given is not None:
-            given = given[to_device(images, given.device)]
-        some.setup = self.setup._replace(images=len(images), cell_noise=cell_noise, given=given)
+        cell_noise = some.noise.stream(self.stream, self.value_count, self.canvas.device)
+        fixed_tokens = self.setup.fixed_tokens
+        if fixed_tokens is not None:
+            fixed_tokens = fixed_tokens[to_device(images, fixed_tokens.device)]
+        some.setup = self.setup._replace(images=len(images), cell_noise=cell_noise, fixed_tokens=fixed_tokens)
         return some
 
 
@@ -176,17 +177,17 @@ def guided_logits(net: Llama, setup: DrawSetup, hidden: Tensor, guidance: Guidan
 
     # 2. The condition's logits, mixed with the logits of its part.
     mixed = branches[0]
-    conditional = 1
-    if setup.part:
-        mixed = torch.lerp(mixed, branches[1], setup.part)
-        conditional = 2
+    conditional_branches = 1
+    if setup.part_share:
+        mixed = torch.lerp(mixed, branches[1], setup.part_share)
+        conditional_branches = 2
 
     # 3. Classifier-free guidance: null + cfg (cond - null).
-    if guidance.applies and len(branches) > conditional:
+    if guidance.applies and len(branches) > conditional_branches:
         cond = mixed
         mixed = torch.lerp(branches[-1], cond, setup.sampling.cfg)
-        if guidance.only is not None:
-            mixed = torch.where(guidance.only[..., None], mixed, cond)
+        if guidance.per_token is not None:
+            mixed = torch.where(guidance.per_token[..., None], mixed, cond)
 
     # The norm of the logits is computed before top-k and top-p set logits to -inf on purpose. The norm of the hidden
     # rows finds a further fault: if the squares of a row overflow, RMSNorm turns the row into zeros, and the logits are
@@ -211,9 +212,9 @@ def tokens_from_logits(setup: DrawSetup, logits: Tensor, cells: Tensor, so_far: 
     new = gumbel_max(logits, setup.sampling, setup.cell_noise, cells)
 
     # 3. In an edit, the fixed tokens replace the sampled tokens of their cells.
-    if setup.given is None:
+    if setup.fixed_tokens is None:
         return new
-    fixed = setup.given[:, cells] if cells.ndim == 1 else setup.given.gather(1, cells)
+    fixed = setup.fixed_tokens[:, cells] if cells.ndim == 1 else setup.fixed_tokens.gather(1, cells)
     return torch.where(fixed >= 0, fixed, new)
 
 
@@ -268,14 +269,14 @@ def tempered(logits: Tensor, sampling: TokenSampling) -> Tensor:
         likeliest = logits.argmax(-1, keepdim=True)
         return torch.full_like(logits, -torch.inf).scatter_(-1, likeliest, 0.0)
 
-    kept = logits if sampling.temperature == 1 else logits / max(sampling.temperature, 1e-5)
-    kept = allowed(kept, sampling.top_k, sampling.top_p)
+    scaled = logits if sampling.temperature == 1 else logits / max(sampling.temperature, 1e-5)
+    scaled = allowed(scaled, sampling.top_k, sampling.top_p)
     if sampling.entropy_temperature == 0:
-        return kept
+        return scaled
 
     # The entropy is computed over the values that may be sampled, without any temperature.
-    untempered = logits.masked_fill(kept.isneginf(), -torch.inf)
-    return kept / entropy_factor(untempered, sampling.entropy_temperature)
+    untempered = logits.masked_fill(scaled.isneginf(), -torch.inf)
+    return scaled / entropy_factor(untempered, sampling.entropy_temperature)
 
 
 def entropy_factor(logits: Tensor, strength: float) -> Tensor:

@@ -37,12 +37,12 @@ class Row(NamedTuple):
     place: int  # place of the fed token in the sequence
     last_visible: int  # last place that the row attends to; the same pass always feeds a row at that place
     cell: int = 0  # the cell whose token is fed; unused for a transition token
-    special: int = -1  # the number of the transition token, or -1 for the token of a cell
+    transition_token: int = -1  # the number of the transition token, or -1 for the token of a cell
 
     @property
     def is_stand_in(self) -> bool:
         """Whether the row feeds a different cell's token, because the token of ``position`` is not decided yet."""
-        return self.special < 0 and self.cell != self.position
+        return self.transition_token < 0 and self.cell != self.position
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,7 +88,7 @@ def next_token_passes(
     """
     passes = []
     decided = set(range(known))
-    pending = set(range(known - fed_again, known))  # decided cells that the next pass feeds
+    not_fed_yet = set(range(known - fed_again, known))  # decided cells that the next pass feeds
     if known:
         passes.append(Pass(cells=(), predicted_by=()))
 
@@ -97,7 +97,7 @@ def next_token_passes(
             passes.append(Pass(cells=tuple(cells), predicted_by=(0,) * len(cells)))
         else:
             before = [c - 1 for c in cells]
-            positions = sorted({*pending, *before})
+            positions = sorted({*not_fed_yet, *before})
             rows = []
             for p in positions:
                 cell = p if p in decided else _stand_in(p, decided, grid)
@@ -105,9 +105,9 @@ def next_token_passes(
 
             predicted_by = tuple(positions.index(p) for p in before)
             passes.append(Pass(cells=tuple(cells), predicted_by=predicted_by, rows=tuple(rows), cfg_step=cfg_step))
-            pending.clear()
+            not_fed_yet.clear()
         decided.update(cells)
-        pending.update(cells)
+        not_fed_yet.update(cells)
     return tuple(passes)
 
 
@@ -127,20 +127,20 @@ def raster(grid: int) -> Schedule:
     return Schedule(grid, next_token_passes([[c] for c in cells], grid, [c - 1 for c in cells]))
 
 
-def guidance_steps(groups: Sequence[Sequence[int]], start: int) -> list[int]:
+def guidance_steps(groups: Sequence[Sequence[int]], sequential_groups: int) -> list[int]:
     """The ``cfg_step`` of every group of cells, counted as in the published code.
 
-    Group k of the first ``start`` groups gets k - 1. After these groups, the count starts again from 0, and it counts
-    tokens instead of passes. Each later group gets the number of tokens that the later groups before it decide.
-    Guidance that has ended can therefore start again. For example, if ``start`` is 2, groups of 1, 1, 4 and 4 cells get
-    -1, 0, 0 and 4.
+    Group k of the first ``sequential_groups`` groups gets k - 1. After these groups, the count starts again from 0, and
+    it counts tokens instead of passes. Each later group gets the number of tokens that the later groups before it
+    decide. Guidance that has ended can therefore start again. For example, if ``sequential_groups`` is 2, groups of 1,
+    1, 4 and 4 cells get -1, 0, 0 and 4.
     """
     steps = []
-    since = 0
+    tokens_since_start = 0
     for k, cells in enumerate(groups):
-        if k < start:
+        if k < sequential_groups:
             steps.append(k - 1)
         else:
-            steps.append(since)
-            since += len(cells)
+            steps.append(tokens_since_start)
+            tokens_since_start += len(cells)
     return steps

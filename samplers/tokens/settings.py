@@ -25,7 +25,7 @@ def top_p_knob(advanced: bool) -> Any:
         "Sample only from the likeliest values that together reach this probability; lower is cleaner and less "
         "varied. Usual: 1, which allows all values.",
         low=0.0, high=1.0, step=0.01, advanced=advanced,
-        more="For the demo, use 0.8.")
+        more="For the demo, use 0.8 to 0.95.")
 
 
 def cfg_knob(
@@ -41,19 +41,19 @@ def cfg_knob(
     return knob(None,
         f"How closely the image follows the condition; higher is more typical and less varied. Usual: {usual}; at 1, "
         "guidance is off, which halves the work.",
-        low=1.0, high=20.0, step=0.05, paper=4.0, more=more)
+        low=1.0, high=20.0, step=0.05, full_size_value=4.0, more=more)
 
 
 def top_k_knob(
     usual: str,
-    more: str = "At 1, the sampler always takes the likeliest value. On the demo, a *top_k* of 10 or more changes "
-    "nothing, because *top_p* 0.8 leaves fewer than 10 values.",
+    more: str = "At 1, the sampler always takes the likeliest value. On the demo, a *top_k* of 20 or more changes "
+    "nothing, because *top_p* leaves fewer than 20 values.",
 ) -> Any:
     """The setting *top_k*. For the arguments see :func:`cfg_knob`."""
     return knob(None,
         "Sample only from this many of the likeliest values of a token; fewer values make the image cleaner and less "
         f"varied. Usual: {usual}; 0 allows all values.",
-        low=0, high=65536, step=1, paper=2000, more=more)
+        low=0, high=65536, step=1, full_size_value=2000, more=more)
 
 
 def parallel_knob(what: str, usual: str, *, more: str = "", same: str = "the image stays identical in fp32") -> Any:
@@ -95,7 +95,7 @@ PARALLEL_PASSES = (
 USUAL_PARALLEL = "the image's side in tokens (16 for 256 pixels)"
 
 
-def one_a_pass(report: Report) -> str:
+def why_only_one_per_pass(report: Report) -> str:
     """Why the run of a sampler that decides several tokens per pass was not faster, as a sentence; "" if it decided
     several.
     """
@@ -113,8 +113,8 @@ def one_a_pass(report: Report) -> str:
 class TokenSettings(Guarantees):
     """The settings that all samplers of discrete tokens have: how each token is sampled."""
 
-    cfg: float | None = cfg_knob("4 for class labels and for Tar, 5 for Janus, 7.5 for LlamaGen's text-to-image "
-        "models")
+    cfg: float | None = cfg_knob(
+        "4 for class labels and for Tar, 5 for Janus, 7.5 for LlamaGen's text-to-image models")
     temperature: float = knob(1.0,
         "Randomness of every token; lower is safer and less varied. Usual: 1; at 0, the sampler always takes the "
         "likeliest value.",
@@ -125,7 +125,7 @@ class TokenSettings(Guarantees):
     cfg_interval: int | None = knob(None,
         "Number of the last decoding step with guidance, counted from 0; without guidance, a step takes half the work. "
         "Usual: the number of tokens of the image or more, which keeps guidance to the end.",
-        low=0, high=65536, step=1, paper=4096, advanced=True)
+        low=0, high=65536, step=1, full_size_value=4096, advanced=True)
 
     # This is not a field. Inherited fields come first, and a saved workflow stores the values of widgets in the order
     # of the fields. A new field here would shift the values after it. So every sampler declares the field itself, as
@@ -156,7 +156,7 @@ class TokenSampling:
     entropy_temperature: float = 0.0  # at 0, all tokens have the same temperature
 
     @property
-    def guides(self) -> bool:
+    def uses_guidance(self) -> bool:
         """Whether guidance is applied. If so, the transformer also reads the null condition."""
         return self.cfg > 1
 
@@ -171,13 +171,13 @@ class LlamaGenSettings(TokenSettings):
     top_p: float = top_p_knob(advanced=False)
     parallel: int = parallel_knob("tokens", USUAL_PARALLEL,
         more="A pass (one run of the transformer) computes the next tokens from the guesses, and compares every guess "
-        "with the token that was computed for the same position. All guesses before the first difference are "
-        "confirmed (Jacobi iteration). In half precision, all values from 1 to the image's side in tokens give the "
-        "same image, but 0 gives a different image from the same distribution. To compare images in half precision, "
-        "use *parallel* 1 instead of 0, or choose *dtype* fp32 in the loader. On the demo, *parallel* 16 takes 59 "
-        "passes instead of 256. For a single image on a GPU, twice the side may be faster still. On a CPU, batches "
-        "of four or more images hardly get faster.")
+            "with the token that was computed for the same position. All guesses before the first difference are "
+            "confirmed (Jacobi iteration). In half precision, all values from 1 to the image's side in tokens give the "
+            "same image, but 0 gives a different image from the same distribution. To compare images in half "
+            "precision, use *parallel* 1 instead of 0, or choose *dtype* fp32 in the loader. On the demo, *parallel* "
+            "16 takes 59 passes instead of 256. For a single image on a GPU, twice the side may be faster still. On a "
+            "CPU, batches of four or more images hardly get faster.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def no_gain(self, report: Report) -> str:
-        return one_a_pass(report) if self.parallel > 1 else ""
+        return why_only_one_per_pass(report) if self.parallel > 1 else ""

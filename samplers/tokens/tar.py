@@ -26,7 +26,7 @@ from ..engine import Step, new_report
 from ..settings import Settings, knob
 from .canvas import blank_canvas
 from .llamagen import decode_schedule
-from .prepare import PreparedCondition, distinct, padded
+from .prepare import PreparedCondition, distinct, pad_entries
 from .schedule import raster
 from .settings import TokenSampling, entropy_temperature_knob, parallel_knob
 from .token_noise import TokenNoise
@@ -41,13 +41,12 @@ DETAILS = ("729", "169", "81")
 class TarPromptSettings(Settings):
     """Settings of Tar's first stage: from a prompt to the semantic codes of an image."""
 
-    detail: str = knob(
-        "729",
+    detail: str = knob("729",
         "Number of semantic codes that describe the image; with fewer codes, Tar is faster and the description is "
         "vaguer. Usual: 729, the number with which Tar was trained most often.",
         choices=DETAILS,
-        more="The numbers are those of the usual Tar models. With a model that writes other numbers of codes, 729 "
-        "stands for its largest number, 169 for the second, and 81 for the third.")
+        more="The usual Tar models write these numbers of codes. If a model writes other numbers of codes, 729 "
+             "stands for its largest number, 169 for its second largest, and 81 for its third largest.")
     temperature: float = knob(1.0,
         "Randomness of every code; lower is safer and less varied. Usual: 1; at 0, the model always takes the "
         "likeliest code.",
@@ -63,10 +62,10 @@ class TarPromptSettings(Settings):
     repetition_penalty: float | None = knob(None,
         "Makes codes that already occurred less likely; higher repeats less. Usual: the value that the model's file "
         "recommends; at 1, the penalty is off.",
-        low=0.01, high=2.0, step=0.01, paper=1.0, advanced=True)
+        low=0.01, high=2.0, step=0.01, full_size_value=1.0, advanced=True)
     parallel: int = parallel_knob("codes", "32 on a GPU",
         more="In half precision, all values from 1 on give the same codes, but 0 gives different codes from the same "
-        "distribution.",
+            "distribution.",
         same="the codes stay identical in fp32")
     entropy_temperature: float = entropy_temperature_knob("code")
 # fmt: on
@@ -112,9 +111,9 @@ def tar_prompt(
     clock = Clock(model.device)
     scale = DETAILS.index(settings.detail)
     device = model.net.compute_device
-    first, images = distinct(prompts, device)
-    texts = [torch.tensor(model.prompt(prompts[i], scale)) for i in first]
-    condition = PreparedCondition(*padded(texts, device), images)
+    first_indices, prompt_of_image = distinct(prompts, device)
+    texts = [torch.tensor(model.prompt(prompts[i], scale)) for i in first_indices]
+    condition = PreparedCondition(*pad_entries(texts, device), prompt_of_image)
 
     # 2. The codes. They are tokens of the language model, in the range ``span`` of its vocabulary.
     penalty = settings.repetition_penalty

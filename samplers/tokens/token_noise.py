@@ -58,7 +58,7 @@ class TokenNoise:
         if key not in self._streams:
             seeds = [stream_key(self.seed, image, name) for image in self.images]
             keys = [int.from_bytes(seed, "little", signed=True) for seed in seeds]
-            of_images = to_device(torch.tensor(keys, dtype=torch.int64), device).view(-1, 1, 1)
-            of_values = torch.arange(values, dtype=torch.int64, device=device) * GOLDEN
-            self._streams[key] = CellNoise(of_images, of_values)
+            image_keys = to_device(torch.tensor(keys, dtype=torch.int64), device).view(-1, 1, 1)
+            value_steps = torch.arange(values, dtype=torch.int64, device=device) * GOLDEN
+            self._streams[key] = CellNoise(image_keys, value_steps)
         return self._streams[key]

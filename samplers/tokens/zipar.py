@@ -14,23 +14,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any, ClassVar
 
 from ...networks.llama import TokenModel
 from ...reports.record import Report
+from ..conditioning import AnyCondition
+from ..editing import Edit
+from ..engine import Sampler
 from ..settings import knob
 from .checks import check_raster
-from .llamagen import scheduled
+from .llamagen import decode_settings
 from .schedule import Schedule, guidance_steps, next_token_passes, raster
 from .settings import (
     PARALLEL_PASSES,
     USUAL_PARALLEL,
     TokenSettings,
     entropy_temperature_knob,
-    one_a_pass,
     parallel_knob,
+    why_only_one_per_pass,
 )
+from .token_noise import TokenNoise
 
 
 def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
@@ -60,7 +64,7 @@ def row_groups(grid: int, window: int, rows: int) -> list[list[int]]:
 
 
 @lru_cache(maxsize=16)
-def windowed(grid: int, window: int) -> Schedule:
+def zipar_schedule(grid: int, window: int) -> Schedule:
     """The schedule for a window, for a grid of side ``grid``. If the window is as long as a row or longer, it is raster
     order.
 
@@ -96,13 +100,27 @@ class ZipARSettings(TokenSettings):
         return self.window >= side
 
     def no_gain(self, report: Report) -> str:
-        return one_a_pass(report)
+        return why_only_one_per_pass(report)
 
     def schedule(self, model: TokenModel) -> Schedule:
-        return windowed(model.grid, self.window)
+        return zipar_schedule(model.grid, self.window)
 
 
-# check(model, settings) raises a UserError if they do not fit the sampler, before anything is loaded or computed.
-check = partial(check_raster, "ZipAR")
-# The sampler. If the window is as long as a row or longer, its tokens are identical to LlamaGen's.
-zipar = scheduled("zipar", check)
+def check(model: TokenModel, settings: ZipARSettings) -> None:
+    """Raise the UserError that the sampler would raise, before anything is loaded or computed."""
+    check_raster("ZipAR", model, settings)
+
+
+def zipar(
+    model: TokenModel,
+    condition: AnyCondition,
+    settings: ZipARSettings,
+    noise: TokenNoise,
+    edit: Edit | None = None,
+) -> Sampler:
+    """Generate images with ZipAR. If the window is as long as a row or longer, the tokens are identical to LlamaGen's.
+
+    The arguments, steps and errors are those of :func:`.llamagen`, but the settings are :class:`ZipARSettings`.
+    """
+    check(model, settings)
+    return decode_settings("zipar", model, condition, settings, noise, edit)

@@ -29,7 +29,7 @@ def test_fp32_equals_itself_and_8_bits_do_not(capsys):
     [
         (["--dtypes", "fp32,fp4"], "dtypes: 'fp4' is not one of fp32, "),
         (["--samplers", "mar", "--dtypes", "fp32,int4"], "dtype: FastAR does not offer 4-bit weights for a MAR"),
-        (["--dtype", "int8"], "dtype: this command compares several dtypes; name all of them with --dtypes."),
+        (["--dtype", "int8"], "dtype: this command compares several dtypes; name them with --dtypes instead."),
         (["--random", "MAR-B"], "random: an official size with random weights has no decoder; choose a model"),
     ],
 )

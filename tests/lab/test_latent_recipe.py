@@ -187,7 +187,7 @@ def test_the_command_trains_for_a_tokenizer_of_the_user(lab, photographs, tmp_pa
     ("change", "words"),
     [
         ({"--images": "nowhere"}, "images: there is no folder nowhere"),
-        ({"--images": "few"}, "images: few has 1 images"),
+        ({"--images": "few"}, "images: few has only 1 images"),
         ({"--side": "100"}, "side: 100 is not a multiple of 16"),
         ({"--side": "x"}, "side: "),
         ({"--ratio": "1"}, "ratio: "),

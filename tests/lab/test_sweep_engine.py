@@ -77,7 +77,9 @@ def told(monkeypatch):
 
     def start(drawing, part):
         sampler = begin_(drawing, part)
-        starts.append((drawing.seed, [drawing.numbers[i] for i in part], list(drawing.condition.of(part).names)))
+        starts.append(
+            (drawing.seed, [drawing.numbers[i] for i in part], list(drawing.condition.for_images(part).names))
+        )
         return sampler
 
     monkeypatch.setattr(Drawing, "begin", start)

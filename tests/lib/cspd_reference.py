@@ -75,8 +75,8 @@ class Reference:
         c = target.net.config
         self.plan = schedule(c.tokens, settings)
         self.reveal = noise.orders(c.tokens).flip(1)[0].tolist()
-        self.start = noise.first("full", c.tokens, c.channels)[0]
-        self.steps = noise.steps("full", len(times), c.tokens, c.channels)[0]
+        self.start = noise.start_noise("full", c.tokens, c.channels)[0]
+        self.steps = noise.step_noise("full", len(times), c.tokens, c.channels)[0]
         self.rejection_noise = RejectionNoise(row_keys(noise, "verify", c.tokens))
         self.tokens = torch.zeros(c.tokens, c.channels)
         self.outcome = torch.zeros(c.tokens, dtype=torch.uint8)

@@ -199,8 +199,9 @@ class SlowLazy(Transformer):
         share = share_of(step, order.steps, s.ratio_schedule, s.computed_ratio)
         cond, null = [], []
         for b in range(canvas.images):
-            tokens, known = canvas.values[b], order.decision_order[b, : order.starts[step]].tolist()
-            new = [] if fresh else order.decision_order[b, order.starts[self.last] : order.starts[step]].tolist()
+            tokens, known = canvas.values[b], order.decision_order[b, : order.count_before[step]].tolist()
+            first, stop = (order.count_before[s] for s in (self.last, step))
+            new = [] if fresh else order.decision_order[b, first:stop].tolist()
             asked, chosen = wanted[b].tolist(), self.follow.get(step)
             rows = [None, None] if chosen is None else [chosen[b].tolist(), chosen[b - canvas.images].tolist()]
             if fresh:

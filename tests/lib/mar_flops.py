@@ -7,7 +7,13 @@ the embeddings of time and condition and the modulations of blocks whose outputs
 
 from fastar_nodes.networks.mar import MARConfig
 from fastar_nodes.samplers.mar.lazy.head import EDGE, FULL, MIDDLE, head_schedule
-from fastar_nodes.samplers.mar.lazy.schedule import BY_STATE, computed_ratios, next_refreshes, spare_rows, usual_block
+from fastar_nodes.samplers.mar.lazy.schedule import (
+    BY_STATE,
+    computed_ratios,
+    measuring_block,
+    next_refreshes,
+    spare_rows,
+)
 from fastar_nodes.samplers.mar.lazy.settings import LazyMARSettings, head_period
 from fastar_nodes.samplers.mar.schedule import masked_after
 from torch import device
@@ -51,7 +57,7 @@ def transformer_flops(c: MARConfig, s: LazyMARSettings, published: bool) -> int:
         encoded = c.buffer + (new if s.encoder_cache else known)
         branch = c.encoder_depth * block_flops(c.dim, encoded, encoded, c.buffer + known)
         branch += decoder_flops(
-            c, s, usual_block(c.decoder_depth), rows(c, s, k, known, wanted, new), wanted, published
+            c, s, measuring_block(c.decoder_depth), rows(c, s, k, known, wanted, new), wanted, published
         )
         out += branch if s.condition_cache else 2 * branch
     return out

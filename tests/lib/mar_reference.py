@@ -113,8 +113,8 @@ def reference(model, labels, settings, noise, timesteps, few=(), gamma=()) -> tu
     """
     net, s = model.net, settings
     c, k = net.config, s.lookahead if few else 1
-    draws = {name: noise.first(name, c.tokens, c.channels) for name in ("full", "guided")}
-    steps = {n: noise.steps(n, len(t), c.tokens, c.channels) for n, t in (("full", timesteps), ("guided", few))}
+    draws = {name: noise.start_noise(name, c.tokens, c.channels) for name in ("full", "guided")}
+    steps = {n: noise.step_noise(n, len(t), c.tokens, c.channels) for n, t in (("full", timesteps), ("guided", few))}
     plan, pictures, outcomes = schedule(c.tokens, s), [], torch.zeros(len(labels), c.tokens, dtype=torch.uint8)
     for b, reveal in enumerate(noise.orders(c.tokens).flip(1).tolist()):
         tokens, drafts = torch.zeros(c.tokens, c.channels), dict[int, tuple[Tensor, Tensor]]()

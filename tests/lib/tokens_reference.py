@@ -151,8 +151,8 @@ def entropy_factor(logits: list[float], strength: float) -> float:
 
 def entry(net, row, tokens: dict[int, int]) -> Tensor:
     """What a row feeds."""
-    if row.special >= 0:
-        return net.spe_tok_embeddings.special_embeddings.weight[row.special]
+    if row.transition_token >= 0:
+        return net.spe_tok_embeddings.special_embeddings.weight[row.transition_token]
     return net.tok_embeddings.weight[tokens[row.cell]]
 
 

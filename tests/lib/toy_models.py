@@ -90,8 +90,8 @@ class ManyImages:
     def orders(self, tokens: int) -> Tensor:
         return torch.arange(tokens).expand(self.images, -1)
 
-    def first(self, stream: str, tokens: int, channels: int) -> Tensor:
+    def start_noise(self, stream: str, tokens: int, channels: int) -> Tensor:
         return self._normal(f"{stream}/first", tokens, channels)
 
-    def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
+    def step_noise(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
         return self._normal(f"{stream}/steps", count, tokens, channels)

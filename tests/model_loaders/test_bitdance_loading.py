@@ -91,7 +91,7 @@ def test_three_fp8_files_for_comfyui_are_refused_by_name_with_what_to_choose(tmp
     head = scaled(load_file(native / "vision_head.safetensors"), prefixes[0])
     projector = scaled(load_file(native / "projector.safetensors"), prefixes[1])
     save_file({**head, **projector}, tmp_path / "BitDance_14B_MainModel_FP8.safetensors")
-    with pytest.raises(UserError, match="holds one of BitDance's three fp8 files.* entry bitdance-14b-64x, and dtype"):
+    with pytest.raises(UserError, match="holds a part of a BitDance in fp8.* entry bitdance-14b-64x, and dtype"):
         load_bitdance(tmp_path / "BitDance_14B_MainModel_FP8.safetensors")
 
     language = {}
@@ -242,7 +242,7 @@ def test_a_head_alone_names_the_folder_to_choose():
     with pytest.raises(UserError) as error:
         load_bitdance(NATIVE / "vision_head.safetensors")
     assert str(error.value) == (
-        "checkpoint: vision_head.safetensors holds the diffusion head of a BitDance only, not a BitDance; "
+        "checkpoint: vision_head.safetensors holds only the diffusion head of a BitDance, not a BitDance; "
         "choose the folder with config.json and the shards of the language model"
     )
     load_bitdance(NATIVE)

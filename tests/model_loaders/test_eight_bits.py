@@ -29,7 +29,7 @@ from fastar_nodes.runs.registry import find
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.settings import make
+from fastar_nodes.samplers.settings import settings_from
 from live_bytes import LiveBytes
 from nextstep_models import FOLDER, PROMPTS, tiny_nextstep
 from safetensors.torch import save_file
@@ -324,7 +324,7 @@ def test_mar_samplers(demo, sampler, kind):
     entry, found = find(sampler), {}
     for dtype in ("fp32", kind):
         model = load_mar(demo / "mar.safetensors", dtype)
-        settings = make(entry.settings, {"steps": 8, "diffusion_steps": 10, "temperature": 0.0})
+        settings = settings_from(entry.settings, {"steps": 8, "diffusion_steps": 10, "temperature": 0.0})
         with torch.inference_mode():
             found[dtype] = finish(entry.run(model, from_ids([0, 3]), settings, PairedNoise(7, range(2))))
     a, b = found["fp32"].latents, found[kind].latents
@@ -338,7 +338,7 @@ def test_mar_samplers(demo, sampler, kind):
 def test_nextstep_stays_close(kind, most):
     """Mean differences, as a share of those of another seed. That they are not 0 shows that the weights are used."""
     entry = find("nextstep")
-    settings = make(entry.settings, {"diffusion_steps": 4, "cfg": 2.0})
+    settings = settings_from(entry.settings, {"diffusion_steps": 4, "cfg": 2.0})
     condition = PromptCondition(PROMPTS[:2])
 
     def drawn(model, seed=5):

@@ -43,7 +43,7 @@ from fastar_nodes.runs.registry import find
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.noise import PairedNoise
-from fastar_nodes.samplers.settings import make
+from fastar_nodes.samplers.settings import settings_from
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
 from nextstep_models import FOLDER, PROMPTS, tiny_nextstep
 from torch import nn
@@ -312,7 +312,7 @@ def test_what_was_not_measured_in_4_bits_is_refused(root):
 
 def drawn(model, name: str, parallel: int, images: int = 2) -> torch.Tensor:
     entry = find(name)
-    settings = make(entry.settings, {"parallel": parallel, "top_k": 0})
+    settings = settings_from(entry.settings, {"parallel": parallel, "top_k": 0})
     with torch.inference_mode():
         return finish(entry.run(model, from_ids([1, 4][:images]), settings, TokenNoise(5, range(images)))).latents
 
@@ -331,7 +331,7 @@ def test_parallel_decoding_equals_serial(root, name, file, dtype):
 def test_nextstep_stays_close(dtype, most):
     """Mean differences, as a share of those of another seed. Nobody has measured them on a published model."""
     entry = find("nextstep")
-    settings = make(entry.settings, {"diffusion_steps": 4, "cfg": 2.0})
+    settings = settings_from(entry.settings, {"diffusion_steps": 4, "cfg": 2.0})
     condition = PromptCondition(PROMPTS[:2])
 
     def drawn(model, seed=5):

@@ -154,7 +154,7 @@ def test_prompts_that_do_not_fit() -> None:
     ):
         model.prompt("a " * 47, 0)
     assert model.prompt("a " * 58, 1)
-    with pytest.raises(UserError, match=r"^detail: tiny writes only 16 codes, so the menu"):
+    with pytest.raises(UserError, match=r"^detail: tiny writes only 16 codes, so "):
         tiny_tar(sides=(4,)).prompt("a", 1)
     with pytest.raises(UserError, match="^text: the tokenizer gives token 40, .* 40"):
         replace(model, tokenize=lambda text: [40]).prompt("x", 0)

@@ -154,7 +154,7 @@ FORMATS: dict[str, tuple[bytes, str]] = {
     "smoothed inputs": (in_format({"weight": FP8, "weight_scale": ONE, "pre_quant_scale": ONE}),
         "weights with smoothed inputs (pre_quant_scale)"),
     "fp8 of DeepSeek": (in_format({"weight": FP8, "weight_scale_inv": torch.ones(1, 1)}),
-        "fp8 weights with a scale for every block, as of DeepSeek"),
+        "fp8 weights with a scale for every block, as in DeepSeek's files"),
     "fp8 in blocks": (in_format({"weight": FP8, "weight_scale": torch.ones(16, 2)}),
         "holds quantised weights with scales"),
     "scale of plain weights": (beside("weight_scale"), "weights with scales beside them"),

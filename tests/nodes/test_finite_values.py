@@ -149,7 +149,7 @@ def test_a_tensor_of_another_kind_is_refused_on_every_socket(kind):
         refused("image_1", lambda: compare.Compare.execute([""], image_1=[made(1, 16, 16, 3)], columns=[0])),
     ]
     named = "sparse or nested float32" if kind == "nested" else kind
-    assert all(f" {named}, but must be dense fp32" in text for text in said), said
+    assert all(f" {named}, but must be dense and hold floating-point data" in text for text in said), said
 
 
 def test_fp8_and_bool_are_what_they_say():

@@ -139,7 +139,7 @@ def given_to_sampler(node: Any) -> dict[str, Any]:
     start = next(iter(models.values())).vae.encode(PICTURES)
     cache = samplers.LazyMARCache.execute(**valid_inputs(samplers.LazyMARCache, {"": {}})).result[0]
     codes = SAMPLERS[node.sampler].needs_up_sampler
-    condition = tiny.a_prompt(images=1) if codes else tiny.subjects(node.sampler).of([0])
+    condition = tiny.a_prompt(images=1) if codes else tiny.subjects(node.sampler).for_images([0])
     return {**models, "condition": condition, "latent_image": {"samples": start}, "mask": MASK, "cache": cache}
 
 

@@ -74,7 +74,7 @@ def test_every_image_of_a_batch_is_edited(load):
     made = ImageAndPrompt.execute(image=batch, text="night").result[0]
     assert len(made) == 2 and len(set(made.digests())) == 2
     both = draw(model, made)[0]["samples"]
-    assert torch.equal(draw(model, made.of([0]))[0]["samples"], both[:1])
+    assert torch.equal(draw(model, made.for_images([0]))[0]["samples"], both[:1])
 
 
 def test_a_mask_limits_the_edit(load):

@@ -38,11 +38,11 @@ class _Full(fake_comfy.Routes):
     post = _refuse
 
 
-_ROUTES = ("presets do not fill in their numbers", "prompts do not show which words")
+_ROUTES = ("presets do not fill in their numbers", "prompt nodes do not show which words")
 OPTIONAL = {
     "the routes": ("routes", _Full(), _ROUTES),
     "the table of routes": ("routes", None, _ROUTES),
-    "the handler of prompts": ("add_on_prompt_handler", _refuse, ("are refused when the node runs",)),
+    "the handler of prompts": ("add_on_prompt_handler", _refuse, ("an error only when the node runs",)),
 }
 
 

@@ -15,9 +15,9 @@ from fastar_nodes.nodes import samplers
 from fastar_nodes.runs.choice import choose, parse_choice
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.mar.gtr import GtRSettings
-from fastar_nodes.samplers.mar.lazy.schedule import usual_block
+from fastar_nodes.samplers.mar.lazy.schedule import measuring_block
 from fastar_nodes.samplers.mar.lazy.settings import CacheSettings
-from fastar_nodes.samplers.settings import default_or_paper, knobs, make, removed_from
+from fastar_nodes.samplers.settings import default_or_full_size, knobs, removed_from, settings_from
 from fastar_nodes.samplers.tokens.par import ADJACENT
 from graphs import WIDGETS
 from tiny import sample
@@ -33,7 +33,7 @@ OTHERS = {
     "align_lookaheads": (True, samplers.FastHybridSampler, {"model": tiny.a_mar()}),
     "group": (16, samplers.PARSampler, {"grouping": ADJACENT, "model": tiny.a_gpt()}),
 }
-# The second of two decoder blocks never measures: usual_block is 1 in the tiny model.
+# The second of two decoder blocks never measures: measuring_block is 1 in the tiny model.
 OWN_BLOCK = 1
 
 
@@ -51,13 +51,13 @@ def test_every_removed_setting_is_tested_and_is_no_setting():
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_script_may_name_the_value_that_holds_only(kind):
     for name, value in removed_from(kind).items():
-        assert make(kind, {name: value}) == kind()
+        assert settings_from(kind, {name: value}) == kind()
         if value is not None:
-            assert make(kind, {name: str(value)}) == kind(), "as text"
+            assert settings_from(kind, {name: str(value)}) == kind(), "as text"
 
         other = OTHERS[name][0]
         with pytest.raises(UserError, match=f"^{name}: {other!r} is not possible, because FastAR removed this setting"):
-            make(kind, {name: other})
+            settings_from(kind, {name: other})
 
 
 def test_a_line_of_text_and_a_choice_by_name():
@@ -130,7 +130,7 @@ def test_the_editor_has_the_same_names_and_values(root):
     blocks = json.loads(re.search(r"const DEMO_BLOCKS = (\{.+\})", script)[1])
     assert blocks.keys() == {"demo", "demo-draft", "demo-hybrid"}
     for name, block in blocks.items():
-        assert usual_block(load(name).model.net.config.decoder_depth) == block
+        assert measuring_block(load(name).model.net.config.decoder_depth) == block
 
 
 def test_gtr_from_before_its_stages(root):
@@ -142,7 +142,9 @@ def test_gtr_from_before_its_stages(root):
     assert widgets[position] == "stages"
 
     values = {"steps": 5, "diffusion_steps": 4, "diffusion_steps_end": 3, "first_share": 0.5, "t_max": 950}
-    saved = {name: default_or_paper(default, about) for name, (default, about) in knobs(GtRSettings).items()} | values
+    saved = {
+        name: default_or_full_size(default, about) for name, (default, about) in knobs(GtRSettings).items()
+    } | values
     del saved["stages"]
 
     def stages(**sent):

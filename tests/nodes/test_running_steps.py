@@ -26,7 +26,7 @@ from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.lazy.settings import CacheSettings
 from fastar_nodes.samplers.mar.mar import mar
 from fastar_nodes.samplers.mar.settings import MARSettings
-from fastar_nodes.samplers.settings import knobs, make
+from fastar_nodes.samplers.settings import knobs, settings_from
 from fastar_nodes.samplers.tokens.mulosd.settings import MuLoSDSettings
 from fastar_nodes.samplers.tokens.par import NON_LOCAL
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
@@ -39,7 +39,7 @@ def an_odd_gpt() -> Loaded:
     return a_gpt(grid=5)
 
 
-FEW = make(MARSettings, {"steps": 2, "diffusion_steps": 2})
+FEW = settings_from(MARSettings, {"steps": 2, "diffusion_steps": 2})
 
 
 def checked(entry: str, loaded, settings, **sockets):
@@ -49,7 +49,7 @@ def checked(entry: str, loaded, settings, **sockets):
 
 def test_a_draft_mar_is_loaded_too():
     small = a_mar()
-    room = checked("cspd", a_mar(), make(SAMPLERS["cspd"].settings, {"steps": 2}), draft=small).estimate()
+    room = checked("cspd", a_mar(), settings_from(SAMPLERS["cspd"].settings, {"steps": 2}), draft=small).estimate()
     assert room.others == [small.patcher]
 
 
@@ -115,7 +115,7 @@ def test_settings_that_do_not_suit_a_model_are_refused_before_anything_is_loaded
     """By the sampler's node, and before the first cell of a sweep."""
     entry = SAMPLERS[sampler]
     loaded = model()
-    made = make(entry.settings, settings)
+    made = settings_from(entry.settings, settings)
     condition = subjects(sampler)
     with pytest.raises(UserError, match=f"^{field}: ") as refused:
         running.run(entry, loaded, made, 3, Sockets(condition, draft=loaded))
@@ -132,7 +132,7 @@ def test_settings_that_do_not_suit_a_model_are_refused_before_anything_is_loaded
 
 
 def test_a_cache_that_does_not_suit_is_refused_before_anything_is_loaded():
-    made = make(MARSettings, {"steps": 2, "diffusion_steps": 40, "speculation": 4})
+    made = settings_from(MARSettings, {"steps": 2, "diffusion_steps": 40, "speculation": 4})
     for told, values in {
         "speculation: ": {},
         "cache: the settings of LazyMAR Cache do not fit .refresh_period: ": {"refresh_period": 0},
@@ -197,7 +197,7 @@ def test_an_edit_that_does_not_fit_is_refused_before_anything_is_loaded(sampler,
     entry = SAMPLERS[sampler]
     sockets = Sockets(subjects(sampler), latent_image={"samples": start}, mask=mask)
     with pytest.raises(UserError, match=f"^{field}: "):
-        running.run(entry, model(), FEW if entry.caches else make(entry.settings, {}), 3, sockets)
+        running.run(entry, model(), FEW if entry.caches else settings_from(entry.settings, {}), 3, sockets)
     assert not fake_comfy.state.loaded
 
 
@@ -234,7 +234,9 @@ def test_an_image_of_a_batch_is_drawn_as_in_the_whole_batch(sampler, whole):
     loaded = model()
     entry = SAMPLERS[sampler]
     few = {"steps": 3, "diffusion_steps": 3}
-    settings = make(entry.settings, {name: count for name, count in few.items() if name in knobs(entry.settings)})
+    settings = settings_from(
+        entry.settings, {name: count for name, count in few.items() if name in knobs(entry.settings)}
+    )
     sides = entry.family.latents(loaded.model, settings)
     start = torch.randn(3, channels, *sides, generator=torch.Generator().manual_seed(1)).sign()
     masks = torch.ones(3, 4, 4) if whole else torch.stack([torch.eye(4).roll(i, 0) for i in range(3)])
@@ -266,7 +268,9 @@ def test_an_image_of_a_batch_is_drawn_alone_by_its_number(sampler):
     loaded = model()
     entry = SAMPLERS[sampler]
     few = {"steps": 3, "diffusion_steps": 3}
-    settings = make(entry.settings, {name: count for name, count in few.items() if name in knobs(entry.settings)})
+    settings = settings_from(
+        entry.settings, {name: count for name, count in few.items() if name in knobs(entry.settings)}
+    )
 
     def drawn(labels, first=0, **latent):
         sockets = Sockets(entries(sampler, labels), first_image=first, **latent)
@@ -335,7 +339,7 @@ def drawn_from(latent, *labels, model=None, sampler="mar") -> torch.Tensor:
     sockets = Sockets(entries(sampler, labels), latent_image=latent)
     entry = SAMPLERS[sampler]
     few = {"steps": 2, "diffusion_steps": 2}
-    settings = make(entry.settings, {name: few[name] for name in few if name in knobs(entry.settings)})
+    settings = settings_from(entry.settings, {name: few[name] for name in few if name in knobs(entry.settings)})
     return running.run(entry, model or a_mar(), settings, 3, sockets).result[0]["samples"]
 
 

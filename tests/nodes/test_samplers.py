@@ -379,9 +379,9 @@ def test_an_own_image_that_cannot_be_is_reported():
     picture, mask = torch.rand(2, 8, 8, 3), half()
     with pytest.raises(UserError, match="^mask: it is empty; paint over the area"):
         editing.CropAroundMask.execute(picture, 0 * mask)
-    with pytest.raises(UserError, match="^image: 2 images do not fit the 3 images"):
+    with pytest.raises(UserError, match="^image: it holds 2 images, but the other input holds 3"):
         editing.CropAroundMask.execute(picture, mask.repeat(3, 1, 1))
-    with pytest.raises(UserError, match="^crop: 2 images do not fit the 3 images"):
+    with pytest.raises(UserError, match="^crop: it holds 2 images, but the other input holds 3"):
         paste(picture, torch.rand(3, 8, 8, 3), mask)
     with pytest.raises(UserError, match="^crop: it got .*; connect the output of Crop around Mask"):
         editing.PasteInpaintedArea.execute(picture, picture)

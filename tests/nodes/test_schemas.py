@@ -36,7 +36,7 @@ from fastar_nodes.nodes import (
     sweep,
     timelapse,
 )
-from fastar_nodes.samplers.settings import Settings, default_or_paper, knobs
+from fastar_nodes.samplers.settings import Settings, default_or_full_size, knobs
 from graphs import WIDGETS, default
 
 MODULES = (loaders, conditioning, samplers, editing, asking, compare, timelapse, sweep, sharing, advisor)
@@ -86,7 +86,7 @@ def test_a_widget_that_a_prompt_leaves_out_has_its_default(node):
     settings = [kind for kind in kinds if issubclass(kind, Settings) and kind is not Settings]
     own = [kind for kind in settings if set(knobs(kind)) <= set(widgets)]
     for kind in sorted(own, key=lambda kind: len(knobs(kind))):
-        taken_by |= {name: default_or_paper(default, about) for name, (default, about) in knobs(kind).items()}
+        taken_by |= {name: default_or_full_size(default, about) for name, (default, about) in knobs(kind).items()}
     taken_by |= {name: part.default for name, part in inspect.signature(CLASSES[node].execute).parameters.items()}
 
     for widget in widgets.values():

@@ -158,7 +158,7 @@ def test_what_is_not_as_the_page_says_is_refused_in_a_sentence(what, monkeypatch
 def test_lists_in_a_condition_of_our_class_become_tuples():
     """A pack may make one of ours with lists, of which the sampler takes the images of a batch."""
     made = sockets.expect_condition(Condition([1, 2], ["one", "two"]), "Class Label")
-    assert made == Condition((1, 2), ("one", "two")) and made.of([1]) == Condition((2,), ("two",))
+    assert made == Condition((1, 2), ("one", "two")) and made.for_images([1]) == Condition((2,), ("two",))
 
 
 STEP = np.zeros((1, 8, 8), np.int32)

@@ -80,11 +80,11 @@ def test_damaged_missing_and_wrong_files_fail_without_a_traceback(lab, mar_fixtu
 
 
 def test_unreadable_folders_are_exit_code_2(lab, sentence, tmp_path):
-    assert "not there" in sentence(lab("parity", tmp_path / "nosuch"))
+    assert "is missing" in sentence(lab("parity", tmp_path / "nosuch"))
     (tmp_path / "empty").mkdir()
     assert "no parity case" in sentence(lab("parity", tmp_path / "empty"))
     (tmp_path / "file").write_text("x")
-    assert "no folder" in sentence(lab("parity", tmp_path / "file"))
+    assert "not a folder" in sentence(lab("parity", tmp_path / "file"))
     said = sentence(lab("parity", "~nosuchuser/x"))
     assert said.startswith("DIR: the home folder in ~nosuchuser/x is unknown")
 

@@ -33,7 +33,7 @@ class Record:
             keys = [key for key in file.keys() if key.startswith(f"{name}.")]  # noqa: SIM118 (not a dict)
             data = {key.removeprefix(f"{name}."): file.get_tensor(key) for key in keys}
         self.reveal = data["orders"].long()
-        self.first_noise, self.step_noise = data["first_f16"].float(), data["inter_f16"].float()
+        self.recorded_start, self.recorded_steps = data["first_f16"].float(), data["inter_f16"].float()
         self.guesses, self.normals, self.uniforms = (data[f"{k}_f16"].float() for k in ("guess", "normals", "uniforms"))
         self.outcome, self.out = data["outcome"].long(), data["out"]
 
@@ -43,11 +43,11 @@ class Record:
     def orders(self, tokens: int) -> Tensor:
         return self.reveal
 
-    def first(self, stream: str, tokens: int, channels: int) -> Tensor:
-        return self.first_noise if stream == "full" else torch.zeros(len(self.reveal), tokens, channels)
+    def start_noise(self, stream: str, tokens: int, channels: int) -> Tensor:
+        return self.recorded_start if stream == "full" else torch.zeros(len(self.reveal), tokens, channels)
 
-    def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
-        return self.step_noise.flip(2).transpose(1, 2)  # recorded with the lowest timestep first
+    def step_noise(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
+        return self.recorded_steps.flip(2).transpose(1, 2)  # recorded with the lowest timestep first
 
     def acceptance(self, tokens: Tokens) -> Tensor:
         return self.guesses[tokens.index]
@@ -69,7 +69,7 @@ def replay(folder, record: Record):
         "prefill_ratio": "ratio",
     }
     own = {ours: o[theirs] for ours, theirs in (named | {"cfg": "cfg", "temperature": "temperature"}).items()}
-    settings = CSpDSettings(**own, diffusion_steps=record.step_noise.shape[2], t_max=950, mode="published")
+    settings = CSpDSettings(**own, diffusion_steps=record.recorded_steps.shape[2], t_max=950, mode="published")
     target, draft = (
         replace(load_mar(folder / f"{name}_f16.safetensors", "fp32", heads=4), latent_scale=1.0)
         for name in ("tiny_mar", "cspd_draft")
@@ -78,7 +78,7 @@ def replay(folder, record: Record):
         for q, p in zip(draft.net.parameters(), target.net.parameters(), strict=True):
             q.copy_(p + (q - p) / o["draft_divisor"])
     # The record takes the place of the rejections' random numbers.
-    rule = published.PUBLISHED_RULE._replace(inner_temperature=o["inner"])
+    rule = published.PUBLISHED_RULE._replace(std_factor=o["inner"])
     with patch.multiple(published, RejectionNoise=lambda keys: record, PUBLISHED_RULE=rule):
         return finish(cspd(target, from_ids(o["labels"]), settings, record, draft=draft))
 

@@ -37,7 +37,7 @@ CASES = {
         for name in SAMPLERS
         if name in masked.CASES
     },
-    "hybrid": lambda part: masked.start("fasthybrid", part, model=HYBRID, condition=PROMPTS.of(part)),
+    "hybrid": lambda part: masked.start("fasthybrid", part, model=HYBRID, condition=PROMPTS.for_images(part)),
     **{name: partial(tokens.start, name) for name in (*SAMPLERS, "prompt") if name in tokens.CASES},
 }
 
@@ -325,15 +325,15 @@ def test_a_real_allocation_that_is_too_large_is_one():
 
 def test_parts_of_conditions_and_edits():
     codes = CodeCondition((torch.tensor([1]), torch.tensor([2]), torch.tensor([3])), ("a", "b", "c"), 8)
-    part = codes.of(range(1, 3))
+    part = codes.for_images(range(1, 3))
     assert [int(c) for c in part.codes] == [2, 3] and part.names == ("b", "c") and part.size == 8 and len(part) == 2
-    assert from_ids((4, 5, 6)).of([2, 0]).labels == (6, 4)
+    assert from_ids((4, 5, 6)).for_images([2, 0]).labels == (6, 4)
     edit = Edit(torch.arange(3.0).view(3, 1, 1, 1), torch.ones(1, 2, 2))
-    part = edit.of(range(1, 3), batch=3)
+    part = edit.for_images(range(1, 3), batch=3)
     assert part.start.flatten().tolist() == [1, 2] and len(part.mask) == 1
     for batch in (1, 2, 4):
         with pytest.raises(UserError, match=f"^latent_image: its batch has 3 entries, .* {batch} images"):
-            edit.of([0], batch)
+            edit.for_images([0], batch)
 
 
 def test_in_chunks_halves_and_ends():

@@ -257,10 +257,10 @@ def reference(model, condition, settings, noise, counts):
 
     for image in range(len(condition)):
         alone = PairedNoise(noise.seed, noise.images[image : image + 1])
-        start = alone.first("full", length, net.channels)[0, order]
-        steps = alone.steps("full", settings.diffusion_steps, length, net.channels)[0][:, order]
-        null_start = alone.first("null", size, net.channels)[0]
-        null_steps = alone.steps("null", settings.diffusion_steps, size, net.channels)[0]
+        start = alone.start_noise("full", length, net.channels)[0, order]
+        steps = alone.step_noise("full", settings.diffusion_steps, length, net.channels)[0][:, order]
+        null_start = alone.start_noise("null", size, net.channels)[0]
+        null_steps = alone.step_noise("null", settings.diffusion_steps, size, net.channels)[0]
         uniforms = uniforms_of(alone, "verify", blocks, settings)
         null_uniforms = uniforms_of(alone, "null/verify", blocks, settings)
 

@@ -50,10 +50,10 @@ CASES = {
         1,
         lambda: llamagen(tiny_gpt(), condition_of("class"), LlamaGenSettings(), DRAWS),
     ),
-    "tar": (tar_module, "padded", 1, lambda: tar_module.tar_prompt(tiny_tar(), ["a cat"] * 3, TAR, DRAWS)),
+    "tar": (tar_module, "pad_entries", 1, lambda: tar_module.tar_prompt(tiny_tar(), ["a cat"] * 3, TAR, DRAWS)),
     "bitdance": (block_canvas, "_inputs", 1, lambda: bitdance(text_bitdance(), PROMPT, BLOCKS, NOISE)),
     "nextstep": (
-        *(nextstep_canvas, "branches_of", 1),
+        *(nextstep_canvas, "branches_for_condition", 1),
         lambda: nextstep(tiny_nextstep(), PROMPT, NextStepSettings(diffusion_steps=2), NOISE),
     ),
 }

@@ -159,11 +159,11 @@ def test_report_adds_up(case):
     result = whole(case)[1]
     report = result.report
     counts = counts_of(case)
-    branches = 1 + settings.guides + ("edits" in case and settings.cfg_img != 1)
+    branches = 1 + settings.uses_guidance + ("edits" in case and settings.cfg_img != 1)
 
     assert report.sampler == "nextstep" and set(report.counts) <= set(COUNTS)
     assert report.counts["transformer_passes"] == len(counts), "the prompts, and all tokens but the last"
-    if settings.window > 1:
+    if settings.speculation_window > 1:
         assert 0 < report.counts["accepted_steps"] < report.counts["drafted_steps"]
         assert report.counts["head_calls"] <= sum(counts) * 3
     else:
@@ -184,7 +184,7 @@ def test_a_token_makes_the_host_wait_for_nothing(case):
         for step in start(case, move=moved, condition=condition):
             calls = step.report.counts["head_calls"]
             if step.done > 1:  # the first token also has the setup
-                assert waits.total() == (calls - before if CASES[case][2].window > 1 else 0), waits
+                assert waits.total() == (calls - before if CASES[case][2].speculation_window > 1 else 0), waits
             before = calls
             waits.clear()
 
@@ -210,10 +210,10 @@ def reference(model, condition, settings, noise, counts):
     out = []
     for image, text in enumerate(condition.texts):
         alone = PairedNoise(noise.seed, noise.images[image : image + 1])
-        starts = alone.first("full", length, net.channels)[0]
-        steps = alone.steps("full", settings.diffusion_steps, length, net.channels)[0]
+        starts = alone.start_noise("full", length, net.channels)[0]
+        steps = alone.step_noise("full", settings.diffusion_steps, length, net.channels)[0]
 
-        source = None if condition.kind == "prompt" else condition.read[image]
+        source = None if condition.kind == "prompt" else condition.encoded_images[image]
         negative = condition.unconditional if source is None else "Copy original image."
         rows = [row_of(model, text, source, grid)]
         if settings.cfg != 1 and source is not None and settings.cfg_img != 1:
@@ -292,7 +292,7 @@ def sampled(net, conditions, x, noise, uniforms, settings, scales):
         v = guided(net, conditions, x, t, scales)
         u = 1.0 if i + 1 == count else times[i + 1]
         mean, std = step_to(x, v, t, u, times[-1], settings.solver)
-        if settings.window < 2 or not std:
+        if settings.speculation_window < 2 or not std:
             x = mean + std * noise[i]
             continue
 
@@ -300,7 +300,7 @@ def sampled(net, conditions, x, noise, uniforms, settings, scales):
         expected = x + (1 - t) * v
         x, accepted = coupled(drafted + std * noise[i], drafted, mean, std, float(uniforms[i]))
         since += 1
-        if not accepted or since == settings.window:
+        if not accepted or since == settings.speculation_window:
             frozen, since = expected, 0
     return x
 

@@ -19,8 +19,8 @@ def test_an_image_has_its_own_noise_whatever_the_batch(seed, batch, tokens):
     for row, image in enumerate(batch):
         alone = PairedNoise(seed, (image,))
         assert torch.equal(noise.orders(tokens)[row], alone.orders(tokens)[0])
-        assert torch.equal(noise.first("full", tokens, 3)[row], alone.first("full", tokens, 3)[0])
-        assert torch.equal(noise.steps("full", 5, tokens, 3)[row], alone.steps("full", 5, tokens, 3)[0])
+        assert torch.equal(noise.start_noise("full", tokens, 3)[row], alone.start_noise("full", tokens, 3)[0])
+        assert torch.equal(noise.step_noise("full", 5, tokens, 3)[row], alone.step_noise("full", 5, tokens, 3)[0])
 
 
 # The first 8 bytes of sha256("fastar/7/3/<stream>"), little-endian, without the lowest bit: seeds of torch's generator.
@@ -34,9 +34,9 @@ def test_noise_is_drawn_from_torchs_generator_with_the_digests_seed():
 
     noise = PairedNoise(7, (3,))
     assert torch.equal(noise.orders(16)[0], torch.randperm(16, generator=generator("order")))
-    assert torch.equal(noise.first("full", 4, 8)[0], torch.randn(4, 8, generator=generator("full/first")))
-    assert torch.equal(noise.steps("full", 3, 4, 8)[0], torch.randn(3, 4, 8, generator=generator("full/steps")))
-    assert not torch.equal(noise.first("guided", 4, 8), noise.first("full", 4, 8))
+    assert torch.equal(noise.start_noise("full", 4, 8)[0], torch.randn(4, 8, generator=generator("full/first")))
+    assert torch.equal(noise.step_noise("full", 3, 4, 8)[0], torch.randn(3, 4, 8, generator=generator("full/steps")))
+    assert not torch.equal(noise.start_noise("guided", 4, 8), noise.start_noise("full", 4, 8))
 
 
 MASK = 2**64 - 1
@@ -98,7 +98,7 @@ class TwoNumbers:
     def __init__(self, *bits: int):
         self.bits = torch.tensor(bits, dtype=torch.int32)
 
-    def first(self, stream: str, tokens: int, channels: int) -> torch.Tensor:
+    def start_noise(self, stream: str, tokens: int, channels: int) -> torch.Tensor:
         assert (tokens, channels) == (1, 2)
         return self.bits.view(torch.float32)[None, None]
 

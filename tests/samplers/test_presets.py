@@ -11,7 +11,7 @@ from fastar_nodes.samplers.mar.cspd.settings import CSpDSettings
 from fastar_nodes.samplers.mar.fasthybrid.settings import FastHybridSettings
 from fastar_nodes.samplers.mar.lazy.settings import CacheSettings, LazyMARSettings
 from fastar_nodes.samplers.mar.settings import MARSettings
-from fastar_nodes.samplers.settings import knobs, make
+from fastar_nodes.samplers.settings import knobs, settings_from
 from fastar_nodes.samplers.tokens.mulosd.settings import MuLoSDSettings
 from fastar_nodes.samplers.tokens.par import PARSettings
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings, TokenSettings
@@ -32,8 +32,10 @@ def applied(settings, preset, demo=True):
 def test_values_are_settings_of_the_accelerator(kind, demo, name):
     meant = presets.values(kind, name, demo)
     assert meant, "a preset that sets nothing"
-    assert asdict(make(kind, meant)) | meant == asdict(make(kind, meant)), "changed when it was checked"
-    allowed = presets.ALSO_SET.get(getattr(kind, "beside_caches", None) or kind, frozenset())
+    assert asdict(settings_from(kind, meant)) | meant == asdict(settings_from(kind, meant)), (
+        "changed when it was checked"
+    )
+    allowed = presets.ALSO_SET.get(getattr(kind, "sampler_settings", None) or kind, frozenset())
     also = set(meant) & {*knobs(MARSettings), *knobs(TokenSettings)}
     assert also <= allowed and not (also and name == "exact"), (
         f"the preset {name} of {kind.__name__} sets {', '.join(also)}, which is the user's; leave it out, or name it "

@@ -127,9 +127,9 @@ def test_the_settings_declare_the_noise_that_is_drawn(case):
     drawn = {}
 
     class Noise(PairedNoise):
-        def steps(self, stream, count, tokens, channels):
+        def step_noise(self, stream, count, tokens, channels):
             drawn[stream] = count
-            return super().steps(stream, count, tokens, channels)
+            return super().step_noise(stream, count, tokens, channels)
 
     finish(start(case, noise=Noise(5, (0, 1, 2))))
     declared = CASES[case][1].streams()
@@ -223,8 +223,8 @@ def expect_equations(settings, result, labels=(1,), seed=5):
     """
     c = MODEL.net.config
     noise = PairedNoise(seed, range(len(labels)))
-    start = noise.first("full", c.tokens, c.channels)
-    noises = noise.steps("full", settings.diffusion_steps, c.tokens, c.channels)
+    start = noise.start_noise("full", c.tokens, c.channels)
+    noises = noise.step_noise("full", settings.diffusion_steps, c.tokens, c.channels)
     all_tokens = MODEL.to_tokens(result.latents)
     fewest = getattr(settings, "diffusion_steps_end", None) or settings.diffusion_steps
     counts = range(fewest, settings.diffusion_steps + 1)

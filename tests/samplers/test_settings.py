@@ -11,7 +11,7 @@ from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers.mar.fasthybrid.settings import FastHybridSettings
 from fastar_nodes.samplers.mar.lazy.settings import CacheSettings
 from fastar_nodes.samplers.mar.settings import MARSettings
-from fastar_nodes.samplers.settings import knobs, make
+from fastar_nodes.samplers.settings import knobs, settings_from
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from fastar_nodes.samplers.tokens.tar import TarPromptSettings
 
@@ -22,7 +22,7 @@ def test_every_field_has_help_a_valid_default_and_ends(kind):
         assert about.help.endswith(".") and len(about.help) > 20, name
         ranged = about.low is not None and about.high is not None and about.step
         assert ranged or about.choices or isinstance(default, bool), name
-        make(kind, {name: default})
+        settings_from(kind, {name: default})
         ends = (
             (about.low - about.step, about.high + about.step, 1e9, float("nan"), float("inf"))
             if ranged
@@ -30,16 +30,16 @@ def test_every_field_has_help_a_valid_default_and_ends(kind):
         )
         for value in ends if ranged or about.choices else ():
             with pytest.raises(UserError, match=f"^{name}: "):
-                make(kind, {name: value})
-    assert make(kind, {}) == kind()
+                settings_from(kind, {name: value})
+    assert settings_from(kind, {}) == kind()
 
 
 def test_an_unknown_setting_is_answered_with_the_closest_and_all():
     with pytest.raises(UserError, match=r"^ar_setps: no such setting; did you mean steps\? Choose one of steps, diff"):
-        make(MARSettings, {"ar_setps": 3})
+        settings_from(MARSettings, {"ar_setps": 3})
     with pytest.raises(UserError, match="^window: no such setting; choose one of steps, diffusion_steps"):
-        make(MARSettings, {"window": 3})
-    assert make(MARSettings, {"steps": 3}).steps == 3, "the remedy"
+        settings_from(MARSettings, {"window": 3})
+    assert settings_from(MARSettings, {"steps": 3}).steps == 3, "the remedy"
 
 
 # A value, and the sentence that it gets however it is given.
@@ -62,7 +62,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_settings_made_in_python_check_themselves(name):
     value, sentence = BAD[name]
-    for made in (lambda: FastHybridSettings(**{name: value}), lambda: make(FastHybridSettings, {name: value})):
+    for made in (lambda: FastHybridSettings(**{name: value}), lambda: settings_from(FastHybridSettings, {name: value})):
         with pytest.raises(UserError, match=f"^{name}: ") as raised:
             made()
         assert sentence in (None, str(raised.value))
@@ -94,7 +94,7 @@ def test_a_number_gets_the_type_of_its_field():
 
 
 def test_text_from_a_command_line_is_understood():
-    made = make(FastHybridSettings, {"steps": "16", "threshold": "0.95", "order": "raster"})
+    made = settings_from(FastHybridSettings, {"steps": "16", "threshold": "0.95", "order": "raster"})
     assert (made.steps, made.threshold, made.order) == (16, 0.95, "raster") and isinstance(made.steps, int)
 
 

@@ -18,7 +18,7 @@ from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
 from fastar_nodes.samplers.tokens.par import ADJACENT, NON_LOCAL
 from fastar_nodes.samplers.tokens.tar import TarPromptSettings, tar_prompt
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
-from fastar_nodes.samplers.tokens.zipar import ZipARSettings, windowed
+from fastar_nodes.samplers.tokens.zipar import ZipARSettings, zipar_schedule
 from janus_images import edits_of, tiny_editor
 from qwen_reference import tiny_tar
 from small_settings import TOKENS, small
@@ -39,7 +39,7 @@ PROMPTS = ("a red boat", "cat", "a red boat")
 
 @functools.cache
 def with_blanks(grid, window):
-    return dataclasses.replace(windowed(grid, window), unwritten_visible=True)
+    return dataclasses.replace(zipar_schedule(grid, window), unwritten_visible=True)
 
 
 class ZipARWithBlanks(ZipARSettings):

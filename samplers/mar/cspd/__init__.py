@@ -24,7 +24,7 @@ from ....networks.torch_state import in_own_state
 from ....reports.record import DRAFTED_BY
 from ...conditioning import ClassOrPrompt
 from ...editing import Edit
-from ...engine import Sampler, decode, remark_draft
+from ...engine import Sampler, remark_draft, run_passes
 from ...noise import PairedNoise
 from ..canvas import MARCanvas, mar_canvas
 from ..mar import Diffusion, FullTransformer, Transformer
@@ -55,12 +55,12 @@ def check(model: MARModel, settings: CSpDSettings) -> None:
 
 def _expect_use_of_speculation(settings: CSpDSettings) -> None:
     """Raise a UserError if speculation is on in a mode other than *lossless*. In such a mode, the target would draft
-    its own diffusion steps only before the draft model's first draft.
+    its own diffusion steps only in the prefill, the AR steps before the draft model's first draft.
     """
     if settings.speculation > 1 and settings.mode != "lossless":
         raise UserError(
-            f"speculation: {settings.speculation} has no effect in the mode {settings.mode}, which drafts AR steps "
-            "instead; set speculation to 0, or mode to lossless."
+            f"speculation: {settings.speculation} is not supported in the mode {settings.mode}, where it could speed "
+            "up only the AR steps before the first draft; set speculation to 0, or mode to lossless."
         )
 
 
@@ -70,15 +70,15 @@ def check_pair(draft: MARModel, target: MARModel) -> None:
     Raises:
         UserError: the models differ in tokens, grid, condition, classes or diffusion.
     """
-    ours = target.net.config
-    theirs = draft.net.config
+    target_config = target.net.config
+    draft_config = draft.net.config
     pairs = {
-        "channels per token": (theirs.channels, ours.channels),
+        "channels per token": (draft_config.channels, target_config.channels),
         "latent scale": (draft.latent_scale, target.latent_scale),
         "patch": (draft.patch, target.patch),
-        "tokens": (theirs.tokens, ours.tokens),
+        "tokens": (draft_config.tokens, target_config.tokens),
         "the kind of condition": (draft.condition, target.condition),
-        "classes": (theirs.classes, ours.classes),
+        "classes": (draft_config.classes, target_config.classes),
         "the largest beta of their diffusion": (draft.max_beta, target.max_beta),
         # A model without a label set fits every label set.
         "label set": (draft.label_set or target.label_set, target.label_set or draft.label_set),
@@ -138,10 +138,10 @@ def cspd(
 
     drafter = MARDrafter(canvas, draft, condition, make_draft_transformer, adds_last_noise=settings.mode == "paper")
     transformer = make_transformer(canvas)
-    plain = target_draw(canvas, transformer)
-    mode = MODES[settings.mode](canvas, transformer, drafter, plain.noise)
+    prefill_diffusion = make_prefill_diffusion(canvas, transformer)
+    mode = MODES[settings.mode](canvas, transformer, drafter, prefill_diffusion.noise)
 
-    result = yield from speculate(canvas, transformer, plain, mode)
+    result = yield from speculate(canvas, transformer, prefill_diffusion, mode)
     remark_draft(result.report, draft)
     return result
 
@@ -150,23 +150,23 @@ def remark_start(draft: MARModel, canvas: MARCanvas) -> str:
     """A remark if the draft model must start at the target's timestep, which is above the timestep in the draft model's
     file; else "".
     """
-    own = draft.first_timestep(canvas.settings.diffusion_steps)
-    if canvas.settings.t_max is not None or own >= canvas.first_timestep:
+    draft_timestep = draft.first_timestep(canvas.settings.diffusion_steps)
+    if canvas.settings.t_max is not None or draft_timestep >= canvas.first_timestep:
         return ""
     return (
         f"t_max: the draft model starts at timestep {canvas.first_timestep}, as the target does, but the draft "
-        f"model's file says {own}; if you set t_max to {own}, the target may accept more drafts"
+        f"model's file says {draft_timestep}; if you set t_max to {draft_timestep}, the target may accept more drafts"
     )
 
 
-def target_draw(canvas: MARCanvas, transformer: Transformer) -> Diffusion:
+def make_prefill_diffusion(canvas: MARCanvas, transformer: Transformer) -> Diffusion:
     """The diffusion with which the target samples the tokens of the prefill."""
     table = canvas.step_table(canvas.settings.diffusion_steps)
     counted = canvas.settings.mode != "lossless"
     return Diffusion(canvas, transformer.head, [table] * canvas.order.steps, counted)
 
 
-def speculate(canvas: MARCanvas, transformer: Transformer, plain: Diffusion, mode: Mode) -> Sampler:
+def speculate(canvas: MARCanvas, transformer: Transformer, prefill_diffusion: Diffusion, mode: Mode) -> Sampler:
     """Run the prefill, in which the target samples all tokens itself, and then segments of drafts.
 
     In the modes *paper* and *lossless*, a segment ends early at a rejection, because later drafts depend on the
@@ -174,11 +174,11 @@ def speculate(canvas: MARCanvas, transformer: Transformer, plain: Diffusion, mod
     """
     order = canvas.order
     step = canvas.settings.prefill(order.steps)
-    yield from decode(canvas, {s: order.ahead(s) for s in range(step)}, transformer, plain)
+    yield from run_passes(canvas, {s: order.positions_from(s) for s in range(step)}, transformer, prefill_diffusion)
 
     while step < order.steps:
         for verdict in mode.segment(step):
             canvas.decide(*verdict)
             step += 1
-            yield from canvas.show(step)
+            yield from canvas.yield_step(step)
     return canvas.finish()

@@ -40,12 +40,12 @@ _ACCEPTANCE, _NORMAL, _UNIFORM = range(1 << 20, (1 << 20) + 3)
 class Rule(NamedTuple):
     """How the ratio r is computed."""
 
-    power: int  # exponent of Sigma in r
-    inner_temperature: float  # factor of the stds of p and q when a draft is verified; not used for proposals
+    sigma_power: int  # exponent of Sigma in r
+    std_factor: float  # factor of the stds of p and q when a draft is verified; not used for proposals
 
 
 # Equations 5 and 11 as we derived them from the paper's text (paper.py).
-DERIVED = Rule(power=1, inner_temperature=1.0)
+PAPER_RULE = Rule(sigma_power=1, std_factor=1.0)
 
 
 class RejectionNoise:
@@ -80,37 +80,37 @@ class LastStep(NamedTuple):
         return LastStep(self.mean[index], self.log_std[index], self.other_log_stds[index])
 
 
-def image_by_image(of_steps: Sequence[LastStep], images: int) -> LastStep:
+def joined_by_image(parts_of_steps: Sequence[LastStep], images: int) -> LastStep:
     """Join the tokens of several AR steps. The result has one image after another, and for each image its tokens of all
     these AR steps.
     """
-    parts = []
-    for part in zip(*of_steps, strict=True):
-        of_images = [x.unflatten(0, (images, -1)) for x in part]
-        parts.append(torch.cat(of_images, 1).flatten(0, 1))
-    return LastStep(*parts)
+    joined = []
+    for field_of_steps in zip(*parts_of_steps, strict=True):  # for each field of LastStep, the tensors of all AR steps
+        by_image = [x.unflatten(0, (images, -1)) for x in field_of_steps]
+        joined.append(torch.cat(by_image, 1).flatten(0, 1))
+    return LastStep(*joined)
 
 
 def log_ratio(token: Tensor, q: LastStep, p: LastStep, rule: Rule) -> Tensor:
     """log r of each token, fp32 [...]; ``token``: fp32 [..., channels]."""
 
     def exponent(last: LastStep) -> Tensor:
-        z = (token - last.mean) * torch.exp(-last.log_std) / rule.inner_temperature
+        z = (token - last.mean) * torch.exp(-last.log_std) / rule.std_factor
         return -0.5 * (z**2).sum(-1)
 
     log_sigma = q.other_log_stds - p.other_log_stds
-    return (rule.power * log_sigma + q.log_std - p.log_std).sum(-1) + exponent(p) - exponent(q)
+    return (rule.sigma_power * log_sigma + q.log_std - p.log_std).sum(-1) + exponent(p) - exponent(q)
 
 
 def acceptance_of_proposals(token: Tensor, q: LastStep, p: LastStep, rule: Rule) -> Tensor:
     """The probability with which each proposal is accepted, fp32 [...]: max(0, 1 - 1 / r), without the rule's
-    ``inner_temperature``. ``token``: the proposals, fp32 [..., channels].
+    ``std_factor``. ``token``: the proposals, fp32 [..., channels].
     """
-    log_r = log_ratio(token, q, p, rule._replace(inner_temperature=1.0))
+    log_r = log_ratio(token, q, p, rule._replace(std_factor=1.0))
     return (1 - torch.exp(-log_r)).clamp(min=0)
 
 
-class Resampled(NamedTuple):
+class VerifiedTokens(NamedTuple):
     """N tokens whose drafts have been verified. ``tokens`` is on the device, all other fields are on the host."""
 
     # For each token the accepted draft or proposal, fp32 [N, channels]; zero if the draft and all proposals were
@@ -118,16 +118,16 @@ class Resampled(NamedTuple):
     tokens: Tensor
     accepted: Tensor  # bool [N], whether the draft was accepted
     proposals: Tensor  # int64 [N], number of proposals up to the accepted one; 0 if the draft was accepted
-    found: Tensor  # bool [N], False if the draft and all proposals were rejected
+    has_value: Tensor  # bool [N], False if the draft and all proposals were rejected
 
     def counts(self, rows: Tensor | slice = slice(None)) -> dict[str, int]:
         """Counts for the report, over the tokens where ``rows``, bool [N], is True, or over all tokens."""
-        return {"redraws": int(self.proposals[rows].sum()), "redraws_exhausted": int((~self.found[rows]).sum())}
+        return {"redraws": int(self.proposals[rows].sum()), "redraws_exhausted": int((~self.has_value[rows]).sum())}
 
 
 def accept_or_resample(
     drafts: Tensor, q: LastStep, p: LastStep, rule: Rule, noise: RejectionNoise, tokens: Tokens
-) -> Resampled:
+) -> VerifiedTokens:
     """Verify the drafts of N tokens, fp32 [N, channels], and resample the rejected ones.
 
     The host reads from the device once, or twice if the first proposals for some rejected token are all rejected.
@@ -136,24 +136,24 @@ def accept_or_resample(
     accepted = log_ratio(drafts, q, p, rule) > noise.acceptance(tokens).log()
 
     # 2. The first proposals, for all tokens.
-    proposal, number = try_proposals(noise, tokens, q, p, rule, 0, _FIRST_TRIES)
+    proposal, first_numbers = try_proposals(noise, tokens, q, p, rule, 0, _FIRST_TRIES)
     values = torch.where(accepted[:, None], drafts, proposal)
 
     # 3. More proposals, for rejected tokens whose first proposals were all rejected.
-    rejected, number = torch.stack([(~accepted).to(number.dtype), number]).cpu()
-    rejected = rejected.bool()
-    missing = (rejected & (number == _NONE)).nonzero()[:, 0]
+    rejected_as_int, numbers = torch.stack([(~accepted).to(first_numbers.dtype), first_numbers]).cpu()
+    rejected = rejected_as_int.bool()
+    missing = (rejected & (numbers == _NONE)).nonzero()[:, 0]
     if len(missing):
         i = to_device(missing, drafts.device)
         more = TRIES - _FIRST_TRIES
         image, position = tokens.index
         some = Tokens((image[i], position[i]))
-        values[i], later = try_proposals(noise, some, q.rows(i), p.rows(i), rule, _FIRST_TRIES, more)
-        number[missing] = later.cpu()
+        values[i], later_numbers = try_proposals(noise, some, q.rows(i), p.rows(i), rule, _FIRST_TRIES, more)
+        numbers[missing] = later_numbers.cpu()
 
-    exhausted = rejected & (number == _NONE)
-    proposals = number.masked_fill(exhausted, TRIES).masked_fill(~rejected, 0)
-    return Resampled(values, ~rejected, proposals, found=~exhausted)
+    exhausted = rejected & (numbers == _NONE)
+    proposals = numbers.masked_fill(exhausted, TRIES).masked_fill(~rejected, 0)
+    return VerifiedTokens(values, ~rejected, proposals, has_value=~exhausted)
 
 
 def try_proposals(
@@ -171,8 +171,8 @@ def try_proposals(
     proposals = p.mean + p.log_std.exp() * normals
     accepted = acceptance_of_proposals(proposals, q, p, rule) > uniforms
 
-    found = accepted.any(1)
+    has_accepted = accepted.any(1)
     chosen = accepted.to(torch.uint8).argmax(1)
     row = torch.arange(len(tokens), device=proposals.device)
-    value = torch.where(found[:, None], proposals[row, chosen], 0.0)
-    return value, torch.where(found, first + 1 + chosen, _NONE)
+    value = torch.where(has_accepted[:, None], proposals[row, chosen], 0.0)
+    return value, torch.where(has_accepted, first + 1 + chosen, _NONE)

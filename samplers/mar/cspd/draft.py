@@ -124,20 +124,20 @@ class MARDrafter:
     def step(self, step: int, noise: StreamNoise) -> Paths:
         """Draft the tokens of an AR step, given all tokens before it, and write them on the canvas as drafts."""
         canvas = self.canvas
-        here = canvas.order.ahead(step)
-        tokens = Tokens.all(here)
+        positions = canvas.order.positions_from(step)
+        tokens = Tokens.all(positions)
 
         with canvas.clock.phase("draft"):
-            z = self.transformer(step, here)
+            z = self.transformer(step, positions)
             paths = sample_paths(canvas, canvas.batch(self.table, tokens, z, noise), self.adds_last_noise)
-            self.target.draft(here, paths.tokens.view(*here.shape, -1))
+            self.target.draft(positions, paths.tokens.view(*positions.shape, -1))
 
         self._move_counts()
         return paths
 
-    def forget(self) -> None:
+    def discard_features(self) -> None:
         """Discard cached features that were computed from tokens which the target has replaced since."""
-        self.transformer.forget()
+        self.transformer.discard_features()
 
     def _move_counts(self) -> None:
         """Move the counts so far from the draft model's report to the target's report."""

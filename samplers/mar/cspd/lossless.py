@@ -28,7 +28,7 @@ from ...speculation import Speculation
 from ..canvas import MARCanvas, StreamNoise
 from ..mar import HeadEvaluation, Transformer
 from .draft import MARDrafter, Paths
-from .mode import Mode, outcome_of, target_batches
+from .mode import Mode, count_outcomes, target_batches
 
 
 class Lossless(Mode):
@@ -41,7 +41,7 @@ class Lossless(Mode):
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
         super().__init__(canvas, transformer, drafter, noise)
-        self.gamma = canvas.settings.draft_length  # number of AR steps to draft in the next segment
+        self.next_draft_length = canvas.settings.draft_length  # number of AR steps that the next segment drafts
         self.table = canvas.step_table(canvas.settings.diffusion_steps)
         # This head has no cache, even if the transformer has caches.
         self.head = HeadEvaluation(canvas.model.net, canvas.report)
@@ -51,45 +51,45 @@ class Lossless(Mode):
         canvas = self.canvas
         settings = canvas.settings
 
-        # 1. Draft gamma AR steps.
-        steps = range(first, min(first + self.gamma, canvas.order.steps))
+        # 1. Draft the AR steps of the segment.
+        steps = range(first, min(first + self.next_draft_length, canvas.order.steps))
         drafts = [self.drafter.step(step, self.noise) for step in steps]
 
         # 2. The target verifies one AR step after another, and samples the rest of each path.
         accepted_ar_steps = 0
         for step, verified in zip(steps, self.verified_paths(steps, drafts), strict=True):
             with canvas.clock.phase("head"):
-                here = canvas.order.ahead(step)
-                accepted = verified.accepted().view(here.shape)
-                values = verified.samples(settings.window).view(*here.shape, -1)
+                positions = canvas.order.positions_from(step)
+                accepted = verified.accepted().view(positions.shape)
+                values = verified.samples(settings.speculation_window).view(*positions.shape, -1)
                 canvas.report.add(accepted_steps=int(verified.accepted_steps.sum()))
-                outcome = outcome_of(canvas, accepted)
+                outcome = count_outcomes(canvas, accepted)
 
             # 3. Discard the later drafts after a rejection.
             has_rejected = not accepted.all()
             if has_rejected:
-                self.drafter.forget()
+                self.drafter.discard_features()
                 canvas.discard_drafts()
-            yield Verdict(here, values, step, outcome)
+            yield Verdict(positions, values, step, outcome)
             if has_rejected:
                 break
             accepted_ar_steps += 1
 
         # 4. The next segment drafts at most twice the number of AR steps that were accepted in this segment.
-        self.gamma = min(settings.draft_length, max(1, 2 * accepted_ar_steps))
+        self.next_draft_length = min(settings.draft_length, max(1, 2 * accepted_ar_steps))
 
     def verified_paths(self, steps: range, drafts: Sequence[Paths]) -> Iterator[VerifiedPaths]:
         """Verify the drafts of ``steps``, and yield one AR step after another. The head evaluates all tokens of a pass
         of the transformer together.
         """
         canvas = self.canvas
-        left = iter(drafts)
+        remaining_drafts = iter(drafts)
         for batch, tokens, sizes in target_batches(canvas, self.transformer, steps, self.noise, self.table):
             # 1. Evaluate the head at all states of the drafted paths.
             with canvas.clock.phase("head"):
                 rng = CounterRNG(self.keys[tokens.index])
                 speculation = Speculation(canvas.model.net, self.head.for_speculation(batch), batch, rng)
-                steps_of_pass = Paths.concatenated([*islice(left, len(sizes))]).drafted_steps()
+                steps_of_pass = Paths.concatenated([*islice(remaining_drafts, len(sizes))]).drafted_steps()
                 accepted = speculation.verify(np.arange(len(tokens)), steps_of_pass)
                 canvas.report.add(drafted_steps=len(tokens) * speculation.steps)
 

@@ -57,17 +57,17 @@ def target_batches(
     step = steps.start
     for zs in canvas.clock.timed("transformer", conditions):  # conditions [P, B, n, C] of each AR step of a pass
         with canvas.clock.phase("head"):
-            tokens = Tokens.step_by_step([canvas.order.ahead(step + i) for i in range(len(zs))])
+            tokens = Tokens.step_by_step([canvas.order.positions_from(step + i) for i in range(len(zs))])
             batch = canvas.batch(table, tokens, torch.cat(zs, 2), noise)
         yield TargetBatch(batch, tokens, [z.shape[1] * z.shape[2] for z in zs])
         step += len(zs)
 
 
-def outcome_of(canvas: MARCanvas, accepted: Tensor) -> Tensor:
-    """The outcome of each draft, ACCEPTED or REJECTED, uint8 [B, n] on the device; ``accepted``: bool [B, n] on the
-    host. Adds the drafts to the counts of the report, and counts each image with a rejected draft as a restart.
+def count_outcomes(canvas: MARCanvas, accepted: Tensor) -> Tensor:
+    """Add drafts to the counts of the report, in which each image with a rejected draft is a restart. Returns the
+    outcome of each draft, ACCEPTED or REJECTED, uint8 [B, n] on the device. ``accepted``: bool [B, n] on the host.
     """
-    kept = int(accepted.sum())
+    accepted_count = int(accepted.sum())
     restarts = int((~accepted).any(1).sum())
-    canvas.report.add(accepted=kept, rejected=accepted.numel() - kept, restarts=restarts)
+    canvas.report.add(accepted=accepted_count, rejected=accepted.numel() - accepted_count, restarts=restarts)
     return to_device(torch.where(accepted, ACCEPTED, REJECTED).to(torch.uint8), canvas.device)

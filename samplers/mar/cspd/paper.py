@@ -39,7 +39,7 @@ from ....reports.record import ACCEPTED, PLAIN, REJECTED
 from ...engine import Verdict
 from ..canvas import MARCanvas, StreamNoise, Tokens
 from ..mar import Transformer
-from .densities import DERIVED, RejectionNoise, accept_or_resample
+from .densities import PAPER_RULE, RejectionNoise, accept_or_resample
 from .draft import MARDrafter, Paths, sample_paths, table_with_last_std
 from .mode import Mode, target_batches
 
@@ -48,7 +48,7 @@ class Paper(Mode):
     """Draft gamma AR steps, accept them up to the first rejected AR step, and resample the rejected tokens.
 
     Every image counts its accepted AR steps for itself: after gamma of them in a row, it takes the target's own tokens
-    at the next AR step, ``own_at``. So an image does not depend on its batch.
+    at the next AR step, ``takes_own_at``. So an image does not depend on its batch.
 
     Still, all images are at the same AR step. Drafting ends at the first AR step at which an image takes the target's
     own tokens, and a rejection in one image discards the later drafts of all images. The draft model makes the
@@ -59,21 +59,21 @@ class Paper(Mode):
     takes the target's own tokens at AR step k + 1 + gamma. In this example, gamma is 2, and the second of two images
     rejects its draft of AR step 5::
 
-        AR step              4          5          6          7
-        first image          accepts    accepts    its own    accepts
-          own_at before it   6          6          6          9 = 6 + 1 + 2
-        second image         accepts    rejects    accepts    accepts
-          own_at before it   6          6          8          8 = 5 + 1 + 2
+        AR step                    4          5          6          7
+        first image                accepts    accepts    its own    accepts
+          takes_own_at before it   6          6          6          9 = 6 + 1 + 2
+        second image               accepts    rejects    accepts    accepts
+          takes_own_at before it   6          6          8          8 = 5 + 1 + 2
 
     """
 
-    own_at: np.ndarray  # int64 [B], the AR step at which each image next takes the target's own tokens
+    takes_own_at: np.ndarray  # int64 [B], the AR step at which each image next takes the target's own tokens
 
     def __init__(self, canvas: MARCanvas, transformer: Transformer, drafter: MARDrafter, noise: StreamNoise):
         super().__init__(canvas, transformer, drafter, noise)
         self.gamma = canvas.settings.draft_length
         first = canvas.settings.prefill(canvas.order.steps)  # the first AR step after the prefill
-        self.own_at = np.full(canvas.images, first + self.gamma)
+        self.takes_own_at = np.full(canvas.images, first + self.gamma)
         self.table = table_with_last_std(canvas)
         self.rejection_noise = RejectionNoise(self.keys)
 
@@ -83,22 +83,22 @@ class Paper(Mode):
         """
         # 1. Draft the AR steps before ``last``, the first AR step at which an image takes the target's own tokens, or
         # else the last of all AR steps. Draft ``last``, too, if an image needs a draft there.
-        last = min(int(self.own_at.min()), self.canvas.order.steps - 1)
-        needs_draft = self.own_at > last
+        last = min(int(self.takes_own_at.min()), self.canvas.order.steps - 1)
+        needs_draft = self.takes_own_at > last
         stop = last + int(needs_draft.any())
         drafts = {k: self.drafter.step(k, self.noise) for k in range(first, stop)}
 
         # 2. The target samples its own tokens, given the drafts.
-        for step, own in enumerate(self.paths(range(first, last + 1)), first):
+        for step, target_paths in enumerate(self.paths(range(first, last + 1)), first):
             # 3. Accept or resample the drafts of an AR step, except in images that take the target's own tokens.
-            takes_own = self.own_at == step
-            verified = self.verify(step, drafts.get(step), own, takes_own)
-            self.own_at[takes_own | verified.rejects] = step + 1 + self.gamma
+            takes_own = self.takes_own_at == step
+            verified = self.verify(step, drafts.get(step), target_paths, takes_own)
+            self.takes_own_at[takes_own | verified.rejects] = step + 1 + self.gamma
 
             # 4. Discard the later drafts after a rejection.
             has_rejected = verified.rejects.any()
             if has_rejected:
-                self.drafter.forget()
+                self.drafter.discard_features()
                 self.canvas.discard_drafts()
             yield verified.verdict
             if has_rejected:
@@ -111,41 +111,42 @@ class Paper(Mode):
                 paths = sample_paths(self.canvas, batch, adds_last_noise=True)
             yield from paths.split(sizes)
 
-    def verify(self, step: int, draft: Paths | None, own: Paths, takes_own: np.ndarray) -> VerifiedStep:
+    def verify(self, step: int, draft: Paths | None, target_paths: Paths, takes_own: np.ndarray) -> VerifiedStep:
         """Verify the drafts of an AR step.
 
         Args:
             draft: the draft model's paths; None if no image needs a draft.
-            own: the target's paths.
+            target_paths: the target's paths.
             takes_own: bool [B], the images that take the target's own tokens, whatever was drafted.
         """
         canvas = self.canvas
-        here = canvas.order.ahead(step)
+        positions = canvas.order.positions_from(step)
         if draft is None:
-            verdict = Verdict(here, own.tokens.view(*here.shape, -1), step, None)
-            return VerifiedStep(verdict, rejects=np.zeros(len(here), dtype=bool))
+            verdict = Verdict(positions, target_paths.tokens.view(*positions.shape, -1), step, None)
+            return VerifiedStep(verdict, rejects=np.zeros(len(positions), dtype=bool))
 
         with canvas.clock.phase("head"):
             # 1. Verify all drafts.
-            tokens = Tokens.all(here)
-            q, p = draft.last_step(), own.last_step()
-            resampled = accept_or_resample(draft.tokens, q, p, DERIVED, self.rejection_noise, tokens)
+            tokens = Tokens.all(positions)
+            q, p = draft.last_step(), target_paths.last_step()
+            verified = accept_or_resample(draft.tokens, q, p, PAPER_RULE, self.rejection_noise, tokens)
 
             # 2. Take the target's own tokens in the images of ``takes_own``, and where every proposal was rejected.
-            drafted = ~torch.from_numpy(takes_own).repeat_interleave(here.shape[1])  # bool [B n], drafts that count
-            of_target = to_device(~drafted | ~resampled.found, canvas.device)
-            values = torch.where(of_target[:, None], own.tokens, resampled.tokens)
+            # Both masks are bool [B n]; ``drafted`` is True for the drafts that count.
+            drafted = ~torch.from_numpy(takes_own).repeat_interleave(positions.shape[1])
+            uses_target = to_device(~drafted | ~verified.has_value, canvas.device)
+            values = torch.where(uses_target[:, None], target_paths.tokens, verified.tokens)
 
         # 3. Count the drafts, on the host.
-        accepted = drafted & resampled.accepted
-        rejected = drafted & ~resampled.accepted
-        rejects = rejected.view(here.shape).any(1)
+        accepted = drafted & verified.accepted
+        rejected = drafted & ~verified.accepted
+        rejects = rejected.view(positions.shape).any(1)
         canvas.report.add(accepted=int(accepted.sum()), rejected=int(rejected.sum()), restarts=int(rejects.sum()))
-        canvas.report.add(**resampled.counts(drafted))
+        canvas.report.add(**verified.counts(drafted))
 
-        outcome = torch.where(resampled.accepted, ACCEPTED, REJECTED).where(drafted, PLAIN)
-        outcome = to_device(outcome.to(torch.uint8).view(here.shape), canvas.device)
-        return VerifiedStep(Verdict(here, values.view(*here.shape, -1), step, outcome), rejects.numpy())
+        outcome = torch.where(verified.accepted, ACCEPTED, REJECTED).where(drafted, PLAIN)
+        outcome = to_device(outcome.to(torch.uint8).view(positions.shape), canvas.device)
+        return VerifiedStep(Verdict(positions, values.view(*positions.shape, -1), step, outcome), rejects.numpy())
 
 
 class VerifiedStep(NamedTuple):

@@ -22,12 +22,12 @@ from ....reports.record import DRAFTED
 from ...engine import Verdict
 from ..canvas import MARCanvas, StreamNoise, Tokens
 from ..mar import Transformer
-from .densities import LastStep, RejectionNoise, Rule, accept_or_resample, image_by_image
+from .densities import LastStep, RejectionNoise, Rule, accept_or_resample, joined_by_image
 from .draft import MARDrafter, sample_paths, table_with_last_std
-from .mode import Mode, outcome_of
+from .mode import Mode, count_outcomes
 
 # The published code's ratio r (densities.py): Sigma is inverted, and both densities are wider when a draft is verified.
-PUBLISHED_RULE = Rule(power=-1, inner_temperature=42.0)
+PUBLISHED_RULE = Rule(sigma_power=-1, std_factor=42.0)
 
 
 class Published(Mode):
@@ -54,12 +54,12 @@ class Published(Mode):
         # 1. Draft the AR steps one by one. Drafts already count as decided before they are verified.
         drafted = []  # for each drafted AR step, the last diffusion steps of its tokens
         for step in range(first, last + 1):
-            here = order.ahead(step)
+            positions = order.positions_from(step)
             paths = self.drafter.step(step, self.noise)
             drafted.append(paths.last_step())
             if step < last:
-                outcome = torch.full_like(here, DRAFTED, dtype=torch.uint8)
-                yield Verdict(here, paths.tokens.view(*here.shape, -1), step, outcome)
+                outcome = torch.full_like(positions, DRAFTED, dtype=torch.uint8)
+                yield Verdict(positions, paths.tokens.view(*positions.shape, -1), step, outcome)
 
         # 2. Verify the whole segment.
         yield self.verdict(first, last, drafted)
@@ -68,24 +68,25 @@ class Published(Mode):
         """Verify the drafts of the AR steps ``first`` to ``last``, given the tokens before ``first``."""
         canvas = self.canvas
         order = canvas.order
-        here = order.ahead(first, last + 1 - first)
-        tokens = Tokens.all(here)
+        positions = order.positions_from(first, last + 1 - first)
+        tokens = Tokens.all(positions)
 
         # Sample the target's own paths for all tokens, given the tokens before the segment.
         with canvas.clock.phase("transformer"):
-            z = self.transformer(first, here)
+            z = self.transformer(first, positions)
         with canvas.clock.phase("head"):
             batch = canvas.batch(self.table, tokens, z, self.target_noise, step=last)
             target = sample_paths(canvas, batch, adds_last_noise=False)
 
             # Accept drafts, and resample the rejected tokens.
-            q = image_by_image(drafted, canvas.images)
+            q = joined_by_image(drafted, canvas.images)
             p = target.last_step()
-            resampled = accept_or_resample(canvas.values[tokens.index], q, p, self.rule, self.rejection_noise, tokens)
-            canvas.report.add(**resampled.counts())
+            verified = accept_or_resample(canvas.values[tokens.index], q, p, self.rule, self.rejection_noise, tokens)
+            canvas.report.add(**verified.counts())
 
-        accepted = resampled.accepted.view(here.shape)
+        accepted = verified.accepted.view(positions.shape)
         if not accepted.all():
-            self.drafter.forget()
-        when = [torch.full_like(order.ahead(step), step, dtype=torch.int32) for step in range(first, last + 1)]
-        return Verdict(here, resampled.tokens.view(*here.shape, -1), torch.cat(when, 1), outcome_of(canvas, accepted))
+            self.drafter.discard_features()
+        when = [torch.full_like(order.positions_from(step), step, dtype=torch.int32) for step in range(first, last + 1)]
+        values = verified.tokens.view(*positions.shape, -1)
+        return Verdict(positions, values, torch.cat(when, 1), count_outcomes(canvas, accepted))

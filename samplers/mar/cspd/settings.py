@@ -30,24 +30,24 @@ class CSpDSettings(MARBase):
         low=0.0, high=1.0, step=0.01,
         more="The drafts of the first AR steps are the worst.")
     mode: str = knob("published", "How drafts are accepted: published, the rule in the authors' code, accepts most "
-    "drafts and is approximate; paper, the stricter rule in the authors' text, hardly ever accepts a draft. lossless "
-    "keeps the distribution of the target's images exactly. Usual: published.",
+        "drafts and is approximate; paper, the stricter rule in the authors' text, hardly ever accepts a draft. "
+        "lossless keeps the distribution of the target's images exactly. Usual: published.",
         choices=("published", "paper", "lossless"),
         more="The notes of this help page compare the three modes.")
     alignment: bool = knob(True, "Used only if 'mode' is 'published': both models use the same noise for every "
         "token, so that the draft model and the target agree more often. When this is off, more drafts are rejected.",
         advanced=True,
         more="The paper calls this setting *trajectory alignment*. In the modes *paper* and *lossless*, both models "
-            "always use the same noise.")
+        "always use the same noise.")
     speculation: int = knob(0, "Only for mode 'lossless': the target drafts this many of its own diffusion "
-    "steps and verifies them in one call, which does not change the distribution. Usual: 8; at 0 or 1, the target "
-    "does not draft.",
+        "steps and verifies them in one call, which does not change the distribution. Usual: 8; at 0 or 1, the target "
+        "does not draft.",
         low=0, high=64, step=1, symbol="L", advanced=True,
         more="With a higher number, the diffusion head runs less often, but computes more at once, which is slower on "
-            "a CPU. The other modes refuse any value above 1.")
+        "a CPU. The other modes refuse any value above 1.")
 
     @property
-    def window(self) -> int:
+    def speculation_window(self) -> int:
         return steps_at_once(self.speculation, self.temperature)
 
     @property
@@ -62,8 +62,8 @@ class CSpDSettings(MARBase):
 
     def streams(self) -> dict[str, int]:
         unaligned = self.mode == "published" and not self.alignment
-        of_target = {"target": self.diffusion_steps} if unaligned else {}
-        return super().streams() | of_target
+        target_stream = {"target": self.diffusion_steps} if unaligned else {}
+        return super().streams() | target_stream
 
     def prefill(self, steps: int) -> int:
         """Number of AR steps at the beginning in which the target samples all tokens itself. If there are S = ``steps``
@@ -81,7 +81,7 @@ class CSpDSettings(MARBase):
         return not (self.mode == "lossless" or self.all_are_prefill) or super().approximates
 
     def no_gain(self, report: Report) -> str:
-        if self.all_are_prefill and self.window == 1 and not self.approximates:
+        if self.all_are_prefill and self.speculation_window == 1 and not self.approximates:
             return (
                 "Nothing was drafted, so MAR ran without acceleration: prefill_ratio covers all AR steps; reduce "
                 "prefill_ratio."
@@ -89,5 +89,5 @@ class CSpDSettings(MARBase):
         return super().no_gain(report)
 
     @property
-    def redraws(self) -> bool:
-        return (self.mode == "lossless" and not self.all_are_prefill) or self.window > 1
+    def samples_differently(self) -> bool:
+        return (self.mode == "lossless" and not self.all_are_prefill) or self.speculation_window > 1

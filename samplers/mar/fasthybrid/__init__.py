@@ -42,7 +42,7 @@ from ....networks.torch_state import in_own_state, to_device
 from ....reports.record import ACCEPTED, PLAIN, REDONE
 from ...conditioning import ClassOrPrompt
 from ...editing import Edit
-from ...engine import Sampler, decode
+from ...engine import Sampler, run_passes
 from ...noise import PairedNoise
 from ..canvas import MARCanvas, Tokens, mar_canvas
 from ..mar import Diffusion, FullTransformer, Transformer, annealed_tables
@@ -70,50 +70,50 @@ def fasthybrid(
     transformer = make_transformer(canvas)
     plain = Diffusion(canvas, transformer.head, annealed_tables(canvas))
     if settings.lookahead < 2:
-        yield from decode(canvas, order.plan, transformer, plain)
+        yield from run_passes(canvas, order.plan, transformer, plain)
         return canvas.finish()
 
-    together = held_together_by(transformer, plain)
-    if together and canvas.images > 1:
-        canvas.report.remark(f"{together} kept the images at the same AR step, which takes more head calls")
+    reason_together = held_together_by(transformer, plain)
+    if reason_together and canvas.images > 1:
+        canvas.report.remark(f"{reason_together} kept the images at the same AR step, which takes more head calls")
 
     pace = Pace(canvas)
     conditions = Conditions(canvas, transformer)
     drafts = TokenDrafts(canvas, settings.threshold)
     refinement = REFINEMENTS[settings.accepted](canvas)
 
-    while pace.left.any():
-        # 1. Look: a pass of the transformer for the images that have moved to a new AR step. Each reads its own tokens.
+    while pace.unfinished.any():
+        # 1. Update z: a pass for the images that have moved to a new AR step. Each image reads its own tokens.
         with canvas.clock.phase("transformer"):
-            z = conditions.look(pace)  # [P, B, L, C]
+            z = conditions.update(pace)  # [P, B, L, C]
 
         with canvas.clock.phase("head"):
             # 2. Verify: a draft is accepted if cos(z', z) >= lambda.
             drafts.verify(pace, z[0])
-            turn = next_turn(pace, drafts.accepted, together=bool(together))
+            decision = next_decision(pace, drafts.accepted, together=bool(reason_together))
 
             # 3. Lookahead: a full diffusion of the tokens without an accepted draft, and of all tokens of the later AR
             # steps in the lookahead.
-            drafted = pace.tokens(turn.drafted)
-            full = canvas.batch(plain.tables[turn.step], drafted, z, plain.noise)
+            drafted_tokens = pace.tokens(decision.drafted)
+            full_batch = canvas.batch(plain.tables[decision.step], drafted_tokens, z, plain.noise)
 
             # 4. Refine: a few-step diffusion of the accepted tokens.
-            accepted = pace.tokens(turn.accepted)
-            from_noise = canvas.batch(refinement.table, accepted, z, refinement.noise)
-            few = refinement.from_drafts(from_noise, drafts.tokens[accepted.index])
+            accepted_tokens = pace.tokens(decision.accepted)
+            noise_batch = canvas.batch(refinement.table, accepted_tokens, z, refinement.noise)
+            refinement_batch = refinement.from_drafts(noise_batch, drafts.tokens[accepted_tokens.index])
 
             # 5. Run both diffusions in one loop.
-            sampled, refined = plain.head.sample_both(full, few)
-            drafts.store(turn.drafted, drafted, sampled, full.z[0])
-            drafts.tokens[accepted.index] = refined
+            sampled, refined = plain.head.sample_both(full_batch, refinement_batch)
+            drafts.store(decision.drafted, drafted_tokens, sampled, full_batch.z[0])
+            drafts.tokens[accepted_tokens.index] = refined
 
         # 6. Decide the tokens of the present AR steps. The values are the refined drafts, and new samples elsewhere.
-        decided = pace.tokens(turn.decided).index
-        when = to_device(pace.at.int().expand_as(turn.decided)[turn.decided], z.device)
-        outcome = to_device(drafts.outcome[turn.decided], z.device)
-        canvas.decide(decided, drafts.tokens[decided], when, outcome)
-        pace.advance(turn.going)
-        yield from canvas.show(int(pace.at.sum()) // len(pace.at))
+        decided_index = pace.tokens(decision.decided).index
+        when = to_device(pace.step_of_image.int().expand_as(decision.decided)[decision.decided], z.device)
+        outcome = to_device(drafts.outcome[decision.decided], z.device)
+        canvas.decide(decided_index, drafts.tokens[decided_index], when, outcome)
+        pace.advance(decision.advancing)
+        yield from canvas.yield_step(int(pace.step_of_image.sum()) // len(pace.step_of_image))
 
     canvas.report.similarity = drafts.similarity()
     return canvas.finish()
@@ -121,15 +121,15 @@ def fasthybrid(
 
 def held_together_by(transformer: Transformer, plain: Diffusion) -> str:
     """What keeps all images at the same AR step; "" if each image has its own pace."""
-    if not transformer.own_pace:
+    if not transformer.allows_different_steps:
         return "LazyMAR's caches"
     return "diffusion_steps_end" if len(set(plain.tables)) > 1 else ""
 
 
-class Turn(NamedTuple):
+class NextDecision(NamedTuple):
     """What is sampled and decided after a pass; :class:`Pace` explains the masks."""
 
-    going: Tensor  # mask of the images that decide their AR steps and go on to the next
+    advancing: Tensor  # mask of the images that decide their AR steps and go on to the next
     decided: Tensor  # mask of the tokens that are decided: those of the present AR steps of these images
     accepted: Tensor  # mask of the decided tokens that have an accepted draft
     # Mask of the tokens that a full diffusion samples: the decided tokens without an accepted draft, and the tokens of
@@ -138,7 +138,7 @@ class Turn(NamedTuple):
     step: int  # the AR step whose diffusion steps the full diffusion uses
 
 
-def next_turn(pace: Pace, accepted: Tensor, together: bool) -> Turn:
+def next_decision(pace: Pace, accepted: Tensor, together: bool) -> NextDecision:
     """Which images go on after a pass.
 
     Images whose tokens all have accepted drafts go on at once, in few head calls. If there is no such image, all images
@@ -150,13 +150,14 @@ def next_turn(pace: Pace, accepted: Tensor, together: bool) -> Turn:
         together: whether all images must stay at the same AR step. If False, all AR steps must have the same number of
             diffusion steps.
     """
-    restarts = (pace.here & ~accepted).any(1, keepdim=True)  # mask of images with a token without an accepted draft
-    ready = pace.left & ~restarts
-    going = ready if ready.any() and not together else pace.left
+    # Mask of the images with a token that has no accepted draft.
+    needs_diffusion = (pace.present & ~accepted).any(1, keepdim=True)
+    ready = pace.unfinished & ~needs_diffusion
+    advancing = ready if ready.any() and not together else pace.unfinished
 
-    decided = pace.here & going
-    drafted = pace.ahead & ~accepted & restarts & going
-    return Turn(going, decided, decided & accepted, drafted, step=int(pace.at[going].max()))
+    decided = pace.present & advancing
+    drafted = pace.ahead & ~accepted & needs_diffusion & advancing
+    return NextDecision(advancing, decided, decided & accepted, drafted, step=int(pace.step_of_image[advancing].max()))
 
 
 class Pace:
@@ -166,10 +167,10 @@ class Pace:
     an image decides its tokens. :meth:`tokens` gives the positions of these tokens.
     """
 
-    left: Tensor  # mask of the images that have AR steps left
+    unfinished: Tensor  # mask of the images that have AR steps left
     moved: Tensor  # mask of the images that have moved to a new AR step since the previous pass
-    here: Tensor  # mask of the tokens of the images' present AR steps
-    ahead: Tensor  # mask of these tokens, and of later tokens that a lookahead from here drafts
+    present: Tensor  # mask of the tokens of the images' present AR steps
+    ahead: Tensor  # mask of these tokens, and of later tokens that a lookahead from these AR steps drafts
 
     def __init__(self, canvas: MARCanvas):
         order = canvas.order
@@ -179,24 +180,25 @@ class Pace:
 
         # For every AR step: the column of its first token, and the column after the last token of a lookahead from this
         # AR step.
-        firsts = [*order.starts, canvas.cells]
+        firsts = [*order.count_before, canvas.cells]
         self.firsts = torch.tensor(firsts)
         self.ends = torch.tensor([firsts[min(step + reach(step), steps)] for step in range(steps + 1)])
 
-        self.at = torch.full((canvas.images, 1), -1)  # AR step of every image; order.steps once the image is finished
-        self.advance(self.at < 0)
+        # AR step of every image; order.steps once the image is finished.
+        self.step_of_image = torch.full((canvas.images, 1), -1)
+        self.advance(self.step_of_image < 0)
 
-    def advance(self, going: Tensor) -> None:
-        """Move the images ``going``, bool [B, 1], on to their next AR step."""
+    def advance(self, advancing: Tensor) -> None:
+        """Move the images ``advancing``, bool [B, 1], on to their next AR step."""
         steps = self.order.steps
-        self.at = self.at + going
-        self.left = self.at < steps
-        self.moved = going & self.left
+        self.step_of_image = self.step_of_image + advancing
+        self.unfinished = self.step_of_image < steps
+        self.moved = advancing & self.unfinished
 
         column = torch.arange(int(self.firsts[-1]))
-        begun = column >= self.firsts[self.at]
-        self.here = begun & (column < self.firsts[(self.at + 1).clamp(max=steps)])
-        self.ahead = begun & (column < self.ends[self.at])
+        begun = column >= self.firsts[self.step_of_image]
+        self.present = begun & (column < self.firsts[(self.step_of_image + 1).clamp(max=steps)])
+        self.ahead = begun & (column < self.ends[self.step_of_image])
 
     def tokens(self, mask: Tensor) -> Tokens:
         """The tokens where ``mask`` is True, one image after another."""
@@ -211,35 +213,36 @@ class Conditions:
     def __init__(self, canvas: MARCanvas, transformer: Transformer):
         self.order = canvas.order
         self.transformer = transformer
-        self._z: Tensor | None = None
+        self._z = torch.zeros(0)  # empty until the first pass, which is for all images
 
-    def look(self, pace: Pace) -> Tensor:
+    def update(self, pace: Pace) -> Tensor:
         """Run a pass for the images that have moved to a new AR step. Returns z in the columns of :class:`Pace`,
         [P, B, L, C], where P is the number of guidance branches and C is the transformer's width. z is up to date in
         the columns ``pace.ahead`` of every image.
         """
         images = pace.moved.flatten().nonzero().flatten()
-        if not len(images):
-            assert self._z is not None, "the first pass is for all images"
-            return self._z
+        if len(images):
+            self._run_pass(pace, images)
+        return self._z
 
+    def _run_pass(self, pace: Pace, images: Tensor) -> None:
+        """Run a pass for ``images``, int64 [R], and store its z."""
         # The columns ``pace.ahead`` of each image. All images need the same number of columns, so an image with fewer
         # columns gets neighbouring columns too.
-        at = pace.at[images]
-        first = pace.firsts[at]
-        most = int((pace.ends[at] - first).max())
-        columns = first.clamp(max=len(pace.here[0]) - most) + torch.arange(most)
+        steps = pace.step_of_image[images]
+        first = pace.firsts[steps]
+        most = int((pace.ends[steps] - first).max())
+        columns = first.clamp(max=len(pace.present[0]) - most) + torch.arange(most)
 
         # Run the transformer for the positions in these columns.
         rows = torch.stack([images[:, None].expand_as(columns), columns])
         image, column = to_device(rows, self.order.decision_order.device)
         wanted = self.order.decision_order[image, column]
-        z = self.transformer.for_rows(images.tolist(), at.flatten().tolist(), wanted)
+        z = self.transformer.for_rows(images.tolist(), steps.flatten().tolist(), wanted)
 
-        if self._z is None:
+        if not self._z.numel():
             self._z = z.new_zeros(len(z), *self.order.decision_order.shape, z.shape[-1])
         self._z[:, image, column] = z
-        return self._z
 
 
 class TokenDrafts:
@@ -254,10 +257,10 @@ class TokenDrafts:
         # Indexed by position: the draft x', which the refined token later replaces if the draft is accepted; and z',
         # from which the draft was sampled.
         self.tokens = torch.zeros_like(canvas.values)
-        self.conditions = torch.zeros(images, length, canvas.model.net.config.dim, device=canvas.device)
+        self.draft_conditions = torch.zeros(images, length, canvas.model.net.config.dim, device=canvas.device)
 
         # In the columns of Pace: whether a token has a draft, whether the draft is accepted, and the draft's outcome.
-        self.made = torch.zeros(images, length, dtype=torch.bool)
+        self.has_draft = torch.zeros(images, length, dtype=torch.bool)
         self.accepted = torch.zeros(images, length, dtype=torch.bool)
         self.outcome = torch.full((images, length), PLAIN, dtype=torch.uint8)
 
@@ -272,19 +275,20 @@ class TokenDrafts:
             x: the drafts x', fp32 [N, channels].
             z: the conditions z' from which the drafts were sampled, [N, C].
         """
-        self.made |= mask
+        self.has_draft |= mask
         self.tokens[drafted.index] = x
-        self.conditions[drafted.index] = z.float()
+        self.draft_conditions[drafted.index] = z.float()
 
     def verify(self, pace: Pace, z_by_column: Tensor) -> None:
         """Verify the drafts of the AR steps that images have newly reached: accept a draft if cos(z', z) >= lambda.
 
         ``z_by_column``: z of the branch with the condition, [B, L, C], in the columns of :class:`Pace`.
         """
-        drafted = pace.here & pace.moved & self.made
+        drafted = pace.present & pace.moved & self.has_draft
         tokens = pace.tokens(drafted)
         image, _ = tokens.index
-        cosine = F.cosine_similarity(self.conditions[tokens.index], z_by_column[image, tokens.column].float(), dim=-1)
+        z = z_by_column[image, tokens.column].float()
+        cosine = F.cosine_similarity(self.draft_conditions[tokens.index], z, dim=-1)
         self._similarities.append(cosine)
         accepted = (cosine >= self.threshold).cpu()  # in an AR step, the host waits for the device only here
 

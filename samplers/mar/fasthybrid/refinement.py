@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from ....networks.torch_state import to_device
-from ...chain import DiffusionBatch, MeanAdjustment, StepTable, spread
+from ...chain import DiffusionBatch, MeanAdjustment, StepTable, noise_for_steps
 from ..canvas import MARCanvas, StreamNoise
 
 
@@ -26,9 +27,9 @@ class Refinement(ABC):
         """Run all T_g steps; a subclass may leave out the first steps."""
         self.table = canvas.step_table(canvas.settings.guided_steps)
         noise = canvas.noise_of("guided")
-        self.noise = noise._replace(steps=spread(noise.steps, len(self.table)))
+        self.noise = noise._replace(steps=noise_for_steps(noise.steps, len(self.table)))
 
-    def skip(self, steps: int) -> None:
+    def leave_out_first(self, steps: int) -> None:
         """Leave out the first ``steps`` steps."""
         self.table = self.table.some_steps(steps, len(self.table))
         self.noise = self.noise._replace(steps=self.noise.steps[steps:])
@@ -59,19 +60,20 @@ class Guided(Refinement):
         # are left out. In most schedules it is the first step. The last step adds no noise. If its gamma is 1, as in
         # the schedule linear-up, no step is run, and the state is the draft. The same holds if there is only one step,
         # except in the schedule none.
-        skipped = max((k + 1 for k, weight in enumerate(weights) if weight == 1), default=0)
-        if skipped:
+        left_out = 0
+        last_left_out = last_step_with_full_weight(weights)
+        if last_left_out is not None:
+            left_out = last_left_out + 1
             # The head learned to choose sigma from a range. Without the head, sigma is the middle of this range, times
             # the temperature.
-            last = skipped - 1
-            self.sigma = self.table.columns().middle[last].exp() * settings.temperature
-            self.noise = self.noise._replace(start=self.noise.steps[last])
-        self.skip(skipped)
-        self.gamma = to_device(torch.tensor(weights[skipped:]), canvas.device)  # gamma of the S steps, fp32 [S]
+            self.sigma = self.table.columns().middle[last_left_out].exp() * settings.temperature
+            self.noise = self.noise._replace(start=self.noise.steps[last_left_out])
+        self.leave_out_first(left_out)
+        self.gamma = to_device(torch.tensor(weights[left_out:]), canvas.device)  # gamma of the S steps, fp32 [S]
 
     def from_drafts(self, batch: DiffusionBatch, drafts: Tensor) -> DiffusionBatch:
         x = batch.x if self.sigma is None else drafts + self.sigma * batch.x
-        return replace(batch, x=x, change=MeanAdjustment(drafts, self.gamma))
+        return replace(batch, x=x, mean_adjustment=MeanAdjustment(drafts, self.gamma))
 
 
 class Renoised(Refinement):
@@ -83,27 +85,27 @@ class Renoised(Refinement):
         # The number of steps is rounded down, as is usual in image-to-image pipelines. For example, 15 steps times
         # denoise = 0.9 is 13.5, so 13 steps are run.
         steps = len(self.table)
-        skipped = steps - int(round(steps * canvas.settings.denoise, 6))
+        left_out = steps - int(round(steps * canvas.settings.denoise, 6))
 
         # The state before the first step is x_t = sqrt(abar_t) x' + sqrt(1 - abar_t) noise. t is the timestep of this
         # step, and abar_t is the product of all 1 - beta up to t. If no step is run, there is no noise: abar_t is 1.
         self.data_x: Tensor | float = 1.0  # 1 / sqrt(abar_t)
         self.data_out: Tensor | float = 0.0  # -sqrt(1 / abar_t - 1)
-        if skipped < steps:
-            self.data_x = self.table.columns().data_x[skipped]
-            self.data_out = self.table.columns().data_out[skipped]
-        self.skip(skipped)
+        if left_out < steps:
+            self.data_x = self.table.columns().data_x[left_out]
+            self.data_out = self.table.columns().data_out[left_out]
+        self.leave_out_first(left_out)
 
     def from_drafts(self, batch: DiffusionBatch, drafts: Tensor) -> DiffusionBatch:
         return replace(batch, x=(drafts - self.data_out * batch.x) / self.data_x)
 
 
-class Kept(Refinement):
+class Unchanged(Refinement):
     """No steps: an accepted draft does not change."""
 
     def __init__(self, canvas: MARCanvas):
         super().__init__(canvas)
-        self.skip(len(self.table))
+        self.leave_out_first(len(self.table))
 
     def from_drafts(self, batch: DiffusionBatch, drafts: Tensor) -> DiffusionBatch:
         return replace(batch, x=drafts)
@@ -113,7 +115,7 @@ class Kept(Refinement):
 REFINEMENTS: dict[str, type[Refinement]] = {
     "refine": Guided,
     "renoise": Renoised,
-    "keep": Kept,
+    "keep": Unchanged,
 }
 
 
@@ -129,3 +131,8 @@ def guidance_weights(schedule: str, steps: int) -> tuple[float, ...]:
         "none": lambda t: 0.0,
     }[schedule]
     return tuple(weight(t) for t in range(steps, 0, -1))
+
+
+def last_step_with_full_weight(weights: Sequence[float]) -> int | None:
+    """The index of the last step whose gamma, its entry in ``weights``, is 1; None if there is no such step."""
+    return max((k for k, weight in enumerate(weights) if weight == 1), default=None)

@@ -20,7 +20,8 @@ because it uses three caches. :class:`CacheSettings` can switch off each of them
      paper's Table 3;
    - (9): in the later blocks, the computed rows also attend to the stored keys and values of all other rows.
 
-   The measuring block is the 3rd layer in the paper, but the 4th block in the published code (:func:`.usual_block`).
+   The measuring block is the 3rd layer in the paper, but the 4th block in the published code
+   (:func:`.measuring_block`).
 3. *condition cache* (section 3.2.2): the transformer computes only the conditional branch. The null branch, which does
    not read the class or prompt, follows from the features after the last block. r is the last refresh:
 
@@ -94,13 +95,13 @@ def note_caches(canvas: MARCanvas, settings: CacheSettings) -> None:
         canvas.cached = torch.zeros(canvas.images, canvas.cells, dtype=torch.int32, device=canvas.device)
 
 
-def with_caches(sampler: Callable[..., Sampler], *models: str) -> Callable[..., Sampler]:
-    """A MAR sampler with LazyMAR's caches, made from a MAR sampler without them. ``models``: names of the sampler's
-    arguments that make a transformer, such as "make_transformer".
+def with_caches(sampler: Callable[..., Sampler], *transformer_arguments: str) -> Callable[..., Sampler]:
+    """A MAR sampler with LazyMAR's caches, made from a MAR sampler without them. ``transformer_arguments``: names of
+    the sampler's arguments that make a transformer, such as "make_transformer".
     """
 
     def run(model: Any, condition: Any, settings: Any, noise: Any, **more: Any) -> Sampler:
-        lazy = {name: partial(lazy_transformer, settings=settings) for name in models}
+        lazy = {name: partial(lazy_transformer, settings=settings) for name in transformer_arguments}
         return sampler(model, condition, settings, noise, **lazy, **more)
 
     return run

@@ -36,16 +36,16 @@ MIDDLE = range(1, 5)
 # Modulations are vectors by which the diffusion step and the condition z change a layer. The head returns them as a
 # flat list: shift, scale and gate of each block, then shift and scale of the last layer. At a reused step, only the
 # gates of the outer blocks and the modulations of the last layer are computed.
-_OF_A_BLOCK = 3
-_OF_LAST_LAYER = 2
+_MODULATIONS_PER_BLOCK = 3
+_MODULATIONS_OF_LAST_LAYER = 2
 
 
 class HeadSchedule(NamedTuple):
     """How the head is evaluated at each diffusion step. Step 0 has the highest timestep."""
 
     kinds: list[str]  # FULL, EDGE or REUSED for each step
-    of_kind: dict[str, Tensor]  # numbers of the steps of each kind, int64 on the device
-    reuses: bool  # whether any step reuses something
+    steps_of_kind: dict[str, Tensor]  # numbers of the steps of each kind, int64 on the device
+    uses_cache: bool  # whether any step reuses something
 
 
 def head_schedule(steps: int, period: int, device: torch.device) -> HeadSchedule:
@@ -62,11 +62,11 @@ def head_schedule(steps: int, period: int, device: torch.device) -> HeadSchedule
         else:
             kinds.append(EDGE if left > 0.9 * steps else REUSED)
 
-    of_kind = {}
+    steps_of_kind = {}
     for kind in (FULL, EDGE, REUSED):
         which = [k for k in range(steps) if kinds[k] == kind]
-        of_kind[kind] = to_device(torch.tensor(which, dtype=torch.int64), device)
-    return HeadSchedule(kinds, of_kind, reuses=period > 1)
+        steps_of_kind[kind] = to_device(torch.tensor(which, dtype=torch.int64), device)
+    return HeadSchedule(kinds, steps_of_kind, uses_cache=period > 1)
 
 
 class CachedHead:
@@ -86,7 +86,7 @@ class CachedHead:
     [1] What guidance adds to the noise that the conditional branch predicts. It needs the null branch.
     """
 
-    kept: HeadKept | None = None  # what the most recent steps computed; None only before the first step, which is full
+    cache: HeadCache | None = None  # None only before the first step, which is full
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class CachedHead:
 
         condition = head.cond_embed(batch.z.flatten(0, 1))
         self.modulations = {}  # an iterator for each kind, because run_chain takes the steps in order
-        for kind, which in schedule.of_kind.items():
+        for kind, which in schedule.steps_of_kind.items():
             computed = condition if kind == FULL else condition[: self.tokens]
             self.modulations[kind] = step_modulations(head, net, kind, outer, batch.table.times[which], computed)
 
@@ -122,14 +122,14 @@ class CachedHead:
 
         if kind == FULL:
             self.report.add(head_calls=1, head_rows=self.branches * self.tokens)
-            result, self.kept = keeping_step(self.net, self.head, self.branches, modulations, inputs)
+            result, self.cache = full_step_to_cache(self.net, self.head, self.branches, modulations, inputs)
             return result
 
-        assert self.kept is not None
+        assert self.cache is not None
         self.report.add(head_calls=1, head_rows=self.tokens, cached_calls=1)
-        result, kept = reusing_step(self.net, self.head, self.outer, self.kept, kind == EDGE, modulations, inputs)
-        if kept is not None:
-            self.kept = kept
+        result, cache = step_from_cache(self.net, self.head, self.outer, self.cache, kind == EDGE, modulations, inputs)
+        if cache is not None:
+            self.cache = cache
         return result
 
 
@@ -150,36 +150,36 @@ class CachedHeadEvaluation(HeadEvaluation):
         if steps not in self._schedules:
             self._schedules[steps] = head_schedule(steps, head_period(self.settings, steps), batch.x.device)
         schedule = self._schedules[steps]
-        if not schedule.reuses:
+        if not schedule.uses_cache:
             return super().for_chain(batch)
         return CachedHead(self.denoiser, self.net, batch, schedule, self.outer, self.report)
 
 
 @recorded
-def keeping_step(
+def full_step_to_cache(
     net: MAR, head: DiffusionHead, branches: int, modulations: HeadModulations, inputs: StepInputs
-) -> tuple[StepResult, HeadKept]:
+) -> tuple[StepResult, HeadCache]:
     """A full step: :func:`evaluate_full`, then :func:`...chain.advance`. Returns the tokens' states after the step, and
     what the next steps reuse.
     """
-    out, kept = net.compiled(evaluate_full, "diffusion head")(head, inputs.cfg, branches, modulations, inputs.x)
-    return net.compiled(advance, "diffusion steps")(inputs, out), kept
+    out, cache = net.compiled(evaluate_full, "diffusion head")(head, inputs.cfg, branches, modulations, inputs.x)
+    return net.compiled(advance, "diffusion steps")(inputs, out), cache
 
 
 @recorded
-def reusing_step(
+def step_from_cache(
     net: MAR,
     head: DiffusionHead,
     outer: Sequence[int],
-    kept: HeadKept,
+    cache: HeadCache,
     edge: bool,
     modulations: HeadModulations,
     inputs: StepInputs,
-) -> tuple[StepResult, HeadKept | None]:
-    """A step between two full steps: :func:`evaluate_from_kept`, then :func:`...chain.advance`. Returns the tokens'
+) -> tuple[StepResult, HeadCache | None]:
+    """A step between two full steps: :func:`evaluate_from_cache`, then :func:`...chain.advance`. Returns the tokens'
     states after the step, and what the next steps reuse, or None if they reuse the same as this step.
     """
-    out, changed = net.compiled(evaluate_from_kept, "diffusion head")(head, outer, kept, edge, modulations, inputs.x)
+    out, changed = net.compiled(evaluate_from_cache, "diffusion head")(head, outer, cache, edge, modulations, inputs.x)
     return net.compiled(advance, "diffusion steps")(inputs, out), changed
 
 
@@ -210,26 +210,26 @@ def step_modulations(
     blocks = head.res_blocks if kind == FULL else [head.res_blocks[j] for j in outer]
 
     # How many steps one matrix product computes; ``count`` is the number of modulations of one step.
-    count = len(blocks) * (1 if kind == REUSED else _OF_A_BLOCK) + _OF_LAST_LAYER
+    count = len(blocks) * (1 if kind == REUSED else _MODULATIONS_PER_BLOCK) + _MODULATIONS_OF_LAST_LAYER
     steps_at_once = max(1, BUDGET // max(1, condition.numel() * count))
-    for some in times[:, None].split(steps_at_once):
-        embedding = some + condition
+    for times_of_product in times[:, None].split(steps_at_once):
+        embedding = times_of_product + condition
         if kind == REUSED:
-            made = head.gates(embedding, blocks) + head.modulations(embedding, ())
+            modulations = head.gates(embedding, blocks) + head.modulations(embedding, ())
         else:
-            made = head.modulations(embedding, blocks)
+            modulations = head.modulations(embedding, blocks)
         if net.records:  # a recorded function copies contiguous tensors fastest
-            made = [m.contiguous() for m in made]
-        for of_step in zip(*made, strict=True):
-            of_blocks, of_last_layer = of_step[:-_OF_LAST_LAYER], of_step[-_OF_LAST_LAYER:]
+            modulations = [m.contiguous() for m in modulations]
+        for of_step in zip(*modulations, strict=True):
+            of_blocks, of_last_layer = of_step[:-_MODULATIONS_OF_LAST_LAYER], of_step[-_MODULATIONS_OF_LAST_LAYER:]
             if kind == REUSED:
                 yield HeadModulations((), (), of_blocks, of_last_layer)
             else:
-                shifts, scales, gates = (of_blocks[i::_OF_A_BLOCK] for i in range(_OF_A_BLOCK))
+                shifts, scales, gates = (of_blocks[i::_MODULATIONS_PER_BLOCK] for i in range(_MODULATIONS_PER_BLOCK))
                 yield HeadModulations(shifts, scales, gates, of_last_layer)
 
 
-class HeadKept(NamedTuple):
+class HeadCache(NamedTuple):
     """What the steps after a full step reuse; all tensors are for the conditional branch."""
 
     mlps: list[Tensor]  # outputs of the outer blocks' MLPs, [N, w] each
@@ -239,7 +239,7 @@ class HeadKept(NamedTuple):
 
 def evaluate_full(
     head: DiffusionHead, cfg: Tensor, branches: int, modulations: HeadModulations, x: Tensor
-) -> tuple[Tensor, HeadKept]:
+) -> tuple[Tensor, HeadCache]:
     """Evaluate the head in full. Returns noise, then variance logits, [P, N, 2 c], and what the next steps reuse.
 
     ``cfg``: the guidance scale, [N, 1]; ``branches``: P; ``x``: the tokens' states, fp32 [N, c].
@@ -268,28 +268,28 @@ def evaluate_full(
     # The first N rows are the conditional branch, the last N the null branch. Without guidance both are the same rows.
     guidance = (cfg - 1) * (out[:n] - out[-n:])[:, : head.channels]
     guided_bias = last.bias + F.pad(guidance, (0, head.channels))
-    return out.view(branches, n, -1), HeadKept(mlps, middle, guided_bias)
+    return out.view(branches, n, -1), HeadCache(mlps, middle, guided_bias)
 
 
-def evaluate_from_kept(
-    head: DiffusionHead, outer: Sequence[int], kept: HeadKept, edge: bool, modulations: HeadModulations, x: Tensor
-) -> tuple[Tensor, HeadKept | None]:
-    """Evaluate the head with what was kept. Returns noise, then variance logits, fp32 [1, N, 2 c], and what the next
-    steps reuse, or None if this is still ``kept``.
+def evaluate_from_cache(
+    head: DiffusionHead, outer: Sequence[int], cache: HeadCache, edge: bool, modulations: HeadModulations, x: Tensor
+) -> tuple[Tensor, HeadCache | None]:
+    """Evaluate the head with the cache. Returns noise, then variance logits, fp32 [1, N, 2 c], and what the next
+    steps reuse, or None if this is still ``cache``.
 
     ``x``: the tokens' states, fp32 [N, c]. At an ``edge`` step, the MLPs of the outer blocks are computed.
     """
     h = head.input_proj(x.to(head.input_proj.weight.dtype))
     shifts, scales, gates, of_last_layer = modulations
-    mlps = [] if edge else kept.mlps
+    mlps = [] if edge else cache.mlps
     for i, j in enumerate(outer):
         if edge:
             block = cast(HeadBlock, head.res_blocks[j])
             mlps.append(block.mlp(modulated(h, block.in_ln, shifts[i], scales[i])))
         h = torch.addcmul(h, gates[i], mlps[i])
         if j + 1 == MIDDLE[0]:  # the middle blocks follow
-            h = h + kept.middle
+            h = h + cache.middle
 
     h = modulated(h, head.final_layer.norm_final, *of_last_layer)
-    out = torch.addmm(kept.guided_bias, h.to(kept.guided_bias.dtype), head.final_layer.linear.weight.t())
-    return out[None], kept._replace(mlps=mlps) if edge else None
+    out = torch.addmm(cache.guided_bias, h.to(cache.guided_bias.dtype), head.final_layer.linear.weight.t())
+    return out[None], cache._replace(mlps=mlps) if edge else None

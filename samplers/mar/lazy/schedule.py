@@ -59,22 +59,22 @@ class Refresh(NamedTuple):
 
 
 def refreshes(
-    settings: CacheSettings, starts: Sequence[int], shares: Sequence[float], buffer: int, guided: bool
+    settings: CacheSettings, decided_before: Sequence[int], shares: Sequence[float], buffer: int, guided: bool
 ) -> list[Refresh | None]:
     """For each AR step, what its pass keeps if it is a refresh. None if it keeps nothing: no cache would use it, or the
     next AR step is a refresh, too.
 
     Args:
         settings: which caches are on, and when refreshes are due.
-        starts: how many tokens are decided before each AR step.
+        decided_before: how many tokens are decided before each AR step.
         shares: share of the decoder's rows that each AR step computes if it is not a refresh.
         buffer: number of class rows.
         guided: whether guidance is on, so there are two branches.
     """
     out: list[Refresh | None] = []
-    for step, until in enumerate(next_refreshes(settings, len(starts))):
+    for step, until in enumerate(next_refreshes(settings, len(decided_before))):
         passes = range(step + 1, until)  # AR steps whose passes may use what is kept
-        encoder_rows = buffer + starts[until - 1] if settings.encoder_cache else 0
+        encoder_rows = buffer + decided_before[until - 1] if settings.encoder_cache else 0
         decoder = any(shares[k] < 1 for k in passes)
         residual = guided and settings.condition_cache
 
@@ -83,7 +83,7 @@ def refreshes(
     return out
 
 
-def usual_block(depth: int) -> int:
+def measuring_block(depth: int) -> int:
     """Number, counted from 1, of the measuring block in a decoder of ``depth`` blocks. The values of its attention show
     how much a row has changed.
 

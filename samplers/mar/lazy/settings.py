@@ -27,15 +27,14 @@ class CacheSettings(Guarantees):
     """Settings of LazyMAR's caches (ICCV 2025): what is reused from one AR step to the next, and for how long."""
 
     # The removed setting ``block`` was the number of the decoder block that measures how much a token has changed. Now
-    # usual_block in lazy/schedule.py chooses this block.
+    # measuring_block in lazy/schedule.py chooses this block.
     removed: ClassVar[Mapping[str, Any]] = {"block": None, "head_period": HEAD_PERIOD}
     # In a class that with_cache_settings makes: the class of the sampler's own settings. Else None.
-    beside_caches: ClassVar[type[MARBase] | None] = None
+    sampler_settings: ClassVar[type[MARBase] | None] = None
 
     refresh_period: int = knob(9, "Number of AR steps from one full computation to the next; a higher number is faster "
-        "and less exact. Usual: 9 for 64 AR steps, and 5 for 32; at 1, nothing is cached.", low=1, high=4096, step=1,
-        symbol="tau",
-        unit="AR steps")
+        "and less exact. Usual: 9 for 64 AR steps, and 5 for 32; at 1, nothing is cached.",
+        low=1, high=4096, step=1, symbol="tau", unit="AR steps")
     start_step: int = knob(5, "Number of AR steps at the beginning in which nothing of the transformer is reused, "
         "because these steps determine the content; a higher number is slower and more exact. Usual: 5 for 64 AR "
         "steps, and 4 for 32.",
@@ -54,29 +53,32 @@ class CacheSettings(Guarantees):
         "full-size models, constant for the demo.",
         choices=("published", "stretched", "constant"), advanced=True,
         more="\n  - *published*: all tokens in AR steps 1 to 20, then shares of 0.6, 0.5, 0.4, 0.15 and 0.12, and "
-            "*computed_ratio* from step 41 on. The authors' table ends at step 64; after that, *computed_ratio* still "
-            "applies. With 20 AR steps or fewer, the token cache skips nothing.\n  - *stretched*: with 32 AR "
-            "steps, MAR-H takes 10% fewer operations than with *published*. With 64 AR steps, both are the same.\n  "
-            "- *constant*: *computed_ratio* at every step, as in the paper's Figure 6.")
+             "*computed_ratio* from step 41 on. The authors' table ends at step 64; after that, *computed_ratio* "
+             "still applies. With 20 AR steps or fewer, the token cache skips nothing.\n  - *stretched*: with 32 AR "
+             "steps, MAR-H takes 10% fewer operations than with *published*. With 64 AR steps, published and "
+             "stretched are the same.\n  - *constant*: *computed_ratio* at every step, as in the paper's Figure 6.")
     selection: str = knob("least-similar", "Which tokens the decoder computes; it always computes the tokens of the "
-    "current and of the previous AR step, and this setting chooses the others. Usual: least-similar, the tokens that "
-    "changed most, as in the paper.",
+        "current and of the previous AR step, and this setting chooses the others. Usual: least-similar, the tokens "
+        "that changed most, as in the paper.",
         choices=("least-similar", "most-similar", "random", "undecided", "decided"), advanced=True,
         more="The other choices gave worse images in the paper; their rows in its Table 3 are: *most-similar* IV, "
-        "*random* III, *undecided* II and *decided* I. The paper names a choice after the tokens that are cached; "
-        "our names say which tokens are computed. With *undecided* or *decided*, *computed_ratio* has no effect: the "
-        "decoder computes all undecided or all decided tokens, but not the extra rows of its input that hold the "
-        "class (these rows are not tokens of the image).")
+            "*random* III, *undecided* II and *decided* I. The paper names a choice after the tokens that are cached; "
+            "our names say which tokens are computed. With *undecided* or *decided*, *computed_ratio* has no effect: "
+            "the decoder computes all undecided or all decided tokens, but not the extra rows of its input that hold "
+            "the class (these rows are not tokens of the image).")
     condition_cache: bool = knob(True, "Between two full computations, reuse the difference between the predictions "
-    "with and without the label or prompt, which guidance needs; this halves the transformer's work. Without this "
-    "cache, runs are slower and more exact.", advanced=True,
-        more="Guidance compares the unconditional prediction with the prediction for the label or prompt. Between "
-            "two full computations, only the prediction for the label or prompt is computed. The difference between "
-            "the two predictions is taken from the last full computation. The cache has no effect at *cfg* 1.")
+        "with and without the label or prompt, which guidance needs; this halves the transformer's work. Without this "
+        "cache, runs are slower and more exact.",
+        advanced=True,
+        more="Guidance compares the unconditional prediction with the prediction for the label or prompt. Between two "
+            "full computations, only the prediction for the label or prompt is computed. The difference between the "
+            "two predictions is taken from the last full computation. The cache has no effect at *cfg* 1.")
     token_cache: bool = knob(True, "Do not compute tokens that hardly change; their cached values are used instead. "
-        "Without this cache, runs are slower and more exact.", advanced=True)
+        "Without this cache, runs are slower and more exact.",
+        advanced=True)
     head_cache: bool = knob(True, "Reuse most of the diffusion head's results from one diffusion step to the next, as "
-        "the published code does. Without this cache, runs are slower and more exact.", advanced=True,
+        "the published code does. Without this cache, runs are slower and more exact.",
+        advanced=True,
         more="The paper does not describe this cache, but the paper's speed-ups include it.")
     encoder_cache: bool = knob(True, "Reuse the encoder's results for the tokens that were decided earlier, as the "
         "published code does. Without this cache, runs are slower and more exact.",
@@ -120,7 +122,7 @@ def with_cache_settings(kind: type[MARBase]) -> type[MARBase]:
     about = {
         "__doc__": f"{kind.__name__} with the settings of LazyMAR's caches.",
         "__module__": __name__,
-        "beside_caches": kind,
+        "sampler_settings": kind,
     }
     name = kind.__name__.removesuffix("Settings") + "LazyMARSettings"
     # A dataclass takes the fields of its last base first, so the fields of ``kind`` come first.

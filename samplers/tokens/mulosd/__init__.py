@@ -49,14 +49,15 @@ from ....networks.llama import TokenModel
 from ....networks.torch_state import in_own_state
 from ...conditioning import AnyCondition
 from ...engine import Sampler, remark_draft
-from ..canvas import token_canvas
-from ..checks import raster_only
+from ..canvas import TokenCanvas, token_canvas
+from ..checks import expect_raster
 from ..defaults import sampling_of
 from ..llamagen import decode_schedule
+from ..prepare import PreparedCondition
 from ..schedule import raster
 from ..token_noise import TokenNoise
 from .acceptance import codebook_neighbours
-from .blocks import BlockDrafter, blocks_of, enlarge, reduce
+from .blocks import BlockDrafter, blocks_of, enlarge_draft, reduce_result
 from .islands import Repair, islands_of_all, repair_of
 from .settings import MuLoSDSettings
 from .upsampling import UpSampling
@@ -97,7 +98,7 @@ def mulosd(
             nothing can be rejected, an upscale model that does not return RGB images, or logits or pixels that are not
             finite.
     """
-    check_pair(target, draft, codes=up_sampler.vq.config.codes, sampler="MuLo-SD")
+    check_pair(target, draft, codes=up_sampler.tokenizer_net.config.codes, sampler="MuLo-SD")
     ratio = check_grids(target, draft)
     check(target, settings)
 
@@ -106,15 +107,11 @@ def mulosd(
     canvas.report.settings["up_sampler"] = up_sampler.name
     one_block = settings.rows_at_once(draft.grid) == draft.grid
     if one_block and settings.exact(target.grid):
-        # For any draft, the tokens are identical to the tokens of serial decoding, so no draft is generated.
-        result = yield from decode_schedule(canvas, prepared, raster(target.grid))
-        step = result.report.maps["step"]
-        result.report.maps.update(islands=np.zeros_like(step), waves=np.full_like(step, -1))
-        return result
+        return (yield from _without_draft(canvas, prepared))
 
     blocks = blocks_of(settings, draft.grid, ratio)
     nearest = settings.neighbours_among(target.net.config.vocab)
-    neighbours = codebook_neighbours(up_sampler.vq.quantize, nearest, canvas.device)
+    neighbours = codebook_neighbours(up_sampler.tokenizer_net.quantize, nearest, canvas.device)
     drafter = BlockDrafter(canvas, draft, condition, blocks)
     verifier = BlockVerifier(canvas, prepared, neighbours, drafter.look)
     repairs: list[Repair] = []
@@ -125,7 +122,7 @@ def mulosd(
         yield from drafter.generate(block)
 
         # 2. The draft is enlarged.
-        enlarge(block, drafter.canvas, canvas, up_sampler)
+        enlarge_draft(block, drafter.canvas, canvas, up_sampler)
 
         # 3. One pass of the target verifies every token of the block, and rejects those of R_T.
         hidden, rejected = verifier.verify(block)
@@ -139,17 +136,27 @@ def mulosd(
         # 5. All islands are resampled in parallel, one wave per pass.
         for done, verdict in verifier.resample(block, hidden, repair):
             canvas.decide(*verdict)
-            yield from canvas.show(done)
+            yield from canvas.yield_step(done)
 
         # 6. The block is final. The draft model continues from the reduced block.
-        reduce(block, canvas, drafter.canvas, up_sampler)
+        reduce_result(block, canvas, drafter.canvas, up_sampler)
 
     canvas.report.similarity = torch.cat(verifier.pools).cpu().numpy()
     canvas.report.maps["islands"] = islands_of_all(repairs)
-    canvas.report.maps["waves"] = np.concatenate([repair.wave for repair in repairs], axis=1)
+    canvas.report.maps["waves"] = np.concatenate([repair.wave_of_cell for repair in repairs], axis=1)
     drafter.canvas.expect_finite("draft")
     result = canvas.finish()
     remark_draft(result.report, draft)
+    return result
+
+
+def _without_draft(canvas: TokenCanvas, condition: PreparedCondition) -> Sampler:
+    """Let the target decode serially, without a draft. It is for settings with which the tokens are the same for
+    every draft.
+    """
+    result = yield from decode_schedule(canvas, condition, raster(canvas.grid[0]))
+    step = result.report.maps["step"]
+    result.report.maps.update(islands=np.zeros_like(step), waves=np.full_like(step, -1))
     return result
 
 
@@ -176,7 +183,7 @@ def check_pair(target: TokenModel, draft: TokenModel, *, codes: int, sampler: st
         UserError: a PAR, a Janus, or a model with a different number of codes.
     """
     why_no_janus = f"{sampler} needs a model of a smaller image, which no Janus draws"
-    raster_only(sampler, target, draft, why_no_janus=why_no_janus)
+    expect_raster(sampler, target, draft, why_no_janus=why_no_janus)
     of_target = target.net.config.vocab
     of_draft = draft.net.config.vocab
     if of_draft != of_target:

@@ -18,11 +18,11 @@ from torch import Tensor
 from ....networks.autoencoder import Codebook
 
 # How many scores of pairs of codes are computed at once: they take 64 MiB in fp32.
-_SCORES = 1 << 24
+_SCORES_AT_ONCE = 1 << 24
 
 
 @torch.inference_mode()
-def neighbours(vectors: Tensor, k: int) -> Tensor:
+def nearest_codes(vectors: Tensor, k: int) -> Tensor:
     """The table of neighbours, int32 [V, 1 + k]. The row of a code holds its own number, and then the numbers of the k
     nearest codes by L2 distance, nearest first.
 
@@ -38,8 +38,8 @@ def neighbours(vectors: Tensor, k: int) -> Tensor:
     return torch.cat(parts)
 
 
-def neighbours_bytes(count: int, k: int) -> float:
-    """The most memory that :func:`neighbours` takes for ``count`` codes, in bytes."""
+def nearest_codes_bytes(count: int, k: int) -> float:
+    """The most memory that :func:`nearest_codes` takes for ``count`` codes, in bytes."""
     table = count * (1 + k)  # int32, so each entry takes 4 bytes, as does a score
     scores = min(count, _codes_at_once(count)) * count
 
@@ -50,12 +50,12 @@ def neighbours_bytes(count: int, k: int) -> float:
 
 def _codes_at_once(count: int) -> int:
     """How many codes may have their scores with all ``count`` codes computed at once."""
-    return max(1, _SCORES // count)
+    return max(1, _SCORES_AT_ONCE // count)
 
 
 def codebook_neighbours(codebook: Codebook, k: int, device: torch.device) -> Tensor:
-    """The table of :func:`neighbours` for the unit vectors of a VQ codebook, on ``device``. It takes 66 MB for 16,384
-    codes and k 1000.
+    """The table of :func:`nearest_codes` for the unit vectors of a VQ codebook, on ``device``. It takes 66 MB for
+    16,384 codes and k 1000.
 
     The codebook keeps the last table, together with the vectors from which it was computed. The table is computed again
     if these vectors, k or the device have changed. The host waits while the vectors are compared.
@@ -68,7 +68,7 @@ def codebook_neighbours(codebook: Codebook, k: int, device: torch.device) -> Ten
             return table
 
     codebook.neighbours = None  # frees the old table first: two tables at a time would be large
-    table = neighbours(vectors, k).to(device)
+    table = nearest_codes(vectors, k).to(device)
     codebook.neighbours = (vectors, table)
     return table
 
@@ -79,32 +79,36 @@ def pooled(p: Tensor, codes: Tensor, table: Tensor) -> Tensor:
     Args:
         p: probabilities of all codes, fp32 [..., V].
         codes: the codes, int64 [...].
-        table: from :func:`neighbours`.
+        table: from :func:`nearest_codes`.
     """
     return p.gather(-1, table[codes].long()).sum(-1)
 
 
-def reject_all_but_share(pool: Tensor, share: float, alone: Tensor | None = None, before: int = 0) -> Tensor:
+def reject_all_but_share(
+    pool: Tensor, share: float, own_probability: Tensor | None = None, tokens_before: int = 0
+) -> Tensor:
     """Accept a ``share`` of every image's draft tokens, those with the highest ``pool``, and reject all others. Returns
     the rejected tokens R_T, bool [B, n].
 
     ``pool`` is rounded to 4 decimals. Otherwise rounding errors would decide between tokens that have nearly the whole
     probability together with their neighbours. Among tokens with the same rounded value, those with the highest
-    ``alone`` are accepted first. If ``alone`` is equal too, those that come first in raster order are accepted first.
+    ``own_probability`` are accepted first. If ``own_probability`` is equal too, those that come first in raster order
+    are accepted first.
 
     Args:
         pool: pooled probability of each draft token, fp32 [B, n], from :func:`pooled`.
         share: 0 to 1. It applies to the tokens of this block and of all earlier blocks together.
-        alone: probability of each draft token without its neighbours, fp32 [B, n]; None: the unrounded ``pool``.
-        before: number of tokens of an image in earlier blocks.
+        own_probability: probability of each draft token without its neighbours, fp32 [B, n]; None: the unrounded
+            ``pool``.
+        tokens_before: number of tokens of an image in earlier blocks.
     """
     # Earlier blocks have accepted round(share * before) tokens. This block adds what is missing to the share so far.
     count = pool.shape[1]
-    accepted = round(share * (before + count)) - round(share * before)
+    accepted = round(share * (tokens_before + count)) - round(share * tokens_before)
 
     # Sort by the less important key first. The second sort is stable, so it keeps this order among equal values.
     order = torch.arange(count, device=pool.device).expand_as(pool)
-    for key in (pool if alone is None else alone, (pool * 1e4).round()):
-        in_order = key.gather(1, order).sort(dim=1, descending=True, stable=True).indices
-        order = order.gather(1, in_order)
+    for key in (pool if own_probability is None else own_probability, (pool * 1e4).round()):
+        permutation = key.gather(1, order).sort(dim=1, descending=True, stable=True).indices
+        order = order.gather(1, permutation)
     return torch.ones_like(pool, dtype=torch.bool).scatter(1, order[:, :accepted], False)

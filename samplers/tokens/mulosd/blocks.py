@@ -16,12 +16,12 @@ from torch import Tensor
 
 from ....networks.llama import TokenModel
 from ...conditioning import AnyCondition
-from ...engine import Step, decode
+from ...engine import Step, run_passes
 from ..cache_slots import serial_table, window_table
 from ..canvas import TokenCanvas, blank_canvas
 from ..defaults import sampling_of
-from ..jacobi import iterate
-from ..looks import ScheduleLook, plan_of
+from ..jacobi import jacobi_calls
+from ..looks import ScheduleLook, plan_from_table
 from ..prepare import prepare
 from ..sampling import TokenDraw
 from ..schedule import Schedule, next_token_passes
@@ -156,10 +156,9 @@ class BlockDrafter:
         )
         self.draw = TokenDraw(self.canvas, stream="draft")
 
-        self.parallel = settings.draft_parallel
-        self.in_windows = self.parallel > 1
+        self.window_width = settings.draft_parallel
         # In windows, a finished image leaves the batch, unless a later block needs its keys and values.
-        self.shrink = len(blocks) == 1
+        self.images_may_leave = len(blocks) == 1
 
         # One cache serves all blocks, so it has the slots that the largest block needs. In windows, stand-ins and
         # padding have slots of their own.
@@ -170,42 +169,49 @@ class BlockDrafter:
 
         # With guidance, the prefill and all serial passes read the null condition, whatever cfg_interval is. The cache
         # then has the null condition's branch for all blocks.
-        last_guided = math.inf if sampling.guides else -1
+        last_guided = math.inf if sampling.uses_guidance else -1
         self.look = ScheduleLook(self.canvas, prepared, self.block.schedule, last_guided, slots=slots)
+
+    @property
+    def in_windows(self) -> bool:
+        """Whether the draft model generates in windows of several passes."""
+        return self.window_width > 1
 
     def generate(self, block: Block) -> Iterator[Step]:
         """Step 1: generate the draft rows of a block."""
         self.block = block
         self.draw.follow(block.schedule)
         if self.in_windows:
-            yield from self._in_windows(block)
+            yield from self._generate_in_windows(block)
         else:
-            yield from self._serial(block)
+            yield from self._generate_serially(block)
 
-    def _serial(self, block: Block) -> Iterator[Step]:
+    def _generate_serially(self, block: Block) -> Iterator[Step]:
         """Generate a block pass by pass."""
-        plan = plan_of(serial_table(block.schedule), self.canvas.device)
+        plan = plan_from_table(serial_table(block.schedule), self.canvas.device)
         if not block.is_first:
             del plan[0]  # it decides nothing: the prefill of the first block has already read the condition
             self.look.follow(block.schedule)
-        yield from decode(self.canvas, plan, self.look, self.draw, self.show)
+        yield from run_passes(self.canvas, plan, self.look, self.draw, self.count_and_yield_step)
 
-    def _in_windows(self, block: Block) -> Iterator[Step]:
+    def _generate_in_windows(self, block: Block) -> Iterator[Step]:
         """Generate a block in windows of passes. In the first block, the first pass is the prefill, which runs before
         the windows.
         """
         if block.is_first:
-            plan = plan_of(window_table(block.schedule), self.canvas.device)
-            yield from decode(self.canvas, {0: plan[0]}, self.look, self.draw, self.show)
+            plan = plan_from_table(window_table(block.schedule), self.canvas.device)
+            yield from run_passes(self.canvas, {0: plan[0]}, self.look, self.draw, self.count_and_yield_step)
 
-        calls = iterate(self.canvas, self.look, self.draw, block.schedule, self.parallel, self.shrink)
+        calls = jacobi_calls(
+            self.canvas, self.look, self.draw, block.schedule, self.window_width, self.images_may_leave
+        )
         for done, _ in enumerate(calls, 1 + block.is_first):
-            yield from self.show(done)
+            yield from self.count_and_yield_step(done)
 
-    def show(self, done: int) -> Iterator[Step]:
+    def count_and_yield_step(self, done: int) -> Iterator[Step]:
         """Count one pass of the draft model, the pass number ``done`` of its block, and yield the partial result."""
         self.canvas.report.add(draft_passes=1)
-        return self.target_canvas.show(self.block.progress_of_draft(done), self.view_with_draft)
+        return self.target_canvas.yield_step(self.block.progress_of_draft(done), self.view_with_draft)
 
     @torch.inference_mode(False)
     def view_with_draft(self) -> tuple[Tensor, Tensor]:
@@ -223,7 +229,7 @@ class BlockDrafter:
         return torch.where(drafted, draft_tokens, tokens), decided | drafted
 
 
-def enlarge(block: Block, draft_canvas: TokenCanvas, target_canvas: TokenCanvas, up_sampler: UpSampling) -> None:
+def enlarge_draft(block: Block, draft_canvas: TokenCanvas, target_canvas: TokenCanvas, up_sampler: UpSampling) -> None:
     """Step 2, U_r: enlarge the draft's rows so far, and write the rows of this block to the target's canvas."""
     ratio = block.ratio
     rows = block.draft_rows
@@ -234,7 +240,7 @@ def enlarge(block: Block, draft_canvas: TokenCanvas, target_canvas: TokenCanvas,
         target_canvas.values[:, cells.start : cells.stop] = of_block.flatten(1)
 
 
-def reduce(block: Block, target_canvas: TokenCanvas, draft_canvas: TokenCanvas, up_sampler: UpSampling) -> None:
+def reduce_result(block: Block, target_canvas: TokenCanvas, draft_canvas: TokenCanvas, up_sampler: UpSampling) -> None:
     """Step 6, D_r: reduce the target's rows so far, and write the rows of this block to the draft's canvas, from which
     the draft model continues. The last block is not reduced.
     """

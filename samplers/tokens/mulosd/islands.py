@@ -31,25 +31,25 @@ class Repair(NamedTuple):
     """What happens to the draft tokens of a block, in arrays [B, h, w]."""
 
     rejected: np.ndarray  # R_T, bool
-    islands: np.ndarray  # number of the island of each cell, int32 from 1; 0 outside R_X
-    wave: np.ndarray  # number of the wave that resamples each cell, int32 from 0; -1 outside R_X
+    island_of_cell: np.ndarray  # number of the island of each cell, int32 from 1; 0 outside R_X
+    wave_of_cell: np.ndarray  # number of the wave that resamples each cell, int32 from 0; -1 outside R_X
 
     def outcome(self) -> np.ndarray:
         """What became of every draft token, uint8 [B, h, w], as numbered in ``reports/record.py``."""
         resampled = np.where(self.rejected, REJECTED, EXPANDED)
-        return np.where(self.islands > 0, resampled, ACCEPTED).astype(np.uint8)
+        return np.where(self.island_of_cell > 0, resampled, ACCEPTED).astype(np.uint8)
 
     def counts(self) -> dict[str, int]:
         """Counts for the report: draft tokens that passed the verification; draft tokens that failed it; those that
         passed but are resampled, because the expansion includes them; islands; and waves.
         """
-        expanded = (self.islands > 0) & ~self.rejected
+        expanded = (self.island_of_cell > 0) & ~self.rejected
         return {
             "accepted": int((~self.rejected).sum()),
             "rejected": int(self.rejected.sum()),
             "expanded": int(expanded.sum()),
-            "islands": int(self.islands.max(axis=(1, 2)).sum()),
-            "waves": int(self.wave.max()) + 1,
+            "islands": int(self.island_of_cell.max(axis=(1, 2)).sum()),
+            "waves": int(self.wave_of_cell.max()) + 1,
         }
 
 
@@ -60,12 +60,12 @@ def repair_of(rejected: np.ndarray, settings: MuLoSDSettings) -> Repair:
     else:
         region = expand(rejected, settings.expansion)
 
-    numbered = islands(region)
+    island_of_cell = find_islands(region)
     if settings.resample_order == ONE_BY_ONE:
-        wave = waves(region.astype(np.int32))  # as if R_X were one island
+        wave_of_cell = waves_of_islands(region.astype(np.int32))  # as if R_X were one island
     else:
-        wave = waves(numbered, settings.resample_window or None)
-    return Repair(rejected, numbered, wave)
+        wave_of_cell = waves_of_islands(island_of_cell, settings.resample_window or None)
+    return Repair(rejected, island_of_cell, wave_of_cell)
 
 
 def islands_of_all(repairs: Sequence[Repair]) -> np.ndarray:
@@ -73,10 +73,10 @@ def islands_of_all(repairs: Sequence[Repair]) -> np.ndarray:
     continue those of the block before; 0 outside the islands.
     """
     parts = []
-    so_far = np.zeros((len(repairs[0].islands), 1, 1), np.int32)  # number of islands of each image
+    so_far = np.zeros((len(repairs[0].island_of_cell), 1, 1), np.int32)  # number of islands of each image
     for repair in repairs:
-        parts.append(np.where(repair.islands > 0, repair.islands + so_far, 0))
-        so_far += repair.islands.max(axis=(1, 2), keepdims=True)
+        parts.append(np.where(repair.island_of_cell > 0, repair.island_of_cell + so_far, 0))
+        so_far += repair.island_of_cell.max(axis=(1, 2), keepdims=True)
     return np.concatenate(parts, axis=1)
 
 
@@ -96,7 +96,7 @@ def expand(rejected: np.ndarray, radius: int) -> np.ndarray:
     return (near > 0).numpy() & suffix(rejected)
 
 
-def islands(region: np.ndarray) -> np.ndarray:
+def find_islands(region: np.ndarray) -> np.ndarray:
     """CC_8(R_X): the 8-connected components of the region in each image. ``region``: R_X, bool [B, h, w].
 
     Returns the number of each cell's island, int32 [B, h, w]; 0 outside the region. The islands of an image are
@@ -123,7 +123,7 @@ def islands(region: np.ndarray) -> np.ndarray:
     return (number.view(region.shape) * inside).int().numpy()
 
 
-def waves(numbered: np.ndarray, window: int | None = None) -> np.ndarray:
+def waves_of_islands(island_of_cell: np.ndarray, window: int | None = None) -> np.ndarray:
     """The wave that resamples each cell, int32 [B, h, w], from 0; -1 outside the islands. All islands begin in wave 0.
 
     A cell waits for two kinds of cells of its island: those to its left in its row, and those in the rows above, in
@@ -136,41 +136,41 @@ def waves(numbered: np.ndarray, window: int | None = None) -> np.ndarray:
     The function computes the waves of a row for all islands at once.
 
     Args:
-        numbered: number of each cell's island, from :func:`islands`.
+        island_of_cell: number of each cell's island, from :func:`find_islands`.
         window: see above; None, or a window as wide as a row, gives raster order.
     """
-    image, row, column = np.nonzero(numbered)
-    out = np.full(numbered.shape, -1, np.int32)
+    image, row, column = np.nonzero(island_of_cell)
+    wave_of_cell = np.full(island_of_cell.shape, -1, np.int32)
     if not len(image):
-        return out
+        return wave_of_cell
 
-    images, height, width = numbered.shape
-    most = int(numbered.max())  # the largest number of islands in an image
-    island = image * most + numbered[image, row, column] - 1
+    images, height, width = island_of_cell.shape
+    most_islands = int(island_of_cell.max())  # the largest number of islands in an image
+    island = image * most_islands + island_of_cell[image, row, column] - 1
     reach = width if window is None else window
 
     # Go down the rows. latest_above[i, c] is the latest wave of island i in the rows above, in columns up to c; -1 if
     # the island has no cells there.
-    latest_above = np.full((images * most, width), -1, np.int32)
+    latest_above = np.full((images * most_islands, width), -1, np.int32)
     for y in range(height):
         in_row = row == y
         if not in_row.any():
             continue
 
         # 1. The islands that have cells in this row, and which cells of the row belong to each of them.
-        present, i = np.unique(island[in_row], return_inverse=True)
-        c = column[in_row]
+        present, index_in_present = np.unique(island[in_row], return_inverse=True)
+        column_in_row = column[in_row]
         belongs = np.zeros((len(present), width), bool)
-        belongs[i, c] = True
+        belongs[index_in_present, column_in_row] = True
 
         # 2. The waves of these cells.
-        wave = _waves_of_row(belongs, latest_above[present], reach)
-        out[image[in_row], y, c] = wave[i, c]
+        row_waves = _waves_of_row(belongs, latest_above[present], reach)
+        wave_of_cell[image[in_row], y, column_in_row] = row_waves[index_in_present, column_in_row]
 
         # 3. For the next row, this row is above.
-        latest = np.maximum.accumulate(np.where(belongs, wave, _BEFORE_ALL), axis=1)
+        latest = np.maximum.accumulate(np.where(belongs, row_waves, _BEFORE_ALL), axis=1)
         latest_above[present] = np.maximum(latest_above[present], latest)
-    return out
+    return wave_of_cell
 
 
 def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> np.ndarray:
@@ -203,10 +203,10 @@ def _waves_of_row(belongs: np.ndarray, latest_above: np.ndarray, reach: int) -> 
     """
     width = belongs.shape[1]
     place = np.cumsum(belongs, axis=1, dtype=np.int32) - 1
-    last_column = np.minimum(np.arange(width) + reach - 1, width - 1)  # in which a cell waits for cells above
+    last_column_above = np.minimum(np.arange(width) + reach - 1, width - 1)  # in which a cell waits for cells above
 
-    without_place = np.where(belongs, 1 + latest_above[:, last_column] - place, _BEFORE_ALL)
-    return np.maximum.accumulate(without_place, axis=1) + place
+    wave_minus_place = np.where(belongs, 1 + latest_above[:, last_column_above] - place, _BEFORE_ALL)
+    return np.maximum.accumulate(wave_minus_place, axis=1) + place
 
 
 class WavePass(NamedTuple):
@@ -231,12 +231,12 @@ class WavePass(NamedTuple):
     end: int  # fed tokens attend only to cells with a number below this
 
 
-def wave_passes(wave: np.ndarray, first: int, count: int) -> list[WavePass]:
+def wave_passes(wave_in_block: np.ndarray, first: int, count: int) -> list[WavePass]:
     """The pass of each wave. There is always a pass for the first wave, even if no cell is resampled. A pass feeds the
     cell before each cell that it resamples, and the cells that the previous pass has resampled.
 
     Args:
-        wave: int32 [B, n], the wave of each of the n cells of a block; -1 for a cell that is not resampled.
+        wave_in_block: int32 [B, n], the wave of each of the n cells of a block; -1 for a cell that is not resampled.
         first: number of the block's first cell.
         count: number of cells of the grid.
 
@@ -252,13 +252,13 @@ def wave_passes(wave: np.ndarray, first: int, count: int) -> list[WavePass]:
     In wave 3, cell 2 predicts no cell (-). It is fed because the previous pass has resampled it, and the cache still
     holds the keys and values of its draft token.
     """
-    n = wave.shape[1]
+    n = wave_in_block.shape[1]
     last = first + n
-    of_cell = np.full((len(wave), count), -1)
-    of_cell[:, first:last] = wave
+    wave_of_cell = np.full((len(wave_in_block), count), -1)
+    wave_of_cell[:, first:last] = wave_in_block
 
     # 1. The first wave. The pass that verified the block has already predicted its cells, so nothing is fed.
-    cells = _left_aligned(of_cell == 0, count)
+    cells = _left_aligned(wave_of_cell == 0, count)
     nothing = cells[:, :0]
     in_block = (cells - first).clip(max=n - 1)
     out = [WavePass(cells, fed=nothing, position=nothing, predicted_by=in_block, end=0)]
@@ -266,14 +266,14 @@ def wave_passes(wave: np.ndarray, first: int, count: int) -> list[WavePass]:
     # 2. The later waves. The block's last cell is not fed, because it predicts a cell outside the block.
     may_be_fed = slice(0, last - 1)
     predicted = slice(1, last)
-    for k in range(1, int(wave.max(initial=0)) + 1):
-        resampled = of_cell == k
+    for k in range(1, int(wave_in_block.max(initial=0)) + 1):
+        resampled = wave_of_cell == k
         cells = _left_aligned(resampled, count)
 
         # 2.1 The pass feeds the cells that predict a cell of this wave, and the cells that the previous pass has
         #     resampled. For an image without a cell in this wave, it feeds nothing.
         predicts = resampled[:, predicted]
-        was_resampled_last = of_cell[:, may_be_fed] == k - 1
+        was_resampled_last = wave_of_cell[:, may_be_fed] == k - 1
         has_cells = resampled.any(1, keepdims=True)
         is_fed = np.zeros_like(resampled)
         is_fed[:, may_be_fed] = (predicts | was_resampled_last) & has_cells

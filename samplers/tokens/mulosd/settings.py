@@ -30,7 +30,7 @@ class MuLoSDSettings(TokenSettings):
     and resamples parts of it. The method is lossy: the image differs from the image that the target generates alone.
     """
 
-    another_image: ClassVar[bool] = True
+    different_image: ClassVar[bool] = True
 
     cfg: float | None = cfg_knob("4 for class labels and for Tar, 7.5 for LlamaGen's text-to-image models")
     top_k: int | None = top_k_knob("2000 for class labels, 1000 for LlamaGen's text-to-image models, and 0 for Tar")
@@ -57,7 +57,7 @@ class MuLoSDSettings(TokenSettings):
         "Number of similar codes whose probability is added to the probability of the draft code; with more "
         "neighbours, more of the draft is accepted. Usual: 1000 of 16,384 codes, or the same share of another number "
         "of codes; at 0, tau must be much lower.",
-        low=0, high=65536, step=1, paper=PUBLISHED_NEIGHBOURS, symbol="k", advanced=True,
+        low=0, high=65536, step=1, full_size_value=PUBLISHED_NEIGHBOURS, symbol="k", advanced=True,
         more="For the demo's 512 codes, this share is 31.")
     draft_rows: int = knob(4,
         "Number of rows of the small image that are drafted before the large model verifies them; fewer rows are "
@@ -90,13 +90,14 @@ class MuLoSDSettings(TokenSettings):
         "fewer passes are needed; the draft stays identical in fp32. Usual: the draft's side in tokens; at 0, no "
         "guesses are made.",
         low=0, high=4096, step=1, advanced=True,
-        more="In half precision, the draft is a different one from the same distribution. On the demo with *tau* 0, "
-        "*draft_parallel* 8 reduces the passes of both models together from 65 to about 28.")
+        more="In half precision, guessing gives a different draft, but does not change the distribution from which "
+             "drafts are sampled. On the demo with *tau* 0, *draft_parallel* 8 reduces the passes of both models "
+             "together from 65 to about 28.")
     entropy_temperature: float = entropy_temperature_knob("token")
 
     def exact(self, side: int) -> bool:
-        in_order = not self.resample_window or self.resample_order == ONE_BY_ONE
-        return self.tau > 1 and not self.acceptance_target and in_order
+        in_raster_order = not self.resample_window or self.resample_order == ONE_BY_ONE
+        return self.tau > 1 and not self.acceptance_target and in_raster_order
 
     def rows_at_once(self, draft_side: int) -> int:
         """How many of the ``draft_side`` rows of a draft are generated before the target verifies them."""

@@ -31,9 +31,9 @@ from ....networks.latent_samplers import LatentSamplersModel
 # A function that enlarges images [B, 3, H, W] in 0..1, to any size. The result is then resized to the exact size.
 Enlarge = Callable[[Tensor], Tensor]
 # Pixels of the larger images that are computed at once, unless one image alone has more.
-_PIXELS = 1 << 21
+_PIXELS_AT_ONCE = 1 << 21
 # Cells of the large grids that a trained network computes at once, unless one image alone has more.
-_CELLS = 1 << 16
+_CELLS_AT_ONCE = 1 << 16
 # The name in reports if images are enlarged without an upscale model.
 BICUBIC = "bicubic"
 
@@ -42,14 +42,14 @@ class UpSampling(ABC):
     """U_r and D_r of a pair of models.
 
     Attributes:
-        vq_model: the tokenizer of both models.
-        vq: the tokenizer's network.
+        tokenizer: the tokenizer of both models.
+        tokenizer_net: the tokenizer's network.
         name: name of the model or method that enlarges, for reports and messages.
     """
 
     def __init__(self, vq: VQModel, name: str):
-        self.vq_model = vq
-        self.vq = vq.net
+        self.tokenizer = vq
+        self.tokenizer_net = vq.net
         self.name = name
 
     @abstractmethod
@@ -84,15 +84,15 @@ class LatentUpSampling(UpSampling):
         self._net = samplers.net
 
     def up(self, codes: Tensor, factor: int) -> Tensor:
-        return self._applied(self._net.up, codes, codes[0].numel() * factor**2)
+        return self._apply_in_parts(self._net.up, codes, codes[0].numel() * factor**2)
 
     def down(self, codes: Tensor, factor: int) -> Tensor:
-        return self._applied(self._net.down, codes, codes[0].numel())
+        return self._apply_in_parts(self._net.down, codes, codes[0].numel())
 
-    def _applied(self, network: Callable[[Tensor], Tensor], codes: Tensor, cells: int) -> Tensor:
+    def _apply_in_parts(self, network: Callable[[Tensor], Tensor], codes: Tensor, cells: int) -> Tensor:
         """Apply a network to some images at a time. ``cells``: number of cells that an image has in the large grid."""
         codes = codes.to(self._net.codebook.embedding.weight.device)
-        return torch.cat([network(part) for part in codes.split(max(1, _CELLS // cells))])
+        return torch.cat([network(part) for part in codes.split(max(1, _CELLS_AT_ONCE // cells))])
 
 
 class PixelUpSampling(UpSampling):
@@ -109,16 +109,16 @@ class PixelUpSampling(UpSampling):
         self._enlarge = enlarge
 
     def up(self, codes: Tensor, factor: int) -> Tensor:
-        side = codes.shape[2] * factor * self.vq.config.stride
-        large = self._recoded(codes, side, lambda images: self._enlarged(images, (side, side)))
+        side = codes.shape[2] * factor * self.tokenizer_net.config.stride
+        large = self._decode_resize_encode(codes, side, lambda images: self._enlarged(images, (side, side)))
         return large[:, : codes.shape[1] * factor]
 
     def down(self, codes: Tensor, factor: int) -> Tensor:
-        side = codes.shape[2] * self.vq.config.stride
-        small = self._recoded(codes, side, lambda images: F.avg_pool2d(images, factor))
+        side = codes.shape[2] * self.tokenizer_net.config.stride
+        small = self._decode_resize_encode(codes, side, lambda images: F.avg_pool2d(images, factor))
         return small[:, : codes.shape[1] // factor]
 
-    def _recoded(self, codes: Tensor, side: int, resize: Callable[[Tensor], Tensor]) -> Tensor:
+    def _decode_resize_encode(self, codes: Tensor, side: int, resize: Callable[[Tensor], Tensor]) -> Tensor:
         """Decode codes, ``resize`` the images [B, 3, H, W] in -1..1, and encode the result.
 
         ``side``: side, in pixels, of the images before or after resizing, whichever are larger. It determines how many
@@ -127,18 +127,19 @@ class PixelUpSampling(UpSampling):
         Raises:
             UserError: decoded or resized pixels that are not finite.
         """
-        codes = whole_image(codes).to(self.vq.quantize.embedding.weight.device)
+        codes = whole_image(codes).to(self.tokenizer_net.quantize.embedding.weight.device)
         out = []
         largest = []  # for each part the largest absolute values of the decoded and of the resized images, fp32 [2]
-        for part in codes.split(max(1, _PIXELS // side**2)):
-            decoded = self.vq.decode_codes(part).float()
+        for part in codes.split(max(1, _PIXELS_AT_ONCE // side**2)):
+            decoded = self.tokenizer_net.decode_codes(part).float()
             resized = resize(decoded)
-            out.append(self.vq.encode(resized.clamp(-1, 1).to(self.vq.quant_conv.weight.dtype))[1])
+            pixels = resized.clamp(-1, 1).to(self.tokenizer_net.quant_conv.weight.dtype)
+            out.append(self.tokenizer_net.encode(pixels)[1])
             largest.append(torch.stack([decoded.abs().amax(), resized.abs().amax()]))
 
         decoded_well, resized_well = np.isfinite(torch.stack(largest).cpu().numpy()).all(axis=0)
         if not decoded_well:
-            raise not_finite("decoder", self.vq_model.name, "pixels")
+            raise not_finite("decoder", self.tokenizer.name, "pixels")
         if not resized_well:
             raise not_finite("upscale_model", self.name, "pixels")
         return torch.cat(out)

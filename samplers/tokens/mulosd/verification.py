@@ -29,7 +29,7 @@ from .islands import Repair, WavePass, wave_passes
 from .settings import MuLoSDSettings
 
 # How many logits are computed at once, for all batch rows together: they take 64 MiB in fp32.
-_PIECE = 1 << 24
+_LOGITS_AT_ONCE = 1 << 24
 
 
 class BlockVerifier:
@@ -38,7 +38,7 @@ class BlockVerifier:
     Args:
         canvas: the target's images.
         condition: the packed condition.
-        neighbours: the table of neighbours, int32 [V, 1 + k], see :func:`.acceptance.neighbours`.
+        neighbours: the table of neighbours, int32 [V, 1 + k], see :func:`.acceptance.nearest_codes`.
         draft_transformer: the draft model's transformer. Passes of both models are numbered together.
     """
 
@@ -52,7 +52,7 @@ class BlockVerifier:
         self.canvas = canvas
         self.settings: MuLoSDSettings = canvas.settings
         self.transformer = CachedTransformer(canvas, condition)
-        self.null = canvas.sampling.guides  # whether the transformer also reads the null condition
+        self.reads_null = canvas.sampling.uses_guidance  # whether the transformer also reads the null condition
         self.draw = TokenDraw(canvas)
         self.neighbours = neighbours
         self.draft_transformer = draft_transformer
@@ -68,14 +68,14 @@ class BlockVerifier:
         """
         canvas = self.canvas
         with canvas.clock.phase("transformer"):
-            hidden = self.read(block)
+            hidden = self.feed_block(block)
         with canvas.clock.phase("verification"):
-            pool, rejected = self.rejections(hidden, block.cells)
+            pool, rejected = self.pool_and_reject(hidden, block.cells)
 
         self.pools.append(pool.flatten())
         return hidden, rejected.cpu().numpy().reshape(canvas.images, -1, canvas.grid[1])
 
-    def read(self, block: Block) -> Tensor:
+    def feed_block(self, block: Block) -> Tensor:
         """Feed a block, and feed the block before it again, which updates that block's keys and values.
 
         Returns the hidden rows [R, n, C] that predict the cells of the block.
@@ -85,17 +85,17 @@ class BlockVerifier:
         if block.is_first:
             # With several images, the last cell of the grid may be fed as padding, which needs a slot; see WavePass.
             slots = canvas.cells if canvas.images > 1 else canvas.cells - 1
-            hidden = self.transformer.prefill(self.null, slots, canvas.values[:, : block.cells.stop - 1])
+            hidden = self.transformer.prefill(self.reads_null, slots, canvas.values[:, : block.cells.stop - 1])
         else:
             # The previous block is fed again too, because its tokens may have changed since they were fed.
             end = block.cells.stop - 1
             fed = torch.arange(block.fed_from, end, device=canvas.device)
             rows = causal_rows(fed, fed, self.transformer.cache.prefix, end)
-            hidden = self.transformer.feed(canvas.values, rows, self.null)
+            hidden = self.transformer.feed(canvas.values, rows, self.reads_null)
 
         return hidden[:, -len(block.cells) :]
 
-    def rejections(self, hidden: Tensor, cells: range) -> tuple[Tensor, Tensor]:
+    def pool_and_reject(self, hidden: Tensor, cells: range) -> tuple[Tensor, Tensor]:
         """Pooled probabilities of the drafts of n ``cells``, fp32 [B, n]; and the rejected drafts R_T, bool [B, n].
 
         ``hidden``: the rows that predict these cells, [R, n, C].
@@ -109,19 +109,20 @@ class BlockVerifier:
         size = cells_at_once(len(hidden), self.draw.net.config.vocab)
         on_device = torch.arange(cells.start, cells.stop, device=hidden.device)
         pools = []
-        alone = []
+        own_probabilities = []
         for part, rows in zip(on_device.split(size), hidden.split(size, dim=1), strict=True):
             logits = self.draw.logits(rows, guidance_at(sampling, part - 1))
             p = tempered(logits, sampling).softmax(-1)
             drafts = self.canvas.values[:, part]
             pools.append(pooled(p, drafts, self.neighbours))
-            alone.append(p.gather(-1, drafts[..., None])[..., 0])
+            own_probabilities.append(p.gather(-1, drafts[..., None])[..., 0])
         pool = torch.cat(pools, dim=1)
 
         # 2. Accept a share of the drafts, or all drafts whose pooled probability is tau or more.
         share = self.settings.acceptance_target
         if share:
-            return pool, reject_all_but_share(pool, share, torch.cat(alone, dim=1), before=cells.start)
+            own_probability = torch.cat(own_probabilities, dim=1)
+            return pool, reject_all_but_share(pool, share, own_probability, tokens_before=cells.start)
         return pool, pool < self.settings.tau
 
     # ------------------------------------------------------------ 4. acceptance
@@ -153,11 +154,11 @@ class BlockVerifier:
         """
         canvas = self.canvas
         outcome = to_device(repair.outcome().reshape(canvas.images, -1), canvas.device)  # uint8 [B, n]
-        waves = wave_passes(repair.wave.reshape(canvas.images, -1), block.cells.start, canvas.cells)
+        waves = wave_passes(repair.wave_of_cell.reshape(canvas.images, -1), block.cells.start, canvas.cells)
 
         for done, wave in enumerate(waves, 1):
             if done > 1:
-                hidden = self.feed(wave)
+                hidden = self.feed_wave(wave)
             cells = to_device(wave.cells, canvas.device)
             values = self.sample(hidden, to_device(wave.predicted_by, canvas.device), cells)
 
@@ -165,14 +166,14 @@ class BlockVerifier:
             verdict = Verdict(cells, values, self.newest_pass, outcome.gather(1, in_block))
             yield block.progress_of_repair(done, len(waves)), verdict
 
-    def feed(self, wave: WavePass) -> Tensor:
+    def feed_wave(self, wave: WavePass) -> Tensor:
         """Feed the cells that a wave needs, see :class:`WavePass`. Returns their hidden rows, [R, m, C]."""
         canvas = self.canvas
         fed = to_device(wave.fed, canvas.device)
         position = to_device(wave.position, canvas.device)
         with canvas.clock.phase("transformer"):
             rows = causal_rows(fed, position, self.transformer.cache.prefix, wave.end)
-            return self.transformer.feed(canvas.values, rows, self.null)
+            return self.transformer.feed(canvas.values, rows, self.reads_null)
 
     def sample(self, hidden: Tensor, predicted_by: Tensor, cells: Tensor) -> Tensor:
         """Sample a token for each of the ``cells``, int64 [B, a]; the result is int64 [B, a].
@@ -208,4 +209,4 @@ def cells_at_once(rows: int, codes: int) -> int:
     """How many cells may have their logits computed at once; this limits the memory. Each cell has a logit for each of
     ``rows`` batch rows and ``codes`` codes.
     """
-    return max(1, _PIECE // (rows * codes))
+    return max(1, _LOGITS_AT_ONCE // (rows * codes))

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ...model_loaders.toy.loader import SIDE, ToyModel, load_toy
 from ...reports.record import Clock
-from ...samplers.engine import Canvas, Sampler, decode, new_report
+from ...samplers.engine import Canvas, Sampler, new_report, run_passes
 from ...samplers.settings import Guarantees, knob
 from . import Entry, Family
 
@@ -36,7 +36,7 @@ def toy(model: ToyModel, condition: Any, settings: ToySettings, noise: Any, edit
     report = new_report("toy", model, settings, noise)
     values = torch.zeros(len(noise), SIDE**2, channels)
     canvas = ToyCanvas(model, settings, noise, (SIDE, SIDE), values, report, clock=Clock(values.device))
-    drawn = noise.first("full", SIDE**2, channels)
+    drawn = noise.start_noise("full", SIDE**2, channels)
     classes = torch.tensor(condition.labels).view(-1, 1, 1)
     plan = dict(enumerate(torch.arange(SIDE**2).split(settings.rows * SIDE)))
     canvas.total = len(plan)
@@ -44,7 +44,7 @@ def toy(model: ToyModel, condition: Any, settings: ToySettings, noise: Any, edit
     def draw(k: int, cells: Tensor, z: Tensor) -> Tensor:
         return drawn[:, cells] * z + classes
 
-    yield from decode(canvas, plan, lambda k, cells: model.net.toy_scale, draw)
+    yield from run_passes(canvas, plan, lambda k, cells: model.net.toy_scale, draw)
     return canvas.finish()
 
 

@@ -12,7 +12,7 @@ from fastar_nodes.runs import batches
 from fastar_nodes.samplers.blocks import bitdance as module
 from fastar_nodes.samplers.blocks import canvas as canvases
 from fastar_nodes.samplers.blocks.bitdance import bitdance, noise_in_order
-from fastar_nodes.samplers.blocks.diffusion import evaluations
+from fastar_nodes.samplers.blocks.diffusion import head_calls
 from fastar_nodes.samplers.blocks.settings import BlockSettings
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.editing import Edit
@@ -39,7 +39,7 @@ def draw(model, settings=FEW, images=(0,), labels=(1,), seed=5, **more):
 
 def test_the_steps_by_hand():
     """Two steps: t = 0 and 0.475, dt = 0.475. a = 1 - dt ((1 + t) / (1 - t) + 1), b = dt (1 + t) / (1 - t)."""
-    found = evaluations(2)
+    found = head_calls(2)
     numbers = [(step.x_coefficient, step.data_coefficient, math.exp(step.middle)) for step in found.steps]
     assert found.times == pytest.approx((0.0, 0.475, 0.95))
     assert numbers[0] == pytest.approx((0.05, 0.475, 0.974679434))
@@ -50,7 +50,7 @@ def test_the_steps_by_hand():
 
 def test_a_time_shift_moves_all_times_but_the_last_evaluation():
     """s(t) = t / (t + 2 (1 - t)): 0.475 becomes 0.311475, and 0.95 becomes 0.904762."""
-    found = evaluations(2, 2.0)
+    found = head_calls(2, 2.0)
     assert found.times == pytest.approx((0.0, 0.311475410, 0.95))
     dt = 0.904761905 - 0.311475410
     share = 1.311475410 / 0.688524590
@@ -96,7 +96,7 @@ def test_modulations_in_advance_equal_those_of_every_step(model, monkeypatch):
 
     made.clear()
     rows = 2 * 4 * model.net.denoiser.modulation_numbers  # both branches of a block
-    monkeypatch.setattr(module, "BUDGET", 2 * rows)
+    monkeypatch.setattr(module, "MODULATION_BUDGET", 2 * rows)
     assert torch.equal(draw(model).latents, expected)
     assert made == [2, 2, 1] * 4
 
@@ -113,8 +113,8 @@ def test_fewer_steps_take_entry_k_t_over_s_of_the_noise(model):
     """Of four steps a block of two takes the entries 0 and 2: with others zero nothing changes."""
 
     class Noise(PairedNoise):
-        def steps(self, stream, count, tokens, channels):
-            noise = super().steps(stream, count, tokens, channels)
+        def step_noise(self, stream, count, tokens, channels):
+            noise = super().step_noise(stream, count, tokens, channels)
             noise[:, 1] = noise[:, 3] = 0
             return noise
 
@@ -148,7 +148,7 @@ def test_without_guidance_the_null_rows_are_not_computed(model, monkeypatch):
     assert set(sizes) == {4}
 
 
-@pytest.mark.parametrize("what", ["first", "steps"])
+@pytest.mark.parametrize("what", ["start_noise", "step_noise"])
 def test_the_null_branch_has_a_first_block_of_its_own_where_guidance_begins_with_1(model, what):
     """Its noise, of the start and of the steps, decides what later blocks are guided away from, and nothing else."""
 
@@ -248,7 +248,7 @@ def test_known_tokens_of_a_block_follow_their_own_path(model, settings):
 
     # The first window has all five states; both branches share them.
     states = seen[0] if settings.speculation else torch.cat(seen[:5])
-    noise = PairedNoise(5, (0,)).first("full", 16, 6)[0, 0]
+    noise = PairedNoise(5, (0,)).start_noise("full", 16, 6)[0, 0]
     assert len(states) == 5
     for k, x in enumerate(states):
         t = 0.95 * k / 4
@@ -270,7 +270,7 @@ def test_an_edited_image_does_not_depend_on_its_batch(model, settings):
     edit = Edit(start, masks)
     together = draw(model, settings, (0, 1), (1, 2), edit=edit)
     for i in (0, 1):
-        alone = draw(model, settings, (i,), (i + 1,), edit=edit.of([i], 2))
+        alone = draw(model, settings, (i,), (i + 1,), edit=edit.for_images([i], 2))
         assert torch.equal(alone.latents[0], together.latents[i])
         assert alone.report.edits == together.report.edits[i : i + 1]
         for name, values in alone.report.maps.items():

@@ -16,8 +16,9 @@ from fastar_nodes.runs.memory import HEAD, KV_CACHE, NOISE, POSITIONS, TRANSFORM
 from fastar_nodes.runs.memory import blocks as memory
 from fastar_nodes.runs.registry import SAMPLERS
 from fastar_nodes.samplers import chain
-from fastar_nodes.samplers.blocks.diffusion import BUDGET, evaluations
+from fastar_nodes.samplers.blocks.diffusion import head_calls
 from fastar_nodes.samplers.blocks.settings import BlockSettings
+from fastar_nodes.samplers.chain import MODULATION_BUDGET
 from fastar_nodes.samplers.conditioning import PromptCondition, from_ids
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
@@ -54,13 +55,13 @@ def test_a_run_by_hand():
 @pytest.mark.fast_cases("True-2.0")
 def test_a_window_holds_what_is_estimated(monkeypatch, cfg, given):
     """Tokens of so many bits that the states of a window decide, and a call for each state."""
-    monkeypatch.setattr(memory, "BUDGET", 1)
+    monkeypatch.setattr(memory, "MODULATION_BUDGET", 1)
     model = tiny_bitdance(block=16, channels=512)
     settings = BlockSettings(diffusion_steps=40, cfg=cfg, speculation=8)
     work = memory.estimate(model, from_ids((1, 2)), settings)[HEAD]
     branches = 1 + (cfg != 1)
 
-    made = evaluations(40)
+    made = head_calls(40)
     t = torch.tensor(made.times)
     table = chain.step_table(made.steps, model.net.denoiser.times(t))
     start = torch.randn(2, 16, 512)
@@ -69,7 +70,7 @@ def test_a_window_holds_what_is_estimated(monkeypatch, cfg, given):
     report = Report("bitdance", "tiny", {}, 0, 2, "cpu", memory={})
     scale = torch.full((2, 1, 1), cfg)
     with counted(monkeypatch) as live:
-        rows = chain.DiffusionBatch(torch.randn(branches, 2, 16, 32), scale, start, noise, table, given=known)
+        rows = chain.DiffusionBatch(torch.randn(branches, 2, 16, 32), scale, start, noise, table, fixed_tokens=known)
         head = chain.HeadAtStates(model.net, model.net.denoiser, rows, report, 1)
         paths = Speculation(model.net, head, rows, CounterRNG(torch.arange(2)), report)
         windows = paths.windows(np.arange(2), 8)
@@ -176,7 +177,9 @@ def test_passes_of_a_quarter_of_a_14b_hold_what_is_estimated(monkeypatch):
             table = chain.StepTable(torch.empty(count + 1, 8), times, False)
             z = (hidden + places)[:, None].to(torch.bfloat16)
             rows = chain.DiffusionBatch(z, x, x[:1], x, table)
-            head = chain.Head(net, net.denoiser, rows, Report("bitdance", "14B", {}, 0, 1, "meta"), BUDGET)
+            head = chain.ChainedHead(
+                net, net.denoiser, rows, Report("bitdance", "14B", {}, 0, 1, "meta"), MODULATION_BUDGET
+            )
             scale = torch.ones(1, 1, 1)
             for k in range(20):  # the modulations of 14 evaluations are computed at once
                 head.step(k, chain.StepInputs(table.mean_numbers[k], scale, x[:1], x[:1], None))

@@ -18,7 +18,7 @@ from fastar_nodes.reports.record import Report
 from fastar_nodes.samplers import chain, coupling, speculation
 from fastar_nodes.samplers.blocks import bitdance as module
 from fastar_nodes.samplers.blocks.bitdance import bitdance
-from fastar_nodes.samplers.blocks.diffusion import euler_maruyama, evaluations
+from fastar_nodes.samplers.blocks.diffusion import euler_maruyama, head_calls
 from fastar_nodes.samplers.blocks.settings import BlockSettings
 from fastar_nodes.samplers.conditioning import from_ids
 from fastar_nodes.samplers.coupling import Coupled
@@ -66,18 +66,18 @@ def toy_rows(start, noise, made, given=None, dtype=torch.float32):
     free = torch.tensor([[False], [True]]).expand(len(start), -1, -1)
     known = None if given is None else chain.FixedTokens(times, start, torch.full_like(start, given), free)
     scale = torch.full((len(start), 1, 1), 1.6, dtype=dtype)
-    return chain.DiffusionBatch(torch.zeros(()), scale, start, noise, table, given=known)
+    return chain.DiffusionBatch(torch.zeros(()), scale, start, noise, table, fixed_tokens=known)
 
 
 def first_steps(count: int, of: int):
     """The evaluations of the first ``count`` of some steps; the prediction of the last one counts."""
-    whole = evaluations(of)
+    whole = head_calls(of)
     return replace(whole, times=whole.times[: count + 1], steps=(*whole.steps[:count], whole.steps[-1]))
 
 
 def noisy_last(of: int):
     """The evaluations of some steps, of which the last one adds noise."""
-    whole = evaluations(of)
+    whole = head_calls(of)
     return replace(whole, steps=(*whole.steps[:-1], euler_maruyama(x_coefficient=0.3, data_coefficient=0.6, std=0.4)))
 
 
@@ -161,7 +161,7 @@ def test_a_last_step_with_noise_is_verified_too(window):
 @pytest.mark.parametrize("careless", ["every draft is kept", "rejected drafts are drawn again"])
 def test_carelessness_would_show(monkeypatch, careless):
     """A rejected draft cannot be replaced by a new sample of the target: what is accepted is no fair sample of it."""
-    exact = coupling.reflect
+    exact = coupling.couple_means
 
     def wrong(draft, mean, p, uniform):
         if careless == "every draft is kept":
@@ -173,7 +173,7 @@ def test_carelessness_would_show(monkeypatch, careless):
         redrawn = p.mean + p.log_std.exp() * torch.randn(draft.shape, generator=g)
         return found._replace(value=torch.where(found.accepted[:, None], draft, redrawn))
 
-    monkeypatch.setattr(coupling, "reflect", wrong)
+    monkeypatch.setattr(coupling, "couple_means", wrong)
     off, _ = deviations(first_steps(4, 6), 4, None)
     assert off.abs().max() > 15
 
@@ -250,7 +250,7 @@ def test_given_tokens_have_no_part_in_the_coupling():
     g = torch.Generator().manual_seed(0)
     noise = torch.randn(6, 100, 2, 1, generator=g)
     report = Report("bitdance", "toy", {}, 0, 100, "cpu", memory={})
-    rows = toy_rows(noise[0], noise, evaluations(6), 1.0)
+    rows = toy_rows(noise[0], noise, head_calls(6), 1.0)
     paths = Speculation(Recordable(), OfSecond(), rows, CounterRNG(torch.arange(100)), report)
     assert [paths.done.min() for _ in paths.windows(np.arange(100), 4)] == [4, 7]
     assert report.counts["accepted_steps"] == report.counts["drafted_steps"] == 600
@@ -288,7 +288,7 @@ def test_states_are_evaluated_as_many_at_once_as_fit_the_budget(monkeypatch):
     state = 2 * 4 * 8 * 64  # with both branches
     for budget, states in ((2 * state, 4), (2 * state - 1, 3), (1, 2)):
         sizes.clear()
-        monkeypatch.setattr(module, "BUDGET", budget)
+        monkeypatch.setattr(module, "MODULATION_BUDGET", budget)
         parts = run(settings)
         assert torch.equal(parts.latents, whole.latents)
         assert max(sizes) == states

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from fastar_nodes.samplers.coupling import ROUNDING, Coupled, Gaussian, Proposals, couple, reflect, reshape
+from fastar_nodes.samplers.coupling import ROUNDING, Coupled, Gaussian, Proposals, couple, couple_means, couple_stds
 from fastar_nodes.samplers.noise import CounterRNG
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -32,7 +32,7 @@ def with_proposals(make, keys: CounterRNG, channels: int) -> Coupled:
     for count in (256, 4096, 1 << 16, 1 << 18):
         some = (~found).nonzero()[:, 0]
         if len(some):
-            again = make(some, proposals(keys.of(some), channels, count))
+            again = make(some, proposals(keys.for_rows(some), channels, count))
             value[some], found[some] = again.value, again.is_sample
     assert bool(found.all())
     return out._replace(value=value, is_sample=found)
@@ -66,7 +66,7 @@ def test_reflection_is_exact_and_accepts_as_often_as_any_coupling_can(shift):
     direction = [0.6, -0.8 * 0.6, 0.8 * 0.8]
     y, q = drafts([1 + 0.5 * shift * d for d in direction], [0.5] * 3)
     p = Gaussian(torch.ones(N, 3), q.log_std)
-    out = reflect(y, q.mean, p, rng().uniform(3)[:, 0])
+    out = couple_means(y, q.mean, p, rng().uniform(3)[:, 0])
     assert float(out.accepted.float().mean()) == pytest.approx(2 * phi(-shift / 2), abs=4 * 0.5 / math.sqrt(N))
     assert torch.equal(out.value[out.accepted], y[out.accepted])
     is_standard((out.value - 1) / 0.5)
@@ -86,7 +86,7 @@ def test_reshaping_is_exact_and_accepts_as_often_as_any_coupling_can(wide):
     log_std, uniform = torch.full((N, 1), math.log(wide)), keys.uniform(3)[:, 0]
 
     def make(rows, more: Proposals) -> Coupled:
-        return reshape(y[rows], q.rows(rows), log_std[rows], uniform[rows], more)
+        return couple_stds(y[rows], q.rows(rows), log_std[rows], uniform[rows], more)
 
     out = with_proposals(make, keys, 1)
     # Two Gaussians of one mean cross at +-c.

@@ -196,7 +196,7 @@ class Remembers(FullTransformer):
     def each_step(self, step, count):
         return Transformer.each_step(self, step, count)
 
-    def forget(self):
+    def discard_features(self):
         raise AssertionError("the target's tokens are final")
 
 
@@ -228,7 +228,7 @@ def test_several_steps_in_one_pass_are_the_steps_one_by_one(model):
         look = FullTransformer(canvas)
         for step, count in ((0, 6), (2, 3), (5, 1)):
             for s, z in zip(range(step, step + count), next(look.each_step(step, count)), strict=True):
-                alone = look(s, canvas.order.ahead(s))
+                alone = look(s, canvas.order.positions_from(s))
                 torch.testing.assert_close(z, alone, rtol=1e-4, atol=1e-5)
                 assert len(z) == 1 + (cfg != 1)
 
@@ -237,7 +237,7 @@ def test_drafts_are_forgotten_when_they_were_wrong(model, other):
     told: list[int] = []
 
     class Cache(FullTransformer):
-        def forget(self):
+        def discard_features(self):
             told.append(1)
 
     for mode, times in (("lossless", 5), ("published", 2), ("paper", 5)):

@@ -18,7 +18,7 @@ from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import Tokens
 from fastar_nodes.samplers.mar.cspd import cspd
 from fastar_nodes.samplers.mar.cspd.densities import (
-    DERIVED,
+    PAPER_RULE,
     LastStep,
     RejectionNoise,
     Rule,
@@ -55,8 +55,8 @@ def nearly(model: MARModel, amount: float) -> MARModel:
 class Quiet(PairedNoise):
     """Noise in the last diffusion step alone: paths of models that differ in their stds only are the same."""
 
-    def steps(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
-        noise = super().steps(stream, count, tokens, channels)
+    def step_noise(self, stream: str, count: int, tokens: int, channels: int) -> Tensor:
+        noise = super().step_noise(stream, count, tokens, channels)
         noise[:, :-1] = 0
         return noise
 
@@ -121,7 +121,7 @@ def test_the_comparison_would_see_another_rule(model, monkeypatch):
     for case, rule in (("Sigma above 1", Rule(-1, 1.0)), ("Sigma below 1", Rule(-1, 1.0)), ("near", Rule(1, 3.0))):
         right = outcome(case)
         with monkeypatch.context() as patch:
-            patch.setattr("fastar_nodes.samplers.mar.cspd.paper.DERIVED", rule)
+            patch.setattr("fastar_nodes.samplers.mar.cspd.paper.PAPER_RULE", rule)
             assert not np.array_equal(outcome(case), right), case
 
 
@@ -163,7 +163,7 @@ class Remembers(FullTransformer):
     def each_step(self, step, count):
         return Transformer.each_step(self, step, count)
 
-    def forget(self):
+    def discard_features(self):
         raise AssertionError("the target's tokens are final")
 
 
@@ -188,7 +188,7 @@ def kernels(rest: float = 0.0) -> tuple[LastStep, LastStep]:
     return q, p
 
 
-def judged(rest: float, rule: Rule = DERIVED, seed: int = 3) -> tuple[Tensor, float]:
+def judged(rest: float, rule: Rule = PAPER_RULE, seed: int = 3) -> tuple[Tensor, float]:
     """Tokens fp64 [DRAWS] in place of drafts of q, and the share of accepted ones."""
     g = torch.Generator().manual_seed(seed)
     q, p = kernels(rest)
@@ -197,7 +197,7 @@ def judged(rest: float, rule: Rule = DERIVED, seed: int = 3) -> tuple[Tensor, fl
     position = torch.arange(DRAWS)
     q, p = (LastStep(*(part.expand(DRAWS, 1) for part in side)) for side in (q, p))
     found = accept_or_resample(drafts, q, p, rule, RejectionNoise(keys), Tokens((torch.zeros_like(position), position)))
-    assert bool(found.found.all())
+    assert bool(found.has_value.all())
     return found.tokens[:, 0].double(), float(found.accepted.double().mean())
 
 
@@ -247,7 +247,7 @@ def test_the_test_sees_a_careless_redraw():
     g = torch.Generator().manual_seed(4)
     q, p = kernels()
     drafts = q.mean + q.log_std.exp() * torch.randn(DRAWS, 1, generator=g)
-    rejected = log_ratio(drafts, q, p, DERIVED) < torch.rand(DRAWS, generator=g).log()
+    rejected = log_ratio(drafts, q, p, PAPER_RULE) < torch.rand(DRAWS, generator=g).log()
     careless = torch.where(rejected, torch.randn(DRAWS, generator=g), drafts[:, 0]).double()
     assert p_value(careless, law(1.0)[0]) < ALPHA
     assert float(rejected.double().mean()) == pytest.approx(1 - accepted, abs=0.02)
@@ -259,8 +259,8 @@ def test_equations_5_and_11_of_one_channel():
     of_q, of_p = (0.0, 0.0, math.log(2)), (1.0, math.log(2), math.log(3))  # mean, log std and log of the other stds
     q, p = (LastStep(*(torch.tensor([[x]]) for x in parts)) for parts in (of_q, of_p))
     r = math.exp(0.5) / 3
-    assert float(log_ratio(torch.ones(1, 1), q, p, DERIVED).exp()) == pytest.approx(r, rel=1e-5)
-    assert float(acceptance_of_proposals(torch.ones(1, 1), q, p, DERIVED)) == 0, "1 - 1 / r is negative"
+    assert float(log_ratio(torch.ones(1, 1), q, p, PAPER_RULE).exp()) == pytest.approx(r, rel=1e-5)
+    assert float(acceptance_of_proposals(torch.ones(1, 1), q, p, PAPER_RULE)) == 0, "1 - 1 / r is negative"
     far = torch.full((1, 1), 3.0)
     r = 2 / 3 / 2 * math.exp(-0.5) / math.exp(-4.5)
-    assert float(acceptance_of_proposals(far, q, p, DERIVED)) == pytest.approx(1 - 1 / r, rel=1e-5)
+    assert float(acceptance_of_proposals(far, q, p, PAPER_RULE)) == pytest.approx(1 - 1 / r, rel=1e-5)

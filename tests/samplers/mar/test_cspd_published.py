@@ -20,8 +20,8 @@ from fastar_nodes.samplers.mar.cspd.published import PUBLISHED_RULE
 
 
 def published(inner: float) -> Rule:
-    """The mode's rule at an inner temperature."""
-    return PUBLISHED_RULE._replace(inner_temperature=inner)
+    """The mode's rule at a factor of the stds."""
+    return PUBLISHED_RULE._replace(std_factor=inner)
 
 
 def last(mean: float, std: float, rest: float = 1.0, tokens: int = 1) -> LastStep:
@@ -72,7 +72,7 @@ def test_drafts_and_redraws():
     assert judged.accepted.tolist() == [True, False, False, False, False, False, False]
     assert judged.tokens[:, 0].tolist() == [2.0, 3.25, 3.5, 3.75, 4.0, 4.25, 0.0]
     assert judged.proposals.tolist() == [0, 1, 10, 11, 58, TRIES, TRIES]
-    assert judged.found.tolist() == [True] * 6 + [False]
+    assert judged.has_value.tolist() == [True] * 6 + [False]
     assert judged.counts() == {"redraws": 80 + 2 * TRIES, "redraws_exhausted": 1}
     assert judged.counts(rows < 2) == {"redraws": 1, "redraws_exhausted": 0}
     # All tokens are drawn ten times, and the four that kept none of these 90 times more.

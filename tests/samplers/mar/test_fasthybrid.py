@@ -122,7 +122,7 @@ def test_accepting_everything_costs_what_the_paper_says(model, lookahead, start,
 class InStep(FullTransformer):
     """All images at the same AR step, as with LazyMAR's caches."""
 
-    own_pace = False
+    allows_different_steps = False
 
 
 def many(model, images, make_transformer=FullTransformer, edit=None, **settings):
@@ -257,7 +257,7 @@ def test_two_guided_steps_by_hand():
     (_, _, abar_last), (_, beta, abar) = cosine_tables([0, 950])
     variance = beta * (1 - abar_last) / (1 - abar)  # of the posterior
     sigma = (variance * beta) ** 0.25
-    noise = PairedNoise(5, (0, 1, 2)).steps("guided", 2, 16, 4)[:, 0]
+    noise = PairedNoise(5, (0, 1, 2)).step_noise("guided", 2, 16, 4)[:, 0]
     wanted = 0.5 * (draft + 0.7 * sigma * noise) / math.sqrt(abar_last) + 0.5 * draft
 
     accepted = torch.from_numpy(refined.report.maps["outcome"]).flatten(1) == ACCEPTED

@@ -94,8 +94,8 @@ def reference(model, labels, settings, noise, counts, diffusion_steps):
     """Latents [B, C, H, W], the AR step of every token [B, L], and its number of diffusion steps [B, L]."""
     net, s = model.net, settings
     c = net.config
-    start = noise.first("full", c.tokens, c.channels)
-    noises = noise.steps("full", s.diffusion_steps, c.tokens, c.channels)
+    start = noise.start_noise("full", c.tokens, c.channels)
+    noises = noise.step_noise("full", s.diffusion_steps, c.tokens, c.channels)
     pictures = []
     decided, taken = (torch.zeros(len(labels), c.tokens, dtype=torch.int32) for _ in range(2))
     for b, random in enumerate(noise.orders(c.tokens).flip(1).tolist()):
@@ -173,7 +173,7 @@ def sizes(left: list[int], tokens: int) -> list[int]:
 def test_the_papers_numbers_of_tokens(last, counts):
     """256 tokens: {2.67, 10.67, 64} an AR step in 12, 3 and 1 of them, then 128 in one or two: 17 or 18 in all."""
     made = GtRSettings(steps=16 + last, reconstruction_steps=last)
-    found = sizes(made.left(256), 256)
+    found = sizes(made.masked_after_steps(256), 256)
     assert made.stage_steps == counts and len(found) == 16 + last
     assert [sum(found[:12]) / 12, sum(found[12:15]) / 3, found[15]] == pytest.approx([8 / 3, 32 / 3, 64])
     assert set(found[:12]) == {2, 3} and set(found[12:15]) == {10, 11} and found[16:] == [128 // last] * last

@@ -198,7 +198,7 @@ def test_all_tables_of_a_run_start_where_the_settings_diffusion_steps_say(hybrid
 def test_no_row_is_computed_twice(hybrid, plain):
     c, counts = hybrid.net.config, plain.report.counts
     order = canvas_of(hybrid).order
-    known = [c.buffer + start for start in order.starts]
+    known = [c.buffer + start for start in order.count_before]
     assert counts["encoder_rows"] == 2 * sum(known)
     assert counts["llm_rows"] == 2 * counts["encoder_rows"]
     assert counts["decoder_rows"] == 4 * order.steps * (c.buffer + c.tokens)

@@ -20,8 +20,8 @@ from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.mar.canvas import mar_canvas
 from fastar_nodes.samplers.mar.lazy import LazyTransformer, lazymar, note_caches, transformer
-from fastar_nodes.samplers.mar.lazy.head import CachedHeadEvaluation, evaluate_from_kept, evaluate_full, head_schedule
-from fastar_nodes.samplers.mar.lazy.schedule import computed_ratios, refreshes, spare_rows, usual_block
+from fastar_nodes.samplers.mar.lazy.head import CachedHeadEvaluation, evaluate_from_cache, evaluate_full, head_schedule
+from fastar_nodes.samplers.mar.lazy.schedule import computed_ratios, measuring_block, refreshes, spare_rows
 from fastar_nodes.samplers.mar.lazy.settings import CacheSettings, LazyMARSettings, head_period
 from fastar_nodes.samplers.mar.mar import HeadEvaluation, mar
 from fastar_nodes.samplers.mar.settings import MARBase, MARSettings
@@ -188,7 +188,7 @@ def chosen_rows(selection, numbers):
     look = Watched(canvas, base)
     with torch.no_grad():
         for step in range(16):
-            look(step, canvas.order.ahead(step))
+            look(step, canvas.order.positions_from(step))
     return look
 
 
@@ -258,7 +258,7 @@ def drive(model, make, base, calls, reach=1, drawn=None):
         for step in calls:
             known = canvas.order.decided_before(step)[..., None].expand(-1, -1, c.channels)
             canvas.values = canvas.values.scatter(1, known, made.gather(1, known)) if edit is None else made
-            out.append(look(step, canvas.order.ahead(step, reach)))
+            out.append(look(step, canvas.order.positions_from(step, reach)))
     return look, out
 
 
@@ -298,7 +298,7 @@ def test_any_calls_equal_the_slow_reference(deep, off, period, start, calls, rea
     period = {"refresh_period": period, "start_step": start}
     changed = {**period, **STRETCHED, "selection": selection}
     base, calls = LazyMARSettings(steps=16, cfg=2.0, **changed, **dict.fromkeys(off, False)), sorted(calls)
-    with patch.object(transformer, "usual_block", lambda depth: block):
+    with patch.object(transformer, "measuring_block", lambda depth: block):
         fast, got = drive(deep, partial(Watched, settings=base), base, calls, reach)
     slowly = partial(SlowLazy, settings=base, block=block - 1, spare=1, follow=fast.computed)
     slow, want = drive(deep, slowly, base, calls, reach)
@@ -312,8 +312,8 @@ ONE = {"steps": 6, "diffusion_steps": 2, "cfg": 1.0, "refresh_period": 20, "star
 
 def one(model, block=None, **changes):
     """``block``: the one that measures, in the place of the usual one."""
-    chosen = usual_block if block is None else lambda depth: block
-    with patch.object(transformer, "usual_block", chosen):
+    chosen = measuring_block if block is None else lambda depth: block
+    with patch.object(transformer, "measuring_block", chosen):
         return _one(model, changes)
 
 
@@ -328,8 +328,8 @@ def test_spare_rows_by_hand():
 
 def test_the_fourth_block_of_the_official_decoders():
     """MAR-B, -L and -H have 12, 16 and 20."""
-    assert [usual_block(depth) for depth in (12, 16, 20)] == [4, 4, 4]
-    assert [usual_block(depth) for depth in (1, 3, 4, 8, 11)] == [1, 1, 2, 3, 3]
+    assert [measuring_block(depth) for depth in (12, 16, 20)] == [4, 4, 4]
+    assert [measuring_block(depth) for depth in (1, 3, 4, 8, 11)] == [1, 1, 2, 3, 3]
 
 
 def test_rows_that_did_not_change_are_left_out_from_the_last_position_on():
@@ -390,7 +390,7 @@ def test_rows_of_negative_similarity_cannot_push_out_what_must_be_computed(deep,
     assert look.computed
     for step, keep, must in look.chosen:
         # The wanted tokens, and those decided by the AR step before.
-        expected = (look.canvas.order.ahead(step - 1, 2) + 3).repeat(len(must) // 2, 1)
+        expected = (look.canvas.order.positions_from(step - 1, 2) + 3).repeat(len(must) // 2, 1)
         assert torch.equal(must.sort(1).values, expected.sort(1).values)
         assert keep is None or (keep[:, :, None] == must[:, None]).any(1).all()
 
@@ -400,12 +400,12 @@ def test_forgetting_computes_everything_anew(deep):
     look, _ = drive(deep, partial(Watched, settings=base), base, range(4))
     canvas = look.canvas
     canvas.values = canvas.values + 1  # decided anew
-    wanted = canvas.order.ahead(4)
+    wanted = canvas.order.positions_from(4)
     with torch.no_grad():
-        look.forget()
+        look.discard_features()
         z, full = look(4, wanted), look.full(4, wanted)
         torch.testing.assert_close(z, full, rtol=1e-5, atol=1e-5)
-        look(5, canvas.order.ahead(5))
+        look(5, canvas.order.positions_from(5))
     assert look.refreshed == [0, 4]
 
 
@@ -413,14 +413,15 @@ def test_only_the_least_is_stored_and_none_of_it_is_a_view(deep):
     for cfg, cache, live in ((2.0, {}, 2), (1.0, {}, 2), (2.0, {"condition_cache": False}, 4)):
         base = LazyMARSettings(**{**BASE, "cfg": cfg, **QUICK}, **cache)
         look, _ = drive(deep, cached(base), base, range(6))
-        canvas, kept, c = look.canvas, look.kept, deep.net.config
-        tensors = kept.tensors
+        canvas, cache, c = look.canvas, look.cache, deep.net.config
+        tensors = cache.tensors
         assert all(t.untyped_storage().nbytes() == t.numel() * t.element_size() and t.is_contiguous() for t in tensors)
         rows = c.buffer + c.tokens
         # Keys and values behind the chosen block, its values, the
         # canvas; the encoder holds tokens until the next refresh.
-        numbers = live * c.dim * (rows * (2 * 3 + 1 + 1) + 2 * c.encoder_depth * (c.buffer + canvas.order.starts[8]))
-        numbers += 2 * c.tokens * c.dim if kept.residual is not None else 0
+        encoded = c.buffer + canvas.order.count_before[8]
+        numbers = live * c.dim * (rows * (2 * 3 + 1 + 1) + 2 * c.encoder_depth * encoded)
+        numbers += 2 * c.tokens * c.dim if cache.residual is not None else 0
         assert 4 * numbers == canvas.report.counts["cache_bytes"]
 
 
@@ -432,10 +433,10 @@ def test_computed_rows_are_counted_block_by_block(encoder_cache):
     base = LazyMARSettings(**BASE, **cache, **STRETCHED)
     look, _ = drive(model, cached(base), base, (7, 8, 9))
     canvas = look.canvas
-    starts, sizes = canvas.order.starts, canvas.order.sizes
-    rows = 2 * 2 * (15 + starts[7] + 64)  # both branches
+    count_before, sizes = canvas.order.count_before, canvas.order.sizes
+    rows = 2 * 2 * (15 + count_before[7] + 64)  # both branches
     for step in (8, 9):
-        rows += 2 * (15 + (sizes[step - 1] if encoder_cache else starts[step]))
+        rows += 2 * (15 + (sizes[step - 1] if encoder_cache else count_before[step]))
         # Two of five blocks compute all rows, three those that are wanted or new, and 3 more.
         rows += round(2 * (2 * 64 + 3 * (sizes[step] + sizes[step - 1] + 3)) / 5)
     assert canvas.report.counts["transformer_tokens"] == rows
@@ -486,7 +487,7 @@ def test_the_head_cache_equals_the_slow_reference(depth, steps, period, guided):
 def test_every_step_of_a_cached_head_may_be_compiled(deep, monkeypatch, cfg):
     """Else a report would say "speed: compile" of a head that ran plain."""
     calls = []
-    own = {evaluate_full: "full", evaluate_from_kept: "reused"}
+    own = {evaluate_full: "full", evaluate_from_cache: "reused"}
 
     def compiled(self, function, part):
         if function not in own:
@@ -521,9 +522,9 @@ def test_drafts_pull_a_cached_head_too(model):
     pull = chain.MeanAdjustment(draft, weights)
     with torch.no_grad():
         made = table_of(model.net, table)
-        tokens = chain.DiffusionBatch(z, torch.full((2, 1), 2.0), first, noise, made, change=pull)
+        tokens = chain.DiffusionBatch(z, torch.full((2, 1), 2.0), first, noise, made, mean_adjustment=pull)
         out = sampled(model.net, tokens, 3)
-        free = sampled(model.net, dataclasses.replace(tokens, change=None), 3)
+        free = sampled(model.net, dataclasses.replace(tokens, mean_adjustment=None), 3)
     torch.testing.assert_close(out, draft, rtol=1e-4, atol=1e-4)
     assert (out - free).abs().max() > 0.1
 

@@ -128,13 +128,13 @@ def test_an_order_partitions_the_image(sizes, seed):
         assert torch.equal(
             order.decided_before(s), torch.cat([order.decision_order[:, :0], *groups[:s]], 1).sort(1).values
         )
-        assert torch.equal(order.ahead(s, reach), torch.cat(groups[s : s + reach], 1))
+        assert torch.equal(order.positions_from(s, reach), torch.cat(groups[s : s + reach], 1))
     assert all(1 <= c <= 3.0 for c in order.cfg) and order.cfg == sorted(order.cfg)
 
 
 def test_a_step_decides_what_was_chosen_and_the_others_keep_their_order():
     order = raster()
-    given = [order.next(1, 4).tolist(), order.next(3, 99).tolist()]
+    given = [order.next_positions(1, 4).tolist(), order.next_positions(3, 99).tolist()]
     assert given == [[[13, 12, 11, 10]], [[5, 4, 3, 2, 1, 0]]], "3 tokens in step 1, and no more than are left"
 
     order.choose(1, torch.tensor([[0, 12, 9]]))
@@ -299,8 +299,8 @@ def test_fewer_diffusion_steps_take_evenly_spaced_noise(model, end, entries):
     short = dataclasses.replace(few, diffusion_steps=end, diffusion_steps_end=None)
 
     class Spaced(PairedNoise):
-        def steps(self, stream, count, tokens, channels):
-            return super().steps(stream, 12, tokens, channels)[:, entries]
+        def step_noise(self, stream, count, tokens, channels):
+            return super().step_noise(stream, 12, tokens, channels)[:, entries]
 
     expected = finish(mar(blind, labels, short, Spaced(5, (0, 1))))
     last = torch.from_numpy(annealed.report.maps["step"] == 1)[:, None].expand_as(annealed.latents)

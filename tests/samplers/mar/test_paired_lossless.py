@@ -128,7 +128,7 @@ def drafted_token(token: Token, net, z: Tensor, null: Tensor, draft, z_draft: Te
 
 
 TABLE = cosine_tables(TIMES)
-FIRST, STEPS = NOISE.first("full", 4, 4), NOISE.steps("full", len(TIMES), 4, 4)
+FIRST, STEPS = NOISE.start_noise("full", 4, 4), NOISE.step_noise("full", len(TIMES), 4, 4)
 KEYS = row_keys(NOISE, "verify", 4)
 
 

@@ -16,7 +16,7 @@ from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
 from fastar_nodes.samplers.nextstep import canvas as canvases
 from fastar_nodes.samplers.nextstep import nextstep as module
-from fastar_nodes.samplers.nextstep.canvas import scale_of
+from fastar_nodes.samplers.nextstep.canvas import scale_at
 from fastar_nodes.samplers.nextstep.flow import SOLVERS, flow
 from fastar_nodes.samplers.nextstep.nextstep import check, nextstep
 from fastar_nodes.samplers.nextstep.settings import NextStepSettings
@@ -104,8 +104,8 @@ def test_every_number_of_steps_is_finite(solver, count):
     ("schedule", "expected"), [("constant", [5, 5, 5, 5]), ("falling", [5, 4, 3, 2]), ("rising", [2.5, 2.5, 3, 4])]
 )
 def test_guidance_schedules_by_hand(schedule, expected):
-    assert [scale_of(5.0, schedule, done, 4) for done in range(4)] == expected
-    assert [scale_of(1.0, schedule, done, 4) for done in range(4)] == [1.0] * 4
+    assert [scale_at(5.0, schedule, done, 4) for done in range(4)] == expected
+    assert [scale_at(1.0, schedule, done, 4) for done in range(4)] == [1.0] * 4
 
 
 def test_the_order_of_the_numbers_of_a_token_by_hand():
@@ -151,7 +151,7 @@ def test_modulations_in_advance_equal_those_of_every_step(model, monkeypatch):
     assert made == [4] * 9, "all four steps of a token in one product"
 
     made.clear()
-    monkeypatch.setattr(module, "BUDGET", 1)
+    monkeypatch.setattr(module, "MODULATION_BUDGET", 1)
     close(draw(model).latents, expected)
     assert made == [1] * 36
 
@@ -172,7 +172,7 @@ def test_guidance_with_a_scale_of_one_is_none(monkeypatch, branches):
     def scale(cfg, *_):
         return 1.0
 
-    monkeypatch.setattr(canvases, "scale_of", scale)
+    monkeypatch.setattr(canvases, "scale_at", scale)
     found = draw(model, replace(FEW, cfg=2.0, cfg_img=1.0 if branches == 2 else 2.0), condition=condition)
     assert (plain.report.counts["head_rows"], found.report.counts["head_rows"]) == (9 * 4, branches * 9 * 4)
     close(found.latents, plain.latents)
@@ -210,8 +210,8 @@ def test_a_run_without_noise_follows_the_means(model):
     """With all noise of the steps at zero, em0 equals its own table with no std."""
 
     class Silent(PairedNoise):
-        def steps(self, stream, count, tokens, channels):
-            return super().steps(stream, count, tokens, channels) * 0
+        def step_noise(self, stream, count, tokens, channels):
+            return super().step_noise(stream, count, tokens, channels) * 0
 
     condition = PromptCondition(("a boat",))
     silent = finish(nextstep(model, condition, FEW, Silent(5, (0,)))).latents
@@ -250,8 +250,8 @@ def test_fewer_steps_take_entry_k_t_over_s_of_the_noise(model):
     """Of four steps a token of two takes the entries 0 and 2: with others zero nothing changes."""
 
     class Noise(PairedNoise):
-        def steps(self, stream, count, tokens, channels):
-            noise = super().steps(stream, count, tokens, channels)
+        def step_noise(self, stream, count, tokens, channels):
+            noise = super().step_noise(stream, count, tokens, channels)
             noise[:, 1, -1] = noise[:, 3, -1] = 0
             return noise
 
@@ -311,7 +311,7 @@ def test_an_edited_image_does_not_depend_on_its_batch(model):
     edit = Edit(start_of(model, 2), masks)
     together = draw(model, FEW, (0, 1), PROMPTS[:2], edit=edit)
     for i in (0, 1):
-        alone = draw(model, FEW, (i,), PROMPTS[i : i + 1], edit=edit.of([i], 2))
+        alone = draw(model, FEW, (i,), PROMPTS[i : i + 1], edit=edit.for_images([i], 2))
         close(alone.latents[0], together.latents[i])
         assert alone.report.edits == together.report.edits[i : i + 1]
 
@@ -405,10 +405,10 @@ def test_published_sizes():
 
 def test_a_large_model_is_refused_on_a_cpu(model, monkeypatch):
     weights = sum(p.numel() for p in model.net.layers.parameters())
-    monkeypatch.setattr(canvases, "LARGE", weights)
+    monkeypatch.setattr(canvases, "LEAST_WEIGHTS_FOR_GPU_ONLY", weights)
     with pytest.raises(UserError, match="^model: tiny has .* billion weights, .*; use a GPU. There is no smaller"):
         draw(model)
-    monkeypatch.setattr(canvases, "LARGE", weights + 1)
+    monkeypatch.setattr(canvases, "LEAST_WEIGHTS_FOR_GPU_ONLY", weights + 1)
     draw(model)
 
 

@@ -13,10 +13,11 @@ from fastar_nodes.runs.families import nextstep as memory
 from fastar_nodes.runs.memory import HEAD, KV_CACHE, NOISE, POSITIONS, TRANSFORMER, WEIGHTS, total
 from fastar_nodes.runs.registry import FAMILIES, SAMPLERS
 from fastar_nodes.samplers import chain
+from fastar_nodes.samplers.chain import MODULATION_BUDGET
 from fastar_nodes.samplers.conditioning import ImagePromptCondition, PromptCondition
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.nextstep.flow import BUDGET, flow
+from fastar_nodes.samplers.nextstep.flow import flow
 from fastar_nodes.samplers.nextstep.settings import NextStepSettings
 from fastar_nodes.samplers.noise import CounterRNG
 from fastar_nodes.samplers.speculation import Speculation
@@ -103,7 +104,7 @@ def test_a_run_holds_what_is_estimated(images, branches, edited):
 @pytest.mark.fast_cases(1)
 def test_a_window_holds_what_is_estimated(monkeypatch, branches):
     """Tokens of so many numbers that the states of a window decide, and a call for each state."""
-    monkeypatch.setattr(memory, "BUDGET", 1)
+    monkeypatch.setattr(memory, "MODULATION_BUDGET", 1)
     model = wide(dim=64, heads=2, kv_heads=1, hidden=64, vocab=400, token=512, head_width=64, head_depth=2)
     settings = guided(NextStepSettings(diffusion_steps=40, speculation=8), branches)
     work = estimate(model, condition_of(2, branches), settings)[HEAD]
@@ -195,6 +196,6 @@ def test_passes_of_a_part_of_a_14b_hold_what_is_estimated(monkeypatch, images, b
         with counted(monkeypatch) as live:
             table = chain.StepTable(torch.empty(28, 8), net.head.times(torch.tensor(made.times)), False)
             batch = chain.DiffusionBatch(z, scales, noise[0], noise, table)
-            for _ in chain.run_chain(batch, chain.Head(net, net.head, batch, a_report(), BUDGET)):
+            for _ in chain.run_chain(batch, chain.ChainedHead(net, net.head, batch, a_report(), MODULATION_BUDGET)):
                 pass
         assert live.peak < work[HEAD] < 3 * live.peak

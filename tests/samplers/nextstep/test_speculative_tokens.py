@@ -36,7 +36,7 @@ def careless(how: str):
 
     A rejected draft cannot be replaced by a new sample of the target: what is accepted is no fair sample of it.
     """
-    exact = coupling.reflect
+    exact = coupling.couple_means
 
     def wrong(draft, mean, p, uniform):
         if how == EVERY_DRAFT:
@@ -48,7 +48,7 @@ def careless(how: str):
         redrawn = p.mean + p.log_std.exp() * torch.randn(draft.shape, generator=g)
         return found._replace(value=torch.where(found.accepted[:, None], draft, redrawn))
 
-    return mock.patch.object(coupling, "reflect", wrong)
+    return mock.patch.object(coupling, "couple_means", wrong)
 
 
 # ------------------------------------------------------------------------------------------------ an affine head
@@ -176,8 +176,8 @@ SMALL = NextStepSettings(diffusion_steps=5, cfg=1.5, width=8, height=4)
 class Louder(ManyImages):
     """Noise of the steps that is five percent larger."""
 
-    def steps(self, stream, count, tokens, channels):
-        return super().steps(stream, count, tokens, channels) * 1.05
+    def step_noise(self, stream, count, tokens, channels):
+        return super().step_noise(stream, count, tokens, channels) * 1.05
 
 
 def drawn(key: str, settings: NextStepSettings, kind: type = ManyImages) -> torch.Tensor:

@@ -28,8 +28,8 @@ radii, windows = st.integers(0, 4), st.none() | st.integers(1, 10)
 @given(grids, radii, windows)
 def test_equals_plain_loops_image_by_image(down, radius, window):
     region = geometry.expand(down, radius)
-    numbered = geometry.islands(region)
-    wave = geometry.waves(numbered, window)
+    numbered = geometry.find_islands(region)
+    wave = geometry.waves_of_islands(numbered, window)
     behind = geometry.suffix(down)
     assert region.dtype == behind.dtype == bool and numbered.dtype == wave.dtype == np.int32
     for i in range(len(down)):
@@ -45,15 +45,15 @@ def test_equals_plain_loops_image_by_image(down, radius, window):
 def test_without_a_window_an_island_is_in_order_and_islands_go_on_together():
     """What the text of resample_window says of 0."""
     numbered = np.array([[[1, 1, 0, 2], [1, 1, 0, 2]]])
-    assert geometry.waves(numbered).tolist() == [[[0, 1, -1, 0], [2, 3, -1, 1]]]
+    assert geometry.waves_of_islands(numbered).tolist() == [[[0, 1, -1, 0], [2, 3, -1, 1]]]
 
 
 def test_a_long_winding_island_is_one():
     snake = np.ones((1, 31, 31), bool)
     snake[0, 1::2] = False
     snake[0, 1::4, -1] = snake[0, 3::4, 0] = True
-    assert geometry.islands(snake).max() == 1
-    assert np.array_equal(geometry.islands(snake[:, ::-1, ::-1]) > 0, snake[:, ::-1, ::-1])
+    assert geometry.find_islands(snake).max() == 1
+    assert np.array_equal(geometry.find_islands(snake[:, ::-1, ::-1]) > 0, snake[:, ::-1, ::-1])
 
 
 def vectors(count: int, seed: int = 0) -> torch.Tensor:
@@ -65,7 +65,7 @@ def vectors(count: int, seed: int = 0) -> torch.Tensor:
 def test_neighbours_are_the_nearest(count, data):
     k = data.draw(st.integers(0, count - 1))
     codes = vectors(count, data.draw(st.integers(0, 99)))
-    table = judge.neighbours(codes, k)
+    table = judge.nearest_codes(codes, k)
     assert table.dtype == torch.int32 and table.shape == (count, k + 1)
     distance = torch.cdist(codes.double(), codes.double())
     assert table[:, 0].tolist() == list(range(count))
@@ -77,7 +77,7 @@ def test_neighbours_are_the_nearest(count, data):
 def test_a_code_held_twice_is_its_own_first():
     codes = vectors(6)
     codes[4] = codes[1]
-    table = judge.neighbours(codes, 1)
+    table = judge.nearest_codes(codes, 1)
     assert table[1].tolist() == [1, 4] and table[4].tolist() == [4, 1]
 
 
@@ -85,7 +85,7 @@ def test_the_table_of_a_codebook_is_of_its_unit_vectors_and_follows_its_weights(
     book = Codebook(9, 4)
     book.requires_grad_(False)
     first = judge.codebook_neighbours(book, 3, torch.device("cpu"))
-    assert torch.equal(first, judge.neighbours(book.unit(), 3))
+    assert torch.equal(first, judge.nearest_codes(book.unit(), 3))
     assert judge.codebook_neighbours(book, 3, torch.device("cpu")) is first
     book.embedding.weight.mul_(torch.rand(9, 1) + 0.5)  # lengths do not matter
     assert torch.equal(judge.codebook_neighbours(book, 3, torch.device("cpu")), first)
@@ -101,20 +101,20 @@ def test_neighbours_of_a_codebook_that_was_loaded_in_inference_mode():
         book = Codebook(9, 4)
         first = judge.codebook_neighbours(book, 3, torch.device("cpu"))
         assert judge.codebook_neighbours(book, 3, torch.device("cpu")) is first
-        assert torch.equal(first, judge.neighbours(book.unit(), 3))
+        assert torch.equal(first, judge.nearest_codes(book.unit(), 3))
         book.embedding.weight.copy_(torch.randn(9, 4))
-        assert torch.equal(judge.codebook_neighbours(book, 3, torch.device("cpu")), judge.neighbours(book.unit(), 3))
+        assert torch.equal(judge.codebook_neighbours(book, 3, torch.device("cpu")), judge.nearest_codes(book.unit(), 3))
 
 
 def test_pooling_adds_the_neighbours_probabilities():
-    table = judge.neighbours(vectors(7), 2)
+    table = judge.nearest_codes(vectors(7), 2)
     p = torch.rand(2, 5, 7).softmax(-1)
     codes = torch.randint(7, (2, 5))
     pool = judge.pooled(p, codes, table)
     for i in range(2):
         for j in range(5):
             assert float(pool[i, j]) == pytest.approx(float(p[i, j, table[codes[i, j]].long()].sum()), abs=1e-6)
-    alone = judge.neighbours(vectors(7), 0)
+    alone = judge.nearest_codes(vectors(7), 0)
     assert torch.equal(judge.pooled(p, codes, alone), p.gather(-1, codes[..., None])[..., 0])
 
 

@@ -22,7 +22,7 @@ from fastar_nodes.samplers.tokens.schedule import raster
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from fastar_nodes.samplers.tokens.tar import TarPromptSettings, tar_prompt
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
-from fastar_nodes.samplers.tokens.zipar import windowed
+from fastar_nodes.samplers.tokens.zipar import zipar_schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from qwen_reference import tiny_tar
@@ -138,7 +138,7 @@ def test_calls_are_those_of_a_plain_iteration_without_a_cache(window):
 
 
 def test_a_window_of_one_pass_makes_the_calls_of_serial_decoding():
-    for name, schedule in (("llamagen", raster(4)), ("zipar", windowed(4, 2)), ("par", par_schedule(4, 4))):
+    for name, schedule in (("llamagen", raster(4)), ("zipar", zipar_schedule(4, 2)), ("par", par_schedule(4, 4))):
         _, model, chosen = CASES[name]
         serial = run(*CASES[name])
         canvas, condition = token_canvas(name, model, condition_of(kind_of(model)), chosen, TokenNoise(5, (0, 1, 2)))
@@ -158,7 +158,7 @@ def test_right_guesses_take_one_call_a_window(monkeypatch, name, window):
     serial = run(*CASES[name], (1,))
     passes = serial.report.counts["transformer_passes"]
 
-    monkeypatch.setattr(module, "_guess", lambda tokens, *_: tokens[:, :-1].copy_(serial[0].flatten(1)))
+    monkeypatch.setattr(module, "_fill_with_newest", lambda tokens, *_: tokens[:, :-1].copy_(serial[0].flatten(1)))
     made = run(*CASES[name], (1,), parallel=window)
     assert torch.equal(made[0], serial[0])
     assert made.report.counts["transformer_passes"] == (passes if window == 1 else 1 + math.ceil((passes - 1) / window))
@@ -180,7 +180,7 @@ def test_stand_ins_and_true_tokens_are_seen_by_their_own_passes(monkeypatch, nam
     monkeypatch.setattr(sampling, "gumbel_max", recording(serial_logits))
     serial = run(*CASES[name], (1,))
     monkeypatch.setattr(sampling, "gumbel_max", recording(window_logits))
-    monkeypatch.setattr(module, "_guess", lambda tokens, *_: tokens[:, :-1].copy_(serial[0].flatten(1)))
+    monkeypatch.setattr(module, "_fill_with_newest", lambda tokens, *_: tokens[:, :-1].copy_(serial[0].flatten(1)))
     run(*CASES[name], (1,), parallel=100)
     torch.testing.assert_close(torch.cat(window_logits, dim=1), torch.cat(serial_logits, dim=1), rtol=1e-5, atol=1e-5)
 
@@ -301,14 +301,14 @@ def test_in_fp32_window_1_is_serial_decoding():
 
 def test_rows_of_a_call_by_hand():
     """A window of 40 passes of one row and one cell each takes the next multiple of 32."""
-    rows = [module.padded_rows(raster(8), window) for window in (1, 32, 33, 40, 64, 100)]
+    rows = [module.padded_row_count(raster(8), window) for window in (1, 32, 33, 40, 64, 100)]
     assert rows == [32, 32, 64, 64, 64, 64]
 
 
 def test_windows_up_to_the_side_have_the_same_rows_where_a_pass_has_several():
     """PAR's groups of four tokens: 24 passes of 4 rows are 96, of which 1 and 8 passes would need 32."""
     trained = par_schedule(24, 4)
-    assert [module.padded_rows(trained, window) for window in (1, 8, 24, 25)] == [96, 96, 96, 128]
+    assert [module.padded_row_count(trained, window) for window in (1, 8, 24, 25)] == [96, 96, 96, 128]
 
 
 @pytest.mark.parametrize(

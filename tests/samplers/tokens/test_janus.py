@@ -36,7 +36,7 @@ def test_pictures_are_the_same_in_windows_and_alone(model):
     assert torch.equal(codes(model, "llamagen", condition, range(50), parallel=4), serial)
     assert len(serial.flatten(1).unique(dim=0)) == 50
     for i in range(50):
-        assert torch.equal(codes(model, "llamagen", condition.of([i]), [i])[0], serial[i])
+        assert torch.equal(codes(model, "llamagen", condition.for_images([i]), [i])[0], serial[i])
 
 
 def test_zipar(model):

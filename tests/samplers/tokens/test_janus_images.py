@@ -76,7 +76,7 @@ def test_greedy_tokens_are_those_of_whole_sequences(cfg, freedom):
     condition = edits_of((0, 1), freedom)
     drawn = codes(condition, (0, 1), cfg=cfg, temperature=0).flatten(1)
     for i in range(2):
-        assert torch.equal(drawn[i], greedy(condition.texts[i], condition.read[i], cfg, freedom))
+        assert torch.equal(drawn[i], greedy(condition.texts[i], condition.encoded_images[i], cfg, freedom))
 
 
 @pytest.mark.parametrize("sampler", ["llamagen", "zipar"])
@@ -89,8 +89,8 @@ def test_alone_in_a_batch_and_in_windows(sampler, freedom):
     assert torch.equal(codes(condition, sampler=sampler, parallel=3, **window), serial)
     assert len(serial.flatten(1).unique(dim=0)) == 3
     for i in range(3):
-        assert torch.equal(codes(condition.of([i]), (i,), sampler=sampler, **window)[0], serial[i])
-        assert torch.equal(codes(condition.of([i]), (i,), sampler=sampler, parallel=5, **window)[0], serial[i])
+        assert torch.equal(codes(condition.for_images([i]), (i,), sampler=sampler, **window)[0], serial[i])
+        assert torch.equal(codes(condition.for_images([i]), (i,), sampler=sampler, parallel=5, **window)[0], serial[i])
 
 
 def test_windows_of_16_bits_draw_one_image():
@@ -200,7 +200,7 @@ def test_a_model_that_cannot_edit_says_why():
     assert "lacks the part that reads images" in refused(replace(editor, vision_file=None), condition)
     assert "reads 25 rows of width" in refused(replace(editor, grid=5), condition)
     assert "reads class labels" in refused(tiny_gpt(), condition)
-    empty = ImagePromptCondition((), (), read=())
+    empty = ImagePromptCondition((), (), encoded_images=())
     assert "holds no prompt" in refused(editor, empty)
     bare = replace(editor, template=replace(editor.template, place=None))
     assert "has no tokens for an image" in refused(bare, condition)
@@ -218,5 +218,5 @@ def test_what_is_not_known_to_edit_is_remarked():
 
 
 def test_equal_images_are_read_once():
-    first, second, third = edits_of().read
+    first, second, third = edits_of().encoded_images
     assert first is third and first is not second

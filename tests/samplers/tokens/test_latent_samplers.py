@@ -86,7 +86,7 @@ def test_they_fit_one_codebook_and_one_ratio():
 @pytest.mark.parametrize(("room", "parts"), [(36, 5), (72, 3), (1 << 16, 1)])
 def test_as_many_images_are_enlarged_at_once_as_fit(monkeypatch, room, parts):
     """An image of 6 x 6 cells, or one that is enlarged to it."""
-    monkeypatch.setattr("fastar_nodes.samplers.tokens.mulosd.upsampling._CELLS", room)
+    monkeypatch.setattr("fastar_nodes.samplers.tokens.mulosd.upsampling._CELLS_AT_ONCE", room)
     calls = []
 
     def counted(network):

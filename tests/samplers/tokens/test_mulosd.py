@@ -21,7 +21,7 @@ from fastar_nodes.samplers.tokens.mulosd.upsampling import PixelUpSampling
 from fastar_nodes.samplers.tokens.sampling import TokenDraw
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
-from fastar_nodes.samplers.tokens.zipar import ZipARSettings, windowed, zipar
+from fastar_nodes.samplers.tokens.zipar import ZipARSettings, zipar, zipar_schedule
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from islands_reference import plain_expansion, plain_islands, plain_waves
@@ -96,7 +96,7 @@ def plain_repair(model, condition, chosen, draws, drafts, above=None) -> tuple[t
     net, grid = model.net, model.grid
     above = drafts[:, :0] if above is None else above
     first, last = above.shape[1], above.shape[1] + drafts.shape[1]
-    table = acceptance.neighbours(VQ.net.quantize.unit(), chosen.neighbours_among(CODES))
+    table = acceptance.nearest_codes(VQ.net.quantize.unit(), chosen.neighbours_among(CODES))
     gumbel = gumbel_of(draws, "token", torch.arange(model.tokens), CODES)
     out, rejections, lengths = [], [], []
     for image in range(len(condition)):
@@ -278,10 +278,10 @@ def test_at_tau_zero_the_enlarged_draft_is_kept_after_one_pass(kind, small):
     draft = DRAFTS[kind, small]
     own = DraftNoise(TokenNoise(5, (0, 1, 2)))
     drawn = finish(zipar(draft, condition_of(kind), ZipARSettings(**FEW, window=1), own)).latents
-    slow = reference_codes(draft, condition_of(kind), ZipARSettings(**FEW), own, windowed(small, 1).passes)
+    slow = reference_codes(draft, condition_of(kind), ZipARSettings(**FEW), own, zipar_schedule(small, 1).passes)
     assert torch.equal(drawn, slow) and torch.equal(result.latents, UP.up(drawn, GRID // small))
     counts = result.report.counts
-    assert counts["transformer_passes"] - 1 == counts["draft_passes"] == len(windowed(small, 1).passes)
+    assert counts["transformer_passes"] - 1 == counts["draft_passes"] == len(zipar_schedule(small, 1).passes)
     assert counts["accepted"] == 3 * GRID**2
     assert not any(counts[name] for name in ("rejected", "expanded", "islands", "waves"))
 
@@ -444,7 +444,8 @@ def test_waves_feed_what_they_need_and_nothing_twice(data):
     above = data.draw(st.integers(0, 2))
     down = np.array(data.draw(st.lists(st.booleans(), min_size=images * rows * width, max_size=images * rows * width)))
     region = geometry.expand(down.reshape(images, rows, width), 1)
-    wave = geometry.waves(geometry.islands(region), data.draw(st.none() | st.integers(1, 3))).reshape(images, -1)
+    window = data.draw(st.none() | st.integers(1, 3))
+    wave = geometry.waves_of_islands(geometry.find_islands(region), window).reshape(images, -1)
     first, last, count = above * width, (above + rows) * width, (above + rows + 1) * width
     plan = geometry.wave_passes(wave, first, count)
     drawn = [[] for _ in range(images)]
@@ -550,7 +551,7 @@ def test_reduction_averages_codes_that_share_an_area():
 @pytest.mark.parametrize(("room", "images", "parts"), [(1152, 4, [2, 2]), (1152, 5, [2, 2, 1]), (1, 3, [1, 1, 1])])
 def test_the_tokenizer_decodes_as_many_pictures_as_fit(monkeypatch, room, images, parts):
     """An image of 6 x 6 codes of 4 x 4 pixels, or one that is enlarged to it, takes 576 pixels."""
-    monkeypatch.setattr("fastar_nodes.samplers.tokens.mulosd.upsampling._PIXELS", room)
+    monkeypatch.setattr("fastar_nodes.samplers.tokens.mulosd.upsampling._PIXELS_AT_ONCE", room)
     vq, sampling = pixels()
     down = sampling.down(torch.arange(images * 36).view(images, 6, 6) % 3, 2)
     up = sampling.up(torch.arange(images * 9).view(images, 3, 3) % 3, 2)
@@ -622,7 +623,7 @@ def test_logits_are_computed_in_pieces_of_the_cells_that_are_promised(monkeypatc
 
         monkeypatch.setattr(TokenDraw, name, watched)
 
-    monkeypatch.setattr(verification, "_PIECE", 2 * 6 * CODES)
+    monkeypatch.setattr(verification, "_LOGITS_AT_ONCE", 2 * 6 * CODES)
     for name in seen:
         watch(name)
     pieces = run(**settings)

@@ -10,7 +10,7 @@ from fastar_nodes.errors import UserError
 from fastar_nodes.reports.record import GIVEN, Clock
 from fastar_nodes.samplers.editing import Edit
 from fastar_nodes.samplers.engine import finish
-from fastar_nodes.samplers.tokens.canvas import blank_canvas, given_tokens
+from fastar_nodes.samplers.tokens.canvas import blank_canvas, fixed_tokens_of
 from fastar_nodes.samplers.tokens.sampling import DrawSetup, tokens_from_logits
 from fastar_nodes.samplers.tokens.settings import TokenSampling
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
@@ -50,7 +50,7 @@ def test_windows_are_exact_and_an_image_does_not_depend_on_its_batch(serial, win
     edit = Edit(codes, mask)
     both = [run(case, edit).latents for case in (serial, windows)]
     assert torch.equal(*both)
-    assert torch.equal(run(windows, edit.of([2], 3), [2]).latents[0], both[0][2])
+    assert torch.equal(run(windows, edit.for_images([2], 3), [2]).latents[0], both[0][2])
 
 
 def test_a_given_token_of_value_0_is_given_like_any_other():
@@ -65,12 +65,14 @@ def test_a_given_token_of_value_0_is_given_like_any_other():
     # Code 1 is the likeliest everywhere.
     logits = torch.tensor([0.0, 1.0, 0.0]).expand(1, 4, 3)
     cells = torch.arange(4)
-    setup = DrawSetup(greedy, images=1, cell_noise=canvas.noise.stream("token", 3, device), given=canvas.given)
+    setup = DrawSetup(
+        greedy, images=1, cell_noise=canvas.noise.stream("token", 3, device), fixed_tokens=canvas.fixed_tokens
+    )
     assert tokens_from_logits(setup, logits, cells, None).tolist() == [[0, 2, 1, 1]]
     assert tokens_from_logits(setup, logits, cells[None], None).tolist() == [[0, 2, 1, 1]]
 
     canvas.values[:] = 1
-    assert canvas.shown(canvas.decided).tolist() == [[[0, 2], [0, 0]]]
+    assert canvas.partial_latents(canvas.decided).tolist() == [[[0, 2], [0, 0]]]
 
 
 class Idle:
@@ -83,7 +85,7 @@ class Idle:
 def test_a_token_is_drawn_again_if_any_of_it_is_painted():
     mask = torch.zeros(1, 64, 64)
     mask[0, 16, 47] = 1
-    given = given_tokens(Edit(torch.zeros(1, 4, 4, dtype=torch.int64), mask), 4, 2)
+    given = fixed_tokens_of(Edit(torch.zeros(1, 4, 4, dtype=torch.int64), mask), 4, 2)
     assert given.shape == (2, 17) and (given == -1).nonzero().tolist() == [[0, 6], [0, 16], [1, 6], [1, 16]]
 
 
@@ -96,4 +98,4 @@ def test_a_token_is_drawn_again_if_any_of_it_is_painted():
 )
 def test_edits_that_do_not_fit(codes, mask, field):
     with pytest.raises(UserError, match=f"^{field}: "):
-        given_tokens(Edit(codes, mask), 4, 3)
+        fixed_tokens_of(Edit(codes, mask), 4, 3)

@@ -20,7 +20,7 @@ from fastar_nodes.samplers.tokens.par import ADJACENT, NON_LOCAL, PARSettings, a
 from fastar_nodes.samplers.tokens.schedule import raster
 from fastar_nodes.samplers.tokens.settings import LlamaGenSettings
 from fastar_nodes.samplers.tokens.token_noise import TokenNoise
-from fastar_nodes.samplers.tokens.zipar import ZipARSettings, windowed, zipar
+from fastar_nodes.samplers.tokens.zipar import ZipARSettings, zipar, zipar_schedule
 from small_settings import TOKENS
 from test_token_contract import FEW, PLAIN
 from test_token_contract import TRAINED as PAR_MODEL
@@ -35,10 +35,10 @@ SCHEDULES = {
     "par, non-local": ablation_schedule(4, 4, False, True),
     "par, adjacent": ablation_schedule(4, 4, True, True),
     "par, adjacent, at once": ablation_schedule(4, 4, True, False),
-    "zipar": windowed(4, 2),
-    "zipar, by entropy": windowed(4, 1),
-    "zipar, guided at first": windowed(4, 1),
-    "zipar, grouped heads": windowed(4, 3),
+    "zipar": zipar_schedule(4, 2),
+    "zipar, by entropy": zipar_schedule(4, 1),
+    "zipar, guided at first": zipar_schedule(4, 1),
+    "zipar, grouped heads": zipar_schedule(4, 3),
 }
 # Drafts have a reference of their own, in test_mulosd.py.
 _BY_SCHEDULE = [name for name in TOKENS if not SAMPLERS[name].needs_draft]
@@ -119,9 +119,9 @@ def sized(dim: int, regions: int = 1, condition: str = "class") -> SimpleNamespa
 def test_cfg_zero_and_top_k_minus_one_take_the_published_values(model, cfg, top_k):
     assert published(model) == {"cfg": cfg, "top_k": top_k}
     own = sampling_of(LlamaGenSettings(), model)
-    assert (own.cfg, own.top_k, own.guides, own.cfg_interval) == (cfg, top_k, cfg > 1, math.inf)
+    assert (own.cfg, own.top_k, own.uses_guidance, own.cfg_interval) == (cfg, top_k, cfg > 1, math.inf)
     stated = sampling_of(LlamaGenSettings(cfg=1.0, top_k=3, cfg_interval=5), model)
-    assert (stated.cfg, stated.top_k, stated.guides, stated.cfg_interval) == (1.0, 3, False, 5)
+    assert (stated.cfg, stated.top_k, stated.uses_guidance, stated.cfg_interval) == (1.0, 3, False, 5)
 
 
 def test_a_report_states_the_values_that_were_taken():

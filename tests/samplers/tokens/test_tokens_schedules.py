@@ -11,7 +11,7 @@ from fastar_nodes.samplers.tokens.looks import DeviceTable
 from fastar_nodes.samplers.tokens.mulosd.blocks import draft_schedule
 from fastar_nodes.samplers.tokens.par import ablation_schedule, par_schedule
 from fastar_nodes.samplers.tokens.schedule import Pass, Row, Schedule, _stand_in, raster
-from fastar_nodes.samplers.tokens.zipar import row_groups, windowed
+from fastar_nodes.samplers.tokens.zipar import row_groups, zipar_schedule
 from hypothesis import given
 from hypothesis import strategies as st
 from tokens_reference import decided_at
@@ -25,7 +25,7 @@ def next_token(draw) -> Schedule:
     """Schedules for networks that predict the next cell."""
     grid = draw(grids)
     if draw(st.booleans()):
-        return replace(windowed(grid, draw(st.integers(1, 12))), unwritten_visible=draw(st.booleans()))
+        return replace(zipar_schedule(grid, draw(st.integers(1, 12))), unwritten_visible=draw(st.booleans()))
     if draw(st.booleans()):
         return ablation_schedule(grid, draw(st.integers(1, grid * grid)), True, draw(st.booleans()))
     m = draw(st.sampled_from([m for m in range(1, grid + 1) if grid % m == 0]))
@@ -55,7 +55,7 @@ def test_every_cell_is_decided_once_and_the_picture_says_when(schedule):
 def test_nothing_is_fed_before_it_is_known_or_visible_before_it_is_written(schedule):
     known, written = set(schedule.passes[0].cells), set()
     for p, visible in zip(schedule.passes[1:], visible_rows(schedule), strict=True):
-        assert {row.cell for row in p.rows if row.special < 0} <= known
+        assert {row.cell for row in p.rows if row.transition_token < 0} <= known
         places = {row.place for row in p.rows}
         assert len(places) == len(p.rows)
         written |= places
@@ -94,10 +94,11 @@ def test_pars_groups_predict_the_next_region_by_region(m, side, start):
     def within(cell: int) -> tuple[int, int]:
         return cell // grid % side, cell % side
 
-    block = next(k for k, p in enumerate(schedule.passes) if any(row.special >= 0 for row in p.rows))
-    special = [row for row in schedule.passes[block].rows if row.special >= 0]
-    assert [row.special for row in special] == list(range(m * m - 1))
-    assert list(schedule.passes[block].rows[1 - m * m :]) == special and {row.position for row in special} == {-1}
+    block = next(k for k, p in enumerate(schedule.passes) if any(row.transition_token >= 0 for row in p.rows))
+    transition_rows = [row for row in schedule.passes[block].rows if row.transition_token >= 0]
+    assert [row.transition_token for row in transition_rows] == list(range(m * m - 1))
+    assert list(schedule.passes[block].rows[1 - m * m :]) == transition_rows
+    assert {row.position for row in transition_rows} == {-1}
     for p in schedule.passes[block:]:
         assert len({within(c) for c in p.cells}) == 1 and len({region(c) for c in p.cells}) == m * m
     for p in schedule.passes[block + 1 :]:
@@ -110,7 +111,7 @@ def test_pars_groups_predict_the_next_region_by_region(m, side, start):
 
 @given(st.integers(1, 30), st.integers(1, 40))
 def test_a_window_as_wide_as_a_row_is_the_raster(grid, more):
-    wide = windowed(grid, grid + more - 1)
+    wide = zipar_schedule(grid, grid + more - 1)
     assert wide.passes == raster(grid).passes and not wide.unwritten_visible
     assert [p.cells for p in raster(grid).passes] == [(c,) for c in range(grid * grid)]
 
@@ -135,8 +136,8 @@ def test_a_row_starts_when_the_row_above_is_a_window_ahead(grid, window):
     [(16, 3, 74), (16, 8, 144), (24, 4, 136), (24, 12, 312), (24, 16, 400), (32, 4, 184), (32, 16, 544)],
 )
 def test_zipars_passes(grid, window, passes):
-    assert len(windowed(grid, window).passes) == passes == grid + (grid - 2) * window + grid
-    assert max(len(p.rows) for p in windowed(grid, window).passes) <= math.ceil(grid / window) + 1
+    assert len(zipar_schedule(grid, window).passes) == passes == grid + (grid - 2) * window + grid
+    assert max(len(p.rows) for p in zipar_schedule(grid, window).passes) <= math.ceil(grid / window) + 1
 
 
 @pytest.mark.parametrize(
@@ -145,7 +146,7 @@ def test_zipars_passes(grid, window, passes):
 def test_pars_passes(grid, n, passes):
     """n + (G * G - n) / n; the paper's table says 40 where this and the authors' code say 51."""
     assert len(par_schedule(grid, n).passes) == passes == n + (grid * grid - n) // n
-    assert len(par_schedule(grid, n, start=False).passes) == 1 + (grid * grid - n) // n
+    assert len(par_schedule(grid, n, sequential_start=False).passes) == 1 + (grid * grid - n) // n
     for adjacent in (False, True):
         assert len(ablation_schedule(grid, n, adjacent, True).passes) == passes
         assert len(ablation_schedule(grid, n, adjacent, False).passes) == passes - n + 1
@@ -157,7 +158,7 @@ def test_guidance_counts_as_published():
     assert [p.cfg_step for p in par_schedule(4, 4, False).passes] == [-1, 0, 4, 8]
     assert [p.cfg_step for p in ablation_schedule(4, 4, True, False).passes] == [-1, 0, 4, 8]
     # After the first row: tokens decided since, 1, 2, 1 + 1 ... a pass.
-    assert [p.cfg_step for p in windowed(4, 2).passes] == [-1, 0, 1, 2, 0, 1, 2, 4, 6, 8, 10, 11]
+    assert [p.cfg_step for p in zipar_schedule(4, 2).passes] == [-1, 0, 1, 2, 0, 1, 2, 4, 6, 8, 10, 11]
 
 
 def test_a_stand_in_is_from_the_row_above_or_the_nearest_of_all():
